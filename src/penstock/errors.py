@@ -1,0 +1,90 @@
+"""The exceptions Penstock raises on purpose.
+
+::
+
+    PenstockError
+    ├── UserError                what a person did wrong; the CLI prints it as one sentence and exits with .exit_code
+    │   ├── UsageError           2   wrong arguments: unknown format, missing folder, bad schema text
+    │   ├── ConfigurationError   78  a setting, extra, Java or state file that this process cannot work with
+    │   ├── TableError           1   the table is not one we can write: other schema, unsupported features
+    │   └── TransformError       1   the user's transform raised, or returned something that is no DataFrame
+    ├── TemporaryError           75  a fault that another try may not meet: broker or database away
+    ├── InvalidMessage           a message nobody can work on; it becomes a dead letter with this reason
+    ├── ClaimLost                our attempt is no longer open: somebody took it over, stop working on it
+    ├── PublishConflict          the table moved under our handle; load it again and look
+    ├── PublishHalted        1   publishing further would damage the table; a person has to look (`penstock repair`)
+    └── ObjectError              one object could not be read; its siblings are not touched
+        ├── ObjectGone           it is no longer there
+        ├── ObjectSuperseded     what is there now is another version
+        └── ObjectUnreadable     it is there and cannot be read: permissions, truncated, corrupt, too large
+
+Every message says what happened, to what, and what to do.
+"""
+
+
+class PenstockError(Exception):
+    """The root: everything Penstock raises on purpose."""
+
+    exit_code = 1
+
+
+class UserError(PenstockError):
+    """A person can mend this; the message says how."""
+
+
+class UsageError(UserError):
+    """The arguments do not make sense."""
+
+    exit_code = 2
+
+
+class ConfigurationError(UserError):
+    """A setting, an extra, Java or a state file does not fit."""
+
+    exit_code = 78
+
+
+class TableError(UserError):
+    """The table at the end cannot be written as asked."""
+
+
+class TransformError(UserError):
+    """The user's transform failed before any data flowed."""
+
+
+class TemporaryError(PenstockError):
+    """Another try may succeed."""
+
+    exit_code = 75
+
+
+class InvalidMessage(PenstockError):
+    """The message can never be worked on. Its text is the dead letter's reason."""
+
+
+class ClaimLost(PenstockError):
+    """The attempt is not open any more: expired and taken over, or given back."""
+
+
+class PublishConflict(PenstockError):
+    """Somebody else committed to the table since our handle was loaded, or the outcome is unknown."""
+
+
+class PublishHalted(PenstockError):
+    """Table and ledger disagree in a way that publishing would make worse."""
+
+
+class ObjectError(PenstockError):
+    """One object could not be read as announced."""
+
+
+class ObjectGone(ObjectError):
+    """The object does not exist any more."""
+
+
+class ObjectSuperseded(ObjectError):
+    """The object exists in another version than the one announced."""
+
+
+class ObjectUnreadable(ObjectError):
+    """The object exists in the right version and cannot be read."""

@@ -1,0 +1,152 @@
+"""Facts in the past tense, and the bus they travel on.
+
+Rooms emit facts; metrics, logs, progress bars and reports listen. An event is told after the thing is recorded and
+settled, never before, and nothing in the protocol depends on anybody hearing it.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from penstock.messaging.settlement import Settlement
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """The root of all facts."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeliverySettled(Event):
+    """The broker took a settlement."""
+
+    queue: str
+    message_id: str
+    attempt: int
+    settlement: Settlement
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SettleFailed(Event):
+    """The broker refused a settlement, or could not be reached."""
+
+    queue: str
+    message_id: str
+    reason: str
+    lost: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaseLost(Event):
+    """A heartbeat found that the delivery belongs to somebody else now."""
+
+    queue: str
+    message_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeartbeatFailed(Event):
+    """A heartbeat could not reach the broker or the ledger; it is tried again."""
+
+    queue: str
+    error: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchClaimed(Event):
+    """The ledger gave us an attempt on these objects."""
+
+    pipeline: str
+    attempt_id: str
+    objects: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchProgressed(Event):
+    """Spark finished some of a run's tasks."""
+
+    pipeline: str
+    attempt_id: str
+    tasks_done: int
+    tasks: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObjectFailed(Event):
+    """One object left its attempt without rows; ``outcome`` is retry, dead, gone or superseded."""
+
+    pipeline: str
+    object_uri: str
+    outcome: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchCommitted(Event):
+    """The ledger recorded the batch: from here on it counts."""
+
+    pipeline: str
+    attempt_id: str
+    seq: int
+    objects: int
+    rows: int
+    lines_quarantined: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchPublished(Event):
+    """Every batch up to ``seq`` is visible in the table."""
+
+    pipeline: str
+    sink: str
+    seq: int
+    table_version: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunFailed(Event):
+    """A run failed and no object could be named as the cause."""
+
+    pipeline: str
+    attempt_id: str
+    objects: int
+    error: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptAbandoned(Event):
+    """An attempt was given up durably: given back, expired, or its worker died."""
+
+    pipeline: str
+    attempt_id: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerDraining(Event):
+    """No more messages are fetched; what is in flight goes on."""
+
+    reason: str
+    in_flight: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerStopped(Event):
+    """The worker ended; ``outcome`` is drained, given_back or forced."""
+
+    outcome: str
+    given_back: tuple[str, ...]  # message ids
+
+
+Listener = Callable[[Event], None]
+
+
+class Bus:
+    """Hands each event to every listener, in the emitting thread. A listener that raises is a defect of the listener."""
+
+    def __init__(self, *listeners: Listener) -> None:
+        self._listeners = listeners  # fixed at construction, so no lock is needed
+
+    def emit(self, event: Event) -> None:
+        for listener in self._listeners:
+            listener(event)

@@ -1,0 +1,1 @@
+"""What moves: messages, deliveries, settlements, and the Protocols that the other rooms meet through."""

@@ -1,0 +1,95 @@
+"""What a broker is: six sentences that every queue system has to keep."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from penstock.messaging.delivery import Delivery
+from penstock.messaging.message import Message, Outgoing
+from penstock.messaging.settlement import Settlement
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Capabilities:
+    """Where brokers differ; the conformance suite asserts what each one does instead."""
+
+    delay_seconds_max: float
+    lease_seconds_max: float
+    body_bytes_max: int
+    receive_max: int  # messages one call can bring
+    fenced: bool  # a stale receipt can neither extend nor settle
+    refunds: bool  # Release(refund=True) gives the attempt back
+    deduplicates: bool  # Outgoing.deduplication_id is honoured
+    browsable: bool  # `browse` works: messages can be looked at without being received
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueSettings:
+    """What a queue is told at its creation. Dead letters go to ``dead_letter_queue``, by default ``<name>-dlq``."""
+
+    name: str
+    dead_letter_queue: str | None = None
+    receives_max: int | None = None  # hand-overs before the broker itself dead-letters; None: never
+    retention_seconds: float = 14 * 86_400.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueStats:
+    """How a queue stands. Ages are None where the queue holds no such message."""
+
+    visible: int
+    in_flight: int
+    delayed: int
+    oldest_visible_message_age_seconds: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SettleFailure:
+    """One delivery that could not be settled; ``lost`` means the lease went to somebody else, so do not try again."""
+
+    delivery: Delivery
+    reason: str
+    lost: bool
+
+
+class Broker(Protocol):
+    """Where messages wait. At least once: a message leaves only when acked, dead-lettered or past its retention.
+
+    All methods block and may be called from several threads. They raise `TemporaryError` when the system behind is
+    away and `ConfigurationError` when it never can do what was asked.
+    """
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What this broker can do."""
+        ...
+
+    def send(self, queue: str, messages: Sequence[Outgoing]) -> Sequence[str]:
+        """Put messages into the queue, durably and in order; answers their ids."""
+        ...
+
+    def receive(
+        self, queue: str, *, messages_max: int, lease_seconds: float, wait_seconds: float = 0.0
+    ) -> Sequence[Delivery]:
+        """Lease at most that many visible messages; waits up to ``wait_seconds`` for the first one."""
+        ...
+
+    def extend(self, deliveries: Sequence[Delivery], *, lease_seconds: float) -> Sequence[Delivery]:
+        """Let the leases end ``lease_seconds`` from now; answers the deliveries whose lease was lost already."""
+        ...
+
+    def settle(self, settlements: Sequence[tuple[Delivery, Settlement]]) -> Sequence[SettleFailure]:
+        """End deliveries as said; answers those that could not be."""
+        ...
+
+    def stats(self, queue: str) -> QueueStats:
+        """How the queue stands now."""
+        ...
+
+    def browse(self, queue: str, *, messages_max: int, after_id: str | None = None) -> Sequence[Message]:
+        """Look at messages, oldest first, without leasing them. Only where `Capabilities.browsable`."""
+        ...
+
+    def close(self) -> None:
+        """Give back connections. Leases stay as they are."""
+        ...

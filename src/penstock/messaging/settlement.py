@@ -1,0 +1,31 @@
+"""The three ways a delivery ends. The type is closed: nothing else ends one."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ack:
+    """The work is done and recorded: the message leaves the queue."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Release:
+    """The message goes back to its queue and is visible after the delay.
+
+    ``refund`` gives the attempt back, where the broker can: for work that was never begun or that a shutdown broke off.
+    """
+
+    delay_seconds: float = 0.0
+    refund: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeadLetter:
+    """The message is given up on and moves to the dead-letter queue with its history."""
+
+    reason: str
+    exception: str | None = None  # type and message, e.g. "ValueError: not a number"
+    traceback: str | None = None  # without local variables: they hold secrets
+
+
+Settlement = Ack | Release | DeadLetter

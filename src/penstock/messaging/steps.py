@@ -1,0 +1,38 @@
+"""The protocol's steps, each a place where a process may die.
+
+Rooms announce a step by calling the `Probe` they were given. Production gives `no_probe`; the kill tests give one that
+ends the process at a named step; the simulation gives one that crashes, stalls or expires. A step that nobody kills at
+does not exist: the tests run over every member of `Step`.
+"""
+
+from collections.abc import Callable
+from enum import StrEnum
+
+
+class Step(StrEnum):
+    """Where we are, in the order of a message's way. Each is reached *after* what its name says."""
+
+    ANNOUNCED = "announced"  # notifications are in the queue
+    RECEIVED = "received"  # deliveries are leased
+    OBJECTS_REGISTERED = "objects_registered"  # ledger rows exist, committed
+    ATTEMPT_OPENED = "attempt_opened"  # the attempt row and the CAS on its objects are committed
+    PLANNED = "planned"  # the read plan is on disk
+    WRITTEN = "written"  # Spark has written the files
+    MANIFESTED = "manifested"  # files listed, reports read, nothing committed yet
+    COMMITTING = "committing"  # every statement of the ledger commit is sent, COMMIT is not
+    COMMITTED = "committed"  # COMMIT returned
+    PUBLISHING = "publishing"  # table handle loaded and checked, nothing written
+    ROWS_PUBLISHED = "rows_published"  # the rows table shows the batch
+    QUARANTINE_PUBLISHED = "quarantine_published"  # the quarantine table shows it too
+    SETTLING = "settling"  # settlements decided, none applied
+    SETTLED = "settled"  # the broker applied them
+    ABANDONED = "abandoned"  # an attempt is marked abandoned, durably
+    DELETING = "deleting"  # gc is about to delete the files of one abandoned attempt
+    DELETED = "deleted"  # gc deleted them
+
+
+Probe = Callable[[Step], None]
+
+
+def no_probe(step: Step) -> None:
+    """Production: nothing happens at a step."""
