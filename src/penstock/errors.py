@@ -7,7 +7,8 @@
     │   ├── UsageError           2   wrong arguments: unknown format, missing folder, bad schema text
     │   ├── ConfigurationError   78  a setting, extra, Java or state file that this process cannot work with
     │   ├── TableError           1   the table is not one we can write: other schema, unsupported features
-    │   └── TransformError       1   the user's transform raised, or returned something that is no DataFrame
+    │   ├── TransformError       1   the user's transform raised, or returned something that is no DataFrame
+    │   └── FaultPersists        75  the machinery failed again and again (disk full, Spark gone): a person should look
     ├── TemporaryError           75  a fault that another try may not meet: broker or database away
     ├── InvalidMessage           a message nobody can work on; it becomes a dead letter with this reason
     ├── ClaimLost                our attempt is no longer open: somebody took it over, stop working on it
@@ -50,6 +51,12 @@ class TableError(UserError):
 
 class TransformError(UserError):
     """The user's transform failed before any data flowed."""
+
+
+class FaultPersists(UserError):
+    """A temporary fault that would not go away within the tries it was given."""
+
+    exit_code = 75
 
 
 class TemporaryError(PenstockError):

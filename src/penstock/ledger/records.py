@@ -90,6 +90,7 @@ class FailedObject:
     failure: Failure
     reason: str
     refund: bool = False  # the fault was not the object's: the attempt is not counted
+    unattributed: bool = False  # the run broke and nobody could be blamed: counts as one more unattributed failure
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,373 @@
+"""One batch through the protocol: open the parcels, group them, and for each group claim, run, commit.
+
+The order is the promise: the ledger's commit comes before any acknowledgement, and every way out of a claim is either
+that commit or an abandonment that is durable before anybody else may begin. What can go wrong in between is mapped to
+one outcome an object, in one place.
+"""
+
+import random
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+
+from ulid import ULID
+
+from penstock.errors import ClaimLost, PenstockError, SchemaMoved, TemporaryError, UserError
+from penstock.events import AttemptAbandoned, BatchClaimed, BatchCommitted, Bus, ObjectFailed, RunFailed
+from penstock.ledger import Ledger
+from penstock.ledger.records import BatchOutcome, Claim, EndedObject, FailedObject, Failure, ObjectState
+from penstock.messaging.backoff import Backoff, Uniform
+from penstock.messaging.delivery import Delivery
+from penstock.messaging.settlement import Settlement
+from penstock.objects.reference import ObjectRef
+from penstock.pipeline.engine import Engine, ReadFailure, RunBroken, RunCancelled, RunRequest, RunResult
+from penstock.pipeline.grouping import groups
+from penstock.pipeline.parcel import (
+    Dead,
+    Done,
+    Later,
+    ObjectOutcome,
+    Parcel,
+    Parse,
+    candidates,
+    open_parcel,
+    settle_parcel,
+)
+from penstock.pipeline.streak import FailureStreak
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptSettings:
+    """How a pipeline treats its batches."""
+
+    pipeline: str
+    worker: str
+    lease_seconds: float = 60.0
+    objects_max: int = 5_000
+    attempts_max: int = 4
+    backoff: Backoff = Backoff(base_seconds=1.0, cap_seconds=300.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Surroundings:
+    """What a batch needs from the rooms around it."""
+
+    ledger: Ledger
+    engine: Engine
+    parse: Parse
+    publish: Callable[[], object]  # both tables; raises TemporaryError or PublishHalted
+    streak: FailureStreak
+    bus: Bus
+    uniform: Uniform = random.uniform
+    new_attempt_id: Callable[[], str] = lambda: str(ULID())
+
+
+class BatchExecution:
+    """A `penstock.messaging.handler.Execution` over one batch of notifications."""
+
+    def __init__(self, deliveries: Sequence[Delivery], settings: AttemptSettings, around: Surroundings) -> None:
+        self._deliveries = deliveries
+        self._settings = settings
+        self._around = around
+        # The three fields below are written under the lock, by the run thread and by whoever gives back or interrupts.
+        self._lock = threading.Lock()
+        self._attempt_id: str | None = None  # the attempt that is ours and open, as far as we know
+        self._committing = False  # the ledger decides now; a heartbeat has nothing to say any more
+        self._stopped = False
+
+    # -- the run thread ------------------------------------------------------------------------------------------
+
+    def run(self) -> Mapping[str, Settlement]:
+        settlements, parcels = self._open()
+        outcomes: dict[bytes, ObjectOutcome] = {}
+        for group in groups(parcels, objects_max=self._settings.objects_max, attempts_max=self._settings.attempts_max):
+            outcomes |= self._run_group(group)
+        with suppress(PenstockError):  # upkeep publishes too, and says what is wrong
+            self._around.publish()
+        return settlements | {parcel.delivery.receipt: settle_parcel(parcel, outcomes) for parcel in parcels}
+
+    def _open(self) -> tuple[dict[str, Settlement], list[Parcel]]:
+        settlements: dict[str, Settlement] = {}
+        parcels: list[Parcel] = []
+        for delivery in self._deliveries:
+            opened = open_parcel(delivery, self._around.parse)
+            if isinstance(opened, Parcel):
+                parcels.append(opened)
+            else:
+                settlements[delivery.receipt] = opened
+        return settlements, self._suspects(parcels)
+
+    def _suspects(self, parcels: Sequence[Parcel]) -> list[Parcel]:
+        ids = {ref.object_id for parcel in parcels for ref in parcel.objects}
+        failures = self._around.ledger.unattributed_failures(self._settings.pipeline, ids) if ids else {}
+        return [
+            replace(parcel, failures=max(failures.get(ref.object_id, 0) for ref in parcel.objects))
+            for parcel in parcels
+        ]
+
+    def _run_group(self, group: Sequence[Parcel]) -> dict[bytes, ObjectOutcome]:
+        claim = self._claim(group)
+        if claim is None:
+            return {ref.object_id: self._later(1) for parcel in group for ref in parcel.objects}
+        outcomes = self._unclaimed(claim)
+        if claim.claimed:
+            carriers = {ref.object_id: parcel for parcel in reversed(group) for ref in parcel.objects}
+            refs = {ref.object_id: ref for parcel in group for ref in parcel.objects}
+            work = _Work(
+                claim=claim,
+                refs={object_id: refs[object_id] for object_id in claim.claimed},
+                carriers={object_id: carriers[object_id].delivery.message.id for object_id in claim.claimed},
+            )
+            outcomes |= self._work(work)
+        return outcomes
+
+    def _claim(self, group: Sequence[Parcel]) -> Claim | None:
+        """Claim what is free of the group; None when the ledger could not tell whether we did."""
+        attempt_id = self._around.new_attempt_id()
+        with self._lock:  # so that giving back never misses a claim in the making
+            if self._stopped:
+                raise RunCancelled("the batch was given back")
+            try:
+                claim = self._around.ledger.claim(
+                    self._settings.pipeline,
+                    candidates(group),
+                    attempt_id=attempt_id,
+                    worker=self._settings.worker,
+                    lease_seconds=self._settings.lease_seconds,
+                )
+            except TemporaryError as unknown:
+                self._abandon_unknown(attempt_id, str(unknown))
+                return None
+            if claim.claimed:
+                self._attempt_id = attempt_id
+                self._committing = False
+        return claim
+
+    def _abandon_unknown(self, attempt_id: str, reason: str) -> None:
+        with suppress(TemporaryError):  # where even this fails the attempt's lease ends by itself
+            self._around.ledger.abandon(attempt_id, reason=reason, outcome="failed", refund=True, unattributed=False)
+
+    def _unclaimed(self, claim: Claim) -> dict[bytes, ObjectOutcome]:
+        jitter_seconds = min(1.0, self._settings.lease_seconds / 10)
+        busy: dict[bytes, ObjectOutcome] = {
+            object_id: Later(delay_seconds=seconds + self._around.uniform(0.0, jitter_seconds), refund=True)
+            for object_id, seconds in claim.busy.items()
+        }
+        return busy | {object_id: _ended(ended) for object_id, ended in claim.ended.items()}
+
+    def _work(self, work: "_Work") -> dict[bytes, ObjectOutcome]:
+        """Run and commit what is claimed; every way it can end is an outcome for each object."""
+        try:
+            return self._run_and_commit(work)
+        except RunBroken as broken:
+            return self._broken(work, broken)
+        except TemporaryError as fault:
+            return self._infrastructure(work, fault)
+        except SchemaMoved as moved:
+            self._abandon(work, reason=str(moved), outcome="given_back", refund=True)
+            return dict.fromkeys(work.refs, Later(delay_seconds=0.0, refund=True))
+        except ClaimLost:
+            return dict.fromkeys(work.refs, self._later(1))
+        except UserError as mistake:
+            self._abandon(work, reason=str(mistake), outcome="given_back", refund=True)
+            raise
+        except RunCancelled:
+            raise  # whoever interrupted us gave the claim back before
+        except Exception as defect:
+            self._abandon(work, reason=f"{type(defect).__name__}: {defect}", outcome="failed", refund=False)
+            raise
+
+    def _run_and_commit(self, work: "_Work") -> dict[bytes, ObjectOutcome]:
+        request = RunRequest(attempt_id=work.claim.attempt_id, objects=tuple(work.refs.values()))
+        self._around.bus.emit(
+            BatchClaimed(
+                pipeline=self._settings.pipeline,
+                attempt_id=request.attempt_id,
+                objects=len(request.objects),
+                bytes=sum(ref.size_bytes for ref in request.objects),
+            )
+        )
+        result = self._around.engine.run(request)
+        failed = [self._verdict(work, object_id, failure) for object_id, failure in result.failed.items()]
+        self._commit(work, result, failed)
+        self._around.streak.clear()
+        done: dict[bytes, ObjectOutcome] = {processed.object_id: Done() for processed in result.processed}
+        return done | self._failed(work, failed)
+
+    def _verdict(self, work: "_Work", object_id: bytes, failure: ReadFailure) -> FailedObject:
+        """An object that could not be read: look again where that may help, give up where it has had its attempts."""
+        attempts = work.claim.claimed[object_id].attempts
+        exhausted = attempts >= self._settings.attempts_max
+        verdict = failure.failure
+        if verdict is Failure.GONE and attempts == 1 and not exhausted:
+            verdict = Failure.RETRY  # gone only after a second look
+        elif verdict is Failure.RETRY and exhausted:
+            verdict = Failure.DEAD
+        return FailedObject(object_id=object_id, failure=verdict, reason=failure.reason)
+
+    def _commit(self, work: "_Work", result: RunResult, failed: Sequence[FailedObject]) -> None:
+        seq = self._commit_outcome(
+            BatchOutcome(
+                pipeline=self._settings.pipeline,
+                attempt_id=work.claim.attempt_id,
+                processed=result.processed,
+                failed=failed,
+                rows=result.rows,
+                lines_quarantined=result.lines_quarantined,
+                bytes=result.bytes,
+                manifest=result.manifest,
+                quarantine_manifest=result.quarantine_manifest,
+                schema_id=result.schema_id,
+                new_schema=result.new_schema,
+                stage_seconds=result.stage_seconds,
+            )
+        )
+        if seq is not None:
+            self._around.bus.emit(
+                BatchCommitted(
+                    pipeline=self._settings.pipeline,
+                    attempt_id=work.claim.attempt_id,
+                    seq=seq,
+                    objects=len(result.processed),
+                    rows=result.rows,
+                    lines_quarantined=result.lines_quarantined,
+                )
+            )
+
+    def _commit_outcome(self, outcome: BatchOutcome) -> int | None:
+        with self._lock:
+            self._committing = True
+        seq = self._around.ledger.commit(outcome)
+        with self._lock:
+            self._attempt_id = None
+        return seq
+
+    def _broken(self, work: "_Work", broken: RunBroken) -> dict[bytes, ObjectOutcome]:
+        """Nobody could be blamed: everybody is a suspect, and nobody dies of it in company."""
+        self._around.bus.emit(
+            RunFailed(
+                pipeline=self._settings.pipeline,
+                attempt_id=work.claim.attempt_id,
+                objects=len(work.refs),
+                error=str(broken),
+            )
+        )
+        pause = self._around.streak.add(broken, frozenset(work.refs))
+        failed = [self._suspicion(work, object_id, str(broken), refund=pause is not None) for object_id in work.refs]
+        outcome = BatchOutcome(
+            pipeline=self._settings.pipeline, attempt_id=work.claim.attempt_id, processed=(), failed=failed
+        )
+        try:
+            self._commit_outcome(outcome)
+        except (ClaimLost, TemporaryError):
+            return dict.fromkeys(work.refs, self._later(1))
+        if pause is not None:
+            raise pause
+        return self._failed(work, failed)
+
+    def _suspicion(self, work: "_Work", object_id: bytes, reason: str, *, refund: bool) -> FailedObject:
+        last = work.claim.claimed[object_id].attempts >= self._settings.attempts_max
+        alone = len(work.refs) == 1
+        dead = last and alone and not refund
+        return FailedObject(
+            object_id=object_id,
+            failure=Failure.DEAD if dead else Failure.RETRY,
+            reason=reason,
+            refund=refund or (last and not alone),  # an object's last attempt is its own
+            unattributed=True,
+        )
+
+    def _infrastructure(self, work: "_Work", fault: TemporaryError) -> dict[bytes, ObjectOutcome]:
+        """The machinery failed: nobody is charged, and when it goes on failing the worker hears of it."""
+        self._abandon(work, reason=str(fault), outcome="failed", refund=True)
+        self._around.streak.add_fault(fault)
+        later = self._later(self._around.streak.faults)
+        return dict.fromkeys(work.refs, replace(later, refund=True))
+
+    def _abandon(self, work: "_Work", *, reason: str, outcome: str, refund: bool) -> None:
+        with suppress(TemporaryError):  # where the ledger is away too, the attempt's lease ends by itself
+            if self._around.ledger.abandon(
+                work.claim.attempt_id, reason=reason, outcome=outcome, refund=refund, unattributed=False
+            ):
+                self._emit_abandoned(work.claim.attempt_id, reason)
+        with self._lock:
+            self._attempt_id = None
+
+    def _failed(self, work: "_Work", failed: Sequence[FailedObject]) -> dict[bytes, ObjectOutcome]:
+        outcomes: dict[bytes, ObjectOutcome] = {}
+        for failure in failed:
+            self._around.bus.emit(
+                ObjectFailed(
+                    pipeline=self._settings.pipeline,
+                    object_uri=work.refs[failure.object_id].uri,
+                    outcome=failure.failure.value,
+                    reason=failure.reason,
+                )
+            )
+            outcomes[failure.object_id] = self._failure_outcome(work, failure)
+        return outcomes
+
+    def _failure_outcome(self, work: "_Work", failed: FailedObject) -> ObjectOutcome:
+        match failed.failure:
+            case Failure.RETRY:
+                return self._later(work.claim.claimed[failed.object_id].attempts)
+            case Failure.DEAD:
+                return Dead(reason=failed.reason, carrier_message_id=work.carriers[failed.object_id])
+            case Failure.GONE | Failure.SUPERSEDED:
+                return Done()
+
+    def _later(self, attempt: int) -> Later:
+        return Later(delay_seconds=self._settings.backoff.delay_seconds(attempt, self._around.uniform))
+
+    # -- other threads -------------------------------------------------------------------------------------------
+
+    def extend(self) -> bool:
+        with self._lock:
+            attempt_id = None if self._committing else self._attempt_id
+        if attempt_id is None:
+            return True
+        if self._around.ledger.extend(attempt_id, lease_seconds=self._settings.lease_seconds):
+            return True
+        with self._lock:  # a commit that overtook us ended the attempt, and rightly so
+            return self._committing or self._attempt_id != attempt_id
+
+    def give_back(self) -> None:
+        with self._lock:
+            self._stopped = True
+            attempt_id = self._attempt_id
+        if attempt_id is None:
+            return
+        reason = "given back at shutdown"
+        if self._around.ledger.abandon(
+            attempt_id, reason=reason, outcome="given_back", refund=True, unattributed=False
+        ):
+            self._emit_abandoned(attempt_id, reason)
+
+    def interrupt(self) -> None:
+        with self._lock:
+            self._stopped = True
+            attempt_id = self._attempt_id
+        if attempt_id is not None:
+            self._around.engine.cancel(attempt_id)
+
+    def _emit_abandoned(self, attempt_id: str, reason: str) -> None:
+        self._around.bus.emit(
+            AttemptAbandoned(pipeline=self._settings.pipeline, attempt_id=attempt_id, reason=reason)
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Work:
+    """What one claim brought, and what of the group belongs to it."""
+
+    claim: Claim
+    refs: Mapping[bytes, ObjectRef]  # the claimed ones
+    carriers: Mapping[bytes, str]  # message ids
+
+
+def _ended(ended: EndedObject) -> ObjectOutcome:
+    """An object that was terminal before we came; a dead one takes its own carrier down again, and no other message."""
+    if ended.state is ObjectState.DEAD and ended.carrier is not None:
+        return Dead(reason=ended.reason or "dead", carrier_message_id=ended.carrier.message_id)
+    return Done()

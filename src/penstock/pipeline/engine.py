@@ -1,0 +1,74 @@
+"""What the protocol asks of whoever does the data work.
+
+Spark is the one engine of production; the simulation brings one of its own, so that the protocol code is run through
+many thousand schedules without a JVM.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from penstock.errors import PenstockError
+from penstock.ledger.records import Failure, ObjectResult
+from penstock.objects.reference import ObjectRef
+
+
+class RunCancelled(PenstockError):
+    """The run was interrupted on purpose; nobody waits for its answer."""
+
+
+class RunBroken(PenstockError):
+    """The run failed and no object can be named as the cause. ``fingerprint`` is equal for equal causes."""
+
+    def __init__(self, message: str, *, fingerprint: str) -> None:
+        super().__init__(message)
+        self.fingerprint = fingerprint
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunRequest:
+    """One run: these objects, under this attempt. What it writes stands in places named after the attempt."""
+
+    attempt_id: str
+    objects: Sequence[ObjectRef]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadFailure:
+    """Why one object gave no rows: `Failure.GONE`, `SUPERSEDED`, or `RETRY` for one that could not be read."""
+
+    failure: Failure
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunResult:
+    """What a run wrote, durably, but visible to nobody yet. Every requested object is in one of the first two."""
+
+    processed: Sequence[ObjectResult]
+    failed: Mapping[bytes, ReadFailure]  # by object id
+    rows: int
+    lines_quarantined: int
+    bytes: int
+    manifest: str
+    quarantine_manifest: str
+    schema_id: int  # the table schema the run was checked against
+    new_schema: str | None  # set where the run needs a changed one
+    stage_seconds: Mapping[str, float] = field(default_factory=dict)
+
+
+class Engine(Protocol):
+    """Runs batches, one at a time or several at once."""
+
+    def run(self, request: RunRequest) -> RunResult:
+        """Read, transform and write.
+
+        Raises `RunBroken` when the data or the user's code broke it, `TemporaryError` when the machinery did,
+        `UserError` when no batch can ever work (a transform that is no transform, a table of another schema),
+        `RunCancelled` after `cancel`.
+        """
+        ...
+
+    def cancel(self, attempt_id: str) -> None:
+        """End the run of that attempt soon; from any thread, also before it began or after it ended."""
+        ...

@@ -1,0 +1,50 @@
+"""What a failure of Spark means: one function maps every exception of a run to one error of ours."""
+
+import re
+
+from py4j.protocol import Py4JError, Py4JJavaError, Py4JNetworkError
+from pyspark.errors import AnalysisException, ParseException, PySparkException
+
+from penstock.errors import FaultPersists, PenstockError, TemporaryError, TransformError
+from penstock.pipeline.engine import RunBroken
+
+_MACHINERY = re.compile(
+    r"No space left on device|Disk quota exceeded|Too many open files|Cannot allocate memory|ExecutorLostFailure"
+    r"|Python worker exited unexpectedly|OutOfMemoryError"
+)
+_SPARK_GONE = re.compile(r"SparkContext was shut down|stopped SparkContext|SparkContext is stopped|Java gateway process")
+_VARIABLE = re.compile(r"0x[0-9a-fA-F]+|\d+|'[^']*'|\"[^\"]*\"")  # what differs between equal failures
+
+SPARK_ERRORS = (PySparkException, Py4JError, ConnectionError)
+
+
+def explain(error: Exception) -> PenstockError:
+    """The meaning of an exception that escaped from a Spark call."""
+    text = _text(error)
+    if isinstance(error, (Py4JNetworkError, ConnectionError)) or _SPARK_GONE.search(text):
+        return FaultPersists(f"Spark went away in the middle of a run: {_first_line(text)}. Nothing is lost; run it again.")
+    if found := _MACHINERY.search(text):
+        return TemporaryError(f"Spark could not finish a run: {found.group()}")
+    if isinstance(error, (AnalysisException, ParseException)):
+        return TransformError(f"Spark cannot plan what the transform returned: {_first_line(text)}")
+    return RunBroken(_cause(text), fingerprint=_fingerprint(text))
+
+
+def _text(error: Exception) -> str:
+    if isinstance(error, Py4JJavaError):
+        return str(error.java_exception)
+    return str(error)
+
+
+def _first_line(text: str) -> str:
+    return next((line.strip() for line in text.splitlines() if line.strip()), "no message")
+
+
+def _cause(text: str) -> str:
+    """The line that says most: the last line of a Python traceback inside, else Spark's first one."""
+    blocks = re.findall(r"Traceback \(most recent call last\):\n(?:[ \t].*\n)+(\S.*)", text)
+    return str(blocks[-1]).strip() if blocks else _first_line(text)
+
+
+def _fingerprint(text: str) -> str:
+    return _VARIABLE.sub("?", _cause(text))[:200]

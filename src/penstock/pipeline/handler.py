@@ -1,0 +1,38 @@
+"""The pipeline as the worker sees it: a handler whose unit of work is a batch of notifications."""
+
+from collections.abc import Sequence
+
+from penstock.errors import InvalidMessage
+from penstock.events import AttemptAbandoned
+from penstock.messaging.delivery import Delivery
+from penstock.pipeline.attempt import AttemptSettings, BatchExecution, Surroundings
+
+
+class PipelineHandler:
+    """A `penstock.messaging.handler.BatchHandler`."""
+
+    def __init__(self, settings: AttemptSettings, around: Surroundings) -> None:
+        self._settings = settings
+        self._around = around
+
+    @property
+    def name(self) -> str:
+        return self._settings.pipeline
+
+    def weigh(self, delivery: Delivery) -> int:
+        """Bytes of the objects that the notification names; 0 for one that cannot be read."""
+        try:
+            return sum(ref.size_bytes for ref in self._around.parse(delivery.message.body).objects)
+        except InvalidMessage:
+            return 0
+
+    def begin(self, deliveries: Sequence[Delivery]) -> BatchExecution:
+        return BatchExecution(deliveries, self._settings, self._around)
+
+    def upkeep(self) -> None:
+        """Free what expired, publish what is committed."""
+        for attempt_id in self._around.ledger.abandon_expired(self._settings.pipeline):
+            self._around.bus.emit(
+                AttemptAbandoned(pipeline=self._settings.pipeline, attempt_id=attempt_id, reason="its lease expired")
+            )
+        self._around.publish()

@@ -1,0 +1,119 @@
+"""Deliveries of notifications, opened: which objects each one names, and how it is settled in the end."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from penstock.errors import InvalidMessage
+from penstock.ledger.records import Candidate, Carrier
+from penstock.messaging.delivery import Delivery
+from penstock.messaging.settlement import Ack, DeadLetter, Release, Settlement
+from penstock.objects.notification import Notification
+from penstock.objects.reference import ObjectRef
+
+Parse = Callable[[bytes], Notification]
+
+REPLAY_ID_ATTRIBUTE = "penstock-replay-id"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parcel:
+    """A delivery and the objects it names."""
+
+    delivery: Delivery
+    objects: Sequence[ObjectRef]
+    problems: Sequence[str]  # records that could not be understood; the others take effect all the same
+    failures: int = 0  # the most unattributed failures any of its objects has
+
+    @property
+    def objects_count(self) -> int:
+        return len(self.objects)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Done:
+    """Nothing is left to do for the object: processed, gone, superseded, or dead by another message."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Later:
+    """The object is busy elsewhere or is to be tried again."""
+
+    delay_seconds: float
+    refund: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dead:
+    """The object is given up on, and the message with this id carried it."""
+
+    reason: str
+    carrier_message_id: str
+
+
+ObjectOutcome = Done | Later | Dead
+
+
+def open_parcel(delivery: Delivery, parse: Parse) -> Parcel | Settlement:
+    """Read the notification; a message without objects is settled at once."""
+    try:
+        notification = parse(delivery.message.body)
+    except InvalidMessage as invalid:
+        return DeadLetter(reason=str(invalid))
+    if not notification.objects:
+        return settle_by(problems=notification.problems, outcomes=(), message_id=delivery.message.id)
+    return Parcel(delivery=delivery, objects=notification.objects, problems=notification.problems)
+
+
+def settle_parcel(parcel: Parcel, outcomes: Mapping[bytes, ObjectOutcome]) -> Settlement:
+    """A delivery stays whole: how it ends follows from the outcomes of all its objects."""
+    return settle_by(
+        problems=parcel.problems,
+        outcomes=[outcomes[ref.object_id] for ref in parcel.objects],
+        message_id=parcel.delivery.message.id,
+    )
+
+
+def settle_by(*, problems: Sequence[str], outcomes: Sequence[ObjectOutcome], message_id: str) -> Settlement:
+    """Anything left to do: release. Else anything dead that this message carried, or a bad record: dead letter. Else ack."""
+    later = [outcome for outcome in outcomes if isinstance(outcome, Later)]
+    if later:
+        delay_seconds = max(outcome.delay_seconds for outcome in later)
+        return Release(delay_seconds=delay_seconds, refund=all(outcome.refund for outcome in later))
+    reasons = [o.reason for o in outcomes if isinstance(o, Dead) and o.carrier_message_id == message_id]
+    if reasons or problems:
+        return DeadLetter(reason="; ".join([*problems, *reasons]))
+    return Ack()
+
+
+def candidates(parcels: Sequence[Parcel]) -> list[Candidate]:
+    """The objects of a group, each once; the first message that names an object carries it."""
+    found: dict[bytes, Candidate] = {}
+    for parcel in parcels:
+        carrier = carrier_of(parcel.delivery)
+        for ref in parcel.objects:
+            found.setdefault(ref.object_id, _candidate(ref, carrier))
+    return list(found.values())
+
+
+def carrier_of(delivery: Delivery) -> Carrier:
+    """What the ledger remembers of the message, should an object of it die."""
+    replay_id = delivery.message.attributes.get(REPLAY_ID_ATTRIBUTE)
+    return Carrier(
+        message_id=delivery.message.id,
+        enqueued_at=delivery.message.enqueued_at,
+        replay_id=replay_id if isinstance(replay_id, str) else None,
+    )
+
+
+def _candidate(ref: ObjectRef, carrier: Carrier) -> Candidate:
+    return Candidate(
+        object_id=ref.object_id,
+        bucket=ref.bucket,
+        key=ref.key_bytes,
+        size_bytes=ref.size_bytes,
+        uri=ref.uri,
+        carrier=carrier,
+        version_id=ref.version_id,
+        etag=ref.etag,
+        sequencer=ref.sequencer,
+    )

@@ -1,0 +1,109 @@
+"""Starting Spark for ourselves, and the settings that a pipeline depends on.
+
+Sessions handed in from outside are used as they are and never stopped; `required_conf` says what they must not contradict.
+"""
+
+import logging
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib.resources import files
+from pathlib import Path
+
+from pyspark import SparkConf, SparkContext
+from pyspark.errors import PySparkException
+from pyspark.java_gateway import launch_gateway
+from pyspark.sql import SparkSession
+
+from penstock.errors import ConfigurationError
+
+REQUIRED_CONF: Mapping[str, str] = {
+    "spark.sql.session.timeZone": "UTC",
+    # INT96, Spark's default, is refused by pyiceberg and carries no statistics.
+    "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
+    # Files are listed into a manifest, so the marker file has no reader.
+    "spark.hadoop.mapreduce.fileoutputcommitter.marksuccessfuljobs": "false",
+    # What makes files count is the ledger's commit: the second rename of version 1 protects nothing here.
+    "spark.hadoop.mapreduce.fileoutputcommitter.algorithm.version": "2",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionSettings:
+    """Where Spark runs and what it may use. ``scratch`` and ``log`` are local paths of this process."""
+
+    master: str
+    java_home: Path
+    scratch: Path
+    log: Path
+    driver_memory: str = "4g"
+    extra_conf: Mapping[str, str] = field(default_factory=dict)
+
+
+def start_session(settings: SessionSettings) -> SparkSession:
+    """Launch a JVM and open a session in it. Its own output goes to the log file, not to the user's terminal.
+
+    Raises `ConfigurationError` when Spark does not start; the sentence names the log.
+    """
+    settings.scratch.mkdir(parents=True, exist_ok=True)
+    settings.log.parent.mkdir(parents=True, exist_ok=True)
+    os.environ.update(_environment(settings))
+    # PySpark logs every failed query to stderr once more, as one JSON line of many kilobytes.
+    logging.getLogger("SQLQueryContextLogger").setLevel(logging.CRITICAL + 1)
+    conf = _conf(settings)
+    try:
+        with settings.log.open("ab") as log:
+            gateway = launch_gateway(conf, popen_kwargs={"stdout": log, "stderr": log})
+        context = SparkContext(gateway=gateway, conf=conf)
+    except (PySparkException, OSError) as error:
+        raise ConfigurationError(
+            f"Spark did not start ({error}). Its own words are in {settings.log}; `penstock doctor` checks Java and Spark."
+        ) from error
+    return SparkSession(context)
+
+
+def cores(spark: SparkSession) -> int:
+    """How many tasks the session runs at once."""
+    return max(1, spark.sparkContext.defaultParallelism)
+
+
+def _environment(settings: SessionSettings) -> dict[str, str]:
+    """What Spark's launcher and PySpark read from the environment and from nowhere else."""
+    environment = {
+        "JAVA_HOME": str(settings.java_home),
+        "PYSPARK_PYTHON": sys.executable,
+        "PYSPARK_DRIVER_PYTHON": sys.executable,
+    }
+    return environment | ({"SPARK_LOCAL_IP": "127.0.0.1"} if settings.master.startswith("local") else {})
+
+
+def _conf(settings: SessionSettings) -> SparkConf:
+    conf = SparkConf(loadDefaults=False)
+    for key, value in {**_own_conf(settings), **settings.extra_conf, **REQUIRED_CONF}.items():
+        conf.set(key, value)
+    return conf
+
+
+def _own_conf(settings: SessionSettings) -> dict[str, str]:
+    log4j = Path(str(files("penstock.pipeline").joinpath("log4j2.properties")))
+    conf: dict[str, str] = {
+        "spark.master": settings.master,
+        "spark.app.name": "penstock",
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.driver.memory": settings.driver_memory,
+        "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={log4j.as_uri()}",
+        "spark.scheduler.mode": "FAIR",
+        "spark.sql.adaptive.enabled": "true",
+        "spark.sql.warehouse.dir": (settings.scratch / "warehouse").as_uri(),
+        "spark.local.dir": str(settings.scratch),
+        "spark.sql.catalogImplementation": "in-memory",
+    }
+    if settings.master.startswith("local"):
+        conf |= {
+            "spark.driver.host": "127.0.0.1",
+            "spark.driver.bindAddress": "127.0.0.1",
+            "spark.sql.shuffle.partitions": str(4 * (os.cpu_count() or 1)),
+        }
+    return conf
