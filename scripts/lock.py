@@ -1,0 +1,61 @@
+"""Write the hashed lock files in locks/ anew, from pyproject.toml and the .in files beside them.
+
+Usage: python scripts/lock.py [--upgrade]
+
+Without --upgrade a pin stays as it is for as long as it fits. No file names an index or a place on disk: what a
+machine fetches from is that machine's business, and what it may fetch is fixed by the hashes.
+"""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+COMPILE = [
+    "pip",
+    "compile",
+    "--universal",
+    "--generate-hashes",
+    "--no-header",
+    "--no-emit-index-url",
+    "--no-emit-find-links",
+    "--python-version=3.11",
+    "--quiet",
+]
+LOCKS = {
+    "uv": ["locks/uv.in"],
+    "build": ["locks/build.in"],
+    "dev": ["pyproject.toml", "--extra=spark", "--group=dev"],
+    "spark40": ["pyproject.toml", "locks/spark40.in", "--extra=spark", "--group=dev"],
+}
+
+
+def main() -> None:
+    uv = find_uv()
+    for name, sources in LOCKS.items():
+        print(f"locks/{name}.txt")
+        subprocess.run(
+            [uv, *COMPILE, *sys.argv[1:], *sources, "--output-file", f"locks/{name}.txt"], cwd=ROOT, check=True
+        )
+        refuse_addresses(ROOT / "locks" / f"{name}.txt")
+
+
+def find_uv() -> str:
+    """The uv of the environment this script runs in, else the one on PATH."""
+    beside = Path(sys.executable).parent / "uv"
+    found = str(beside) if beside.exists() else shutil.which("uv")
+    if found is None:
+        sys.exit("scripts/lock.py needs uv: run `make lock`, or put uv on PATH.")
+    return found
+
+
+def refuse_addresses(lock: Path) -> None:
+    """Exit if the lock says where packages come from."""
+    for number, line in enumerate(lock.read_text().splitlines(), 1):
+        if "://" in line or line.startswith("-") or " @ " in line:
+            sys.exit(f"{lock.name}:{number} names a place to fetch from, and a lock must not: {line.strip()}")
+
+
+if __name__ == "__main__":
+    main()
