@@ -123,6 +123,55 @@ class AttemptAbandoned(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ReceiveFailed(Event):
+    """A receive could not reach the broker; it is tried again after a wait."""
+
+    queue: str
+    error: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExecutionFailed(Event):
+    """A handler's batch ended without settlements: it raised, or lost its claim. Its deliveries go back, delayed."""
+
+    handler: str
+    message_ids: tuple[str, ...]
+    error: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpkeepFailed(Event):
+    """A handler's upkeep failed; it is tried again after a wait."""
+
+    handler: str
+    error: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SettlementMissing(Event):
+    """A handler answered no settlement for this delivery, which is a defect of the handler; it goes back, delayed."""
+
+    queue: str
+    message_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GiveBackFailed(Event):
+    """One step of giving a batch back raised; the steps after it were taken nevertheless."""
+
+    handler: str
+    step: str
+    error: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ThreadLeftBehind(Event):
+    """A thread did not end in time, so the process has to be left without it."""
+
+    thread: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerDraining(Event):
     """No more messages are fetched; what is in flight goes on."""
 
