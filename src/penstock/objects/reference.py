@@ -4,11 +4,48 @@ Identity is bytes, never text: databases fold case, trailing blanks and emoji; o
 """
 
 import hashlib
-import os
 from dataclasses import dataclass
 from functools import cached_property
 
 LOCAL_BUCKET = "file"  # local files live in this pseudo-bucket; their key is the absolute real path
+
+S3_KEY_BYTES_MAX = 1_024
+PATH_BYTES_MAX = 4_096  # Linux's PATH_MAX
+
+
+def encode_key(key: str) -> bytes:
+    """A key's bytes. UTF-8 with surrogate escapes, whatever the process's locale says: identity hangs on it."""
+    return key.encode("utf-8", errors="surrogateescape")
+
+
+def decode_key(key: bytes) -> str:
+    """The text of a key, from which `encode_key` gets the same bytes back, whatever they are."""
+    return key.decode("utf-8", errors="surrogateescape")
+
+
+def key_bytes_max(bucket: str) -> int:
+    """How long a key in that bucket can be."""
+    return PATH_BYTES_MAX if bucket == LOCAL_BUCKET else S3_KEY_BYTES_MAX
+
+
+def uri_of(bucket: str, key: str) -> str:
+    """For people, logs and the ``_object`` column: always valid Unicode, unescaped where it can be."""
+    shown = encode_key(key).decode("utf-8", errors="backslashreplace")
+    return f"file://{shown}" if bucket == LOCAL_BUCKET else f"s3://{bucket}/{shown}"
+
+
+def sequencer_key(sequencer: str) -> str:
+    """Sorts the sequencers of one key by age.
+
+    S3's rule is to pad the shorter with zeros on the right and to compare as text; "0" being the smallest digit, that
+    is to compare without the zeros at the end.
+    """
+    return sequencer.rstrip("0")
+
+
+def is_older(one: str | None, other: str | None) -> bool:
+    """Whether the first sequencer was given out before the second; unknown ones are never older."""
+    return one is not None and other is not None and sequencer_key(one) < sequencer_key(other)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +66,7 @@ class ObjectRef:
 
     @property
     def key_bytes(self) -> bytes:
-        return os.fsencode(self.key)
+        return encode_key(self.key)
 
     @cached_property
     def object_id(self) -> bytes:
@@ -43,6 +80,5 @@ class ObjectRef:
 
     @property
     def uri(self) -> str:
-        """For people, logs and the ``_object`` column: always valid Unicode, unescaped where it can be."""
-        shown = self.key_bytes.decode("utf-8", errors="backslashreplace")
-        return f"file://{shown}" if self.bucket == LOCAL_BUCKET else f"s3://{self.bucket}/{shown}"
+        """For people, logs and the ``_object`` column: `uri_of` bucket and key."""
+        return uri_of(self.bucket, self.key)

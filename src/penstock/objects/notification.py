@@ -1,0 +1,237 @@
+"""Notifications: the bytes of a message -> the objects it announces.
+
+Duties: tell the dialects apart (S3 JSON, EventBridge, either of them wrapped by SNS, S3's test event), decode keys
+exactly once, refuse what nobody can work on with a reason that says what and where. Pure: no store is asked, nothing is
+opened.
+
+Formats: "Event message structure" and "Using EventBridge" in the Amazon S3 user guide, "Parsing message formats" in the
+one of SNS. Only S3 JSON percent-encodes keys, as an HTML form does; EventBridge writes them as they are.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from urllib.parse import unquote_plus
+
+from penstock.errors import InvalidMessage
+from penstock.objects import strict_json
+from penstock.objects.reference import LOCAL_BUCKET, ObjectRef, encode_key, key_bytes_max, uri_of
+from penstock.objects.shapes import BridgedObjectShape, BridgedShape, EnvelopeShape, S3ObjectShape, S3RecordShape, fit
+from penstock.objects.strict_json import show
+
+LOCAL_SOURCE = "penstock:local"  # the event source of local files; no other source may name them
+BODY_BYTES_MAX = 2**20  # the largest message SQS takes
+_PROBLEMS_MAX = 20
+
+_CREATED = "ObjectCreated"
+_BRIDGED_CREATED = "Object Created"
+
+# What says nothing of new content. A name that is neither here nor a creation is refused: better a dead letter than an
+# announcement that nobody noticed. The last three families come from stores that speak S3's dialect.
+_S3_OTHER = frozenset(
+    {
+        "ObjectRemoved",
+        "ObjectRestore",
+        "ObjectTagging",
+        "ObjectAcl",
+        "ObjectAnnotation",
+        "LifecycleExpiration",
+        "LifecycleTransition",
+        "IntelligentTiering",
+        "Replication",
+        "ReducedRedundancyLostObject",
+        "ObjectAccessed",
+        "ObjectLifecycle",
+        "ObjectSynced",
+    }
+)
+_BRIDGED_OTHER = frozenset(
+    {
+        "Object Deleted",
+        "Object Restore Initiated",
+        "Object Restore Completed",
+        "Object Restore Expired",
+        "Object Tags Added",
+        "Object Tags Deleted",
+        "Object ACL Updated",
+        "Object Storage Class Changed",
+        "Object Access Tier Changed",
+    }
+)
+
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
+
+
+class Kind(StrEnum):
+    """What a notification is about."""
+
+    RECORDS = "records"
+    TEST_EVENT = "test_event"  # S3 tries the way to the queue: acked and counted
+    EMPTY = "empty"  # `Records: []`: acked and counted
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ignored:
+    """A record that announces no content: removed, tagged, moved to another tier. Nothing is read for it."""
+
+    event: str
+    uri: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Notification:
+    """What a message announces. Its objects take effect even where ``problems`` make the message a dead letter."""
+
+    kind: Kind
+    objects: tuple[ObjectRef, ...] = ()  # each object version once, in the order announced
+    ignored: tuple[Ignored, ...] = ()
+    problems: tuple[str, ...] = ()  # of the records that nobody can work on; at most 20 and a count of the rest
+
+    @property
+    def size_bytes(self) -> int:
+        """Of all objects announced."""
+        return sum(ref.size_bytes for ref in self.objects)
+
+    @property
+    def reason(self) -> str | None:
+        """Why the message is dead although its good records are not; None for a good message."""
+        return "; ".join(self.problems) or None
+
+
+def parse(body: bytes, *, buckets_allowed: frozenset[str] | None) -> Notification:
+    """Read a message's body; ``buckets_allowed`` None allows every bucket.
+
+    Raises `InvalidMessage`, and nothing else, when no record of it can be worked on.
+    """
+    if len(body) > BODY_BYTES_MAX:
+        raise InvalidMessage(f"the body has {len(body):,} bytes; at most {BODY_BYTES_MAX:,} are read")
+    document = _object(strict_json.load(strict_json.decode(body)))
+    if "Type" not in document or "Records" in document:
+        return _read(document, buckets_allowed)
+    try:
+        return _read(_unwrap(document), buckets_allowed)
+    except InvalidMessage as error:
+        raise InvalidMessage(f"SNS envelope: {error}") from None
+
+
+def _object(document: object) -> Mapping[str, object]:
+    if not isinstance(document, dict):
+        raise InvalidMessage(f"a notification is a JSON object, not {show(document)}")
+    return document
+
+
+def _unwrap(document: Mapping[str, object]) -> Mapping[str, object]:
+    if document["Type"] != "Notification":
+        raise InvalidMessage(f'Type must be "Notification", not {show(document["Type"])}')
+    inner = _object(strict_json.load(fit(EnvelopeShape, document).message))
+    if "Type" in inner and "Records" not in inner:
+        raise InvalidMessage("Message is wrapped once more; only one envelope is opened")
+    return inner
+
+
+def _read(document: Mapping[str, object], buckets_allowed: frozenset[str] | None) -> Notification:
+    if "Records" in document:
+        return _read_records(document["Records"], buckets_allowed)
+    if "detail-type" in document:
+        return _notification([_read_bridged(document, buckets_allowed)], [])
+    if document.get("Event") == "s3:TestEvent":
+        return Notification(kind=Kind.TEST_EVENT)
+    raise InvalidMessage("Records is missing, and it is neither an EventBridge notification nor a test event")
+
+
+def _read_records(records: object, buckets_allowed: frozenset[str] | None) -> Notification:
+    if not isinstance(records, list):
+        raise InvalidMessage(f"Records must be a list, not {show(records)}")
+    if not records:
+        return Notification(kind=Kind.EMPTY)
+    read: list[ObjectRef | Ignored] = []
+    problems: list[str] = []
+    for number, record in enumerate(records, start=1):
+        try:
+            read.append(_read_record(record, buckets_allowed))
+        except InvalidMessage as error:
+            problems.append(f"record {number}: {error}")
+    return _notification(read, problems)
+
+
+def _notification(read: Sequence[ObjectRef | Ignored], problems: Sequence[str]) -> Notification:
+    shown = list(problems[:_PROBLEMS_MAX])
+    if len(problems) > len(shown):
+        shown.append(f"and {len(problems) - len(shown)} more records like these")
+    if not read:
+        raise InvalidMessage("; ".join(shown))
+    distinct: dict[bytes, ObjectRef] = {}
+    for item in read:
+        if isinstance(item, ObjectRef):
+            distinct.setdefault(item.object_id, item)
+    return Notification(
+        kind=Kind.RECORDS,
+        objects=tuple(distinct.values()),
+        ignored=tuple(item for item in read if isinstance(item, Ignored)),
+        problems=tuple(shown),
+    )
+
+
+def _read_record(record: object, buckets_allowed: frozenset[str] | None) -> ObjectRef | Ignored:
+    shape = fit(S3RecordShape, record)
+    bucket = _check_bucket(shape.s3.bucket.name, buckets_allowed, local=shape.event_source == LOCAL_SOURCE)
+    key = _check_key(unquote_plus(shape.s3.object.key, errors="surrogateescape"), bucket)
+    event = shape.event_name.removeprefix("s3:")
+    family = event.partition(":")[0]
+    if family == _CREATED:
+        return _reference(bucket, key, shape.s3.object)
+    if family in _S3_OTHER:
+        return Ignored(event=event, uri=uri_of(bucket, key))
+    raise InvalidMessage(f"eventName {show(shape.event_name)} is not known")
+
+
+def _read_bridged(document: Mapping[str, object], buckets_allowed: frozenset[str] | None) -> ObjectRef | Ignored:
+    shape = fit(BridgedShape, document)
+    bucket = _check_bucket(shape.detail.bucket.name, buckets_allowed, local=False)
+    key = _check_key(shape.detail.object.key, bucket)
+    if shape.event_name == _BRIDGED_CREATED:
+        return _reference(bucket, key, shape.detail.object)
+    if shape.event_name in _BRIDGED_OTHER:
+        return Ignored(event=shape.event_name, uri=uri_of(bucket, key))
+    raise InvalidMessage(f"detail-type {show(shape.event_name)} is not known")
+
+
+def _check_bucket(bucket: str, buckets_allowed: frozenset[str] | None, *, local: bool) -> str:
+    if local != (bucket == LOCAL_BUCKET):
+        # A real bucket of that name would otherwise be read from this machine's disk.
+        raise InvalidMessage(f'bucket "{LOCAL_BUCKET}" and event source "{LOCAL_SOURCE}" only go together')
+    if buckets_allowed is not None and bucket not in buckets_allowed:
+        raise InvalidMessage(f"bucket {show(bucket)} is not one this pipeline reads")
+    return bucket
+
+
+def _check_key(key: str, bucket: str) -> str:
+    if not key:
+        raise InvalidMessage("the key is empty")
+    if "\0" in key:
+        raise InvalidMessage(f"the key holds a NUL character: {show(key)}")
+    if _URL.match(key):
+        raise InvalidMessage(f"the key is a URL: {show(key)}; expected the name inside the bucket")
+    length_bytes, bytes_max = len(encode_key(key)), key_bytes_max(bucket)
+    if length_bytes > bytes_max:
+        raise InvalidMessage(f"the key has {length_bytes:,} bytes; at most {bytes_max:,} are possible")
+    return key
+
+
+def _reference(bucket: str, key: str, shape: S3ObjectShape | BridgedObjectShape) -> ObjectRef:
+    version_id = shape.version_id if shape.version_id not in ("", "null") else None
+    etag = (shape.etag or "").strip('"') or None
+    if shape.size is None:
+        raise InvalidMessage("the object's size is missing")
+    if version_id is None and etag is None:
+        # Size alone would take two contents for one version, and the second would never be read.
+        raise InvalidMessage("the object has neither a version id nor an ETag: its versions cannot be told apart")
+    return ObjectRef(
+        bucket=bucket,
+        key=key,
+        size_bytes=shape.size,
+        version_id=version_id,
+        etag=etag,
+        sequencer=shape.sequencer or None,
+    )
