@@ -1,0 +1,200 @@
+"""The local store: files of this machine, each read in exactly the version that was announced.
+
+Duties: describe a file, open it in that version, notice that it changed meanwhile. A notification is outside input and
+may name any path, so nothing outside the store's roots is ever read, whatever links are put in the way.
+
+A version is modification time and size. A rewrite that keeps both (the same size within one tick of the file system's
+clock, or the time set back on purpose) is not seen as a new version.
+"""
+
+import errno
+import os
+import stat
+from types import TracebackType
+from typing import NoReturn, Self
+
+from penstock.errors import ObjectGone, ObjectSuperseded, ObjectUnreadable, TemporaryError
+from penstock.objects.reference import LOCAL_BUCKET, ObjectRef, decode_key, uri_of
+
+Path = str | bytes | os.PathLike[str] | os.PathLike[bytes]
+
+# No waiting for the other end of a FIFO, no terminal taken over, and no link followed at the end of a real path.
+_OPEN_FLAGS = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_NOFOLLOW | os.O_CLOEXEC
+_NOT_THERE = frozenset({errno.ENOENT, errno.ENOTDIR})
+_PROCESS_FAULTS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})  # ours, not the object's
+_DELETED = b" (deleted)"  # how Linux marks the path of an open file that has lost its name
+
+
+class LocalReader:
+    """An open file, by its descriptor. See `ObjectReader`."""
+
+    __slots__ = ("_descriptor", "_offset", "_ref")
+
+    def __init__(self, ref: ObjectRef, descriptor: int) -> None:
+        self._ref = ref
+        self._descriptor = descriptor  # -1 once closed
+        self._offset = 0  # where `read` goes on
+
+    @property
+    def ref(self) -> ObjectRef:
+        return self._ref
+
+    def read(self, size_bytes: int = -1, /) -> bytes:
+        data = self.pread(self._offset, self._ref.size_bytes if size_bytes < 0 else size_bytes)
+        self._offset += len(data)
+        return data
+
+    def pread(self, offset: int, length_bytes: int) -> bytes:
+        wanted = min(length_bytes, self._ref.size_bytes - offset)  # the size is known: no call only to meet the end
+        if wanted <= 0:
+            return b""
+        try:
+            data = os.pread(self._open_descriptor(), wanted, offset)
+            while len(data) < wanted:
+                more = os.pread(self._descriptor, wanted - len(data), offset + len(data))
+                if not more:
+                    raise ObjectSuperseded(
+                        f"{self._ref.uri} was cut off at {offset + len(data)} bytes while it was read"
+                    )
+                data += more
+        except OSError as error:
+            _refuse(self._ref.uri, error)
+        return data
+
+    def verify(self) -> None:
+        try:
+            status = os.fstat(self._open_descriptor())
+        except OSError as error:
+            _refuse(self._ref.uri, error)
+        _check_version(self._ref, status)
+
+    def close(self) -> None:
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _open_descriptor(self) -> int:
+        if self._descriptor < 0:
+            raise ValueError("the reader is closed")
+        return self._descriptor
+
+
+class LocalStore:
+    """The files below some roots (a root may be one file, too). See `ObjectStore`."""
+
+    __slots__ = ("_prefixes", "_roots")
+
+    def __init__(self, *roots: Path) -> None:
+        self._roots = tuple(os.path.realpath(os.fsencode(root)) for root in roots)
+        self._prefixes = tuple(root.rstrip(b"/") + b"/" for root in self._roots)
+
+    def contains(self, path: bytes) -> bool:
+        """Whether an absolute path is a root or below one, by its name alone: links are not looked at."""
+        return (path.startswith(self._prefixes) or path in self._roots) and os.path.normpath(path) == path
+
+    def describe(self, path: Path) -> ObjectRef:
+        """The version of a file that is there now, under its real path. Raises as `open` does."""
+        named = os.fsencode(path)
+        uri = uri_of(LOCAL_BUCKET, decode_key(named))
+        try:
+            real = os.path.realpath(named, strict=True)
+            status = os.stat(real, follow_symlinks=False)  # noqa: PTH116 - pathlib takes no bytes
+        except OSError as error:
+            _refuse(uri, error)
+        if not self.contains(real):
+            raise ObjectUnreadable(f"{uri} is outside the folders that may be read")
+        _check_regular(uri, status)
+        return reference(real, status)
+
+    def open(self, ref: ObjectRef) -> LocalReader:
+        """Open this version: `openat`, `fstat` and `readlink`, whatever the size."""
+        path = self._path(ref)
+        try:
+            descriptor = os.open(path, _OPEN_FLAGS)
+        except OSError as error:
+            _refuse(ref.uri, error)
+        try:
+            status = os.fstat(descriptor)
+            _check_regular(ref.uri, status)
+            _check_place(ref.uri, path, descriptor, status)
+            _check_version(ref, status)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        return LocalReader(ref, descriptor)
+
+    def read_range(self, ref: ObjectRef, offset: int, length_bytes: int) -> bytes:
+        with self.open(ref) as reader:
+            data = reader.pread(offset, length_bytes)
+            reader.verify()
+        return data
+
+    def _path(self, ref: ObjectRef) -> bytes:
+        path = ref.key_bytes
+        if ref.bucket != LOCAL_BUCKET or b"\0" in path or not self.contains(path):
+            raise ObjectUnreadable(f"{ref.uri} is outside the folders that may be read")
+        return path
+
+
+def reference(path: bytes, status: os.stat_result) -> ObjectRef:
+    """The object that an absolute real path and its status make."""
+    return ObjectRef(bucket=LOCAL_BUCKET, key=decode_key(path), size_bytes=status.st_size, etag=etag_of(status))
+
+
+def etag_of(status: os.stat_result) -> str:
+    """A local file's version: modification time in nanoseconds (hexadecimal) and size in bytes."""
+    return f"{status.st_mtime_ns:x}-{status.st_size}"
+
+
+def _check_regular(uri: str, status: os.stat_result) -> None:
+    if stat.S_ISDIR(status.st_mode):
+        raise ObjectUnreadable(f"{uri}: {os.strerror(errno.EISDIR)}")
+    if not stat.S_ISREG(status.st_mode):
+        raise ObjectUnreadable(f"{uri} is not a regular file")
+
+
+def _check_version(ref: ObjectRef, status: os.stat_result) -> None:
+    if status.st_size != ref.size_bytes or etag_of(status) != ref.etag:
+        raise ObjectSuperseded(f"{ref.uri} changed: announced as version {ref.etag}, now {etag_of(status)}")
+
+
+def _check_place(uri: str, path: bytes, descriptor: int, status: os.stat_result) -> None:
+    # A folder on the way may have become a link since the path was resolved. Asking the open descriptor leaves no gap
+    # between the check and the reading.
+    if _place(path, descriptor, status) != path:
+        raise ObjectUnreadable(f"{uri} is reached through a link now; announce it by its real path")
+
+
+def _place(path: bytes, descriptor: int, status: os.stat_result) -> bytes | None:
+    """The real path of an open file that was opened as ``path``."""
+    try:
+        real = os.readlink(b"/proc/self/fd/%d" % descriptor)  # noqa: PTH115 - pathlib takes no bytes
+        return path if real == path + _DELETED else real
+    except OSError:  # no /proc here: resolve the name again, and see that it still leads to what is open
+        return _resolve(path, status)
+
+
+def _resolve(path: bytes, opened: os.stat_result) -> bytes | None:
+    try:
+        real = os.path.realpath(path, strict=True)
+        named = os.stat(real, follow_symlinks=False)  # noqa: PTH116 - pathlib takes no bytes
+    except OSError:
+        return None
+    return real if os.path.samestat(named, opened) else None
+
+
+def _refuse(uri: str, error: OSError) -> NoReturn:
+    reason = f"{uri}: {error.strerror or error}"
+    if error.errno in _PROCESS_FAULTS:
+        raise TemporaryError(reason) from error
+    if error.errno in _NOT_THERE:
+        raise ObjectGone(reason) from error
+    raise ObjectUnreadable(reason) from error

@@ -1,0 +1,207 @@
+"""The scanner: a folder -> the objects it holds, as references to announce.
+
+Duties: walk in one order every time, yield bounded chunks, leave out what is hidden, excluded or no file, and tell in a
+report what was left out and what could not be looked at. It opens no file.
+
+Links to files are followed to the real path, which must lie within the store's roots; a file reached under two names is
+one object. Links to folders are not followed, so there are no loops.
+"""
+
+import errno
+import os
+import stat
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from itertools import islice
+from types import MappingProxyType
+
+from penstock.errors import UsageError
+from penstock.objects.local import LocalStore, Path, reference
+from penstock.objects.reference import ObjectRef
+
+CHUNK_OBJECTS = 500
+PROBLEMS_MAX = 100  # kept as text; beyond that only counted
+_LEADS_NOWHERE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP})
+
+
+class Reason(StrEnum):
+    """Why an entry of the folder is no object."""
+
+    HIDDEN = "hidden"  # its name starts with a dot
+    EXCLUDED = "excluded"  # one of the folders to leave out: the table itself
+    SPECIAL = "special_file"  # FIFO, socket, device
+    LINK_TO_SCANNED = "link_to_scanned"  # its target is found under its own name
+    LINK_BROKEN = "link_broken"  # leads nowhere, or in a circle
+    VANISHED = "vanished"  # deleted between listing and looking
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScanReport:
+    """What a walk found. Nothing is left out silently: every entry is found, ignored for a reason, or a problem."""
+
+    found: int
+    size_bytes: int  # of what was found
+    ignored: Mapping[Reason, int]  # a hidden or excluded folder counts once, with all it holds
+    problems: Sequence[str]  # what could not be looked at, or was refused: sentences, at most 100
+    problems_count: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Folder:
+    """To be walked later."""
+
+    path: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class _Problem:
+    text: str
+
+
+@dataclass(slots=True)
+class _Tally:
+    """The report in the making; written by the thread that walks."""
+
+    found: int = 0
+    size_bytes: int = 0
+    ignored: Counter[Reason] = field(default_factory=Counter)
+    problems: list[str] = field(default_factory=list)
+    problems_count: int = 0
+    linked: set[bytes] = field(default_factory=set)  # targets yielded through a link
+
+
+class Scanner:
+    """Walks one folder. `chunks` may be called again for another walk; `report` tells of the last one."""
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        store: LocalStore,
+        excluded: Iterable[Path] = (),
+        chunk_objects: int = CHUNK_OBJECTS,
+    ) -> None:
+        """``excluded`` folders need not exist. Raises `UsageError` where ``folder`` is none that can be listed."""
+        self._folder = os.path.realpath(os.fsencode(folder))
+        self._store = store
+        self._excluded = frozenset(os.path.realpath(os.fsencode(path)) for path in excluded)
+        self._excluded_prefixes = tuple(path.rstrip(b"/") + b"/" for path in self._excluded)
+        self._chunk_objects = chunk_objects
+        self._tally = _Tally()
+        _check_folder(self._folder)
+
+    def chunks(self) -> Iterator[Sequence[ObjectRef]]:
+        """Walk: the files of a folder by name, then its folders by name, in chunks of at most ``chunk_objects``.
+
+        Holds the entries of one folder at a time, never those of the whole tree.
+        """
+        self._tally = _Tally()
+        objects = self._walk()
+        while chunk := tuple(islice(objects, self._chunk_objects)):
+            yield chunk
+
+    def report(self) -> ScanReport:
+        """Of the walk so far."""
+        tally = self._tally
+        return ScanReport(
+            found=tally.found,
+            size_bytes=tally.size_bytes,
+            ignored=MappingProxyType(dict(tally.ignored)),
+            problems=tuple(tally.problems),
+            problems_count=tally.problems_count,
+        )
+
+    def _walk(self) -> Iterator[ObjectRef]:
+        pending = [self._folder]
+        while pending:
+            folders: list[bytes] = []
+            for entry in self._list(pending.pop()):
+                match self._look(entry):
+                    case ObjectRef() as ref:
+                        self._tally.found += 1
+                        self._tally.size_bytes += ref.size_bytes
+                        yield ref
+                    case Reason() as reason:
+                        self._tally.ignored[reason] += 1
+                    case _Problem() as problem:
+                        self._report(problem)
+                    case _Folder() as folder:
+                        folders.append(folder.path)
+            pending.extend(reversed(folders))
+
+    def _list(self, folder: bytes) -> Sequence[os.DirEntry[bytes]]:
+        try:
+            with os.scandir(folder) as entries:
+                return sorted(entries, key=lambda entry: entry.name)
+        except FileNotFoundError:
+            self._tally.ignored[Reason.VANISHED] += 1
+        except OSError as error:
+            self._report(_problem(folder, error))
+        return ()
+
+    def _report(self, problem: _Problem) -> None:
+        self._tally.problems_count += 1
+        if len(self._tally.problems) < PROBLEMS_MAX:
+            self._tally.problems.append(problem.text)
+
+    def _look(self, entry: os.DirEntry[bytes]) -> ObjectRef | Reason | _Problem | _Folder:
+        try:
+            if entry.name.startswith(b"."):
+                return Reason.HIDDEN
+            if entry.is_file(follow_symlinks=False):
+                return reference(entry.path, entry.stat(follow_symlinks=False))
+            if entry.is_symlink():
+                return self._follow(entry.path)
+            if not entry.is_dir(follow_symlinks=False):
+                return Reason.SPECIAL
+            return Reason.EXCLUDED if entry.path in self._excluded else _Folder(entry.path)
+        except FileNotFoundError:
+            return Reason.VANISHED
+        except OSError as error:
+            return _problem(entry.path, error)
+
+    def _follow(self, link: bytes) -> ObjectRef | Reason | _Problem:
+        try:
+            target = os.path.realpath(link, strict=True)
+            status = os.stat(target, follow_symlinks=False)  # noqa: PTH116 - pathlib takes no bytes
+        except OSError as error:
+            return Reason.LINK_BROKEN if error.errno in _LEADS_NOWHERE else _problem(link, error)
+        if self._is_excluded(target):
+            return Reason.EXCLUDED
+        if self._is_walked(target) or target in self._tally.linked:
+            return Reason.LINK_TO_SCANNED
+        if stat.S_ISDIR(status.st_mode):
+            return _Problem(f"{_show(link)}: links to folders are not followed; this one leads to {_show(target)}")
+        if not stat.S_ISREG(status.st_mode):
+            return Reason.SPECIAL
+        if not self._store.contains(target):
+            return _Problem(f"{_show(link)}: leads out of the folders that may be read, to {_show(target)}")
+        self._tally.linked.add(target)
+        return reference(target, status)
+
+    def _is_excluded(self, target: bytes) -> bool:
+        return target in self._excluded or target.startswith(self._excluded_prefixes)
+
+    def _is_walked(self, target: bytes) -> bool:
+        """Whether the walk comes to the target by itself."""
+        prefix = self._folder.rstrip(b"/") + b"/"
+        return target == self._folder or (target.startswith(prefix) and b"/." not in target[len(prefix) - 1 :])
+
+
+def _check_folder(folder: bytes) -> None:
+    try:
+        os.scandir(folder).close()
+    except OSError as error:
+        raise UsageError(
+            f"{_show(folder)} cannot be scanned: {error.strerror}; name a folder that you may list"
+        ) from error
+
+
+def _problem(path: bytes, error: OSError) -> _Problem:
+    return _Problem(f"{_show(path)}: {error.strerror or error}")
+
+
+def _show(path: bytes) -> str:
+    return path.decode("utf-8", errors="backslashreplace")
