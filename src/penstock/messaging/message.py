@@ -6,6 +6,7 @@ from types import MappingProxyType
 
 Attributes = Mapping[str, str | bytes]
 
+# Python 3.11's dataclasses take a proxy for a mutable default, so it is handed out by a factory.
 NO_ATTRIBUTES: Attributes = MappingProxyType({})
 
 
@@ -14,7 +15,7 @@ class Outgoing:
     """A message on its way into a queue; the broker gives it an id and a time."""
 
     body: bytes
-    attributes: Attributes = field(default=NO_ATTRIBUTES)
+    attributes: Attributes = field(default_factory=lambda: NO_ATTRIBUTES)
     group: str | None = None  # the tenant
     deduplication_id: str | None = None  # a second send of the same id within the broker's window is dropped
     delay_seconds: float = 0.0
@@ -27,5 +28,5 @@ class Message:
     id: str
     body: bytes
     enqueued_at: float  # epoch seconds, the broker's clock
-    attributes: Attributes = field(default=NO_ATTRIBUTES)
+    attributes: Attributes = field(default_factory=lambda: NO_ATTRIBUTES)
     group: str | None = None
