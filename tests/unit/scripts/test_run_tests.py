@@ -1,0 +1,63 @@
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+SCRIPT = Path(__file__).parents[3] / "scripts" / "run_tests.py"
+
+
+@pytest.fixture(scope="module")
+def runner() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("run_tests", SCRIPT)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
+
+
+def report(*cases: str) -> bytes:
+    return f"<testsuites><testsuite>{''.join(cases)}</testsuite></testsuites>".encode()
+
+
+PASSED = "<testcase name='a'/>"
+FAILED = "<testcase name='b'><failure message='no'/></testcase>"
+BROKEN = "<testcase name='c'><error message='fixture'/></testcase>"
+EXCUSED = "<testcase name='d'><skipped type='pytest.skip' message='not applicable: no Java here'/></testcase>"
+SKIPPED = "<testcase name='e'><skipped type='pytest.skip' message='Redis is not there'/></testcase>"
+EXPECTED = "<testcase name='f'><skipped type='pytest.xfail' message='known'/></testcase>"
+
+
+def test_counts_add_up_over_the_runs(runner: ModuleType) -> None:
+    first = runner.judge(1, report(PASSED, PASSED, FAILED, BROKEN))
+    second = runner.judge(0, report(PASSED, EXPECTED, EXCUSED, SKIPPED))
+    assert runner.totals([first, second], in_ci=False) == (4, 2, 2)
+
+
+def test_in_ci_a_skip_without_excuse_is_a_failure(runner: ModuleType) -> None:
+    outcome = runner.judge(0, report(PASSED, EXCUSED, SKIPPED))
+    assert runner.totals([outcome], in_ci=True) == (1, 1, 1)
+
+
+@pytest.mark.parametrize(
+    ("code", "text"),
+    [
+        (-11, None),  # the interpreter crashed: no report
+        (5, report()),  # no test was chosen
+        (0, report()),
+        (2, report(PASSED)),  # interrupted
+        (3, report(PASSED)),  # pytest's own fault
+        (1, report(PASSED)),  # failed, and the report does not say where
+    ],
+)
+def test_a_run_that_did_not_end_well_is_a_failure(runner: ModuleType, code: int, text: bytes | None) -> None:
+    outcome = runner.judge(code, text)
+    assert outcome.complaint
+    assert runner.totals([outcome], in_ci=False)[1] == 1
+
+
+def test_a_run_that_ended_well_is_none(runner: ModuleType) -> None:
+    assert runner.totals([runner.judge(0, report(PASSED))], in_ci=False) == (1, 0, 0)

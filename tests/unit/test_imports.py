@@ -1,0 +1,37 @@
+"""What is cheap stays cheap: the package and the CLI's help load none of the heavy libraries."""
+
+import subprocess
+import sys
+
+import pytest
+
+HEAVY = ("pyspark", "boto3", "sqlalchemy", "pyarrow", "deltalake", "numpy", "pandas")
+
+REPORT = f"""
+import sys
+print("loaded:", *sorted({set(HEAVY)!r} & set(sys.modules)))
+"""
+
+SHOW_HELP = """
+import contextlib, io, sys
+sys.argv = ["penstock", "--help"]
+from penstock.cli.main import main
+said = io.StringIO()
+with contextlib.redirect_stdout(said), contextlib.suppress(SystemExit):
+    main()
+assert "Usage" in said.getvalue(), said.getvalue()
+"""
+
+
+@pytest.mark.parametrize("code", ["import penstock", SHOW_HELP], ids=["import penstock", "penstock --help"])
+def test_no_heavy_library_is_imported(code: str) -> None:
+    command = [sys.executable, "-c", code + REPORT]
+    ran = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.splitlines()[-1] == "loaded:"
+
+
+def test_the_probe_sees_a_library_that_is_loaded() -> None:
+    command = [sys.executable, "-c", "import sqlalchemy" + REPORT]
+    ran = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    assert ran.stdout.splitlines()[-1] == "loaded: sqlalchemy"
