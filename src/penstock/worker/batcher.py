@@ -1,0 +1,96 @@
+"""When a batch is full. Pure: values in, values out.
+
+A batch closes by count, by bytes, by age, or because a receive came back empty (nothing more is waiting, so nothing is
+won by waiting). Count and bytes close it at once; age and emptiness only matter when a place to run it is free: until
+then more may join.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from penstock.messaging.delivery import Delivery
+
+
+class ClosedBy(StrEnum):
+    """Why a batch took no more deliveries."""
+
+    COUNT = "count"
+    BYTES = "bytes"
+    AGE = "age"
+    EMPTY = "empty"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """The bounds of one batch."""
+
+    messages_max: int
+    bytes_max: int
+    wait_seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """Deliveries for one execution: at least one, in the order they came."""
+
+    deliveries: tuple[Delivery, ...]
+    bytes: int
+    closed_by: ClosedBy
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Collecting:
+    """A batch that is still open. ``opened_at`` is the monotonic time of its first delivery."""
+
+    deliveries: tuple[Delivery, ...] = ()
+    bytes: int = 0
+    opened_at: float = 0.0
+
+
+NOTHING = Collecting()
+
+
+def collect(
+    collecting: Collecting, arrived: Sequence[tuple[Delivery, int]], *, limits: Limits, now: float
+) -> tuple[Collecting, tuple[Batch, ...]]:
+    """Add deliveries with their weights in bytes; answers what stays open and the batches that closed by it.
+
+    A delivery is never split from its weight: one that would carry the batch over ``bytes_max`` closes it and begins
+    the next, and one that is heavier than the bound runs alone.
+    """
+    held, weight, opened_at = list(collecting.deliveries), collecting.bytes, collecting.opened_at
+    closed: list[Batch] = []
+
+    def close(reason: ClosedBy) -> None:
+        nonlocal held, weight
+        closed.append(Batch(deliveries=tuple(held), bytes=weight, closed_by=reason))
+        held, weight = [], 0
+
+    for delivery, delivery_bytes in arrived:
+        if held and weight + delivery_bytes > limits.bytes_max:
+            close(ClosedBy.BYTES)
+        if not held:
+            opened_at = now
+        held.append(delivery)
+        weight += delivery_bytes
+        if len(held) >= limits.messages_max:
+            close(ClosedBy.COUNT)
+        elif weight >= limits.bytes_max:
+            close(ClosedBy.BYTES)
+    if not held:
+        return NOTHING, tuple(closed)
+    return Collecting(deliveries=tuple(held), bytes=weight, opened_at=opened_at), tuple(closed)
+
+
+def due(collecting: Collecting, *, limits: Limits, now: float, receive_was_empty: bool) -> Batch | None:
+    """The open batch, closed, if a free place should take it now; None while it is empty or worth waiting for."""
+    if not collecting.deliveries:
+        return None
+    if receive_was_empty:
+        reason = ClosedBy.EMPTY
+    elif now - collecting.opened_at >= limits.wait_seconds:
+        reason = ClosedBy.AGE
+    else:
+        return None
+    return Batch(deliveries=collecting.deliveries, bytes=collecting.bytes, closed_by=reason)

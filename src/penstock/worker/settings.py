@@ -1,0 +1,124 @@
+"""The worker's numbers, checked once and then frozen, and the arithmetic of stopping in time."""
+
+from dataclasses import dataclass
+
+from penstock.errors import ConfigurationError
+from penstock.worker.batcher import Limits
+
+INTAKE_SECONDS = 1.0  # from the signal until nothing more is fetched
+MARGIN_SECONDS = 2.0  # left to the interpreter and to a slow machine
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StopBudget:
+    """How the seconds between a platform's SIGTERM and its SIGKILL are spent, in this order."""
+
+    intake_seconds: float
+    drain_seconds: float  # work in flight goes on; the tail of an open poll runs in here too
+    release_seconds: float  # what is unfinished is given back
+    flush_seconds: float  # the last settlements are applied, interrupted threads end
+    margin_seconds: float
+
+
+def budget(
+    *,
+    stop_timeout_seconds: float,
+    drain_seconds: float | None = None,
+    release_seconds: float = 3.0,
+    flush_seconds: float = 2.0,
+    poll_wait_seconds: float = 0.0,
+) -> StopBudget:
+    """Divide the stop timeout; by default draining gets what the rest leaves (S - 8).
+
+    Raises `ConfigurationError` when it cannot fit: a platform that kills in the middle of giving back loses the time
+    of a lease for every message.
+    """
+    rest = INTAKE_SECONDS + release_seconds + flush_seconds + MARGIN_SECONDS
+    drain = stop_timeout_seconds - rest if drain_seconds is None else drain_seconds
+    if min(drain, release_seconds, flush_seconds) < 0:
+        raise ConfigurationError(
+            f"a stop timeout of {stop_timeout_seconds:g} s leaves no time to drain: stopping, giving back and flushing "
+            f"take {rest:g} s; give the worker a longer stop timeout"
+        )
+    if drain + rest > stop_timeout_seconds:
+        raise ConfigurationError(
+            f"draining for {drain:g} s does not fit a stop timeout of {stop_timeout_seconds:g} s: the rest of stopping "
+            f"takes {rest:g} s; drain at most {max(stop_timeout_seconds - rest, 0.0):g} s or raise the stop timeout"
+        )
+    if poll_wait_seconds > INTAKE_SECONDS + drain:
+        raise ConfigurationError(
+            f"a poll that waits {poll_wait_seconds:g} s outlasts the {drain:g} s of draining, and polls are never cut "
+            "short; shorten the poll or raise the stop timeout"
+        )
+    return StopBudget(
+        intake_seconds=INTAKE_SECONDS,
+        drain_seconds=drain,
+        release_seconds=release_seconds,
+        flush_seconds=flush_seconds,
+        margin_seconds=MARGIN_SECONDS,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerSettings:
+    """What a worker may do. Raises `ConfigurationError` at construction for numbers that cannot work together."""
+
+    batch_messages_max: int = 5_000
+    batch_bytes_max: int = 8 * 1024**3
+    batch_wait_seconds: float = 30.0
+    batches_in_flight_max: int = 1
+    fetch_max: int = 500  # messages one receive asks for, at most
+    poll_wait_seconds: float = 0.0  # how long a receive may wait in the broker while nothing else is to do
+    idle_floor_seconds: float = 0.05
+    idle_ceiling_seconds: float = 1.0
+    lease_seconds: float = 60.0
+    heartbeat_seconds: float | None = None  # None: a third of the lease
+    settle_max: int = 500  # settlements (and lease extensions) in one call
+    upkeep_seconds: float = 5.0  # between two upkeeps of an idle worker
+    retry_base_seconds: float = 0.2  # calls to the broker that failed
+    retry_cap_seconds: float = 5.0
+    backoff_base_seconds: float = 1.0  # work that failed
+    backoff_cap_seconds: float = 60.0
+    stop_timeout_seconds: float = 30.0
+    drain_seconds: float | None = None  # None: what the stop timeout leaves
+    release_seconds: float = 3.0
+    flush_seconds: float = 2.0
+
+    def __post_init__(self) -> None:
+        for name in ("batch_messages_max", "batch_bytes_max", "batches_in_flight_max", "fetch_max", "settle_max"):
+            if getattr(self, name) < 1:
+                raise ConfigurationError(f"{name} is {getattr(self, name)}: it has to be at least 1")
+        for name in ("idle_floor_seconds", "lease_seconds", "retry_base_seconds", "backoff_base_seconds"):
+            if not getattr(self, name) > 0:
+                raise ConfigurationError(f"{name} is {getattr(self, name)}: it has to be more than 0")
+        if self.idle_ceiling_seconds < self.idle_floor_seconds:
+            raise ConfigurationError("idle_ceiling_seconds is below idle_floor_seconds; raise it")
+        if not 0 < self.heartbeat_interval_seconds <= self.lease_seconds / 2:
+            raise ConfigurationError(
+                f"a heartbeat every {self.heartbeat_interval_seconds:g} s cannot keep a lease of "
+                f"{self.lease_seconds:g} s: one that fails would lose it; use a third of the lease"
+            )
+        _ = self.budget
+
+    @property
+    def heartbeat_interval_seconds(self) -> float:
+        """Seconds between two heartbeats."""
+        return self.lease_seconds / 3 if self.heartbeat_seconds is None else self.heartbeat_seconds
+
+    @property
+    def limits(self) -> Limits:
+        """The bounds of one batch."""
+        return Limits(
+            messages_max=self.batch_messages_max, bytes_max=self.batch_bytes_max, wait_seconds=self.batch_wait_seconds
+        )
+
+    @property
+    def budget(self) -> StopBudget:
+        """How stopping spends its time."""
+        return budget(
+            stop_timeout_seconds=self.stop_timeout_seconds,
+            drain_seconds=self.drain_seconds,
+            release_seconds=self.release_seconds,
+            flush_seconds=self.flush_seconds,
+            poll_wait_seconds=self.poll_wait_seconds,
+        )

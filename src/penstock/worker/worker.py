@@ -1,0 +1,67 @@
+"""The worker, as its users see it."""
+
+import threading
+from random import random as system_random
+
+from penstock.events import Bus
+from penstock.messaging.broker import Broker
+from penstock.messaging.clock import Clock
+from penstock.messaging.handler import BatchHandler
+from penstock.messaging.steps import Probe, no_probe
+from penstock.worker.loop import Until
+from penstock.worker.retry import Random
+from penstock.worker.settings import WorkerSettings
+from penstock.worker.shift import Outcome, Shift, Tools
+from penstock.worker.shutdown import StopSignal
+
+_JOIN_SECONDS = 1.0  # a signal that another thread of the process took is seen by the main thread within it
+
+
+class Worker:
+    """Feeds one queue's messages to one handler, in batches."""
+
+    def __init__(
+        self,
+        *,
+        broker: Broker,
+        queue: str,
+        handler: BatchHandler,
+        settings: WorkerSettings,
+        clock: Clock,
+        bus: Bus,
+        probe: Probe = no_probe,
+        random: Random = system_random,
+    ) -> None:
+        self._tools = Tools(
+            broker=broker,
+            queue=queue,
+            handler=handler,
+            settings=settings,
+            clock=clock,
+            bus=bus,
+            probe=probe,
+            random=random,
+        )
+
+    def run(self, stop: StopSignal, until: Until | None = None) -> Outcome:
+        """Serve until asked to stop, or until ``until`` (asked when idle and after each batch) answers True.
+
+        Answers "drained" when everything in flight came to its end, "given_back" when some of it went back to the
+        queue, "forced" when a thread did not end in time: the caller then has to leave by `os._exit` (the events
+        `ThreadLeftBehind` name the threads). Raises what stopped the worker, a `UserError` or `PublishHalted` of the
+        handler, after everything in flight was given back; and the last failure of the upkeep that follows ``until``.
+        """
+        shift = Shift(self._tools, stop, until)
+        # The caller's thread only waits: if it is the main thread, signal handlers run in the middle of it, and they
+        # must not meet it inside an event that they set (see `StopSignal`).
+        thread = threading.Thread(target=shift.live, name="penstock-worker", daemon=True)
+        thread.start()
+        try:
+            while thread.is_alive():
+                thread.join(_JOIN_SECONDS)
+        except BaseException as interruption:  # Ctrl-C where nobody installed the StopSignal
+            shift.fail(interruption)
+            budget = self._tools.settings.budget
+            thread.join(budget.release_seconds + budget.flush_seconds)
+            raise
+        return shift.conclusion()
