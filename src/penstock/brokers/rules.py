@@ -1,0 +1,173 @@
+"""What the two embedded brokers agree on: limits, ids and receipts, the ring of groups, deaths by the broker's hand."""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from penstock.errors import ConfigurationError
+from penstock.messaging.broker import Capabilities, QueueSettings
+from penstock.messaging.death import Death
+from penstock.messaging.delivery import Delivery
+from penstock.messaging.message import Outgoing
+from penstock.messaging.settlement import DeadLetter
+
+G = TypeVar("G")
+
+EMBEDDED = Capabilities(
+    delay_seconds_max=14 * 86_400.0,
+    lease_seconds_max=12 * 3_600.0,  # of one call; extending again and again has no end
+    body_bytes_max=1024 * 1024,  # what SQS takes, so that what runs here fits there
+    receive_max=1_000,
+    fenced=True,
+    refunds=True,
+    deduplicates=True,
+    browsable=True,
+)
+ATTRIBUTES_BYTES_MAX = 256 * 1024
+_RETENTION_SECONDS_MAX = 10 * 366 * 86_400.0
+DEDUPLICATION_WINDOW_SECONDS = 300.0  # as on SQS FIFO queues
+LOST = "the lease ended, or the message is settled already"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HandOver:
+    """What a receipt says: which message, and which of its hand-overs. Hand-overs are numbered without a gap and for
+    ever, dead-lettering and refunds included, so a receipt never repeats."""
+
+    seq: int
+    number: int
+
+
+def message_id(store: str, seq: int) -> str:
+    """Ids sort by age within one store; the store's own id keeps them apart from those of any other store."""
+    return f"{store}-{seq:012d}"
+
+
+def seq_of(store: str, id: str) -> int | None:
+    """The reverse of `message_id`; None for an id that is not of this store."""
+    head, _, tail = id.rpartition("-")
+    return _number(tail) if head == store else None
+
+
+def receipt(store: str, hand_over: HandOver) -> str:
+    return f"{store}-{hand_over.seq}-{hand_over.number}"
+
+
+def hand_over_of(store: str, receipt: str) -> HandOver | None:
+    """The reverse of `receipt`; None for a receipt that this store never gave."""
+    parts = receipt.rsplit("-", 2)
+    if len(parts) != 3 or parts[0] != store:
+        return None
+    seq, number = _number(parts[1]), _number(parts[2])
+    return None if seq is None or number is None else HandOver(seq=seq, number=number)
+
+
+def _number(text: str) -> int | None:
+    return int(text) if len(text) <= 18 and text.isascii() and text.isdigit() else None
+
+
+def check_outgoing(queue: str, messages: Sequence[Outgoing]) -> None:
+    """Refuse a send of which one message can never be taken; then none is."""
+    check_queue(queue)
+    for message in messages:
+        _check_size(queue, message)
+        check_seconds("delay_seconds", message.delay_seconds, EMBEDDED.delay_seconds_max)
+        for text in (message.group, message.deduplication_id):
+            if text is not None and not text.isascii():
+                _check_text(queue, text)
+
+
+def check_queue(queue: str) -> None:
+    if not queue:
+        raise ConfigurationError("a queue needs a name: give it one of at least one character")
+    if not queue.isascii():
+        _check_text(queue, queue)
+
+
+def check_settings(settings: QueueSettings) -> None:
+    """Refuse settings that no queue can live with."""
+    check_queue(settings.name)
+    if dead_letter_queue(settings) == settings.name:
+        raise ConfigurationError(f"queue {settings.name!r} is its own dead-letter queue: name another one")
+    if settings.receives_max is not None and settings.receives_max < 1:
+        raise ConfigurationError(
+            f"queue {settings.name!r}: receives_max is {settings.receives_max}: make it at least 1"
+        )
+    check_seconds(f"retention_seconds of queue {settings.name!r}", settings.retention_seconds, _RETENTION_SECONDS_MAX)
+
+
+def check_seconds(name: str, seconds: float, seconds_max: float) -> None:
+    if not 0 <= seconds <= seconds_max:  # NaN fails this too
+        raise ConfigurationError(f"{name} is {seconds}: give it a value between 0 and {seconds_max:g}")
+
+
+def check_wait(wait_seconds: float) -> None:
+    if not 0 <= wait_seconds < math.inf:
+        raise ConfigurationError(f"wait_seconds is {wait_seconds}: give it a value of 0 or more, with an end")
+
+
+def _check_size(queue: str, message: Outgoing) -> None:
+    if len(message.body) > EMBEDDED.body_bytes_max:
+        raise ConfigurationError(
+            f"a message for queue {queue!r} has a body of {len(message.body)} bytes: keep it under "
+            f"{EMBEDDED.body_bytes_max} and send a reference to what is larger"
+        )
+    if message.attributes and sum(len(k) + len(v) for k, v in message.attributes.items()) > ATTRIBUTES_BYTES_MAX:
+        raise ConfigurationError(
+            f"a message for queue {queue!r} has more than {ATTRIBUTES_BYTES_MAX} bytes of attributes: put them into "
+            "its body"
+        )
+
+
+def _check_text(queue: str, text: str) -> None:
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        raise ConfigurationError(
+            f"queue {queue!r}: {text!r} holds a lone surrogate; give queue, group and deduplication id as valid Unicode"
+        ) from None
+
+
+def dead_letter_queue(settings: QueueSettings) -> str:
+    return settings.dead_letter_queue or f"{settings.name}-dlq"
+
+
+def interleave(heads: Iterable[tuple[G, Sequence[int]]], count: int) -> list[tuple[G, int]]:
+    """One message of each group in the ring's order, then the next of each, until ``count`` are taken.
+
+    ``heads`` holds each group's oldest messages, oldest first.
+    """
+    lines = [(group, seqs) for group, seqs in heads if seqs]
+    taken: list[tuple[G, int]] = []
+    turn = 0
+    while lines and len(taken) < count:
+        taken += [(group, seqs[turn]) for group, seqs in lines[: count - len(taken)]]
+        turn += 1
+        lines = [(group, seqs) for group, seqs in lines if len(seqs) > turn]
+    return taken
+
+
+def death_by_settlement(
+    settlement: DeadLetter, delivery: Delivery, *, worker: str, first_failed_at: float | None, now: float
+) -> Death:
+    return Death(
+        reason=settlement.reason,
+        exception=settlement.exception,
+        traceback=settlement.traceback,
+        attempts=delivery.attempt,
+        first_failed_at=now if first_failed_at is None else first_failed_at,
+        last_failed_at=now,
+        worker=worker,
+        queue=delivery.queue,
+        message_id=delivery.message.id,
+        enqueued_at=delivery.message.enqueued_at,
+    )
+
+
+def reason_exhausted(attempts: int) -> str:
+    return f"handed over {attempts} times and never settled"
+
+
+def reason_expired(retention_seconds: float) -> str:
+    return f"waited longer than its queue's retention of {retention_seconds:g} seconds"

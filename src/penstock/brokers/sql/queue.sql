@@ -1,0 +1,198 @@
+-- Every statement of the embedded queue, each under its name. `:ids` is a JSON list of message ids.
+
+-- name: store_id
+SELECT id FROM store
+
+-- name: queue
+SELECT id, name, dead_letter_queue, receives_max, retention_seconds, ring_end FROM queues WHERE name = :name
+
+-- name: add_queue
+INSERT INTO queues (name, dead_letter_queue, receives_max, retention_seconds)
+VALUES (:name, :dead_letter_queue, :receives_max, :retention_seconds)
+ON CONFLICT (name) DO NOTHING
+
+-- name: configure_queue
+INSERT INTO queues (name, dead_letter_queue, receives_max, retention_seconds)
+VALUES (:name, :dead_letter_queue, :receives_max, :retention_seconds)
+ON CONFLICT (name) DO UPDATE SET
+    dead_letter_queue = excluded.dead_letter_queue,
+    receives_max = excluded.receives_max,
+    retention_seconds = excluded.retention_seconds
+
+-- name: queue_names
+SELECT name FROM queues ORDER BY name
+
+-- name: is_dead_letter_queue
+SELECT EXISTS (SELECT 1 FROM queues WHERE dead_letter_queue = :name)
+
+-- name: last_id
+SELECT COALESCE((SELECT seq FROM sqlite_sequence WHERE name = 'messages'), 0)
+
+-- name: insert
+INSERT INTO messages (id, queue_id, state, visible_at, enqueued_at, grp, attributes, body)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?)
+
+-- name: join_ring
+INSERT INTO ring (queue_id, grp, place) VALUES (?, ?, ?) ON CONFLICT (queue_id, grp) DO NOTHING
+
+-- name: set_ring_end
+UPDATE queues SET ring_end = :ring_end WHERE id = :queue_id
+
+-- name: forget_deduplications
+DELETE FROM deduplications WHERE until <= :now
+
+-- name: deduplicated
+SELECT seq FROM deduplications WHERE queue_id = :queue_id AND deduplication_id = :deduplication_id
+
+-- name: remember_deduplication
+INSERT INTO deduplications (queue_id, deduplication_id, until, seq) VALUES (?, ?, ?, ?)
+
+-- Is there anything to hand over, to wake or to expire? Asked before the write lock is taken, so idling costs nobody.
+-- name: anything_to_do
+SELECT EXISTS (SELECT 1 FROM messages WHERE queue_id = :queue_id AND state <> 0 AND visible_at <= :now)
+    OR EXISTS (
+        SELECT 1 FROM messages WHERE queue_id = :queue_id AND enqueued_at <= :now - :retention_seconds AND state <> 2
+    )
+
+-- name: anything_ready
+SELECT EXISTS (SELECT 1 FROM ring WHERE queue_id = :queue_id)
+
+-- name: due
+SELECT id, grp, receive_count - refunds
+FROM messages
+WHERE queue_id = :queue_id AND state <> 0 AND visible_at <= :now
+ORDER BY visible_at, id
+LIMIT :rows_max
+
+-- A lease that ended by itself is a failure at the moment it ended.
+-- name: wake
+UPDATE messages SET
+    first_failed_at = CASE state WHEN 2 THEN COALESCE(first_failed_at, visible_at) ELSE first_failed_at END,
+    last_failed_at = CASE state WHEN 2 THEN visible_at ELSE last_failed_at END,
+    state = 0
+WHERE id IN (SELECT value FROM json_each(:ids))
+
+-- name: expired
+SELECT id
+FROM messages
+WHERE queue_id = :queue_id AND enqueued_at <= :now - :retention_seconds AND state <> 2
+ORDER BY enqueued_at, id
+LIMIT :rows_max
+
+-- name: count_dropped
+UPDATE queues SET dropped = dropped + :count WHERE id = :queue_id
+
+-- name: dropped
+SELECT dropped FROM queues WHERE name = :name
+
+-- name: delete
+DELETE FROM messages WHERE id IN (SELECT value FROM json_each(:ids))
+
+-- name: tidy_ring
+DELETE FROM ring
+WHERE queue_id = :queue_id
+    AND NOT EXISTS (
+        SELECT 1 FROM messages WHERE messages.queue_id = ring.queue_id AND messages.grp = ring.grp AND state = 0
+    )
+
+-- name: next_groups
+SELECT grp FROM ring WHERE queue_id = :queue_id ORDER BY place LIMIT :groups_max
+
+-- The oldest ready messages of each of the next groups. CROSS JOIN keeps SQLite from turning the join around.
+-- name: heads
+SELECT groups.grp, messages.id
+FROM (SELECT grp, place FROM ring WHERE queue_id = :queue_id ORDER BY place LIMIT :groups_max) AS groups
+CROSS JOIN messages ON messages.id IN (
+    SELECT oldest.id FROM messages AS oldest
+    WHERE oldest.queue_id = :queue_id AND oldest.grp = groups.grp AND oldest.state = 0
+    ORDER BY oldest.id
+    LIMIT :quota
+)
+ORDER BY groups.place, messages.id
+
+-- name: lease
+UPDATE messages SET state = 2, visible_at = :until, holder = :holder, receive_count = receive_count + 1
+WHERE id IN (SELECT value FROM json_each(:ids))
+
+-- name: messages
+SELECT id, body, enqueued_at, attributes, grp, receive_count, refunds
+FROM messages
+WHERE id IN (SELECT value FROM json_each(:ids))
+
+-- name: move_in_ring
+UPDATE ring SET place = ? WHERE queue_id = ? AND grp = ?
+
+-- name: leave_ring
+DELETE FROM ring
+WHERE queue_id = :queue_id
+    AND grp IN (SELECT value FROM json_each(:groups))
+    AND NOT EXISTS (
+        SELECT 1 FROM messages WHERE messages.queue_id = ring.queue_id AND messages.grp = ring.grp AND state = 0
+    )
+
+-- The fence: which of these messages are leased still, and by which hand-over.
+-- name: leased
+SELECT id, receive_count
+FROM messages
+WHERE id IN (SELECT value FROM json_each(:ids)) AND state = 2 AND visible_at > :now
+
+-- name: extend
+UPDATE messages SET visible_at = :until WHERE id IN (SELECT value FROM json_each(:ids))
+
+-- A refunded release is no failure.
+-- name: release
+UPDATE messages SET
+    state = 1,
+    visible_at = :until,
+    refunds = refunds + :refund,
+    first_failed_at = CASE :refund WHEN 1 THEN first_failed_at ELSE COALESCE(first_failed_at, :now) END,
+    last_failed_at = CASE :refund WHEN 1 THEN last_failed_at ELSE :now END
+WHERE id IN (SELECT value FROM json_each(:ids))
+
+-- name: last_days
+SELECT id, attributes, enqueued_at, receive_count - refunds, first_failed_at, last_failed_at, holder
+FROM messages
+WHERE id IN (SELECT value FROM json_each(:ids))
+ORDER BY id
+
+-- name: bury
+UPDATE messages SET
+    queue_id = :queue_id,
+    state = 1,
+    visible_at = :now,
+    enqueued_at = :now,
+    refunds = receive_count,
+    first_failed_at = NULL,
+    last_failed_at = NULL,
+    attributes = :attributes
+WHERE id = :id
+
+-- `state <> 0` says nothing new but lets SQLite look through the waiting messages only.
+-- name: release_holder
+UPDATE messages SET
+    state = 1,
+    visible_at = :now,
+    first_failed_at = COALESCE(first_failed_at, :now),
+    last_failed_at = :now
+WHERE state = 2 AND holder = :holder AND state <> 0
+
+-- One statement, so one moment. The plus keeps SQLite off the index of ready messages, which it would have to sort.
+-- name: stats
+SELECT
+    (SELECT COUNT(*) FROM messages WHERE queue_id = :queue_id AND state = 0),
+    (SELECT COALESCE(SUM(state = 2), 0) FROM messages WHERE queue_id = :queue_id AND state <> 0),
+    (SELECT COALESCE(SUM(state = 1), 0) FROM messages WHERE queue_id = :queue_id AND state <> 0),
+    (SELECT enqueued_at FROM messages WHERE queue_id = :queue_id AND +state = 0 ORDER BY enqueued_at LIMIT 1)
+
+-- name: browse
+SELECT id, body, enqueued_at, attributes, grp
+FROM messages
+WHERE queue_id = :queue_id AND id > :after
+ORDER BY id
+LIMIT :messages_max
+
+-- name: purge
+DELETE FROM messages WHERE queue_id = :queue_id
+
+-- name: purge_ring
+DELETE FROM ring WHERE queue_id = :queue_id

@@ -1,0 +1,218 @@
+"""The queue file: opening, checking and creating it, transactions, and what SQLite's errors mean to a person."""
+
+import secrets
+import sqlite3
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from importlib import resources
+from pathlib import Path
+
+from penstock.errors import ConfigurationError, PenstockError, TemporaryError
+
+SCHEMA_VERSION = 1
+_APPLICATION_ID = 0x50_53_54_4B  # "PSTK" in the file's header: another program's database is told apart
+_WAL_BYTES_MAX = 64 * 1024 * 1024  # what is left of the log after a checkpoint; it is larger only meanwhile
+_TEMPORARY = {  # another try may succeed: space is freed, another process ends its transaction
+    sqlite3.SQLITE_BUSY,
+    sqlite3.SQLITE_LOCKED,
+    sqlite3.SQLITE_FULL,
+    sqlite3.SQLITE_IOERR,
+    sqlite3.SQLITE_NOMEM,
+    sqlite3.SQLITE_INTERRUPT,
+    sqlite3.SQLITE_PROTOCOL,
+}
+
+
+def statements() -> Mapping[str, str]:
+    """The statements of sql/queue.sql by name."""
+    named: dict[str, list[str]] = {}
+    lines: list[str] = []
+    for line in _sql("queue.sql").splitlines():
+        if line.startswith("-- name: "):
+            lines = named.setdefault(line.removeprefix("-- name: ").strip(), [])
+        elif not line.startswith("--"):
+            lines.append(line)
+    return {name: "\n".join(body).strip() for name, body in named.items()}
+
+
+def _sql(name: str) -> str:
+    return resources.files("penstock.brokers").joinpath("sql", name).read_text(encoding="utf-8")
+
+
+class QueueFile:
+    """One connection to the file, used by one thread at a time.
+
+    One connection, because SQLite has one writer anyway, and threads of a process line up better at a lock of ours than
+    at SQLite's, which is found free by asking again and again. Other processes meet at SQLite's lock.
+    """
+
+    def __init__(self, path: Path, *, busy_timeout_seconds: float) -> None:
+        self.path = path
+        self._busy_timeout_seconds = busy_timeout_seconds
+        self._lock = threading.Lock()
+        self._synchronous = ""  # written under the lock
+        self._connection: sqlite3.Connection | None = self._open()  # None once closed; written under the lock
+        try:
+            with self._translated():
+                self._prepare(self._connection_or_raise())
+                self.store_id = str(self._connection_or_raise().execute("SELECT id FROM store").fetchone()[0])
+        except BaseException:
+            self.close()
+            raise
+
+    @contextmanager
+    def reading(self) -> Iterator[sqlite3.Connection]:
+        """The connection, for single statements that only read."""
+        with self._locked(), self._translated():
+            yield self._connection_or_raise()
+
+    @contextmanager
+    def transaction(self, *, durable: bool = False) -> Iterator[sqlite3.Connection]:
+        """Write, all or nothing. The write lock is taken at the start: a transaction that begins by reading and then
+        wants to write is refused as soon as another writer came between.
+
+        ``durable`` waits for the disk (synchronous=FULL). Without it (NORMAL) a power loss may take back the last
+        transactions, in order and each as a whole; a mere crash of the process takes back nothing in either mode.
+        """
+        with self._locked(), self._translated():
+            connection = self._connection_or_raise()
+            self._set_synchronous(connection, "FULL" if durable else "NORMAL")
+            connection.execute("BEGIN IMMEDIATE")
+            try:
+                yield connection
+                connection.execute("COMMIT")
+            except BaseException:
+                if connection.in_transaction:  # a full disk may have ended it already
+                    connection.execute("ROLLBACK")
+                raise
+
+    def close(self) -> None:
+        """Waits for a transaction under way."""
+        with self._lock:
+            if self._connection is not None:
+                self._connection.close()
+            self._connection = None
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        if not self._lock.acquire(timeout=self._busy_timeout_seconds):
+            raise TemporaryError(
+                f"the queue file {self.path} was busy in this process for {self._busy_timeout_seconds:g} s: try again"
+            )
+        try:
+            yield
+        finally:
+            self._lock.release()
+
+    @contextmanager
+    def _translated(self) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.Error as error:
+            raise translate(error, self.path) from error
+
+    def _connection_or_raise(self) -> sqlite3.Connection:
+        if self._connection is None:
+            raise TemporaryError(f"the queue file {self.path} was closed by this process: open it again")
+        return self._connection
+
+    def _set_synchronous(self, connection: sqlite3.Connection, synchronous: str) -> None:
+        if self._synchronous != synchronous:
+            connection.execute(f"PRAGMA synchronous = {synchronous}")
+            self._synchronous = synchronous
+
+    def _open(self) -> sqlite3.Connection:
+        if not self.path.parent.is_dir():
+            raise ConfigurationError(f"the queue file {self.path} has no folder to be in: create {self.path.parent}")
+        with self._translated():
+            return sqlite3.connect(
+                self.path,
+                timeout=self._busy_timeout_seconds,
+                isolation_level=None,  # transactions are begun and ended here, nowhere else
+                check_same_thread=False,  # the lock sees to it
+            )
+
+    def _prepare(self, connection: sqlite3.Connection) -> None:
+        connection.execute("PRAGMA fullfsync = ON")  # macOS: its plain fsync leaves data in the drive's cache
+        self._check(connection)
+        self._enter_wal(connection)
+        connection.execute(f"PRAGMA journal_size_limit = {_WAL_BYTES_MAX}")
+        connection.execute("PRAGMA secure_delete = OFF")  # overwriting what is deleted would double the writes
+        connection.execute("BEGIN IMMEDIATE")
+        try:
+            if self._check(connection):  # again: another process may have been faster
+                self._create(connection)
+            connection.execute("COMMIT")
+        except BaseException:
+            if connection.in_transaction:
+                connection.execute("ROLLBACK")
+            raise
+
+    def _check(self, connection: sqlite3.Connection) -> bool:
+        """Whether the file is empty; raises where it is not ours or newer than this program."""
+        version = connection.execute("PRAGMA user_version").fetchone()[0]
+        application = connection.execute("PRAGMA application_id").fetchone()[0]
+        tables = connection.execute("SELECT COUNT(*) FROM sqlite_master").fetchone()[0]
+        if application == 0 and version == 0 and tables == 0:
+            return True
+        if application != _APPLICATION_ID:
+            raise ConfigurationError(f"{self.path} is a database of another program: name another file for the queues")
+        if version > SCHEMA_VERSION:
+            raise ConfigurationError(
+                f"the queue file {self.path} has version {version}, this Penstock knows {SCHEMA_VERSION}: upgrade "
+                "Penstock, or name another file"
+            )
+        return False
+
+    def _enter_wal(self, connection: sqlite3.Connection) -> None:
+        """Readers then never wait for the writer. The mode stays with the file; changing it needs the file for
+        oneself, and SQLite does not wait for that by itself when several processes open a new file at once."""
+        give_up = time.monotonic() + self._busy_timeout_seconds
+        while True:
+            try:
+                mode = connection.execute("PRAGMA journal_mode = WAL").fetchone()[0]
+                break
+            except sqlite3.OperationalError as error:
+                if _primary_code(error) != sqlite3.SQLITE_BUSY or time.monotonic() > give_up:
+                    raise
+                time.sleep(0.01)  # bounded by give_up; real time, as no clock of ours rules other processes
+        if mode != "wal":
+            raise ConfigurationError(
+                f"the queue file {self.path} is on a file system without shared memory (mode {mode}): put it on a "
+                "local disk"
+            )
+
+    def _create(self, connection: sqlite3.Connection) -> None:
+        for statement in _complete_statements(_sql("schema.sql")):
+            connection.execute(statement)
+        connection.execute("INSERT INTO store (id) VALUES (?)", (f"q{secrets.token_hex(8)}",))
+        connection.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
+        connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+
+
+def _complete_statements(script: str) -> Iterator[str]:
+    """One by one, as `executescript` would commit before it begins."""
+    statement = ""
+    for line in script.splitlines(keepends=True):
+        statement += line
+        if sqlite3.complete_statement(statement):
+            yield statement
+            statement = ""
+
+
+def translate(error: sqlite3.Error, path: Path) -> PenstockError:
+    """What an error of SQLite means: worth another try, or a file that this process cannot work with."""
+    code = _primary_code(error)
+    if code in _TEMPORARY:
+        return TemporaryError(f"the queue file {path} cannot be used just now ({error}): try again")
+    if code in (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT):
+        return ConfigurationError(
+            f"the queue file {path} is damaged or no queue file ({error}): move it away, or restore a copy"
+        )
+    return ConfigurationError(f"the queue file {path} cannot be used ({error}): check the path and its permissions")
+
+
+def _primary_code(error: sqlite3.Error) -> int:
+    return int(getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR)) & 0xFF

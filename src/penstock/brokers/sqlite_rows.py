@@ -1,0 +1,66 @@
+"""Between the rows of the queue file and messages."""
+
+import base64
+import json
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+from penstock.brokers import rules
+from penstock.messaging.delivery import Delivery
+from penstock.messaging.message import NO_ATTRIBUTES, Attributes, Message
+
+Row = tuple[Any, ...]
+
+
+def encode_group(group: str | None) -> str:
+    return "" if group is None else f":{group}"
+
+
+def decode_group(text: str) -> str | None:
+    return text[1:] if text else None
+
+
+def encode_attributes(attributes: Attributes) -> str | None:
+    """JSON; a binary value is a list of one base64 text, which no text value can be taken for."""
+    if not attributes:
+        return None
+    return json.dumps(
+        {
+            name: value if isinstance(value, str) else [base64.b64encode(value).decode("ascii")]
+            for name, value in attributes.items()
+        }
+    )
+
+
+def decode_attributes(text: str | None) -> Attributes:
+    if text is None:
+        return NO_ATTRIBUTES
+    fields: Mapping[str, str | list[str]] = json.loads(text)
+    return MappingProxyType(
+        {name: value if isinstance(value, str) else base64.b64decode(value[0]) for name, value in fields.items()}
+    )
+
+
+def message_of(store: str, row: Row) -> Message:
+    """Of (id, body, enqueued_at, attributes, grp, ...)."""
+    seq, body, enqueued_at, attributes, group = row[:5]
+    return Message(
+        id=rules.message_id(store, seq),
+        body=body,
+        enqueued_at=enqueued_at,
+        attributes=decode_attributes(attributes),
+        group=decode_group(group),
+    )
+
+
+def delivery_of(store: str, queue: str, row: Row, now: float) -> Delivery:
+    """Of a message's row with (..., receive_count, refunds) at its end."""
+    receive_count, refunds = row[5:7]
+    return Delivery(
+        message=message_of(store, row),
+        queue=queue,
+        receipt=rules.receipt(store, rules.HandOver(seq=row[0], number=receive_count)),
+        attempt=receive_count - refunds,
+        received_at=now,
+    )

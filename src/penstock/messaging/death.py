@@ -1,0 +1,143 @@
+"""Why a message died, written on the dead letter itself.
+
+Every broker dead-letters in the same way: body, group and attributes stay as they are, and one attribute more,
+`penstock-death`, carries a `Death` as JSON. What is read back may be forged or garbled: it is then no death at all.
+"""
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from types import MappingProxyType
+
+from penstock.messaging.message import Attributes
+
+DEATH_ATTRIBUTE = "penstock-death"
+DEATH_BYTES_MAX = 64 * 1024
+_TEXT_BYTES_MAX = 4 * 1024  # of each field but the traceback, which gets what is left over
+_TRIMMED = "[... trimmed ...]\n"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Death:
+    """The last of a message in its own queue. Times are epoch seconds by the broker's clock."""
+
+    reason: str
+    attempts: int
+    last_failed_at: float
+    worker: str
+    queue: str  # the queue it died in
+    message_id: str  # its id there
+    enqueued_at: float  # when it was put into that queue
+    first_failed_at: float | None = None
+    exception: str | None = None
+    traceback: str | None = None
+
+
+def with_death(attributes: Attributes, death: Death) -> Attributes:
+    """The attributes of a message that is about to become a dead letter; an older death gives way to the newer."""
+    return MappingProxyType({**attributes, DEATH_ATTRIBUTE: encode_death(death)})
+
+
+def death_of(attributes: Attributes) -> Death | None:
+    """What a dead letter died of; None where nothing readable says so."""
+    return decode_death(attributes.get(DEATH_ATTRIBUTE))
+
+
+def encode_death(death: Death, *, bytes_max: int = DEATH_BYTES_MAX) -> str:
+    """ASCII JSON of at most ``bytes_max`` bytes (no less than 40 KiB makes sense): texts are cut to fit.
+
+    Of a traceback the end is kept, where the error is.
+    """
+    fields = {name: _cut(value) if isinstance(value, str) else value for name, value in asdict(death).items()}
+    if death.traceback is None:
+        return json.dumps(fields)
+    fields["traceback"] = ""
+    fields["traceback"] = _tail(_clean(death.traceback), bytes_max - len(json.dumps(fields)))
+    return json.dumps(fields)
+
+
+def decode_death(value: object) -> Death | None:
+    """The `Death` in an attribute's value, or None: whatever the value is, nothing is raised."""
+    if not isinstance(value, str) or len(value) > DEATH_BYTES_MAX:
+        return None
+    try:
+        fields = json.loads(value)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(fields, dict):
+        return None
+    try:
+        return _read(fields)
+    except (KeyError, TypeError, ValueError, OverflowError):
+        return None
+
+
+def _read(fields: Mapping[str, object]) -> Death:
+    return Death(
+        reason=_text(fields["reason"]),
+        attempts=_count(fields["attempts"]),
+        last_failed_at=_time(fields["last_failed_at"]),
+        worker=_text(fields["worker"]),
+        queue=_text(fields["queue"]),
+        message_id=_text(fields["message_id"]),
+        enqueued_at=_time(fields["enqueued_at"]),
+        first_failed_at=None if fields.get("first_failed_at") is None else _time(fields["first_failed_at"]),
+        exception=None if fields.get("exception") is None else _text(fields["exception"]),
+        traceback=None if fields.get("traceback") is None else _text(fields["traceback"]),
+    )
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError
+    return _clean(value)
+
+
+def _count(value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError
+    if not 0 <= value < 2**31:
+        raise ValueError
+    return value
+
+
+def _time(value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError
+    if not math.isfinite(float(value)):
+        raise ValueError
+    return float(value)
+
+
+def _clean(text: str) -> str:
+    """Without lone surrogates (file names bring them): no page, log or database takes those."""
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+def _cut(text: str) -> str:
+    text = _clean(text)
+    if _size(text) <= _TEXT_BYTES_MAX:
+        return text
+    return text[: _fitting(text, _TEXT_BYTES_MAX, from_end=False)]
+
+
+def _tail(text: str, bytes_max: int) -> str:
+    if _size(text) <= bytes_max:
+        return text
+    length = _fitting(text, bytes_max - _size(_TRIMMED), from_end=True)
+    return _TRIMMED + text[len(text) - length :]
+
+
+def _size(text: str) -> int:
+    return len(json.dumps(text)) - 2
+
+
+def _fitting(text: str, bytes_max: int, *, from_end: bool) -> int:
+    """How many characters of one end fit: found by halving, as escapes make characters 1 to 12 bytes long."""
+    low, high = 0, min(len(text), max(bytes_max, 0))
+    while low < high:
+        middle = (low + high + 1) // 2
+        part = text[len(text) - middle :] if from_end else text[:middle]
+        low, high = (middle, high) if _size(part) <= bytes_max else (low, middle - 1)
+    return low
