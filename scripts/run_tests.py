@@ -1,6 +1,6 @@
 """Run what CI runs: the linters, then the tests in two goes, and close with one line that adds them up.
 
-Usage: python scripts/run_tests.py [--slow] [--only PHASE]
+Usage: python scripts/run_tests.py [--slow] [--only lint|tests|spark]
 
 The tests without Spark run in two processes; those with Spark in one, one after another, since a session takes both
 cores and most of the memory. The last line is `N passed, N failed, N skipped` over both. The exit code is 0 only if the
@@ -51,22 +51,28 @@ class Outcome:
         return sum(1 for reason in self.skips if not reason.startswith("not applicable"))
 
 
-PHASES = (
-    Phase(name="without Spark", arguments=("-m", "not spark and not slow", "-n", "2", "--dist", "worksteal")),
-    Phase(name="with Spark", arguments=("-m", "spark and not slow")),
+WITHOUT_SPARK = Phase(
+    name="without Spark", arguments=("-m", "not spark and not slow", "-n", "2", "--dist", "worksteal")
 )
-SLOW_PHASES = (Phase(name="long matrix", arguments=("-m", "slow")),)
+WITH_SPARK = Phase(name="with Spark", arguments=("-m", "spark and not slow"))
+LONG_MATRIX = Phase(name="of the long matrix", arguments=("-m", "slow"))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Run the linters and the tests as CI does.")
     parser.add_argument("--slow", action="store_true", help="run the long matrix instead")
-    parser.add_argument("--only", choices=("lint", "tests"), help="run only the linters, or only the tests")
+    parser.add_argument("--only", choices=("lint", "tests", "spark"), help="run this part alone")
     arguments = parser.parse_args()
-    if arguments.only != "tests" and not arguments.slow:
+    if arguments.only in (None, "lint") and not arguments.slow:
         lint()
     if arguments.only != "lint":
-        test(SLOW_PHASES if arguments.slow else PHASES, in_ci=os.environ.get("CI") == "true")
+        test(chosen(arguments.only, slow=arguments.slow), in_ci=os.environ.get("CI") == "true")
+
+
+def chosen(only: str | None, *, slow: bool) -> Sequence[Phase]:
+    if slow:
+        return [LONG_MATRIX]
+    return [WITH_SPARK] if only == "spark" else [WITHOUT_SPARK, WITH_SPARK]
 
 
 def lint() -> None:

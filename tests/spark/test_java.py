@@ -78,5 +78,5 @@ def test_spark_runs_on_the_java_of_the_machine(bare_environ: dict[str, str], tmp
 
 
 def test_with_neither_there_is_a_sentence_before_spark_is_asked(bare_environ: dict[str, str]) -> None:
-    with pytest.raises(ConfigurationError, match="^Spark needs Java 17 or newer and none was found"):
+    with pytest.raises(ConfigurationError, match=r"^Spark needs Java 17 or newer and none was found"):
         find_java(bare_environ, bundled=lambda: None)

@@ -1,0 +1,47 @@
+# Every target sets itself up on a fresh clone: Python 3.11 with its venv module is all it needs.
+# Another Python: make test PYTHON=python3.12
+
+PYTHON ?= python3
+VENV := .venv
+SETUP := $(PYTHON) scripts/bootstrap.py
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test lint bench check test-slow test-spark40 lock clean
+.NOTPARALLEL:
+
+help: ## List the targets
+	@sed -n 's/^\([a-z0-9-]*\):[^#]*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | while IFS='|' read -r target does; \
+	do printf '  make %-14s %s\n' "$$target" "$$does"; done
+
+setup: ## Make the environment in .venv (the other targets do it by themselves)
+	@$(SETUP)
+
+demo: setup ## Real files through the whole chain into an exactly-once table, with a crash in the middle
+	@$(VENV)/bin/penstock demo
+
+test: setup ## Everything CI runs: the linters, then all tests but the long matrix
+	@$(VENV)/bin/python scripts/run_tests.py
+
+lint: setup ## ruff, mypy --strict and the import contracts
+	@$(VENV)/bin/python scripts/run_tests.py --only lint
+
+bench: setup ## The benchmarks whose figures the README quotes
+	@$(VENV)/bin/python -m benchmarks
+
+check: ## As CI does it: make test, in which a test skipped for a missing service is a failed one
+	@CI=true $(MAKE) --no-print-directory test
+
+test-slow: setup ## The long matrix
+	@$(VENV)/bin/python scripts/run_tests.py --slow
+
+test-spark40: ## The tests with Spark, on the oldest Spark we support (an environment of its own)
+	@$(PYTHON) scripts/bootstrap.py --venv .venv-spark40 --lock spark40
+	@.venv-spark40/bin/python scripts/run_tests.py --only spark
+
+lock: setup ## Resolve the dependencies again and write locks/ (UPGRADE=1 takes the newest that fit)
+	@$(VENV)/bin/python scripts/lock.py $(if $(UPGRADE),--upgrade)
+
+clean: ## Remove the environments, caches and reports
+	@rm -rf $(VENV) $(VENV).lock .venv-spark40 .venv-spark40.lock build dist
+	@rm -rf .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	@find src tests scripts -name __pycache__ -type d -prune -exec rm -rf {} +
