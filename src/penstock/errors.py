@@ -12,6 +12,7 @@
     ├── TemporaryError           75  a fault that another try may not meet: broker or database away
     ├── InvalidMessage           a message nobody can work on; it becomes a dead letter with this reason
     ├── ClaimLost                our attempt is no longer open: somebody took it over, stop working on it
+    ├── SchemaMoved              the table's schema changed since the run was planned; plan it again
     ├── PublishConflict          the table moved under our handle; load it again and look
     ├── PublishHalted        1   publishing further would damage the table; a person has to look (`penstock repair`)
     └── ObjectError              one object could not be read; its siblings are not touched
@@ -71,6 +72,10 @@ class InvalidMessage(PenstockError):
 
 class ClaimLost(PenstockError):
     """The attempt is not open any more: expired and taken over, or given back."""
+
+
+class SchemaMoved(PenstockError):
+    """The table's schema is not the one the run was planned with. Nothing was committed; the claim still holds."""
 
 
 class PublishConflict(PenstockError):

@@ -1,0 +1,85 @@
+"""How long the ledger takes: 5,000 objects claimed and committed in a file, and two objects in memory.
+
+python benchmarks/ledger.py [--objects N] [--rounds N]
+"""
+
+import argparse
+import hashlib
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from itertools import count
+from pathlib import Path
+from typing import TypeVar
+
+from penstock.ledger import Ledger
+from penstock.ledger.records import BatchOutcome, Candidate, Carrier, Claim, ObjectResult
+
+PIPELINE = "file:///benchmark"
+
+T = TypeVar("T")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--objects", type=int, default=5_000)
+    parser.add_argument("--rounds", type=int, default=7)
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        _report("in a file, WAL, synchronous FULL", Ledger.open(Path(folder, "ledger.db")), arguments)
+    small = argparse.Namespace(objects=2, rounds=2_000)
+    _report("in memory", Ledger.open("sqlite://"), small)
+
+
+def _report(place: str, ledger: Ledger, arguments: argparse.Namespace) -> None:
+    ledger.ensure_pipeline(PIPELINE)
+    attempts = (f"attempt-{number}" for number in count())
+    times = [_round(ledger, attempts, arguments.objects, number) for number in range(arguments.rounds)]
+    ledger.close()
+    claim, extend, commit = (statistics.median(column) * 1_000 for column in zip(*times, strict=True))
+    print(
+        f"{place}: {arguments.objects} objects, median of {arguments.rounds}: "
+        f"claim {claim:.3f} ms, extend {extend:.3f} ms, commit {commit:.3f} ms"
+    )
+
+
+def _round(ledger: Ledger, attempts: Iterator[str], objects: int, number: int) -> tuple[float, float, float]:
+    candidates = [_candidate(f"{number}/{index}") for index in range(objects)]
+    attempt = next(attempts)
+    claim, claim_seconds = _timed(
+        lambda: ledger.claim(PIPELINE, candidates, attempt_id=attempt, worker="benchmark", lease_seconds=60.0)
+    )
+    _, extend_seconds = _timed(lambda: ledger.extend(attempt, lease_seconds=60.0))
+    seq, commit_seconds = _timed(lambda: ledger.commit(_outcome(claim)))
+    assert len(claim.claimed) == objects
+    assert seq == number + 1
+    return claim_seconds, extend_seconds, commit_seconds
+
+
+def _timed(work: Callable[[], T]) -> tuple[T, float]:
+    start = time.perf_counter()
+    answer = work()
+    return answer, time.perf_counter() - start
+
+
+def _candidate(name: str) -> Candidate:
+    key = f"/benchmark/landing/2024/01/{name}.jsonl.gz"
+    return Candidate(
+        object_id=hashlib.sha256(key.encode()).digest()[:16],
+        bucket="file",
+        key=key.encode(),
+        size_bytes=10_000,
+        uri=f"file://{key}",
+        etag="17f0-2710",
+        carrier=Carrier(message_id=name, enqueued_at=0.0),
+    )
+
+
+def _outcome(claim: Claim) -> BatchOutcome:
+    results = [ObjectResult(object_id=object_id, rows=50, lines_quarantined=0) for object_id in claim.claimed]
+    return BatchOutcome(pipeline=PIPELINE, attempt_id=claim.attempt_id, processed=results, rows=50 * len(results))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,114 @@
+"""Giving attempts up: durably, from open only, and with their objects free in the same transaction.
+
+From then on the attempt can never commit, so its files may be deleted whenever gc comes by. An expired attempt is
+given up by whoever meets it; the clock that says so is the database's.
+"""
+
+from collections.abc import Sequence
+
+from sqlalchemy import ColumnElement, Connection, and_, bindparam, select, update
+
+from penstock.ledger.database import Database
+from penstock.ledger.dialects import DatabaseNow
+from penstock.ledger.records import AttemptState, ObjectState
+from penstock.ledger.rules import told
+from penstock.ledger.schema import attempts, objects
+from penstock.messaging.steps import Probe, Step
+
+EXPIRED = "expired"
+WORKER_DIED = "worker_died"
+
+IS_EXPIRED: ColumnElement[bool] = and_(
+    attempts.c.state == AttemptState.OPEN.value, attempts.c.lease_until < DatabaseNow()
+)
+EXPIRED_ATTEMPTS = select(attempts.c.id).where(attempts.c.pipeline == bindparam("in_pipeline"), IS_EXPIRED)
+_WORKERS_ATTEMPTS = select(attempts.c.id).where(
+    attempts.c.pipeline == bindparam("in_pipeline"),
+    attempts.c.state == AttemptState.OPEN.value,
+    attempts.c.worker == bindparam("of_worker"),
+)
+_GIVE_UP = (
+    update(attempts)
+    .values(
+        state=AttemptState.ABANDONED.value,
+        ended_at=DatabaseNow(),
+        outcome=bindparam("why_outcome"),
+        reason=bindparam("why_reason"),
+    )
+    .where(attempts.c.id == bindparam("given_up"), attempts.c.state == AttemptState.OPEN.value)
+)
+_GIVE_UP_EXPIRED = _GIVE_UP.where(IS_EXPIRED)
+_FREE = (
+    update(objects)
+    .values(
+        state=ObjectState.UNPROCESSED.value,
+        attempt_id=None,
+        refunds=objects.c.refunds + bindparam("refund_by"),
+        unattributed_failures=objects.c.unattributed_failures + bindparam("unattributed_by"),
+    )
+    .where(objects.c.attempt_id == bindparam("given_up"), objects.c.state == ObjectState.PROCESSING.value)
+)
+
+
+class Abandonments:
+    """The ways in which an attempt is given up."""
+
+    def __init__(self, database: Database, probe: Probe) -> None:
+        self._database = database
+        self._probe = probe
+
+    def one(self, attempt_id: str, *, reason: str, outcome: str, refund: bool, unattributed: bool) -> bool:
+        """Give up an attempt that is still open; False when it is not.
+
+        ``refund``: the claim shall not count against its objects. ``unattributed``: the run failed and no object could
+        be named as the cause, which each of them remembers.
+        """
+        with self._database.writing() as connection:
+            given_up = connection.execute(_GIVE_UP, _why(attempt_id, outcome, reason)).rowcount == 1
+            if given_up:
+                _free(connection, attempt_id, refund=refund, unattributed=unattributed)
+        if given_up:
+            self._probe(Step.ABANDONED)
+        return given_up
+
+    def expired(self, pipeline: str) -> Sequence[str]:
+        """Give up every attempt past its lease; answers which. The attempt stays charged."""
+        with self._database.writing() as connection:
+            found = connection.scalars(EXPIRED_ATTEMPTS, {"in_pipeline": pipeline}).all()
+            given_up = [id for id in found if _give_up_expired(connection, id)]
+        if given_up:
+            self._probe(Step.ABANDONED)
+        return given_up
+
+    def of_worker(self, pipeline: str, worker: str) -> Sequence[str]:
+        """Give up every open attempt of a worker that is known to be dead; answers which. They stay charged."""
+        with self._database.writing() as connection:
+            found = connection.scalars(_WORKERS_ATTEMPTS, {"in_pipeline": pipeline, "of_worker": worker}).all()
+            given_up = [id for id in found if _give_up_dead(connection, id, worker)]
+        if given_up:
+            self._probe(Step.ABANDONED)
+        return given_up
+
+
+def _give_up_expired(connection: Connection, attempt_id: str) -> bool:
+    why = _why(attempt_id, EXPIRED, "its lease ran out")
+    if connection.execute(_GIVE_UP_EXPIRED, why).rowcount != 1:
+        return False
+    _free(connection, attempt_id, refund=False, unattributed=False)
+    return True
+
+
+def _give_up_dead(connection: Connection, attempt_id: str, worker: str) -> bool:
+    why = _why(attempt_id, WORKER_DIED, f"worker {worker} died")
+    if connection.execute(_GIVE_UP, why).rowcount != 1:
+        return False
+    _free(connection, attempt_id, refund=False, unattributed=False)
+    return True
+
+
+def _free(connection: Connection, attempt_id: str, *, refund: bool, unattributed: bool) -> None:
+    connection.execute(_FREE, {"given_up": attempt_id, "refund_by": int(refund), "unattributed_by": int(unattributed)})
+
+
+def _why(attempt_id: str, outcome: str, reason: str) -> dict[str, str]:
+    return {"given_up": attempt_id, "why_outcome": outcome, "why_reason": told(reason)}

@@ -1,0 +1,236 @@
+"""Claims: exclusive and fenced, by the database's clock.
+
+The lease stands on the attempt, so that one heartbeat holds thousands of objects. Rows are inserted or left alone in a
+transaction of their own; then one compare-and-set takes what is free. A lock taken by a SELECT and followed by an
+INSERT would deadlock where two claims overlap; this order cannot.
+"""
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+
+from sqlalchemy import Connection, bindparam, insert, or_, select, update
+
+from penstock.errors import TemporaryError
+from penstock.ledger.abandonments import EXPIRED_ATTEMPTS, Abandonments
+from penstock.ledger.database import Database, OutcomeUnknown
+from penstock.ledger.dialects import DatabaseNow
+from penstock.ledger.records import (
+    TERMINAL,
+    AttemptState,
+    Candidate,
+    Carrier,
+    Claim,
+    ClaimedObject,
+    EndedObject,
+    ObjectState,
+)
+from penstock.ledger.revivals import revive
+from penstock.ledger.rows import AnyRow, carrier_of, new_object, wanted_object
+from penstock.ledger.rules import is_later, storable
+from penstock.ledger.schema import attempts, object_attempts, objects, wanted
+from penstock.ledger.sets import fill, is_wanted
+from penstock.messaging.steps import Probe, Step
+
+_OURS = (objects.c.attempt_id == bindparam("fresh")) & (objects.c.state == ObjectState.PROCESSING.value)
+
+_TAKE = (
+    update(objects)
+    .values(
+        state=ObjectState.PROCESSING.value,
+        attempt_id=bindparam("fresh"),
+        charged=objects.c.charged + 1,
+        carrier_message_id=wanted.c.message_id,
+        carrier_enqueued_at=wanted.c.enqueued_at,
+        carrier_replay_id=wanted.c.replay_id,
+    )
+    .where(
+        is_wanted(),
+        objects.c.state == ObjectState.UNPROCESSED.value,
+        objects.c.object_id == wanted.c.object_id,
+    )
+)
+_OPEN = insert(attempts).values(
+    id=bindparam("fresh"),
+    pipeline=bindparam("in_pipeline"),
+    state=AttemptState.OPEN.value,
+    worker=bindparam("by_worker"),
+    started_at=DatabaseNow(),
+    lease_until=DatabaseNow() + bindparam("lease_seconds", type_=attempts.c.lease_until.type),
+    heartbeat_seq=0,
+)
+_NOTE = insert(object_attempts).from_select(
+    ["pipeline", "object_id", "attempt_id", "replay_id"],
+    select(objects.c.pipeline, objects.c.object_id, objects.c.attempt_id, objects.c.carrier_replay_id).where(_OURS),
+)
+_READ_BACK = select(
+    objects.c.object_id,
+    objects.c.charged,
+    objects.c.refunds,
+    objects.c.unattributed_failures,
+    objects.c.carrier_message_id,
+    objects.c.carrier_enqueued_at,
+    objects.c.carrier_replay_id,
+).where(_OURS)
+_NOT_OURS = (
+    select(
+        objects.c.object_id,
+        objects.c.state,
+        objects.c.reason,
+        objects.c.carrier_message_id,
+        objects.c.carrier_enqueued_at,
+        objects.c.carrier_replay_id,
+        (attempts.c.lease_until - DatabaseNow()).label("lease_left"),
+    )
+    .outerjoin_from(objects, attempts, attempts.c.id == objects.c.attempt_id)
+    .where(is_wanted(), or_(objects.c.attempt_id.is_(None), objects.c.attempt_id != bindparam("fresh")))
+)
+_other = objects.alias("other")
+_SAME_KEY = select(objects.c.object_id, objects.c.sequencer, _other.c.sequencer.label("other_sequencer")).where(
+    _OURS,
+    objects.c.version_id.is_(None),
+    objects.c.sequencer.is_not(None),
+    _other.c.uri_digest == objects.c.uri_digest,
+    _other.c.pipeline == objects.c.pipeline,
+    _other.c.bucket == objects.c.bucket,
+    _other.c.key == objects.c.key,
+    _other.c.sequencer.is_not(None),
+    _other.c.state.in_([ObjectState.PROCESSING.value, ObjectState.PROCESSED.value]),
+)
+_SUPERSEDE = (
+    update(objects)
+    .values(
+        state=ObjectState.SUPERSEDED.value,
+        attempt_id=None,
+        charged=objects.c.charged - 1,
+        reason="a later version of this key came first",
+        ended_at=DatabaseNow(),
+    )
+    .where(
+        objects.c.pipeline == bindparam("in_pipeline"),
+        objects.c.object_id == bindparam("superseded"),
+        objects.c.attempt_id == bindparam("fresh"),
+    )
+)
+_EXTEND = (
+    update(attempts)
+    .values(
+        lease_until=DatabaseNow() + bindparam("lease_seconds", type_=attempts.c.lease_until.type),
+        heartbeat_seq=attempts.c.heartbeat_seq + 1,
+    )
+    .where(attempts.c.id == bindparam("extended"), attempts.c.state == AttemptState.OPEN.value)
+)
+
+
+class Claims:
+    """Takes objects for an attempt, and keeps its lease."""
+
+    def __init__(self, database: Database, probe: Probe, abandonments: Abandonments) -> None:
+        self._database = database
+        self._probe = probe
+        self._abandonments = abandonments
+        self._register_objects = database.dialect.insert_or_ignore(objects).values(
+            state=ObjectState.UNPROCESSED.value,
+            charged=0,
+            refunds=0,
+            unattributed_failures=0,
+            first_seen_at=DatabaseNow(),
+        )
+
+    def claim(
+        self, pipeline: str, candidates: Sequence[Candidate], *, attempt_id: str, worker: str, lease_seconds: float
+    ) -> Claim:
+        """Claim what is free among the candidates; see `penstock.ledger.ledger.Ledger.claim`."""
+        if not candidates:
+            return Claim(attempt_id=attempt_id, claimed={}, busy={}, ended={})
+        expired = self._register(pipeline, candidates)
+        self._probe(Step.OBJECTS_REGISTERED)
+        if expired:
+            self._abandonments.expired(pipeline)
+        claim = self._take(pipeline, candidates, attempt_id, worker, lease_seconds)
+        if claim.claimed:
+            self._probe(Step.ATTEMPT_OPENED)
+        return claim
+
+    def extend(self, attempt_id: str, *, lease_seconds: float) -> bool:
+        """Let the lease end ``lease_seconds`` from now; False when the attempt is not open any more."""
+        with self._database.writing() as connection:
+            parameters = {"extended": attempt_id, "lease_seconds": lease_seconds}
+            return connection.execute(_EXTEND, parameters).rowcount == 1
+
+    def _register(self, pipeline: str, candidates: Sequence[Candidate]) -> bool:
+        """Give every candidate a row; answers whether some attempt of the pipeline is past its lease."""
+        rows = [new_object(pipeline, candidate) for candidate in candidates]
+        with self._database.writing() as connection:
+            connection.execute(self._register_objects, rows)
+            return connection.execute(EXPIRED_ATTEMPTS, {"in_pipeline": pipeline}).first() is not None
+
+    def _take(
+        self, pipeline: str, candidates: Sequence[Candidate], attempt_id: str, worker: str, lease_seconds: float
+    ) -> Claim:
+        carriers = _carriers(candidates)
+        binds = {"in_pipeline": pipeline, "fresh": attempt_id}
+        opening = {**binds, "by_worker": storable(worker), "lease_seconds": lease_seconds}
+        try:
+            with self._database.writing() as connection:
+                fill(connection, wanted, [wanted_object(id, named[0]) for id, named in carriers.items()])
+                revive(connection, pipeline, carriers)
+                taken = connection.execute(_TAKE, binds).rowcount
+                if taken and any(_may_be_superseded(candidate) for candidate in candidates):
+                    taken -= _supersede(connection, binds)
+                if taken:
+                    connection.execute(_OPEN, opening)
+                    connection.execute(_NOTE, binds)
+                return _read_back(connection, binds, claimed=taken, wanted=len(carriers))
+        except OutcomeUnknown:
+            with suppress(TemporaryError):  # then its lease ends by itself
+                self._abandonments.one(
+                    attempt_id, reason="claim outcome unknown", outcome="given_back", refund=True, unattributed=False
+                )
+            raise
+
+
+def _carriers(candidates: Sequence[Candidate]) -> Mapping[bytes, Sequence[Carrier]]:
+    """The messages that name each object, in the order given. Several messages may name one object."""
+    carriers: dict[bytes, list[Carrier]] = {}
+    for candidate in candidates:
+        carriers.setdefault(candidate.object_id, []).append(candidate.carrier)
+    return carriers
+
+
+def _may_be_superseded(candidate: Candidate) -> bool:
+    return candidate.version_id is None and candidate.sequencer is not None
+
+
+def _supersede(connection: Connection, binds: Mapping[str, str]) -> int:
+    """Take out of the claim what a later version of the same key has overtaken; answers how many objects."""
+    pairs = connection.execute(_SAME_KEY, binds).all()
+    overtaken = {row.object_id for row in pairs if is_later(row.other_sequencer, than=row.sequencer)}
+    for object_id in overtaken:
+        connection.execute(_SUPERSEDE, {**binds, "superseded": object_id})
+    return len(overtaken)
+
+
+def _read_back(connection: Connection, binds: Mapping[str, str], *, claimed: int, wanted: int) -> Claim:
+    """What the database says we hold, and how the rest stands."""
+    ours = connection.execute(_READ_BACK, binds).all() if claimed else []
+    rest = connection.execute(_NOT_OURS, binds).all() if len(ours) < wanted else []
+    return Claim(
+        attempt_id=binds["fresh"],
+        claimed={row.object_id: _claimed_object(row) for row in ours},
+        busy={row.object_id: max(0.0, row.lease_left or 0.0) for row in rest if row.state not in TERMINAL},
+        ended={row.object_id: _ended_object(row) for row in rest if row.state in TERMINAL},
+    )
+
+
+def _claimed_object(row: AnyRow) -> ClaimedObject:
+    return ClaimedObject(
+        object_id=row.object_id,
+        attempts=row.charged - row.refunds,
+        unattributed_failures=row.unattributed_failures,
+        carrier=carrier_of(row),
+    )
+
+
+def _ended_object(row: AnyRow) -> EndedObject:
+    state = ObjectState(row.state)
+    return EndedObject(state=state, reason=row.reason, carrier=carrier_of(row) if state is ObjectState.DEAD else None)

@@ -1,0 +1,196 @@
+"""Commits: the one transaction that makes a batch count.
+
+The pipeline's row is locked first, so that sequences follow one another in the order in which batches become visible.
+Then every statement is fenced by the attempt and its row count checked; what does not fit rolls all of it back, and
+the run's files are orphans.
+"""
+
+from collections.abc import Sequence
+from functools import partial
+
+from sqlalchemy import Connection, bindparam, case, func, insert, null, select, update
+
+from penstock.errors import ClaimLost, ConfigurationError, SchemaMoved, TemporaryError
+from penstock.ledger.database import Database, OutcomeUnknown
+from penstock.ledger.dialects import DatabaseNow
+from penstock.ledger.records import AttemptState, BatchOutcome, ObjectState
+from penstock.ledger.rows import Values, leaving_objects, new_batch
+from penstock.ledger.schema import attempts, batches, leaving, object_attempts, objects, pipelines, table_schemas
+from penstock.ledger.sets import fill
+from penstock.messaging.steps import Probe, Step
+
+TRIES_MAX = 5
+NOTHING_PROCESSED = "nothing_processed"  # how an attempt ends whose objects all failed
+
+_LOCK = (
+    select(pipelines.c.next_seq, pipelines.c.schema_id)
+    .where(pipelines.c.id == bindparam("in_pipeline"))
+    .with_for_update()
+)
+_END_ATTEMPT = (
+    update(attempts)
+    .values(
+        state=bindparam("new_state"),
+        ended_at=DatabaseNow(),
+        outcome=bindparam("new_outcome"),
+        reason=bindparam("new_reason"),
+    )
+    .where(
+        attempts.c.id == bindparam("ours"),
+        attempts.c.pipeline == bindparam("in_pipeline"),
+        attempts.c.state == AttemptState.OPEN.value,
+    )
+)
+_HELD = (objects.c.attempt_id == bindparam("ours")) & (objects.c.state == ObjectState.PROCESSING.value)
+_is_free = leaving.c.state == ObjectState.UNPROCESSED.value
+_LEAVE = (
+    update(objects)
+    .values(
+        state=leaving.c.state,
+        attempt_id=case((_is_free, null()), else_=objects.c.attempt_id),
+        batch_seq=case((leaving.c.state == ObjectState.PROCESSED.value, bindparam("as_seq", type_=batches.c.seq.type))),
+        rows=leaving.c.rows,
+        lines_quarantined=leaving.c.lines_quarantined,
+        reason=leaving.c.reason,
+        refunds=objects.c.refunds + leaving.c.refund,
+        ended_at=case((_is_free, null()), else_=DatabaseNow()),
+        dead_at=case((leaving.c.state == ObjectState.DEAD.value, DatabaseNow())),
+    )
+    .where(_HELD, objects.c.object_id == leaving.c.object_id)
+)
+_STILL_HELD = select(func.count()).select_from(objects).where(_HELD)
+_NOTE_FAILURES = (
+    update(object_attempts)
+    .values(outcome=leaving.c.outcome, reason=leaving.c.reason)
+    .where(
+        object_attempts.c.pipeline == bindparam("in_pipeline"),
+        object_attempts.c.object_id.in_(select(leaving.c.object_id).where(leaving.c.outcome.is_not(None))),
+        object_attempts.c.attempt_id == bindparam("ours"),
+        object_attempts.c.object_id == leaving.c.object_id,
+    )
+)
+_ADD_BATCH = insert(batches).values(committed_at=DatabaseNow())
+_ADD_SCHEMA = insert(table_schemas)
+_ADVANCE = (
+    update(pipelines)
+    .values(next_seq=pipelines.c.next_seq + 1, schema_id=bindparam("new_schema_id"))
+    .where(pipelines.c.id == bindparam("in_pipeline"), pipelines.c.next_seq == bindparam("as_seq"))
+)
+_LOOK = (
+    select(attempts.c.state, attempts.c.outcome, attempts.c.reason, batches.c.seq)
+    .outerjoin_from(attempts, batches, batches.c.attempt_id == attempts.c.id)
+    .where(attempts.c.id == bindparam("ours"), attempts.c.pipeline == bindparam("in_pipeline"))
+)
+
+
+class _Fenced(Exception):
+    """The attempt is not open: lost, or ended by a commit of our own that arrived late."""
+
+
+class Commits:
+    """Ends attempts with a batch."""
+
+    def __init__(self, database: Database, probe: Probe) -> None:
+        self._database = database
+        self._probe = probe
+
+    def commit(self, outcome: BatchOutcome) -> int | None:
+        """Commit a batch; see `penstock.ledger.ledger.Ledger.commit`."""
+        rows = leaving_objects(outcome)
+        if len({row["object_id"] for row in rows}) != len(rows):
+            raise ValueError(f"attempt {outcome.attempt_id} ends an object twice")
+        seq = self._until_known(outcome, rows)
+        self._probe(Step.COMMITTED)
+        return seq
+
+    def _until_known(self, outcome: BatchOutcome, rows: Sequence[Values]) -> int | None:
+        """Run the transaction until its outcome is known. Running it again finds out: one that did commit is met as a
+        fence, and looked at."""
+        for _ in range(TRIES_MAX):
+            try:
+                return self._record(outcome, rows)
+            except OutcomeUnknown as error:
+                unknown = error
+            except _Fenced:
+                return self._look(outcome)
+        raise TemporaryError(
+            f"attempt {outcome.attempt_id}: no answer to {TRIES_MAX} commits, try again later"
+        ) from unknown
+
+    def _record(self, outcome: BatchOutcome, rows: Sequence[Values]) -> int | None:
+        before_commit = partial(self._probe, Step.COMMITTING)
+        with self._database.writing(before_commit=before_commit) as connection:
+            next_seq, schema_id = _lock(connection, outcome.pipeline)
+            _end_attempt(connection, outcome)
+            seq = next_seq if outcome.processed else None
+            _leave(connection, outcome, rows, seq=seq)
+            if seq is not None:
+                _add_batch(connection, outcome, seq=seq, schema_id=schema_id)
+            return seq
+
+    def _look(self, outcome: BatchOutcome) -> int | None:
+        """Who ended the attempt: a commit of ours, or somebody else."""
+        binds = {"ours": outcome.attempt_id, "in_pipeline": outcome.pipeline}
+        with self._database.reading() as connection:
+            ended = connection.execute(_LOOK, binds).one_or_none()
+        if ended is None:
+            raise ClaimLost(f"attempt {outcome.attempt_id} is not in the ledger: it never claimed anything")
+        if ended.seq is not None and outcome.processed:
+            return int(ended.seq)
+        if ended.outcome == NOTHING_PROCESSED and not outcome.processed:
+            return None
+        raise ClaimLost(f"attempt {outcome.attempt_id} is {ended.state}: {ended.reason or 'committed otherwise'}")
+
+
+def _lock(connection: Connection, pipeline: str) -> tuple[int, int]:
+    row = connection.execute(_LOCK, {"in_pipeline": pipeline}).one_or_none()
+    if row is None:
+        raise ConfigurationError(f"the ledger has no pipeline {pipeline}: ensure it before committing to it")
+    return row.next_seq, row.schema_id
+
+
+def _end_attempt(connection: Connection, outcome: BatchOutcome) -> None:
+    """An attempt without a batch ends as abandoned, so that gc may delete what it wrote."""
+    if outcome.processed:
+        state, word, reason = AttemptState.COMMITTED, None, None
+    else:
+        state, word, reason = AttemptState.ABANDONED, NOTHING_PROCESSED, "no object was processed"
+    binds = {
+        "ours": outcome.attempt_id,
+        "in_pipeline": outcome.pipeline,
+        "new_state": state.value,
+        "new_outcome": word,
+        "new_reason": reason,
+    }
+    if connection.execute(_END_ATTEMPT, binds).rowcount != 1:
+        raise _Fenced
+
+
+def _leave(connection: Connection, outcome: BatchOutcome, rows: Sequence[Values], *, seq: int | None) -> None:
+    """Every object of the attempt goes where the outcome says, and none is left behind."""
+    binds = {"ours": outcome.attempt_id, "in_pipeline": outcome.pipeline}
+    fill(connection, leaving, rows)
+    left = connection.execute(_LEAVE, {"ours": outcome.attempt_id, "as_seq": seq}).rowcount
+    if left != len(rows):
+        raise ClaimLost(f"attempt {outcome.attempt_id} holds {left} of the {len(rows)} objects it would end")
+    forgotten = connection.execute(_STILL_HELD, {"ours": outcome.attempt_id}).scalar_one()
+    if forgotten:
+        raise ValueError(f"attempt {outcome.attempt_id} holds {forgotten} objects that its outcome does not name")
+    if outcome.failed:
+        connection.execute(_NOTE_FAILURES, binds)
+
+
+def _add_batch(connection: Connection, outcome: BatchOutcome, *, seq: int, schema_id: int) -> None:
+    if outcome.schema_id != schema_id:
+        raise SchemaMoved(
+            f"the table of {outcome.pipeline} has schema {schema_id}, the run was planned with {outcome.schema_id}: "
+            "plan it again"
+        )
+    if outcome.new_schema is not None:
+        schema_id += 1
+        new_schema = {"pipeline": outcome.pipeline, "schema_id": schema_id, "table_schema": outcome.new_schema}
+        connection.execute(_ADD_SCHEMA, new_schema)
+    connection.execute(_ADD_BATCH, new_batch(outcome, seq=seq, schema_id=schema_id))
+    binds = {"in_pipeline": outcome.pipeline, "as_seq": seq, "new_schema_id": schema_id}
+    if connection.execute(_ADVANCE, binds).rowcount != 1:
+        raise TemporaryError(f"the sequence of {outcome.pipeline} moved under its lock: commit again")

@@ -1,0 +1,112 @@
+"""SQLite: one file, or memory for tests and simulations.
+
+A writing transaction begins IMMEDIATE: one that reads first and writes later cannot be helped by any waiting once
+another has written. WAL, so that readers and the writer do not wait for each other; synchronous FULL, so that what was
+committed survives a power cut. SQLite has no server, so its clock is the host's; `now` replaces it in simulations.
+"""
+
+import sqlite3
+import time
+from collections.abc import Callable
+from typing import Any
+
+from sqlalchemy import Connection, Engine, Insert, QueuePool, Table, create_engine, event
+from sqlalchemy.dialects.sqlite import dialect as sqlite_dialect
+from sqlalchemy.dialects.sqlite import insert
+from sqlalchemy.engine import URL
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.schema import CreateTable
+
+from penstock.errors import ConfigurationError, PenstockError, TemporaryError
+from penstock.ledger.dialects import READ_ONLY, DatabaseNow
+from penstock.ledger.schema import session_metadata
+
+BUSY_TIMEOUT_SECONDS = 30.0
+CONNECTIONS_MAX = 8  # a worker has about four threads that speak to its ledger
+VERSION_MIN = (3, 33)  # UPDATE ... FROM
+
+_SESSION_TABLES = [
+    str(CreateTable(table).compile(dialect=sqlite_dialect())) for table in session_metadata.sorted_tables
+]
+_CODE_MASK = 0xFF  # extended result codes keep the primary one in their low byte
+
+
+@compiles(DatabaseNow, "sqlite")
+def _render_now(_element: DatabaseNow, _compiler: Any, **_: Any) -> str:
+    return "penstock_now()"
+
+
+class Sqlite:
+    """The embedded database."""
+
+    def create_engine(self, url: URL, *, now: Callable[[], float] | None) -> Engine:
+        if sqlite3.sqlite_version_info < VERSION_MIN:
+            wants = ".".join(map(str, VERSION_MIN))
+            raise ConfigurationError(
+                f"this Python brings SQLite {sqlite3.sqlite_version}, the ledger needs {wants}: use a newer Python"
+            )
+        in_memory = url.database in (None, "", ":memory:")
+        engine = create_engine(
+            url,
+            # One connection alone *is* a database in memory; threads take turns on it.
+            poolclass=QueuePool,
+            pool_size=1 if in_memory else CONNECTIONS_MAX,
+            max_overflow=0,
+            pool_timeout=BUSY_TIMEOUT_SECONDS,
+            connect_args={
+                "timeout": BUSY_TIMEOUT_SECONDS,
+                "isolation_level": None,  # transactions begin where we say, not where the driver guesses
+                "check_same_thread": False,
+            },
+        )
+        event.listen(engine, "connect", _prepare(now or time.time, in_memory=in_memory))
+        event.listen(engine, "begin", _begin)
+        return engine
+
+    def insert_or_ignore(self, table: Table) -> Insert:
+        return insert(table).on_conflict_do_nothing()
+
+    def explain(self, error: DBAPIError, place: str) -> PenstockError | None:
+        code = getattr(error.orig, "sqlite_errorcode", 0) & _CODE_MASK
+        if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+            waited = f"for {BUSY_TIMEOUT_SECONDS:.0f} s"
+            return TemporaryError(f"the ledger {place} was kept locked by another process {waited}: try again")
+        if code == sqlite3.SQLITE_FULL:
+            return TemporaryError(f"the disk that holds the ledger {place} is full: make room and try again")
+        if code == sqlite3.SQLITE_IOERR:
+            return TemporaryError(f"the ledger {place} could not be read or written ({error.orig}): try again")
+        if code == sqlite3.SQLITE_NOTADB:
+            return ConfigurationError(f"{place} is not a ledger: name another file, or move this one away")
+        if code == sqlite3.SQLITE_CORRUPT:
+            return ConfigurationError(f"the ledger {place} is damaged ({error.orig}): restore it from a backup")
+        if code in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM, sqlite3.SQLITE_AUTH):
+            return ConfigurationError(
+                f"the ledger {place} cannot be opened for writing ({error.orig}): check its folder and permissions"
+            )
+        return None
+
+
+def _prepare(now: Callable[[], float], *, in_memory: bool) -> Callable[[sqlite3.Connection, object], None]:
+    def prepare(connection: sqlite3.Connection, _: object) -> None:
+        connection.create_function("penstock_now", 0, now)
+        if not in_memory:
+            _write_ahead(connection)
+        connection.execute("PRAGMA synchronous = FULL")
+        connection.execute("PRAGMA temp_store = MEMORY")
+        for statement in _SESSION_TABLES:
+            connection.execute(statement)
+
+    return prepare
+
+
+def _write_ahead(connection: sqlite3.Connection) -> None:
+    """WAL stays with the file, so only the first connection of all has to change it, and may be late."""
+    (mode,) = connection.execute("PRAGMA journal_mode").fetchone()
+    if mode != "wal":
+        connection.execute("PRAGMA journal_mode = WAL")
+
+
+def _begin(connection: Connection) -> None:
+    reads = connection.get_execution_options().get(READ_ONLY, False)
+    connection.exec_driver_sql("BEGIN" if reads else "BEGIN IMMEDIATE")

@@ -1,0 +1,212 @@
+"""The ledger as the other rooms see it: one object, one method a question or a change.
+
+Any thread may call any method. Every method is one short transaction or two, by the database's clock. All of them
+raise `TemporaryError` when the database is away, locked or full, and `ConfigurationError` when it cannot be a ledger.
+"""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Self
+
+from sqlalchemy.engine import URL, make_url
+from sqlalchemy.exc import ArgumentError
+
+from penstock.errors import ConfigurationError
+from penstock.ledger.abandonments import Abandonments
+from penstock.ledger.claims import Claims
+from penstock.ledger.commits import Commits
+from penstock.ledger.database import Database
+from penstock.ledger.dialects import dialect_for
+from penstock.ledger.migrate import migrate
+from penstock.ledger.pipelines import Pipelines
+from penstock.ledger.queries import Queries
+from penstock.ledger.records import (
+    AttemptRow,
+    BatchOutcome,
+    BatchRow,
+    Candidate,
+    Claim,
+    ObjectAttempt,
+    ObjectRow,
+    ObjectState,
+    PipelineRow,
+)
+from penstock.messaging.steps import Probe, no_probe
+
+
+class Ledger:
+    """What we did, and who is at it."""
+
+    def __init__(self, database: Database, probe: Probe = no_probe) -> None:
+        self.database = database
+        self._pipelines = Pipelines(database)
+        self._abandonments = Abandonments(database, probe)
+        self._claims = Claims(database, probe, self._abandonments)
+        self._commits = Commits(database, probe)
+        self._queries = Queries(database)
+
+    @classmethod
+    def open(cls, url: str | Path, *, probe: Probe = no_probe, now: Callable[[], float] | None = None) -> Self:
+        """Open the ledger at a database URL, or in the SQLite file at a path, and bring its tables up to date.
+
+        ``sqlite://`` is a ledger in memory, for tests. ``now`` stands in for the clock of a database that has none of
+        its own. Raises `ConfigurationError` where that is no ledger, or one that a newer Penstock wrote.
+        """
+        parsed = _parsed(url)
+        dialect = dialect_for(parsed)
+        database = Database(dialect.create_engine(parsed, now=now), dialect)
+        try:
+            migrate(database)
+        except BaseException:
+            database.close()
+            raise
+        return cls(database, probe)
+
+    def close(self) -> None:
+        """Give back connections. Claims stay as they are."""
+        self.database.close()
+
+    # Pipelines
+
+    def ensure_pipeline(self, pipeline: str) -> PipelineRow:
+        """The pipeline's row, made when there is none. Needed once before anything is committed to it."""
+        return self._pipelines.ensure(pipeline)
+
+    def pipeline(self, pipeline: str) -> PipelineRow | None:
+        """The pipeline's row."""
+        return self._pipelines.one(pipeline)
+
+    def pipelines(self) -> Sequence[PipelineRow]:
+        """All of them, by id."""
+        return self._pipelines.all()
+
+    def remember_source_schema(self, pipeline: str, ddl: str) -> str:
+        """Remember the schema of what is read; the first one named stays, and is answered."""
+        return self._pipelines.remember_source_schema(pipeline, ddl)
+
+    # Claims
+
+    def claim(
+        self, pipeline: str, candidates: Sequence[Candidate], *, attempt_id: str, worker: str, lease_seconds: float
+    ) -> Claim:
+        """Take every candidate that is free, for an attempt id never used before.
+
+        Charges an attempt to each object taken. First gives up attempts of the pipeline that are past their lease.
+        Where several candidates name one object, the first is its carrier; a dead object comes back to life for the
+        first that may revive it, with its attempts counted anew. An object without a version id that a later version
+        of its key overtook ends as superseded. A claim that takes nothing leaves no attempt behind.
+
+        Raises `TemporaryError` when the outcome is unknown: what this attempt took is given back (or runs out), so
+        try with a fresh id.
+        """
+        return self._claims.claim(
+            pipeline, candidates, attempt_id=attempt_id, worker=worker, lease_seconds=lease_seconds
+        )
+
+    def extend(self, attempt_id: str, *, lease_seconds: float) -> bool:
+        """Let the lease end ``lease_seconds`` from now; False when the attempt is lost.
+
+        An attempt past its lease that nobody took over yet is still open, so it can be extended: what fences is the
+        state, never the time.
+        """
+        return self._claims.extend(attempt_id, lease_seconds=lease_seconds)
+
+    def abandon(self, attempt_id: str, *, reason: str, outcome: str, refund: bool, unattributed: bool) -> bool:
+        """Give an open attempt up and free its objects, at once and durably; False when it is not open any more.
+
+        ``outcome`` is one word for the timeline (given_back, failed). ``refund`` takes the charge off the objects;
+        ``unattributed`` counts a failure with no object to blame on each of them.
+        """
+        return self._abandonments.one(
+            attempt_id, reason=reason, outcome=outcome, refund=refund, unattributed=unattributed
+        )
+
+    def abandon_expired(self, pipeline: str) -> Sequence[str]:
+        """Give up all attempts past their lease, charged; answers which."""
+        return self._abandonments.expired(pipeline)
+
+    def abandon_worker(self, pipeline: str, worker: str) -> Sequence[str]:
+        """Give up all open attempts of a worker proven dead, charged; answers which."""
+        return self._abandonments.of_worker(pipeline, worker)
+
+    # Commits
+
+    def commit(self, outcome: BatchOutcome) -> int | None:
+        """End an attempt: record its batch, and how each of its objects left it. Answers the batch's sequence.
+
+        The outcome names every object of the claim, as processed or failed. Where none was processed there is no
+        batch: the answer is None, a new schema is not recorded, and the attempt counts as abandoned, so that gc may
+        delete its files. An unknown outcome is looked into and resolved; calling again with the same outcome is safe
+        and answers the same.
+
+        Raises `ClaimLost` when the attempt is not ours any more, `SchemaMoved` when the run must be planned again,
+        `TemporaryError` when the outcome stays unknown; nothing is changed by a commit that raises the first two.
+        """
+        return self._commits.commit(outcome)
+
+    # Questions
+
+    def batches(self, pipeline: str, *, after_seq: int = 0, limit: int = 100) -> Sequence[BatchRow]:
+        """Batches in their order."""
+        return self._queries.batches(pipeline, after_seq=after_seq, limit=limit)
+
+    def batch(self, pipeline: str, seq: int) -> BatchRow | None:
+        """One batch."""
+        return self._queries.batch(pipeline, seq)
+
+    def states(self, pipeline: str, object_ids: Collection[bytes]) -> Mapping[bytes, ObjectState]:
+        """How these objects stand; an id never heard of is left out."""
+        return self._queries.states(pipeline, object_ids)
+
+    def live(self, pipeline: str, object_ids: Collection[bytes]) -> set[bytes]:
+        """Those under an open attempt whose lease still runs."""
+        return self._queries.live(pipeline, object_ids)
+
+    def unattributed_failures(self, pipeline: str, object_ids: Collection[bytes]) -> Mapping[bytes, int]:
+        """In how many runs each was that failed with no object to blame; 0 for an id never heard of."""
+        return self._queries.unattributed_failures(pipeline, object_ids)
+
+    def objects(
+        self,
+        pipeline: str,
+        *,
+        state: ObjectState | None = None,
+        uri_contains: str | None = None,
+        limit: int = 100,
+        after: bytes | None = None,
+    ) -> Sequence[ObjectRow]:
+        """Objects by id; ``after`` is the last id of the page before. Letter case in ``uri_contains`` is ignored."""
+        return self._queries.objects(pipeline, state=state, uri_contains=uri_contains, limit=limit, after=after)
+
+    def find(self, uri: str) -> Sequence[tuple[str, ObjectRow]]:
+        """Every version of the object at exactly this uri, in every pipeline."""
+        return self._queries.find(uri)
+
+    def counts(self, pipeline: str) -> Mapping[ObjectState, int]:
+        """How many objects are in each state."""
+        return self._queries.counts(pipeline)
+
+    def attempts_of(self, pipeline: str, object_id: bytes) -> Sequence[ObjectAttempt]:
+        """The object's timeline, oldest first."""
+        return self._queries.attempts_of(pipeline, object_id)
+
+    def attempt(self, attempt_id: str) -> AttemptRow | None:
+        """One attempt."""
+        return self._queries.attempt(attempt_id)
+
+    def open_attempts(self, pipeline: str) -> Sequence[AttemptRow]:
+        """Attempts that hold objects now, oldest first."""
+        return self._queries.open_attempts(pipeline)
+
+    def abandoned_attempts(self, pipeline: str) -> Sequence[str]:
+        """Attempts whose files gc may delete, oldest first; every one of them every time, for slow writers refill."""
+        return self._queries.abandoned_attempts(pipeline)
+
+
+def _parsed(url: str | Path) -> URL:
+    if isinstance(url, Path):
+        return URL.create("sqlite", database=str(url))
+    try:
+        return make_url(url)
+    except ArgumentError as error:
+        raise ConfigurationError(f"{url!r} is not a database URL: write one like sqlite:///folder/ledger.db") from error

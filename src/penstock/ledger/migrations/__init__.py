@@ -1,0 +1,1 @@
+"""The ledger's tables, step by step. A step that was released never changes."""

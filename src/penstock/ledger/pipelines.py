@@ -1,0 +1,60 @@
+"""The pipelines a ledger knows, and the schemas it remembers for them."""
+
+from collections.abc import Sequence
+
+from sqlalchemy import bindparam, select, update
+
+from penstock.ledger.database import Database
+from penstock.ledger.records import PipelineRow
+from penstock.ledger.rows import pipeline_row
+from penstock.ledger.schema import pipelines, table_schemas
+
+_ALL = (
+    select(pipelines, table_schemas.c.table_schema)
+    .outerjoin_from(
+        pipelines,
+        table_schemas,
+        (table_schemas.c.pipeline == pipelines.c.id) & (table_schemas.c.schema_id == pipelines.c.schema_id),
+    )
+    .order_by(pipelines.c.id)
+)
+_ONE = _ALL.where(pipelines.c.id == bindparam("in_pipeline"))
+_REMEMBER = (
+    update(pipelines)
+    .values(source_schema=bindparam("ddl"))
+    .where(pipelines.c.id == bindparam("in_pipeline"), pipelines.c.source_schema.is_(None))
+)
+
+
+class Pipelines:
+    """One row a pipeline."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._add = database.dialect.insert_or_ignore(pipelines).values(next_seq=1, schema_id=0)
+
+    def ensure(self, pipeline: str) -> PipelineRow:
+        """The pipeline's row, made when there is none."""
+        known = self.one(pipeline)
+        if known is not None:
+            return known
+        with self._database.writing() as connection:
+            connection.execute(self._add, {"id": pipeline})
+            return pipeline_row(connection.execute(_ONE, {"in_pipeline": pipeline}).one())
+
+    def one(self, pipeline: str) -> PipelineRow | None:
+        with self._database.reading() as connection:
+            row = connection.execute(_ONE, {"in_pipeline": pipeline}).one_or_none()
+        return None if row is None else pipeline_row(row)
+
+    def all(self) -> Sequence[PipelineRow]:
+        with self._database.reading() as connection:
+            return [pipeline_row(row) for row in connection.execute(_ALL)]
+
+    def remember_source_schema(self, pipeline: str, ddl: str) -> str:
+        """Keep the first schema anybody names; answers the one that is kept."""
+        with self._database.writing() as connection:
+            connection.execute(self._add, {"id": pipeline})
+            connection.execute(_REMEMBER, {"in_pipeline": pipeline, "ddl": ddl})
+            row = connection.execute(_ONE, {"in_pipeline": pipeline}).one()
+        return str(row.source_schema)

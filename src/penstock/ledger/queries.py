@@ -1,0 +1,163 @@
+"""Questions. Each is one consistent look and changes nothing."""
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from sqlalchemy import Select, bindparam, func, select
+
+from penstock.ledger.database import Database
+from penstock.ledger.dialects import DatabaseNow
+from penstock.ledger.records import AttemptRow, AttemptState, BatchRow, ObjectAttempt, ObjectRow, ObjectState
+from penstock.ledger.rows import attempt_row, batch_row, object_attempt, object_row, uri_digest
+from penstock.ledger.rules import storable
+from penstock.ledger.schema import attempts, batches, object_attempts, objects, table_schemas
+from penstock.ledger.sets import ids_wanted, is_wanted
+
+_BATCHES = (
+    select(batches, table_schemas.c.table_schema, attempts.c.worker)
+    .outerjoin_from(
+        batches,
+        table_schemas,
+        (table_schemas.c.pipeline == batches.c.pipeline) & (table_schemas.c.schema_id == batches.c.schema_id),
+    )
+    .join(attempts, attempts.c.id == batches.c.attempt_id)
+    .where(batches.c.pipeline == bindparam("in_pipeline"))
+)
+_BATCHES_AFTER = (
+    _BATCHES.where(batches.c.seq > bindparam("after_seq")).order_by(batches.c.seq).limit(bindparam("rows_max"))
+)
+_BATCH = _BATCHES.where(batches.c.seq == bindparam("at_seq"))
+
+_STATES = select(objects.c.object_id, objects.c.state).where(is_wanted())
+_UNATTRIBUTED = select(objects.c.object_id, objects.c.unattributed_failures).where(is_wanted())
+_LIVE = (
+    select(objects.c.object_id)
+    .join_from(objects, attempts, attempts.c.id == objects.c.attempt_id)
+    .where(
+        is_wanted(),
+        objects.c.state == ObjectState.PROCESSING.value,
+        attempts.c.state == AttemptState.OPEN.value,
+        attempts.c.lease_until >= DatabaseNow(),
+    )
+)
+_FIND = (
+    select(objects)
+    .where(objects.c.uri_digest == bindparam("digest"), objects.c.uri == bindparam("of_uri"))
+    .order_by(objects.c.pipeline, objects.c.first_seen_at, objects.c.object_id)
+)
+_COUNTS = (
+    select(objects.c.state, func.count().label("objects_in_it"))
+    .where(objects.c.pipeline == bindparam("in_pipeline"))
+    .group_by(objects.c.state)
+)
+
+_ATTEMPT = select(attempts).where(attempts.c.id == bindparam("of_id"))
+_ATTEMPTS_IN_STATE = (
+    select(attempts)
+    .where(attempts.c.pipeline == bindparam("in_pipeline"), attempts.c.state == bindparam("in_state"))
+    .order_by(attempts.c.id)
+)
+_ATTEMPT_IDS_IN_STATE = _ATTEMPTS_IN_STATE.with_only_columns(attempts.c.id)
+_TIMELINE = (
+    select(
+        object_attempts.c.attempt_id,
+        object_attempts.c.outcome,
+        object_attempts.c.reason,
+        attempts.c.state.label("attempt_state"),
+        attempts.c.outcome.label("attempt_outcome"),
+        attempts.c.reason.label("attempt_reason"),
+        attempts.c.worker,
+        attempts.c.started_at,
+        attempts.c.ended_at,
+    )
+    .join_from(object_attempts, attempts, attempts.c.id == object_attempts.c.attempt_id)
+    .where(
+        object_attempts.c.pipeline == bindparam("in_pipeline"), object_attempts.c.object_id == bindparam("of_object")
+    )
+    .order_by(attempts.c.started_at, attempts.c.id)
+)
+
+
+class Queries:
+    """What the ledger knows."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def batches(self, pipeline: str, *, after_seq: int, limit: int) -> Sequence[BatchRow]:
+        binds = {"in_pipeline": pipeline, "after_seq": after_seq, "rows_max": limit}
+        with self._database.reading() as connection:
+            return [batch_row(row) for row in connection.execute(_BATCHES_AFTER, binds)]
+
+    def batch(self, pipeline: str, seq: int) -> BatchRow | None:
+        with self._database.reading() as connection:
+            row = connection.execute(_BATCH, {"in_pipeline": pipeline, "at_seq": seq}).one_or_none()
+        return None if row is None else batch_row(row)
+
+    def states(self, pipeline: str, object_ids: Collection[bytes]) -> Mapping[bytes, ObjectState]:
+        with self._database.reading() as connection:
+            ids_wanted(connection, object_ids)
+            rows = connection.execute(_STATES, {"in_pipeline": pipeline})
+            return {row.object_id: ObjectState(row.state) for row in rows}
+
+    def unattributed_failures(self, pipeline: str, object_ids: Collection[bytes]) -> Mapping[bytes, int]:
+        with self._database.reading() as connection:
+            ids_wanted(connection, object_ids)
+            rows = connection.execute(_UNATTRIBUTED, {"in_pipeline": pipeline})
+            return {**dict.fromkeys(object_ids, 0), **{row.object_id: row.unattributed_failures for row in rows}}
+
+    def live(self, pipeline: str, object_ids: Collection[bytes]) -> set[bytes]:
+        with self._database.reading() as connection:
+            ids_wanted(connection, object_ids)
+            return set(connection.scalars(_LIVE, {"in_pipeline": pipeline}))
+
+    def objects(
+        self, pipeline: str, *, state: ObjectState | None, uri_contains: str | None, limit: int, after: bytes | None
+    ) -> Sequence[ObjectRow]:
+        statement = select(objects).where(objects.c.pipeline == pipeline).order_by(objects.c.object_id).limit(limit)
+        with self._database.reading() as connection:
+            rows = connection.execute(_filtered(statement, state, uri_contains, after))
+            return [object_row(row) for row in rows]
+
+    def find(self, uri: str) -> Sequence[tuple[str, ObjectRow]]:
+        kept = storable(uri)
+        with self._database.reading() as connection:
+            rows = connection.execute(_FIND, {"digest": uri_digest(kept), "of_uri": kept})
+            return [(row.pipeline, object_row(row)) for row in rows]
+
+    def counts(self, pipeline: str) -> Mapping[ObjectState, int]:
+        with self._database.reading() as connection:
+            rows = connection.execute(_COUNTS, {"in_pipeline": pipeline}).all()
+        return {**dict.fromkeys(ObjectState, 0), **{ObjectState(row.state): row.objects_in_it for row in rows}}
+
+    def attempt(self, attempt_id: str) -> AttemptRow | None:
+        with self._database.reading() as connection:
+            row = connection.execute(_ATTEMPT, {"of_id": attempt_id}).one_or_none()
+        return None if row is None else attempt_row(row)
+
+    def open_attempts(self, pipeline: str) -> Sequence[AttemptRow]:
+        binds = {"in_pipeline": pipeline, "in_state": AttemptState.OPEN.value}
+        with self._database.reading() as connection:
+            return [attempt_row(row) for row in connection.execute(_ATTEMPTS_IN_STATE, binds)]
+
+    def abandoned_attempts(self, pipeline: str) -> Sequence[str]:
+        binds = {"in_pipeline": pipeline, "in_state": AttemptState.ABANDONED.value}
+        with self._database.reading() as connection:
+            return connection.scalars(_ATTEMPT_IDS_IN_STATE, binds).all()
+
+    def attempts_of(self, pipeline: str, object_id: bytes) -> Sequence[ObjectAttempt]:
+        with self._database.reading() as connection:
+            rows = connection.execute(_TIMELINE, {"in_pipeline": pipeline, "of_object": object_id})
+            return [object_attempt(row) for row in rows]
+
+
+def _filtered(
+    statement: Select[Any], state: ObjectState | None, uri_contains: str | None, after: bytes | None
+) -> Select[Any]:
+    if state is not None:
+        statement = statement.where(objects.c.state == state.value)
+    if uri_contains is not None:
+        statement = statement.where(objects.c.uri.icontains(storable(uri_contains), autoescape=True))
+    if after is not None:
+        statement = statement.where(objects.c.object_id > after)
+    return statement

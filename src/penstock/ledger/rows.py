@@ -1,0 +1,207 @@
+"""Between records and table rows: pure conversions, both ways."""
+
+import hashlib
+import json
+from collections.abc import Iterable, Sequence
+from typing import Any, TypeAlias
+
+from sqlalchemy import Row
+
+from penstock.ledger.records import (
+    AttemptRow,
+    AttemptState,
+    BatchOutcome,
+    BatchRow,
+    Candidate,
+    Carrier,
+    FailedObject,
+    Failure,
+    ObjectAttempt,
+    ObjectResult,
+    ObjectRow,
+    ObjectState,
+    PipelineRow,
+)
+from penstock.ledger.rules import storable, told
+
+AnyRow: TypeAlias = "Row[*tuple[Any, ...]]"
+Values = dict[str, Any]  # the parameters of one statement, by column
+
+# How a failure leaves the object. A retried one is free again; the others end here.
+_STATE_AFTER = {
+    Failure.RETRY: ObjectState.UNPROCESSED,
+    Failure.DEAD: ObjectState.DEAD,
+    Failure.GONE: ObjectState.GONE,
+    Failure.SUPERSEDED: ObjectState.SUPERSEDED,
+}
+
+
+def uri_digest(uri: str) -> bytes:
+    """16 bytes that stand for a uri in an index."""
+    return hashlib.sha256(uri.encode()).digest()[:16]
+
+
+def new_object(pipeline: str, candidate: Candidate) -> Values:
+    """The row an object gets when it is first heard of."""
+    uri = storable(candidate.uri)
+    return {
+        "pipeline": pipeline,
+        "object_id": candidate.object_id,
+        "bucket": storable(candidate.bucket),
+        "key": candidate.key,
+        "uri": uri,
+        "uri_digest": uri_digest(uri),
+        "size_bytes": candidate.size_bytes,
+        "version_id": _optional(candidate.version_id),
+        "etag": _optional(candidate.etag),
+        "sequencer": _optional(candidate.sequencer),
+    }
+
+
+def wanted_object(object_id: bytes, carrier: Carrier) -> Values:
+    return {
+        "object_id": object_id,
+        "message_id": storable(carrier.message_id),
+        "enqueued_at": carrier.enqueued_at,
+        "replay_id": _optional(carrier.replay_id),
+    }
+
+
+def leaving_objects(outcome: BatchOutcome) -> Sequence[Values]:
+    """How every object of a batch leaves its attempt."""
+    return [*map(_processed, outcome.processed), *map(_failed, outcome.failed)]
+
+
+def _processed(result: ObjectResult) -> Values:
+    return {
+        "object_id": result.object_id,
+        "state": ObjectState.PROCESSED.value,
+        "outcome": None,
+        "reason": None,
+        "rows": result.rows,
+        "lines_quarantined": result.lines_quarantined,
+        "refund": 0,
+    }
+
+
+def _failed(failed: FailedObject) -> Values:
+    return {
+        "object_id": failed.object_id,
+        "state": _STATE_AFTER[failed.failure].value,
+        "outcome": failed.failure.value,
+        "reason": told(failed.reason),
+        "rows": None,
+        "lines_quarantined": None,
+        "refund": int(failed.refund),
+    }
+
+
+def new_batch(outcome: BatchOutcome, *, seq: int, schema_id: int) -> Values:
+    return {
+        "pipeline": outcome.pipeline,
+        "seq": seq,
+        "attempt_id": outcome.attempt_id,
+        "schema_id": schema_id,
+        "manifest": outcome.manifest,
+        "quarantine_manifest": outcome.quarantine_manifest,
+        "objects": len(outcome.processed),
+        "rows": outcome.rows,
+        "lines_quarantined": outcome.lines_quarantined,
+        "bytes": outcome.bytes,
+        "stage_seconds": json.dumps(dict(outcome.stage_seconds)),
+    }
+
+
+def carrier_of(row: AnyRow) -> Carrier | None:
+    """The carrier in a row of ``objects``; None where no claim was ever made."""
+    if row.carrier_message_id is None:
+        return None
+    return Carrier(
+        message_id=row.carrier_message_id, enqueued_at=row.carrier_enqueued_at, replay_id=row.carrier_replay_id
+    )
+
+
+def pipeline_row(row: AnyRow) -> PipelineRow:
+    return PipelineRow(
+        id=row.id,
+        next_seq=row.next_seq,
+        schema_id=row.schema_id,
+        table_schema=row.table_schema,
+        source_schema=row.source_schema,
+    )
+
+
+def batch_row(row: AnyRow) -> BatchRow:
+    return BatchRow(
+        pipeline=row.pipeline,
+        seq=row.seq,
+        attempt_id=row.attempt_id,
+        manifest=row.manifest,
+        quarantine_manifest=row.quarantine_manifest,
+        table_schema=row.table_schema,
+        objects=row.objects,
+        rows=row.rows,
+        lines_quarantined=row.lines_quarantined,
+        bytes=row.bytes,
+        committed_at=row.committed_at,
+        worker=row.worker,
+        stage_seconds=json.loads(row.stage_seconds),
+    )
+
+
+def attempt_row(row: AnyRow) -> AttemptRow:
+    return AttemptRow(
+        id=row.id,
+        pipeline=row.pipeline,
+        state=AttemptState(row.state),
+        worker=row.worker,
+        started_at=row.started_at,
+        ended_at=row.ended_at,
+        lease_until=row.lease_until,
+        reason=row.reason,
+    )
+
+
+def object_row(row: AnyRow) -> ObjectRow:
+    return ObjectRow(
+        object_id=row.object_id,
+        uri=row.uri,
+        bucket=row.bucket,
+        key=row.key,
+        size_bytes=row.size_bytes,
+        version_id=row.version_id,
+        etag=row.etag,
+        state=ObjectState(row.state),
+        attempts=row.charged - row.refunds,
+        batch_seq=row.batch_seq,
+        rows=row.rows,
+        lines_quarantined=row.lines_quarantined,
+        reason=row.reason,
+        first_seen_at=row.first_seen_at,
+        ended_at=row.ended_at,
+        carrier=carrier_of(row),
+    )
+
+
+_OUTCOME_WITH_ATTEMPT = {AttemptState.OPEN: "open", AttemptState.COMMITTED: "processed"}
+
+
+def object_attempt(row: AnyRow) -> ObjectAttempt:
+    """An object ends as its attempt does, unless it has a word of its own."""
+    attempt_outcome = _OUTCOME_WITH_ATTEMPT.get(AttemptState(row.attempt_state), row.attempt_outcome)
+    return ObjectAttempt(
+        attempt_id=row.attempt_id,
+        worker=row.worker,
+        started_at=row.started_at,
+        ended_at=row.ended_at,
+        outcome=row.outcome or attempt_outcome,
+        reason=row.reason if row.outcome else row.attempt_reason,
+    )
+
+
+def ids_of(rows: Iterable[AnyRow]) -> list[bytes]:
+    return [row.object_id for row in rows]
+
+
+def _optional(text: str | None) -> str | None:
+    return None if text is None else storable(text)

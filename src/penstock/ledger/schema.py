@@ -1,0 +1,155 @@
+"""The tables.
+
+No foreign keys: rows are only ever written by the transactions of this room, which keep the references themselves, and
+a checked key would lock parent rows that many workers share. Identity is bytes, so that no collation can merge two
+objects. Attempts are charged on the object row; what is given back stands beside it in ``refunds``, never subtracted.
+"""
+
+from sqlalchemy import (
+    BigInteger,
+    Column,
+    Double,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    String,
+    Table,
+    Text,
+    UniqueConstraint,
+)
+from sqlalchemy.dialects import mysql
+
+# MySQL cannot index a BLOB and folds case in its default collation; SQLite and PostgreSQL take the plain types.
+DIGEST = LargeBinary(16).with_variant(mysql.BINARY(16), "mysql", "mariadb")
+KEY = LargeBinary(4096).with_variant(mysql.VARBINARY(4096), "mysql", "mariadb")
+PIPELINE = String(512).with_variant(mysql.VARCHAR(512, collation="utf8mb4_bin"), "mysql", "mariadb")
+WORD = String(64)  # states, attempt ids, outcomes: ASCII
+LONG_TEXT = Text().with_variant(mysql.LONGTEXT(), "mysql", "mariadb")
+
+VERSION_TABLE = "penstock_ledger_version"  # a database may hold its owner's tables and their Alembic as well
+
+metadata = MetaData()
+
+pipelines = Table(
+    "pipelines",
+    metadata,
+    Column("id", PIPELINE, primary_key=True),
+    Column("next_seq", BigInteger, nullable=False),
+    Column("schema_id", Integer, nullable=False),  # 0: no table schema yet
+    Column("source_schema", LONG_TEXT),
+)
+
+table_schemas = Table(  # every schema a pipeline's table ever had; batches name theirs by number
+    "table_schemas",
+    metadata,
+    Column("pipeline", PIPELINE, primary_key=True),
+    Column("schema_id", Integer, primary_key=True, autoincrement=False),
+    Column("table_schema", LONG_TEXT, nullable=False),
+)
+
+attempts = Table(
+    "attempts",
+    metadata,
+    Column("id", WORD, primary_key=True),
+    Column("pipeline", PIPELINE, nullable=False),
+    Column("state", WORD, nullable=False),
+    Column("worker", Text, nullable=False),
+    Column("started_at", Double, nullable=False),
+    Column("ended_at", Double),
+    Column("lease_until", Double, nullable=False),
+    Column("heartbeat_seq", BigInteger, nullable=False),  # grows with each extension, so that its CAS changes a row
+    Column("outcome", WORD),  # how it ended, in one word; objects without a word of their own share it
+    Column("reason", Text),
+    Index("ix_attempts_state", "pipeline", "state", "id"),
+)
+
+objects = Table(
+    "objects",
+    metadata,
+    Column("pipeline", PIPELINE, primary_key=True),
+    Column("object_id", DIGEST, primary_key=True),
+    Column("bucket", Text, nullable=False),
+    Column("key", KEY, nullable=False),
+    Column("uri", Text, nullable=False),
+    Column("uri_digest", DIGEST, nullable=False),  # an index of bounded width over uris of any length
+    Column("size_bytes", BigInteger, nullable=False),
+    Column("version_id", Text),
+    Column("etag", Text),
+    Column("sequencer", Text),
+    Column("state", WORD, nullable=False),
+    Column("attempt_id", WORD),  # whose it is, or who ended it; NULL while unprocessed
+    Column("charged", Integer, nullable=False),  # claims
+    Column("refunds", Integer, nullable=False),  # claims that shall not count
+    Column("unattributed_failures", Integer, nullable=False),
+    Column("batch_seq", BigInteger),
+    Column("rows", BigInteger),
+    Column("lines_quarantined", BigInteger),
+    Column("reason", Text),
+    Column("carrier_message_id", Text),  # the message that named it at its last claim
+    Column("carrier_enqueued_at", Double),
+    Column("carrier_replay_id", Text),
+    Column("first_seen_at", Double, nullable=False),
+    Column("ended_at", Double),
+    Column("dead_at", Double),
+    Index("ix_objects_state", "pipeline", "state", "object_id"),
+    Index("ix_objects_attempt", "attempt_id"),
+    Index("ix_objects_uri", "uri_digest", "pipeline"),
+)
+
+object_attempts = Table(
+    "object_attempts",
+    metadata,
+    Column("pipeline", PIPELINE, primary_key=True),
+    Column("object_id", DIGEST, primary_key=True),
+    Column("attempt_id", WORD, primary_key=True),
+    Column("replay_id", Text),  # of the carrier: a replay revives a dead object once
+    Column("outcome", WORD),  # NULL: the object ends as its attempt does
+    Column("reason", Text),
+    sqlite_with_rowid=False,
+)
+
+batches = Table(
+    "batches",
+    metadata,
+    Column("pipeline", PIPELINE, primary_key=True),
+    Column("seq", BigInteger, primary_key=True, autoincrement=False),
+    Column("attempt_id", WORD, nullable=False),
+    Column("schema_id", Integer, nullable=False),
+    Column("manifest", LONG_TEXT, nullable=False),
+    Column("quarantine_manifest", LONG_TEXT, nullable=False),
+    Column("objects", BigInteger, nullable=False),
+    Column("rows", BigInteger, nullable=False),
+    Column("lines_quarantined", BigInteger, nullable=False),
+    Column("bytes", BigInteger, nullable=False),
+    Column("committed_at", Double, nullable=False),
+    Column("stage_seconds", Text, nullable=False),  # a JSON object
+    UniqueConstraint("attempt_id", name="uq_batches_attempt"),
+)
+
+# Each connection has its own: a set of objects handed to the database once, so that every statement after it is one
+# for thousands of objects. They live in memory and are not part of the schema that is migrated.
+session_metadata = MetaData()
+
+wanted = Table(  # what a claim or a question is about
+    "wanted",
+    session_metadata,
+    Column("object_id", DIGEST, primary_key=True),
+    Column("message_id", Text),
+    Column("enqueued_at", Double),
+    Column("replay_id", Text),
+    prefixes=["TEMPORARY"],
+)
+
+leaving = Table(  # how each object leaves its attempt at a commit
+    "leaving",
+    session_metadata,
+    Column("object_id", DIGEST, primary_key=True),
+    Column("state", WORD, nullable=False),
+    Column("outcome", WORD),
+    Column("reason", Text),
+    Column("rows", BigInteger),
+    Column("lines_quarantined", BigInteger),
+    Column("refund", Integer, nullable=False),
+    prefixes=["TEMPORARY"],
+)
