@@ -176,10 +176,14 @@ def _check_place(uri: str, path: bytes, descriptor: int, status: os.stat_result)
 def _place(path: bytes, descriptor: int, status: os.stat_result) -> bytes | None:
     """The real path of an open file that was opened as ``path``."""
     try:
-        real = os.readlink(b"/proc/self/fd/%d" % descriptor)  # noqa: PTH115 - pathlib takes no bytes
+        real = _proc_path(descriptor)
         return path if real == path + _DELETED else real
     except OSError:  # no /proc here: resolve the name again, and see that it still leads to what is open
         return _resolve(path, status)
+
+
+def _proc_path(descriptor: int) -> bytes:
+    return os.readlink(b"/proc/self/fd/%d" % descriptor)  # noqa: PTH115 - pathlib takes no bytes
 
 
 def _resolve(path: bytes, opened: os.stat_result) -> bytes | None:

@@ -101,17 +101,16 @@ class EnvelopeShape(_Shape):
 _S = TypeVar("_S", bound=_Shape)
 
 
-def fit(shape: type[_S], value: object, *, name: str = "") -> _S:
-    """The value in that shape. Raises `InvalidMessage` with the first misfit; ``name`` says what the value is."""
+def fit(shape: type[_S], value: object) -> _S:
+    """The value in that shape. Raises `InvalidMessage` saying where it does not fit, and what was expected."""
     try:
         return shape.model_validate(value)
     except ValidationError as error:
-        raise InvalidMessage(_sentence(error.errors(include_url=False)[0], name)) from None
+        raise InvalidMessage(_sentence(error.errors(include_url=False)[0])) from None
 
 
-def _sentence(detail: ErrorDetails, name: str) -> str:
-    place = ".".join(str(part) for part in detail["loc"])
-    where = " ".join(part for part in (name, place) if part)
+def _sentence(detail: ErrorDetails) -> str:
+    where = ".".join(str(part) for part in detail["loc"]) or "it"
     match detail["type"]:
         case "missing":
             return f"{where} is missing"

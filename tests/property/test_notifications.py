@@ -1,0 +1,193 @@
+"""Notifications under Hypothesis: `parse` refuses or answers, and keys come through to the byte."""
+
+import json
+from typing import Any
+from urllib.parse import quote, quote_from_bytes, quote_plus
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.errors import InvalidMessage
+from penstock.objects.announcement import announce
+from penstock.objects.notification import Notification, parse
+from penstock.objects.reference import ObjectRef, decode_key, encode_key, is_older, sequencer_key
+
+SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text()
+JSON = st.recursive(SCALARS, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=20)
+NAMES = st.sampled_from(
+    [
+        *("Records", "Type", "Message", "Event", "detail-type", "detail", "source", "version"),
+        *("eventVersion", "eventName", "eventSource", "s3", "bucket", "object", "name", "key", "size"),
+        *("eTag", "etag", "versionId", "sequencer"),
+    ]
+)
+VALUES = st.sampled_from(
+    [
+        *("Notification", "s3:TestEvent", "Object Created", "aws.s3", "2.1", "3.0", "ObjectCreated:Put"),
+        *("ObjectRemoved:Delete", "penstock:local", "file", "b", "%", "%00", "s3://x", "", 0, -1, 2**64, [], {}),
+    ]
+)
+NEARLY = st.recursive(
+    SCALARS | VALUES, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(NAMES, inner), max_leaves=30
+)
+VALID: dict[str, Any] = {
+    "Records": [
+        {
+            "eventVersion": "2.1",
+            "eventSource": "aws:s3",
+            "eventName": "ObjectCreated:Put",
+            "s3": {
+                "bucket": {"name": "b"},
+                "object": {"key": "a+b%2B", "size": 12, "eTag": "e", "versionId": "v", "sequencer": "0A"},
+            },
+        }
+    ]
+}
+BRIDGED: dict[str, Any] = {
+    "detail-type": "Object Created",
+    "source": "aws.s3",
+    "detail": {"bucket": {"name": "b"}, "object": {"key": "k", "size": 12, "etag": "e"}},
+}
+WRAPPED = {"Type": "Notification", "Message": json.dumps(VALID)}
+VALID_BODIES = tuple(json.dumps(document).encode() for document in (VALID, BRIDGED, WRAPPED))
+
+S3_KEYS = st.binary(min_size=1, max_size=300).filter(lambda key: b"\0" not in key and b"://" not in key)
+PATHS = st.binary(max_size=300).filter(lambda key: b"\0" not in key).map(lambda key: b"/" + key)
+TOKENS = st.text(st.characters(min_codepoint=0x23, max_codepoint=0x7E), min_size=1).filter(lambda text: text != "null")
+SEQUENCERS = st.text("0123456789ABCDEF", min_size=1, max_size=20)
+
+
+def answers_or_refuses(body: bytes) -> Notification | None:
+    """Any other exception fails the test; so does a reason that is not one readable line."""
+    try:
+        notification = parse(body, buckets_allowed=None)
+    except InvalidMessage as error:
+        check_reason(str(error))
+        return None
+    if notification.reason is not None:
+        check_reason(notification.reason)
+    for ref in notification.objects:
+        assert len(ref.object_id) == 16
+        ref.uri.encode()
+    return notification
+
+
+def check_reason(reason: str) -> None:
+    assert reason
+    assert reason.isprintable()
+    assert len(reason) < 10_000
+
+
+@given(st.binary())
+def test_arbitrary_bytes(body: bytes) -> None:
+    answers_or_refuses(body)
+
+
+@given(JSON | NEARLY)
+def test_arbitrary_json(value: object) -> None:
+    answers_or_refuses(json.dumps(value).encode())
+
+
+@given(st.dictionaries(NAMES, NEARLY), st.booleans())
+def test_nearly_notifications(document: dict[str, object], wrapped: bool) -> None:
+    text = json.dumps(document)
+    answers_or_refuses(json.dumps({"Type": "Notification", "Message": text}).encode() if wrapped else text.encode())
+
+
+@given(st.sampled_from(VALID_BODIES), st.data())
+def test_mutated_bytes(body: bytes, data: st.DataObject) -> None:
+    assert answers_or_refuses(body) is not None
+    start = data.draw(st.integers(0, len(body)))
+    end = data.draw(st.integers(start, min(len(body), start + 8)))
+    answers_or_refuses(body[:start] + data.draw(st.binary(max_size=8)) + body[end:])
+
+
+@given(st.sampled_from([VALID, BRIDGED]), st.data())
+def test_a_mutated_value(document: dict[str, Any], data: st.DataObject) -> None:
+    document = json.loads(json.dumps(document))
+    place: Any = document
+    while True:
+        step = data.draw(st.sampled_from(sorted(place) if isinstance(place, dict) else list(range(len(place)))))
+        if not isinstance(place[step], dict | list) or not place[step] or data.draw(st.booleans()):
+            break
+        place = place[step]
+    place[step] = data.draw(SCALARS | VALUES | JSON)
+    answers_or_refuses(json.dumps(document).encode())
+
+
+@given(st.lists(st.sampled_from([True, False]), min_size=1, max_size=10))
+def test_bad_records_never_take_good_ones_along(good: list[bool]) -> None:
+    records = [
+        {**VALID["Records"][0], "s3": {"bucket": {"name": "b"}, "object": {"key": f"{number}", "size": 1, "eTag": "e"}}}
+        if is_good
+        else {"eventVersion": "2.1"}
+        for number, is_good in enumerate(good)
+    ]
+    notification = answers_or_refuses(json.dumps({"Records": records}).encode())
+    if not any(good):
+        assert notification is None
+        return
+    assert notification is not None
+    assert [ref.key for ref in notification.objects] == [f"{i}" for i, is_good in enumerate(good) if is_good]
+    assert len(notification.problems) == good.count(False)
+
+
+def key_of(encoded: str) -> bytes:
+    entity = {"bucket": {"name": "b"}, "object": {"key": encoded, "size": 1, "eTag": "e"}}
+    record = {**VALID["Records"][0], "s3": entity}
+        **VALID["Records"][0],
+        "s3": {"bucket": {"name": "b"}, "object": {"key": encoded, "size": 1, "eTag": "e"}},
+    }
+    (ref,) = parse(json.dumps({"Records": [record]}).encode(), buckets_allowed=None).objects
+    return ref.key_bytes
+
+
+@given(S3_KEYS)
+def test_an_encoded_key_is_decoded_to_the_byte(key: bytes) -> None:
+    assert key_of(quote_plus(key)) == key
+    assert key_of(quote_plus(key, safe="/")) == key
+    assert key_of(quote_from_bytes(key)) == key  # "%20" instead of "+"
+    assert key_of("".join(f"%{byte:02x}" for byte in key)) == key
+
+
+@given(st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=100))
+def test_a_key_is_decoded_once_only(text: str) -> None:
+    once = quote(text, safe="")
+    assert key_of(quote_plus(once)) == once.encode()
+
+
+@given(
+    st.builds(
+        ObjectRef,
+        bucket=st.just("file"),
+        key=PATHS.map(decode_key),
+        size_bytes=st.integers(0, 2**63 - 1),
+        etag=TOKENS,
+    )
+    | st.builds(
+        ObjectRef,
+        bucket=st.from_regex(r"[a-z0-9][a-z0-9.-]{2,62}", fullmatch=True).filter(lambda name: name != "file"),
+        key=S3_KEYS.map(decode_key),
+        size_bytes=st.integers(0, 2**63 - 1),
+        etag=TOKENS,
+        version_id=st.none() | TOKENS,
+        sequencer=st.none() | SEQUENCERS,
+    )
+)
+def test_what_is_announced_is_read_back(ref: ObjectRef) -> None:
+    (back,) = parse(announce(ref), buckets_allowed=frozenset({ref.bucket})).objects
+    assert back == ref
+    assert back.object_id == ref.object_id
+
+
+@given(st.binary())
+def test_any_bytes_are_a_key(key: bytes) -> None:
+    assert encode_key(decode_key(key)) == key
+
+
+@given(SEQUENCERS, SEQUENCERS)
+def test_sequencers_follow_the_rule_of_padding(one: str, other: str) -> None:
+    width = max(len(one), len(other))
+    expected = one.ljust(width, "0") < other.ljust(width, "0")
+    assert is_older(one, other) is expected
+    assert (sequencer_key(one) < sequencer_key(other)) is expected
