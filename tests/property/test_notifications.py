@@ -135,9 +135,6 @@ def test_bad_records_never_take_good_ones_along(good: list[bool]) -> None:
 def key_of(encoded: str) -> bytes:
     entity = {"bucket": {"name": "b"}, "object": {"key": encoded, "size": 1, "eTag": "e"}}
     record = {**VALID["Records"][0], "s3": entity}
-        **VALID["Records"][0],
-        "s3": {"bucket": {"name": "b"}, "object": {"key": encoded, "size": 1, "eTag": "e"}},
-    }
     (ref,) = parse(json.dumps({"Records": [record]}).encode(), buckets_allowed=None).objects
     return ref.key_bytes
 
