@@ -1,0 +1,231 @@
+"""Schema text: Spark's DDL to the Arrow schema that the reader decodes under, and back.
+
+Parsed here and not by Spark, so that a mistake is told before a JVM has started, and executors need none of Spark's
+types. The grammar is the part of Spark's that a source can mean: ``name type`` or ``name: type``, separated by commas,
+names in backticks where they are no plain words, comments allowed.
+"""
+
+import re
+from collections.abc import Iterator
+
+import pyarrow as pa
+
+from penstock.errors import UsageError
+
+TIMESTAMP = pa.timestamp("us", tz="UTC")
+TIMESTAMP_NTZ = pa.timestamp("us")
+PROVENANCE = (pa.field("_object", pa.string()), pa.field("_offset", pa.int64()))
+
+_PLAIN = {
+    "tinyint": pa.int8(),
+    "byte": pa.int8(),
+    "smallint": pa.int16(),
+    "short": pa.int16(),
+    "int": pa.int32(),
+    "integer": pa.int32(),
+    "bigint": pa.int64(),
+    "long": pa.int64(),
+    "float": pa.float32(),
+    "real": pa.float32(),
+    "double": pa.float64(),
+    "boolean": pa.bool_(),
+    "string": pa.string(),
+    "date": pa.date32(),
+    "timestamp": TIMESTAMP,
+    "timestamp_ltz": TIMESTAMP,
+    "timestamp_ntz": TIMESTAMP_NTZ,
+}
+_DECIMALS = frozenset({"decimal", "dec", "numeric"})
+_REFUSED = frozenset(
+    {"map", "interval", "variant", "binary", "char", "character", "varchar", "void", "null", "object", "time"}
+    | {"geometry", "geography"}
+)
+_NAMES = (
+    (pa.int8(), "TINYINT"),
+    (pa.int16(), "SMALLINT"),
+    (pa.int32(), "INT"),
+    (pa.int64(), "BIGINT"),
+    (pa.float32(), "FLOAT"),
+    (pa.float64(), "DOUBLE"),
+    (pa.bool_(), "BOOLEAN"),
+    (pa.string(), "STRING"),
+    (pa.date32(), "DATE"),
+    (TIMESTAMP, "TIMESTAMP"),
+    (TIMESTAMP_NTZ, "TIMESTAMP_NTZ"),
+)
+_TOKEN = re.compile(
+    r"""\s*(?:(?P<word>\w+)|`(?P<quoted>(?:[^`]|``)+)`|(?P<text>'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")|(?P<mark>[<>(),:]))""",
+)
+_DEPTH_MAX = 32
+
+
+def parse_ddl(ddl: str) -> pa.Schema:
+    """Schema text to an Arrow schema, every field nullable.
+
+    Raises `UsageError` for text that is no schema, a type that lines cannot carry (maps, intervals, variants, binary),
+    NOT NULL, a column given twice, and a column named like the reader's own.
+    """
+    fields = _Parser(ddl).schema()
+    _refuse_twice(fields, where="the schema")
+    for own in PROVENANCE:
+        if any(field.name.lower() == own.name for field in fields):
+            raise UsageError(f"The schema has a column {own.name}, which the reader adds itself: name yours otherwise.")
+    return pa.schema(fields)
+
+
+def format_ddl(schema: pa.Schema) -> str:
+    """The one way to write a schema: Spark reads it, and `parse_ddl` reads it back."""
+    return ", ".join(f"{_quoted(field.name)} {_type_text(field.type)}" for field in schema)
+
+
+def _quoted(name: str) -> str:
+    return name if re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name) else "`" + name.replace("`", "``") + "`"
+
+
+def _type_text(kind: pa.DataType) -> str:
+    if pa.types.is_list(kind):
+        return f"ARRAY<{_type_text(kind.value_type)}>"
+    if pa.types.is_struct(kind):
+        return "STRUCT<" + ", ".join(f"{_quoted(field.name)}: {_type_text(field.type)}" for field in kind) + ">"
+    if pa.types.is_decimal(kind):
+        return f"DECIMAL({kind.precision},{kind.scale})"
+    return next(name for plain, name in _NAMES if plain == kind)
+
+
+def _refuse_twice(fields: list[pa.Field], *, where: str) -> None:
+    seen: set[str] = set()
+    for field in fields:
+        if field.name.lower() in seen:
+            raise UsageError(f"The column {field.name!r} stands twice in {where} (case does not tell columns apart).")
+        seen.add(field.name.lower())
+
+
+class _Parser:
+    """Recursive descent over one schema text."""
+
+    def __init__(self, ddl: str) -> None:
+        self._ddl = ddl
+        self._tokens = list(self._scan())
+        self._at = 0
+
+    def _scan(self) -> Iterator[tuple[str, str]]:
+        at = 0
+        text = self._ddl.rstrip()
+        while at < len(text):
+            match = _TOKEN.match(text, at)
+            if match is None:
+                raise UsageError(f"The schema {self._ddl!r} cannot be read at {text[at:].strip()[:20]!r}.")
+            kind = str(match.lastgroup)
+            value = match.group(kind)
+            yield kind, value.replace("``", "`") if kind == "quoted" else value
+            at = match.end()
+
+    def schema(self) -> list[pa.Field]:
+        if not self._tokens:
+            raise UsageError("The schema is empty: write it as 'id bigint, ts timestamp, name string'.")
+        fields = [self._field(0)]
+        while self._take(","):
+            fields.append(self._field(0))
+        if self._at < len(self._tokens):
+            raise self._unexpected("a comma or the end")
+        return fields
+
+    def _field(self, depth: int) -> pa.Field:
+        name = self._name()
+        self._take(":")
+        field = pa.field(name, self._type(name, depth))
+        if self._take_word("not"):
+            raise UsageError(f"The column {name!r} is NOT NULL: a source cannot promise that, filter in the transform.")
+        if self._take_word("comment"):
+            self._comment()
+        return field
+
+    def _name(self) -> str:
+        kind, value = self._next("a column's name")
+        if kind not in ("word", "quoted"):
+            raise self._unexpected("a column's name", back=1)
+        return value
+
+    def _comment(self) -> None:
+        kind, _ = self._next("the comment's text")
+        if kind != "text":
+            raise self._unexpected("the comment's text", back=1)
+
+    def _type(self, column: str, depth: int) -> pa.DataType:
+        if depth > _DEPTH_MAX:
+            raise UsageError(f"The type of {column!r} is nested deeper than {_DEPTH_MAX} levels.")
+        kind, value = self._next(f"the type of {column!r}")
+        name = value.lower()
+        if kind != "word":
+            raise self._unexpected(f"the type of {column!r}", back=1)
+        if name in _PLAIN:
+            return _PLAIN[name]
+        if name in _DECIMALS:
+            return self._decimal(column)
+        if name == "array":
+            return self._array(column, depth)
+        if name == "struct":
+            return self._struct(column, depth)
+        if name in _REFUSED:
+            raise UsageError(f"The column {column!r} has type {value}, which this source cannot read: leave it out.")
+        raise UsageError(f"The column {column!r} has the unknown type {value!r}.")
+
+    def _decimal(self, column: str) -> pa.DataType:
+        precision, scale = 10, 0
+        if self._take("("):
+            precision = self._number(column)
+            if self._take(","):
+                scale = self._number(column)
+            self._expect(")")
+        if not (1 <= precision <= 38 and scale <= precision):
+            raise UsageError(f"The column {column!r} is decimal({precision},{scale}): at most 38 digits, scale within.")
+        return pa.decimal128(precision, scale)
+
+    def _number(self, column: str) -> int:
+        kind, value = self._next(f"a number for the decimal {column!r}")
+        if kind != "word" or not re.fullmatch(r"[0-9]{1,3}", value):
+            raise self._unexpected(f"a number for the decimal {column!r}", back=1)
+        return int(value)
+
+    def _array(self, column: str, depth: int) -> pa.DataType:
+        self._expect("<")
+        item = self._type(column, depth + 1)
+        self._expect(">")
+        return pa.list_(pa.field("element", item))  # Spark's own name for it, which it compares
+
+    def _struct(self, column: str, depth: int) -> pa.DataType:
+        self._expect("<")
+        fields = [self._field(depth + 1)]
+        while self._take(","):
+            fields.append(self._field(depth + 1))
+        self._expect(">")
+        _refuse_twice(fields, where=f"{column!r}")
+        return pa.struct(fields)
+
+    def _next(self, expected: str) -> tuple[str, str]:
+        if self._at == len(self._tokens):
+            raise UsageError(f"The schema {self._ddl!r} ends where {expected} should follow.")
+        self._at += 1
+        return self._tokens[self._at - 1]
+
+    def _take(self, mark: str) -> bool:
+        return self._take_token("mark", mark)
+
+    def _take_word(self, word: str) -> bool:
+        return self._take_token("word", word)
+
+    def _take_token(self, kind: str, value: str) -> bool:
+        found = self._at < len(self._tokens) and self._tokens[self._at][0] == kind
+        if found and self._tokens[self._at][1].lower() == value:
+            self._at += 1
+            return True
+        return False
+
+    def _expect(self, mark: str) -> None:
+        if not self._take(mark):
+            raise self._unexpected(f"{mark!r}")
+
+    def _unexpected(self, expected: str, *, back: int = 0) -> UsageError:
+        at = self._at - back
+        found = repr(self._tokens[at][1]) if at < len(self._tokens) else "the end"
+        return UsageError(f"The schema {self._ddl!r} has {found} where {expected} should be.")

@@ -1,0 +1,226 @@
+"""What one line means: the rule that blocks and single lines share, and the reasons a line is refused for.
+
+A line is what stands between two newlines, a carriage return before the newline not counted.
+
+===================  ==============================================================================================
+line or value        what comes of it
+===================  ==============================================================================================
+only blanks          nothing: no row, not quarantined
+not UTF-8            "invalid UTF-8"
+not one JSON object  "malformed": no JSON, null, a list, two objects, half an object, a lone surrogate, a number
+                     beyond 1e308 where no column wants it; a declared field given twice
+field missing, null  null
+field undeclared     not looked at, as long as the line is JSON
+integers             a JSON number without fraction and exponent, within the type's range
+float, double        any JSON number within the type's range, and NaN and Infinity as Python writes them
+decimal(p, s)        a number, or one in a string, that p digits with s of them after the point hold exactly
+boolean              true or false
+string               a JSON string; numbers are not turned into text
+timestamp            "2024-05-06T07:08:09.123456+02:00": T or a blank, at most six digits of fraction; without a zone it
+                     is UTC; the time may end after day, hour or minute. timestamp_ntz takes the same, as UTC
+date                 "2024-05-06"
+array, struct        an array, an object, by these same rules
+any other value      "wrong type"
+===================  ==============================================================================================
+
+Arrow's JSON reader decides and makes every value (see blocks.py). The classifier here says why a line was refused, and
+finds the refused ones among many quickly; it must never refuse a line that Arrow, under the guards, takes. Where it
+cannot tell, it accepts and Arrow speaks.
+"""
+
+import json
+import math
+import re
+import struct
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from datetime import date
+from decimal import Decimal, InvalidOperation
+from enum import StrEnum
+from typing import Any
+
+import pyarrow as pa
+
+
+class Reason(StrEnum):
+    """Why a line is in quarantine."""
+
+    INVALID_UTF8 = "invalid UTF-8"
+    MALFORMED = "malformed"
+    WRONG_TYPE = "wrong type"
+
+
+BLANKS = b" \t\r\n"  # JSON's whitespace; other control characters are no blanks
+Check = Callable[[Any], bool]
+_NOT_FINITE = (b"NaN", b"Inf")  # Arrow reads spellings of these that Python does not: it decides
+_MOMENT = re.compile(
+    r"([0-9]{4})-([0-9]{2})-([0-9]{2})"
+    r"(?:[T ](?:[01][0-9]|2[0-3])(?::[0-5][0-9](?::[0-5][0-9](?:\.[0-9]{1,6})?)?)?"
+    r"(?:Z|[+-](?:[01][0-9]|2[0-3])(?::?[0-5][0-9])?)?)?",
+)
+_DAY = re.compile(r"([0-9]{4})-([0-9]{2})-([0-9]{2})")
+
+
+class _Integer(str):
+    """A JSON number without fraction and exponent, as written."""
+
+    __slots__ = ()
+
+
+class _Float(str):
+    """Any other JSON number, as written."""
+
+    __slots__ = ()
+
+
+class _Constant(str):
+    """NaN, Infinity, -Infinity."""
+
+    __slots__ = ()
+
+
+class _Repeated(dict[str, Any]):
+    """A JSON object that gives a name more than once."""
+
+    __slots__ = ("twice",)
+    twice: frozenset[str]
+
+
+class _Twice(Exception):
+    """A declared field given twice."""
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    value = dict(pairs)
+    if len(value) == len(pairs):
+        return value
+    repeated = _Repeated(value)
+    names = [name for name, _ in pairs]
+    repeated.twice = frozenset(name for name in value if names.count(name) > 1)
+    return repeated
+
+
+_DECODER = json.JSONDecoder(object_pairs_hook=_object, parse_int=_Integer, parse_float=_Float, parse_constant=_Constant)
+
+
+class Classifier:
+    """Says why a line is refused under a schema, or that it seems good."""
+
+    def __init__(self, schema: pa.Schema) -> None:
+        self._fields = _Fields({field.name: _check(field.type) for field in schema})
+
+    def reason(self, line: bytes) -> tuple[Reason, str] | None:
+        """None for a line that seems good; else the reason and a few words for a person.
+
+        ``line`` is valid UTF-8 and not blank.
+        """
+        try:
+            value = _DECODER.decode(line.decode())
+        except json.JSONDecodeError as error:
+            if any(word in line for word in _NOT_FINITE):
+                return None
+            return Reason.MALFORMED, f"{error.msg} at character {error.pos}"
+        except RecursionError:
+            return None  # nested deeper than Python goes; Arrow does not mind
+        if not isinstance(value, dict):
+            return Reason.MALFORMED, "not a JSON object"
+        try:
+            wrong = self._fields.wrong(value)
+        except _Twice as twice:
+            return Reason.MALFORMED, f"field {twice} is given twice"
+        return (Reason.WRONG_TYPE, f"field {wrong}") if wrong is not None else None
+
+
+class _Fields:
+    """The fields of one object, and the checks of their values."""
+
+    def __init__(self, checks: Mapping[str, Check]) -> None:
+        self._checks = checks
+
+    def wrong(self, value: Mapping[str, Any]) -> str | None:
+        """The first field whose value does not fit. Raises `_Twice` for one given twice."""
+        if isinstance(value, _Repeated):
+            for name in self._checks:
+                if name in value.twice:
+                    raise _Twice(name)
+        for name, check in self._checks.items():
+            found = value.get(name)
+            if found is not None and not check(found):
+                return name
+        return None
+
+    def fit(self, value: object) -> bool:
+        return isinstance(value, dict) and self.wrong(value) is None
+
+
+def _check(kind: pa.DataType) -> Check:
+    """The test for a value that is not null."""
+    if pa.types.is_integer(kind):
+        return _integer_check(kind.bit_width)
+    if pa.types.is_floating(kind):
+        return _in_float_range if kind.bit_width == 32 else _in_double_range
+    if pa.types.is_decimal(kind):
+        return _decimal_check(kind.precision, kind.scale)
+    if pa.types.is_boolean(kind):
+        return lambda value: value is True or value is False
+    if pa.types.is_timestamp(kind):
+        return lambda value: type(value) is str and _is_day(_MOMENT.fullmatch(value))
+    if pa.types.is_date(kind):
+        return lambda value: type(value) is str and _is_day(_DAY.fullmatch(value))
+    if pa.types.is_list(kind):
+        return _list_check(_check(kind.value_type))
+    if pa.types.is_struct(kind):
+        return _Fields({field.name: _check(field.type) for field in kind}).fit
+    return lambda value: type(value) is str
+
+
+def _integer_check(bits: int) -> Check:
+    least, most = -(1 << (bits - 1)), (1 << (bits - 1)) - 1
+    return lambda value: type(value) is _Integer and len(value) <= 20 and least <= int(value) <= most
+
+
+def _in_double_range(value: object) -> bool:
+    return type(value) is _Constant or (type(value) in (_Integer, _Float) and math.isfinite(float(value)))  # type: ignore[arg-type] # both are text
+
+
+def _in_float_range(value: object) -> bool:
+    if type(value) is _Constant:
+        return True
+    if not _in_double_range(value):
+        return False
+    try:
+        struct.pack("f", float(value))  # type: ignore[arg-type] # it is text
+    except OverflowError:
+        return False
+    return True
+
+
+def _decimal_check(precision: int, scale: int) -> Check:
+    def fits(value: object) -> bool:
+        if type(value) not in (_Integer, _Float, str):
+            return False
+        try:
+            number = Decimal(str(value))
+        except InvalidOperation:
+            return False
+        if not number.is_finite() or number == 0:
+            return True
+        digits = number.normalize().as_tuple()
+        exponent = int(digits.exponent)
+        return exponent >= -scale and len(digits.digits) + exponent <= precision - scale
+
+    return fits
+
+
+def _is_day(match: re.Match[str] | None) -> bool:
+    if match is None:
+        return False
+    year, month, day = (int(part) for part in match.groups())
+    with suppress(ValueError):
+        date(year or 400, month, day)  # Arrow knows a year 0, a leap year; Python's calendar begins with 1
+        return True
+    return False
+
+
+def _list_check(check: Check) -> Check:
+    return lambda value: type(value) is list and all(item is None or check(item) for item in value)

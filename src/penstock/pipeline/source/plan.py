@@ -1,0 +1,225 @@
+"""What one run reads, and how it is cut into Spark partitions.
+
+The plan is made once, on the driver, from the sizes in the claim; it is stored before the run begins and is the one
+truth for the reader in the executors and for the summary afterwards. Small objects are packed together, big plain ones
+are cut into pieces of bytes, compressed ones stay whole. A piece owns the lines that begin in it.
+"""
+
+import heapq
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote_from_bytes, unquote_to_bytes
+
+from penstock.errors import UsageError
+from penstock.objects.reference import ObjectRef, decode_key
+from penstock.pipeline.source.ddl import format_ddl, parse_ddl
+
+FORMATS = ("jsonl",)
+_MIB = 1 << 20
+_VERSION = 1
+
+# What an object costs beyond its bytes, and what a compressed byte costs, in bytes of plain lines.
+_OBJECT_COST_BYTES = 64 << 10
+_INFLATION = 6
+_PARTITIONS_A_CORE = 3
+_PARTITION_COST_MIN = 4 * _MIB
+_PARTITION_COST_MAX = 256 * _MIB
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadOptions:
+    """How the objects of a source are read. ``schema_ddl`` is in canonical form once the plan is made."""
+
+    schema_ddl: str
+    format: str = "jsonl"
+    provenance: bool = True  # rows carry _object and _offset
+    quarantine_ratio_max: float = 1.0  # of an object's lines; an object above it fails
+    inflated_bytes_verified_max: int = 64 * _MIB  # up to here a compressed object is verified before its first row
+    inflated_bytes_max: int = 16 << 30  # of one compressed object
+    line_bytes_max: int = 128 * _MIB
+    block_bytes: int = 8 * _MIB  # decoded at once
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Piece:
+    """The lines of an object that begin in ``[start, stop)``; ``object`` is its place in the plan."""
+
+    object: int
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadPlan:
+    """One run of one attempt. Partitions and objects are named by their place here."""
+
+    attempt_id: str
+    run: int
+    options: ReadOptions
+    objects: Sequence[ObjectRef]
+    partitions: Sequence[Sequence[Piece]]
+    roots: Sequence[str]  # of the local store; may hold surrogate escapes
+    quarantine_root: str
+    work_dir: str
+
+    @property
+    def reports_dir(self) -> Path:
+        """Where the reader leaves its reports."""
+        return Path(self.work_dir) / "reports"
+
+    @property
+    def quarantine_dir(self) -> str:
+        """Where the run's quarantine files are, relative to the quarantine table's root, with "/" between the parts."""
+        return f"data/{self.attempt_id}/r{self.run}"
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the plan; afterwards the file is there whole, or was never there."""
+        target = Path(path)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        half = target.with_name(f".{target.name}.{os.getpid()}")
+        with half.open("w", encoding="utf-8") as file:
+            file.write(json.dumps(_to_json(self), separators=(",", ":")))
+            file.flush()
+            os.fsync(file.fileno())
+        half.replace(target)
+
+    @staticmethod
+    def load(path: str | os.PathLike[str]) -> "ReadPlan":
+        """Read what `save` wrote."""
+        return _from_json(json.loads(Path(path).read_text(encoding="utf-8")))
+
+
+def is_gzip(ref: ObjectRef) -> bool:
+    """Compression goes by the name, as Hadoop has it: what is named otherwise is lines."""
+    return ref.key_bytes.lower().endswith(b".gz")
+
+
+def make_plan(
+    objects: Sequence[ObjectRef],
+    *,
+    attempt_id: str,
+    run: int,
+    options: ReadOptions,
+    cores: int,
+    roots: Sequence[str],
+    quarantine_root: str,
+    work_dir: str,
+) -> ReadPlan:
+    """Cut the objects into partitions of about equal cost, a few a core. Raises `UsageError` for format and schema."""
+    return ReadPlan(
+        attempt_id=attempt_id,
+        run=run,
+        options=_checked(options),
+        objects=tuple(objects),
+        partitions=_partitions(objects, cores),
+        roots=tuple(roots),
+        quarantine_root=quarantine_root,
+        work_dir=work_dir,
+    )
+
+
+def _checked(options: ReadOptions) -> ReadOptions:
+    if options.format not in FORMATS:
+        known = ", ".join(FORMATS)
+        raise UsageError(f"The format {options.format!r} is unknown: this version reads {known}.")
+    values = {field.name: getattr(options, field.name) for field in fields(options)}
+    return ReadOptions(**values | {"schema_ddl": format_ddl(parse_ddl(options.schema_ddl))})
+
+
+def _partitions(objects: Sequence[ObjectRef], cores: int) -> tuple[tuple[Piece, ...], ...]:
+    total = sum(_cost(ref) for ref in objects)
+    least = -(-total // _PARTITION_COST_MAX)
+    count = max(1, least, min(cores * _PARTITIONS_A_CORE, -(-total // _PARTITION_COST_MIN)))
+    target = max(1, -(-total // count))
+    pieces = [piece for index, ref in enumerate(objects) for piece in _pieces(index, ref, target)]
+    return _balance(pieces, objects, count)
+
+
+def _cost(ref: ObjectRef) -> int:
+    return _OBJECT_COST_BYTES + ref.size_bytes * (_INFLATION if is_gzip(ref) else 1)
+
+
+def _pieces(index: int, ref: ObjectRef, target_bytes: int) -> list[Piece]:
+    """The whole object, or equal pieces of at most the target."""
+    size = ref.size_bytes
+    count = 1 if is_gzip(ref) or size <= max(target_bytes, _PARTITION_COST_MIN) else -(-size // target_bytes)
+    edges = [size * part // count for part in range(count + 1)]
+    return [Piece(object=index, start=start, stop=stop) for start, stop in pairwise(edges)]
+
+
+def _balance(pieces: Sequence[Piece], objects: Sequence[ObjectRef], count: int) -> tuple[tuple[Piece, ...], ...]:
+    """Longest first, each to the partition with the least so far; inside a partition the objects keep their order."""
+
+    def cost(piece: Piece) -> int:
+        share = piece.stop - piece.start
+        return _cost(objects[piece.object]) if is_gzip(objects[piece.object]) else _OBJECT_COST_BYTES + share
+
+    loads = [(0, index) for index in range(min(count, len(pieces)))]
+    parts: list[list[Piece]] = [[] for _ in loads]
+    for piece in sorted(pieces, key=cost, reverse=True):
+        load, index = heapq.heappop(loads)
+        parts[index].append(piece)
+        heapq.heappush(loads, (load + cost(piece), index))
+    return tuple(tuple(sorted(part, key=lambda piece: (piece.object, piece.start))) for part in parts)
+
+
+def _to_json(plan: ReadPlan) -> dict[str, Any]:
+    return {
+        "version": _VERSION,
+        "attempt_id": plan.attempt_id,
+        "run": plan.run,
+        "options": asdict(plan.options),
+        "objects": [
+            [ref.bucket, _percent(ref.key), ref.size_bytes, ref.version_id, ref.etag, ref.sequencer]
+            for ref in plan.objects
+        ],
+        "partitions": [[[piece.object, piece.start, piece.stop] for piece in part] for part in plan.partitions],
+        "roots": [_percent(root) for root in plan.roots],
+        "quarantine_root": _percent(plan.quarantine_root),
+        "work_dir": _percent(plan.work_dir),
+    }
+
+
+def _from_json(values: dict[str, Any]) -> ReadPlan:
+    if values["version"] != _VERSION:
+        raise ValueError(f"a plan of version {values['version']}; this is version {_VERSION}")
+    return ReadPlan(
+        attempt_id=values["attempt_id"],
+        run=values["run"],
+        options=ReadOptions(**values["options"]),
+        objects=tuple(_ref(*row) for row in values["objects"]),
+        partitions=tuple(
+            tuple(Piece(object=index, start=start, stop=stop) for index, start, stop in part)
+            for part in values["partitions"]
+        ),
+        roots=tuple(_unpercent(root) for root in values["roots"]),
+        quarantine_root=_unpercent(values["quarantine_root"]),
+        work_dir=_unpercent(values["work_dir"]),
+    )
+
+
+def _ref(
+    bucket: str, key: str, size_bytes: int, version_id: str | None, etag: str | None, sequencer: str | None
+) -> ObjectRef:
+    return ObjectRef(
+        bucket=bucket,
+        key=_unpercent(key),
+        size_bytes=size_bytes,
+        version_id=version_id,
+        etag=etag,
+        sequencer=sequencer,
+    )
+
+
+def _percent(text: str) -> str:
+    """Names may be any bytes, JSON text may not."""
+    return quote_from_bytes(text.encode("utf-8", errors="surrogateescape"), safe="/")
+
+
+def _unpercent(text: str) -> str:
+    return decode_key(unquote_to_bytes(text))

@@ -1,0 +1,89 @@
+"""The quarantine's rows, and the files the reader writes them to."""
+
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pyarrow as pa
+
+from penstock.sinks.manifest import DataFile
+
+QUARANTINE_SCHEMA = pa.schema(
+    [
+        pa.field("object", pa.string()),
+        pa.field("offset", pa.int64()),  # of the line's first byte in the (inflated) object
+        pa.field("raw", pa.binary()),  # the line's bytes without its end
+        pa.field("reason", pa.string()),  # invalid UTF-8, malformed, wrong type
+        pa.field("detail", pa.string()),  # a few words more, for people
+    ]
+)
+_BUFFERED_BYTES_MAX = 16 << 20
+_BUFFERED_LINES_MAX = 50_000
+
+
+class QuarantineFile:
+    """Bad lines of one partition, on their way into one Parquet file. No line, no file."""
+
+    def __init__(self, root: str, directory: str, partition: int) -> None:
+        self._root = Path(root)
+        self._path = f"{directory}/part-{partition:05}-{uuid4().hex}.parquet"
+        self._buffered: list[tuple[str, int, bytes, str, str]] = []
+        self._buffered_bytes = 0
+        self._rows = 0
+        self._offsets: tuple[int, int] | None = None  # least and greatest
+        self._writer: Any = None  # a ParquetWriter, once there is a line
+
+    def add(self, uri: str, offset: int, raw: bytes, reason: str, detail: str) -> None:
+        """One bad line."""
+        self._buffered.append((uri, offset, raw, reason, detail))
+        self._buffered_bytes += len(raw)
+        least, greatest = self._offsets or (offset, offset)
+        self._offsets = min(least, offset), max(greatest, offset)
+        if self._buffered_bytes > _BUFFERED_BYTES_MAX or len(self._buffered) >= _BUFFERED_LINES_MAX:
+            self._flush()
+
+    def finish(self) -> DataFile | None:
+        """Close the file and describe it, its path relative to the table's root; None when there was no bad line."""
+        self._flush()
+        if self._writer is None or self._offsets is None:
+            return None
+        self._writer.close()
+        status = (self._root / self._path).stat()
+        least, greatest = self._offsets
+        return DataFile(
+            path=self._path,
+            size_bytes=status.st_size,
+            rows=self._rows,
+            modified_at=status.st_mtime,
+            statistics={
+                "minValues": {"offset": least},
+                "maxValues": {"offset": greatest},
+                "nullCount": dict.fromkeys(QUARANTINE_SCHEMA.names, 0),
+            },
+        )
+
+    def abandon(self) -> None:
+        """Drop a file nobody will name."""
+        if self._writer is not None:
+            self._writer.close()
+            (self._root / self._path).unlink(missing_ok=True)
+
+    def _flush(self) -> None:
+        if not self._buffered:
+            return
+        columns = [
+            pa.array(column, field.type)
+            for column, field in zip(zip(*self._buffered, strict=True), QUARANTINE_SCHEMA, strict=True)
+        ]
+        self._open().write_table(pa.Table.from_arrays(columns, schema=QUARANTINE_SCHEMA))
+        self._rows += len(self._buffered)
+        self._buffered, self._buffered_bytes = [], 0
+
+    def _open(self) -> Any:
+        if self._writer is None:
+            import pyarrow.parquet as pq  # most partitions have no bad line, and executors should start quickly
+
+            target = self._root / self._path
+            target.parent.mkdir(parents=True, exist_ok=True)
+            self._writer = pq.ParquetWriter(target, QUARANTINE_SCHEMA)
+        return self._writer

@@ -1,0 +1,144 @@
+"""Reports: what one reading of one partition gave, told through a side door.
+
+Spark may read a partition never, once or several times in one run, and may stop a reading early. So each reading has an
+id; it leaves a mark before its first row and its report, atomically, after its last. A reading that was stopped early
+leaves the mark alone.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+from penstock.errors import ObjectError, ObjectGone, ObjectSuperseded
+from penstock.pipeline.source.plan import Piece
+from penstock.sinks.manifest import DataFile
+
+_BEGUN = ".begun"
+_REPORT = ".json"
+
+
+class FailureKind(StrEnum):
+    """Why an object's rows do not count."""
+
+    GONE = "gone"
+    SUPERSEDED = "superseded"
+    UNREADABLE = "unreadable"
+    QUARANTINE_RATIO = "quarantine_ratio"  # too many of its lines are bad
+    DISAGREED = "disagreed"  # two readings of one run saw different things
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObjectFailure:
+    """Why, for machines and for people."""
+
+    kind: FailureKind
+    reason: str
+
+    @staticmethod
+    def of(error: ObjectError) -> "ObjectFailure":
+        """What a store's error means."""
+        if isinstance(error, ObjectGone):
+            return ObjectFailure(kind=FailureKind.GONE, reason=str(error))
+        if isinstance(error, ObjectSuperseded):
+            return ObjectFailure(kind=FailureKind.SUPERSEDED, reason=str(error))
+        return ObjectFailure(kind=FailureKind.UNREADABLE, reason=str(error))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PieceReading:
+    """What one reading of one piece gave. A failed piece that is not broken midway let nothing out."""
+
+    piece: Piece
+    rows: int = 0
+    lines_quarantined: int = 0
+    failure: ObjectFailure | None = None
+    broken_midway: bool = False  # it failed after some of its lines had left
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """One whole reading of one partition."""
+
+    partition: int
+    drain: bool  # read only for its report; its rows went nowhere
+    pieces: Sequence[PieceReading]
+    quarantine: DataFile | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartitionReadings:
+    """All that is known of the readings of one partition, reports in a fixed order."""
+
+    reports: Sequence[Report] = ()
+    unfinished: int = 0  # readings that began to hand out rows and left no report
+
+
+@dataclass(slots=True)
+class ReadingId:
+    """The name of one reading, and its files."""
+
+    directory: Path
+    partition: int
+    token: str = field(default_factory=lambda: uuid4().hex)
+
+    def mark_begun(self) -> None:
+        """Say that rows may leave from now on."""
+        self.directory.mkdir(parents=True, exist_ok=True)
+        self._path(_BEGUN).touch()
+
+    def write(self, report: Report) -> None:
+        """Leave the report: whole, or not at all."""
+        self.directory.mkdir(parents=True, exist_ok=True)
+        half = self.directory / f".{self._path(_REPORT).name}"
+        with half.open("w", encoding="utf-8") as file:
+            file.write(json.dumps(asdict(report), separators=(",", ":")))
+        half.replace(self._path(_REPORT))
+
+    def _path(self, suffix: str) -> Path:
+        return self.directory / f"p{self.partition:05}-{self.token}{suffix}"
+
+
+def load_readings(directory: Path) -> Mapping[int, PartitionReadings]:
+    """Partition to its readings; partitions nobody began are missing."""
+    names = sorted(path.name for path in directory.iterdir()) if directory.is_dir() else []
+    reports: dict[int, list[Report]] = {}
+    unfinished: dict[int, int] = {}
+    finished = {name.removesuffix(_REPORT) for name in names if name.endswith(_REPORT)}
+    for name in names:
+        if name.startswith("."):
+            continue  # a report half written
+        partition = int(name[1:].partition("-")[0])
+        if name.endswith(_REPORT):
+            report = _report(json.loads((directory / name).read_text(encoding="utf-8")))
+            reports.setdefault(partition, []).append(report)
+        elif name.removesuffix(_BEGUN) not in finished:
+            unfinished[partition] = unfinished.get(partition, 0) + 1
+    return {
+        partition: PartitionReadings(reports=reports.get(partition, ()), unfinished=unfinished.get(partition, 0))
+        for partition in reports.keys() | unfinished.keys()
+    }
+
+
+def _report(values: Mapping[str, Any]) -> Report:
+    quarantine = values["quarantine"]
+    return Report(
+        partition=values["partition"],
+        drain=values["drain"],
+        pieces=tuple(_reading(piece) for piece in values["pieces"]),
+        quarantine=DataFile(**quarantine) if quarantine else None,
+    )
+
+
+def _reading(values: Mapping[str, Any]) -> PieceReading:
+    failure = values["failure"]
+    return PieceReading(
+        piece=Piece(**values["piece"]),
+        rows=values["rows"],
+        lines_quarantined=values["lines_quarantined"],
+        failure=ObjectFailure(kind=FailureKind(failure["kind"]), reason=failure["reason"]) if failure else None,
+        broken_midway=values["broken_midway"],
+    )

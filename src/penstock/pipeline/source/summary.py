@@ -1,0 +1,143 @@
+"""What a run read, object by object, made of its reports: what counts, what failed, what has to be done again."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from penstock.pipeline.source.plan import ReadPlan
+from penstock.pipeline.source.report import (
+    FailureKind,
+    ObjectFailure,
+    PartitionReadings,
+    PieceReading,
+    Report,
+    load_readings,
+)
+from penstock.sinks.manifest import DataFile
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObjectReading:
+    """What one object gave. ``rows`` are those read, before any transform."""
+
+    rows: int
+    lines_quarantined: int
+    bytes: int  # of the object as stored
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summary:
+    """A run, by the objects' places in its plan.
+
+    Where ``missing`` is not empty, read those partitions by a drain run and ask again. Where ``exclude`` is not empty,
+    rows that do not count have left: the run must be repeated without those objects, and its files forgotten. Else
+    every object is in ``readings`` or ``failures``.
+    """
+
+    readings: Mapping[int, ObjectReading]
+    failures: Mapping[int, ObjectFailure]  # no row of these has left
+    exclude: Mapping[int, ObjectFailure]
+    missing: Sequence[int]  # partitions without a report
+    quarantine: Sequence[DataFile]  # one file at most a partition, paths relative to the quarantine table's root
+
+    @property
+    def rows(self) -> int:
+        """Good lines read."""
+        return sum(reading.rows for reading in self.readings.values())
+
+    @property
+    def lines_quarantined(self) -> int:
+        """Bad lines."""
+        return sum(reading.lines_quarantined for reading in self.readings.values())
+
+    @property
+    def bytes(self) -> int:
+        """Of the objects read, as stored."""
+        return sum(reading.bytes for reading in self.readings.values())
+
+
+def summarise(plan: ReadPlan) -> Summary:
+    """Read the reports of a plan's run and decide; may be asked again after a drain run."""
+    known = load_readings(plan.reports_dir)
+    found = [known.get(partition, PartitionReadings()) for partition in range(len(plan.partitions))]
+    chosen = [readings.reports[0] for readings in found if readings.reports]
+    missing = tuple(partition for partition, readings in enumerate(found) if not readings.reports)
+    unknown = {piece.object for partition in missing for piece in plan.partitions[partition]}
+    leaked = dict(_leaks(found))
+    readings: dict[int, ObjectReading] = {}
+    failures: dict[int, ObjectFailure] = {}
+    for index, pieces in _by_object(chosen).items():
+        failure = _failure(pieces)
+        if failure is None and index not in unknown:
+            readings[index] = _sum(pieces)
+            failure = _ratio_failure(readings[index], plan.options.quarantine_ratio_max)
+        if failure is not None:
+            failures[index] = failure
+        if failure is not None and any(_let_out(piece) for piece in pieces):
+            leaked.setdefault(index, failure)
+    return Summary(
+        readings={index: reading for index, reading in readings.items() if index not in failures | leaked},
+        failures={index: failure for index, failure in failures.items() if index not in leaked},
+        exclude=leaked,
+        missing=missing,
+        quarantine=tuple(report.quarantine for report in chosen if report.quarantine is not None),
+    )
+
+
+def _leaks(found: Sequence[PartitionReadings]) -> Iterator[tuple[int, ObjectFailure]]:
+    """Objects that one reading saw otherwise than another one may have: what left is then anybody's guess."""
+    for readings in found:
+        if not readings.reports:
+            continue
+        told, *others = readings.reports
+        untold = readings.unfinished > 0 or any(report.drain for report in readings.reports)
+        for slot, piece in enumerate(told.pieces):
+            if any(_differ(piece, other.pieces[slot]) for other in others):
+                yield piece.piece.object, _disagreement([piece, *(other.pieces[slot] for other in others)])
+            elif piece.failure is not None and untold:
+                yield piece.piece.object, piece.failure
+
+
+def _differ(one: PieceReading, other: PieceReading) -> bool:
+    def told(reading: PieceReading) -> tuple[int, int, bool]:
+        return reading.rows, reading.lines_quarantined, reading.failure is None
+
+    return told(one) != told(other)
+
+
+def _disagreement(readings: Sequence[PieceReading]) -> ObjectFailure:
+    known = next((reading.failure.reason for reading in readings if reading.failure is not None), None)
+    counts = " and ".join(f"{reading.rows} rows, {reading.lines_quarantined} bad lines" for reading in readings)
+    reason = f"readings of one run disagree: {counts}" + (f" ({known})" if known else "")
+    return ObjectFailure(kind=FailureKind.DISAGREED, reason=reason)
+
+
+def _by_object(reports: Sequence[Report]) -> Mapping[int, Sequence[PieceReading]]:
+    pieces: dict[int, list[PieceReading]] = {}
+    for report in reports:
+        for reading in report.pieces:
+            pieces.setdefault(reading.piece.object, []).append(reading)
+    return pieces
+
+
+def _failure(pieces: Sequence[PieceReading]) -> ObjectFailure | None:
+    return next((piece.failure for piece in pieces if piece.failure is not None), None)
+
+
+def _let_out(piece: PieceReading) -> bool:
+    return piece.broken_midway or piece.rows > 0 or piece.lines_quarantined > 0
+
+
+def _sum(pieces: Sequence[PieceReading]) -> ObjectReading:
+    return ObjectReading(
+        rows=sum(piece.rows for piece in pieces),
+        lines_quarantined=sum(piece.lines_quarantined for piece in pieces),
+        bytes=sum(piece.piece.stop - piece.piece.start for piece in pieces),
+    )
+
+
+def _ratio_failure(reading: ObjectReading, ratio_max: float) -> ObjectFailure | None:
+    lines = reading.rows + reading.lines_quarantined
+    if reading.lines_quarantined <= ratio_max * lines:
+        return None
+    reason = f"{reading.lines_quarantined} of its {lines} lines are bad, more than the limit of {ratio_max:.0%}"
+    return ObjectFailure(kind=FailureKind.QUARANTINE_RATIO, reason=reason)
