@@ -113,7 +113,7 @@ class Loop:
         """Draining: what is held unstarted goes back. Answers how long to rest."""
         unstarted = self._intake.take_all()
         self._settler.submit((delivery, UNSTARTED) for delivery in unstarted)
-        return 0.0 if unstarted else REST_SECONDS_MAX
+        return 0.0 if unstarted or self._over() else REST_SECONDS_MAX
 
     def _serve(self) -> float:
         """Begin, receive, begin, and look around when there is nothing else to do. Answers how long to rest."""
@@ -133,7 +133,7 @@ class Loop:
         """Begin what may begin now; answers whether anything did."""
         begun = False
         now = self._clock.monotonic()
-        while self._executors.free and now >= self._executors.not_before:
+        while self._executors.free and now >= self._executors.not_before and not self._leaving:
             batch = self._intake.next_batch(now)
             if batch is None:
                 break

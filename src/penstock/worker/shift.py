@@ -148,7 +148,8 @@ class Shift:
     def fail(self, error: BaseException) -> None:
         """Something that no further try can mend; the first one is raised in the end."""
         self._error = self._error or error
-        self.freed()
+        self._loop.leave()  # at once: nothing more is to begin in the place that a failed batch leaves
+        self._control.set()
 
     def changed(self) -> None:
         """A helper thread is at its end."""

@@ -1,0 +1,336 @@
+"""Doubles for the worker's tests: a clock that is told the time, a broker and a handler that do what the test says."""
+
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import pytest
+
+from penstock.events import Bus, Event
+from penstock.messaging.broker import Capabilities, QueueStats, SettleFailure
+from penstock.messaging.clock import Clock, SystemClock
+from penstock.messaging.delivery import Delivery
+from penstock.messaging.message import Message, Outgoing
+from penstock.messaging.settlement import Ack, Release, Settlement
+from penstock.worker.settings import WorkerSettings
+from penstock.worker.shutdown import StopSignal
+from penstock.worker.worker import Worker
+
+DEADLINE_SECONDS = 10.0
+
+
+def eventually(condition: Callable[[], object], what: str = "") -> None:
+    """Wait until the condition holds, with a deadline."""
+    ends_at = time.monotonic() + DEADLINE_SECONDS
+    tick = threading.Event()
+    while not condition():
+        assert time.monotonic() < ends_at, f"never came true: {what}"
+        tick.wait(0.002)
+
+
+class FakeClock:
+    """Time stands still until the test moves it."""
+
+    def __init__(self) -> None:
+        self.time = 1_000.0
+        self.waits: list[float] = []
+
+    def now(self) -> float:
+        return self.time
+
+    def monotonic(self) -> float:
+        return self.time
+
+    def wait(self, event: threading.Event, seconds: float) -> bool:
+        self.waits.append(seconds)
+        ends_at = self.time + seconds
+        while self.time < ends_at and not event.is_set():
+            event.wait(0.001)
+        return event.is_set()
+
+
+class SkippingClock(FakeClock):
+    """Every wait is over at once, and took as long as asked. For code in one thread."""
+
+    def wait(self, event: threading.Event, seconds: float) -> bool:
+        self.waits.append(seconds)
+        if not event.is_set():
+            self.time += seconds
+        return event.is_set()
+
+
+def make_delivery(number: int, attempt: int = 1) -> Delivery:
+    message = Message(id=f"m{number}", body=b"{}", enqueued_at=0.0)
+    return Delivery(message=message, queue="q", receipt=f"r{number}-{attempt}", attempt=attempt, received_at=0.0)
+
+
+class FakeBroker:
+    """One queue in memory. Leases never end by themselves; the test takes them away with `steal`."""
+
+    capabilities = Capabilities(
+        delay_seconds_max=900,
+        lease_seconds_max=43_200,
+        body_bytes_max=1_000_000,
+        receive_max=1_000,
+        fenced=True,
+        refunds=True,
+        deduplicates=False,
+        browsable=False,
+    )
+
+    def __init__(self, journal: list[str]) -> None:
+        self.journal = journal
+        self.lock = threading.RLock()
+        self.waiting: list[tuple[int, int]] = []  # number, attempt
+        self.leased: dict[str, Delivery] = {}
+        self.settled: list[tuple[str, Settlement]] = []  # message id
+        self.asked: list[int] = []
+        self.extensions: list[Sequence[str]] = []
+        self.receive_faults: list[Exception] = []
+        self.settle_faults: list[Exception] = []
+        self.extend_faults: list[Exception] = []
+        self.refuse: set[str] = set()  # message ids that settle refuses, not lost
+        self.receive_gate: threading.Event | None = None  # a receive waits for it before it looks
+        self.extend_gate: threading.Event | None = None
+        self.receiving = threading.Event()
+        self.extending = threading.Event()
+
+    def put(self, *numbers: int) -> None:
+        with self.lock:
+            self.waiting.extend((number, 1) for number in numbers)
+
+    def steal(self, message_id: str) -> None:
+        with self.lock:
+            for receipt, delivery in list(self.leased.items()):
+                if delivery.message.id == message_id:
+                    del self.leased[receipt]
+
+    def send(self, queue: str, messages: Sequence[Outgoing]) -> Sequence[str]:
+        raise NotImplementedError
+
+    def receive(
+        self, queue: str, *, messages_max: int, lease_seconds: float, wait_seconds: float = 0.0
+    ) -> Sequence[Delivery]:
+        self.asked.append(messages_max)
+        self.receiving.set()
+        if self.receive_gate is not None:
+            assert self.receive_gate.wait(DEADLINE_SECONDS)
+        with self.lock:
+            if self.receive_faults:
+                raise self.receive_faults.pop(0)
+            taken, self.waiting = self.waiting[:messages_max], self.waiting[messages_max:]
+            deliveries = [make_delivery(number, attempt) for number, attempt in taken]
+            self.leased.update((delivery.receipt, delivery) for delivery in deliveries)
+            return deliveries
+
+    def extend(self, deliveries: Sequence[Delivery], *, lease_seconds: float) -> Sequence[Delivery]:
+        self.extending.set()
+        self.extensions.append([delivery.message.id for delivery in deliveries])
+        if self.extend_gate is not None:
+            assert self.extend_gate.wait(DEADLINE_SECONDS)
+        with self.lock:
+            self.journal.append("extend")
+            if self.extend_faults:
+                raise self.extend_faults.pop(0)
+            return [delivery for delivery in deliveries if delivery.receipt not in self.leased]
+
+    def settle(self, settlements: Sequence[tuple[Delivery, Settlement]]) -> Sequence[SettleFailure]:
+        with self.lock:
+            self.journal.append(f"settle {len(settlements)}")
+            if self.settle_faults:
+                raise self.settle_faults.pop(0)
+            return [failure for pair in settlements if (failure := self._settle(*pair)) is not None]
+
+    def _settle(self, delivery: Delivery, settlement: Settlement) -> SettleFailure | None:
+        if delivery.receipt not in self.leased:
+            return SettleFailure(delivery=delivery, reason="the lease is gone", lost=True)
+        if delivery.message.id in self.refuse:
+            return SettleFailure(delivery=delivery, reason="not now", lost=False)
+        del self.leased[delivery.receipt]
+        self.settled.append((delivery.message.id, settlement))
+        return None
+
+    def stats(self, queue: str) -> QueueStats:
+        raise NotImplementedError
+
+    def browse(self, queue: str, *, messages_max: int, after_id: str | None = None) -> Sequence[Message]:
+        raise NotImplementedError
+
+    def close(self) -> None:
+        pass
+
+    def acked(self) -> list[str]:
+        with self.lock:
+            return [message_id for message_id, settlement in self.settled if isinstance(settlement, Ack)]
+
+    def released(self) -> dict[str, Release]:
+        with self.lock:
+            return {message_id: ending for message_id, ending in self.settled if isinstance(ending, Release)}
+
+
+class ToyExecution:
+    """Acks everything, after the test let it go on (or after it was interrupted, with ``obedient``)."""
+
+    def __init__(self, handler: "ToyHandler", deliveries: Sequence[Delivery]) -> None:
+        self.handler = handler
+        self.deliveries = deliveries
+        self.started = threading.Event()
+        self.interrupted = threading.Event()
+        self.go_on = threading.Event()
+        self.held = True
+
+    def run(self) -> Mapping[str, Settlement]:
+        self.started.set()
+        if self.handler.blocking:
+            assert self.go_on.wait(DEADLINE_SECONDS)
+        return self.handler.answer(self.deliveries)
+
+    def extend(self) -> bool:
+        self.handler.journal.append("extend claim")
+        if self.handler.claim_faults:
+            raise self.handler.claim_faults.pop(0)
+        return self.held
+
+    def give_back(self) -> None:
+        self.handler.journal.append("give back")
+        if self.handler.give_back_fault is not None:
+            raise self.handler.give_back_fault
+
+    def interrupt(self) -> None:
+        self.handler.journal.append("interrupt")
+        self.interrupted.set()
+        if self.handler.obedient:
+            self.go_on.set()
+
+
+def ack_all(deliveries: Sequence[Delivery]) -> Mapping[str, Settlement]:
+    return {delivery.receipt: Ack() for delivery in deliveries}
+
+
+@dataclass
+class ToyHandler:
+    journal: list[str]
+    name: str = "toy"
+    blocking: bool = False
+    obedient: bool = True
+    answer: Callable[[Sequence[Delivery]], Mapping[str, Settlement]] = ack_all
+    weight: int = 1
+    executions: list[ToyExecution] = field(default_factory=list)
+    upkeeps: int = 0
+    upkeep_faults: list[Exception] = field(default_factory=list)
+    begin_faults: list[Exception] = field(default_factory=list)
+    claim_faults: list[Exception] = field(default_factory=list)
+    give_back_fault: Exception | None = None
+
+    def weigh(self, delivery: Delivery) -> int:
+        return self.weight
+
+    def begin(self, deliveries: Sequence[Delivery]) -> ToyExecution:
+        if self.begin_faults:
+            raise self.begin_faults.pop(0)
+        execution = ToyExecution(self, deliveries)
+        self.executions.append(execution)
+        return execution
+
+    def upkeep(self) -> None:
+        self.upkeeps += 1
+        if self.upkeep_faults:
+            raise self.upkeep_faults.pop(0)
+
+
+QUICK = {
+    "idle_floor_seconds": 0.001,
+    "idle_ceiling_seconds": 0.005,
+    "retry_base_seconds": 0.001,
+    "retry_cap_seconds": 0.002,
+    "backoff_base_seconds": 0.001,
+    "backoff_cap_seconds": 0.002,
+}
+
+
+class Life:
+    """A worker in a thread, its doubles, and what it told."""
+
+    def __init__(self) -> None:
+        self.journal: list[str] = []
+        self.events: list[Event] = []
+        self.broker = FakeBroker(self.journal)
+        self.handler = ToyHandler(self.journal)
+        self.stop = StopSignal()
+        self.clock: Clock = SystemClock()
+        self.steps: list[str] = []
+        self.until: Callable[[], bool] | None = None
+        self.outcome: str | None = None
+        self.error: BaseException | None = None
+        self._thread: threading.Thread | None = None
+
+    def worker(self, **settings: object) -> Worker:
+        return Worker(
+            broker=self.broker,
+            queue="q",
+            handler=self.handler,
+            settings=WorkerSettings(**{**QUICK, **settings}),  # type: ignore[arg-type] # the settings check themselves
+            clock=self.clock,
+            bus=Bus(self.events.append),
+            probe=self.steps.append,
+            random=lambda: 0.5,
+        )
+
+    def start(self, **settings: object) -> "Life":
+        worker = self.worker(**settings)
+
+        def live() -> None:
+            try:
+                self.outcome = worker.run(self.stop, self.until)
+            except BaseException as error:
+                self.error = error
+
+        self._thread = threading.Thread(target=live, daemon=True)
+        self._thread.start()
+        return self
+
+    def end(self) -> str | None:
+        assert self._thread is not None
+        self._thread.join(DEADLINE_SECONDS)
+        assert not self._thread.is_alive(), "the worker did not end"
+        return self.outcome
+
+    def running(self, number: int = 0) -> ToyExecution:
+        eventually(lambda: len(self.handler.executions) > number, "an execution begins")
+        execution = self.handler.executions[number]
+        assert execution.started.wait(DEADLINE_SECONDS)
+        return execution
+
+    def told(self, kind: type[Event]) -> list[Event]:
+        return [event for event in list(self.events) if type(event) is kind]
+
+
+@pytest.fixture
+def life() -> Life:
+    return Life()
+
+
+@pytest.fixture
+def delivery() -> Callable[..., Delivery]:
+    return make_delivery
+
+
+@pytest.fixture(name="eventually")
+def _eventually() -> Callable[..., None]:
+    return eventually
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock()
+
+
+@pytest.fixture
+def skipping_clock() -> SkippingClock:
+    return SkippingClock()
+
+
+@pytest.fixture
+def broker() -> FakeBroker:
+    return FakeBroker([])

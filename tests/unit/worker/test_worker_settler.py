@@ -1,0 +1,163 @@
+"""How settlements are applied, and what becomes of those that cannot be."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import pytest
+
+from penstock.errors import ConfigurationError, TemporaryError
+from penstock.events import Bus, DeliverySettled, Event, SettleFailed
+from penstock.messaging.broker import SettleFailure
+from penstock.messaging.delivery import Delivery
+from penstock.messaging.settlement import Ack, Release, Settlement
+from penstock.messaging.steps import Step
+from penstock.worker.heartbeat import Book
+from penstock.worker.settings import WorkerSettings
+from penstock.worker.settler import Settler
+
+if TYPE_CHECKING:
+    from tests.unit.worker.conftest import FakeBroker, SkippingClock
+
+LEASE_SECONDS = 30.0
+
+
+class Settling:
+    def __init__(self, broker: "FakeBroker", clock: "SkippingClock") -> None:
+        self.events: list[Event] = []
+        self.steps: list[Step] = []
+        self.book = Book(clock=clock, lease_seconds=LEASE_SECONDS)
+        self.broker = broker
+        self.clock = clock
+        self.settler = Settler(
+            broker=broker,
+            book=self.book,
+            settings=WorkerSettings(lease_seconds=LEASE_SECONDS, settle_max=500),
+            clock=clock,
+            bus=Bus(self.events.append),
+            probe=self.steps.append,
+            random=lambda: 0.5,
+        )
+
+    def receive(self, count: int) -> list[Delivery]:
+        self.broker.put(*range(count))
+        deliveries: list[Delivery] = []
+        while arrived := self.broker.receive("q", messages_max=1_000, lease_seconds=LEASE_SECONDS):
+            deliveries += arrived
+        self.book.register(deliveries)
+        return deliveries
+
+    def apply_until(self, seconds: float) -> None:
+        """Apply whenever something is due, for so long."""
+        ends_at = self.clock.time + seconds
+        while (due_at := self.settler.next_due_at()) is not None and due_at <= ends_at:
+            self.clock.time = max(self.clock.time, due_at)
+            self.settler.apply_due()
+
+
+@pytest.fixture
+def settling(broker: "FakeBroker", skipping_clock: "SkippingClock") -> Settling:
+    return Settling(broker, skipping_clock)
+
+
+def test_five_thousand_are_settled_in_groups(settling: Settling) -> None:
+    deliveries = settling.receive(5_000)
+    settling.settler.submit((delivery, Ack()) for delivery in deliveries)
+    settling.settler.apply_due()
+    assert settling.broker.journal == ["settle 500"] * 10
+    assert len(settling.broker.acked()) == 5_000
+    assert settling.settler.next_due_at() is None
+    assert len(settling.events) == 5_000
+
+
+def test_the_probe_hears_before_and_after_and_the_event_comes_last(settling: Settling) -> None:
+    (only,) = settling.receive(1)
+    settling.settler.submit([(only, Ack())])
+    settling.settler.apply_due()
+    assert settling.steps == [Step.SETTLING, Step.SETTLED]
+    assert settling.events == [DeliverySettled(queue="q", message_id="m0", attempt=1, settlement=Ack())]
+
+
+def test_only_what_failed_is_tried_again(settling: Settling) -> None:
+    settling.broker.refuse = {"m1"}
+    settling.settler.submit((delivery, Ack()) for delivery in settling.receive(3))
+    settling.settler.apply_due()
+    assert settling.broker.acked() == ["m0", "m2"]
+    settling.broker.refuse = set()
+    settling.apply_until(5)
+    assert settling.broker.journal == ["settle 3", "settle 1"]
+    assert settling.broker.acked() == ["m0", "m2", "m1"]
+
+
+def test_a_lost_lease_is_told_and_not_tried_again(settling: Settling) -> None:
+    (only,) = settling.receive(1)
+    settling.broker.steal("m0")
+    settling.settler.submit([(only, Ack())])
+    settling.settler.apply_due()
+    assert settling.events == [SettleFailed(queue="q", message_id="m0", reason="the lease is gone", lost=True)]
+    assert settling.settler.next_due_at() is None
+
+
+def test_with_the_broker_away_it_tries_until_the_lease_must_have_ended(settling: Settling) -> None:
+    (only,) = settling.receive(1)
+    began_at = settling.clock.time
+    settling.broker.settle_faults = [TemporaryError("away")] * 1_000
+    settling.settler.submit([(only, Ack())])
+    settling.apply_until(600)
+    assert LEASE_SECONDS <= settling.clock.time - began_at < LEASE_SECONDS + 10
+    assert settling.settler.next_due_at() is None
+    failures = [event for event in settling.events if isinstance(event, SettleFailed)]
+    assert [failure.lost for failure in failures] == [False] * (len(failures) - 1) + [True]
+    assert 5 < len(failures) < 100
+
+
+def test_a_broker_that_comes_back_gets_the_settlement(settling: Settling) -> None:
+    (only,) = settling.receive(1)
+    settling.broker.settle_faults = [TemporaryError("away")] * 3
+    settling.settler.submit([(only, Release(delay_seconds=7))])
+    settling.apply_until(600)
+    assert settling.broker.released() == {"m0": Release(delay_seconds=7)}
+
+
+def test_a_settled_delivery_is_out_of_the_book_first(settling: Settling) -> None:
+    (only,) = settling.receive(1)
+    held: list[bool] = []
+    settle = settling.broker.settle
+
+    def spy(settlements: Sequence[tuple[Delivery, Settlement]]) -> Sequence[SettleFailure]:
+        held.append(settling.book.holds(only))
+        return settle(settlements)
+
+    settling.broker.settle = spy  # type: ignore[method-assign] # a spy
+    settling.settler.submit([(only, Ack())])
+    settling.settler.apply_due()
+    assert held == [False]
+
+
+def test_what_the_broker_never_can_do_is_raised(settling: Settling) -> None:
+    settling.broker.settle_faults = [ConfigurationError("no such queue")]
+    settling.settler.submit((delivery, Ack()) for delivery in settling.receive(1))
+    with pytest.raises(ConfigurationError):
+        settling.settler.apply_due()
+
+
+def test_settling_by_a_deadline_tries_until_then_and_answers_what_is_left(settling: Settling) -> None:
+    deliveries = settling.receive(2)
+    settling.book.unregister(deliveries, wait_seconds=0)
+    settling.broker.refuse = {"m1"}
+    deadline = settling.clock.time + 3
+    left = settling.settler.settle_by([(delivery, Release()) for delivery in deliveries], deadline=deadline)
+    assert [delivery.message.id for delivery in left] in (["m1"], [])
+    assert settling.broker.released() == {"m0": Release()}
+    assert settling.clock.time == pytest.approx(deadline)
+    assert len(settling.broker.journal) > 3
+
+
+def test_settling_by_a_deadline_survives_a_broker_that_is_away_for_a_while(settling: Settling) -> None:
+    deliveries = settling.receive(1)
+    settling.book.unregister(deliveries, wait_seconds=0)
+    settling.broker.settle_faults = [TemporaryError("away")] * 2
+    left = settling.settler.settle_by(
+        [(delivery, Release()) for delivery in deliveries], deadline=settling.clock.time + 3
+    )
+    assert left == []
+    assert settling.broker.released() == {"m0": Release()}

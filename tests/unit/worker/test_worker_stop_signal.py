@@ -1,0 +1,76 @@
+"""Asking workers to stop."""
+
+import os
+import signal
+import threading
+
+import pytest
+
+from penstock.worker.shutdown import StopSignal
+
+
+def test_one_request_drains_and_the_second_is_urgent() -> None:
+    stop = StopSignal()
+    seen = [(stop.requested, stop.urgent)]
+    for _ in range(3):
+        stop.request()
+        seen.append((stop.requested, stop.urgent))
+    assert seen == [(False, False), (True, False), (True, True), (True, True)]
+
+
+def test_watchers_are_woken_at_every_request() -> None:
+    stop, event = StopSignal(), threading.Event()
+    with stop.watched_by(event):
+        stop.request()
+        assert event.is_set()
+        event.clear()
+        stop.request()
+        assert event.is_set()
+    event.clear()
+    stop.request()
+    assert not event.is_set()
+
+
+def test_a_watcher_that_comes_late_is_woken_at_once() -> None:
+    stop, event = StopSignal(), threading.Event()
+    stop.request()
+    with stop.watched_by(event):
+        assert event.is_set()
+
+
+def test_a_request_that_interrupts_another_neither_deadlocks_nor_is_missed() -> None:
+    stop = StopSignal()
+
+    class Interrupted(threading.Event):
+        """While it is being set, with its lock held, the next signal arrives."""
+
+        sets = 0
+
+        def set(self) -> None:
+            self.sets += 1
+            if self.sets == 1:
+                with self._cond:  # type: ignore[attr-defined] # the very lock that the real set holds
+                    stop.request()
+            super().set()
+
+    event = Interrupted()
+    with stop.watched_by(event):
+        asking = threading.Thread(target=stop.request, daemon=True)
+        asking.start()
+        asking.join(10)
+        assert not asking.is_alive(), "deadlocked"
+    assert stop.urgent
+    assert event.sets == 2
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_signals_are_handled_while_installed(number: signal.Signals) -> None:
+    before = signal.getsignal(number)
+    stop = StopSignal()
+    stop.install()
+    try:
+        os.kill(os.getpid(), number)
+        assert stop.requested
+    finally:
+        stop.remove()
+    assert signal.getsignal(number) is before
