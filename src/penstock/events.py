@@ -52,6 +52,32 @@ class HeartbeatFailed(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SourceScanned(Event):
+    """A folder was walked; ``unfinished`` of the objects found have no terminal state yet."""
+
+    source: str
+    found: int
+    unfinished: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchemaInferred(Event):
+    """No schema was given, so one was made from a sample and is remembered."""
+
+    pipeline: str
+    schema: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SparkStarted(Event):
+    """A Spark session of our own is there."""
+
+    java: str
+    notes: tuple[str, ...]
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class BatchClaimed(Event):
     """The ledger gave us an attempt on these objects."""
 

@@ -5,7 +5,9 @@ Sessions handed in from outside are used as they are and never stopped; `require
 
 import logging
 import os
+import subprocess
 import sys
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib.resources import files
@@ -17,6 +19,9 @@ from pyspark.java_gateway import launch_gateway
 from pyspark.sql import SparkSession
 
 from penstock.errors import ConfigurationError
+from penstock.pipeline.faults import SPARK_ERRORS, explain
+
+Session = SparkSession  # for the rooms above, which name the type and never import Spark
 
 REQUIRED_CONF: Mapping[str, str] = {
     "spark.sql.session.timeZone": "UTC",
@@ -63,6 +68,26 @@ def start_session(settings: SessionSettings) -> SparkSession:
     return SparkSession(context)
 
 
+def end_session(spark: SparkSession, *, at_once: bool, seconds: float) -> None:
+    """End a session of our own and its JVM. ``at_once`` skips Spark's own leave-taking: what counts is in the ledger.
+
+    Bounded: a JVM that does not leave within the seconds is ended.
+    """
+    process: subprocess.Popen[bytes] = spark.sparkContext._gateway.proc
+    if not at_once:
+        stopping = threading.Thread(target=spark.stop, name="penstock-spark-stop", daemon=True)
+        stopping.start()
+        stopping.join(seconds)
+    if process.stdin is not None:
+        process.stdin.close()  # the JVM watches it, and leaves when it ends
+    if at_once:
+        process.kill()
+    try:
+        process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        process.kill()
+
+
 def cores(spark: SparkSession) -> int:
     """How many tasks the session runs at once."""
     return max(1, spark.sparkContext.defaultParallelism)
@@ -107,3 +132,15 @@ def _own_conf(settings: SessionSettings) -> dict[str, str]:
             "spark.sql.shuffle.partitions": str(4 * (os.cpu_count() or 1)),
         }
     return conf
+
+
+def try_spark(settings: SessionSettings) -> None:
+    """Start a session, send numbers through a Python worker, write Parquet, end it. Raises what a pipeline would."""
+    spark = start_session(settings)
+    try:
+        numbers = spark.range(100).mapInArrow(lambda batches: batches, "id long")
+        numbers.write.parquet(str(settings.scratch / "try"))
+    except SPARK_ERRORS as error:
+        raise ConfigurationError(f"Spark started and did not work: {explain(error)} Its log is {settings.log}.") from error
+    finally:
+        end_session(spark, at_once=False, seconds=10.0)

@@ -1,0 +1,131 @@
+"""What `penstock doctor` looks at: can this machine do the main job, and is a table's state in order?"""
+
+import os
+import platform
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from penstock.config import load_settings
+from penstock.errors import PenstockError
+
+PYTHON_MIN = (3, 11)
+FREE_BYTES_MIN = 2 * 1024**3
+
+
+class Verdict(StrEnum):
+    OK = "ok"
+    WARNING = "warning"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """What one check found, and what to do where it is not as it should be."""
+
+    check: str
+    verdict: Verdict
+    found: str
+
+
+def machine_checks(environ: Mapping[str, str]) -> Iterator[Finding]:
+    """Python, settings, the extra, Java, disk, and a Spark that runs a real job. In this order; what hangs on a failed
+    one is left out."""
+    yield _python()
+    yield _guarded("settings", _settings)
+    spark_extra = _guarded("spark extra", _extra)
+    yield spark_extra
+    java = _guarded("java", lambda: _java(environ))
+    yield java
+    yield _disk(Path.cwd())
+    if Verdict.FAILED not in (spark_extra.verdict, java.verdict):
+        yield _guarded("spark", lambda: _spark(environ))
+
+
+def table_checks(table: str | None, state: str | None) -> Iterator[Finding]:
+    """The state and the table of one pipeline."""
+    from penstock.app.places import find_table
+    from penstock.app.status import standing
+
+    try:
+        places = find_table(table, state, here=Path.cwd())
+    except PenstockError as error:
+        if table is not None or state is not None:
+            yield Finding(check="table", verdict=Verdict.FAILED, found=str(error))
+        return
+
+    def look() -> tuple[Verdict, str]:
+        found = standing(places)
+        healthy = found.verdict in ("all well", "at work")
+        return (Verdict.OK if healthy else Verdict.WARNING), f"{found.table}: {found.verdict}"
+
+    yield _guarded("table", look)
+
+
+def _guarded(check: str, look: Callable[[], tuple[Verdict, str]]) -> Finding:
+    try:
+        verdict, found = look()
+    except PenstockError as error:
+        return Finding(check=check, verdict=Verdict.FAILED, found=str(error))
+    return Finding(check=check, verdict=verdict, found=found)
+
+
+def _python() -> Finding:
+    verdict = Verdict.OK if sys.version_info >= PYTHON_MIN else Verdict.FAILED
+    return Finding(check="python", verdict=verdict, found=f"{platform.python_version()} ({sys.executable})")
+
+
+def _settings() -> tuple[Verdict, str]:
+    settings = load_settings()
+    changed = sorted(settings.model_fields_set)
+    return Verdict.OK, f"set: {', '.join(changed)}" if changed else "all at their defaults"
+
+
+def _extra() -> tuple[Verdict, str]:
+    from importlib.metadata import version
+
+    from penstock.pipeline.extra import PACKAGES, require_spark
+
+    require_spark()
+    return Verdict.OK, ", ".join(f"{name} {version(name)}" for name in PACKAGES)
+
+
+def _java(environ: Mapping[str, str]) -> tuple[Verdict, str]:
+    from penstock.pipeline.java import find_java
+
+    java = find_java(environ)
+    notes = "".join(f"; passed over: {note}" for note in java.notes)
+    return (Verdict.WARNING if java.notes else Verdict.OK), f"{java.version} from {java.source}, {java.home}{notes}"
+
+
+def _disk(folder: Path) -> Finding:
+    status = os.statvfs(folder)
+    free_bytes = status.f_bavail * status.f_frsize
+    verdict = Verdict.OK if free_bytes >= FREE_BYTES_MIN else Verdict.WARNING
+    return Finding(check="disk", verdict=verdict, found=f"{free_bytes / 1024**3:.1f} GiB free in {folder}")
+
+
+def _spark(environ: Mapping[str, str]) -> tuple[Verdict, str]:
+    """Start a session, send numbers through a Python worker, write Parquet."""
+    from penstock.pipeline.java import find_java
+    from penstock.pipeline.session import SessionSettings, try_spark
+
+    settings = load_settings()
+    began_at = time.monotonic()
+    with TemporaryDirectory(prefix="penstock-doctor-") as folder:
+        try_spark(
+            SessionSettings(
+                master=settings.spark_master,
+                java_home=find_java(environ).home,
+                scratch=Path(folder) / "scratch",
+                log=Path(folder) / "spark.log",
+                driver_memory=settings.spark_driver_memory,
+                extra_conf=settings.spark_conf,
+            )
+        )
+    seconds = time.monotonic() - began_at
+    return Verdict.OK, f"runs Python in a worker and writes Parquet on {settings.spark_master} ({seconds:.1f} s)"

@@ -1,0 +1,262 @@
+"""The main job: everything a folder holds, once, into a table.
+
+scan -> announce -> worker (claim, Spark, commit, publish, ack) until every scanned object is terminal and published.
+Run again after any death it goes on where the protocol stood; run again after success it finds nothing to do.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from penstock.app.kill import killing_probe
+from penstock.app.pipeline import PipelineRequest, check, serve
+from penstock.app.places import Places, places
+from penstock.app.state import State, open_state
+from penstock.app.tables import Tables
+from penstock.config import Settings
+from penstock.errors import PenstockError, UsageError
+from penstock.events import BatchCommitted, Bus, Event, Listener, SourceScanned
+from penstock.ledger.records import TERMINAL, ObjectState
+from penstock.messaging.clock import SystemClock
+from penstock.messaging.message import Outgoing
+from penstock.messaging.steps import Probe, Step
+from penstock.objects.announcement import announce
+from penstock.objects.local import LocalStore
+from penstock.objects.reference import ObjectRef
+from penstock.objects.scanner import Scanner, ScanReport
+from penstock.worker.shutdown import StopSignal
+
+FORMATS = ("jsonl",)
+ANNOUNCEMENTS_MAX = 5  # of one object by one ingest, before we say that something is wrong with it
+SEND_CHUNK = 1_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IngestRequest:
+    """What `penstock ingest` was asked for."""
+
+    source: str
+    table: str
+    format: str = "jsonl"
+    schema: str | None = None  # Spark DDL; None: remembered or inferred
+    transform: str | None = None  # "module:function"
+    state: str | None = None
+    provenance: bool = True
+    partition_by: tuple[str, ...] = ()
+    settings: Settings = field(default_factory=Settings)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IngestReport:
+    """What one ingest found and did. Objects are those of this scan; rows, lines and batches those of this process."""
+
+    objects_found: int
+    objects_processed: int
+    objects_skipped: int  # processed before we came
+    objects_dead: int
+    objects_gone: int
+    objects_superseded: int
+    objects_unfinished: int  # only when stopped
+    objects_new_versions: int  # files that were seen before in another version
+    files_ignored: dict[str, int]  # why, how many
+    rows_written: int
+    lines_quarantined: int
+    batches: int
+    seconds: float
+    table: str
+    table_version: int | None  # None: no table yet
+    quarantine_table: str | None  # None: nothing was ever quarantined
+    schema: str | None
+    stopped: bool
+    problems: tuple[str, ...]  # what could not be looked at
+
+
+def ingest(request: IngestRequest, *, stop: StopSignal, listeners: Sequence[Listener] = ()) -> IngestReport:
+    """Do the main job; returns when every scanned object is terminal and published, or when stopped.
+
+    Raises `UserError` with a sentence for what a person has to mend; what was committed until then stays.
+    """
+    clock = SystemClock()
+    began_at = clock.monotonic()
+    where = places(request.table, request.state)
+    source = _source_folder(request.source, where)
+    if request.format not in FORMATS:
+        raise UsageError(f"The format {request.format!r} is not known; this version reads {', '.join(FORMATS)}.")
+    tally = Tally()
+    bus = Bus(tally, *listeners)
+    probe = killing_probe(request.settings.kill_at)
+    wanted = _pipeline_request(request, source)
+    transform = check(wanted)
+    with open_state(where.state, probe=probe) as state:
+        state.free_what_the_dead_held()
+        state.ledger.ensure_pipeline(where.pipeline)
+        tables = Tables.of(where, state.ledger, partition_by=request.partition_by, bus=bus, probe=probe)
+        tables.publish()  # what an earlier process committed and did not live to publish
+        scan = _scan(source, where, stop)
+        goal = Goal(state, where, scan.objects, queue=where.queue(source), probe=probe)
+        bus.emit(SourceScanned(source=str(source), found=len(scan.objects), unfinished=len(goal.unfinished)))
+        if goal.unfinished and not stop.requested:
+            goal.announce()
+            serve(
+                wanted,
+                transform,
+                where,
+                state,
+                tables,
+                sample=scan.objects,
+                stop=stop,
+                until=goal.reached,
+                clock=clock,
+                bus=bus,
+                probe=probe,
+            )
+        tables.sweep()
+        return _report(where, state, tables, goal, scan, tally, stopped=stop.requested, began_at=began_at, clock=clock)
+
+
+class Goal:
+    """Every scanned object in a terminal state. Used by the thread that asks, one at a time."""
+
+    def __init__(
+        self, state: State, where: Places, objects: Sequence[ObjectRef], *, queue: str, probe: Probe
+    ) -> None:
+        self._state = state
+        self._pipeline = where.pipeline
+        self._queue = queue
+        self._probe = probe
+        self._announcements: Counter[bytes] = Counter()
+        self._refs = {ref.object_id: ref for ref in objects}
+        self.before = state.ledger.states(self._pipeline, list(self._refs))
+        self.unfinished = {object_id for object_id in self._refs if self.before.get(object_id) not in TERMINAL}
+
+    def announce(self) -> None:
+        """Send a notification for every unfinished object that nobody works on. Repeats do no harm."""
+        live = self._state.ledger.live(self._pipeline, list(self.unfinished))
+        missing = [ref for object_id, ref in self._refs.items() if object_id in self.unfinished - live]
+        for start in range(0, len(missing), SEND_CHUNK):
+            chunk = missing[start : start + SEND_CHUNK]
+            self._state.broker.send(self._queue, [Outgoing(body=announce(ref)) for ref in chunk])
+            self._probe(Step.ANNOUNCED)
+        self._count(missing)
+
+    def reached(self) -> bool:
+        """Asked by the idle worker. Where messages are gone but objects are not done (a message was purged, or its
+        sender died between two steps), they are announced again."""
+        states = self._state.ledger.states(self._pipeline, list(self.unfinished))
+        self.unfinished = {object_id for object_id in self.unfinished if states.get(object_id) not in TERMINAL}
+        if self.unfinished:
+            self._state.free_what_the_dead_held()
+            stats = self._state.broker.stats(self._queue)
+            if stats.visible + stats.in_flight + stats.delayed == 0:
+                self.announce()
+        return not self.unfinished
+
+    def _count(self, refs: Sequence[ObjectRef]) -> None:
+        self._announcements.update(ref.object_id for ref in refs)
+        for ref in refs:
+            if self._announcements[ref.object_id] > ANNOUNCEMENTS_MAX:
+                raise PenstockError(
+                    f"{ref.uri} was announced {ANNOUNCEMENTS_MAX} times and is still not done, nor dead; look at "
+                    f"`penstock objects show` and `penstock dead list`, and report it."
+                )
+
+    def states(self) -> dict[bytes, ObjectState]:
+        """Where every scanned object stands now; what the ledger never saw is unprocessed."""
+        known = self._state.ledger.states(self._pipeline, list(self._refs))
+        return {object_id: known.get(object_id, ObjectState.UNPROCESSED) for object_id in self._refs}
+
+
+class Tally:
+    """Counts what this process committed. Written by the thread that emits, read when it is done."""
+
+    def __init__(self) -> None:
+        self.rows = 0
+        self.lines_quarantined = 0
+        self.batches = 0
+
+    def __call__(self, event: Event) -> None:
+        if isinstance(event, BatchCommitted):
+            self.rows += event.rows
+            self.lines_quarantined += event.lines_quarantined
+            self.batches += 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Scan:
+    objects: Sequence[ObjectRef]
+    report: ScanReport
+
+
+def _pipeline_request(request: IngestRequest, source: Path) -> PipelineRequest:
+    return PipelineRequest(
+        source=source,
+        format=request.format,
+        schema=request.schema,
+        transform=request.transform,
+        provenance=request.provenance,
+        partition_by=request.partition_by,
+        settings=request.settings,
+    )
+
+
+def _source_folder(source: str, where: Places) -> Path:
+    if "://" in source and not source.startswith("file://"):
+        raise UsageError(f"{source} is no local folder; this version reads local folders.")
+    folder = Path(source.removeprefix("file://")).expanduser().resolve()
+    if not folder.is_dir():
+        what = "is a file; give the folder it lies in" if folder.exists() else "does not exist; give the folder to read"
+        raise UsageError(f"The source {folder} {what}.")
+    for own in (where.table, where.quarantine, where.state):
+        if folder == own or own in folder.parents:
+            raise UsageError(f"The source {folder} lies in {own}, which Penstock writes itself; give another folder.")
+    return folder
+
+
+def _scan(source: Path, where: Places, stop: StopSignal) -> _Scan:
+    scanner = Scanner(source, store=LocalStore(source), excluded=(where.table, where.quarantine, where.state))
+    objects: list[ObjectRef] = []
+    for chunk in scanner.chunks():
+        objects.extend(chunk)
+        if stop.requested:
+            break
+    return _Scan(objects=objects, report=scanner.report())
+
+
+def _report(
+    where: Places,
+    state: State,
+    tables: Tables,
+    goal: Goal,
+    scan: _Scan,
+    tally: Tally,
+    *,
+    stopped: bool,
+    began_at: float,
+    clock: SystemClock,
+) -> IngestReport:
+    states = goal.states()
+    count = Counter(states.values())
+    skipped = sum(1 for before in goal.before.values() if before is ObjectState.PROCESSED)
+    pipeline = state.ledger.pipeline(where.pipeline)
+    return IngestReport(
+        objects_found=len(scan.objects),
+        objects_processed=count[ObjectState.PROCESSED] - skipped,
+        objects_skipped=skipped,
+        objects_dead=count[ObjectState.DEAD],
+        objects_gone=count[ObjectState.GONE],
+        objects_superseded=count[ObjectState.SUPERSEDED],
+        objects_unfinished=count[ObjectState.UNPROCESSED] + count[ObjectState.PROCESSING],
+        objects_new_versions=state.ledger.other_versions(where.pipeline, list(states)),
+        files_ignored={str(reason): number for reason, number in scan.report.ignored.items()},
+        rows_written=tally.rows,
+        lines_quarantined=tally.lines_quarantined,
+        batches=tally.batches,
+        seconds=round(clock.monotonic() - began_at, 3),
+        table=str(where.table),
+        table_version=tables.version(),
+        quarantine_table=str(where.quarantine) if tables.has_quarantine() else None,
+        schema=pipeline.source_schema if pipeline else None,
+        stopped=stopped and bool(count[ObjectState.UNPROCESSED] + count[ObjectState.PROCESSING]),
+        problems=tuple(scan.report.problems),
+    )

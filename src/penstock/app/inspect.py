@@ -1,0 +1,38 @@
+"""Looking at a state without working on it: nothing here claims, sends or settles."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from penstock.app.places import LEDGER_FILE, Places
+from penstock.app.processes import ProcessRegistry
+from penstock.app.state import PROCESSES_FOLDER, QUEUE_FILE
+from penstock.brokers.sqlite import SqliteBroker
+from penstock.ledger import Ledger
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class View:
+    """An opened state, for reading."""
+
+    places: Places
+    ledger: Ledger
+    broker: SqliteBroker
+
+    def living_workers(self) -> list[str]:
+        return ProcessRegistry(self.places.state / PROCESSES_FOLDER).living()
+
+    def dead_letter_queues(self) -> list[str]:
+        return [queue for queue in self.broker.queue_names() if queue.endswith("-dlq")]
+
+
+@contextmanager
+def view(places: Places) -> Iterator[View]:
+    """Open the state of these places for reading."""
+    ledger = Ledger.open(f"sqlite:///{places.state / LEDGER_FILE}")
+    broker = SqliteBroker(places.state / QUEUE_FILE, holder="")
+    try:
+        yield View(places=places, ledger=ledger, broker=broker)
+    finally:
+        broker.close()
+        ledger.close()

@@ -1,0 +1,65 @@
+"""Where the parts of a local table and of its state lie."""
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+
+from penstock.errors import UsageError
+
+LEDGER_FILE = "ledger.db"
+STATE_FOLDER = "_penstock"  # readers of the table do not look into folders whose names begin so
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Places:
+    """All paths are real paths."""
+
+    table: Path
+    quarantine: Path
+    state: Path
+
+    @property
+    def pipeline(self) -> str:
+        """The pipeline's id: the table's canonical address."""
+        return self.table.as_uri()
+
+    @property
+    def work(self) -> Path:
+        """Plans and reports of runs; under the table, since executors have to reach it."""
+        return self.table / STATE_FOLDER / "work"
+
+    def queue(self, source: Path) -> str:
+        """The queue of one source of this table: another source's worker would not be allowed to read its files."""
+        digest = hashlib.sha256(f"{self.pipeline}\n{source}".encode(errors="surrogateescape")).hexdigest()[:8]
+        return f"ingest-{digest}"
+
+
+def places(table: str | Path, state: str | Path | None = None) -> Places:
+    """The places of a table. Raises `UsageError` for an address that is no local path."""
+    if "://" in str(table) and not str(table).startswith("file://"):
+        raise UsageError(f"{table} is no local path; this version writes tables to local folders.")
+    root = Path(str(table).removeprefix("file://")).expanduser().resolve()
+    if root.exists() and not root.is_dir():
+        raise UsageError(f"The table {root} is a file; give the folder that is to hold the table.")
+    return Places(
+        table=root,
+        quarantine=root.with_name(f"{root.name}_quarantine"),
+        state=Path(state).expanduser().resolve() if state is not None else root / STATE_FOLDER,
+    )
+
+
+def find_table(table: str | None, state: str | None, *, here: Path) -> Places:
+    """The table that an operator's verb means: the one named, else the one here, else the only one below here."""
+    if table is not None:
+        found = places(table, state)
+    elif (here / STATE_FOLDER).is_dir():
+        found = places(here, state)
+    else:
+        below = sorted(path.parent for path in here.glob(f"*/{STATE_FOLDER}") if path.is_dir())
+        if len(below) != 1:
+            names = ", ".join(path.name for path in below) or "none"
+            raise UsageError(f"Which table? Give --table; tables with a state found in {here}: {names}.")
+        found = places(below[0], state)
+    if not (found.state / LEDGER_FILE).is_file():
+        raise UsageError(f"There is no Penstock state in {found.state}; `penstock ingest` makes one, --state names another.")
+    return found

@@ -1,0 +1,74 @@
+"""The embedded state: a ledger and a queue in one folder, and who is alive on them."""
+
+import os
+import shutil
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from ulid import ULID
+
+from penstock.app.places import LEDGER_FILE
+from penstock.app.processes import ProcessRegistry
+from penstock.brokers.sqlite import SqliteBroker
+from penstock.errors import ConfigurationError
+from penstock.ledger import Ledger
+from penstock.messaging.steps import Probe, no_probe
+
+QUEUE_FILE = "queue.db"
+PROCESSES_FOLDER = "processes"
+SCRATCH_FOLDER = "scratch"
+SPARK_LOG_FILE = "spark.log"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class State:
+    """An opened state folder, and this process's name on it."""
+
+    directory: Path
+    worker: str
+    ledger: Ledger
+    broker: SqliteBroker
+    processes: ProcessRegistry
+
+    @property
+    def scratch(self) -> Path:
+        """A folder of this process alone; Spark spills there. Not there until somebody makes it."""
+        return self.directory / SCRATCH_FOLDER / self.worker
+
+    @property
+    def spark_log(self) -> Path:
+        return self.directory / SPARK_LOG_FILE
+
+    def free_what_the_dead_held(self) -> int:
+        """Abandon attempts, end leases and remove scratch of processes proven dead; answers how many such processes."""
+        with self.processes.dead() as workers:
+            for worker in workers:
+                for pipeline in self.ledger.pipelines():
+                    self.ledger.abandon_worker(pipeline.id, worker)
+                self.broker.release_holder(worker)
+                shutil.rmtree(self.directory / SCRATCH_FOLDER / worker, ignore_errors=True)
+        return len(workers)
+
+
+@contextmanager
+def open_state(directory: Path, *, probe: Probe = no_probe) -> Iterator[State]:
+    """Open the state in that folder, made if need be, and be registered as alive on it until the block ends."""
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        processes = ProcessRegistry(directory / PROCESSES_FOLDER)
+    except OSError as error:
+        raise ConfigurationError(f"The state folder {directory} cannot be made: {error.strerror}.") from error
+    worker = f"{socket.gethostname()}-{os.getpid()}-{ULID()}"
+    with processes.registered(worker):
+        ledger = Ledger.open(f"sqlite:///{directory / LEDGER_FILE}", probe=probe)
+        broker = SqliteBroker(directory / QUEUE_FILE, holder=worker)
+        state = State(directory=directory, worker=worker, ledger=ledger, broker=broker, processes=processes)
+        try:
+            yield state
+        finally:
+            broker.close()
+            ledger.close()
+            shutil.rmtree(state.scratch, ignore_errors=True)

@@ -1,0 +1,40 @@
+"""`penstock gc`: delete the files of abandoned attempts."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from penstock.cli.output import Json, StateFolder, Table, print_json, talk
+
+
+def gc(
+    table: Table = None,
+    state: StateFolder = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would go, delete nothing.")] = False,
+    json_: Json = False,
+) -> None:
+    """Delete what abandoned attempts left behind. Nothing that the table names is ever deleted."""
+    from penstock.app.inspect import view
+    from penstock.app.places import find_table
+    from penstock.app.sweep import collect_garbage
+    from penstock.events import Bus
+
+    places = find_table(table, state, here=Path.cwd())
+    with view(places) as seen:
+        collected = collect_garbage(seen.ledger, places, bus=Bus(), dry_run=dry_run)
+    if json_:
+        print_json(
+            {
+                "attempts": collected.attempts,
+                "files": collected.files,
+                "bytes": collected.bytes,
+                "dry_run": dry_run,
+                "unknown": [str(path) for path in collected.unknown],
+            }
+        )
+        return
+    verb = "would be deleted" if dry_run else "deleted"
+    print(f"{collected.files:,} files of {collected.attempts:,} attempts {verb}, {collected.bytes:,} bytes.")
+    for path in collected.unknown:
+        talk(f"Left alone, since the ledger knows no such attempt: {path}")

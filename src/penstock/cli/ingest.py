@@ -1,0 +1,82 @@
+"""`penstock ingest`: the main job without writing code."""
+
+import dataclasses
+from typing import Annotated
+
+import typer
+
+from penstock.cli.output import Json, print_json
+
+CHECK_FOUND_PROBLEMS = 3
+TEMPORARY_FAILURE = 75
+
+
+def ingest(
+    source: Annotated[str, typer.Argument(metavar="SOURCE", help="The folder to read.")],
+    table: Annotated[str, typer.Argument(metavar="TABLE", help="The folder of the Delta table; made if need be.")],
+    format_: Annotated[str, typer.Option("--format", help="How the files are written: jsonl (also gzipped).")] = "jsonl",
+    schema: Annotated[
+        str | None,
+        typer.Option("--schema", metavar="DDL", help="The rows' columns, e.g. 'id long, v double'; default: inferred."),
+    ] = None,
+    transform: Annotated[
+        str | None, typer.Option("--transform", metavar="MODULE:FUNCTION", help="DataFrame -> DataFrame, plain PySpark.")
+    ] = None,
+    partition_by: Annotated[
+        str | None, typer.Option("--partition-by", metavar="COLUMNS", help="Columns to partition by, with commas.")
+    ] = None,
+    no_provenance: Annotated[
+        bool, typer.Option("--no-provenance", help="Leave out the columns _object and _offset.")
+    ] = False,
+    state: Annotated[
+        str | None, typer.Option("--state", metavar="DIR", help="Where the state lives; default: TABLE/_penstock.")
+    ] = None,
+    master: Annotated[str | None, typer.Option("--master", help="Where Spark runs; default: local[*].")] = None,
+    max_objects: Annotated[int | None, typer.Option("--max-objects", help="Objects a batch.")] = None,
+    max_attempts: Annotated[int | None, typer.Option("--max-attempts", help="Attempts before an object is dead.")] = None,
+    max_quarantine_ratio: Annotated[
+        float | None, typer.Option("--max-quarantine-ratio", help="An object with a larger share of bad lines fails.")
+    ] = None,
+    stop_timeout: Annotated[
+        float | None, typer.Option("--stop-timeout", help="Seconds from SIGTERM to the platform's SIGKILL.")
+    ] = None,
+    json_: Json = False,
+) -> None:
+    """Bring every file of SOURCE into TABLE exactly once, on Spark.
+
+    Run it again at any time: what is in the table stays as it is, new and changed files are added, and what a killed
+    run left half done is finished. Exit code 3: some object is dead. 75: stopped before everything was done.
+    """
+    from penstock.app.ingest import IngestRequest
+    from penstock.app.ingest import ingest as run
+    from penstock.cli.leaving import stoppable
+    from penstock.cli.progress import IngestProgress, print_report
+    from penstock.config import load_settings
+
+    request = IngestRequest(
+        source=source,
+        table=table,
+        format=format_,
+        schema=schema,
+        transform=transform,
+        state=state,
+        provenance=not no_provenance,
+        partition_by=tuple(name.strip() for name in partition_by.split(",")) if partition_by else (),
+        settings=load_settings(
+            spark_master=master,
+            max_objects=max_objects,
+            max_attempts=max_attempts,
+            max_quarantine_ratio=max_quarantine_ratio,
+            stop_timeout_seconds=stop_timeout,
+        ),
+    )
+    with stoppable() as stop, IngestProgress() as progress:
+        report = run(request, stop=stop, listeners=(progress,))
+    if json_:
+        print_json(dataclasses.asdict(report))
+    else:
+        print_report(report)
+    if report.stopped:
+        raise typer.Exit(TEMPORARY_FAILURE)
+    if report.objects_dead:
+        raise typer.Exit(CHECK_FOUND_PROBLEMS)

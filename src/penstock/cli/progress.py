@@ -1,0 +1,175 @@
+"""What a person sees of a long job: a bar on a terminal, a line now and then elsewhere; and the report at its end."""
+
+import sys
+import threading
+import time
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from penstock.cli.output import printable, talk
+from penstock.events import (
+    BatchClaimed,
+    BatchCommitted,
+    BatchProgressed,
+    BatchPublished,
+    Event,
+    ObjectFailed,
+    RunFailed,
+    SchemaInferred,
+    SourceScanned,
+    SparkStarted,
+    WorkerDraining,
+)
+
+if TYPE_CHECKING:
+    from penstock.app.ingest import IngestReport
+
+LINE_EVERY_SECONDS = 5.0
+FAILURES_SHOWN = 20
+
+
+class IngestProgress:
+    """Listens to an ingest. Events come from several threads; the lock makes them one story."""
+
+    def __init__(self) -> None:
+        self._terminal = sys.stderr.isatty()
+        self._lock = threading.Lock()
+        self._bar = _Bar() if self._terminal else None
+        self._objects = 0  # this and the rest are written under the lock
+        self._done = 0
+        self._rows = 0
+        self._failures = 0
+        self._line_at = 0.0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bar is not None:
+            self._bar.close()
+
+    def __call__(self, event: Event) -> None:
+        with self._lock:
+            self._hear(event)
+
+    def _hear(self, event: Event) -> None:
+        match event:
+            case SourceScanned():
+                self._objects = event.unfinished
+                self._say(f"{event.found:,} objects found in {event.source}, {event.unfinished:,} to do")
+            case SchemaInferred():
+                self._say(f"schema inferred from a sample and remembered: {event.schema}")
+            case SparkStarted():
+                for note in event.notes:
+                    self._say(f"Java: {note}")
+                self._say(f"Spark started in {event.seconds:.1f} s ({event.java})")
+            case BatchClaimed():
+                self._say(f"batch of {event.objects:,} objects, {event.bytes:,} bytes")
+            case BatchProgressed():
+                self._progress(f"{event.tasks_done} of {event.tasks} tasks")
+            case BatchCommitted():
+                self._done += event.objects
+                self._rows += event.rows
+                bad = f", {event.lines_quarantined:,} lines quarantined" if event.lines_quarantined else ""
+                self._say(f"batch {event.seq} committed: {event.objects:,} objects, {event.rows:,} rows{bad}")
+            case ObjectFailed():
+                self._failed(event)
+            case RunFailed():
+                self._say(f"a run of {event.objects:,} objects failed: {event.error}")
+            case BatchPublished() | WorkerDraining():
+                self._progress("")
+            case _:
+                pass
+        if self._bar is not None:
+            self._bar.show(done=self._done, total=self._objects, rows=self._rows)
+
+    def _failed(self, event: ObjectFailed) -> None:
+        self._failures += 1
+        if event.outcome != "retry":
+            self._done += 1
+        if self._failures <= FAILURES_SHOWN:
+            self._say(f"{event.outcome}: {event.object_uri}: {event.reason}")
+        elif self._failures == FAILURES_SHOWN + 1:
+            self._say("further failures are not shown here; see `penstock objects list`")
+
+    def _progress(self, text: str) -> None:
+        """Something moved; worth a line only now and then."""
+        now = time.monotonic()
+        if self._bar is None and text and now - self._line_at >= LINE_EVERY_SECONDS:
+            self._line_at = now
+            talk(f"{self._done:,} of {self._objects:,} objects, {self._rows:,} rows; this batch: {text}")
+
+    def _say(self, text: str) -> None:
+        shown = printable(text)
+        if self._bar is not None:
+            self._bar.say(shown)
+        else:
+            talk(shown)
+
+
+class _Bar:
+    """rich's progress bar on stderr."""
+
+    def __init__(self) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+        self._console = Console(stderr=True)
+        self._progress = Progress(
+            SpinnerColumn(),
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("objects, {task.fields[rows]:,} rows"),
+            TimeElapsedColumn(),
+            console=self._console,
+            transient=True,
+        )
+        self._task = self._progress.add_task("ingesting", total=None, rows=0)
+        self._progress.start()
+
+    def show(self, *, done: int, total: int, rows: int) -> None:
+        self._progress.update(self._task, completed=done, total=total or None, rows=rows)
+
+    def say(self, text: str) -> None:
+        self._console.print(text, markup=False, highlight=False)
+
+    def close(self) -> None:
+        self._progress.stop()
+
+
+def print_report(report: "IngestReport") -> None:
+    """The end of an ingest for people: what is in the table now, and what is not and where to look."""
+    if report.objects_found and report.objects_skipped == report.objects_found:
+        print(f"Nothing new: all {report.objects_found:,} objects are in the table already. 0 rows added.")
+    else:
+        print(
+            f"{report.objects_processed:,} objects processed, {report.objects_skipped:,} skipped (already in the table), "
+            f"{report.rows_written:,} rows written in {report.batches:,} batches, {report.seconds:.1f} s."
+        )
+    version = "no version yet" if report.table_version is None else f"version {report.table_version}"
+    print(f"Table: {printable(report.table)} ({version})")
+    for line in _remarks(report):
+        print(printable(line))
+
+
+def _remarks(report: "IngestReport") -> list[str]:
+    remarks: list[str] = []
+    if report.objects_new_versions:
+        remarks.append(f"{report.objects_new_versions:,} objects are new versions of files that were seen before.")
+    if report.lines_quarantined:
+        remarks.append(f"{report.lines_quarantined:,} bad lines are in {report.quarantine_table}, with the reason.")
+    if report.objects_dead:
+        remarks.append(f"{report.objects_dead:,} objects are dead: `penstock objects list --only dead` says why.")
+    if report.objects_gone:
+        remarks.append(f"{report.objects_gone:,} objects were deleted before they were read.")
+    if report.objects_superseded:
+        remarks.append(f"{report.objects_superseded:,} objects changed before they were read; run it again for them.")
+    if report.objects_unfinished:
+        remarks.append(f"Stopped: {report.objects_unfinished:,} objects are left; run the same command again to go on.")
+    if report.files_ignored:
+        kinds = ", ".join(f"{number:,} {reason}" for reason, number in report.files_ignored.items())
+        remarks.append(f"Left out: {kinds}.")
+    return remarks + [f"Could not be looked at: {problem}" for problem in report.problems]

@@ -1,0 +1,13 @@
+"""Where the files of an attempt lie. Attempt ids are ULIDs of our own making, never names from outside."""
+
+from pathlib import Path
+
+
+def run_files(attempt_id: str, run: int) -> str:
+    """Files of one run, relative to the root of the table they are for. A repeated run has a folder of its own."""
+    return f"data/{attempt_id}/r{run}"
+
+
+def run_work(work_root: Path, attempt_id: str, run: int) -> Path:
+    """Plan and reports of one run."""
+    return work_root / attempt_id / f"r{run}"

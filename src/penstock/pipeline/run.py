@@ -1,0 +1,174 @@
+"""One Spark run: plan, read, transform, write, list.
+
+Everything it writes is named after the attempt and the run, and counts for nothing until the ledger names it.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.pandas.types import to_arrow_schema
+
+from penstock.errors import TemporaryError, TransformError
+from penstock.ledger.records import ObjectResult
+from penstock.messaging.clock import Clock
+from penstock.messaging.steps import Probe, Step
+from penstock.objects.reference import ObjectRef
+from penstock.pipeline.declaration import Declaration
+from penstock.pipeline.engine import ReadFailure, RunResult
+from penstock.pipeline.faults import SPARK_ERRORS
+from penstock.pipeline.layout import run_files, run_work
+from penstock.pipeline.session import cores
+from penstock.pipeline.source.api import ReadPlan, Summary, drain, make_plan, read, summarise
+from penstock.pipeline.stopwatch import Stopwatch
+from penstock.pipeline.table_schema import Agree, Agreement
+from penstock.sinks.manifest import encode
+from penstock.sinks.parquet import list_files
+
+DRAINS_MAX = 3  # a partition that was read to its end and yet has no report: its task failed
+PLAN_FILE = "plan.json"
+
+F = TypeVar("F")
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunTools:
+    """What every run of a pipeline uses."""
+
+    spark: SparkSession
+    declaration: Declaration
+    agree: Agree
+    clock: Clock
+    probe: Probe
+
+
+class Run:
+    """The ``number``-th run of an attempt, over these objects."""
+
+    def __init__(self, tools: RunTools, attempt_id: str, number: int, objects: Sequence[ObjectRef]) -> None:
+        self._tools = tools
+        self._declaration = tools.declaration
+        self._files = run_files(attempt_id, number)
+        self._work = run_work(self._declaration.work_root, attempt_id, number)
+        self._plan = self._made_plan(attempt_id, number, objects)
+        self._stopwatch = Stopwatch(tools.clock)
+        self._agreement: Agreement | None = None  # set by read_and_write
+
+    def read_and_write(self) -> Summary:
+        """Do the Spark work; afterwards files and reports are there."""
+        self._plan.save(self._plan_path)
+        self._tools.probe(Step.PLANNED)
+        with self._stopwatch.stage("read and write"):
+            frame = self._transformed(read(self._tools.spark, self._plan_path))
+            self._agreement = self._tools.agree(arrow_schema(frame))
+            self._write(frame)
+        self._tools.probe(Step.WRITTEN)
+        with self._stopwatch.stage("drain"):
+            return self._drained(summarise(self._plan))
+
+    def result(self, summary: Summary, failed: Mapping[bytes, ReadFailure]) -> RunResult:
+        """List what was written. Every object of the plan is in the summary's readings or failed."""
+        agreement = self._agreement
+        assert agreement is not None, "read_and_write comes first"
+        with self._stopwatch.stage("list"):
+            files = list_files(
+                self._declaration.table_root,
+                self._files,
+                partition_by=self._declaration.partition_by,
+                schema=agreement.schema,
+            )
+        self._tools.probe(Step.MANIFESTED)
+        return RunResult(
+            processed=self._processed(summary),
+            failed=failed,
+            rows=sum(file.rows for file in files),
+            lines_quarantined=summary.lines_quarantined,
+            bytes=summary.bytes,
+            manifest=encode(files),
+            quarantine_manifest=encode(summary.quarantine),
+            schema_id=agreement.schema_id,
+            new_schema=agreement.new_schema,
+            stage_seconds=self._stopwatch.seconds,
+        )
+
+    def by_object(self, found: Mapping[int, F], convert: Callable[[F], T]) -> dict[bytes, T]:
+        """What is known by place in the plan, by object id."""
+        return {self._plan.objects[index].object_id: convert(value) for index, value in found.items()}
+
+    @property
+    def _plan_path(self) -> str:
+        return str(self._work / PLAN_FILE)
+
+    def _made_plan(self, attempt_id: str, number: int, objects: Sequence[ObjectRef]) -> ReadPlan:
+        return make_plan(
+            objects,
+            attempt_id=attempt_id,
+            run=number,
+            options=self._declaration.read,
+            cores=cores(self._tools.spark),
+            roots=[str(self._declaration.source_root)],
+            quarantine_root=str(self._declaration.quarantine_root),
+            work_dir=str(self._work),
+        )
+
+    def _transformed(self, frame: DataFrame) -> DataFrame:
+        transform = self._declaration.transform
+        if transform is None:
+            return frame
+        try:
+            answer: Any = transform(frame)
+        except SPARK_ERRORS:
+            raise  # explained by the engine: it may be the data's fault
+        except Exception as error:
+            raise TransformError(f"The transform raised {type(error).__name__}: {error}.") from error
+        if not isinstance(answer, DataFrame):
+            raise TransformError(f"The transform returned {type(answer).__name__} and not a DataFrame.")
+        return answer
+
+    def _write(self, frame: DataFrame) -> None:
+        columns = list(self._declaration.partition_by)
+        target = str(self._declaration.table_root / self._files)
+        if columns:  # gather each partition's rows, or every task writes a crumb into every partition
+            frame.hint("rebalance", *columns).write.partitionBy(*columns).parquet(target)
+        else:
+            frame.write.parquet(target)
+
+    def _drained(self, summary: Summary) -> Summary:
+        """Partitions that the transform never read, or not to the end, are read once more for their reports."""
+        for _ in range(DRAINS_MAX):
+            if not summary.missing:
+                return summary
+            drain(self._tools.spark, self._plan_path, summary.missing)
+            summary = summarise(self._plan)
+        if summary.missing:
+            raise TemporaryError(f"{len(summary.missing)} partitions of a run left no report")
+        return summary
+
+    def _processed(self, summary: Summary) -> list[ObjectResult]:
+        return [
+            ObjectResult(
+                object_id=self._plan.objects[index].object_id,
+                rows=reading.rows,
+                lines_quarantined=reading.lines_quarantined,
+            )
+            for index, reading in summary.readings.items()
+        ]
+
+
+def arrow_schema(frame: DataFrame) -> pa.Schema:
+    """The columns of a DataFrame as the table will have them, all nullable. Raises `TransformError` for a type that no
+    table can hold, and for two columns of one name."""
+    names = [name.lower() for name in frame.columns]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise TransformError(f"The transform returned more than one column named {', '.join(twice)}.")
+    if not names:
+        raise TransformError("The transform returned a DataFrame without columns.")
+    try:
+        schema = to_arrow_schema(frame.schema)
+    except SPARK_ERRORS as error:
+        raise TransformError(f"The transform returned a column that the table cannot hold: {error}.") from error
+    return pa.schema([field.with_nullable(True) for field in schema])

@@ -1,0 +1,122 @@
+"""The engine of production: one run is a Spark job that reads, transforms and writes Parquet.
+
+A run may have to be repeated within its attempt: an object that broke in the middle, whose repeated reads disagree, or
+that has too many bad lines is left out and its siblings are read again, into a folder of their own.
+"""
+
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+from pyspark.sql import SparkSession
+
+from penstock.events import Bus
+from penstock.ledger.records import Failure
+from penstock.messaging.clock import Clock
+from penstock.messaging.steps import Probe, no_probe
+from penstock.pipeline.declaration import Declaration
+from penstock.pipeline.engine import ReadFailure, RunBroken, RunCancelled, RunRequest, RunResult
+from penstock.pipeline.faults import SPARK_ERRORS, explain
+from penstock.pipeline.progress import watched
+from penstock.pipeline.run import Run, RunTools
+from penstock.pipeline.source.api import register
+from penstock.pipeline.source.report import FailureKind, ObjectFailure
+from penstock.pipeline.table_schema import Agree
+
+RUNS_MAX = 10  # of one attempt; each leaves out at least one object more
+
+
+class SparkEngine:
+    """A `penstock.pipeline.engine.Engine` in one Spark session, which it neither starts nor stops."""
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        declaration: Declaration,
+        *,
+        agree: Agree,
+        clock: Clock,
+        bus: Bus,
+        probe: Probe = no_probe,
+    ) -> None:
+        """``agree`` compares a run's columns with the table's; it raises `TableError` where they cannot go together."""
+        register(spark)
+        self._spark = spark
+        self._declaration = declaration
+        self._tools = RunTools(spark=spark, declaration=declaration, agree=agree, clock=clock, probe=probe)
+        self._bus = bus
+        self._lock = threading.Lock()
+        self._cancelled: set[str] = set()  # under the lock; attempts are few and ids never come back
+
+    def run(self, request: RunRequest) -> RunResult:
+        pipeline, attempt_id = self._declaration.pipeline, request.attempt_id
+        with self._tagged(attempt_id), watched(self._spark, pipeline, attempt_id, self._bus):
+            try:
+                return self._until_whole(request)
+            except SPARK_ERRORS as error:
+                self._check_cancelled(attempt_id)
+                raise explain(error) from error
+
+    def cancel(self, attempt_id: str) -> None:
+        with self._lock:
+            self._cancelled.add(attempt_id)
+        # SparkSession.interruptTag does nothing when called from another thread (measured); this does.
+        self._spark.sparkContext.cancelJobsWithTag(attempt_id)
+
+    def _until_whole(self, request: RunRequest) -> RunResult:
+        left_out: dict[bytes, ReadFailure] = {}
+        for number in range(RUNS_MAX):
+            self._check_cancelled(request.attempt_id)
+            objects = [ref for ref in request.objects if ref.object_id not in left_out]
+            if not objects:
+                return _nothing(left_out)
+            run = Run(self._tools, request.attempt_id, number, objects)
+            summary = run.read_and_write()
+            if not summary.exclude:
+                return run.result(summary, left_out | run.by_object(summary.failures, read_failure))
+            left_out |= run.by_object(summary.exclude, read_failure)
+        raise RunBroken(
+            f"after {RUNS_MAX} runs there still are objects that break in the middle", fingerprint="runs exhausted"
+        )
+
+    def _check_cancelled(self, attempt_id: str) -> None:
+        with self._lock:
+            if attempt_id in self._cancelled:
+                raise RunCancelled(f"the run of attempt {attempt_id} was cancelled")
+
+    @contextmanager
+    def _tagged(self, attempt_id: str) -> Iterator[None]:
+        """Jobs of this thread carry the attempt's id: as a tag to cancel by, as a group to watch by."""
+        context = self._spark.sparkContext
+        context.setJobGroup(attempt_id, f"penstock {self._declaration.pipeline}")
+        context.addJobTag(attempt_id)
+        try:
+            yield
+        finally:
+            context.removeJobTag(attempt_id)
+
+
+def read_failure(failure: ObjectFailure) -> ReadFailure:
+    """What a reading's failure means for the object's next attempt."""
+    match failure.kind:
+        case FailureKind.GONE:
+            return ReadFailure(failure=Failure.GONE, reason=failure.reason)
+        case FailureKind.SUPERSEDED:
+            return ReadFailure(failure=Failure.SUPERSEDED, reason=failure.reason)
+        case FailureKind.UNREADABLE | FailureKind.QUARANTINE_RATIO | FailureKind.DISAGREED:
+            return ReadFailure(failure=Failure.RETRY, reason=failure.reason)
+
+
+def _nothing(left_out: Mapping[bytes, ReadFailure]) -> RunResult:
+    """Every object was left out: nothing to commit but their failures."""
+    return RunResult(
+        processed=(),
+        failed=left_out,
+        rows=0,
+        lines_quarantined=0,
+        bytes=0,
+        manifest="",
+        quarantine_manifest="",
+        schema_id=0,
+        new_schema=None,
+    )

@@ -1,0 +1,47 @@
+"""Whether what a run wants to write goes with the table: asked before Spark writes a single file.
+
+The ledger keeps the table's schema and a number for it; a run is checked against both, and its commit is refused if the
+number has moved meanwhile.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from penstock.ledger import Ledger
+from penstock.sinks import schema as encoding
+from penstock.sinks.sink import Sink
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Agreement:
+    """The columns a run writes, and what its commit has to say of the table's schema."""
+
+    schema: pa.Schema  # of the run's files
+    schema_id: int
+    new_schema: str | None  # set where the table has to change, the first batch included
+
+
+Agree = Callable[[pa.Schema], Agreement]
+
+
+def agreement(ledger: Ledger, sink: Sink, pipeline: str, wanted: pa.Schema) -> Agreement:
+    """Compare with the table as committed batches will make it. Raises `TableError` naming the first difference."""
+    row = ledger.ensure_pipeline(pipeline)
+    existing = _existing(sink, row.table_schema)
+    if existing is None:
+        return Agreement(schema=wanted, schema_id=row.schema_id, new_schema=encoding.encode(wanted))
+    merged = encoding.merge(existing, wanted, table=sink.uri)
+    unchanged = row.table_schema is not None and merged.equals(existing)
+    return Agreement(
+        schema=wanted, schema_id=row.schema_id, new_schema=None if unchanged else encoding.encode(merged)
+    )
+
+
+def _existing(sink: Sink, committed: str | None) -> pa.Schema | None:
+    """What the ledger knows goes before what the table shows: a committed batch may not be published yet."""
+    if committed is not None:
+        return encoding.decode(committed)
+    table = sink.load()
+    return table.schema if table is not None else None
