@@ -7,8 +7,9 @@ INSERT would deadlock where two claims overlap; this order cannot.
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from operator import itemgetter
 
-from sqlalchemy import Connection, bindparam, insert, or_, select, update
+from sqlalchemy import Connection, bindparam, insert, literal_column, or_, select, update
 
 from penstock.errors import TemporaryError
 from penstock.ledger.abandonments import EXPIRED_ATTEMPTS, Abandonments
@@ -67,9 +68,6 @@ _READ_BACK = select(
     objects.c.charged,
     objects.c.refunds,
     objects.c.unattributed_failures,
-    objects.c.carrier_message_id,
-    objects.c.carrier_enqueued_at,
-    objects.c.carrier_replay_id,
 ).where(_OURS)
 _NOT_OURS = (
     select(
@@ -129,10 +127,11 @@ class Claims:
         self._probe = probe
         self._abandonments = abandonments
         self._register_objects = database.dialect.insert_or_ignore(objects).values(
-            state=ObjectState.UNPROCESSED.value,
-            charged=0,
-            refunds=0,
-            unattributed_failures=0,
+            # Written out, since a bound constant is looked up again for each of thousands of rows.
+            state=literal_column(f"'{ObjectState.UNPROCESSED}'"),
+            charged=literal_column("0"),
+            refunds=literal_column("0"),
+            unattributed_failures=literal_column("0"),
             first_seen_at=DatabaseNow(),
         )
 
@@ -160,6 +159,7 @@ class Claims:
     def _register(self, pipeline: str, candidates: Sequence[Candidate]) -> bool:
         """Give every candidate a row; answers whether some attempt of the pipeline is past its lease."""
         rows = [new_object(pipeline, candidate) for candidate in candidates]
+        rows.sort(key=itemgetter("object_id"))  # neighbours in the index together; overlapping claims in one order
         with self._database.writing() as connection:
             connection.execute(self._register_objects, rows)
             return connection.execute(EXPIRED_ATTEMPTS, {"in_pipeline": pipeline}).first() is not None
@@ -173,14 +173,15 @@ class Claims:
         try:
             with self._database.writing() as connection:
                 fill(connection, wanted, [wanted_object(id, named[0]) for id, named in carriers.items()])
-                revive(connection, pipeline, carriers)
+                revivers = revive(connection, pipeline, carriers)
                 taken = connection.execute(_TAKE, binds).rowcount
                 if taken and any(_may_be_superseded(candidate) for candidate in candidates):
                     taken -= _supersede(connection, binds)
                 if taken:
                     connection.execute(_OPEN, opening)
                     connection.execute(_NOTE, binds)
-                return _read_back(connection, binds, claimed=taken, wanted=len(carriers))
+                chosen = {id: revivers.get(id, named[0]) for id, named in carriers.items()}
+                return _read_back(connection, binds, chosen, claimed=taken)
         except OutcomeUnknown:
             with suppress(TemporaryError):  # then its lease ends by itself
                 self._abandonments.one(
@@ -210,24 +211,26 @@ def _supersede(connection: Connection, binds: Mapping[str, str]) -> int:
     return len(overtaken)
 
 
-def _read_back(connection: Connection, binds: Mapping[str, str], *, claimed: int, wanted: int) -> Claim:
+def _read_back(
+    connection: Connection, binds: Mapping[str, str], carriers: Mapping[bytes, Carrier], *, claimed: int
+) -> Claim:
     """What the database says we hold, and how the rest stands."""
     ours = connection.execute(_READ_BACK, binds).all() if claimed else []
-    rest = connection.execute(_NOT_OURS, binds).all() if len(ours) < wanted else []
+    rest = connection.execute(_NOT_OURS, binds).all() if len(ours) < len(carriers) else []
     return Claim(
         attempt_id=binds["fresh"],
-        claimed={row.object_id: _claimed_object(row) for row in ours},
+        claimed={row.object_id: _claimed_object(row, carriers[row.object_id]) for row in ours},
         busy={row.object_id: max(0.0, row.lease_left or 0.0) for row in rest if row.state not in TERMINAL},
         ended={row.object_id: _ended_object(row) for row in rest if row.state in TERMINAL},
     )
 
 
-def _claimed_object(row: AnyRow) -> ClaimedObject:
+def _claimed_object(row: AnyRow, carrier: Carrier) -> ClaimedObject:
     return ClaimedObject(
         object_id=row.object_id,
         attempts=row.charged - row.refunds,
         unattributed_failures=row.unattributed_failures,
-        carrier=carrier_of(row),
+        carrier=carrier,
     )
 
 

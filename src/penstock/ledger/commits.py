@@ -53,6 +53,7 @@ _LEAVE = (
         lines_quarantined=leaving.c.lines_quarantined,
         reason=leaving.c.reason,
         refunds=objects.c.refunds + leaving.c.refund,
+        unattributed_failures=objects.c.unattributed_failures + leaving.c.unattributed,
         ended_at=case((_is_free, null()), else_=DatabaseNow()),
         dead_at=case((leaving.c.state == ObjectState.DEAD.value, DatabaseNow())),
     )

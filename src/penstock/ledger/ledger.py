@@ -33,6 +33,8 @@ from penstock.ledger.records import (
 )
 from penstock.messaging.steps import Probe, no_probe
 
+_SQLITE_FILE = "sqlite:///"
+
 
 class Ledger:
     """What we did, and who is at it."""
@@ -166,6 +168,10 @@ class Ledger:
         """In how many runs each was that failed with no object to blame; 0 for an id never heard of."""
         return self._queries.unattributed_failures(pipeline, object_ids)
 
+    def other_versions(self, pipeline: str, object_ids: Collection[bytes]) -> int:
+        """How many of these objects the ledger knows in another version too: files that changed."""
+        return self._queries.other_versions(pipeline, object_ids)
+
     def objects(
         self,
         pipeline: str,
@@ -206,6 +212,8 @@ class Ledger:
 def _parsed(url: str | Path) -> URL:
     if isinstance(url, Path):
         return URL.create("sqlite", database=str(url))
+    if url.startswith(_SQLITE_FILE):  # a path is taken as it is, question marks and all
+        return URL.create("sqlite", database=url.removeprefix(_SQLITE_FILE))
     try:
         return make_url(url)
     except ArgumentError as error:

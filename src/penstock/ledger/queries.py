@@ -40,6 +40,15 @@ _LIVE = (
         attempts.c.lease_until >= DatabaseNow(),
     )
 )
+_version = objects.alias("version")
+_OTHER_VERSIONS = select(func.count(objects.c.object_id.distinct())).where(
+    is_wanted(),
+    _version.c.uri_digest == objects.c.uri_digest,
+    _version.c.pipeline == objects.c.pipeline,
+    _version.c.bucket == objects.c.bucket,
+    _version.c.key == objects.c.key,
+    _version.c.object_id != objects.c.object_id,
+)
 _FIND = (
     select(objects)
     .where(objects.c.uri_digest == bindparam("digest"), objects.c.uri == bindparam("of_uri"))
@@ -110,6 +119,11 @@ class Queries:
         with self._database.reading() as connection:
             ids_wanted(connection, object_ids)
             return set(connection.scalars(_LIVE, {"in_pipeline": pipeline}))
+
+    def other_versions(self, pipeline: str, object_ids: Collection[bytes]) -> int:
+        with self._database.reading() as connection:
+            ids_wanted(connection, object_ids)
+            return connection.scalars(_OTHER_VERSIONS, {"in_pipeline": pipeline}).one()
 
     def objects(
         self, pipeline: str, *, state: ObjectState | None, uri_contains: str | None, limit: int, after: bytes | None

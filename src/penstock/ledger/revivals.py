@@ -48,17 +48,22 @@ _CARRY = (
 )
 
 
-def revive(connection: Connection, pipeline: str, carriers: Mapping[bytes, Sequence[Carrier]]) -> None:
-    """Make dead objects among the wanted ones claimable where a message may; the first that may is the carrier."""
+def revive(
+    connection: Connection, pipeline: str, carriers: Mapping[bytes, Sequence[Carrier]]
+) -> Mapping[bytes, Carrier]:
+    """Make dead objects among the wanted ones claimable where a message may; answers the first that may, by object."""
     dead = connection.execute(_DEAD, {"in_pipeline": pipeline}).all()
     if not dead:
-        return
+        return {}
     spent = _replays_spent(connection, pipeline)
+    revivers: dict[bytes, Carrier] = {}
     for row in dead:
         death = _death(row, spent.get(row.object_id, frozenset()))
         carrier = next((carrier for carrier in carriers[row.object_id] if revives(carrier, death)), None)
         if carrier is not None:
             _revive_one(connection, pipeline, row.object_id, carrier)
+            revivers[row.object_id] = carrier
+    return revivers
 
 
 def _replays_spent(connection: Connection, pipeline: str) -> Mapping[bytes, frozenset[str]]:

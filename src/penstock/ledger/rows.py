@@ -81,6 +81,7 @@ def _processed(result: ObjectResult) -> Values:
         "rows": result.rows,
         "lines_quarantined": result.lines_quarantined,
         "refund": 0,
+        "unattributed": 0,
     }
 
 
@@ -93,6 +94,7 @@ def _failed(failed: FailedObject) -> Values:
         "rows": None,
         "lines_quarantined": None,
         "refund": int(failed.refund),
+        "unattributed": int(failed.unattributed),
     }
 
 

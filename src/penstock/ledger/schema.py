@@ -8,6 +8,7 @@ objects. Attempts are charged on the object row; what is given back stands besid
 from sqlalchemy import (
     BigInteger,
     Column,
+    Dialect,
     Double,
     Index,
     Integer,
@@ -20,9 +21,22 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects import mysql
 
+
+class Bytes(LargeBinary):
+    """Bytes that pass to and from the driver as they are; wrapping each one took a tenth of a claim (measured)."""
+
+    cache_ok = True
+
+    def bind_processor(self, dialect: Dialect) -> None:  # noqa: ARG002 - SQLAlchemy's signature
+        return None
+
+    def result_processor(self, dialect: Dialect, coltype: object) -> None:  # noqa: ARG002 - SQLAlchemy's signature
+        return None
+
+
 # MySQL cannot index a BLOB and folds case in its default collation; SQLite and PostgreSQL take the plain types.
-DIGEST = LargeBinary(16).with_variant(mysql.BINARY(16), "mysql", "mariadb")
-KEY = LargeBinary(4096).with_variant(mysql.VARBINARY(4096), "mysql", "mariadb")
+DIGEST = Bytes(16).with_variant(mysql.BINARY(16), "mysql", "mariadb")
+KEY = Bytes(4096).with_variant(mysql.VARBINARY(4096), "mysql", "mariadb")
 PIPELINE = String(512).with_variant(mysql.VARCHAR(512, collation="utf8mb4_bin"), "mysql", "mariadb")
 WORD = String(64)  # states, attempt ids, outcomes: ASCII
 LONG_TEXT = Text().with_variant(mysql.LONGTEXT(), "mysql", "mariadb")
@@ -151,5 +165,6 @@ leaving = Table(  # how each object leaves its attempt at a commit
     Column("rows", BigInteger),
     Column("lines_quarantined", BigInteger),
     Column("refund", Integer, nullable=False),
+    Column("unattributed", Integer, nullable=False),
     prefixes=["TEMPORARY"],
 )
