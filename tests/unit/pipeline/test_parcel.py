@@ -1,0 +1,86 @@
+"""How deliveries of notifications end."""
+
+import pytest
+
+from penstock.errors import InvalidMessage
+from penstock.messaging.delivery import Delivery
+from penstock.messaging.message import Message
+from penstock.messaging.settlement import Ack, DeadLetter, Release
+from penstock.objects.notification import Kind, Notification
+from penstock.objects.reference import ObjectRef
+from penstock.pipeline.parcel import Dead, Done, Later, ObjectOutcome, Parcel, candidates, open_parcel, settle_parcel
+
+A = ObjectRef(bucket="b", key="a", size_bytes=1, etag="1")
+B = ObjectRef(bucket="b", key="b", size_bytes=2, etag="2")
+
+
+def delivery(message_id: str = "m1", **attributes: str) -> Delivery:
+    message = Message(id=message_id, body=b"{}", enqueued_at=10.0, attributes=attributes)
+    return Delivery(message=message, queue="q", receipt=f"r-{message_id}", attempt=1, received_at=11.0)
+
+
+def parcel(*objects: ObjectRef, problems: tuple[str, ...] = (), message_id: str = "m1") -> Parcel:
+    return Parcel(delivery=delivery(message_id), objects=objects, problems=problems)
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "expected"),
+    [
+        pytest.param((Done(), Done()), Ack(), id="all done"),
+        pytest.param((Done(), Later(delay_seconds=3.0)), Release(delay_seconds=3.0), id="one to be retried"),
+        pytest.param(
+            (Later(delay_seconds=1.0), Later(delay_seconds=4.0)), Release(delay_seconds=4.0), id="the longest wait counts"
+        ),
+        pytest.param(
+            (Later(delay_seconds=1.0, refund=True), Later(delay_seconds=2.0)),
+            Release(delay_seconds=2.0, refund=False),
+            id="one that was tried costs the attempt",
+        ),
+        pytest.param(
+            (Later(delay_seconds=1.0, refund=True), Done()), Release(delay_seconds=1.0, refund=True), id="busy elsewhere"
+        ),
+        pytest.param(
+            (Dead(reason="broken", carrier_message_id="m1"), Done()), DeadLetter(reason="broken"), id="dead by this message"
+        ),
+        pytest.param((Dead(reason="broken", carrier_message_id="other"), Done()), Ack(), id="dead by another message"),
+        pytest.param(
+            (Dead(reason="broken", carrier_message_id="m1"), Later(delay_seconds=1.0)),
+            Release(delay_seconds=1.0),
+            id="work left goes before the dead letter",
+        ),
+    ],
+)
+def test_a_delivery_ends_by_the_outcomes_of_all_its_objects(
+    outcomes: tuple[ObjectOutcome, ObjectOutcome], expected: object
+) -> None:
+    assert settle_parcel(parcel(A, B), {A.object_id: outcomes[0], B.object_id: outcomes[1]}) == expected
+
+
+def test_a_bad_record_makes_a_dead_letter_once_its_siblings_are_done() -> None:
+    bad = parcel(A, problems=("record 2 has no key",))
+    assert settle_parcel(bad, {A.object_id: Done()}) == DeadLetter(reason="record 2 has no key")
+    assert settle_parcel(bad, {A.object_id: Later(delay_seconds=1.0)}) == Release(delay_seconds=1.0)
+
+
+def test_a_message_without_objects_is_settled_when_opened() -> None:
+    assert open_parcel(delivery(), lambda body: Notification(kind=Kind.TEST_EVENT)) == Ack()
+    bad = Notification(kind=Kind.RECORDS, problems=("record 1 has no key",))
+    assert open_parcel(delivery(), lambda body: bad) == DeadLetter(reason="record 1 has no key")
+
+
+def test_an_unreadable_message_is_a_dead_letter_with_the_reason() -> None:
+    def refuse(body: bytes) -> Notification:
+        raise InvalidMessage("not JSON")
+
+    assert open_parcel(delivery(), refuse) == DeadLetter(reason="not JSON")
+
+
+def test_the_first_message_that_names_an_object_carries_it() -> None:
+    first, second = parcel(A, message_id="m1"), parcel(A, B, message_id="m2")
+    carriers = {candidate.object_id: candidate.carrier.message_id for candidate in candidates([first, second])}
+    assert carriers == {A.object_id: "m1", B.object_id: "m2"}
+
+
+def test_a_replayed_message_carries_its_replay_id() -> None:
+    replayed = Parcel(delivery=delivery("m9", **{"penstock-replay-id": "r7"}), objects=(A,), problems=())
+    assert [candidate.carrier.replay_id for candidate in candidates([replayed])] == ["r7"]
