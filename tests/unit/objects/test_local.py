@@ -113,6 +113,36 @@ def test_a_file_cut_off_while_reading_is_superseded(store: LocalStore, file: Pat
             reader.read()
 
 
+def test_a_range_that_changed_meanwhile_is_not_handed_out(
+    store: LocalStore, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ref = store.describe(file)
+    pread = os.pread
+
+    def read_and_touch(descriptor: int, length: int, offset: int) -> bytes:
+        data = pread(descriptor, length, offset)
+        touch_later(file)
+        return data
+
+    monkeypatch.setattr(os, "pread", read_and_touch)
+    with pytest.raises(ObjectSuperseded):
+        store.read_range(ref, 0, 10)
+
+
+def test_a_file_deleted_while_it_is_opened_is_read(
+    store: LocalStore, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ref = store.describe(file)
+    readlink = os.readlink
+
+    def delete_first(path: bytes) -> bytes:
+        file.unlink()
+        return readlink(path)
+
+    monkeypatch.setattr(os, "readlink", delete_first)
+    assert store.read_range(ref, 0, 10) == CONTENT[:10]
+
+
 def test_a_file_deleted_while_open_is_read_to_the_end(store: LocalStore, file: Path) -> None:
     with store.open(store.describe(file)) as reader:
         file.unlink()
@@ -170,6 +200,14 @@ def test_what_is_no_regular_file_any_more_is_unreadable_and_never_blocks(
     with pytest.raises(ObjectUnreadable):
         store.open(ref)
     assert descriptors_open() == before
+
+
+def test_a_link_is_not_even_opened(store: LocalStore, file: Path) -> None:
+    ref = store.describe(file)
+    file.rename(file.parent / "moved")
+    file.symlink_to("moved")
+    with pytest.raises(ObjectUnreadable, match="symbolic links"):
+        store.open(ref)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can make a device")
