@@ -18,7 +18,7 @@ class FakeClock:
         self._lock = threading.Lock()
         self._start = start
         self._elapsed = 0.0  # written under the lock by whoever advances
-        self._auto_advance = auto_advance
+        self.auto_advance = auto_advance  # written by the test's thread
         self._patience_seconds = patience_seconds
 
     def now(self) -> float:
@@ -38,7 +38,7 @@ class FakeClock:
     def wait(self, event: threading.Event, seconds: float) -> bool:
         if event.is_set() or seconds <= 0:
             return event.is_set()
-        if self._auto_advance:
+        if self.auto_advance:
             self.advance(seconds)
             return event.is_set()
         return self._block(event, self.monotonic() + seconds)

@@ -83,6 +83,8 @@ class SqliteBroker:
         A duplicate within the window is answered with the id of the message it repeats.
         """
         rules.check_outgoing(queue, messages)
+        if not messages:
+            return ()
         with self._file.transaction(durable=True) as connection:
             seqs = self._insert(connection, self._upkeep.ensure_queue(connection, queue), messages)
         self._arrivals.tell()

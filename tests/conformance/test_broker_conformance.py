@@ -1,0 +1,659 @@
+"""What every broker promises, asserted against each. A new broker joins by one more entry in `STANDS`."""
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.brokers.memory import MemoryBroker
+from penstock.brokers.sqlite import SqliteBroker
+from penstock.errors import ConfigurationError, TemporaryError
+from penstock.messaging.broker import Broker, QueueSettings
+from penstock.messaging.death import death_of
+from penstock.messaging.delivery import Delivery
+from penstock.messaging.message import Outgoing
+from penstock.messaging.settlement import Ack, DeadLetter, Release
+from penstock.testing import FakeClock
+
+LEASE = 30.0
+
+
+class MemoryStand:
+    """One system, and as many workers' views of it as a test wants."""
+
+    def __init__(self, folder: Path) -> None:
+        self.clock = FakeClock()
+        self._folder = folder
+        self._first: MemoryBroker | None = None
+        self._open: list[MemoryBroker] = []
+
+    def broker(self, holder: str = "w1", queues: Sequence[QueueSettings] = ()) -> Broker:
+        if self._first is None:
+            self._first = MemoryBroker(clock=self.clock, queues=queues, holder=holder)
+        self._open.append(self._first.held_by(holder))
+        return self._open[-1]
+
+    def advance(self, seconds: float) -> None:
+        self.clock.advance(seconds)
+
+    def close(self) -> None:
+        for broker in self._open:
+            broker.close()
+
+
+class SqliteStand:
+    def __init__(self, folder: Path) -> None:
+        self.clock = FakeClock()
+        self._folder = folder
+        self._open: list[SqliteBroker] = []
+
+    def broker(self, holder: str = "w1", queues: Sequence[QueueSettings] = ()) -> Broker:
+        self._open.append(SqliteBroker(self._folder / "queue.db", holder=holder, clock=self.clock, queues=queues))
+        return self._open[-1]
+
+    def advance(self, seconds: float) -> None:
+        self.clock.advance(seconds)
+
+    def close(self) -> None:
+        for broker in self._open:
+            broker.close()
+
+
+Stand = MemoryStand | SqliteStand
+STANDS: dict[str, Callable[[Path], Stand]] = {"memory": MemoryStand, "sqlite": SqliteStand}
+
+
+@pytest.fixture(params=list(STANDS))
+def stand(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Stand]:
+    made = STANDS[request.param](tmp_path)
+    yield made
+    made.close()
+
+
+def outgoing(*bodies: str, **fields: Any) -> list[Outgoing]:
+    return [Outgoing(body=body.encode(), **fields) for body in bodies]
+
+
+def receive(broker: Broker, count: int = 10, *, queue: str = "q", lease: float = LEASE) -> list[Delivery]:
+    return list(broker.receive(queue, messages_max=count, lease_seconds=lease))
+
+
+def bodies(deliveries: Sequence[Delivery]) -> list[str]:
+    return [delivery.message.body.decode() for delivery in deliveries]
+
+
+# --- sending and receiving
+
+
+def test_a_message_arrives_as_it_was_sent(stand: Stand) -> None:
+    broker = stand.broker()
+    attributes = {"text": "héllo \U0001f600", "binary": b"\x00\xff", "empty": "", "['YQ==']": "['YQ==']"}
+    (id,) = broker.send("q", [Outgoing(body=b"\x00\xffbody", attributes=attributes, group="tenant 1")])
+    (delivery,) = receive(broker)
+    assert delivery.message.id == id
+    assert delivery.message.body == b"\x00\xffbody"
+    assert dict(delivery.message.attributes) == attributes
+    assert delivery.message.group == "tenant 1"
+    assert delivery.message.enqueued_at == stand.clock.now() == delivery.received_at
+    assert (delivery.queue, delivery.attempt) == ("q", 1)
+
+
+def test_no_group_and_the_empty_group_are_two_things(stand: Stand) -> None:
+    broker = stand.broker()
+    broker.send("q", [Outgoing(body=b"a"), Outgoing(body=b"b", group="")])
+    assert [delivery.message.group for delivery in receive(broker)] == [None, ""]
+
+
+def test_ids_are_answered_in_order_and_differ(stand: Stand) -> None:
+    broker = stand.broker()
+    ids = broker.send("q", outgoing("a", "b", "c"))
+    assert [delivery.message.id for delivery in receive(broker)] == list(ids)
+    assert len(set(ids)) == 3
+
+
+def test_oldest_first_and_never_more_than_asked(stand: Stand) -> None:
+    broker = stand.broker()
+    broker.send("q", outgoing("a", "b", "c"))
+    broker.send("q", outgoing("d"))
+    assert bodies(receive(broker, 2)) == ["a", "b"]
+    assert receive(broker, 0) == []
+    assert bodies(receive(broker, 10)) == ["c", "d"]
+    assert receive(broker) == []
+
+
+def test_one_call_brings_no_more_than_the_capability_says(stand: Stand) -> None:
+    broker = stand.broker()
+    most = broker.capabilities.receive_max
+    broker.send("q", outgoing(*map(str, range(most + 1))))
+    assert len(receive(broker, most + 1)) == most
+    assert len(receive(broker, most + 1)) == 1
+
+
+def test_queues_do_not_mix(stand: Stand) -> None:
+    broker = stand.broker()
+    broker.send("q", outgoing("mine"))
+    broker.send("other", outgoing("theirs"))
+    assert bodies(receive(broker)) == ["mine"]
+    assert bodies(receive(broker, queue="other")) == ["theirs"]
+    assert receive(broker, queue="never heard of") == []
+
+
+def test_a_delay_is_honoured(stand: Stand) -> None:
+    broker = stand.broker()
+    broker.send("q", outgoing("later", delay_seconds=100.0))
+    broker.send("q", outgoing("now"))
+    (delivery,) = receive(broker)
+    assert bodies([delivery]) == ["now"]
+    broker.settle([(delivery, Ack())])
+    stand.advance(99.0)
+    assert receive(broker) == []
+    assert broker.stats("q").delayed == 1
+    stand.advance(1.0)
+    assert bodies(receive(broker)) == ["later"]
+
+
+def test_row_79_a_delay_of_5000_seconds_is_honoured(stand: Stand) -> None:
+    broker = stand.broker()
+    if broker.capabilities.delay_seconds_max < 5_000:
+        pytest.skip("this broker cannot delay that long; the replayer holds such messages")
+    broker.send("q", outgoing("a", delay_seconds=5_000.0))
+    stand.advance(4_999.0)
+    assert receive(broker) == []
+    stand.advance(1.0)
+    assert bodies(receive(broker)) == ["a"]
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [{"delay_seconds": -1.0}, {"delay_seconds": float("nan")}, {"delay_seconds": 1e12}, {"group": "\ud800"}],
+    ids=str,
+)
+def test_what_can_never_be_sent_is_refused_and_nothing_of_it_is_kept(stand: Stand, bad: dict[str, Any]) -> None:
+    broker = stand.broker()
+    with pytest.raises(ConfigurationError):
+        broker.send("q", [Outgoing(body=b"good"), Outgoing(body=b"bad", **bad)])
+    assert receive(broker) == []
+
+
+def test_row_25_a_body_over_the_limit_is_refused(stand: Stand) -> None:
+    broker = stand.broker()
+    most = broker.capabilities.body_bytes_max
+    broker.send("q", [Outgoing(body=b"x" * most)])
+    with pytest.raises(ConfigurationError, match=str(most)):
+        broker.send("q", [Outgoing(body=b"x" * (most + 1))])
+    assert broker.stats("q").visible == 1
+
+
+def test_a_duplicate_within_the_window_is_dropped_even_when_the_first_is_done(stand: Stand) -> None:
+    broker = stand.broker()
+    if not broker.capabilities.deduplicates:
+        pytest.skip("this broker does not deduplicate")
+    (first,) = broker.send("q", outgoing("a", deduplication_id="tick"))
+    assert broker.send("q", outgoing("b", "c", deduplication_id="tick")) == [first, first]
+    broker.send("other", outgoing("another queue's", deduplication_id="tick"))
+    (delivery,) = receive(broker)
+    broker.settle([(delivery, Ack())])
+    stand.advance(299.0)
+    broker.send("q", outgoing("d", deduplication_id="tick"))
+    assert receive(broker) == []
+    stand.advance(1.0)
+    (second,) = broker.send("q", outgoing("e", deduplication_id="tick"))
+    assert second != first
+    assert bodies(receive(broker)) == ["e"]
+    assert bodies(receive(broker, queue="other")) == ["another queue's"]
+
+
+# --- leases
+
+
+def test_a_leased_message_is_hidden_until_its_lease_ends(stand: Stand) -> None:
+    one, two = stand.broker("w1"), stand.broker("w2")
+    one.send("q", outgoing("a"))
+    (first,) = receive(one)
+    assert receive(two) == []
+    stand.advance(LEASE - 1)
+    assert receive(two) == []
+    stand.advance(1)
+    (second,) = receive(two)
+    assert (first.attempt, second.attempt) == (1, 2)
+    assert first.message == second.message
+    assert first.receipt != second.receipt
+
+
+def test_an_extended_lease_holds_from_now_on(stand: Stand) -> None:
+    broker = stand.broker()
+    broker.send("q", outgoing("a"))
+    (delivery,) = receive(broker)
+    for _ in range(5):
+        stand.advance(LEASE - 1)
+        assert not broker.extend([delivery], lease_seconds=LEASE)
+        assert receive(broker) == []
+    assert not broker.settle([(delivery, Ack())])
+    stand.advance(LEASE + 1)
+    assert receive(broker) == []
+
+
+def test_row_84_a_stale_receipt_settles_and_extends_nothing(stand: Stand) -> None:
+    one, two = stand.broker("w1"), stand.broker("w2")
+    if not one.capabilities.fenced:
+        pytest.skip("this broker cannot tell a stale receipt")
+    one.send("q", outgoing("a"))
+    (stale,) = receive(one)
+    stand.advance(LEASE)
+    (fresh,) = receive(two)
+    assert list(one.extend([stale], lease_seconds=LEASE)) == [stale]
+    for settlement in (Ack(), Release(), Release(refund=True), DeadLetter(reason="stale")):
+        (failure,) = one.settle([(stale, settlement)])
+        assert failure.delivery == stale
+        assert failure.lost
+        assert failure.reason
+    assert one.stats("q").in_flight == 1
+    assert one.stats("q-dlq").visible == 0
+    assert not two.extend([fresh], lease_seconds=LEASE)
+    assert not two.settle([(fresh, Ack())])
+
+
+def test_a_stale_receipt_stays_stale_after_a_refund(stand: Stand) -> None:
+    broker = stand.broker()
+    if not (broker.capabilities.fenced and broker.capabilities.refunds):
+        pytest.skip("this broker has no fence or no refunds")
+    broker.send("q", outgoing("a"))
+    (first,) = receive(broker)
+    broker.settle([(first, Release(refund=True))])
+    (second,) = receive(broker)
+    assert second.attempt == first.attempt == 1
+    assert second.receipt != first.receipt
+    (failure,) = broker.settle([(first, Ack())])
+    assert failure.lost
+    assert not broker.settle([(second, Ack())])
+
+
+def test_a_released_delivery_cannot_be_extended_while_its_delay_runs(stand: Stand) -> None:
+    broker = stand.broker()
+    broker.send("q", outgoing("a"))
+    (delivery,) = receive(broker)
+    broker.settle([(delivery, Release(delay_seconds=100))])
+    assert list(broker.extend([delivery], lease_seconds=500)) == [delivery]
+    stand.advance(100)
+    assert bodies(receive(broker)) == ["a"]
+
+
+def test_receipts_never_repeat(stand: Stand) -> None:
+    broker = stand.broker(queues=[QueueSettings(name="q"), QueueSettings(name="q-dlq", dead_letter_queue="q")])
+    broker.send("q", outgoing("a"))
+    settlements = [Release(), Release(refund=True), Release(), DeadLetter(reason="x")]
+    receipts = []
+    queue = "q"
+    for settlement in settlements * 10:
+        (delivery,) = receive(broker, queue=queue)
+        receipts.append(delivery.receipt)
+        assert not broker.settle([(delivery, settlement)])
+        if isinstance(settlement, DeadLetter):
+            queue = "q-dlq" if queue == "q" else "q"  # each is the other's dead-letter queue
+    assert len(set(receipts)) == 40
+
+
+@pytest.mark.parametrize(
+    "receipt", ["", "x", "-1-1", "{store}-x-1", "{store}-1-2", "{store}-2-1", "{store}-1-\u0661", "\ud800"], ids=ascii
+)
+def test_a_forged_receipt_is_lost(stand: Stand, receipt: str) -> None:
+    broker = stand.broker()
+    broker.send("q", outgoing("a"))
+    (real,) = receive(broker)
+    forged = Delivery(
+        message=real.message,
+        queue="q",
+        receipt=receipt.replace("{store}", real.receipt.rsplit("-", 2)[0]),
+        attempt=1,
+        received_at=real.received_at,
+    )
+    (failure,) = broker.settle([(forged, Ack())])
+    assert failure.lost
+    assert list(broker.extend([forged], lease_seconds=1)) == [forged]
+    assert not broker.settle([(real, Ack())])
+
+
+# --- settling
+
+
+def test_an_acked_message_is_gone_and_acking_again_harms_nothing(stand: Stand) -> None:
+    broker = stand.broker()
+    broker.send("q", outgoing("a", "b"))
+    first, second = receive(broker)
+    assert not broker.settle([(first, Ack())])
+    again = broker.settle([(first, Ack())])
+    assert all(failure.lost for failure in again)
+    stand.advance(LEASE)
+    assert bodies(receive(broker)) == ["b"]
+    assert second.message.id != first.message.id
+
+
+def test_of_two_settlements_of_one_delivery_the_first_counts(stand: Stand) -> None:
+    broker = stand.broker()
+    broker.send("q", outgoing("a"))
+    (delivery,) = receive(broker)
+    (failure,) = broker.settle([(delivery, Release()), (delivery, Ack())])
+    assert failure.lost
+    assert bodies(receive(broker)) == ["a"]
+
+
+def test_a_release_brings_the_message_back_after_its_delay_with_a_higher_attempt(stand: Stand) -> None:
+    broker = stand.broker()
+    broker.send("q", outgoing("a"))
+    (delivery,) = receive(broker)
+    assert not broker.settle([(delivery, Release(delay_seconds=60))])
+    stand.advance(59)
+    assert receive(broker) == []
+    stand.advance(1)
+    (again,) = receive(broker)
+    assert again.attempt == 2
+
+
+def test_row_75_a_release_without_delay_is_receivable_by_another_at_once(stand: Stand) -> None:
+    one, two = stand.broker("w1"), stand.broker("w2")
+    one.send("q", outgoing("a", "b", "c", "d"))
+    deliveries = receive(one, 3)
+    one.settle([(delivery, Release(refund=True)) for delivery in deliveries])
+    again = receive(two)
+    assert bodies(again) == ["a", "b", "c", "d"]
+    expected = 1 if one.capabilities.refunds else 2
+    assert [delivery.attempt for delivery in again] == [expected, expected, expected, 1]
+
+
+def test_only_refunded_attempts_are_given_back(stand: Stand) -> None:
+    broker = stand.broker()
+    if not broker.capabilities.refunds:
+        pytest.skip("this broker has no refunds")
+    broker.send("q", outgoing("a"))
+    attempts = []
+    for refund in (False, True, True, False, True):
+        (delivery,) = receive(broker)
+        attempts.append(delivery.attempt)
+        broker.settle([(delivery, Release(refund=refund))])
+    assert attempts == [1, 2, 2, 2, 3]
+
+
+def test_a_group_of_settlements_reports_exactly_those_that_failed(stand: Stand) -> None:
+    broker = stand.broker()
+    broker.send("q", outgoing("a", "b", "c", "d"))
+    a, b, c, d = receive(broker)
+    broker.settle([(b, Ack())])
+    failures = broker.settle(
+        [(a, Ack()), (b, DeadLetter(reason="late")), (c, Release(delay_seconds=5)), (d, DeadLetter(reason="bad"))]
+    )
+    assert [failure.delivery for failure in failures] == [b]
+    stats = broker.stats("q")
+    assert (stats.visible, stats.in_flight, stats.delayed) == (0, 0, 1)
+    assert broker.stats("q-dlq").visible == 1
+
+
+# --- dead letters
+
+
+def test_a_dead_letter_keeps_everything_and_says_what_it_died_of(stand: Stand) -> None:
+    broker = stand.broker("worker-7")
+    attributes = {f"a{n}": b"\x00\xff" if n % 2 else "text" for n in range(10)}
+    (id,) = broker.send("q", [Outgoing(body=b"\xfe", attributes=attributes, group="g")])
+    sent_at = stand.clock.now()
+    (delivery,) = receive(broker)
+    stand.advance(5)
+    broker.settle([(delivery, Release())])
+    failed_at = stand.clock.now()
+    stand.advance(5)
+    (delivery,) = receive(broker)
+    settlement = DeadLetter(reason="not an image", exception="ValueError: x", traceback="Traceback ...")
+    assert not broker.settle([(delivery, settlement)])
+    assert receive(broker) == []
+    (dead,) = receive(broker, queue="q-dlq")
+    assert (dead.message.body, dead.message.group, dead.attempt) == (b"\xfe", "g", 1)
+    assert attributes.items() <= dict(dead.message.attributes).items()
+    assert dead.message.enqueued_at == stand.clock.now()
+    death = death_of(dead.message.attributes)
+    assert death is not None
+    assert (death.reason, death.exception, death.traceback) == ("not an image", "ValueError: x", "Traceback ...")
+    assert (death.attempts, death.worker, death.queue, death.message_id) == (2, "worker-7", "q", id)
+    assert (death.enqueued_at, death.first_failed_at, death.last_failed_at) == (sent_at, failed_at, failed_at + 5)
+
+
+def test_a_queue_may_name_its_dead_letter_queue(stand: Stand) -> None:
+    graves = QueueSettings(name="graves", dead_letter_queue="dust")
+    broker = stand.broker(queues=[QueueSettings(name="q", dead_letter_queue="graves"), graves])
+    broker.send("q", outgoing("a"))
+    (delivery,) = receive(broker)
+    broker.settle([(delivery, DeadLetter(reason="one"))])
+    (delivery,) = receive(broker, queue="graves")
+    broker.settle([(delivery, DeadLetter(reason="two"))])
+    (delivery,) = receive(broker, queue="dust")
+    death = death_of(delivery.message.attributes)
+    assert death is not None
+    assert (death.reason, death.queue) == ("two", "graves")
+
+
+def test_what_was_handed_over_too_often_is_dead_lettered_by_the_broker(stand: Stand) -> None:
+    broker = stand.broker("w1", queues=[QueueSettings(name="q", receives_max=3)])
+    broker.send("q", outgoing("poison"))
+    (first,) = receive(broker)
+    if broker.capabilities.refunds:
+        broker.settle([(first, Release(refund=True))])
+        (first,) = receive(broker)
+    first_failed_at = stand.clock.now() + LEASE
+    stand.advance(LEASE)
+    (second,) = receive(broker)
+    broker.settle([(second, Release())])
+    (third,) = receive(broker)
+    assert third.attempt == 3
+    assert broker.stats("q-dlq").visible == 0
+    stand.advance(LEASE + 7)
+    assert receive(broker) == []
+    (dead,) = receive(broker, queue="q-dlq")
+    death = death_of(dead.message.attributes)
+    assert death is not None
+    assert (death.attempts, death.worker, death.message_id) == (3, "w1", third.message.id)
+    assert "3 times" in death.reason
+    assert (death.first_failed_at, death.last_failed_at) == (first_failed_at, first_failed_at + LEASE)
+    (failure,) = broker.settle([(third, Ack())])
+    assert failure.lost
+
+
+# --- retention
+
+
+def test_past_its_retention_a_message_is_not_handed_over_but_dead_lettered(stand: Stand) -> None:
+    broker = stand.broker(queues=[QueueSettings(name="q", retention_seconds=1_000)])
+    broker.send("q", outgoing("leased", "ready", group="g"))
+    broker.send("q", outgoing("delayed", delay_seconds=5_000))
+    (leased,) = receive(broker, 1, lease=2_000)
+    stand.advance(999)
+    assert broker.stats("q").visible == 1
+    stand.advance(1)
+    assert receive(broker) == []
+    assert not broker.extend([leased], lease_seconds=100)  # somebody works on it: it stays
+    dead = receive(broker, queue="q-dlq")
+    assert sorted(bodies(dead)) == ["delayed", "ready"]
+    deaths = [death_of(delivery.message.attributes) for delivery in dead]
+    assert all(death is not None and "retention" in death.reason for death in deaths)
+    broker.settle([(delivery, Ack()) for delivery in dead])
+    stand.advance(100)
+    assert receive(broker) == []
+    assert bodies(receive(broker, queue="q-dlq")) == ["leased"]
+
+
+def test_a_dead_letter_past_its_retention_is_deleted_and_counted(stand: Stand) -> None:
+    broker = stand.broker(queues=[QueueSettings(name="q"), QueueSettings(name="q-dlq", retention_seconds=1_000)])
+    broker.send("q", outgoing("a", "b"))
+    for delivery in receive(broker):
+        broker.settle([(delivery, DeadLetter(reason="bad"))])
+        stand.advance(10)
+    stand.advance(980)
+    assert broker.stats("q-dlq").visible == 1
+    stand.advance(10)
+    assert receive(broker, queue="q-dlq") == []
+    assert broker.dropped("q-dlq") == 2  # type: ignore[attr-defined]  # of the embedded brokers
+    assert receive(broker, queue="q-dlq-dlq") == []
+
+
+# --- groups
+
+
+def test_groups_take_turns_and_each_is_served_oldest_first(stand: Stand) -> None:
+    broker = stand.broker()
+    broker.send("q", outgoing("a1", "a2", "a3", "a4", group="a"))
+    broker.send("q", outgoing("b1", group="b"))
+    broker.send("q", outgoing("n1", "n2"))
+    assert bodies(receive(broker, 5)) == ["a1", "b1", "n1", "a2", "n2"]
+    broker.send("q", outgoing("c1", group="c"))
+    assert bodies(receive(broker, 5)) == ["a3", "c1", "a4"]
+
+
+@pytest.mark.parametrize("size", [1, 2, 7])
+def test_row_86_a_noisy_tenant_delays_a_quiet_one_by_one_round_at_most(stand: Stand, size: int) -> None:
+    broker = stand.broker()
+    noisy = ["n0", "n1", "n2"]
+    for tenant in noisy:
+        broker.send("q", outgoing(*[f"{tenant} {n}" for n in range(60)], group=tenant))
+    order: list[str] = []
+    for n in range(10):
+        order += bodies(receive(broker, size))
+        broker.send("q", outgoing(f"quiet {n}", group="quiet"))
+        sent_after = len(order)
+        order += bodies(receive(broker, len(noisy) + 1))
+        assert f"quiet {n}" in order[sent_after:]
+
+
+def test_a_tenant_whose_failures_come_back_all_at_once_delays_nobody(stand: Stand) -> None:
+    broker = stand.broker()
+    broker.send("q", outgoing(*map(str, range(100)), group="noisy"))
+    broker.settle([(delivery, Release(delay_seconds=10)) for delivery in receive(broker, 100)])
+    broker.send("q", outgoing(*map(str, range(100, 110)), group="noisy", delay_seconds=10))
+    stand.advance(10)
+    broker.send("q", outgoing("quiet", group="quiet"))
+    assert "quiet" in bodies(receive(broker, 2))
+    assert bodies(receive(broker, 2)) == ["1", "2"]  # what came back is older than what follows
+
+
+def test_more_groups_than_one_call_brings_are_all_served_in_a_round(stand: Stand) -> None:
+    broker = stand.broker()
+    for n in range(25):
+        broker.send("q", outgoing("x", "y", group=str(n)))
+    groups = [delivery.message.group for _ in range(5) for delivery in receive(broker, 5)]
+    assert sorted(map(str, groups)) == sorted(map(str, range(25)))
+
+
+def test_what_few_groups_cannot_fill_the_others_do(stand: Stand) -> None:
+    broker = stand.broker()
+    for n in range(9):
+        broker.send("q", outgoing(f"{n}", group=f"small {n}"))
+    broker.send("q", outgoing(*map(str, range(100)), group="large"))
+    assert len(receive(broker, 50)) == 50
+    assert len(receive(broker, 100)) == 59
+
+
+# --- looking
+
+
+def test_stats_count_every_state_and_the_oldest_visible_age(stand: Stand) -> None:
+    broker = stand.broker()
+    stats = broker.stats("q")
+    assert (stats.visible, stats.in_flight, stats.delayed) == (0, 0, 0)
+    assert stats.oldest_visible_message_age_seconds is None
+    broker.send("q", outgoing("a"))
+    stand.advance(10)
+    broker.send("q", outgoing("b", "c"))
+    broker.send("q", outgoing("d", delay_seconds=60))
+    stand.advance(5)
+    assert broker.stats("q").oldest_visible_message_age_seconds == 15
+    receive(broker, 1)
+    stats = broker.stats("q")
+    assert (stats.visible, stats.in_flight, stats.delayed) == (2, 1, 1)
+    assert stats.oldest_visible_message_age_seconds == 5
+    receive(broker)
+    stats = broker.stats("q")
+    assert (stats.visible, stats.in_flight, stats.delayed) == (0, 3, 1)
+    assert stats.oldest_visible_message_age_seconds is None
+    stand.advance(LEASE)
+    assert broker.stats("q").visible == 3
+
+
+def test_browsing_leases_nothing_and_goes_on_behind_an_id_that_has_left(stand: Stand) -> None:
+    broker = stand.broker()
+    if not broker.capabilities.browsable:
+        pytest.skip("this broker cannot be browsed")
+    ids = list(broker.send("q", outgoing("a", "b", "c", "d", "e")))
+    (first,) = receive(broker, 1)
+    page = broker.browse("q", messages_max=2)
+    assert [message.id for message in page] == ids[:2]
+    assert broker.stats("q").visible == 4
+    (second,) = receive(broker, 1)
+    broker.settle([(first, Ack()), (second, Ack())])
+    assert [message.id for message in broker.browse("q", messages_max=2, after_id=ids[1])] == ids[2:4]
+    assert [message.id for message in broker.browse("q", messages_max=9, after_id=ids[4])] == []
+    assert list(broker.browse("q", messages_max=0)) == []
+    assert list(broker.browse("q", messages_max=9, after_id="no id of ours")) == []
+
+
+# --- waiting and closing
+
+
+def test_a_wait_ends_with_the_first_message(stand: Stand) -> None:
+    receiver, sender = stand.broker("w1"), stand.broker("w2")
+    got: list[Delivery] = []
+
+    def run() -> None:
+        got.extend(receiver.receive("q", messages_max=5, lease_seconds=LEASE, wait_seconds=3_600))
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    sender.send("q", outgoing("a"))
+    while thread.is_alive():
+        stand.advance(0.1)  # brokers that poll need time to pass; far less than the wait
+        thread.join(0.01)
+        assert stand.clock.monotonic() < 600
+    assert bodies(got) == ["a"]
+
+
+def test_a_wait_ends_when_its_time_is_over_or_a_lease_ends(stand: Stand) -> None:
+    broker = stand.broker()
+    stand.clock.auto_advance = True  # this test has one thread
+    started = stand.clock.monotonic()
+    assert not broker.receive("q", messages_max=1, lease_seconds=LEASE, wait_seconds=20)
+    assert stand.clock.monotonic() - started == pytest.approx(20, abs=0.1)
+    broker.send("q", outgoing("a"))
+    receive(broker, 1)
+    started = stand.clock.monotonic()
+    (again,) = broker.receive("q", messages_max=1, lease_seconds=LEASE, wait_seconds=3_600)
+    assert again.attempt == 2
+    assert stand.clock.monotonic() - started == pytest.approx(LEASE, abs=0.1)
+
+
+def test_closing_ends_a_wait_and_keeps_the_leases(stand: Stand) -> None:
+    one, two = stand.broker("w1"), stand.broker("w2")
+    one.send("q", outgoing("a"))
+    receive(one)
+    thread = threading.Thread(target=lambda: one.receive("q", messages_max=1, lease_seconds=LEASE, wait_seconds=10))
+    thread.start()
+    one.close()
+    while thread.is_alive():
+        stand.advance(0.01)
+        thread.join(0.01)
+        assert stand.clock.monotonic() < 9
+    with pytest.raises(TemporaryError):
+        one.send("q", outgoing("b"))
+    assert receive(two) == []
+    stand.advance(LEASE)
+    assert bodies(receive(two)) == ["a"]
+
+
+@pytest.mark.parametrize("lease", [-1.0, float("nan"), float("inf")])
+def test_a_lease_that_makes_no_sense_is_refused(stand: Stand, lease: float) -> None:
+    broker = stand.broker()
+    broker.send("q", outgoing("a"))
+    with pytest.raises(ConfigurationError):
+        receive(broker, lease=lease)
+    (delivery,) = receive(broker)
+    with pytest.raises(ConfigurationError):
+        broker.extend([delivery], lease_seconds=lease)
+    with pytest.raises(ConfigurationError):
+        broker.settle([(delivery, Release(delay_seconds=lease))])
+    assert not broker.settle([(delivery, Ack())])

@@ -1,0 +1,217 @@
+"""What the queue file says to a person when it cannot be used, and how it behaves when it is crowded or full."""
+
+import sqlite3
+import threading
+from pathlib import Path
+
+import pytest
+
+from penstock.brokers.sqlite import SqliteBroker
+from penstock.brokers.sqlite_file import SCHEMA_VERSION, statements
+from penstock.errors import ConfigurationError, TemporaryError
+from penstock.messaging.broker import QueueSettings
+from penstock.messaging.message import Outgoing
+from penstock.messaging.settlement import Ack
+from penstock.testing import FakeClock
+
+
+def opened(path: Path, **fields: float) -> SqliteBroker:
+    return SqliteBroker(path, holder="w", clock=FakeClock(), **fields)  # type: ignore[arg-type]  # numbers only
+
+
+def refusal(path: Path) -> str:
+    with pytest.raises(ConfigurationError) as caught:
+        opened(path)
+    assert str(path) in str(caught.value)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_what_was_sent_is_there_after_reopening(tmp_path: Path) -> None:
+    first = opened(tmp_path / "queue.db")
+    (id,) = first.send("q", [Outgoing(body=b"a")])
+    first.close()
+    second = opened(tmp_path / "queue.db")
+    (delivery,) = second.receive("q", messages_max=1, lease_seconds=1)
+    assert delivery.message.id == id
+    second.close()
+
+
+def test_two_files_never_share_an_id_or_a_receipt(tmp_path: Path) -> None:
+    one, other = opened(tmp_path / "1.db"), opened(tmp_path / "2.db")
+    (id,) = one.send("q", [Outgoing(body=b"a")])
+    assert other.send("q", [Outgoing(body=b"a")]) != [id]
+    (ours,) = one.receive("q", messages_max=1, lease_seconds=1)
+    (theirs,) = other.receive("q", messages_max=1, lease_seconds=1)
+    (failure,) = one.settle([(theirs, Ack())])
+    assert failure.lost
+    assert not one.settle([(ours, Ack())])
+    one.close()
+    other.close()
+
+
+def test_settings_given_again_take_the_place_of_the_old_ones(tmp_path: Path) -> None:
+    for dead_letter_queue in ("first", "second"):
+        settings = QueueSettings(name="q", dead_letter_queue=dead_letter_queue, receives_max=1)
+        broker = SqliteBroker(tmp_path / "queue.db", holder="w", clock=FakeClock(), queues=[settings])
+        broker.send("q", [Outgoing(body=b"a")])
+        assert len(broker.receive("q", messages_max=1, lease_seconds=0)) == 1
+        assert not broker.receive("q", messages_max=1, lease_seconds=0)
+        assert broker.stats(dead_letter_queue).visible == 1
+        broker.close()
+
+
+@pytest.mark.parametrize("bytes_", [b"hello, I am a text file\n" * 100, b"\x00" * 5_000], ids=["text", "zeros"])
+def test_a_file_that_is_no_database_is_refused_and_left_alone(tmp_path: Path, bytes_: bytes) -> None:
+    path = tmp_path / "queue.db"
+    path.write_bytes(bytes_)
+    assert "no queue file" in refusal(path)
+    assert path.read_bytes() == bytes_
+
+
+def test_another_programs_database_is_refused_and_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.db"
+    connection = sqlite3.connect(path)
+    connection.execute("CREATE TABLE objects (id INTEGER)")
+    connection.commit()
+    connection.close()
+    before = path.read_bytes()
+    assert "another program" in refusal(path)
+    assert path.read_bytes() == before
+
+
+def test_a_newer_file_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "queue.db"
+    opened(path).close()
+    connection = sqlite3.connect(path)
+    connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION + 1}")
+    connection.close()
+    assert "upgrade Penstock" in refusal(path)
+
+
+def test_a_file_damaged_in_the_middle_is_told_of_when_it_shows(tmp_path: Path) -> None:
+    path = tmp_path / "queue.db"
+    broker = opened(path)
+    broker.send("q", [Outgoing(body=b"x" * 1_000) for _ in range(200)])
+    broker.close()
+    damaged = bytearray(path.read_bytes())
+    damaged[4096:] = b"\xa5" * (len(damaged) - 4096)  # page 1 says all is well
+    path.write_bytes(damaged)
+    assert "damaged" in refusal(path)
+
+
+def test_a_missing_folder_is_named(tmp_path: Path) -> None:
+    assert "create" in refusal(tmp_path / "nowhere" / "queue.db")
+
+
+def test_a_folder_is_no_file(tmp_path: Path) -> None:
+    assert "cannot be used" in refusal(tmp_path)
+
+
+def test_a_file_locked_by_another_for_too_long_is_a_temporary_error(tmp_path: Path) -> None:
+    path = tmp_path / "queue.db"
+    broker = opened(path, busy_timeout_seconds=0.05)
+    other = sqlite3.connect(path, isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    with pytest.raises(TemporaryError, match="try again"):
+        broker.send("q", [Outgoing(body=b"a")])
+    assert broker.stats("q").visible == 0  # readers do not wait
+    assert not broker.receive("q", messages_max=1, lease_seconds=1)  # nor does looking at an idle queue
+    other.execute("ROLLBACK")
+    broker.send("q", [Outgoing(body=b"a")])
+    assert broker.stats("q").visible == 1
+    other.close()
+    broker.close()
+
+
+def test_a_full_disk_refuses_the_whole_send_and_goes_on_when_there_is_room(tmp_path: Path) -> None:
+    broker = opened(tmp_path / "queue.db")
+    broker.send("q", [Outgoing(body=b"first")])
+    with broker._file.reading() as connection:
+        pages = connection.execute("PRAGMA page_count").fetchone()[0]
+        connection.execute(f"PRAGMA max_page_count = {pages + 5}")
+    with pytest.raises(TemporaryError, match="full"):
+        broker.send("q", [Outgoing(body=b"x" * 1_000) for _ in range(100)])
+    assert broker.stats("q").visible == 1
+    (delivery,) = broker.receive("q", messages_max=5, lease_seconds=1)
+    assert not broker.settle([(delivery, Ack())])
+    with broker._file.reading() as connection:
+        connection.execute("PRAGMA max_page_count = 100000")
+    broker.send("q", [Outgoing(body=b"x" * 1_000) for _ in range(100)])
+    assert broker.stats("q").visible == 100
+    broker.close()
+
+
+def test_an_error_in_a_transaction_takes_all_of_it_back(tmp_path: Path) -> None:
+    broker = opened(tmp_path / "queue.db")
+    with pytest.raises(KeyboardInterrupt), broker._file.transaction() as connection:
+        connection.execute("INSERT INTO store (id) VALUES ('x')")
+        raise KeyboardInterrupt
+    broker.send("q", [Outgoing(body=b"a")])
+    with broker._file.reading() as connection:
+        assert connection.execute("SELECT COUNT(*) FROM store").fetchone() == (1,)
+    broker.close()
+
+
+def test_only_sends_wait_for_the_disk(tmp_path: Path) -> None:
+    broker = opened(tmp_path / "queue.db")
+
+    def synchronous() -> int:
+        with broker._file.reading() as connection:
+            return int(connection.execute("PRAGMA synchronous").fetchone()[0])
+
+    broker.send("q", [Outgoing(body=b"a")])
+    assert synchronous() == 2  # FULL
+    broker.receive("q", messages_max=1, lease_seconds=1)
+    assert synchronous() == 1  # NORMAL
+    broker.close()
+
+
+def test_a_thread_that_waits_too_long_for_this_process_gets_a_temporary_error(tmp_path: Path) -> None:
+    broker = opened(tmp_path / "queue.db", busy_timeout_seconds=0.05)
+    entered, leave = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with broker._file.reading():
+            entered.set()
+            leave.wait(10)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    assert entered.wait(10)
+    with pytest.raises(TemporaryError, match="busy in this process"):
+        broker.stats("q")
+    leave.set()
+    thread.join(10)
+    broker.close()
+
+
+def test_every_statement_uses_an_index_or_is_small(tmp_path: Path) -> None:
+    """A whole-table scan would make one queue pay for the length of all others."""
+    broker = opened(tmp_path / "queue.db")
+    broker.send("q", [Outgoing(body=b"a")])
+    with broker._file.reading() as connection:
+        for name, statement in statements().items():
+            names = (
+                "id",
+                "ids",
+                "name",
+                "now",
+                "queue_id",
+                "until",
+                "refund",
+                "holder",
+                "after",
+                "attributes",
+                "quota",
+            )
+            values = dict.fromkeys((*names, "groups", "groups_max", "rows_max", "messages_max"), 1)
+            more = dict.fromkeys(("ring_end", "count", "retention_seconds", "deduplication_id"), 1)
+            more |= dict.fromkeys(("dead_letter_queue", "receives_max"), 1)
+            parameters = (
+                [1] * statement.count("?") if "?" in statement else {**values, **more, "ids": "[1]", "groups": "[]"}
+            )
+            plan = [row[3] for row in connection.execute(f"EXPLAIN QUERY PLAN {statement}", parameters)]
+            scans = [step for step in plan if step.startswith("SCAN messages") and name != "release_holder"]
+            assert scans == [], name
+    broker.close()
