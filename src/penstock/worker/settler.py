@@ -14,7 +14,7 @@ from penstock.events import Bus, DeliverySettled, SettleFailed
 from penstock.messaging.broker import Broker
 from penstock.messaging.clock import Clock
 from penstock.messaging.delivery import Delivery
-from penstock.messaging.settlement import Settlement
+from penstock.messaging.settlement import Release, Settlement
 from penstock.messaging.steps import Probe, Step
 from penstock.worker.heartbeat import Book
 from penstock.worker.retry import Random, backoff_seconds
@@ -66,8 +66,12 @@ class Settler:
         self._applying: tuple[Pending, ...] = ()  # under the lock; the group the I/O thread is at
 
     def submit(self, settlements: Iterable[tuple[Delivery, Settlement]]) -> None:
-        """Take settlements over; any thread may call it."""
-        arrived = [Pending(delivery=delivery, settlement=settlement) for delivery, settlement in settlements]
+        """Take settlements over; any thread may call it. Delays beyond what the broker can do are cut to that."""
+        delay_seconds_max = self._broker.capabilities.delay_seconds_max
+        arrived = [
+            Pending(delivery=delivery, settlement=_within(settlement, delay_seconds_max))
+            for delivery, settlement in settlements
+        ]
         with self._lock:
             self._pending.extend(arrived)
 
@@ -195,3 +199,10 @@ class Settler:
             random=self._random,
         )
         return replace(pending, tries=pending.tries + 1, due_at=self._clock.monotonic() + wait_seconds)
+
+
+def _within(settlement: Settlement, delay_seconds_max: float) -> Settlement:
+    # One delay that the broker refuses would make it refuse the whole group.
+    if isinstance(settlement, Release) and not 0 <= settlement.delay_seconds <= delay_seconds_max:
+        return replace(settlement, delay_seconds=min(max(settlement.delay_seconds, 0.0), delay_seconds_max))
+    return settlement

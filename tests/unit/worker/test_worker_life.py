@@ -225,7 +225,7 @@ def test_a_listener_that_raises_stops_the_worker_and_is_heard_of(life: "Life") -
     def listener(event: object) -> None:
         raise defect
 
-    worker._tools.bus._listeners = (listener,)  # type: ignore[assignment] # a defective one
+    worker._tools.bus._listeners = (listener,)
     with pytest.raises(RuntimeError, match="the listener's"):
         worker.run(life.stop)
 

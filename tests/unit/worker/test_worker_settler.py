@@ -161,3 +161,13 @@ def test_settling_by_a_deadline_survives_a_broker_that_is_away_for_a_while(settl
     )
     assert left == []
     assert settling.broker.released() == {"m0": Release()}
+
+
+@pytest.mark.parametrize(("asked", "given"), [(1e6, 900.0), (-1.0, 0.0), (5.0, 5.0)])
+def test_a_delay_that_the_broker_cannot_do_is_cut_to_what_it_can(
+    settling: Settling, asked: float, given: float
+) -> None:
+    (only,) = settling.receive(1)
+    settling.settler.submit([(only, Release(delay_seconds=asked, refund=True))])
+    settling.settler.apply_due()
+    assert settling.broker.released() == {"m0": Release(delay_seconds=given, refund=True)}

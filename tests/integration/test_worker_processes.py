@@ -1,0 +1,260 @@
+"""Workers as real processes on the embedded queue, with real signals."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.brokers.sqlite import SqliteBroker
+from penstock.messaging.message import Outgoing
+
+TOY = Path(__file__).with_name("toy_worker.py")
+SRC = Path(__file__).parents[2] / "src"
+DEADLINE_SECONDS = 30.0
+LEAVING_SECONDS = 2.0  # from the worker's last word to the end of its process, on a busy machine
+
+
+class Process:
+    """A toy worker, and everything it said, with the time of each line."""
+
+    def __init__(self, path: Path, name: str, options: dict[str, Any]) -> None:
+        self._child = subprocess.Popen(
+            [sys.executable, str(TOY), str(path), name, json.dumps(options)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={**os.environ, "PYTHONPATH": str(SRC)},
+            text=True,
+        )
+        self.said: list[dict[str, Any]] = []
+        self._news = threading.Condition()
+        threading.Thread(target=self._listen, daemon=True).start()
+        self.expect("ready")
+
+    def _listen(self) -> None:
+        assert self._child.stdout is not None
+        for line in self._child.stdout:
+            with self._news:
+                self.said.append({**json.loads(line), "at": time.monotonic()})
+                self._news.notify_all()
+
+    def expect(self, event: str, **fields: Any) -> dict[str, Any]:
+        """The first line of that event with these fields, awaited."""
+
+        def found() -> dict[str, Any] | None:
+            wanted = {"event": event, **fields}
+            return next((line for line in self.said if wanted.items() <= line.items()), None)
+
+        with self._news:
+            assert self._news.wait_for(found, DEADLINE_SECONDS), f"it never said {event} {fields}: {self.said}"
+            line = found()
+        assert line is not None
+        return line
+
+    def order(self, *events: str) -> list[str]:
+        """Those of the events that were said, in order."""
+        return [line["event"] for line in self.said if line["event"] in events]
+
+    def signal(self, number: signal.Signals) -> float:
+        self._child.send_signal(number)
+        return time.monotonic()
+
+    def go_on(self) -> None:
+        assert self._child.stdin is not None
+        self._child.stdin.write("go on\n")
+        self._child.stdin.flush()
+
+    def outcome(self) -> str:
+        """Its last word; the process left with 0."""
+        outcome: str = self.expect("outcome")["outcome"]
+        assert self._child.wait(DEADLINE_SECONDS) == 0
+        return outcome
+
+    def kill(self) -> None:
+        self._child.kill()
+        self._child.wait(DEADLINE_SECONDS)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "queue.db"
+
+
+@pytest.fixture
+def broker(path: Path) -> Iterator[SqliteBroker]:
+    broker = SqliteBroker(path, holder="test")
+    yield broker
+    broker.close()
+
+
+Start = Callable[..., Process]
+
+
+@pytest.fixture
+def start(path: Path, broker: SqliteBroker) -> Iterator[Start]:
+    started: list[Process] = []
+
+    def begin(name: str = "a", **options: Any) -> Process:
+        process = Process(path, name, options)
+        started.append(process)
+        return process
+
+    yield begin
+    for process in started:
+        process.kill()
+
+
+def send(broker: SqliteBroker, count: int = 1) -> list[str]:
+    return list(broker.send("q", [Outgoing(body=b"{}") for _ in range(count)]))
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_row_74_a_signal_while_idle_ends_the_process_within_the_poll_wait(start: Start, number: signal.Signals) -> None:
+    worker = start(idle_ceiling_seconds=1.0)
+    worker.expect("upkeep")
+    signalled_at = worker.signal(number)
+    assert worker.outcome() == "drained"
+    assert worker.expect("outcome")["at"] - signalled_at < 1.0 + LEAVING_SECONDS
+
+
+def test_work_in_flight_ends_before_the_process_does(start: Start, broker: SqliteBroker) -> None:
+    (message_id,) = send(broker)
+    worker = start()
+    worker.expect("started")
+    worker.signal(signal.SIGTERM)
+    worker.expect("WorkerDraining", in_flight=1)
+    worker.go_on()
+    assert worker.outcome() == "drained"
+    worker.expect("DeliverySettled", message_id=message_id, settlement="Ack")
+    stats = broker.stats("q")
+    assert (stats.visible, stats.in_flight) == (0, 0)
+
+
+def test_row_75_work_beyond_the_drain_deadline_goes_to_another_worker_within_a_second(
+    start: Start, broker: SqliteBroker
+) -> None:
+    (message_id,) = send(broker)
+    first = start("a", stop_timeout_seconds=9.0)  # of which one is for draining
+    first.expect("started")
+    second = start("b", idle_ceiling_seconds=0.2)
+    second.expect("upkeep")
+    signalled_at = first.signal(signal.SIGTERM)
+    taken = second.expect("started", ids=[message_id])
+    assert taken["attempts"] == [1], "being given back costs no attempt"
+    freed = first.expect("claim freed")
+    assert freed["at"] - signalled_at >= 0.9, "the work had its time"
+    assert taken["at"] - freed["at"] < 1.0
+    assert first.outcome() == "given_back"
+    order = first.order("claim freed", "DeliverySettled", "interrupted", "ended", "WorkerStopped")
+    assert order == ["claim freed", "DeliverySettled", "interrupted", "ended", "WorkerStopped"]
+    first.expect("WorkerStopped", given_back=[message_id])
+    second.go_on()
+    second.expect("DeliverySettled", message_id=message_id, settlement="Ack")
+
+
+def test_a_second_signal_gives_back_at_once(start: Start, broker: SqliteBroker) -> None:
+    send(broker)
+    worker = start(stop_timeout_seconds=3_600.0)
+    worker.expect("started")
+    worker.signal(signal.SIGTERM)
+    worker.expect("WorkerDraining")
+    signalled_at = worker.signal(signal.SIGTERM)
+    assert worker.outcome() == "given_back"
+    assert worker.expect("claim freed")["at"] - signalled_at < 1.0
+    assert broker.stats("q").visible == 1
+
+
+def test_row_76_a_message_that_arrives_during_the_draining_poll_is_released(start: Start, broker: SqliteBroker) -> None:
+    worker = start(poll_wait_seconds=15.0)
+    worker.expect("waiting")
+    worker.signal(signal.SIGTERM)
+    worker.expect("WorkerDraining")
+    (message_id,) = send(broker)
+    worker.expect("DeliverySettled", message_id=message_id, settlement="Release")
+    assert worker.outcome() == "drained"
+    assert worker.order("started") == []
+    (delivery,) = broker.receive("q", messages_max=10, lease_seconds=5.0)
+    assert (delivery.message.id, delivery.attempt) == (message_id, 1)
+
+
+def test_after_a_kill_another_worker_resumes_when_the_lease_ends(start: Start, broker: SqliteBroker) -> None:
+    (message_id,) = send(broker)
+    first = start("a", lease_seconds=2.0)
+    first.expect("started")
+    second = start("b", lease_seconds=2.0)
+    second.expect("upkeep")
+    first.kill()
+    killed_at = time.monotonic()
+    taken = second.expect("started", ids=[message_id], attempts=[2])
+    assert taken["at"] - killed_at < 2.0 + 5.0
+
+
+def test_a_worker_stopped_past_its_lease_neither_settles_nor_extends(start: Start, broker: SqliteBroker) -> None:
+    (message_id,) = send(broker)
+    zombie = start("zombie", lease_seconds=1.5)
+    zombie.expect("started")
+    zombie.signal(signal.SIGSTOP)
+    heir = start("heir", lease_seconds=1.5)
+    heir.expect("started", ids=[message_id], attempts=[2])
+    zombie.signal(signal.SIGCONT)
+    zombie.expect("LeaseLost", message_id=message_id)
+    zombie.go_on()
+    zombie.expect("SettleFailed", message_id=message_id, lost=True)
+    assert zombie.order("DeliverySettled") == []
+    # The heir's lease is its own all the while: nobody else gets the message, and its ack counts.
+    assert broker.receive("q", messages_max=1, lease_seconds=1.5, wait_seconds=2.0) == ()
+    heir.go_on()
+    heir.expect("DeliverySettled", message_id=message_id, settlement="Ack")
+    assert heir.order("LeaseLost", "SettleFailed") == []
+
+
+def test_row_69_work_longer_than_the_lease_is_not_redelivered(start: Start, broker: SqliteBroker) -> None:
+    (message_id,) = send(broker)
+    worker = start(lease_seconds=1.0)
+    worker.expect("started")
+    assert broker.receive("q", messages_max=1, lease_seconds=1.0, wait_seconds=3.5) == ()
+    worker.go_on()
+    worker.expect("DeliverySettled", message_id=message_id, settlement="Ack", attempt=1)
+
+
+def test_heartbeats_go_on_while_it_drains(start: Start, broker: SqliteBroker) -> None:
+    (message_id,) = send(broker)
+    worker = start(lease_seconds=1.0)
+    worker.expect("started")
+    worker.signal(signal.SIGTERM)
+    worker.expect("WorkerDraining")
+    assert broker.receive("q", messages_max=1, lease_seconds=1.0, wait_seconds=3.5) == ()
+    worker.go_on()
+    assert worker.outcome() == "drained"
+    worker.expect("DeliverySettled", message_id=message_id, settlement="Ack")
+
+
+def test_a_stuck_thread_does_not_keep_the_process(start: Start, broker: SqliteBroker) -> None:
+    send(broker)
+    worker = start(stop_timeout_seconds=8.0, stubborn=True)
+    worker.expect("started")
+    signalled_at = worker.signal(signal.SIGTERM)
+    assert worker.outcome() == "forced"
+    assert time.monotonic() - signalled_at < 8.0
+    worker.expect("ThreadLeftBehind", thread="penstock-run-toy-1")
+    assert broker.stats("q").visible == 1
+
+
+def test_what_was_prefetched_comes_back_without_costing_an_attempt(start: Start, broker: SqliteBroker) -> None:
+    ids = send(broker, 2)
+    worker = start(batch_messages_max=1)
+    worker.expect("started", ids=ids[:1])
+    worker.expect("held", ids=ids[1:])
+    worker.signal(signal.SIGTERM)
+    worker.expect("DeliverySettled", message_id=ids[1], settlement="Release")
+    (delivery,) = broker.receive("q", messages_max=10, lease_seconds=30.0)
+    assert (delivery.message.id, delivery.attempt) == (ids[1], 1)
+    worker.go_on()
+    assert worker.outcome() == "drained"

@@ -1,0 +1,125 @@
+"""A worker process for the tests: its handler works until it is told to go on, and it prints what happens.
+
+Arguments: the queue's file, a name, and JSON with the worker's settings and ``stubborn``. A line on stdin lets all work
+end. Each line on stdout is one JSON object.
+"""
+
+import dataclasses
+import json
+import os
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from penstock.brokers.sqlite import SqliteBroker
+from penstock.events import Bus, DeliverySettled, Event
+from penstock.messaging.clock import SystemClock
+from penstock.messaging.delivery import Delivery
+from penstock.messaging.settlement import Ack, Settlement
+from penstock.worker.settings import WorkerSettings
+from penstock.worker.shutdown import StopSignal
+from penstock.worker.worker import Worker
+
+GO_ON = threading.Event()
+PRINTING = threading.Lock()
+
+
+def say(event: str, **fields: Any) -> None:
+    with PRINTING:
+        print(json.dumps({"event": event, **fields}), flush=True)  # noqa: T201 # the test reads it
+
+
+def tell(event: Event) -> None:
+    fields = {key: value for key, value in dataclasses.asdict(event).items() if key != "settlement"}
+    if isinstance(event, DeliverySettled):
+        fields["settlement"] = type(event.settlement).__name__
+    say(type(event).__name__, **fields)
+
+
+class TalkingBroker(SqliteBroker):
+    """Says when a receive begins that may wait, and what a receive brought."""
+
+    def receive(
+        self, queue: str, *, messages_max: int, lease_seconds: float, wait_seconds: float = 0.0
+    ) -> Sequence[Delivery]:
+        if wait_seconds > 0:
+            say("waiting")
+        deliveries = super().receive(
+            queue, messages_max=messages_max, lease_seconds=lease_seconds, wait_seconds=wait_seconds
+        )
+        if deliveries:
+            say("held", ids=[delivery.message.id for delivery in deliveries])
+        return deliveries
+
+
+class ToyExecution:
+    def __init__(self, deliveries: Sequence[Delivery], stubborn: bool) -> None:
+        self.deliveries = deliveries
+        self.stubborn = stubborn
+        self.over = threading.Event()
+
+    def run(self) -> Mapping[str, Settlement]:
+        say("started", ids=[d.message.id for d in self.deliveries], attempts=[d.attempt for d in self.deliveries])
+        while not (GO_ON.wait(0.01) or self.over.is_set()):
+            pass
+        say("ended", interrupted=self.over.is_set())
+        return {delivery.receipt: Ack() for delivery in self.deliveries}
+
+    def extend(self) -> bool:
+        return True
+
+    def give_back(self) -> None:
+        say("claim freed")
+
+    def interrupt(self) -> None:
+        say("interrupted")
+        if not self.stubborn:
+            self.over.set()
+
+
+class ToyHandler:
+    name = "toy"
+
+    def __init__(self, stubborn: bool) -> None:
+        self.stubborn = stubborn
+
+    def weigh(self, delivery: Delivery) -> int:
+        return 1
+
+    def begin(self, deliveries: Sequence[Delivery]) -> ToyExecution:
+        return ToyExecution(deliveries, self.stubborn)
+
+    def upkeep(self) -> None:
+        say("upkeep")
+
+
+def listen() -> None:
+    if sys.stdin.readline():
+        GO_ON.set()
+
+
+def main() -> None:
+    path, name, options = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])
+    stubborn = options.pop("stubborn", False)
+    stop = StopSignal()
+    stop.install()
+    threading.Thread(target=listen, daemon=True).start()
+    broker = TalkingBroker(path, holder=name)
+    worker = Worker(
+        broker=broker,
+        queue="q",
+        handler=ToyHandler(stubborn),
+        settings=WorkerSettings(**options),
+        clock=SystemClock(),
+        bus=Bus(tell),
+    )
+    say("ready")
+    outcome = worker.run(stop)
+    say("outcome", outcome=outcome)
+    if outcome == "forced":
+        os._exit(0)
+    broker.close()
+
+
+main()
