@@ -1,0 +1,134 @@
+"""What the ledger's tests share: short ways to make candidates and outcomes, and a look at everything that is stored."""
+
+import hashlib
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Any
+
+from penstock.ledger import Ledger
+from penstock.ledger.records import (
+    BatchOutcome,
+    Candidate,
+    Carrier,
+    Claim,
+    FailedObject,
+    Failure,
+    ObjectResult,
+    ObjectState,
+)
+from penstock.ledger.schema import metadata
+
+PIPELINE = "file:///lake/clicks"
+LEASE_SECONDS = 60.0
+OVER = -1.0  # a lease that is over when it is given: no test has to wait for one
+BEFORE = 1_000.0  # long before any test's database clock
+AFTER = time.time() + 86_400.0  # and long after it
+
+
+def object_id_of(name: str) -> bytes:
+    return hashlib.sha256(name.encode("utf-8", "surrogateescape")).digest()[:16]
+
+
+def candidate(
+    name: str,
+    *,
+    message: str = "m-1",
+    enqueued_at: float = BEFORE,
+    replay: str | None = None,
+    key: bytes | None = None,
+    version_id: str | None = None,
+    sequencer: str | None = None,
+) -> Candidate:
+    key = key if key is not None else f"/landing/{name}".encode()
+    return Candidate(
+        object_id=object_id_of(name),
+        bucket="landing",
+        key=key,
+        size_bytes=100,
+        uri=f"s3://landing/{key.decode('utf-8', 'backslashreplace')}",
+        carrier=Carrier(message_id=message, enqueued_at=enqueued_at, replay_id=replay),
+        version_id=version_id,
+        etag="etag",
+        sequencer=sequencer,
+    )
+
+
+def candidates(*names: str) -> list[Candidate]:
+    return [candidate(name) for name in names]
+
+
+def outcome(
+    claim: Claim,
+    *,
+    failed: Mapping[str, Failure] | None = None,
+    refund: bool = False,
+    pipeline: str = PIPELINE,
+    **fields: Any,
+) -> BatchOutcome:
+    """Everything claimed is processed but what is said to have failed."""
+    failures = [
+        FailedObject(object_id=object_id_of(name), failure=failure, reason=f"{name} is {failure}", refund=refund)
+        for name, failure in (failed or {}).items()
+    ]
+    lost = {failure.object_id for failure in failures}
+    processed = [
+        ObjectResult(object_id=object_id, rows=10, lines_quarantined=1)
+        for object_id in claim.claimed
+        if object_id not in lost
+    ]
+    return BatchOutcome(
+        pipeline=pipeline, attempt_id=claim.attempt_id, processed=processed, failed=failures, **fields
+    )
+
+
+@dataclass
+class Desk:
+    """A ledger with its pipeline, and attempt ids that never repeat."""
+
+    ledger: Ledger
+    numbers: "count[int]" = field(default_factory=count)
+
+    def fresh(self) -> str:
+        return f"attempt-{next(self.numbers):04}"
+
+    def claim(
+        self,
+        wanted: Sequence[Candidate],
+        *,
+        attempt: str | None = None,
+        worker: str = "worker-1",
+        lease_seconds: float = LEASE_SECONDS,
+        pipeline: str = PIPELINE,
+    ) -> Claim:
+        return self.ledger.claim(
+            pipeline, wanted, attempt_id=attempt or self.fresh(), worker=worker, lease_seconds=lease_seconds
+        )
+
+    def process(self, *names: str) -> int | None:
+        return self.ledger.commit(outcome(self.claim(candidates(*names))))
+
+    def fail(self, failure: Failure, wanted: Candidate, name: str) -> None:
+        claim = self.claim([wanted])
+        assert self.ledger.commit(outcome(claim, failed={name: failure})) is None
+
+    def state(self, name: str) -> ObjectState | None:
+        return self.ledger.states(PIPELINE, [object_id_of(name)]).get(object_id_of(name))
+
+    def attempts(self, name: str) -> int:
+        """As the next claim would see them: charged and not refunded."""
+        (row,) = [row for row in self.ledger.objects(PIPELINE) if row.object_id == object_id_of(name)]
+        return row.attempts
+
+    def timeline(self, name: str) -> list[tuple[str, str, str | None]]:
+        rows = self.ledger.attempts_of(PIPELINE, object_id_of(name))
+        return [(row.attempt_id, row.outcome, row.reason) for row in rows]
+
+    def everything(self) -> dict[str, list[tuple[Any, ...]]]:
+        """Every row of every table, to show that nothing changed."""
+        with self.ledger.database.reading() as connection:
+            return {
+                table.name: sorted((tuple(row) for row in connection.execute(table.select())), key=repr)
+                for table in metadata.sorted_tables
+            }

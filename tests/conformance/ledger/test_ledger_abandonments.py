@@ -1,0 +1,92 @@
+"""Giving attempts up, on every database."""
+
+import pytest
+
+from penstock.ledger.records import AttemptState, ObjectState
+from tests.conformance.ledger.desk import OVER, PIPELINE, Desk, candidates, object_id_of, outcome
+
+A = object_id_of("a")
+
+
+def abandon(desk: Desk, attempt: str, *, refund: bool = False, unattributed: bool = False) -> bool:
+    return desk.ledger.abandon(
+        attempt, reason="the worker stops", outcome="given_back", refund=refund, unattributed=unattributed
+    )
+
+
+def test_an_abandoned_attempt_frees_its_objects_and_says_why(desk: Desk) -> None:
+    desk.claim(candidates("a", "b"), attempt="first")
+    assert abandon(desk, "first")
+    assert [desk.state(name) for name in "ab"] == [ObjectState.UNPROCESSED] * 2
+    attempt = desk.ledger.attempt("first")
+    assert attempt is not None
+    assert (attempt.state, attempt.reason) == (AttemptState.ABANDONED, "the worker stops")
+    assert attempt.ended_at is not None
+    assert desk.timeline("a") == [("first", "given_back", "the worker stops")]
+    assert set(desk.claim(candidates("a", "b")).claimed) == {A, object_id_of("b")}
+
+
+@pytest.mark.parametrize(
+    ("refund", "unattributed", "attempts", "failures"), [(False, False, 2, 0), (True, False, 1, 0), (False, True, 2, 1)]
+)
+def test_who_is_charged(desk: Desk, refund: bool, unattributed: bool, attempts: int, failures: int) -> None:
+    desk.claim(candidates("a"), attempt="first")
+    abandon(desk, "first", refund=refund, unattributed=unattributed)
+    claimed = desk.claim(candidates("a")).claimed[A]
+    assert (claimed.attempts, claimed.unattributed_failures) == (attempts, failures)
+    assert desk.ledger.unattributed_failures(PIPELINE, [A, b"?" * 16]) == {A: failures, b"?" * 16: 0}
+
+
+def test_an_attempt_is_given_up_once(desk: Desk) -> None:
+    desk.claim(candidates("a"), attempt="first")
+    assert [abandon(desk, "first", refund=True) for _ in range(2)] == [True, False]
+    assert desk.claim(candidates("a")).claimed[A].attempts == 1
+
+
+def test_a_committed_attempt_and_an_unknown_one_cannot_be_given_up(desk: Desk) -> None:
+    desk.ledger.commit(outcome(desk.claim(candidates("a"), attempt="committed")))
+    before = desk.everything()
+    assert [abandon(desk, attempt) for attempt in ("committed", "never heard of")] == [False, False]
+    assert desk.everything() == before
+
+
+def test_giving_up_touches_no_objects_of_others(desk: Desk) -> None:
+    desk.claim(candidates("a"), attempt="slow", lease_seconds=OVER)
+    desk.claim(candidates("a"), attempt="next")
+    assert not abandon(desk, "slow")
+    assert desk.state("a") is ObjectState.PROCESSING
+    assert desk.claim(candidates("a")).claimed == {}
+
+
+def test_expired_attempts_are_given_up_and_charged_and_running_ones_not(desk: Desk) -> None:
+    desk.claim(candidates("b"), attempt="runs")
+    desk.claim(candidates("a"), attempt="expired", lease_seconds=OVER)
+    assert desk.ledger.abandon_expired(PIPELINE) == ["expired"]
+    assert desk.ledger.abandon_expired(PIPELINE) == []
+    assert desk.claim(candidates("a")).claimed[A].attempts == 2
+    assert desk.state("b") is ObjectState.PROCESSING
+
+
+def test_a_dead_workers_attempts_are_given_up_whatever_their_lease(desk: Desk) -> None:
+    for name, worker in (("a", "dead"), ("b", "dead"), ("c", "alive")):
+        desk.claim(candidates(name), attempt=f"{name} by {worker}", worker=worker)
+    assert sorted(desk.ledger.abandon_worker(PIPELINE, "dead")) == ["a by dead", "b by dead"]
+    assert desk.timeline("a") == [("a by dead", "worker_died", "worker dead died")]
+    assert [attempt.worker for attempt in desk.ledger.open_attempts(PIPELINE)] == ["alive"]
+    assert desk.claim(candidates("a")).claimed[A].attempts == 2
+
+
+def test_gc_is_told_every_abandoned_attempt_every_time(desk: Desk) -> None:
+    for name in ("b", "a"):
+        desk.claim(candidates("x"), attempt=name)
+        abandon(desk, name)
+    desk.process("x")
+    assert [desk.ledger.abandoned_attempts(PIPELINE) for _ in range(2)] == [["a", "b"]] * 2
+
+
+def test_pipelines_give_up_for_themselves(desk: Desk) -> None:
+    desk.ledger.ensure_pipeline("other")
+    desk.claim(candidates("a"), attempt="other's", worker="dead", lease_seconds=OVER, pipeline="other")
+    assert desk.ledger.abandon_expired(PIPELINE) == []
+    assert desk.ledger.abandon_worker(PIPELINE, "dead") == []
+    assert desk.ledger.abandoned_attempts("other") == []

@@ -1,0 +1,244 @@
+"""Claims, on every database: what is taken, what is busy, what has ended."""
+
+from dataclasses import replace
+
+import pytest
+
+from penstock.ledger.records import AttemptState, Candidate, Carrier, Failure, ObjectState
+from tests.conformance.ledger.desk import (
+    AFTER,
+    BEFORE,
+    LEASE_SECONDS,
+    OVER,
+    PIPELINE,
+    Desk,
+    candidate,
+    candidates,
+    object_id_of,
+    outcome,
+)
+
+A, B, C = (object_id_of(name) for name in "abc")
+
+
+def test_free_objects_are_taken_and_charged(desk: Desk) -> None:
+    claim = desk.claim(candidates("a", "b"), attempt="first", worker="worker-7")
+    assert set(claim.claimed) == {A, B}
+    assert (claim.attempt_id, claim.busy, claim.ended) == ("first", {}, {})
+    assert [(one.attempts, one.unattributed_failures) for one in claim.claimed.values()] == [(1, 0), (1, 0)]
+    assert claim.claimed[A].carrier == Carrier(message_id="m-1", enqueued_at=BEFORE)
+    assert desk.state("a") is ObjectState.PROCESSING
+    assert desk.timeline("a") == [("first", "open", None)]
+
+
+def test_the_attempt_has_its_lease_by_the_databases_clock(desk: Desk) -> None:
+    desk.claim(candidates("a"), attempt="first", worker="worker-7")
+    attempt = desk.ledger.attempt("first")
+    assert attempt is not None
+    assert (attempt.state, attempt.worker, attempt.pipeline) == (AttemptState.OPEN, "worker-7", PIPELINE)
+    assert attempt.lease_until - attempt.started_at == pytest.approx(LEASE_SECONDS, abs=0.5)
+    assert attempt.ended_at is None
+
+
+def test_what_another_attempt_holds_is_busy_for_the_rest_of_its_lease(desk: Desk) -> None:
+    desk.claim(candidates("a"))
+    claim = desk.claim(candidates("a"), attempt="second")
+    assert claim.claimed == {}
+    assert 0 < claim.busy[A] <= LEASE_SECONDS
+    assert desk.attempts("a") == 1
+
+
+def test_a_claim_that_takes_nothing_leaves_no_attempt(desk: Desk) -> None:
+    desk.claim(candidates("a"), attempt="first")
+    desk.claim(candidates("a"), attempt="second")
+    assert desk.ledger.attempt("second") is None
+    assert [attempt.id for attempt in desk.ledger.open_attempts(PIPELINE)] == ["first"]
+
+
+def test_nothing_wanted_is_nothing_claimed(desk: Desk) -> None:
+    claim = desk.claim([], attempt="first")
+    assert (claim.claimed, claim.busy, claim.ended) == ({}, {}, {})
+    assert desk.ledger.attempt("first") is None
+
+
+def test_every_candidate_is_in_exactly_one_part_of_the_claim(desk: Desk) -> None:
+    desk.process("a")
+    desk.claim(candidates("b"))
+    claim = desk.claim(candidates("a", "b", "c"))
+    assert (set(claim.claimed), set(claim.busy), set(claim.ended)) == ({C}, {B}, {A})
+
+
+@pytest.mark.parametrize("failure", [Failure.DEAD, Failure.GONE, Failure.SUPERSEDED])
+def test_an_ended_object_is_told_with_its_reason(desk: Desk, failure: Failure) -> None:
+    desk.fail(failure, candidate("a", message="m-9"), "a")
+    ended = desk.claim(candidates("a")).ended[A]
+    assert (ended.state, ended.reason) == (ObjectState(failure.value), f"a is {failure}")
+    carrier = Carrier(message_id="m-9", enqueued_at=BEFORE) if failure is Failure.DEAD else None
+    assert ended.carrier == carrier
+
+
+def test_a_processed_object_has_ended(desk: Desk) -> None:
+    desk.process("a")
+    ended = desk.claim(candidates("a")).ended[A]
+    assert (ended.state, ended.reason, ended.carrier) == (ObjectState.PROCESSED, None, None)
+
+
+def test_an_object_to_be_retried_is_free_and_charged_again(desk: Desk) -> None:
+    desk.fail(Failure.RETRY, candidate("a"), "a")
+    assert desk.claim(candidates("a")).claimed[A].attempts == 2
+
+
+def test_an_expired_attempt_is_taken_over_inside_the_claim(desk: Desk) -> None:
+    desk.claim(candidates("a"), attempt="slow", lease_seconds=OVER)
+    claim = desk.claim(candidates("a"), attempt="next")
+    assert claim.claimed[A].attempts == 2
+    slow = desk.ledger.attempt("slow")
+    assert slow is not None
+    assert slow.state is AttemptState.ABANDONED
+    assert desk.timeline("a") == [("slow", "expired", "its lease ran out"), ("next", "open", None)]
+
+
+def test_an_expired_attempt_of_another_pipeline_is_left_alone(desk: Desk) -> None:
+    desk.ledger.ensure_pipeline("other")
+    desk.claim(candidates("a"), attempt="slow", lease_seconds=OVER, pipeline="other")
+    desk.claim(candidates("a"))
+    slow = desk.ledger.attempt("slow")
+    assert slow is not None
+    assert slow.state is AttemptState.OPEN
+
+
+def test_an_extended_attempt_is_not_taken_over(desk: Desk) -> None:
+    desk.claim(candidates("a"), attempt="first", lease_seconds=OVER)
+    assert desk.ledger.extend("first", lease_seconds=LEASE_SECONDS), "past its lease, but nobody took it over"
+    assert desk.claim(candidates("a")).claimed == {}
+
+
+def test_extending_always_succeeds_while_open_even_when_it_moves_nothing(desk: Desk) -> None:
+    desk.claim(candidates("a"), attempt="first")
+    assert [desk.ledger.extend("first", lease_seconds=5.0) for _ in range(3)] == [True, True, True]
+
+
+def test_what_is_not_open_cannot_be_extended(desk: Desk) -> None:
+    desk.ledger.commit(outcome(desk.claim(candidates("a"), attempt="committed")))
+    desk.claim(candidates("b"), attempt="abandoned")
+    desk.ledger.abandon("abandoned", reason="", outcome="given_back", refund=False, unattributed=False)
+    attempts = ["committed", "abandoned", "never heard of"]
+    assert [desk.ledger.extend(attempt, lease_seconds=9.0) for attempt in attempts] == [False, False, False]
+
+
+def test_an_attempt_id_is_used_once(desk: Desk) -> None:
+    desk.claim(candidates("a"), attempt="first")
+    desk.ledger.claim(PIPELINE, candidates("b"), attempt_id="other", worker="w", lease_seconds=1.0)
+    before = desk.everything()["objects"]
+    with pytest.raises(Exception, match=r"(?i)unique|duplicate"):
+        desk.claim(candidates("c"), attempt="first")
+    assert [row for row in desk.everything()["objects"] if row[1] != C] == before
+    assert desk.state("c") is ObjectState.UNPROCESSED
+
+
+def test_two_pipelines_work_on_one_object_each_for_itself(desk: Desk) -> None:
+    desk.ledger.ensure_pipeline("other")
+    assert set(desk.claim(candidates("a")).claimed) == {A}
+    assert set(desk.claim(candidates("a"), pipeline="other").claimed) == {A}
+
+
+def test_the_first_of_several_messages_that_name_an_object_carries_it(desk: Desk) -> None:
+    claim = desk.claim([candidate("a", message="m-1"), candidate("a", message="m-2")])
+    assert len(claim.claimed) == 1
+    assert claim.claimed[A].carrier == Carrier(message_id="m-1", enqueued_at=BEFORE)
+    assert desk.attempts("a") == 1
+
+
+def test_the_carrier_is_the_message_of_the_last_claim(desk: Desk) -> None:
+    desk.fail(Failure.RETRY, candidate("a", message="m-1"), "a")
+    desk.fail(Failure.DEAD, candidate("a", message="m-2"), "a")
+    carrier = desk.claim(candidates("a")).ended[A].carrier
+    assert carrier is not None
+    assert carrier.message_id == "m-2"
+
+
+# Who comes first is for the database to say; a later version of one key supersedes an earlier one
+
+
+def sequenced(name: str, sequencer: str, *, version_id: str | None = None) -> Candidate:
+    return replace(
+        candidate(name, sequencer=sequencer, version_id=version_id), key=b"one key", uri="s3://landing/one key"
+    )
+
+
+def test_row_59_older_sequencer_after_a_newer_one_is_superseded(desk: Desk) -> None:
+    desk.ledger.commit(outcome(desk.claim([sequenced("new", "0055AB")])))
+    claim = desk.claim([sequenced("old", "0055AA")], attempt="late")
+    assert claim.claimed == {}
+    assert claim.ended[object_id_of("old")].state is ObjectState.SUPERSEDED
+    assert desk.ledger.attempt("late") is None
+    assert desk.attempts("old") == 0
+
+
+def test_row_59_a_newer_one_still_at_work_supersedes_too(desk: Desk) -> None:
+    desk.claim([sequenced("new", "0055AB")])
+    assert set(desk.claim([sequenced("old", "0055AA")]).ended) == {object_id_of("old")}
+
+
+def test_row_59_of_two_in_one_claim_the_newer_is_taken(desk: Desk) -> None:
+    claim = desk.claim([sequenced("old", "0055AA"), sequenced("new", "0055AB"), candidate("a")])
+    assert set(claim.claimed) == {object_id_of("new"), A}
+    assert set(claim.ended) == {object_id_of("old")}
+    assert desk.timeline("old") == []
+
+
+def test_row_59_the_shorter_sequencer_is_padded_on_the_right(desk: Desk) -> None:
+    desk.claim([sequenced("long", "0055AA0")])
+    assert set(desk.claim([sequenced("equal", "0055AA")]).claimed) == {object_id_of("equal")}
+    assert set(desk.claim([sequenced("later", "0055AA1")]).claimed) == {object_id_of("later")}
+    assert set(desk.claim([sequenced("earlier", "0055A9FFFFFFFF")]).ended) == {object_id_of("earlier")}
+
+
+def test_row_59_a_newer_one_that_never_arrived_supersedes_nothing(desk: Desk) -> None:
+    new = sequenced("new", "0055AB")
+    desk.ledger.commit(outcome(desk.claim([new]), failed={"new": Failure.GONE}))
+    assert set(desk.claim([sequenced("old", "0055AA")]).claimed) == {object_id_of("old")}
+
+
+def test_row_60_same_key_two_versions_are_both_processed(desk: Desk) -> None:
+    desk.ledger.commit(outcome(desk.claim([sequenced("v2", "0055AB", version_id="v2")])))
+    claim = desk.claim([sequenced("v1", "0055AA", version_id="v1")])
+    assert set(claim.claimed) == {object_id_of("v1")}
+    assert desk.ledger.commit(outcome(claim)) == 2
+
+
+def test_row_64_a_duplicate_with_a_new_message_id_has_no_second_effect(desk: Desk) -> None:
+    desk.process("a")
+    claim = desk.claim([candidate("a", message="another", enqueued_at=AFTER)])
+    assert (claim.claimed, set(claim.ended)) == ({}, {A})
+    assert len(desk.ledger.batches(PIPELINE)) == 1
+
+
+# Identity is bytes
+
+TWINS = {
+    "row_41": ["'; DROP TABLE objects; --", '" OR 1=1', "%_\\", "`a`", ":named ? $1 %s %(x)s"],
+    "row_43": ["Data.csv", "data.csv"],
+    "row_44": ["a", "a ", " a"],
+    "row_45": ["\U0001f600", "\U0001f601"],
+    "row_46": ["が", "\u304b\u3099"],
+    "not_utf_8": ["\udcff", "\udcfe"],
+}
+
+
+@pytest.mark.parametrize("names", TWINS.values(), ids=TWINS)
+def test_rows_41_and_43_to_46_keys_that_look_alike_are_objects_of_their_own(desk: Desk, names: list[str]) -> None:
+    keys = {object_id_of(name): name.encode("utf-8", "surrogateescape") for name in names}
+    wanted = [candidate(name, key=key) for name, key in zip(names, keys.values(), strict=True)]
+    assert desk.ledger.commit(outcome(desk.claim(wanted))) == 1
+    rows = desk.ledger.objects(PIPELINE)
+    assert {row.object_id: row.key for row in rows} == keys
+    assert {row.state for row in rows} == {ObjectState.PROCESSED}
+    for row in rows:
+        assert [found.object_id for _, found in desk.ledger.find(row.uri)] == [row.object_id]
+
+
+def test_rows_43_and_44_twins_do_not_supersede_each_other(desk: Desk) -> None:
+    twins = [b"Data.csv", b"data.csv", b"data.csv "]
+    wanted = [candidate(f"{n}", key=key, sequencer=f"{n}") for n, key in enumerate(twins)]
+    assert len(desk.claim(wanted).claimed) == 3

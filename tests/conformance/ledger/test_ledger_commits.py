@@ -1,0 +1,222 @@
+"""Commits, on every database: all of it or nothing, fenced, in sequence."""
+
+import dataclasses
+
+import pytest
+
+from penstock.errors import ClaimLost, ConfigurationError, SchemaMoved
+from penstock.ledger.records import AttemptState, BatchOutcome, FailedObject, Failure, ObjectResult, ObjectState
+from tests.conformance.ledger.desk import OVER, PIPELINE, Desk, candidate, candidates, object_id_of, outcome
+
+A, B = object_id_of("a"), object_id_of("b")
+
+
+def test_a_batch_is_recorded_whole(desk: Desk) -> None:
+    claim = desk.claim(candidates("a", "b"), attempt="first", worker="worker-7")
+    numbers = {"rows": 20, "lines_quarantined": 2, "bytes": 200}
+    texts = {"manifest": '[{"path":"x"}]', "quarantine_manifest": "[]"}
+    assert desk.ledger.commit(outcome(claim, stage_seconds={"run": 1.5}, **numbers, **texts)) == 1
+    batch = desk.ledger.batch(PIPELINE, 1)
+    assert batch is not None
+    stored = dataclasses.asdict(batch)
+    assert {name: stored[name] for name in (*numbers, *texts)} == {**numbers, **texts}
+    assert (batch.pipeline, batch.seq, batch.attempt_id, batch.objects) == (PIPELINE, 1, "first", 2)
+    assert (batch.worker, batch.stage_seconds, batch.table_schema) == ("worker-7", {"run": 1.5}, None)
+
+
+def test_processed_objects_name_their_batch(desk: Desk) -> None:
+    desk.process("a")
+    assert desk.process("b") == 2
+    rows = {row.object_id: row for row in desk.ledger.objects(PIPELINE)}
+    assert {id: row.batch_seq for id, row in rows.items()} == {A: 1, B: 2}
+    assert (rows[A].rows, rows[A].lines_quarantined, rows[A].reason) == (10, 1, None)
+    assert rows[A].ended_at is not None
+    assert [(word, reason) for _, word, reason in desk.timeline("a")] == [("processed", None)]
+
+
+def test_the_attempt_is_committed(desk: Desk) -> None:
+    desk.ledger.commit(outcome(desk.claim(candidates("a"), attempt="first")))
+    attempt = desk.ledger.attempt("first")
+    assert attempt is not None
+    assert attempt.state is AttemptState.COMMITTED
+    assert attempt.ended_at is not None
+    assert desk.ledger.open_attempts(PIPELINE) == []
+    assert desk.ledger.abandoned_attempts(PIPELINE) == []
+
+
+def test_failed_objects_leave_in_the_same_transaction(desk: Desk) -> None:
+    claim = desk.claim(candidates("ok", "again", "dead", "gone", "old"))
+    failed = {
+        "again": Failure.RETRY,
+        "dead": Failure.DEAD,
+        "gone": Failure.GONE,
+        "old": Failure.SUPERSEDED,
+    }
+    assert desk.ledger.commit(outcome(claim, failed=failed)) == 1
+    assert {name: desk.state(name) for name in ("ok", *failed)} == {
+        "ok": ObjectState.PROCESSED,
+        "again": ObjectState.UNPROCESSED,
+        "dead": ObjectState.DEAD,
+        "gone": ObjectState.GONE,
+        "old": ObjectState.SUPERSEDED,
+    }
+    batch = desk.ledger.batch(PIPELINE, 1)
+    assert batch is not None
+    assert batch.objects == 1
+    for name, failure in failed.items():
+        assert desk.timeline(name) == [(claim.attempt_id, failure.value, f"{name} is {failure}")]
+    ended = {row.object_id: row.ended_at is not None for row in desk.ledger.objects(PIPELINE)}
+    assert ended[object_id_of("dead")]
+    assert not ended[object_id_of("again")]
+
+
+def test_a_refund_takes_the_charge_off_and_an_unattributed_failure_is_remembered(desk: Desk) -> None:
+    claim = desk.claim(candidates("a", "b"))
+    failed = [
+        FailedObject(object_id=A, failure=Failure.RETRY, reason="", refund=True),
+        FailedObject(object_id=B, failure=Failure.RETRY, reason="", unattributed=True),
+    ]
+    desk.ledger.commit(BatchOutcome(pipeline=PIPELINE, attempt_id=claim.attempt_id, processed=[], failed=failed))
+    again = desk.claim(candidates("a", "b")).claimed
+    assert [(again[id].attempts, again[id].unattributed_failures) for id in (A, B)] == [(1, 0), (2, 1)]
+
+
+def test_nothing_processed_is_no_batch_and_its_files_may_go(desk: Desk) -> None:
+    claim = desk.claim(candidates("a"), attempt="first")
+    failed = outcome(claim, failed={"a": Failure.DEAD}, new_schema="{}")
+    assert desk.ledger.commit(failed) is None
+    assert desk.ledger.batches(PIPELINE) == []
+    assert desk.ledger.abandoned_attempts(PIPELINE) == ["first"]
+    row = desk.ledger.pipeline(PIPELINE)
+    assert row is not None
+    assert (row.next_seq, row.schema_id) == (1, 0)
+    assert desk.ledger.commit(failed) is None, "the same outcome again is the same answer"
+
+
+def test_a_stale_attempt_changes_nothing(desk: Desk) -> None:
+    stale = desk.claim(candidates("a"), attempt="stale", lease_seconds=OVER)
+    fresh = desk.claim(candidates("a"), attempt="fresh")
+    before = desk.everything()
+    with pytest.raises(ClaimLost, match="stale is abandoned: its lease ran out"):
+        desk.ledger.commit(outcome(stale))
+    assert desk.everything() == before
+    assert desk.ledger.commit(outcome(fresh)) == 1
+
+
+def test_a_stale_attempt_without_anything_processed_changes_nothing(desk: Desk) -> None:
+    stale = desk.claim(candidates("a"), attempt="stale", lease_seconds=OVER)
+    desk.claim(candidates("a"))
+    before = desk.everything()
+    with pytest.raises(ClaimLost):
+        desk.ledger.commit(outcome(stale, failed={"a": Failure.DEAD}))
+    assert desk.everything() == before
+
+
+def test_an_attempt_that_never_claimed_is_lost(desk: Desk) -> None:
+    never = BatchOutcome(
+        pipeline=PIPELINE, attempt_id="never", processed=[ObjectResult(object_id=A, rows=1, lines_quarantined=0)]
+    )
+    with pytest.raises(ClaimLost, match="never"):
+        desk.ledger.commit(never)
+
+
+def test_an_attempt_of_another_pipeline_is_lost(desk: Desk) -> None:
+    desk.ledger.ensure_pipeline("other")
+    claim = desk.claim(candidates("a"))
+    with pytest.raises(ClaimLost):
+        desk.ledger.commit(outcome(claim, pipeline="other"))
+    assert desk.ledger.commit(outcome(claim)) == 1
+
+
+def test_an_unknown_pipeline_is_named(desk: Desk) -> None:
+    claim = desk.claim(candidates("a"), pipeline="unheard of")
+    with pytest.raises(ConfigurationError, match="unheard of"):
+        desk.ledger.commit(outcome(claim, pipeline="unheard of"))
+
+
+def test_committing_the_same_outcome_again_answers_the_same_batch(desk: Desk) -> None:
+    first = outcome(desk.claim(candidates("a")))
+    assert desk.ledger.commit(first) == 1
+    desk.process("b")
+    before = desk.everything()
+    assert desk.ledger.commit(first) == 1
+    assert desk.everything() == before
+
+
+@pytest.mark.parametrize(
+    ("processed", "expected"),
+    [
+        pytest.param([A, object_id_of("foreign")], ClaimLost, id="an object that is not ours"),
+        pytest.param([A], ValueError, id="an object of ours left out"),
+        pytest.param([A, B, B], ValueError, id="an object twice"),
+    ],
+)
+def test_an_outcome_that_does_not_fit_the_claim_changes_nothing(
+    desk: Desk, processed: list[bytes], expected: type[Exception]
+) -> None:
+    desk.claim(candidates("foreign"))
+    claim = desk.claim(candidates("a", "b"))
+    results = [ObjectResult(object_id=object_id, rows=1, lines_quarantined=0) for object_id in processed]
+    before = desk.everything()
+    with pytest.raises(expected):
+        desk.ledger.commit(BatchOutcome(pipeline=PIPELINE, attempt_id=claim.attempt_id, processed=results))
+    assert desk.everything() == before
+    assert desk.ledger.commit(outcome(claim)) == 1
+
+
+def test_an_object_that_slipped_away_under_an_open_attempt_stops_the_commit(desk: Desk) -> None:
+    claim = desk.claim(candidates("a", "b"))
+    with desk.ledger.database.writing() as connection:  # nothing in Penstock does this
+        connection.exec_driver_sql("UPDATE objects SET state = 'unprocessed' WHERE uri LIKE '%/a'")
+    before = desk.everything()
+    with pytest.raises(ClaimLost, match="holds 1 of the 2"):
+        desk.ledger.commit(outcome(claim))
+    assert desk.everything() == before
+
+
+# The table's schema
+
+
+def test_a_new_schema_is_in_force_from_its_batch_on(desk: Desk) -> None:
+    desk.process("a")
+    claim = desk.claim(candidates("b"))
+    desk.ledger.commit(outcome(claim, schema_id=0, new_schema='{"one": 1}'))
+    desk.ledger.commit(outcome(desk.claim(candidates("c")), schema_id=1))
+    desk.ledger.commit(outcome(desk.claim(candidates("d")), schema_id=1, new_schema='{"two": 2}'))
+    assert [batch.table_schema for batch in desk.ledger.batches(PIPELINE)] == [
+        None,
+        '{"one": 1}',
+        '{"one": 1}',
+        '{"two": 2}',
+    ]
+    row = desk.ledger.pipeline(PIPELINE)
+    assert row is not None
+    assert (row.schema_id, row.table_schema, row.next_seq) == (2, '{"two": 2}', 5)
+
+
+def test_of_two_runs_that_change_the_schema_one_must_plan_again(desk: Desk) -> None:
+    one, two = desk.claim(candidates("a")), desk.claim(candidates("b"))
+    assert desk.ledger.commit(outcome(one, schema_id=0, new_schema='{"x": "int"}')) == 1
+    before = desk.everything()
+    with pytest.raises(SchemaMoved, match="schema 1"):
+        desk.ledger.commit(outcome(two, schema_id=0, new_schema='{"x": "string"}'))
+    assert desk.everything() == before
+    assert desk.ledger.commit(outcome(two, schema_id=1)) == 2, "the claim still holds"
+
+
+def test_a_lost_claim_goes_before_a_moved_schema(desk: Desk) -> None:
+    stale = desk.claim(candidates("a"), lease_seconds=OVER)
+    desk.ledger.abandon_expired(PIPELINE)
+    with pytest.raises(ClaimLost):
+        desk.ledger.commit(outcome(stale, schema_id=7))
+
+
+def test_a_reason_may_hold_anything(desk: Desk) -> None:
+    claim = desk.claim([candidate("a")])
+    reason = "cannot read /landing/\udcff\0 " + "x" * 10_000
+    failed = [FailedObject(object_id=A, failure=Failure.DEAD, reason=reason)]
+    desk.ledger.commit(BatchOutcome(pipeline=PIPELINE, attempt_id=claim.attempt_id, processed=[], failed=failed))
+    kept = desk.claim(candidates("a")).ended[A].reason
+    assert kept is not None
+    assert kept.startswith("cannot read /landing/\\udcff\\x00 xxx")
+    assert len(kept) < 5_000

@@ -1,0 +1,186 @@
+"""Crashes at every step and lost answers, on every database."""
+
+import contextlib
+from collections.abc import Callable, Iterator
+
+import pytest
+from sqlalchemy import Engine
+from sqlalchemy.exc import OperationalError
+
+from penstock.errors import ClaimLost, TemporaryError
+from penstock.ledger import Ledger
+from penstock.ledger.records import Failure, ObjectState
+from penstock.messaging.steps import Step
+from tests.conformance.ledger.desk import OVER, PIPELINE, Desk, candidate, candidates, object_id_of, outcome
+
+A = object_id_of("a")
+ALWAYS = 1_000
+
+
+class Crash(BaseException):
+    """The process ends here."""
+
+
+def crashing_at(desk: Desk, step: Step) -> Ledger:
+    """A ledger on the same database whose process dies at a step."""
+
+    def probe(reached: Step) -> None:
+        if reached is step:
+            raise Crash(step)
+
+    return Ledger(desk.ledger.database, probe)
+
+
+@contextlib.contextmanager
+def replies_lost(engine: Engine, *, times: int, committed: bool, meanwhile: Callable[[], object] = int) -> Iterator[None]:
+    """The next COMMITs get no answer; whether they took effect is what the client cannot know."""
+    do_commit = engine.dialect.do_commit
+    left = [times]
+
+    def lossy(connection: object) -> None:
+        if left[0] <= 0:
+            do_commit(connection)  # type: ignore[arg-type]  # the driver's connection, whatever the driver
+            return
+        left[0] -= 1
+        if committed:
+            do_commit(connection)  # type: ignore[arg-type]
+        else:
+            engine.dialect.do_rollback(connection)  # type: ignore[arg-type]
+        meanwhile()
+        raise engine.dialect.loaded_dbapi.OperationalError("connection lost")
+
+    engine.dialect.do_commit = lossy  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        engine.dialect.do_commit = do_commit  # type: ignore[method-assign]
+
+
+# Crashes
+
+
+def test_the_steps_come_in_their_order(desk: Desk) -> None:
+    steps: list[Step] = []
+    ledger = Ledger(desk.ledger.database, steps.append)
+    spied = Desk(ledger, desk.numbers)
+    spied.process("a")
+    spied.claim(candidates("b"), attempt="b")
+    ledger.abandon("b", reason="", outcome="given_back", refund=True, unattributed=False)
+    opened = [Step.OBJECTS_REGISTERED, Step.ATTEMPT_OPENED]
+    assert steps == [*opened, Step.COMMITTING, Step.COMMITTED, *opened, Step.ABANDONED]
+
+
+def test_a_crash_after_registering_leaves_the_objects_free(desk: Desk) -> None:
+    with pytest.raises(Crash):
+        Desk(crashing_at(desk, Step.OBJECTS_REGISTERED)).claim(candidates("a"))
+    assert desk.state("a") is ObjectState.UNPROCESSED
+    assert desk.claim(candidates("a")).claimed[A].attempts == 1
+
+
+def test_a_crash_after_the_attempt_is_opened_ends_with_its_lease(desk: Desk) -> None:
+    with pytest.raises(Crash):
+        Desk(crashing_at(desk, Step.ATTEMPT_OPENED)).claim(candidates("a"), attempt="crashed", lease_seconds=OVER)
+    assert desk.state("a") is ObjectState.PROCESSING
+    assert desk.claim(candidates("a"), attempt="next").claimed[A].attempts == 2
+    assert desk.ledger.abandoned_attempts(PIPELINE) == ["crashed"]
+
+
+def test_a_crash_before_commit_changes_nothing(desk: Desk) -> None:
+    claim = desk.claim(candidates("a"))
+    before = desk.everything()
+    with pytest.raises(Crash):
+        crashing_at(desk, Step.COMMITTING).commit(outcome(claim))
+    assert desk.everything() == before
+    assert desk.ledger.commit(outcome(claim)) == 1
+
+
+def test_a_crash_after_commit_lost_nothing(desk: Desk) -> None:
+    claim = desk.claim(candidates("a"))
+    with pytest.raises(Crash):
+        crashing_at(desk, Step.COMMITTED).commit(outcome(claim))
+    assert desk.state("a") is ObjectState.PROCESSED
+    assert desk.ledger.commit(outcome(claim)) == 1
+    assert len(desk.ledger.batches(PIPELINE)) == 1
+
+
+def test_a_crash_after_giving_up_left_the_objects_free(desk: Desk) -> None:
+    desk.claim(candidates("a"), attempt="first")
+    with pytest.raises(Crash):
+        crashing_at(desk, Step.ABANDONED).abandon(
+            "first", reason="", outcome="given_back", refund=False, unattributed=False
+        )
+    assert desk.state("a") is ObjectState.UNPROCESSED
+
+
+# Answers that do not come
+
+
+@pytest.mark.parametrize("committed", [True, False])
+@pytest.mark.parametrize("times", [1, 3])
+def test_a_commit_whose_answer_is_lost_counts_once(desk: Desk, committed: bool, times: int) -> None:
+    claim = desk.claim(candidates("a", "b"))
+    with replies_lost(desk.ledger.database.engine, times=times, committed=committed):
+        assert desk.ledger.commit(outcome(claim, failed={"b": Failure.DEAD})) == 1
+    assert [batch.attempt_id for batch in desk.ledger.batches(PIPELINE)] == [claim.attempt_id]
+    assert (desk.state("a"), desk.state("b")) == (ObjectState.PROCESSED, ObjectState.DEAD)
+    assert desk.process("c") == 2
+
+
+@pytest.mark.parametrize("committed", [True, False])
+def test_an_end_without_a_batch_whose_answer_is_lost_counts_once(desk: Desk, committed: bool) -> None:
+    failed = outcome(desk.claim(candidates("a")), failed={"a": Failure.RETRY}, refund=True)
+    with replies_lost(desk.ledger.database.engine, times=1, committed=committed):
+        assert desk.ledger.commit(failed) is None
+    assert desk.claim(candidates("a")).claimed[A].attempts == 1, "refunded once"
+
+
+def test_a_commit_that_never_gets_an_answer_stays_open_to_another_try(desk: Desk) -> None:
+    claim = desk.claim(candidates("a"))
+    with (
+        replies_lost(desk.ledger.database.engine, times=ALWAYS, committed=False),
+        pytest.raises(TemporaryError, match=claim.attempt_id),
+    ):
+        desk.ledger.commit(outcome(claim))
+    assert desk.ledger.commit(outcome(claim)) == 1
+
+
+def test_a_claim_lost_while_the_answer_was_waited_for_is_lost(shared_desk: Desk, shared_url: str) -> None:
+    claim = shared_desk.claim(candidates("a"), lease_seconds=OVER)
+    other = Ledger.open(shared_url)
+    with (
+        replies_lost(
+            shared_desk.ledger.database.engine,
+            times=1,
+            committed=False,
+            meanwhile=lambda: other.abandon_expired(PIPELINE),
+        ),
+        pytest.raises(ClaimLost),
+    ):
+        shared_desk.ledger.commit(outcome(claim))
+    other.close()
+    assert shared_desk.ledger.batches(PIPELINE) == []
+
+
+@pytest.mark.parametrize("committed", [True, False])
+def test_a_claim_whose_answer_is_lost_holds_nothing(desk: Desk, committed: bool) -> None:
+    desk.fail(Failure.RETRY, candidate("a"), "a")  # registered, so that the next COMMIT that matters is the claim's
+    engine = desk.ledger.database.engine
+    with contextlib.ExitStack() as stack:
+
+        def lose(step: Step) -> None:
+            if step is Step.OBJECTS_REGISTERED:
+                stack.enter_context(replies_lost(engine, times=1, committed=committed))
+
+        with pytest.raises(TemporaryError):
+            Desk(Ledger(desk.ledger.database, lose), desk.numbers).claim(candidates("a"), attempt="unknown")
+    assert desk.ledger.open_attempts(PIPELINE) == []
+    assert desk.claim(candidates("a")).claimed[A].attempts == 2, "the unknown one is not counted"
+
+
+def test_an_error_in_the_middle_rolls_back_and_the_connection_serves_again(desk: Desk) -> None:
+    before = desk.everything()
+    with pytest.raises(OperationalError), desk.ledger.database.writing() as connection:  # noqa: PT012 - the block is it
+        connection.exec_driver_sql("UPDATE pipelines SET next_seq = 99")
+        connection.exec_driver_sql("SELECT nonsense FROM nowhere")
+    assert desk.everything() == before
+    assert desk.process("a") == 1

@@ -1,0 +1,139 @@
+"""Questions, on every database."""
+
+from dataclasses import replace
+
+from penstock.ledger.records import Failure, ObjectState
+from tests.conformance.ledger.desk import OVER, PIPELINE, Desk, candidate, candidates, object_id_of, outcome
+
+UNKNOWN = b"?" * 16
+
+
+def test_a_pipeline_is_made_once(desk: Desk) -> None:
+    made = desk.ledger.ensure_pipeline("new")
+    assert (made.id, made.next_seq, made.schema_id, made.table_schema, made.source_schema) == ("new", 1, 0, None, None)
+    desk.process("a")
+    again = desk.ledger.ensure_pipeline(PIPELINE)
+    assert again.next_seq == 2
+    assert [row.id for row in desk.ledger.pipelines()] == sorted([PIPELINE, "new"])
+    assert desk.ledger.pipeline("unheard of") is None
+
+
+def test_the_first_source_schema_stays(desk: Desk) -> None:
+    assert desk.ledger.remember_source_schema(PIPELINE, "id long") == "id long"
+    assert desk.ledger.remember_source_schema(PIPELINE, "id string") == "id long"
+    assert desk.ledger.remember_source_schema("new", "v double") == "v double"
+    row = desk.ledger.pipeline(PIPELINE)
+    assert row is not None
+    assert row.source_schema == "id long"
+
+
+def test_batches_come_in_order_and_in_pages(desk: Desk) -> None:
+    for name in "abcde":
+        desk.process(name)
+    assert [batch.seq for batch in desk.ledger.batches(PIPELINE)] == [1, 2, 3, 4, 5]
+    assert [batch.seq for batch in desk.ledger.batches(PIPELINE, after_seq=1, limit=2)] == [2, 3]
+    assert desk.ledger.batches("unheard of") == []
+    assert desk.ledger.batch(PIPELINE, 6) is None
+
+
+def test_states_leave_out_what_was_never_heard_of(desk: Desk) -> None:
+    desk.process("a")
+    desk.claim(candidates("b"))
+    a, b = object_id_of("a"), object_id_of("b")
+    expected = {a: ObjectState.PROCESSED, b: ObjectState.PROCESSING}
+    assert desk.ledger.states(PIPELINE, [a, b, UNKNOWN, a]) == expected
+    assert desk.ledger.states(PIPELINE, []) == {}
+    assert desk.ledger.states("other", [a]) == {}
+
+
+def test_live_is_what_a_running_lease_holds(desk: Desk) -> None:
+    desk.process("done")
+    desk.claim(candidates("held"))
+    desk.fail(Failure.RETRY, candidate("free"), "free")
+    desk.claim(candidates("expired"), lease_seconds=OVER)
+    ids = [object_id_of(name) for name in ("done", "held", "free", "expired")]
+    assert desk.ledger.live(PIPELINE, [*ids, UNKNOWN]) == {object_id_of("held")}
+
+
+def test_objects_are_filtered_and_paged(desk: Desk) -> None:
+    desk.process("apple", "apricot", "plum")
+    desk.claim(candidates("100%_ripe"))
+    assert {row.uri for row in desk.ledger.objects(PIPELINE, uri_contains="AP")} == {
+        "s3://landing//landing/apple",
+        "s3://landing//landing/apricot",
+    }
+    assert len(desk.ledger.objects(PIPELINE, state=ObjectState.PROCESSED)) == 3
+    assert len(desk.ledger.objects(PIPELINE, state=ObjectState.PROCESSED, uri_contains="plum")) == 1
+    assert len(desk.ledger.objects(PIPELINE, uri_contains="0%_r")) == 1
+    assert desk.ledger.objects(PIPELINE, uri_contains="_pple") == [], "what people type is no pattern"
+    first = desk.ledger.objects(PIPELINE, limit=3)
+    second = desk.ledger.objects(PIPELINE, limit=3, after=first[-1].object_id)
+    assert [row.object_id for row in (*first, *second)] == sorted(row.object_id for row in (*first, *second))
+    assert (len(first), len(second)) == (3, 1)
+
+
+def test_an_object_is_found_by_its_uri_in_every_version_and_pipeline(desk: Desk) -> None:
+    desk.ledger.ensure_pipeline("other")
+    first = candidate("v1", key=b"clicks")
+    second = replace(candidate("v2", key=b"clicks"), etag="another")
+    desk.ledger.commit(outcome(desk.claim([first])))
+    desk.claim([second])
+    desk.claim([first], pipeline="other")
+    found = desk.ledger.find("s3://landing/clicks")
+    assert [(pipeline, row.etag) for pipeline, row in found] == [
+        (PIPELINE, "etag"),
+        (PIPELINE, "another"),
+        ("other", "etag"),
+    ]
+    assert desk.ledger.find("s3://landing/CLICKS") == []
+
+
+def test_changed_files_are_counted(desk: Desk) -> None:
+    for name in ("v1", "v2", "v3"):
+        desk.claim([candidate(name, key=b"changed")])
+    desk.claim(candidates("same"))
+    ids = [object_id_of("v3"), object_id_of("same"), UNKNOWN]
+    assert desk.ledger.other_versions(PIPELINE, ids) == 1
+    assert desk.ledger.other_versions("other", ids) == 0
+
+
+def test_counts_name_every_state(desk: Desk) -> None:
+    desk.process("a", "b")
+    desk.claim(candidates("c"))
+    desk.fail(Failure.DEAD, candidate("d"), "d")
+    desk.fail(Failure.RETRY, candidate("e"), "e")
+    assert desk.ledger.counts(PIPELINE) == {
+        ObjectState.UNPROCESSED: 1,
+        ObjectState.PROCESSING: 1,
+        ObjectState.PROCESSED: 2,
+        ObjectState.DEAD: 1,
+        ObjectState.GONE: 0,
+        ObjectState.SUPERSEDED: 0,
+    }
+
+
+def test_a_timeline_is_in_order_with_what_every_attempt_was_worth(desk: Desk) -> None:
+    desk.claim(candidates("a", "b"), attempt="z", worker="one", lease_seconds=OVER)
+    desk.ledger.commit(outcome(desk.claim(candidates("a"), attempt="y", worker="two"), failed={"a": Failure.RETRY}))
+    desk.ledger.commit(outcome(desk.claim(candidates("a"), attempt="x", worker="three")))
+    rows = desk.ledger.attempts_of(PIPELINE, object_id_of("a"))
+    assert [(row.attempt_id, row.worker, row.outcome) for row in rows] == [
+        ("z", "one", "expired"),
+        ("y", "two", "retry"),
+        ("x", "three", "processed"),
+    ]
+    assert all(row.ended_at is not None and row.ended_at >= row.started_at for row in rows)
+    assert desk.ledger.attempts_of(PIPELINE, UNKNOWN) == []
+    assert desk.ledger.attempt("unheard of") is None
+
+
+def test_five_thousand_objects_at_once(desk: Desk) -> None:
+    names = [f"object {number}" for number in range(5_000)]
+    claim = desk.claim(candidates(*names))
+    assert len(claim.claimed) == 5_000
+    failed = {name: Failure.RETRY for name in names[:10]}
+    assert desk.ledger.commit(outcome(claim, failed=failed)) == 1
+    ids = [object_id_of(name) for name in names]
+    assert len(desk.ledger.states(PIPELINE, ids)) == 5_000
+    again = desk.claim(candidates(*names))
+    assert (len(again.claimed), len(again.ended)) == (10, 4_990)

@@ -1,0 +1,206 @@
+"""Many at once: threads of one process, several processes, and processes that are killed."""
+
+import multiprocessing
+import os
+import signal
+import threading
+from collections import Counter
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from multiprocessing.connection import Connection
+from multiprocessing.synchronize import Barrier
+from typing import TypeVar
+
+import pytest
+
+from penstock.errors import ClaimLost
+from penstock.ledger import Ledger
+from penstock.ledger.records import AttemptState, Claim, ObjectState
+from penstock.messaging.steps import Step
+from tests.conformance.ledger.desk import OVER, PIPELINE, Desk, candidates, object_id_of, outcome
+
+CLAIMERS = 8
+NAMES = [f"object {number}" for number in range(200)]
+DEADLINE_SECONDS = 120.0
+
+T = TypeVar("T")
+
+spawning = multiprocessing.get_context("spawn")
+
+
+def together(work: Callable[[int], T]) -> list[T]:
+    """Run the work in as many threads as there are claimers, all let go at one moment."""
+    barrier = threading.Barrier(CLAIMERS, timeout=DEADLINE_SECONDS)
+
+    def start(number: int) -> T:
+        barrier.wait()
+        return work(number)
+
+    with ThreadPoolExecutor(CLAIMERS) as pool:
+        return list(pool.map(start, range(CLAIMERS)))
+
+
+def slices(number: int) -> Sequence[str]:
+    """Overlapping thirds of the names, in another order for each claimer."""
+    turned = NAMES[number * 25 :] + NAMES[: number * 25]
+    return turned[:70] if number % 2 else turned[70::-1]
+
+
+def assert_each_in_one(claims: Sequence[set[bytes]]) -> None:
+    taken = Counter(object_id for claimed in claims for object_id in claimed)
+    assert set(taken.values()) == {1}
+
+
+def test_row_65_threads_that_want_the_same_objects_share_them_out(shared_desk: Desk) -> None:
+    def claim(number: int) -> set[bytes]:
+        return set(shared_desk.claim(candidates(*NAMES), attempt=f"by {number}").claimed)
+
+    claims = together(claim)
+    assert_each_in_one(claims)
+    assert sum(map(len, claims)) == len(NAMES)
+
+
+def test_claims_that_overlap_in_part_deadlock_nobody(shared_desk: Desk) -> None:
+    claims = together(lambda n: set(shared_desk.claim(candidates(*slices(n)), attempt=f"by {n}").claimed))
+    assert_each_in_one(claims)
+    wanted = {name for number in range(CLAIMERS) for name in slices(number)}
+    assert set().union(*claims) == {object_id_of(name) for name in wanted}
+
+
+def test_threads_in_memory_take_turns() -> None:
+    ledger = Ledger.open("sqlite://")
+    ledger.ensure_pipeline(PIPELINE)
+    desk = Desk(ledger)
+    claims = together(lambda n: set(desk.claim(candidates(*NAMES), attempt=f"by {n}").claimed))
+    assert_each_in_one(claims)
+    ledger.close()
+
+
+def test_concurrent_commits_leave_no_gap_in_the_sequence(shared_desk: Desk) -> None:
+    def process(number: int) -> list[int | None]:
+        claims = [shared_desk.claim(candidates(f"{number}/{n}"), attempt=f"{number}/{n}") for n in range(5)]
+        return [shared_desk.ledger.commit(outcome(claim)) for claim in claims]
+
+    seqs = [seq for own in together(process) for seq in own]
+    assert sorted(seq for seq in seqs if seq is not None) == list(range(1, CLAIMERS * 5 + 1))
+    times = [batch.committed_at for batch in shared_desk.ledger.batches(PIPELINE)]
+    assert times == sorted(times), "the order of sequences is the order in which batches came to count"
+
+
+def test_one_attempt_committed_by_many_is_one_batch(shared_desk: Desk) -> None:
+    claim = shared_desk.claim(candidates("a", "b"))
+    assert together(lambda _: shared_desk.ledger.commit(outcome(claim))) == [1] * CLAIMERS
+    assert len(shared_desk.ledger.batches(PIPELINE)) == 1
+
+
+def test_commit_against_take_over_has_one_winner(shared_desk: Desk) -> None:
+    for round_ in range(5):
+        claim = shared_desk.claim(candidates(f"{round_}"), attempt=f"old {round_}", lease_seconds=OVER)
+
+        def race(number: int, claim: Claim = claim, round_: int = round_) -> str:
+            if number % 2:
+                try:
+                    return f"committed {shared_desk.ledger.commit(outcome(claim))}"
+                except ClaimLost:
+                    return "lost"
+            taken = shared_desk.claim(candidates(f"{round_}"), attempt=f"new {round_} {number}").claimed
+            return "taken" if taken else "not taken"
+
+        results = Counter(together(race))
+        committed = [result for result in results if result.startswith("committed")]
+        assert (len(committed), results["taken"]) in ((1, 0), (0, 1))
+
+
+def test_eight_threads_open_a_new_ledger_at_once(shared_url: str) -> None:
+    def open_it(number: int) -> int:
+        ledger = Ledger.open(shared_url)
+        ledger.ensure_pipeline(PIPELINE)
+        seq = Desk(ledger).claim(candidates(f"{number}"), attempt=f"by {number}")
+        ledger.close()
+        return len(seq.claimed)
+
+    assert together(open_it) == [1] * CLAIMERS
+
+
+# Processes. Each is told what to do by its arguments and answers through a pipe.
+
+
+def claim_all(url: str, number: int, go: Barrier, answer: Connection) -> None:
+    ledger = Ledger.open(url)
+    ledger.ensure_pipeline(PIPELINE)
+    go.wait(DEADLINE_SECONDS)
+    claim = Desk(ledger).claim(candidates(*NAMES), attempt=f"process {number}")
+    ledger.commit(outcome(claim)) if claim.claimed else None
+    answer.send(set(claim.claimed))
+    ledger.close()
+
+
+def test_row_65_processes_that_want_the_same_objects_share_them_out(shared_url: str) -> None:
+    processes, barrier = 4, spawning.Barrier(4)
+    pipes = [spawning.Pipe(duplex=False) for _ in range(processes)]
+    children = [
+        spawning.Process(target=claim_all, args=(shared_url, number, barrier, pipe[1]))
+        for number, pipe in enumerate(pipes)
+    ]
+    for child in children:
+        child.start()
+    claims = [_answer(pipe[0]) for pipe in pipes]
+    for child in children:
+        child.join(DEADLINE_SECONDS)
+    assert [child.exitcode for child in children] == [0] * processes
+    assert_each_in_one(claims)
+    assert sum(map(len, claims)) == len(NAMES)
+    ledger = Ledger.open(shared_url)
+    assert [batch.seq for batch in ledger.batches(PIPELINE)] == list(range(1, sum(map(bool, claims)) + 1))
+    ledger.close()
+
+
+def die_at(url: str, step: Step) -> None:
+    def kill(reached: Step) -> None:
+        if reached is step:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    ledger = Ledger.open(url, probe=kill)
+    ledger.ensure_pipeline(PIPELINE)
+    claim = Desk(ledger).claim(candidates("a", "b"), attempt="killed", worker="killed")
+    ledger.commit(outcome(claim))
+
+
+@pytest.mark.parametrize(
+    ("step", "state", "attempts"),
+    [
+        (Step.OBJECTS_REGISTERED, ObjectState.UNPROCESSED, 1),
+        (Step.ATTEMPT_OPENED, ObjectState.PROCESSING, 2),
+        (Step.COMMITTING, ObjectState.PROCESSING, 2),
+        (Step.COMMITTED, ObjectState.PROCESSED, 1),
+    ],
+)
+def test_a_process_killed_at_a_step_leaves_what_the_next_one_can_go_on_with(
+    shared_url: str, step: Step, state: ObjectState, attempts: int
+) -> None:
+    child = spawning.Process(target=die_at, args=(shared_url, step))
+    child.start()
+    child.join(DEADLINE_SECONDS)
+    assert child.exitcode == -signal.SIGKILL
+
+    ledger = Ledger.open(shared_url)
+    desk = Desk(ledger)
+    assert desk.state("a") is state
+    held = state is ObjectState.PROCESSING
+    assert ledger.abandon_worker(PIPELINE, "killed") == (["killed"] if held else [])
+    claim = desk.claim(candidates("a", "b"))
+    if state is not ObjectState.PROCESSED:
+        assert {one.attempts for one in claim.claimed.values()} == {attempts}
+        ledger.commit(outcome(claim))
+    (batch,) = ledger.batches(PIPELINE)
+    assert (batch.seq, batch.objects) == (1, 2)
+    attempt = ledger.attempt(batch.attempt_id)
+    assert attempt is not None
+    assert attempt.state is AttemptState.COMMITTED
+    ledger.close()
+
+
+def _answer(pipe: Connection) -> set[bytes]:
+    assert pipe.poll(DEADLINE_SECONDS), "a process did not answer"
+    claimed: set[bytes] = pipe.recv()
+    return claimed
