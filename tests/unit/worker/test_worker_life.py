@@ -361,6 +361,22 @@ def test_nothing_is_fetched_after_a_stop(life: "Life", eventually: Eventually) -
     assert life.broker.waiting == [(1, 1)]
 
 
+def test_no_poll_begins_after_a_stop_that_arrives_between_two_steps(life: "Life", eventually: Eventually) -> None:
+    asked: list[int] = []
+
+    def until() -> bool:
+        if not asked:
+            life.stop.request()
+            eventually(lambda: life.told(WorkerDraining))
+            asked.append(len(life.broker.asked))
+        return False
+
+    life.until = until
+    life.broker.put(0)
+    assert life.start().end() == "drained"
+    assert [len(life.broker.asked)] == asked
+
+
 def test_row_75_at_the_deadline_it_gives_back_in_order(life: "Life") -> None:
     life.handler.blocking = True
     life.broker.put(0, 1)
@@ -415,9 +431,12 @@ def test_what_it_collected_and_did_not_begin_is_put_back(life: "Life", eventuall
     assert sorted(life.broker.acked()) == ["m0", "m1"]
 
 
-def test_row_76_what_the_poll_in_flight_brings_is_put_back(life: "Life", eventually: Eventually) -> None:
+@pytest.mark.parametrize("batch_messages_max", [1, 5_000])
+def test_row_76_what_the_poll_in_flight_brings_is_put_back(
+    life: "Life", eventually: Eventually, batch_messages_max: int
+) -> None:
     life.broker.receive_gate = threading.Event()
-    life.start()
+    life.start(batch_messages_max=batch_messages_max)
     assert life.broker.receiving.wait(10)
     life.stop.request()
     eventually(lambda: life.told(WorkerDraining))
