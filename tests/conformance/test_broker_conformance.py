@@ -14,7 +14,7 @@ from penstock.messaging.broker import Broker, QueueSettings
 from penstock.messaging.death import death_of
 from penstock.messaging.delivery import Delivery
 from penstock.messaging.message import Outgoing
-from penstock.messaging.settlement import Ack, DeadLetter, Release
+from penstock.messaging.settlement import Ack, DeadLetter, Release, Settlement
 from penstock.testing import FakeClock
 
 LEASE = 30.0
@@ -22,6 +22,8 @@ LEASE = 30.0
 
 class MemoryStand:
     """One system, and as many workers' views of it as a test wants."""
+
+    leases_end_by_time = True  # else: only when somebody else has the message
 
     def __init__(self, folder: Path) -> None:
         self.clock = FakeClock()
@@ -44,6 +46,8 @@ class MemoryStand:
 
 
 class SqliteStand:
+    leases_end_by_time = True
+
     def __init__(self, folder: Path) -> None:
         self.clock = FakeClock()
         self._folder = folder
@@ -89,7 +93,12 @@ def bodies(deliveries: Sequence[Delivery]) -> list[str]:
 
 def test_a_message_arrives_as_it_was_sent(stand: Stand) -> None:
     broker = stand.broker()
-    attributes = {"text": "héllo \U0001f600", "binary": b"\x00\xff", "empty": "", "['YQ==']": "['YQ==']"}
+    attributes: dict[str, str | bytes] = {
+        "text": "héllo \U0001f600",
+        "binary": b"\x00\xff",
+        "empty": "",
+        "['YQ==']": "['YQ==']",
+    }
     (id,) = broker.send("q", [Outgoing(body=b"\x00\xffbody", attributes=attributes, group="tenant 1")])
     (delivery,) = receive(broker)
     assert delivery.message.id == id
@@ -244,7 +253,8 @@ def test_row_84_a_stale_receipt_settles_and_extends_nothing(stand: Stand) -> Non
     stand.advance(LEASE)
     (fresh,) = receive(two)
     assert list(one.extend([stale], lease_seconds=LEASE)) == [stale]
-    for settlement in (Ack(), Release(), Release(refund=True), DeadLetter(reason="stale")):
+    settlements: list[Settlement] = [Ack(), Release(), Release(refund=True), DeadLetter(reason="stale")]
+    for settlement in settlements:
         (failure,) = one.settle([(stale, settlement)])
         assert failure.delivery == stale
         assert failure.lost
@@ -253,6 +263,19 @@ def test_row_84_a_stale_receipt_settles_and_extends_nothing(stand: Stand) -> Non
     assert one.stats("q-dlq").visible == 0
     assert not two.extend([fresh], lease_seconds=LEASE)
     assert not two.settle([(fresh, Ack())])
+
+
+def test_a_lease_past_its_time_can_neither_be_extended_nor_settled(stand: Stand) -> None:
+    if not stand.leases_end_by_time:
+        pytest.skip("here a lease lasts until somebody else has the message")
+    broker = stand.broker()
+    broker.send("q", outgoing("a"))
+    (delivery,) = receive(broker)
+    stand.advance(LEASE)
+    assert list(broker.extend([delivery], lease_seconds=LEASE)) == [delivery]
+    (failure,) = broker.settle([(delivery, Ack())])
+    assert failure.lost
+    assert bodies(receive(broker)) == ["a"]
 
 
 def test_a_stale_receipt_stays_stale_after_a_refund(stand: Stand) -> None:
@@ -283,7 +306,7 @@ def test_a_released_delivery_cannot_be_extended_while_its_delay_runs(stand: Stan
 def test_receipts_never_repeat(stand: Stand) -> None:
     broker = stand.broker(queues=[QueueSettings(name="q"), QueueSettings(name="q-dlq", dead_letter_queue="q")])
     broker.send("q", outgoing("a"))
-    settlements = [Release(), Release(refund=True), Release(), DeadLetter(reason="x")]
+    settlements: list[Settlement] = [Release(), Release(refund=True), Release(), DeadLetter(reason="x")]
     receipts = []
     queue = "q"
     for settlement in settlements * 10:
@@ -394,7 +417,7 @@ def test_a_group_of_settlements_reports_exactly_those_that_failed(stand: Stand) 
 
 def test_a_dead_letter_keeps_everything_and_says_what_it_died_of(stand: Stand) -> None:
     broker = stand.broker("worker-7")
-    attributes = {f"a{n}": b"\x00\xff" if n % 2 else "text" for n in range(10)}
+    attributes: dict[str, str | bytes] = {f"a{n}": b"\x00\xff" if n % 2 else "text" for n in range(10)}
     (id,) = broker.send("q", [Outgoing(body=b"\xfe", attributes=attributes, group="g")])
     sent_at = stand.clock.now()
     (delivery,) = receive(broker)

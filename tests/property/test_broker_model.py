@@ -28,7 +28,7 @@ QUEUES = (
 )
 NAMES = st.sampled_from(["q", "q-dlq", "plain", "plain-dlq", "made by sending"])
 SECONDS = st.sampled_from([0.0, 1.0, 10.0, 10.0, 60.0, 299.0])
-MESSAGES = st.lists(
+MESSAGES: st.SearchStrategy[list[dict[str, Any]]] = st.lists(
     st.builds(
         dict,
         group=st.sampled_from([None, "", "a", "b", "ä"]),

@@ -2,6 +2,8 @@
 
 import sqlite3
 import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,7 @@ from penstock.brokers.sqlite import SqliteBroker
 from penstock.brokers.sqlite_file import SCHEMA_VERSION, statements
 from penstock.errors import ConfigurationError, TemporaryError
 from penstock.messaging.broker import QueueSettings
+from penstock.messaging.clock import SystemClock
 from penstock.messaging.message import Outgoing
 from penstock.messaging.settlement import Ack
 from penstock.testing import FakeClock
@@ -144,9 +147,14 @@ def test_a_full_disk_refuses_the_whole_send_and_goes_on_when_there_is_room(tmp_p
 
 def test_an_error_in_a_transaction_takes_all_of_it_back(tmp_path: Path) -> None:
     broker = opened(tmp_path / "queue.db")
-    with pytest.raises(KeyboardInterrupt), broker._file.transaction() as connection:
-        connection.execute("INSERT INTO store (id) VALUES ('x')")
-        raise KeyboardInterrupt
+
+    def interrupted() -> None:
+        with broker._file.transaction() as connection:
+            connection.execute("INSERT INTO store (id) VALUES ('x')")
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
     broker.send("q", [Outgoing(body=b"a")])
     with broker._file.reading() as connection:
         assert connection.execute("SELECT COUNT(*) FROM store").fetchone() == (1,)
@@ -183,6 +191,30 @@ def test_a_thread_that_waits_too_long_for_this_process_gets_a_temporary_error(tm
         broker.stats("q")
     leave.set()
     thread.join(10)
+    broker.close()
+
+
+class TellingClock(SystemClock):
+    """Says when somebody begins to wait."""
+
+    def __init__(self) -> None:
+        self.waiting = threading.Event()
+
+    def wait(self, event: threading.Event, seconds: float) -> bool:
+        self.waiting.set()
+        return super().wait(event, seconds)
+
+
+def test_a_send_wakes_a_receiver_of_its_process_long_before_the_next_poll(tmp_path: Path) -> None:
+    clock = TellingClock()
+    broker = SqliteBroker(tmp_path / "queue.db", holder="w", clock=clock, poll_seconds=600)
+    with ThreadPoolExecutor(1) as pool:
+        receiving = pool.submit(broker.receive, "q", messages_max=1, lease_seconds=1, wait_seconds=30)
+        assert clock.waiting.wait(10)
+        started = time.monotonic()
+        broker.send("q", [Outgoing(body=b"a")])
+        assert len(receiving.result(timeout=60)) == 1
+    assert time.monotonic() - started < 20
     broker.close()
 
 
