@@ -56,7 +56,7 @@ _FIND = (
 )
 _COUNTS = (
     select(objects.c.state, func.count().label("objects_in_it"))
-    .where(objects.c.pipeline == bindparam("in_pipeline"))
+    .where(objects.c.pipeline == bindparam("in_pipeline"), objects.c.state.in_([state.value for state in ObjectState]))
     .group_by(objects.c.state)
 )
 

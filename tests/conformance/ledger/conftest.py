@@ -8,8 +8,9 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[3]))  # so that tests.conformance.ledger.desk is found
 
-from penstock.ledger import Ledger
 from tests.conformance.ledger.desk import PIPELINE, Desk
+
+from penstock.ledger import Ledger
 
 SHARED_URLS: dict[str, Callable[[Path], str]] = {  # databases that several processes can use at once
     "sqlite-file": lambda folder: f"sqlite:///{folder / 'ledger.db'}",

@@ -1,4 +1,4 @@
-"""What the ledger's tests share: short ways to make candidates and outcomes, and a look at everything that is stored."""
+"""What the ledger's tests share: short ways to make candidates and outcomes, and a look at everything stored."""
 
 import hashlib
 import time
@@ -78,9 +78,7 @@ def outcome(
         for object_id in claim.claimed
         if object_id not in lost
     ]
-    return BatchOutcome(
-        pipeline=pipeline, attempt_id=claim.attempt_id, processed=processed, failed=failures, **fields
-    )
+    return BatchOutcome(pipeline=pipeline, attempt_id=claim.attempt_id, processed=processed, failed=failures, **fields)
 
 
 @dataclass

@@ -1,9 +1,9 @@
 """Giving attempts up, on every database."""
 
 import pytest
+from tests.conformance.ledger.desk import OVER, PIPELINE, Desk, candidates, object_id_of, outcome
 
 from penstock.ledger.records import AttemptState, ObjectState
-from tests.conformance.ledger.desk import OVER, PIPELINE, Desk, candidates, object_id_of, outcome
 
 A = object_id_of("a")
 

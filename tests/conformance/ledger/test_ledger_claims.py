@@ -3,8 +3,6 @@
 from dataclasses import replace
 
 import pytest
-
-from penstock.ledger.records import AttemptState, Candidate, Carrier, Failure, ObjectState
 from tests.conformance.ledger.desk import (
     AFTER,
     BEFORE,
@@ -17,6 +15,8 @@ from tests.conformance.ledger.desk import (
     object_id_of,
     outcome,
 )
+
+from penstock.ledger.records import AttemptState, Candidate, Carrier, Failure, ObjectState
 
 A, B, C = (object_id_of(name) for name in "abc")
 

@@ -1,25 +1,29 @@
 """Commits, on every database: all of it or nothing, fenced, in sequence."""
 
-import dataclasses
+from typing import Any
 
 import pytest
+from tests.conformance.ledger.desk import OVER, PIPELINE, Desk, candidate, candidates, object_id_of, outcome
 
 from penstock.errors import ClaimLost, ConfigurationError, SchemaMoved
 from penstock.ledger.records import AttemptState, BatchOutcome, FailedObject, Failure, ObjectResult, ObjectState
-from tests.conformance.ledger.desk import OVER, PIPELINE, Desk, candidate, candidates, object_id_of, outcome
 
 A, B = object_id_of("a"), object_id_of("b")
 
 
 def test_a_batch_is_recorded_whole(desk: Desk) -> None:
     claim = desk.claim(candidates("a", "b"), attempt="first", worker="worker-7")
-    numbers = {"rows": 20, "lines_quarantined": 2, "bytes": 200}
-    texts = {"manifest": '[{"path":"x"}]', "quarantine_manifest": "[]"}
-    assert desk.ledger.commit(outcome(claim, stage_seconds={"run": 1.5}, **numbers, **texts)) == 1
+    fields: dict[str, Any] = {
+        "rows": 20,
+        "lines_quarantined": 2,
+        "bytes": 200,
+        "manifest": '[{"path":"x"}]',
+        "quarantine_manifest": "[]",
+    }
+    assert desk.ledger.commit(outcome(claim, stage_seconds={"run": 1.5}, **fields)) == 1
     batch = desk.ledger.batch(PIPELINE, 1)
     assert batch is not None
-    stored = dataclasses.asdict(batch)
-    assert {name: stored[name] for name in (*numbers, *texts)} == {**numbers, **texts}
+    assert {name: getattr(batch, name) for name in fields} == fields
     assert (batch.pipeline, batch.seq, batch.attempt_id, batch.objects) == (PIPELINE, 1, "first", 2)
     assert (batch.worker, batch.stage_seconds, batch.table_schema) == ("worker-7", {"run": 1.5}, None)
 

@@ -2,16 +2,17 @@
 
 import contextlib
 from collections.abc import Callable, Iterator
+from unittest import mock
 
 import pytest
-from sqlalchemy import Engine
+from sqlalchemy import Engine, PoolProxiedConnection
 from sqlalchemy.exc import OperationalError
+from tests.conformance.ledger.desk import OVER, PIPELINE, Desk, candidate, candidates, object_id_of, outcome
 
 from penstock.errors import ClaimLost, TemporaryError
 from penstock.ledger import Ledger
 from penstock.ledger.records import Failure, ObjectState
 from penstock.messaging.steps import Step
-from tests.conformance.ledger.desk import OVER, PIPELINE, Desk, candidate, candidates, object_id_of, outcome
 
 A = object_id_of("a")
 ALWAYS = 1_000
@@ -32,28 +33,27 @@ def crashing_at(desk: Desk, step: Step) -> Ledger:
 
 
 @contextlib.contextmanager
-def replies_lost(engine: Engine, *, times: int, committed: bool, meanwhile: Callable[[], object] = int) -> Iterator[None]:
+def replies_lost(
+    engine: Engine, *, times: int, committed: bool, meanwhile: Callable[[], object] = int
+) -> Iterator[None]:
     """The next COMMITs get no answer; whether they took effect is what the client cannot know."""
     do_commit = engine.dialect.do_commit
     left = [times]
 
-    def lossy(connection: object) -> None:
+    def lossy(connection: PoolProxiedConnection) -> None:
         if left[0] <= 0:
-            do_commit(connection)  # type: ignore[arg-type]  # the driver's connection, whatever the driver
+            do_commit(connection)
             return
         left[0] -= 1
         if committed:
-            do_commit(connection)  # type: ignore[arg-type]
+            do_commit(connection)
         else:
-            engine.dialect.do_rollback(connection)  # type: ignore[arg-type]
+            engine.dialect.do_rollback(connection)
         meanwhile()
         raise engine.dialect.loaded_dbapi.OperationalError("connection lost")
 
-    engine.dialect.do_commit = lossy  # type: ignore[method-assign]
-    try:
+    with mock.patch.object(engine.dialect, "do_commit", lossy):
         yield
-    finally:
-        engine.dialect.do_commit = do_commit  # type: ignore[method-assign]
 
 
 # Crashes

@@ -2,8 +2,9 @@
 
 from dataclasses import replace
 
-from penstock.ledger.records import Failure, ObjectState
 from tests.conformance.ledger.desk import OVER, PIPELINE, Desk, candidate, candidates, object_id_of, outcome
+
+from penstock.ledger.records import Failure, ObjectState
 
 UNKNOWN = b"?" * 16
 
@@ -131,7 +132,7 @@ def test_five_thousand_objects_at_once(desk: Desk) -> None:
     names = [f"object {number}" for number in range(5_000)]
     claim = desk.claim(candidates(*names))
     assert len(claim.claimed) == 5_000
-    failed = {name: Failure.RETRY for name in names[:10]}
+    failed = dict.fromkeys(names[:10], Failure.RETRY)
     assert desk.ledger.commit(outcome(claim, failed=failed)) == 1
     ids = [object_id_of(name) for name in names]
     assert len(desk.ledger.states(PIPELINE, ids)) == 5_000

@@ -12,12 +12,12 @@ from multiprocessing.synchronize import Barrier
 from typing import TypeVar
 
 import pytest
+from tests.conformance.ledger.desk import OVER, PIPELINE, Desk, candidates, object_id_of, outcome
 
 from penstock.errors import ClaimLost
 from penstock.ledger import Ledger
 from penstock.ledger.records import AttemptState, Claim, ObjectState
 from penstock.messaging.steps import Step
-from tests.conformance.ledger.desk import OVER, PIPELINE, Desk, candidates, object_id_of, outcome
 
 CLAIMERS = 8
 NAMES = [f"object {number}" for number in range(200)]

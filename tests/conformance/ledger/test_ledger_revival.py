@@ -1,9 +1,9 @@
 """Dead objects, their carriers, and the messages that give them another life."""
 
 import pytest
+from tests.conformance.ledger.desk import AFTER, BEFORE, PIPELINE, Desk, candidate, object_id_of
 
 from penstock.ledger.records import Carrier, Failure, ObjectState
-from tests.conformance.ledger.desk import AFTER, BEFORE, PIPELINE, Desk, candidate, object_id_of
 
 A = object_id_of("a")
 

@@ -91,7 +91,7 @@ def _create_objects() -> None:
         sa.Column("ended_at", sa.Double),
         sa.Column("dead_at", sa.Double),
     )
-    op.create_index("ix_objects_state", "objects", ["pipeline", "state", "object_id"])
+    op.create_index("ix_objects_state", "objects", ["state", "pipeline", "object_id"])
     op.create_index("ix_objects_attempt", "objects", ["attempt_id"])
     op.create_index("ix_objects_uri", "objects", ["uri_digest", "pipeline"])
 

@@ -1,0 +1,133 @@
+"""The migrations make exactly the tables that the code speaks to, and nothing else happens on the way."""
+
+import logging
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from sqlalchemy import Connection, create_engine, inspect, make_url
+from sqlalchemy.schema import CreateTable
+
+from penstock.errors import ConfigurationError
+from penstock.ledger import Ledger
+from penstock.ledger.migrate import HEAD, SCRIPTS, downgrade, upgrade
+from penstock.ledger.schema import VERSION_TABLE, metadata
+
+
+def shape(connection: Connection) -> dict[str, str]:
+    """The SQL of all tables and indexes, without what is only spacing or the order in which they were made."""
+    rows = connection.exec_driver_sql("SELECT name, sql FROM sqlite_master WHERE sql IS NOT NULL")
+    return {name: " ".join(sql.split()) for name, sql in rows if VERSION_TABLE not in name}
+
+
+def test_upgrading_makes_the_tables_of_the_code() -> None:
+    ledger = Ledger.open("sqlite://")
+    with ledger.database.reading() as connection:
+        migrated = shape(connection)
+    with create_engine("sqlite://").connect() as connection:
+        metadata.create_all(connection)
+        created = shape(connection)
+    assert migrated == created
+    assert len(migrated) >= len(metadata.tables)
+
+
+def test_nothing_is_left_for_a_next_migration() -> None:
+    ledger = Ledger.open("sqlite://")
+    with ledger.database.reading() as connection:
+        context = MigrationContext.configure(connection, opts={"version_table": VERSION_TABLE})
+        assert compare_metadata(context, metadata) == []
+
+
+def test_there_and_back_again() -> None:
+    ledger = Ledger.open("sqlite://")
+    with ledger.database.writing() as connection:
+        before = shape(connection)
+        downgrade(connection, "base")
+        assert set(inspect(connection).get_table_names()) == {VERSION_TABLE}
+        upgrade(connection)
+        assert shape(connection) == before
+
+
+def test_the_code_names_the_newest_revision() -> None:
+    scripts = ScriptDirectory(str(Path(sys.modules["penstock.ledger"].__path__[0]) / SCRIPTS.split(":")[1]))
+    assert scripts.get_heads() == [HEAD]
+
+
+def test_opening_again_changes_nothing_and_keeps_what_is_there(tmp_path: Path) -> None:
+    for _ in range(2):
+        ledger = Ledger.open(tmp_path / "ledger.db")
+        ledger.ensure_pipeline("kept")
+        assert [row.id for row in ledger.pipelines()] == ["kept"]
+        ledger.close()
+
+
+def test_a_newer_ledger_is_refused_and_left_alone(tmp_path: Path) -> None:
+    ledger = Ledger.open(tmp_path / "ledger.db")
+    with ledger.database.writing() as connection:
+        connection.exec_driver_sql(f"UPDATE {VERSION_TABLE} SET version_num = '9999'")
+    ledger.close()
+    with pytest.raises(ConfigurationError, match=r"ledger.db was written by a newer Penstock \(revision 9999\)"):
+        Ledger.open(tmp_path / "ledger.db")
+
+
+def test_somebody_elses_tables_are_refused_and_left_alone(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'theirs.db'}"
+    with create_engine(url).begin() as connection:
+        connection.exec_driver_sql("CREATE TABLE batches (name TEXT)")
+    with pytest.raises(ConfigurationError, match=r"theirs.db has a table batches"):
+        Ledger.open(url)
+    with create_engine(url).connect() as connection:
+        assert inspect(connection).get_table_names() == ["batches"]
+
+
+def test_a_migration_that_breaks_leaves_nothing_behind(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'ledger.db'}"
+    with create_engine(url).begin() as connection:
+        connection.exec_driver_sql("CREATE TABLE x (ix_objects_uri TEXT)")
+        connection.exec_driver_sql("CREATE INDEX ix_objects_uri ON x (ix_objects_uri)")  # the migration wants this name
+    with pytest.raises(Exception, match="ix_objects_uri"):
+        Ledger.open(url)
+    with create_engine(url).connect() as connection:
+        assert inspect(connection).get_table_names() == ["x"]
+
+
+def test_logging_and_the_working_directory_are_none_of_its_business(tmp_path: Path) -> None:
+    (tmp_path / "alembic.ini").write_text("[alembic]\nscript_location = nowhere\n")
+    program = (
+        "import logging\n"
+        "logging.basicConfig(level='WARNING')\n"
+        "mine = logging.getLogger('mine')\n"
+        "from penstock.ledger import Ledger\n"
+        "Ledger.open('sqlite:///here.db').close()\n"
+        "assert not mine.disabled and len(logging.getLogger().handlers) == 1\n"
+        "assert logging.getLogger().level == logging.WARNING\n"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path))},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (ran.returncode, ran.stdout, ran.stderr) == (0, "", "")
+    assert (tmp_path / "here.db").exists()
+
+
+def test_no_log_handler_is_added() -> None:
+    before = list(logging.getLogger().handlers)
+    Ledger.open("sqlite://").close()
+    assert logging.getLogger().handlers == before
+
+
+@pytest.mark.parametrize(("url", "key"), [("mysql://", "`key` VARBINARY(4096)"), ("postgresql://", "key BYTEA")])
+def test_the_tables_can_be_written_down_for_other_databases(url: str, key: str) -> None:
+    dialect = make_url(url).get_dialect()()
+    tables = {name: str(CreateTable(table).compile(dialect=dialect)) for name, table in metadata.tables.items()}
+    assert key in tables["objects"]
