@@ -30,15 +30,15 @@ def infer_schema(objects: Sequence[ObjectRef], store: ObjectStore) -> str:
 
     Whole numbers are bigint, other numbers double, text that is a time in every line timestamp; what does not agree is
     string if it is text somewhere and cannot be told otherwise. Columns come in the order they were first seen.
-    Raises `UsageError` when the sample holds no JSON object.
+    Objects that are empty in every line are left out. Raises `UsageError` when nothing is left.
     """
     fields: dict[str, pa.DataType] = {}
     for value in _samples(objects, store):
         _merge_fields(fields, value, depth=0)
-    known = {name: kind for name, kind in fields.items() if not _is_own(name)}
-    if not known:
+    known = _settled(pa.struct([(name, kind) for name, kind in fields.items() if not _is_own(name)]))
+    if known is None:
         raise UsageError("No line of the sample is a JSON object with a field: give a schema, or look at the files.")
-    return format_ddl(pa.schema([(name, _settled(kind)) for name, kind in _distinct(known).items()]))
+    return format_ddl(pa.schema(list(known)))
 
 
 def _samples(objects: Sequence[ObjectRef], store: ObjectStore) -> Iterator[Mapping[str, Any]]:
@@ -64,9 +64,15 @@ def _object_samples(ref: ObjectRef, store: ObjectStore) -> Iterator[Mapping[str,
 def _first_lines(ref: ObjectRef, store: ObjectStore) -> list[bytes]:
     stop = ref.size_bytes if is_gzip(ref) else min(ref.size_bytes, _BYTES_MAX)
     options = ReadOptions(schema_ddl="", block_bytes=_BYTES_MAX, inflated_bytes_verified_max=0)
+    lines: list[bytes] = []
+    size_bytes = 0
     with store.open(ref) as reader:
-        part = next(read_parts(reader, Piece(object=0, start=0, stop=stop), options), None)
-    return part.lines.splitlines()[:_LINES_MAX] if part is not None else []
+        for part in read_parts(reader, Piece(object=0, start=0, stop=stop), options):
+            lines.extend(part.lines.split(b"\n"))
+            size_bytes += len(part.lines)
+            if len(lines) > _LINES_MAX or size_bytes >= _BYTES_MAX:
+                break
+    return lines[:_LINES_MAX]
 
 
 def _is_own(name: str) -> bool:
@@ -102,7 +108,7 @@ def _nested_kind(value: Any, *, depth: int) -> pa.DataType:
         return pa.list_(pa.field("element", kind))
     fields: dict[str, pa.DataType] = {}
     _merge_fields(fields, value, depth=depth)
-    return pa.struct(list(fields.items())) if fields else pa.null()
+    return pa.struct(list(fields.items()))
 
 
 def _is_time(text: str) -> bool:
@@ -128,23 +134,21 @@ def _merged(one: pa.DataType, other: pa.DataType) -> pa.DataType:
     return pa.string()
 
 
-def _distinct(fields: Mapping[str, pa.DataType]) -> dict[str, pa.DataType]:
-    """The first of names that differ in case only: Spark cannot tell them apart."""
-    kept: dict[str, pa.DataType] = {}
-    seen: set[str] = set()
-    for name, kind in fields.items():
-        if name.lower() not in seen:
-            kept[name] = kind
-            seen.add(name.lower())
-    return kept
+def _settled(kind: pa.DataType) -> pa.DataType | None:
+    """The type to declare: what was null everywhere is string, an object without a field is nothing.
 
-
-def _settled(kind: pa.DataType) -> pa.DataType:
-    """What was null everywhere is string."""
+    Of names that differ in case only the first is kept: Spark cannot tell them apart.
+    """
     if pa.types.is_null(kind):
         return pa.string()
     if pa.types.is_list(kind):
-        return pa.list_(pa.field("element", _settled(kind.value_type)))
-    if pa.types.is_struct(kind):
-        return pa.struct([(name, _settled(item)) for name, item in _distinct({f.name: f.type for f in kind}).items()])
-    return kind
+        item = _settled(kind.value_type)
+        return None if item is None else pa.list_(pa.field("element", item))
+    if not pa.types.is_struct(kind):
+        return kind
+    fields: dict[str, pa.Field] = {}
+    for field in kind:
+        settled = _settled(field.type)
+        if settled is not None:
+            fields.setdefault(field.name.lower(), field.with_type(settled))
+    return pa.struct(list(fields.values())) if fields else None

@@ -7,12 +7,12 @@ line or value        what comes of it
 ===================  ==============================================================================================
 only blanks          nothing: no row, not quarantined
 not UTF-8            "invalid UTF-8"
-not one JSON object  "malformed": no JSON, null, a list, two objects, half an object, a lone surrogate, a number
-                     beyond 1e308 where no column wants it; a declared field given twice
+not one JSON object  "malformed": no JSON, null, a list, two objects, half an object, a lone surrogate; an exponent
+                     beyond 308 where no column wants the number; a declared field given twice
 field missing, null  null
 field undeclared     not looked at, as long as the line is JSON
 integers             a JSON number without fraction and exponent, within the type's range
-float, double        any JSON number within the type's range, and NaN and Infinity as Python writes them
+float, double        any JSON number within the type's range, and NaN, Infinity, -Infinity, as Spark's reader has it
 decimal(p, s)        a number, or one in a string, that p digits with s of them after the point hold exactly
 boolean              true or false
 string               a JSON string; numbers are not turned into text
@@ -52,7 +52,7 @@ class Reason(StrEnum):
 
 BLANKS = b" \t\r\n"  # JSON's whitespace; other control characters are no blanks
 Check = Callable[[Any], bool]
-_NOT_FINITE = (b"NaN", b"Inf")  # Arrow reads spellings of these that Python does not: it decides
+_ARROW_SPELLINGS = re.compile(rb"-NaN|Inf(?!inity)")  # no numbers to Python, numbers to Arrow: it decides
 _MOMENT = re.compile(
     r"([0-9]{4})-([0-9]{2})-([0-9]{2})"
     r"(?:[T ](?:[01][0-9]|2[0-3])(?::[0-5][0-9](?::[0-5][0-9](?:\.[0-9]{1,6})?)?)?"
@@ -117,7 +117,7 @@ class Classifier:
         try:
             value = _DECODER.decode(line.decode())
         except json.JSONDecodeError as error:
-            if any(word in line for word in _NOT_FINITE):
+            if _ARROW_SPELLINGS.search(line):
                 return None
             return Reason.MALFORMED, f"{error.msg} at character {error.pos}"
         except RecursionError:
@@ -189,7 +189,7 @@ def _in_float_range(value: object) -> bool:
     if not _in_double_range(value):
         return False
     try:
-        struct.pack("f", float(value))  # type: ignore[arg-type] # it is text
+        struct.pack("<f", float(value))  # type: ignore[arg-type] # it is text
     except OverflowError:
         return False
     return True

@@ -1,0 +1,492 @@
+"""The reader against a plain reference: json.loads and simple converters, one line after another."""
+
+import json
+import re
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, date, datetime, timedelta
+from decimal import Decimal, InvalidOperation
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from penstock.objects.reference import ObjectRef
+from penstock.pipeline.source.blocks import BlockDecoder
+from penstock.pipeline.source.ddl import parse_ddl
+from penstock.pipeline.source.lines import Classifier
+from penstock.pipeline.source.plan import Piece, ReadOptions, ReadPlan
+from penstock.pipeline.source.reading import partition_task, read_partition
+from penstock.pipeline.source.report import ReadingId
+from penstock.pipeline.source.summary import summarise
+
+DDL = (
+    "id bigint, t tinyint, v double, f float, s string, b boolean, ts timestamp, tn timestamp_ntz, d date, "
+    "n decimal(6,2), l array<int>, o struct<k: smallint, w: string, e: array<date>>"
+)
+
+# -- the reference ---------------------------------------------------------------------------------------------------
+
+
+class Malformed(Exception):
+    pass
+
+
+class WrongType(Exception):
+    pass
+
+
+class Twice(dict[str, Any]):
+    """An object that gives some names twice."""
+
+    names: frozenset[str]
+
+
+@dataclass
+class Expected:
+    rows: list[tuple[int, dict[str, Any]]] = field(default_factory=list)  # (offset, values)
+    bad: list[tuple[int, bytes, str]] = field(default_factory=list)  # (offset, raw, reason)
+
+
+def reference(data: bytes) -> Expected:
+    expected = Expected()
+    at = 0
+    for ended in re.findall(rb"[^\n]*\n|[^\n]+", data):
+        raw = ended.removesuffix(b"\n").removesuffix(b"\r")
+        line = raw.removeprefix(b"\xef\xbb\xbf") if at == 0 else raw
+        if line.strip(b" \t\r"):
+            try:
+                expected.rows.append((at, reference_row(line.decode())))
+            except UnicodeDecodeError:
+                expected.bad.append((at, raw, "invalid UTF-8"))
+            except Malformed:
+                expected.bad.append((at, raw, "malformed"))
+            except WrongType:
+                expected.bad.append((at, raw, "wrong type"))
+        at += len(ended)
+    return expected
+
+
+def reference_row(line: str) -> dict[str, Any]:
+    def pairs_hook(items: list[tuple[str, Any]]) -> dict[str, Any]:
+        names = [name for name, _ in items]
+        if len(set(names)) == len(names):
+            return dict(items)
+        twice = Twice(items)
+        twice.names = frozenset(name for name in names if names.count(name) > 1)
+        return twice
+
+    try:
+        value = json.loads(line, object_pairs_hook=pairs_hook, parse_float=Decimal, parse_constant=float)
+    except ValueError:
+        raise Malformed from None
+    if not isinstance(value, dict):
+        raise Malformed
+    row = convert_object(value, FIELDS)
+    if any(is_unreadable(item) for item in walk(value)):
+        raise Malformed
+    return row
+
+
+def walk(value: Any) -> Iterator[Any]:
+    yield value
+    if isinstance(value, dict):
+        for name, item in value.items():
+            yield name
+            yield from walk(item)
+    elif isinstance(value, list):
+        for item in value:
+            yield from walk(item)
+
+
+def is_unreadable(value: Any) -> bool:
+    if isinstance(value, str):
+        return re.search("[\ud800-\udfff]", value) is not None
+    if isinstance(value, Decimal):
+        exponent = value.as_tuple().exponent
+        return isinstance(exponent, int) and exponent > 308
+    return False
+
+
+def convert_object(value: Any, fields: dict[str, Any]) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise WrongType
+    if isinstance(value, Twice) and value.names & fields.keys():
+        raise Malformed
+    return {name: None if value.get(name) is None else convert(value[name]) for name, convert in fields.items()}
+
+
+def integer(bits: int) -> Any:
+    def convert(value: Any) -> int:
+        if type(value) is not int or not -(2 ** (bits - 1)) <= value < 2 ** (bits - 1):
+            raise WrongType
+        return value
+
+    return convert
+
+
+def floating(greatest: float) -> Any:
+    def convert(value: Any) -> float:
+        if type(value) is float:  # NaN and the infinities, as they are written
+            return value
+        if type(value) not in (int, Decimal) or abs(value) > greatest:
+            raise WrongType
+        return float(value)
+
+    return convert
+
+
+def text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise WrongType
+    return value
+
+
+def boolean(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise WrongType
+    return value
+
+
+MOMENT = re.compile(
+    r"(\d{4})-(\d\d)-(\d\d)(?:[T ](\d\d)(?::(\d\d)(?::(\d\d)(?:\.(\d{1,6}))?)?)?(Z|([+-])(\d\d):?(\d\d)?)?)?", re.ASCII
+)
+
+
+def moment(value: Any) -> datetime:
+    match = MOMENT.fullmatch(text(value))
+    if match is None or (match[10] and match[0].endswith(":")):
+        raise WrongType
+    year, month, day, hour, minute, second = (int(part or 0) for part in match.group(1, 2, 3, 4, 5, 6))
+    micros = int((match[7] or "0").ljust(6, "0"))
+    hours, minutes = int(match[10] or 0), int(match[11] or 0)
+    if hours > 23 or minutes > 59:
+        raise WrongType
+    shift = timedelta(hours=hours, minutes=minutes) * (-1 if match[9] == "-" else 1)
+    try:
+        return datetime(year, month, day, hour, minute, second, micros, tzinfo=UTC) - shift
+    except ValueError:
+        raise WrongType from None
+
+
+def day(value: Any) -> date:
+    if not re.fullmatch(r"\d{4}-\d\d-\d\d", text(value), re.ASCII):
+        raise WrongType
+    try:
+        return date.fromisoformat(value)
+    except ValueError:
+        raise WrongType from None
+
+
+def decimal(value: Any) -> Decimal:
+    if isinstance(value, bool) or not isinstance(value, int | Decimal | str):
+        raise WrongType
+    if isinstance(value, str) and not re.fullmatch(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", value, re.ASCII):
+        raise WrongType
+    try:
+        number = Decimal(value)
+        cut = number.quantize(Decimal("0.01"))
+    except InvalidOperation:
+        raise WrongType from None
+    if cut != number or abs(number) >= 10**4:
+        raise WrongType
+    return cut
+
+
+def array(convert: Any) -> Any:
+    def convert_all(value: Any) -> list[Any]:
+        if not isinstance(value, list):
+            raise WrongType
+        return [None if item is None else convert(item) for item in value]
+
+    return convert_all
+
+
+FIELDS: dict[str, Any] = {
+    "id": integer(64),
+    "t": integer(8),
+    "v": floating(1.7976931348623157e308),
+    "f": floating(3.4028235677973362e38),
+    "s": text,
+    "b": boolean,
+    "ts": moment,
+    "tn": lambda value: moment(value).replace(tzinfo=None),
+    "d": day,
+    "n": decimal,
+    "l": array(integer(32)),
+    "o": lambda value: convert_object(value, {"k": integer(16), "w": text, "e": array(day)}),
+}
+
+# -- objects in memory -----------------------------------------------------------------------------------------------
+
+
+@dataclass
+class MemoryReader:
+    ref: ObjectRef
+    data: bytes
+    at: int = 0
+
+    def read(self, size_bytes: int = -1, /) -> bytes:
+        found = self.data[self.at :] if size_bytes < 0 else self.data[self.at : self.at + size_bytes]
+        self.at += len(found)
+        return found
+
+    def pread(self, offset: int, length_bytes: int) -> bytes:
+        return self.data[offset : offset + length_bytes]
+
+    def verify(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        pass
+
+
+@dataclass
+class MemoryStore:
+    objects: dict[str, bytes]
+
+    def open(self, ref: ObjectRef) -> MemoryReader:
+        return MemoryReader(ref, self.objects[ref.key])
+
+    def read_range(self, ref: ObjectRef, offset: int, length_bytes: int) -> bytes:
+        return self.objects[ref.key][offset : offset + length_bytes]
+
+
+def make_plan(
+    folder: str, contents: Sequence[bytes], partitions: Sequence[Sequence[Piece]], block_bytes: int
+) -> tuple[ReadPlan, MemoryStore]:
+    refs = [ObjectRef(bucket="b", key=f"k{i}", size_bytes=len(data), etag="e") for i, data in enumerate(contents)]
+    plan = ReadPlan(
+        attempt_id="A",
+        run=1,
+        options=ReadOptions(schema_ddl=DDL, block_bytes=block_bytes),
+        objects=refs,
+        partitions=partitions,
+        roots=(),
+        quarantine_root=f"{folder}/quarantine",
+        work_dir=f"{folder}/work",
+    )
+    return plan, MemoryStore({ref.key: data for ref, data in zip(refs, contents, strict=True)})
+
+
+def check_reading(contents: Sequence[bytes], partitions: Sequence[Sequence[Piece]], block_bytes: int) -> None:
+    """Read all partitions; rows, offsets, quarantine and summary must be the reference's, exactly."""
+    with tempfile.TemporaryDirectory() as folder:
+        plan, store = make_plan(folder, contents, partitions, block_bytes)
+        rows: list[tuple[str, int, dict[str, Any]]] = []
+        for number in range(len(partitions)):
+            task = partition_task(plan, number)
+            for batch in read_partition(task, store, ReadingId(plan.reports_dir, number)):
+                batch.validate(full=True)
+                rows.extend((row.pop("_object"), row.pop("_offset"), row) for row in batch.to_pylist())
+        summary = summarise(plan)
+        bad = [
+            (row["object"], row["offset"], row["raw"], row["reason"])
+            for file in summary.quarantine
+            for row in pq.read_table(Path(plan.quarantine_root) / file.path).to_pylist()
+        ]
+    expected = [reference(data) for data in contents]
+    uris = [ref.uri for ref in plan.objects]
+    wanted = [(uri, at, row) for uri, given_ in zip(uris, expected, strict=True) for at, row in given_.rows]
+    assert canonical(sorted(rows, key=lambda row: row[:2])) == canonical(sorted(wanted, key=lambda row: row[:2]))
+    assert sorted(bad) == sorted(
+        (uri, *line) for uri, given_ in zip(uris, expected, strict=True) for line in given_.bad
+    )
+    assert (summary.missing, dict(summary.failures), dict(summary.exclude)) == ((), {}, {})
+    assert {index: (told.rows, told.lines_quarantined) for index, told in summary.readings.items()} == {
+        index: (len(given_.rows), len(given_.bad)) for index, given_ in enumerate(expected)
+    }
+
+
+def canonical(rows: Any) -> str:
+    """Text to compare by: NaN equals itself, and a float is as narrow as its column."""
+    for _, _, row in rows:
+        if row["f"] is not None:
+            row["f"] = float(np.float32(row["f"]))
+    return repr(rows)
+
+
+def whole(contents: Sequence[bytes]) -> list[list[Piece]]:
+    return [[Piece(object=index, start=0, stop=len(data)) for index, data in enumerate(contents)]]
+
+
+# -- the traps, at every split boundary ------------------------------------------------------------------------------
+
+TRAPS = {
+    "null first": b'null\n{"id":1}\n',
+    "two on one line": b'{"id":1}\n{"id":2}{"id":3}\n{"id":4}\n',
+    "one across two lines": b'{"id":1}\n{"id":\n2}\n{"id":3}\n',
+    "both, keeping the count": b'{"id":1}{"id":2}\n{"id":\n3}\n{"id":4}\n',
+    "nested across two lines": b'{"o":{}\n{"id":1}}\n{"id":3}\n',
+    "a newline in a string": b'{"s":"}\n{"}\n{"id":3}\n',
+    "invalid UTF-8": b'{"s":"\xff"}\n{"x":"\xc3"}\n\xed\xa0\x80\n{"id":3}\n',
+    "CRLF": b'{"id":1}\r\n\r\n{"id":2}\r\nx\r\n',
+    "no last newline": b'{"id":1}\n{"id":2}',
+    "only a bad line, no newline": b"nonsense",
+    "blank lines": b'\n\n  \t\n{"id":1}\n\n',
+    "byte order mark": b'\xef\xbb\xbf{"id":1}\n{"id":2}\n',
+    "byte order mark on a bad line": b"\xef\xbb\xbfx\n{}\n",
+    "byte order mark later": b'{}\n\xef\xbb\xbf{"id":2}\n',
+    "lines of three bytes first": b'{}\n{"id":2}\n',
+    "a list, a string": b'[{"id":1}]\n"{}"\n{"id":2}\n',
+    "blanks around": b' {"id":1} \n\t{"id":2}\r\n\x0b{"id":3}\n',
+    "NUL": b'{"id":1}\x00\n{"id":2}\n\x00\n{"s":"\x00"}\n{"s":"\\u0000"}\n',
+    "surrogates": b'{"s":"\\ud800"}\n{"s":"\\ud83d\\ude00"}\n{"x":"\\udc00"}\n',
+    "twice": b'{"id":1,"id":2}\n{"x":1,"x":2}\n{"o":{"k":1,"k":2}}\n{"o":{"z":1,"z":2}}\n',
+    "integers": b'{"t":128}\n{"t":127}\n{"id":1.0}\n{"n":1e8}\n',
+    "great numbers": b'{"v":1e400}\n{"v":9e308}\n{"x":1e400}\n{"f":1e39}\n{"v":NaN}\n',
+    "empty": b"",
+}
+
+
+@pytest.mark.parametrize("trap", TRAPS)
+def test_a_trap_is_read_as_the_reference_reads_it_at_every_split_boundary(trap: str) -> None:
+    data = TRAPS[trap]
+    for cut in range(len(data) + 1):
+        pieces = [[Piece(object=0, start=0, stop=cut)], [Piece(object=0, start=cut, stop=len(data))]]
+        check_reading([data], pieces, block_bytes=(1, 7, 1 << 20)[cut % 3])
+
+
+@pytest.mark.parametrize("block_bytes", [1, 3, 16, 1 << 20])
+def test_all_traps_packed_together_keep_their_offsets(block_bytes: int) -> None:
+    contents = list(TRAPS.values())
+    check_reading(contents, whole(contents), block_bytes)
+
+
+# -- anything --------------------------------------------------------------------------------------------------------
+
+VALUE_TEXTS = r"""
+null true false 0 1 -1 -0 127 128 -129 32768 2147483648 9223372036854775807 9223372036854775808 1.0 1e2 1.5 0.1 -1.25
+1.230 1e400 -1e400 9e308 1e39 3.4e38 1e-400 NaN Infinity -Infinity 01 +1 .5 5. 1e 0x1 - tru Nan
+"" "x" "1" "1.5" "+1" ".5" "5." "99999.99" 9999.99 10000 1e3 1e4 0.001
+"é" "\u00e9" "\ud800" "\ud83d\ude00" "\x" "\u12" "a\/b" "Info" "NaN"
+[] [1] [1,null] [1,"x"] [1.5] [1,] [2147483648] [[1]] nonsense { } [ ]
+{} {"k":1} {"k":"1"} {"k":40000} {"w":"y","k":null} {"w":1} {"e":["2024-02-29",null]} {"e":["2023-02-29"]}
+{"k":1,"k":2} {"z":1,"z":2} {"k":1,} {"z":{"k":"no"}}
+"2024-05-06" "2024-02-30" "2024-5-6" "0000-01-01x" "2024-05-06T07" "2024-05-06T07:08" "2024-05-06T07:08:09"
+"2024-05-06T24:00:00" "2024-05-06T07:08:09.123456" "2024-05-06T07:08:09.1234567" "2024-05-06T07:08:09.Z"
+"2024-05-06T07:08:09Z" "2024-05-06T07:08:09+02:00" "2024-05-06T07:08:09+0230" "2024-05-06T07:08:09-02"
+"2024-05-06T07:08:09+24:00" "2024-05-06Z" "2024-05-06T07:08:09+02:" "2024-05-06T07:08:60"
+"""
+BLANK_VALUES = ['"2024-05-06 07:08:09"', '" 2024-05-06"', '"2024-05-06T07:08:09 Z"', '"a\tb"', "[1, 2 ]", '{"k" : 1 }']
+VALUES = st.sampled_from([*VALUE_TEXTS.split(), *BLANK_VALUES])
+NAMES = st.sampled_from([*FIELDS, "x", "", "\\u0069d", "ID"])
+
+
+@st.composite
+def _objects(draw: st.DrawFn) -> bytes:
+    members = draw(st.lists(st.tuples(NAMES, VALUES), max_size=4))
+    blank = draw(st.sampled_from(["", "", "", " ", "\t"]))
+    return ("{" + ("," + blank).join(f'"{name}"{blank}:{value}' for name, value in members) + "}").encode()
+
+
+GOOD = st.integers(0, 99).map(lambda number: b'{"id":%d,"s":"row","v":0.5}' % number)
+ODD_JSON = [
+    b"null",
+    b"[]",
+    b"{",
+    b"}",
+    b"{}",
+    b"{}{}",
+    b'{"id":',
+    b"2}",
+    b"{}x",
+    b" {} ",
+    b"{},{}",
+    b"{}}",
+    b'{"o":{}',
+    b"//",
+]
+ODD_BYTES = [
+    b"",
+    b" ",
+    b"\r",
+    b"\xff",
+    b'{"s":"\xff"}',
+    b"\xef\xbb\xbf{}",
+    b'{"s":"',
+    b'"}',
+    b"\x00",
+    b"{}\x00",
+    b'{"id":1}}',
+]
+ODD = st.sampled_from([*ODD_JSON, *ODD_BYTES])
+LINES = st.one_of(GOOD, GOOD, _objects(), ODD)
+ENDS = st.sampled_from([b"\n", b"\n", b"\n", b"\r\n"])
+
+
+@st.composite
+def _files(draw: st.DrawFn) -> bytes:
+    lines = draw(st.lists(st.tuples(LINES, ENDS), max_size=8))
+    data = b"".join(line + end for line, end in lines)
+    mark = draw(st.sampled_from([b"", b"", b"", b"\xef\xbb\xbf"]))
+    return mark + (data[:-1] if data and draw(st.booleans()) else data)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    data=st.data(), contents=st.lists(_files(), min_size=1, max_size=4), block_bytes=st.sampled_from([1, 8, 40, 4096])
+)
+def test_any_files_in_any_pieces_are_read_as_the_reference_reads_them(
+    data: st.DataObject, contents: list[bytes], block_bytes: int
+) -> None:
+    partitions: list[list[Piece]] = [[], [], []]
+    for index, content in enumerate(contents):
+        cuts = data.draw(st.lists(st.integers(0, len(content)), max_size=3).map(sorted))
+        edges = [0, *cuts, len(content)]
+        for start, stop in pairwise(edges):
+            number = data.draw(st.integers(0, 2))
+            partitions[number].append(Piece(object=index, start=start, stop=stop))
+    check_reading(contents, partitions, block_bytes)
+
+
+@settings(max_examples=150, deadline=None)
+@given(lines=st.lists(st.one_of(LINES, _objects()), min_size=1, max_size=30), repeat=st.sampled_from([1, 1, 40]))
+@example(lines=[b'{"v":Inf}', b'{"v":9e308}', b'{"f":-Inf,"x":1}'], repeat=1)
+def test_a_line_fares_alone_as_it_fares_among_others(lines: list[bytes], repeat: int) -> None:
+    decoder = BlockDecoder(parse_ddl(DDL))
+    lines = [line.replace(b"\n", b"") for line in lines] * repeat
+    together = decoder.decode(b"".join(line + b"\n" for line in lines))
+    rows = iter(together.rows.to_pylist())
+    bad = iter(together.bad)
+    for line in lines:
+        alone = decoder.decode(line + b"\n")
+        assert repr(alone.rows.to_pylist()) == repr([next(rows) for _ in range(alone.rows.num_rows)])
+        for found in alone.bad:
+            other = next(bad)
+            assert (found.raw, found.reason, found.detail) == (other.raw, other.reason, other.detail)
+    assert next(rows, None) is None
+    assert next(bad, None) is None
+
+
+@settings(max_examples=500, deadline=None)
+@given(
+    line=_objects(), at=st.integers(0, 200), byte=st.integers(0, 255), how=st.sampled_from(["set", "drop", "add", ""])
+)
+def test_the_classifier_never_refuses_what_the_block_decoder_takes(line: bytes, at: int, byte: int, how: str) -> None:
+    at %= len(line) + 1
+    line = {
+        "set": line[:at] + bytes([byte]) + line[at + 1 :],
+        "drop": line[:at] + line[at + 1 :],
+        "add": line[:at] + bytes([byte]) + line[at:],
+        "": line,
+    }[how].replace(b"\n", b"")
+    try:
+        line.decode()
+    except UnicodeDecodeError:
+        return
+    decoded = BlockDecoder(parse_ddl(DDL)).decode(line + b"\n")
+    if decoded.rows.num_rows:
+        assert Classifier(parse_ddl(DDL)).reason(line) is None

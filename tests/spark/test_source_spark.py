@@ -1,0 +1,209 @@
+"""The data source inside Spark: whatever a query does with it, the reports come out right."""
+
+import gzip
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 # as everybody calls it
+from pyspark.sql.types import StructType
+
+from penstock.objects.local import LocalStore
+from penstock.pipeline.source import api
+from penstock.pipeline.source.plan import Piece, ReadOptions, ReadPlan
+
+DDL = "id bigint, v double, ts timestamp, d date, s string, n decimal(8,2), l array<date>, o struct<k: int, w: string>"
+
+
+def line(number: int) -> bytes:
+    return (
+        b'{"id":%d,"v":0.5,"ts":"2024-05-06T07:08:09+01:00","d":"2024-05-06","s":"\xc3\xa9","n":1.5,'
+        b'"l":["2024-01-01",null],"o":{"k":1,"w":"x"}}\n' % number
+    )
+
+
+def plan_of(tmp_path: Path, source: Path, *, ddl: str = DDL, cores: int = 2, **options: object) -> ReadPlan:
+    store = LocalStore(source)
+    plan = api.make_plan(
+        [store.describe(path) for path in sorted(source.iterdir(), key=os.fsencode)],
+        attempt_id="A",
+        run=1,
+        options=ReadOptions(schema_ddl=ddl, **options),  # type: ignore[arg-type] # the caller's options, by name
+        cores=cores,
+        roots=[str(source)],
+        quarantine_root=str(tmp_path / "quarantine"),
+        work_dir=str(tmp_path / "work"),
+    )
+    plan.save(tmp_path / "plan.json")
+    return plan
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    folder = tmp_path / "in"
+    folder.mkdir()
+    for number in range(20):
+        (folder / f"{number:02}.jsonl").write_bytes(line(2 * number) + b"\xff\n" * (number == 3) + line(2 * number + 1))
+    return folder
+
+
+def test_rows_arrive_typed_and_know_where_they_came_from(spark: SparkSession, tmp_path: Path, source: Path) -> None:
+    with (source / os.fsdecode(b"caf\xe9 %2F.jsonl.GZ")).open("wb") as file:
+        file.write(gzip.compress(line(100)) + gzip.compress(b"x\n" + line(101)))
+    plan = plan_of(tmp_path, source)
+    rows = api.read(spark, tmp_path / "plan.json")
+    assert rows.schema.fields[:-2] == api.check_schema(DDL).fields
+    found = rows.orderBy("id").collect()
+    assert [row.id for row in found] == [*range(40), 100, 101]
+    assert found[0].asDict(recursive=True) | {"ts": None, "d": None, "l": None} == {
+        "id": 0,
+        "v": 0.5,
+        "ts": None,
+        "d": None,
+        "s": "é",
+        "n": found[0].n,
+        "l": None,
+        "o": {"k": 1, "w": "x"},
+        "_object": f"file://{source}/00.jsonl",
+        "_offset": 0,
+    }
+    assert str(found[0].n) == "1.50"
+    assert [str(day) for day in found[0].l] == ["2024-01-01", "None"]
+    assert found[41]._offset == len(line(100)) + 2
+    texts = rows.where("id = 100").select(F.col("ts").cast("string"), F.col("d").cast("string"), "_object").first()
+    assert texts is not None
+    assert (texts.ts, texts.d) == ("2024-05-06 06:08:09", "2024-05-06")
+    assert texts._object.endswith("caf\\xe9 %2F.jsonl.GZ")
+    summary = api.summarise(plan)
+    assert (summary.rows, summary.lines_quarantined, summary.missing) == (42, 2, ())
+
+
+def test_spark_reads_our_schema_text_as_we_do(spark: SparkSession) -> None:
+    ddl = (
+        "a tinyint, b SMALLINT COMMENT 'text', c: int, `odd ``name` bigint, e float, f real, g dec(5), h numeric(7,3), "
+        "i array<array<string>>, j struct<x: timestamp_ntz, y array<date>>, k boolean, l timestamp_ltz, m long"
+    )
+    ours = api.check_schema(ddl)
+    theirs = StructType.fromDDL(ddl)
+    assert isinstance(theirs, StructType)
+    assert [(field.name, field.dataType) for field in ours] == [(field.name, field.dataType) for field in theirs]
+    assert StructType.fromDDL(api.canonical_ddl(ddl)) == ours
+
+
+TRANSFORMS: dict[str, Callable[[DataFrame], DataFrame]] = {
+    "sorts": lambda rows: rows.orderBy("v", "id"),
+    "joins itself": lambda rows: rows.alias("a").join(rows.alias("b"), "id").select("a.*"),
+    "counts first": lambda rows: rows.where(F.lit(rows.count() > 0)),
+    "limits": lambda rows: rows.limit(3),
+    "filters all out": lambda rows: rows.where(F.lit(False)),
+    "filters all out by value": lambda rows: rows.where("id < 0"),
+    "limits and joins": lambda rows: rows.limit(2).union(rows),
+    "aggregates": lambda rows: rows.groupBy("v").count(),
+}
+
+
+@pytest.mark.parametrize("name", TRANSFORMS)
+def test_reports_are_right_whatever_the_transform_does(
+    spark: SparkSession, tmp_path: Path, source: Path, name: str
+) -> None:
+    plan = plan_of(tmp_path, source, cores=2)
+    plan = with_partitions(plan, 4)
+    plan.save(tmp_path / "plan.json")
+    TRANSFORMS[name](api.read(spark, tmp_path / "plan.json")).write.format("noop").mode("append").save()
+    missing = api.summarise(plan).missing
+    assert (len(missing) == 4) == (name == "filters all out")
+    api.drain(spark, tmp_path / "plan.json", missing)
+    summary = api.summarise(plan)
+    assert (summary.missing, dict(summary.failures), dict(summary.exclude)) == ((), {}, {})
+    assert (summary.rows, summary.lines_quarantined, len(summary.readings)) == (40, 1, 20)
+    [file] = summary.quarantine
+    [bad] = spark.read.parquet(str(Path(plan.quarantine_root) / file.path)).collect()
+    assert (bad.object, bad.offset, bytes(bad.raw), bad.reason) == (
+        f"file://{source}/03.jsonl",
+        len(line(6)),
+        b"\xff",
+        "invalid UTF-8",
+    )
+    assert (file.rows, file.path.startswith("data/A/r1/")) == (1, True)
+
+
+def with_partitions(plan: ReadPlan, count: int) -> ReadPlan:
+    """The same plan in more partitions than so few bytes would get."""
+    parts: list[list[Piece]] = [[] for _ in range(count)]
+    for index, ref in enumerate(plan.objects):
+        parts[index % count].append(Piece(object=index, start=0, stop=ref.size_bytes))
+    values = {name: getattr(plan, name) for name in plan.__slots__}
+    return ReadPlan(**values | {"partitions": tuple(map(tuple, parts))})
+
+
+def test_a_bad_object_leaves_its_siblings_alone(spark: SparkSession, tmp_path: Path, source: Path) -> None:
+    (source / "98.jsonl.gz").write_bytes(gzip.compress(line(1) * 50)[:-9])
+    (source / "99.jsonl").write_bytes(line(1))
+    plan = plan_of(tmp_path, source)
+    (source / "99.jsonl").unlink()
+    (source / "05.jsonl").write_bytes(b"{}\n")
+    assert api.read(spark, tmp_path / "plan.json").count() == 38
+    summary = api.summarise(plan)
+    assert {index: failure.kind.value for index, failure in summary.failures.items()} == {
+        5: "superseded",
+        20: "unreadable",
+        21: "gone",
+    }
+    assert "truncated gzip" in summary.failures[20].reason
+    assert (len(summary.readings), dict(summary.exclude)) == (19, {})
+
+
+def test_a_split_object_is_read_once_in_all(spark: SparkSession, tmp_path: Path) -> None:
+    source = tmp_path / "in"
+    source.mkdir()
+    (source / "big.jsonl").write_bytes(b"".join(line(number) for number in range(150_000)))
+    plan = plan_of(tmp_path, source)
+    assert len(plan.partitions) > 2
+    rows = api.read(spark, tmp_path / "plan.json")
+    told = rows.agg(F.count("*"), F.sum("id"), F.countDistinct("_offset")).first()
+    assert tuple(told or ()) == (150_000, 150_000 * 149_999 // 2, 150_000)
+    assert api.summarise(plan).readings[0].rows == 150_000
+
+
+def test_row_53_a_line_of_50_mb_is_a_row(spark: SparkSession, tmp_path: Path) -> None:
+    source = tmp_path / "in"
+    source.mkdir()
+    (source / "long.jsonl").write_bytes(line(1) + b'{"s":"' + b"x" * 50_000_000 + b'"}\n' + line(2))
+    plan = plan_of(tmp_path, source)
+    rows = api.read(spark, tmp_path / "plan.json").select(F.length("s").alias("n"), "_offset").orderBy("_offset")
+    assert [(row.n, row._offset) for row in rows.collect()] == [
+        (1, 0),
+        (50_000_000, len(line(1))),
+        (1, len(line(1)) + 50_000_009),
+    ]
+    assert api.summarise(plan).rows == 3
+
+
+def test_five_thousand_small_objects(spark: SparkSession, tmp_path: Path) -> None:
+    source = tmp_path / "in"
+    source.mkdir()
+    for number in range(5_000):
+        (source / f"{number:04}.jsonl").write_bytes(line(number) + (b"" if number % 2 else b"no\n") + line(number)[:-1])
+    plan = plan_of(tmp_path, source, ddl="id bigint")
+    rows = api.read(spark, tmp_path / "plan.json")
+    told = rows.agg(F.count("*"), F.countDistinct("_object"), F.sum("id")).first()
+    assert tuple(told or ()) == (10_000, 5_000, 5_000 * 4_999)
+    summary = api.summarise(plan)
+    assert (len(summary.readings), summary.rows, summary.lines_quarantined) == (5_000, 10_000, 2_500)
+
+
+def test_without_provenance_rows_are_as_declared(spark: SparkSession, tmp_path: Path, source: Path) -> None:
+    plan_of(tmp_path, source, ddl="id int", provenance=False)
+    rows = api.read(spark, tmp_path / "plan.json")
+    assert rows.columns == ["id"]
+    assert rows.count() == 40
+
+
+def test_a_plan_of_nothing_gives_nothing(spark: SparkSession, tmp_path: Path) -> None:
+    source = tmp_path / "in"
+    source.mkdir()
+    plan = plan_of(tmp_path, source)
+    assert api.read(spark, tmp_path / "plan.json").count() == 0
+    assert api.summarise(plan).missing == ()

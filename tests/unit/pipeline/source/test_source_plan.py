@@ -1,0 +1,75 @@
+"""Cutting objects into partitions."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.errors import UsageError
+from penstock.objects.reference import ObjectRef, decode_key
+from penstock.pipeline.source.plan import ReadOptions, ReadPlan, make_plan
+
+MIB = 1 << 20
+OPTIONS = ReadOptions(schema_ddl="id long")
+
+
+def plan_of(objects: list[ObjectRef], *, cores: int = 2, options: ReadOptions = OPTIONS) -> ReadPlan:
+    return make_plan(
+        objects,
+        attempt_id="A",
+        run=1,
+        options=options,
+        cores=cores,
+        roots=["/in"],
+        quarantine_root="/q",
+        work_dir="/w",
+    )
+
+
+def ref(name: str, size_bytes: int) -> ObjectRef:
+    return ObjectRef(bucket="b", key=name, size_bytes=size_bytes, etag="e")
+
+
+@given(sizes=st.lists(st.tuples(st.integers(0, 300 * MIB), st.booleans()), max_size=30), cores=st.integers(1, 16))
+def test_every_byte_of_every_object_is_in_one_piece(sizes: list[tuple[int, bool]], cores: int) -> None:
+    objects = [ref(f"{index}{'.gz' if packed else ''}", size) for index, (size, packed) in enumerate(sizes)]
+    plan = plan_of(objects, cores=cores)
+    for index, (size, packed) in enumerate(sizes):
+        pieces = sorted((p.start, p.stop) for part in plan.partitions for p in part if p.object == index)
+        assert [start for start, _ in pieces] == [0, *[stop for _, stop in pieces[:-1]]]
+        assert pieces[-1][1] == size
+        assert len(pieces) == 1 or not packed
+    assert all(plan.partitions)
+
+
+def test_small_objects_are_packed_and_balanced() -> None:
+    plan = plan_of([ref(str(index), 10_000) for index in range(5_000)])
+    assert 2 <= len(plan.partitions) <= 8
+    assert max(map(len, plan.partitions)) - min(map(len, plan.partitions)) <= 1
+
+
+def test_a_big_plain_object_is_cut_and_a_compressed_one_is_not() -> None:
+    assert len(plan_of([ref("a", 500 * MIB)]).partitions) == 6
+    assert len(plan_of([ref("a.GZ", 500 * MIB)]).partitions) == 1
+    assert len(plan_of([ref("a", 3 * MIB)]).partitions) == 1
+
+
+def test_a_plan_survives_being_stored_whatever_the_names_are(tmp_path: Path) -> None:
+    objects = [
+        ObjectRef(bucket="file", key=decode_key(b"/in/\xff\n%41 \xe6\x97\xa5"), size_bytes=1, etag="x"),
+        ObjectRef(bucket="b", key="k", size_bytes=2, version_id="v", sequencer="0A"),
+    ]
+    plan = replace(plan_of(objects), roots=(decode_key(b"/in/\xfe"),))
+    plan.save(tmp_path / "sub" / "plan.json")
+    assert ReadPlan.load(tmp_path / "sub" / "plan.json") == plan
+    assert [path.name for path in (tmp_path / "sub").iterdir()] == ["plan.json"]
+
+
+def test_format_and_schema_are_checked_with_one_sentence() -> None:
+    with pytest.raises(UsageError, match="format 'avro' is unknown"):
+        plan_of([], options=ReadOptions(schema_ddl="id long", format="avro"))
+    with pytest.raises(UsageError, match="unknown type"):
+        plan_of([], options=ReadOptions(schema_ddl="id lung"))
+    assert plan_of([]).options.schema_ddl == "id BIGINT"

@@ -1,0 +1,236 @@
+"""What is made of the reports, and what a reading leaves behind when it goes wrong."""
+
+import gzip
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+from penstock.errors import ObjectUnreadable, TemporaryError, UsageError
+from penstock.objects.local import LocalReader, LocalStore
+from penstock.objects.reference import ObjectRef
+from penstock.pipeline.source.infer import infer_schema
+from penstock.pipeline.source.plan import Piece, ReadOptions, ReadPlan
+from penstock.pipeline.source.reading import partition_task, read_partition
+from penstock.pipeline.source.report import FailureKind, ReadingId
+from penstock.pipeline.source.summary import summarise
+
+LINE = b'{"id":1}\n'
+
+
+def plan_of(tmp_path: Path, contents: dict[str, bytes], **options: object) -> ReadPlan:
+    """One partition an object."""
+    source = tmp_path / "in"
+    source.mkdir()
+    for name, data in contents.items():
+        (source / name).write_bytes(data)
+    refs = [LocalStore(source).describe(source / name) for name in contents]
+    return ReadPlan(
+        attempt_id="A",
+        run=2,
+        options=ReadOptions(schema_ddl="id bigint", **options),  # type: ignore[arg-type] # the caller's options, by name
+        objects=refs,
+        partitions=[[Piece(object=index, start=0, stop=ref.size_bytes)] for index, ref in enumerate(refs)],
+        roots=(str(source),),
+        quarantine_root=str(tmp_path / "q"),
+        work_dir=str(tmp_path / "w"),
+    )
+
+
+def read(plan: ReadPlan, partition: int, *, drain: bool = False, store: LocalStore | None = None) -> int:
+    task = partition_task(plan, partition, drain=drain)
+    reading = ReadingId(plan.reports_dir, partition)
+    return sum(batch.num_rows for batch in read_partition(task, store or LocalStore(*plan.roots), reading))
+
+
+def start_and_stop(plan: ReadPlan, partition: int) -> None:
+    """Take one batch and go, as a limit does."""
+    reading = ReadingId(plan.reports_dir, partition)
+    batches = read_partition(partition_task(plan, partition), LocalStore(*plan.roots), reading)
+    next(batches)
+    batches.close()  # type: ignore[attr-defined] # it is a generator
+
+
+def files(root: str) -> list[str]:
+    return sorted(path.name for path in Path(root).rglob("*") if path.is_file())
+
+
+def test_a_reading_stopped_early_leaves_neither_report_nor_quarantine(tmp_path: Path) -> None:
+    plan = plan_of(tmp_path, {"a": (LINE + b"no\n") * 50_001}, block_bytes=1 << 16)
+    start_and_stop(plan, 0)
+    assert summarise(plan).missing == (0,)
+    assert files(plan.quarantine_root) == []
+    read(plan, 0, drain=True)
+    summary = summarise(plan)
+    assert (summary.rows, summary.lines_quarantined, summary.missing) == (50_001, 50_001, ())
+    assert summary.exclude == {}
+
+
+def test_readings_repeated_count_once_and_name_one_quarantine_file(tmp_path: Path) -> None:
+    plan = plan_of(tmp_path, {"a": LINE + b"no\r\n", "b": b""})
+    for _ in range(3):
+        read(plan, 0)
+    read(plan, 1)
+    summary = summarise(plan)
+    assert len(files(plan.quarantine_root)) == 3
+    [file] = summary.quarantine
+    assert pq.read_table(Path(plan.quarantine_root) / file.path).to_pylist() == [
+        {
+            "object": plan.objects[0].uri,
+            "offset": len(LINE),
+            "raw": b"no",
+            "reason": "malformed",
+            "detail": "Expecting value at character 0",
+        }
+    ]
+    assert file.path.startswith("data/A/r2/part-00000-")
+    assert file.size_bytes == (Path(plan.quarantine_root) / file.path).stat().st_size
+    assert (summary.rows, summary.lines_quarantined, summary.bytes) == (1, 1, len(LINE) + 4)
+    assert summary.readings[1].rows == 0
+
+
+def test_readings_that_disagree_exclude_the_object(tmp_path: Path) -> None:
+    plan = plan_of(tmp_path, {"a": LINE, "b": LINE})
+    read(plan, 0)
+    read(plan, 1)
+    Path(plan.objects[0].key).unlink()
+    read(plan, 0)
+    summary = summarise(plan)
+    assert summary.exclude[0].kind is FailureKind.DISAGREED
+    assert "No such file" in summary.exclude[0].reason
+    assert (list(summary.readings), summary.failures) == ([1], {})
+
+
+@pytest.mark.parametrize("begun", [True, False])
+def test_a_failure_seen_only_afterwards_excludes_the_object(tmp_path: Path, begun: bool) -> None:
+    plan = plan_of(tmp_path, {"a": LINE})
+    if begun:
+        start_and_stop(plan, 0)
+    Path(plan.objects[0].key).unlink()
+    read(plan, 0, drain=not begun)
+    assert summarise(plan).exclude[0].kind is FailureKind.GONE
+
+
+def test_a_failure_before_any_row_is_only_a_failure(tmp_path: Path) -> None:
+    plan = plan_of(tmp_path, {"a": LINE, "b.gz": gzip.compress(LINE * 9)[:-1]})
+    Path(plan.objects[0].key).unlink()
+    assert (read(plan, 0), read(plan, 1)) == (0, 0)
+    summary = summarise(plan)
+    assert {index: failure.kind for index, failure in summary.failures.items()} == {
+        0: FailureKind.GONE,
+        1: FailureKind.UNREADABLE,
+    }
+    assert summary.exclude == {}
+
+
+def test_cut_off_at_any_byte_a_gzip_gives_no_row(tmp_path: Path) -> None:
+    data = gzip.compress(b"".join(b'{"id":%d}\n' % number for number in range(40)))
+    plan = plan_of(tmp_path, {f"{length:04}.gz": data[:length] for length in range(1, len(data))}, block_bytes=32)
+    plan = replace(plan, partitions=[[piece for part in plan.partitions for piece in part]])
+    assert read(plan, 0) == 0
+    summary = summarise(plan)
+    assert len(summary.failures) == len(data) - 1
+    assert all("truncated gzip" in failure.reason for failure in summary.failures.values())
+
+
+def test_a_break_behind_the_verified_limit_excludes_the_object(tmp_path: Path) -> None:
+    plan = plan_of(
+        tmp_path, {"a.gz": gzip.compress(LINE * 1_000)[:-1]}, block_bytes=64, inflated_bytes_verified_max=128
+    )
+    assert read(plan, 0) > 0
+    summary = summarise(plan)
+    assert summary.exclude[0].kind is FailureKind.UNREADABLE
+    assert (summary.failures, summary.readings) == ({}, {})
+
+
+def test_a_split_object_with_one_failed_piece_is_excluded(tmp_path: Path) -> None:
+    plan = plan_of(tmp_path, {"a": LINE * 10})
+    halves = [[Piece(object=0, start=0, stop=45)], [Piece(object=0, start=45, stop=90)]]
+    plan = replace(plan, partitions=halves)
+    read(plan, 0)
+    Path(plan.objects[0].key).unlink()
+    read(plan, 1)
+    assert summarise(plan).exclude[0].kind is FailureKind.GONE
+
+
+def test_too_many_bad_lines_exclude_the_object(tmp_path: Path) -> None:
+    contents = {"a": LINE + b"no\n", "b": LINE * 2 + b"no\n", "c": b""}
+    plan = plan_of(tmp_path, contents, quarantine_ratio_max=0.4)
+    for partition in range(3):
+        read(plan, partition)
+    summary = summarise(plan)
+    assert {index: failure.kind for index, failure in summary.exclude.items()} == {0: FailureKind.QUARANTINE_RATIO}
+    assert "1 of its 2 lines are bad, more than the limit of 40%" in summary.exclude[0].reason
+    assert list(summary.readings) == [1, 2]
+
+
+def test_a_line_over_the_limit_fails_the_object(tmp_path: Path) -> None:
+    long = b'{"s":"' + b"x" * 1_000 + b'"}\n'
+    plan = plan_of(tmp_path, {"a": LINE + long, "b": long + LINE, "c": long[:-1]}, line_bytes_max=500, block_bytes=64)
+    for partition in range(3):
+        read(plan, partition)
+    summary = summarise(plan)
+    assert sorted({**summary.failures, **summary.exclude}) == [0, 1, 2]
+    assert "a line of more than 500 bytes at offset 9" in summary.exclude[0].reason
+
+
+class ChangingStore(LocalStore):
+    """Touches each file between opening and the end of reading."""
+
+    def open(self, ref: ObjectRef) -> LocalReader:
+        reader = super().open(ref)
+        os.utime(ref.key, ns=(1, 1))
+        return reader
+
+
+def test_a_file_that_changes_while_it_is_read_gives_no_row(tmp_path: Path) -> None:
+    plan = plan_of(tmp_path, {"a": LINE})
+    assert read(plan, 0, store=ChangingStore(*plan.roots)) == 0
+    assert summarise(plan).failures[0].kind is FailureKind.SUPERSEDED
+
+
+class FaultyStore(LocalStore):
+    """A machine out of descriptors."""
+
+    def open(self, ref: ObjectRef) -> LocalReader:
+        raise TemporaryError("too many open files")
+
+
+def test_a_fault_of_the_machine_is_no_fault_of_the_object(tmp_path: Path) -> None:
+    plan = plan_of(tmp_path, {"a": LINE})
+    with pytest.raises(TemporaryError):
+        read(plan, 0, store=FaultyStore(*plan.roots))
+    assert summarise(plan).missing == (0,)
+
+
+def test_a_schema_is_inferred_from_what_is_there(tmp_path: Path) -> None:
+    lines = [
+        b'{"id": 1, "v": 1, "ts": "2024-05-06T07:08:09Z", "mixed": 1, "none": null, "tags": [], "Id": 3}',
+        b'{"id": 2, "v": 1.5, "ts": "2024-05-06 07:08:09.5", "mixed": "x", "tags": ["a"]}',
+        b'{"o": {"k": true, "z": {}}, "e": {}, "f": [{}]}',
+        b"nonsense",
+        b'{"o": {"w": 1}, "_object": "mine", "odd name": 99999999999999999999, "day": "2024-05-06"}',
+    ]
+    first = b"\xef\xbb\xbf" + b"\n".join(lines[:3])
+    plan = plan_of(tmp_path, {"a": first, "b.gz": gzip.compress(b"\n".join(lines))})
+    assert infer_schema(plan.objects, LocalStore(*plan.roots)) == (
+        "id BIGINT, v DOUBLE, ts TIMESTAMP, mixed STRING, none STRING, tags ARRAY<STRING>, "
+        "o STRUCT<k: BOOLEAN, w: BIGINT>, `odd name` DOUBLE, day STRING"
+    )
+
+
+def test_nothing_to_infer_from_is_one_sentence(tmp_path: Path) -> None:
+    plan = plan_of(tmp_path, {"a": b"", "b": b"no\n[1]\n{}\n", "c.gz": b"no gzip"})
+    with pytest.raises(UsageError, match="No line of the sample"):
+        infer_schema(plan.objects, LocalStore(*plan.roots))
+
+
+def test_the_local_reader_s_errors_reach_us_as_they_are(tmp_path: Path) -> None:
+    plan = plan_of(tmp_path, {"a": LINE})
+    outside = LocalStore(tmp_path / "elsewhere")
+    with pytest.raises(ObjectUnreadable):
+        outside.open(plan.objects[0])
+    read(plan, 0, store=outside)
+    assert summarise(plan).failures[0].kind is FailureKind.UNREADABLE
