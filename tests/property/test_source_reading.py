@@ -346,6 +346,7 @@ TRAPS = {
     "surrogates": b'{"s":"\\ud800"}\n{"s":"\\ud83d\\ude00"}\n{"x":"\\udc00"}\n',
     "twice": b'{"id":1,"id":2}\n{"x":1,"x":2}\n{"o":{"k":1,"k":2}}\n{"o":{"z":1,"z":2}}\n',
     "integers": b'{"t":128}\n{"t":127}\n{"id":1.0}\n{"n":1e8}\n',
+    "Info is no number": b'{"id":"Info","id":01}\n{"id":"NaN","t":[1,]}\n{"s":"-Inf"\n',
     "great numbers": b'{"v":1e400}\n{"v":9e308}\n{"x":1e400}\n{"f":1e39}\n{"v":NaN}\n',
     "empty": b"",
 }

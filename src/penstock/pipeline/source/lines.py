@@ -12,7 +12,7 @@ not one JSON object  "malformed": no JSON, null, a list, two objects, half an ob
 field missing, null  null
 field undeclared     not looked at, as long as the line is JSON
 integers             a JSON number without fraction and exponent, within the type's range
-float, double        any JSON number within the type's range, and NaN, Infinity, -Infinity, as Spark's reader has it
+float, double        any JSON number within the type's range, and NaN, Infinity, Inf and these with a minus
 decimal(p, s)        a number, or one in a string, that p digits with s of them after the point hold exactly
 boolean              true or false
 string               a JSON string; numbers are not turned into text
@@ -52,7 +52,7 @@ class Reason(StrEnum):
 
 BLANKS = b" \t\r\n"  # JSON's whitespace; other control characters are no blanks
 Check = Callable[[Any], bool]
-_ARROW_SPELLINGS = re.compile(rb"-NaN|Inf(?!inity)")  # no numbers to Python, numbers to Arrow: it decides
+_ARROW_SPELLINGS = re.compile(r"-?(?:Inf|NaN)")  # where Python stops at one of these, Arrow goes on: it decides
 _MOMENT = re.compile(
     r"([0-9]{4})-([0-9]{2})-([0-9]{2})"
     r"(?:[T ](?:[01][0-9]|2[0-3])(?::[0-5][0-9](?::[0-5][0-9](?:\.[0-9]{1,6})?)?)?"
@@ -117,7 +117,7 @@ class Classifier:
         try:
             value = _DECODER.decode(line.decode())
         except json.JSONDecodeError as error:
-            if _ARROW_SPELLINGS.search(line):
+            if _ARROW_SPELLINGS.match(error.doc, error.pos):
                 return None
             return Reason.MALFORMED, f"{error.msg} at character {error.pos}"
         except RecursionError:
