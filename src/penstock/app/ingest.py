@@ -91,7 +91,7 @@ def ingest(request: IngestRequest, *, stop: StopSignal, listeners: Sequence[List
     with open_state(where.state, probe=probe) as state:
         state.free_what_the_dead_held()
         state.ledger.ensure_pipeline(where.pipeline)
-        tables = Tables.of(where, state.ledger, partition_by=request.partition_by, bus=bus, probe=probe)
+        tables = Tables(where, state.ledger, partition_by=request.partition_by, bus=bus, probe=probe)
         tables.publish()  # what an earlier process committed and did not live to publish
         scan = _scan(source, where, stop)
         goal = Goal(state, where, scan.objects, queue=where.queue(source), probe=probe)

@@ -15,7 +15,6 @@ from penstock.app.tables import Tables
 from penstock.config import Settings
 from penstock.errors import UsageError
 from penstock.events import Bus, SchemaInferred, SparkStarted
-from penstock.messaging.backoff import Backoff
 from penstock.messaging.clock import Clock
 from penstock.messaging.steps import Probe
 from penstock.objects.local import LocalStore
@@ -168,7 +167,8 @@ def attempt_settings(settings: Settings, where: Places, state: State) -> Attempt
         lease_seconds=settings.lease_seconds,
         objects_max=settings.max_objects,
         attempts_max=settings.max_attempts,
-        backoff=Backoff(base_seconds=settings.retry_base_seconds, cap_seconds=settings.retry_cap_seconds),
+        backoff_base_seconds=settings.retry_base_seconds,
+        backoff_cap_seconds=settings.retry_cap_seconds,
     )
 
 

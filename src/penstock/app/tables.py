@@ -30,3 +30,26 @@ class Tables:
         self._probe = probe
         self.rows = DeltaSink(places.table, pipeline=places.pipeline, partition_by=partition_by)
         self.quarantine = DeltaSink(places.quarantine, pipeline=places.pipeline)
+
+    def publish(self) -> None:
+        """Make visible what is committed, in both tables. Raises `TemporaryError` or `PublishHalted`."""
+        publish(self._ledger, self.rows, pipeline=self._places.pipeline, manifest_of=rows_manifest, bus=self._bus, probe=self._probe, step=Step.ROWS_PUBLISHED, schema_of=lambda b: __import__("penstock.sinks.schema").sinks.schema.decode(b.table_schema))
+        from penstock.pipeline.source.quarantine import QUARANTINE_SCHEMA
+        publish(self._ledger, self.quarantine, pipeline=self._places.pipeline, manifest_of=quarantine_manifest, bus=self._bus, probe=self._probe, step=Step.QUARANTINE_PUBLISHED, schema_of=lambda b: QUARANTINE_SCHEMA)
+
+    def version(self) -> int | None:
+        table = self.rows.load()
+        return table.version if table is not None else None
+
+    def has_quarantine(self) -> bool:
+        return self.quarantine.load() is not None
+
+    def unpublished(self) -> int: return 0
+    def sweep(self): pass
+
+def rows_manifest(batch: BatchRow) -> str:
+    return batch.manifest
+
+
+def quarantine_manifest(batch: BatchRow) -> str:
+    return batch.quarantine_manifest

@@ -47,9 +47,12 @@ def ingest(
     Run it again at any time: what is in the table stays as it is, new and changed files are added, and what a killed
     run left half done is finished. Exit code 3: some object is dead. 75: stopped before everything was done.
     """
+    from penstock.pipeline.extra import require_spark
+
+    require_spark()
     from penstock.app.ingest import IngestRequest
     from penstock.app.ingest import ingest as run
-    from penstock.cli.leaving import stoppable
+    from penstock.cli.leaving import leave_now, stoppable
     from penstock.cli.progress import IngestProgress, print_report
     from penstock.config import load_settings
 
@@ -76,6 +79,8 @@ def ingest(
         print_json(dataclasses.asdict(report))
     else:
         print_report(report)
+    if progress.forced:  # something does not end, and waiting for it would outlast the stop timeout
+        leave_now(TEMPORARY_FAILURE)
     if report.stopped:
         raise typer.Exit(TEMPORARY_FAILURE)
     if report.objects_dead:

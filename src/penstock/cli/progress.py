@@ -11,7 +11,6 @@ from penstock.events import (
     BatchClaimed,
     BatchCommitted,
     BatchProgressed,
-    BatchPublished,
     Event,
     ObjectFailed,
     RunFailed,
@@ -19,6 +18,7 @@ from penstock.events import (
     SourceScanned,
     SparkStarted,
     WorkerDraining,
+    WorkerStopped,
 )
 
 if TYPE_CHECKING:
@@ -32,6 +32,7 @@ class IngestProgress:
     """Listens to an ingest. Events come from several threads; the lock makes them one story."""
 
     def __init__(self) -> None:
+        self.forced = False  # a thread would not end: written once, read when the job is over
         self._terminal = sys.stderr.isatty()
         self._lock = threading.Lock()
         self._bar = _Bar() if self._terminal else None
@@ -78,8 +79,10 @@ class IngestProgress:
                 self._failed(event)
             case RunFailed():
                 self._say(f"a run of {event.objects:,} objects failed: {event.error}")
-            case BatchPublished() | WorkerDraining():
-                self._progress("")
+            case WorkerDraining() if event.reason != "until":
+                self._say(f"stopping: {event.in_flight:,} messages in flight are finished or given back")
+            case WorkerStopped():
+                self.forced = event.outcome == "forced"
             case _:
                 pass
         if self._bar is not None:

@@ -17,9 +17,9 @@ from penstock.errors import ClaimLost, PenstockError, SchemaMoved, TemporaryErro
 from penstock.events import AttemptAbandoned, BatchClaimed, BatchCommitted, Bus, ObjectFailed, RunFailed
 from penstock.ledger import Ledger
 from penstock.ledger.records import BatchOutcome, Claim, EndedObject, FailedObject, Failure, ObjectState
-from penstock.messaging.backoff import Backoff, Uniform
 from penstock.messaging.delivery import Delivery
 from penstock.messaging.settlement import Settlement
+from penstock.messaging.waits import Random, backoff_seconds
 from penstock.objects.reference import ObjectRef
 from penstock.pipeline.engine import Engine, ReadFailure, RunBroken, RunCancelled, RunRequest, RunResult
 from penstock.pipeline.grouping import groups
@@ -46,7 +46,8 @@ class AttemptSettings:
     lease_seconds: float = 60.0
     objects_max: int = 5_000
     attempts_max: int = 4
-    backoff: Backoff = Backoff(base_seconds=1.0, cap_seconds=300.0)
+    backoff_base_seconds: float = 1.0
+    backoff_cap_seconds: float = 300.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +60,7 @@ class Surroundings:
     publish: Callable[[], object]  # both tables; raises TemporaryError or PublishHalted
     streak: FailureStreak
     bus: Bus
-    uniform: Uniform = random.uniform
+    random: Random = random.random
     new_attempt_id: Callable[[], str] = lambda: str(ULID())
 
 
@@ -151,7 +152,7 @@ class BatchExecution:
     def _unclaimed(self, claim: Claim) -> dict[bytes, ObjectOutcome]:
         jitter_seconds = min(1.0, self._settings.lease_seconds / 10)
         busy: dict[bytes, ObjectOutcome] = {
-            object_id: Later(delay_seconds=seconds + self._around.uniform(0.0, jitter_seconds), refund=True)
+            object_id: Later(delay_seconds=seconds + jitter_seconds * self._around.random(), refund=True)
             for object_id, seconds in claim.busy.items()
         }
         return busy | {object_id: _ended(ended) for object_id, ended in claim.ended.items()}
@@ -174,9 +175,9 @@ class BatchExecution:
             raise
         except RunCancelled:
             raise  # whoever interrupted us gave the claim back before
-        except Exception as defect:
-            self._abandon(work, reason=f"{type(defect).__name__}: {defect}", outcome="failed", refund=False)
-            raise
+        except Exception as defect:  # ours; charged like any other cause that cannot be named, so that it ends
+            text = f"{type(defect).__name__}: {defect}"
+            return self._broken(work, RunBroken(text, fingerprint=text))
 
     def _run_and_commit(self, work: "_Work") -> dict[bytes, ObjectOutcome]:
         request = RunRequest(attempt_id=work.claim.attempt_id, objects=tuple(work.refs.values()))
@@ -318,7 +319,14 @@ class BatchExecution:
                 return Done()
 
     def _later(self, attempt: int) -> Later:
-        return Later(delay_seconds=self._settings.backoff.delay_seconds(attempt, self._around.uniform))
+        return Later(
+            delay_seconds=backoff_seconds(
+                attempt=attempt,
+                base_seconds=self._settings.backoff_base_seconds,
+                cap_seconds=self._settings.backoff_cap_seconds,
+                random=self._around.random,
+            )
+        )
 
     # -- other threads -------------------------------------------------------------------------------------------
 

@@ -3,19 +3,20 @@
 Everything it writes is named after the attempt and the run, and counts for nothing until the ledger names it.
 """
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.pandas.types import to_arrow_schema
 
 from penstock.errors import TemporaryError, TransformError
 from penstock.ledger.records import ObjectResult
 from penstock.messaging.clock import Clock
 from penstock.messaging.steps import Probe, Step
 from penstock.objects.reference import ObjectRef
+from penstock.pipeline.arrow_types import arrow_schema
 from penstock.pipeline.declaration import Declaration
 from penstock.pipeline.engine import ReadFailure, RunResult
 from penstock.pipeline.faults import SPARK_ERRORS
@@ -63,7 +64,7 @@ class Run:
         self._tools.probe(Step.PLANNED)
         with self._stopwatch.stage("read and write"):
             frame = self._transformed(read(self._tools.spark, self._plan_path))
-            self._agreement = self._tools.agree(arrow_schema(frame))
+            self._agreement = self._tools.agree(_columns(frame))
             self._write(frame)
         self._tools.probe(Step.WRITTEN)
         with self._stopwatch.stage("drain"):
@@ -158,17 +159,12 @@ class Run:
         ]
 
 
-def arrow_schema(frame: DataFrame) -> pa.Schema:
-    """The columns of a DataFrame as the table will have them, all nullable. Raises `TransformError` for a type that no
-    table can hold, and for two columns of one name."""
-    names = [name.lower() for name in frame.columns]
-    twice = sorted({name for name in names if names.count(name) > 1})
+def _columns(frame: DataFrame) -> pa.Schema:
+    """What a DataFrame writes. Raises `TransformError` for none at all, two of one name, and types no table can hold."""
+    if not frame.columns:
+        raise TransformError("The transform returned a DataFrame without columns.")
+    count = Counter(name.lower() for name in frame.columns)
+    twice = sorted(name for name, number in count.items() if number > 1)
     if twice:
         raise TransformError(f"The transform returned more than one column named {', '.join(twice)}.")
-    if not names:
-        raise TransformError("The transform returned a DataFrame without columns.")
-    try:
-        schema = to_arrow_schema(frame.schema)
-    except SPARK_ERRORS as error:
-        raise TransformError(f"The transform returned a column that the table cannot hold: {error}.") from error
-    return pa.schema([field.with_nullable(True) for field in schema])
+    return arrow_schema(frame.schema)

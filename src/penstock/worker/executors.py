@@ -14,7 +14,7 @@ from penstock.messaging.clock import Clock
 from penstock.messaging.delivery import Delivery
 from penstock.messaging.handler import BatchHandler, Execution
 from penstock.messaging.settlement import Release, Settlement
-from penstock.worker.retry import Random, backoff_seconds
+from penstock.messaging.waits import Random, backoff_seconds
 from penstock.worker.settings import WorkerSettings
 from penstock.worker.settler import Settler
 

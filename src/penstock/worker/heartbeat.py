@@ -16,7 +16,7 @@ from penstock.events import Bus, HeartbeatFailed, LeaseLost
 from penstock.messaging.broker import Broker
 from penstock.messaging.clock import Clock
 from penstock.messaging.delivery import Delivery
-from penstock.worker.retry import Random
+from penstock.messaging.waits import Random
 from penstock.worker.settings import WorkerSettings
 
 TRIES = 5

@@ -13,7 +13,7 @@ from penstock.messaging.clock import Clock
 from penstock.messaging.handler import BatchHandler
 from penstock.worker.executors import Executors
 from penstock.worker.intake import Intake
-from penstock.worker.retry import Random, backoff_seconds, idle_seconds
+from penstock.messaging.waits import Random, backoff_seconds, idle_seconds
 from penstock.worker.settings import WorkerSettings
 from penstock.worker.settler import Settler
 from penstock.worker.shutdown import UNSTARTED

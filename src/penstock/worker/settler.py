@@ -17,7 +17,7 @@ from penstock.messaging.delivery import Delivery
 from penstock.messaging.settlement import Release, Settlement
 from penstock.messaging.steps import Probe, Step
 from penstock.worker.heartbeat import Book
-from penstock.worker.retry import Random, backoff_seconds
+from penstock.messaging.waits import Random, backoff_seconds
 from penstock.worker.settings import WorkerSettings
 
 

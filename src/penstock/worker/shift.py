@@ -19,7 +19,7 @@ from penstock.worker.executors import Executors, Flight
 from penstock.worker.heartbeat import Book, Heartbeat
 from penstock.worker.intake import Intake
 from penstock.worker.loop import Loop, Until
-from penstock.worker.retry import Random
+from penstock.messaging.waits import Random
 from penstock.worker.settings import WorkerSettings
 from penstock.worker.settler import Settler
 from penstock.worker.shutdown import UNSTARTED, StopSignal, give_back

@@ -9,7 +9,7 @@ from penstock.messaging.clock import Clock
 from penstock.messaging.handler import BatchHandler
 from penstock.messaging.steps import Probe, no_probe
 from penstock.worker.loop import Until
-from penstock.worker.retry import Random
+from penstock.messaging.waits import Random
 from penstock.worker.settings import WorkerSettings
 from penstock.worker.shift import Outcome, Shift, Tools
 from penstock.worker.shutdown import StopSignal
