@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from sqlalchemy import Connection, Engine
+from sqlalchemy import URL, Connection, Engine
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
@@ -25,7 +25,7 @@ class Database:
     def __init__(self, engine: Engine, dialect: Dialect) -> None:
         self.engine = engine
         self.dialect = dialect
-        self.place = engine.url.render_as_string(hide_password=True) if engine.url.host else str(engine.url.database)
+        self.place = _place(engine.url)  # as errors name it
         self._reader = engine.execution_options(**{READ_ONLY: True})
 
     @contextmanager
@@ -69,3 +69,9 @@ class Database:
             raise explained from error
         except PoolTimeout as error:
             raise TemporaryError(f"every connection to the ledger {self.place} is in use: try again") from error
+
+
+def _place(url: URL) -> str:
+    if url.host:
+        return url.render_as_string(hide_password=True)
+    return url.database or "in memory"

@@ -107,7 +107,7 @@ class Queries:
         with self._database.reading() as connection:
             ids_wanted(connection, object_ids)
             rows = connection.execute(_STATES, {"in_pipeline": pipeline})
-            return {row.object_id: ObjectState(row.state) for row in rows}
+            return {object_id: ObjectState(state) for object_id, state in rows}
 
     def unattributed_failures(self, pipeline: str, object_ids: Collection[bytes]) -> Mapping[bytes, int]:
         with self._database.reading() as connection:

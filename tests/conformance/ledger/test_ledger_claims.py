@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+from sqlalchemy import select
 from tests.conformance.ledger.desk import (
     AFTER,
     BEFORE,
@@ -17,6 +18,7 @@ from tests.conformance.ledger.desk import (
 )
 
 from penstock.ledger.records import AttemptState, Candidate, Carrier, Failure, ObjectState
+from penstock.ledger.schema import attempts
 
 A, B, C = (object_id_of(name) for name in "abc")
 
@@ -116,6 +118,8 @@ def test_an_extended_attempt_is_not_taken_over(desk: Desk) -> None:
 def test_extending_always_succeeds_while_open_even_when_it_moves_nothing(desk: Desk) -> None:
     desk.claim(candidates("a"), attempt="first")
     assert [desk.ledger.extend("first", lease_seconds=5.0) for _ in range(3)] == [True, True, True]
+    with desk.ledger.database.reading() as connection:  # where unchanged rows are not counted, this one column changes
+        assert connection.execute(select(attempts.c.heartbeat_seq)).scalars().all() == [3]
 
 
 def test_what_is_not_open_cannot_be_extended(desk: Desk) -> None:

@@ -1,0 +1,317 @@
+"""The ledger against a small model of its rules, in any order of claims, commits, crashes and passing time.
+
+The model knows no SQL and no code of the ledger: a dictionary an object, a dictionary an attempt.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from penstock.errors import ClaimLost
+from penstock.ledger import Ledger
+from penstock.ledger.records import (
+    AttemptState,
+    BatchOutcome,
+    Candidate,
+    Carrier,
+    FailedObject,
+    Failure,
+    ObjectResult,
+    ObjectState,
+)
+
+PIPELINE = "file:///table"
+NAMES = "abcd"
+WORKERS = ("w-1", "w-2")
+LEASE_SECONDS = 10.0
+
+MESSAGES = st.fixed_dictionaries(
+    {
+        "message_id": st.sampled_from(["m-1", "m-2"]),
+        "age": st.sampled_from([0.0, 5.0, 50.0]),
+        "replay_id": st.sampled_from([None, None, "r-1", "r-2"]),
+    }
+)
+ENDINGS = st.lists(st.sampled_from([None, None, *Failure]), min_size=len(NAMES), max_size=len(NAMES))
+
+
+@dataclass
+class Thing:
+    """An object, as the model has it."""
+
+    state: str = "unprocessed"
+    holder: str | None = None
+    attempts: int = 0
+    unattributed: int = 0
+    batch: int | None = None
+    carrier: Carrier | None = None
+    dead_at: float = 0.0
+    replays: set[str] = field(default_factory=set)
+
+
+@dataclass
+class Try:
+    """An attempt, as the model has it."""
+
+    worker: str
+    lease_until: float
+    state: str = "open"
+    batch: int | None = None
+
+
+def object_id_of(name: str) -> bytes:
+    return name.encode() * 16
+
+
+class LedgerMachine(RuleBasedStateMachine):
+    ledger: Ledger
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.time = 1_000.0
+        self.things: dict[str, Thing] = {}
+        self.tries: dict[str, Try] = {}
+        self.batches: list[tuple[str, frozenset[str]]] = []
+
+    @initialize()
+    def open(self) -> None:
+        self.ledger = Ledger.open("sqlite://", now=lambda: self.time)
+        self.ledger.ensure_pipeline(PIPELINE)
+
+    def teardown(self) -> None:
+        if hasattr(self, "ledger"):
+            self.ledger.close()
+
+    # What the world does
+
+    @rule(seconds=st.sampled_from([0.5, 4.0, 11.0]))
+    def time_passes(self, seconds: float) -> None:
+        self.time += seconds
+
+    @rule(
+        names=st.lists(st.sampled_from(NAMES), min_size=1, max_size=6),
+        message=MESSAGES,
+        worker=st.sampled_from(WORKERS),
+    )
+    def claim(self, names: list[str], message: dict[str, Any], worker: str) -> None:
+        attempt = f"attempt-{len(self.tries)}"
+        carrier = Carrier(
+            message_id=message["message_id"],
+            enqueued_at=self.time - message["age"],
+            replay_id=message["replay_id"],
+        )
+        claim = self.ledger.claim(
+            PIPELINE,
+            [_candidate(name, carrier) for name in names],
+            attempt_id=attempt,
+            worker=worker,
+            lease_seconds=LEASE_SECONDS,
+        )
+        self.free_expired()
+        expected = {name: self.take(name, carrier, attempt) for name in dict.fromkeys(names)}
+        taken = {name for name, how in expected.items() if how == "claimed"}
+        assert {object_id_of(name) for name in taken} == set(claim.claimed)
+        for name, how in expected.items():
+            thing, id = self.things[name], object_id_of(name)
+            if how == "claimed":
+                claimed = claim.claimed[id]
+                assert (claimed.attempts, claimed.unattributed_failures) == (thing.attempts, thing.unattributed)
+                assert claimed.carrier == carrier
+            elif how == "busy":
+                assert thing.holder is not None
+                assert claim.busy[id] == pytest.approx(self.tries[thing.holder].lease_until - self.time)
+            else:
+                assert claim.ended[id].state.value == thing.state
+                assert claim.ended[id].carrier == (thing.carrier if thing.state == "dead" else None)
+        # An id that took nothing was never an attempt, but is not used again here either.
+        state = "open" if taken else "never"
+        self.tries[attempt] = Try(worker=worker, lease_until=self.time + LEASE_SECONDS, state=state)
+
+    @precondition(lambda self: self.tries)
+    @rule(data=st.data())
+    def extend(self, data: st.DataObject) -> None:
+        attempt = self.any_attempt(data)
+        is_open = self.tries[attempt].state == "open"
+        assert self.ledger.extend(attempt, lease_seconds=LEASE_SECONDS) is is_open
+        if is_open:
+            self.tries[attempt].lease_until = self.time + LEASE_SECONDS
+
+    @precondition(lambda self: self.tries)
+    @rule(data=st.data(), endings=ENDINGS, refund=st.booleans(), unattributed=st.booleans())
+    def commit(self, data: st.DataObject, endings: list[Failure | None], refund: bool, unattributed: bool) -> None:
+        attempt = self.any_attempt(data)
+        held = self.held_by(attempt) or list(NAMES)  # a stale worker still believes that it holds something
+        ends = dict(zip(held, endings, strict=False))
+        outcome = _outcome(attempt, ends, refund=refund, unattributed=unattributed)
+        if self.tries[attempt].state != "open":
+            self.commit_again(outcome)
+            return
+        seq = self.ledger.commit(outcome)
+        processed = frozenset(name for name, failure in ends.items() if failure is None)
+        if processed:
+            self.batches.append((attempt, processed))
+        expected = len(self.batches) if processed else None
+        assert seq == expected
+        self.tries[attempt].state = "committed" if processed else "abandoned"
+        self.tries[attempt].batch = seq
+        for name, failure in ends.items():
+            self.leave(name, failure, seq, refund=refund, unattributed=unattributed)
+        assert self.ledger.commit(outcome) == seq, "the same outcome again is the same answer"
+
+    def commit_again(self, outcome: BatchOutcome) -> None:
+        """The attempt has ended: a commit with a batch is met again, anything else is lost."""
+        try:
+            seq = self.ledger.commit(outcome)
+        except ClaimLost:
+            return
+        assert seq == self.tries[outcome.attempt_id].batch
+        assert self.tries[outcome.attempt_id].state != "never"
+
+    @precondition(lambda self: self.tries)
+    @rule(data=st.data(), refund=st.booleans(), unattributed=st.booleans())
+    def abandon(self, data: st.DataObject, refund: bool, unattributed: bool) -> None:
+        attempt = self.any_attempt(data)
+        is_open = self.tries[attempt].state == "open"
+        answer = self.ledger.abandon(
+            attempt, reason="told to", outcome="given_back", refund=refund, unattributed=unattributed
+        )
+        assert answer is is_open
+        if is_open:
+            self.free(attempt, refund=refund, unattributed=unattributed)
+
+    @rule()
+    def abandon_expired(self) -> None:
+        assert sorted(self.ledger.abandon_expired(PIPELINE)) == sorted(self.free_expired())
+
+    @rule(worker=st.sampled_from(WORKERS))
+    def abandon_worker(self, worker: str) -> None:
+        given_up = self.free_where(lambda one: one.worker == worker)
+        assert sorted(self.ledger.abandon_worker(PIPELINE, worker)) == sorted(given_up)
+
+    # The model's rules
+
+    def any_attempt(self, data: st.DataObject) -> str:
+        return data.draw(st.sampled_from(sorted(self.tries)))
+
+    def held_by(self, attempt: str) -> list[str]:
+        return [name for name, thing in self.things.items() if thing.holder == attempt]
+
+    def take(self, name: str, carrier: Carrier, attempt: str) -> str:
+        thing = self.things.setdefault(name, Thing())
+        if thing.state == "processing":
+            return "busy"
+        if thing.state == "dead" and self.may_revive(thing, carrier):
+            thing.attempts = 0
+        elif thing.state != "unprocessed":
+            return "ended"
+        thing.state, thing.holder, thing.carrier = "processing", attempt, carrier
+        thing.attempts += 1
+        if carrier.replay_id is not None:
+            thing.replays.add(carrier.replay_id)
+        return "claimed"
+
+    def may_revive(self, thing: Thing, carrier: Carrier) -> bool:
+        if carrier.replay_id is not None and carrier.replay_id not in thing.replays:
+            return True
+        return carrier.enqueued_at > thing.dead_at
+
+    def leave(self, name: str, failure: Failure | None, seq: int | None, *, refund: bool, unattributed: bool) -> None:
+        thing = self.things[name]
+        thing.holder = None
+        if failure is None:
+            thing.state, thing.batch = "processed", seq
+            return
+        thing.state = "unprocessed" if failure is Failure.RETRY else failure.value
+        thing.dead_at = self.time
+        thing.attempts -= refund
+        thing.unattributed += unattributed
+
+    def free(self, attempt: str, *, refund: bool = False, unattributed: bool = False) -> None:
+        self.tries[attempt].state = "abandoned"
+        for name in self.held_by(attempt):
+            self.leave(name, Failure.RETRY, None, refund=refund, unattributed=unattributed)
+
+    def free_where(self, chosen: Callable[[Try], bool]) -> list[str]:
+        given_up = [id for id, one in self.tries.items() if one.state == "open" and chosen(one)]
+        for attempt in given_up:
+            self.free(attempt)
+        return given_up
+
+    def free_expired(self) -> list[str]:
+        return self.free_where(lambda one: one.lease_until < self.time)
+
+    # What must hold at any moment
+
+    @invariant()
+    def objects_stand_as_the_model_says(self) -> None:
+        if not hasattr(self, "ledger"):
+            return
+        rows = {row.object_id: row for row in self.ledger.objects(PIPELINE)}
+        assert set(rows) == {object_id_of(name) for name in self.things}
+        for name, thing in self.things.items():
+            row = rows[object_id_of(name)]
+            assert (row.state.value, row.attempts, row.batch_seq) == (thing.state, thing.attempts, thing.batch)
+            assert row.carrier == thing.carrier
+        live = {
+            object_id_of(name)
+            for name, thing in self.things.items()
+            if thing.holder is not None and self.tries[thing.holder].lease_until >= self.time
+        }
+        assert self.ledger.live(PIPELINE, list(rows)) == live
+
+    @invariant()
+    def attempts_stand_as_the_model_says(self) -> None:
+        if not hasattr(self, "ledger"):
+            return
+        for id, one in self.tries.items():
+            row = self.ledger.attempt(id)
+            assert (row.state.value if row else "never") == one.state
+        abandoned = [id for id, one in self.tries.items() if one.state == AttemptState.ABANDONED]
+        assert sorted(self.ledger.abandoned_attempts(PIPELINE)) == sorted(abandoned)
+
+    @invariant()
+    def batches_have_no_gap_and_no_object_twice(self) -> None:
+        if not hasattr(self, "ledger"):
+            return
+        rows = self.ledger.batches(PIPELINE)
+        assert [(row.seq, row.attempt_id, row.objects) for row in rows] == [
+            (seq, attempt, len(processed)) for seq, (attempt, processed) in enumerate(self.batches, start=1)
+        ]
+        counted = sum(len(processed) for _, processed in self.batches)
+        assert counted == self.ledger.counts(PIPELINE)[ObjectState.PROCESSED]
+
+
+def _candidate(name: str, carrier: Carrier) -> Candidate:
+    return Candidate(
+        object_id=object_id_of(name),
+        bucket="file",
+        key=f"/{name}".encode(),
+        size_bytes=1,
+        uri=f"file:///{name}",
+        carrier=carrier,
+    )
+
+
+def _outcome(attempt: str, ends: dict[str, Failure | None], *, refund: bool, unattributed: bool) -> BatchOutcome:
+    failed = [
+        FailedObject(
+            object_id=object_id_of(name), failure=failure, reason="told to", refund=refund, unattributed=unattributed
+        )
+        for name, failure in ends.items()
+        if failure is not None
+    ]
+    processed = [
+        ObjectResult(object_id=object_id_of(name), rows=1, lines_quarantined=0)
+        for name, failure in ends.items()
+        if failure is None
+    ]
+    return BatchOutcome(pipeline=PIPELINE, attempt_id=attempt, processed=processed, failed=failed)
+
+
+TestLedgerStates = LedgerMachine.TestCase
+TestLedgerStates.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
