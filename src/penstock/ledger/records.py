@@ -54,7 +54,7 @@ class ClaimedObject:
     object_id: bytes
     attempts: int
     unattributed_failures: int  # runs it was in that failed with no object to blame
-    carrier: Carrier | None = None  # which of the messages that named it is its carrier, should it die
+    carrier: Carrier  # which of the messages that named it is its carrier, should it die
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

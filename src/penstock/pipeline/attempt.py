@@ -32,6 +32,7 @@ from penstock.pipeline.parcel import (
     Parse,
     candidates,
     open_parcel,
+    parts,
     settle_parcel,
 )
 from penstock.pipeline.streak import FailureStreak
@@ -82,7 +83,8 @@ class BatchExecution:
     def run(self) -> Mapping[str, Settlement]:
         settlements, parcels = self._open()
         outcomes: dict[bytes, ObjectOutcome] = {}
-        for group in groups(parcels, objects_max=self._settings.objects_max, attempts_max=self._settings.attempts_max):
+        suspects = self._parts(parcels)
+        for group in groups(suspects, objects_max=self._settings.objects_max, attempts_max=self._settings.attempts_max):
             outcomes |= self._run_group(group)
         with suppress(PenstockError):  # upkeep publishes too, and says what is wrong
             self._around.publish()
@@ -97,15 +99,13 @@ class BatchExecution:
                 parcels.append(opened)
             else:
                 settlements[delivery.receipt] = opened
-        return settlements, self._suspects(parcels)
+        return settlements, parcels
 
-    def _suspects(self, parcels: Sequence[Parcel]) -> list[Parcel]:
+    def _parts(self, parcels: Sequence[Parcel]) -> list[Parcel]:
+        """What is put into groups: a delivery's objects together, until some of them are suspects."""
         ids = {ref.object_id for parcel in parcels for ref in parcel.objects}
         failures = self._around.ledger.unattributed_failures(self._settings.pipeline, ids) if ids else {}
-        return [
-            replace(parcel, failures=max(failures.get(ref.object_id, 0) for ref in parcel.objects))
-            for parcel in parcels
-        ]
+        return [part for parcel in parcels for part in parts(parcel, failures)]
 
     def _run_group(self, group: Sequence[Parcel]) -> dict[bytes, ObjectOutcome]:
         claim = self._claim(group)
@@ -113,13 +113,8 @@ class BatchExecution:
             return {ref.object_id: self._later(1) for parcel in group for ref in parcel.objects}
         outcomes = self._unclaimed(claim)
         if claim.claimed:
-            carriers = {ref.object_id: parcel for parcel in reversed(group) for ref in parcel.objects}
             refs = {ref.object_id: ref for parcel in group for ref in parcel.objects}
-            work = _Work(
-                claim=claim,
-                refs={object_id: refs[object_id] for object_id in claim.claimed},
-                carriers={object_id: carriers[object_id].delivery.message.id for object_id in claim.claimed},
-            )
+            work = _Work(claim=claim, refs={object_id: refs[object_id] for object_id in claim.claimed})
             outcomes |= self._work(work)
         return outcomes
 
@@ -314,7 +309,8 @@ class BatchExecution:
             case Failure.RETRY:
                 return self._later(work.claim.claimed[failed.object_id].attempts)
             case Failure.DEAD:
-                return Dead(reason=failed.reason, carrier_message_id=work.carriers[failed.object_id])
+                carrier = work.claim.claimed[failed.object_id].carrier
+                return Dead(reason=failed.reason, carrier_message_id=carrier.message_id)
             case Failure.GONE | Failure.SUPERSEDED:
                 return Done()
 
@@ -360,9 +356,7 @@ class BatchExecution:
             self._around.engine.cancel(attempt_id)
 
     def _emit_abandoned(self, attempt_id: str, reason: str) -> None:
-        self._around.bus.emit(
-            AttemptAbandoned(pipeline=self._settings.pipeline, attempt_id=attempt_id, reason=reason)
-        )
+        self._around.bus.emit(AttemptAbandoned(pipeline=self._settings.pipeline, attempt_id=attempt_id, reason=reason))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -371,7 +365,6 @@ class _Work:
 
     claim: Claim
     refs: Mapping[bytes, ObjectRef]  # the claimed ones
-    carriers: Mapping[bytes, str]  # message ids
 
 
 def _ended(ended: EndedObject) -> ObjectOutcome:

@@ -1,7 +1,7 @@
 """Deliveries of notifications, opened: which objects each one names, and how it is settled in the end."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from penstock.errors import InvalidMessage
 from penstock.ledger.records import Candidate, Carrier
@@ -74,7 +74,7 @@ def settle_parcel(parcel: Parcel, outcomes: Mapping[bytes, ObjectOutcome]) -> Se
 
 
 def settle_by(*, problems: Sequence[str], outcomes: Sequence[ObjectOutcome], message_id: str) -> Settlement:
-    """Anything left to do: release. Else anything dead that this message carried, or a bad record: dead letter. Else ack."""
+    """Anything left to do: release. Else anything dead that it carried, or a bad record: dead letter. Else ack."""
     later = [outcome for outcome in outcomes if isinstance(outcome, Later)]
     if later:
         delay_seconds = max(outcome.delay_seconds for outcome in later)
@@ -85,14 +85,27 @@ def settle_by(*, problems: Sequence[str], outcomes: Sequence[ObjectOutcome], mes
     return Ack()
 
 
+def parts(parcel: Parcel, failures: Mapping[bytes, int]) -> list[Parcel]:
+    """What may share a run: the objects that nobody suspects together, each suspect by itself.
+
+    ``failures`` are the unattributed ones, by object id. A delivery stays whole in its batch and is settled as a whole,
+    but not in one run: the culprit in a message of several objects would never be alone in a run, and never die.
+    """
+    clear = tuple(ref for ref in parcel.objects if not failures.get(ref.object_id))
+    suspects = [
+        replace(parcel, objects=(ref,), failures=failures[ref.object_id])
+        for ref in parcel.objects
+        if failures.get(ref.object_id)
+    ]
+    return [replace(parcel, objects=clear), *suspects] if clear else suspects
+
+
 def candidates(parcels: Sequence[Parcel]) -> list[Candidate]:
-    """The objects of a group, each once; the first message that names an object carries it."""
-    found: dict[bytes, Candidate] = {}
-    for parcel in parcels:
-        carrier = carrier_of(parcel.delivery)
-        for ref in parcel.objects:
-            found.setdefault(ref.object_id, _candidate(ref, carrier))
-    return list(found.values())
+    """The objects of a group, once for each message that names them: the ledger says which of these carries an object.
+
+    That is the first, or for a dead object the first that may revive it.
+    """
+    return [_candidate(ref, carrier_of(parcel.delivery)) for parcel in parcels for ref in parcel.objects]
 
 
 def carrier_of(delivery: Delivery) -> Carrier:

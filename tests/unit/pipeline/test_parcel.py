@@ -1,5 +1,7 @@
 """How deliveries of notifications end."""
 
+from dataclasses import replace
+
 import pytest
 
 from penstock.errors import InvalidMessage
@@ -8,10 +10,21 @@ from penstock.messaging.message import Message
 from penstock.messaging.settlement import Ack, DeadLetter, Release
 from penstock.objects.notification import Kind, Notification
 from penstock.objects.reference import ObjectRef
-from penstock.pipeline.parcel import Dead, Done, Later, ObjectOutcome, Parcel, candidates, open_parcel, settle_parcel
+from penstock.pipeline.parcel import (
+    Dead,
+    Done,
+    Later,
+    ObjectOutcome,
+    Parcel,
+    candidates,
+    open_parcel,
+    parts,
+    settle_parcel,
+)
 
 A = ObjectRef(bucket="b", key="a", size_bytes=1, etag="1")
 B = ObjectRef(bucket="b", key="b", size_bytes=2, etag="2")
+C = ObjectRef(bucket="b", key="c", size_bytes=3, etag="3")
 
 
 def delivery(message_id: str = "m1", **attributes: str) -> Delivery:
@@ -29,7 +42,9 @@ def parcel(*objects: ObjectRef, problems: tuple[str, ...] = (), message_id: str 
         pytest.param((Done(), Done()), Ack(), id="all done"),
         pytest.param((Done(), Later(delay_seconds=3.0)), Release(delay_seconds=3.0), id="one to be retried"),
         pytest.param(
-            (Later(delay_seconds=1.0), Later(delay_seconds=4.0)), Release(delay_seconds=4.0), id="the longest wait counts"
+            (Later(delay_seconds=1.0), Later(delay_seconds=4.0)),
+            Release(delay_seconds=4.0),
+            id="the longest wait counts",
         ),
         pytest.param(
             (Later(delay_seconds=1.0, refund=True), Later(delay_seconds=2.0)),
@@ -37,10 +52,14 @@ def parcel(*objects: ObjectRef, problems: tuple[str, ...] = (), message_id: str 
             id="one that was tried costs the attempt",
         ),
         pytest.param(
-            (Later(delay_seconds=1.0, refund=True), Done()), Release(delay_seconds=1.0, refund=True), id="busy elsewhere"
+            (Later(delay_seconds=1.0, refund=True), Done()),
+            Release(delay_seconds=1.0, refund=True),
+            id="busy elsewhere",
         ),
         pytest.param(
-            (Dead(reason="broken", carrier_message_id="m1"), Done()), DeadLetter(reason="broken"), id="dead by this message"
+            (Dead(reason="broken", carrier_message_id="m1"), Done()),
+            DeadLetter(reason="broken"),
+            id="dead by this message",
         ),
         pytest.param((Dead(reason="broken", carrier_message_id="other"), Done()), Ack(), id="dead by another message"),
         pytest.param(
@@ -75,10 +94,20 @@ def test_an_unreadable_message_is_a_dead_letter_with_the_reason() -> None:
     assert open_parcel(delivery(), refuse) == DeadLetter(reason="not JSON")
 
 
-def test_the_first_message_that_names_an_object_carries_it() -> None:
+def test_every_message_that_names_an_object_is_a_candidate_to_carry_it() -> None:
     first, second = parcel(A, message_id="m1"), parcel(A, B, message_id="m2")
-    carriers = {candidate.object_id: candidate.carrier.message_id for candidate in candidates([first, second])}
-    assert carriers == {A.object_id: "m1", B.object_id: "m2"}
+    named = [(candidate.object_id, candidate.carrier.message_id) for candidate in candidates([first, second])]
+    assert named == [(A.object_id, "m1"), (A.object_id, "m2"), (B.object_id, "m2")]
+
+
+def test_suspects_of_a_delivery_are_parts_of_their_own() -> None:
+    whole = parcel(A, B, C)
+    assert parts(whole, {}) == [whole]
+    assert parts(whole, {A.object_id: 0, B.object_id: 2}) == [
+        replace(whole, objects=(A, C)),
+        replace(whole, objects=(B,), failures=2),
+    ]
+    assert [part.failures for part in parts(whole, {A.object_id: 1, B.object_id: 2, C.object_id: 1})] == [1, 2, 1]
 
 
 def test_a_replayed_message_carries_its_replay_id() -> None:
