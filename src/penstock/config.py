@@ -1,7 +1,7 @@
 """Settings: read once, checked loudly, then frozen.
 
-Precedence: what the caller gives (flags) > environment (``PENSTOCK_...``) > ``penstock.toml`` > default. No other room
-reads the environment.
+Precedence: what the caller gives (flags) > environment (``PENSTOCK_...``) > a secrets directory > ``penstock.toml`` >
+default. No other room reads the environment.
 """
 
 from pathlib import Path
@@ -40,10 +40,11 @@ class Settings(BaseSettings):
         settings_cls: type[BaseSettings],
         init_settings: PydanticBaseSettingsSource,
         env_settings: PydanticBaseSettingsSource,
-        dotenv_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,  # noqa: ARG003 - the signature is pydantic's; .env is not read
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        return init_settings, env_settings, TomlConfigSettingsSource(settings_cls)
+        toml_settings = TomlConfigSettingsSource(settings_cls)
+        return init_settings, env_settings, file_secret_settings, toml_settings
 
 
 def load_settings(**given: Any) -> Settings:

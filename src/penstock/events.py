@@ -217,7 +217,7 @@ Listener = Callable[[Event], None]
 
 
 class Bus:
-    """Hands each event to every listener, in the emitting thread. A listener that raises is a defect of the listener."""
+    """Hands each event to every listener, in the emitting thread. A listener that raises is a defect of its own."""
 
     def __init__(self, *listeners: Listener) -> None:
         self._listeners = listeners  # fixed at construction, so no lock is needed

@@ -9,6 +9,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from penstock.pipeline.java import find_java
+from penstock.pipeline.source import api
 
 
 @pytest.fixture(scope="session")
@@ -29,5 +30,6 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
         .getOrCreate()
     )
     session.sparkContext.setLogLevel("ERROR")
+    api.register(session)
     yield session
     session.stop()

@@ -25,6 +25,7 @@ from penstock.objects.announcement import announce
 from penstock.objects.local import LocalStore
 from penstock.objects.reference import ObjectRef
 from penstock.objects.scanner import Scanner, ScanReport
+from penstock.pipeline.session import Session
 from penstock.worker.shutdown import StopSignal
 
 FORMATS = ("jsonl",)
@@ -72,8 +73,12 @@ class IngestReport:
     problems: tuple[str, ...]  # what could not be looked at
 
 
-def ingest(request: IngestRequest, *, stop: StopSignal, listeners: Sequence[Listener] = ()) -> IngestReport:
+def ingest(
+    request: IngestRequest, *, stop: StopSignal, listeners: Sequence[Listener] = (), spark: Session | None = None
+) -> IngestReport:
     """Do the main job; returns when every scanned object is terminal and published, or when stopped.
+
+    ``spark`` is a session to work in; without one, one is started where there is something to do, and ended.
 
     Raises `UserError` with a sentence for what a person has to mend; what was committed until then stays.
     """
@@ -110,6 +115,7 @@ def ingest(request: IngestRequest, *, stop: StopSignal, listeners: Sequence[List
                 clock=clock,
                 bus=bus,
                 probe=probe,
+                spark=spark,
             )
         tables.sweep()
         return _report(where, state, tables, goal, scan, tally, stopped=stop.requested, began_at=began_at, clock=clock)
@@ -118,9 +124,7 @@ def ingest(request: IngestRequest, *, stop: StopSignal, listeners: Sequence[List
 class Goal:
     """Every scanned object in a terminal state. Used by the thread that asks, one at a time."""
 
-    def __init__(
-        self, state: State, where: Places, objects: Sequence[ObjectRef], *, queue: str, probe: Probe
-    ) -> None:
+    def __init__(self, state: State, where: Places, objects: Sequence[ObjectRef], *, queue: str, probe: Probe) -> None:
         self._state = state
         self._pipeline = where.pipeline
         self._queue = queue

@@ -20,7 +20,9 @@ def killing_probe(kill_at: str | None) -> Probe:
         step, remaining = Step(name), int(count or 1)
     except ValueError as error:
         known = ", ".join(step.value for step in Step)
-        raise ConfigurationError(f"kill_at is {kill_at!r}; it is `step` or `step:n` with one of the steps {known}.") from error
+        raise ConfigurationError(
+            f"kill_at is {kill_at!r}; it is `step` or `step:n` with one of the steps {known}."
+        ) from error
     return _KillAt(step, remaining)
 
 

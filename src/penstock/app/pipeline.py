@@ -4,7 +4,7 @@ import importlib
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -93,14 +93,19 @@ def serve(
     clock: Clock,
     bus: Bus,
     probe: Probe,
+    spark: Session | None = None,
 ) -> None:
-    """Run a worker on the source's queue until ``until`` or a stop. Raises what stopped it."""
+    """Run a worker on the source's queue until ``until`` or a stop. Raises what stopped it.
+
+    A session handed in is used as it is and not stopped; else one is started for the time of the work.
+    """
     schema = source_schema(request, where, state, sample, bus)
-    with spark_session(request.settings, state, stop=stop, clock=clock, bus=bus) as spark:
+    own = spark_session(request.settings, state, stop=stop, clock=clock, bus=bus)
+    with own if spark is None else nullcontext(spark) as session:
         if stop.requested:
             return
         engine = SparkEngine(
-            spark,
+            session,
             declaration(request, transform, where, schema),
             agree=partial(agreement, state.ledger, tables.rows, where.pipeline),
             clock=clock,
@@ -127,9 +132,7 @@ def serve(
         worker.run(stop, until)
 
 
-def source_schema(
-    request: PipelineRequest, where: Places, state: State, sample: Sequence[ObjectRef], bus: Bus
-) -> str:
+def source_schema(request: PipelineRequest, where: Places, state: State, sample: Sequence[ObjectRef], bus: Bus) -> str:
     """The schema given, else the one remembered, else one inferred from a sample, told and remembered."""
     if request.schema is not None:
         state.ledger.remember_source_schema(where.pipeline, request.schema)
@@ -185,9 +188,7 @@ def worker_settings(settings: Settings) -> WorkerSettings:
 
 
 @contextmanager
-def spark_session(
-    settings: Settings, state: State, *, stop: StopSignal, clock: Clock, bus: Bus
-) -> Iterator[Session]:
+def spark_session(settings: Settings, state: State, *, stop: StopSignal, clock: Clock, bus: Bus) -> Iterator[Session]:
     """A session of our own for as long as the block lasts."""
     began_at = clock.monotonic()
     java = find_java(os.environ)

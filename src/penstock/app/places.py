@@ -61,5 +61,7 @@ def find_table(table: str | None, state: str | None, *, here: Path) -> Places:
             raise UsageError(f"Which table? Give --table; tables with a state found in {here}: {names}.")
         found = places(below[0], state)
     if not (found.state / LEDGER_FILE).is_file():
-        raise UsageError(f"There is no Penstock state in {found.state}; `penstock ingest` makes one, --state names another.")
+        raise UsageError(
+            f"There is no Penstock state in {found.state}; `penstock ingest` makes one, --state names another."
+        )
     return found

@@ -34,7 +34,7 @@ def list_(
     places = find_table(table, state, here=Path.cwd())
     with view(places) as seen:
         letters = [
-            (queue, message, death_of(message))
+            (queue, message, death_of(message.attributes))
             for queue in seen.dead_letter_queues()
             for message in seen.broker.browse(queue, messages_max=limit)
         ]

@@ -25,7 +25,9 @@ def demo(
 
     where = DemoPlaces.under(folder.expanduser().resolve())
     data = prepare(where)
-    talk(f"{data.objects} access-log objects written to {where.logs}: some gzipped, {data.bad_lines} bad lines in them,")
+    talk(
+        f"{data.objects} access-log objects written to {where.logs}: some gzipped, {data.bad_lines} bad lines in them,"
+    )
     talk(f"one gzip file cut off, and {DUPLICATED} of them announced three times over.\n")
     talk(f"First run, to be killed with SIGKILL in its second batch (at the step {KILL_AT.partition(':')[0]!r}):")
     if run_ingest(where, kill_at=KILL_AT) is not None:

@@ -14,13 +14,16 @@ TEMPORARY_FAILURE = 75
 def ingest(
     source: Annotated[str, typer.Argument(metavar="SOURCE", help="The folder to read.")],
     table: Annotated[str, typer.Argument(metavar="TABLE", help="The folder of the Delta table; made if need be.")],
-    format_: Annotated[str, typer.Option("--format", help="How the files are written: jsonl (also gzipped).")] = "jsonl",
+    format_: Annotated[
+        str, typer.Option("--format", help="How the files are written: jsonl (also gzipped).")
+    ] = "jsonl",
     schema: Annotated[
         str | None,
         typer.Option("--schema", metavar="DDL", help="The rows' columns, e.g. 'id long, v double'; default: inferred."),
     ] = None,
     transform: Annotated[
-        str | None, typer.Option("--transform", metavar="MODULE:FUNCTION", help="DataFrame -> DataFrame, plain PySpark.")
+        str | None,
+        typer.Option("--transform", metavar="MODULE:FUNCTION", help="DataFrame -> DataFrame, plain PySpark."),
     ] = None,
     partition_by: Annotated[
         str | None, typer.Option("--partition-by", metavar="COLUMNS", help="Columns to partition by, with commas.")
@@ -33,7 +36,9 @@ def ingest(
     ] = None,
     master: Annotated[str | None, typer.Option("--master", help="Where Spark runs; default: local[*].")] = None,
     max_objects: Annotated[int | None, typer.Option("--max-objects", help="Objects a batch.")] = None,
-    max_attempts: Annotated[int | None, typer.Option("--max-attempts", help="Attempts before an object is dead.")] = None,
+    max_attempts: Annotated[
+        int | None, typer.Option("--max-attempts", help="Attempts before an object is dead.")
+    ] = None,
     max_quarantine_ratio: Annotated[
         float | None, typer.Option("--max-quarantine-ratio", help="An object with a larger share of bad lines fails.")
     ] = None,

@@ -68,7 +68,9 @@ def show(
     with view(places) as seen:
         found = [row for pipeline, row in seen.ledger.find(address) if pipeline == places.pipeline]
         if not found:
-            raise UsageError(f"The ledger of {places.table} knows no object {address}; `penstock objects list` shows all.")
+            raise UsageError(
+                f"The ledger of {places.table} knows no object {address}; `penstock objects list` shows all."
+            )
         versions = [(row, seen.ledger.attempts_of(places.pipeline, row.object_id)) for row in found]
     if json_:
         print_json([as_document(row) | {"timeline": [_attempt(one) for one in timeline]} for row, timeline in versions])

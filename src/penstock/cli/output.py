@@ -12,9 +12,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON document to s
 Table = Annotated[
     str | None, typer.Option("--table", help="The table's folder; by default the one here or the only one below here.")
 ]
-StateFolder = Annotated[
-    str | None, typer.Option("--state", help="The state folder, where it is not TABLE/_penstock.")
-]
+StateFolder = Annotated[str | None, typer.Option("--state", help="The state folder, where it is not TABLE/_penstock.")]
 
 
 def print_json(document: Any) -> None:

@@ -59,32 +59,17 @@ class IngestProgress:
         match event:
             case SourceScanned():
                 self._objects = event.unfinished
-                self._say(f"{event.found:,} objects found in {event.source}, {event.unfinished:,} to do")
-            case SchemaInferred():
-                self._say(f"schema inferred from a sample and remembered: {event.schema}")
-            case SparkStarted():
-                for note in event.notes:
-                    self._say(f"Java: {note}")
-                self._say(f"Spark started in {event.seconds:.1f} s ({event.java})")
-            case BatchClaimed():
-                self._say(f"batch of {event.objects:,} objects, {event.bytes:,} bytes")
-            case BatchProgressed():
-                self._progress(f"{event.tasks_done} of {event.tasks} tasks")
             case BatchCommitted():
                 self._done += event.objects
                 self._rows += event.rows
-                bad = f", {event.lines_quarantined:,} lines quarantined" if event.lines_quarantined else ""
-                self._say(f"batch {event.seq} committed: {event.objects:,} objects, {event.rows:,} rows{bad}")
+            case BatchProgressed():
+                self._progress(f"{event.tasks_done} of {event.tasks} tasks")
             case ObjectFailed():
                 self._failed(event)
-            case RunFailed():
-                self._say(f"a run of {event.objects:,} objects failed: {event.error}")
-            case WorkerDraining() if event.reason != "until":
-                self._say(f"stopping: {event.in_flight:,} messages in flight are finished or given back")
             case WorkerStopped():
                 self.forced = event.outcome == "forced"
-            case _:
-                pass
+        for line in told(event):
+            self._say(line)
         if self._bar is not None:
             self._bar.show(done=self._done, total=self._objects, rows=self._rows)
 
@@ -110,6 +95,29 @@ class IngestProgress:
             self._bar.say(shown)
         else:
             talk(shown)
+
+
+def told(event: Event) -> list[str]:
+    """The lines that an event is worth whoever listens."""
+    match event:
+        case SourceScanned():
+            return [f"{event.found:,} objects found in {event.source}, {event.unfinished:,} to do"]
+        case SchemaInferred():
+            return [f"schema inferred from a sample and remembered: {event.schema}"]
+        case SparkStarted():
+            started = f"Spark started in {event.seconds:.1f} s ({event.java})"
+            return [*(f"Java: {note}" for note in event.notes), started]
+        case BatchClaimed():
+            return [f"batch of {event.objects:,} objects, {event.bytes:,} bytes"]
+        case BatchCommitted():
+            bad = f", {event.lines_quarantined:,} lines quarantined" if event.lines_quarantined else ""
+            return [f"batch {event.seq} committed: {event.objects:,} objects, {event.rows:,} rows{bad}"]
+        case RunFailed():
+            return [f"a run of {event.objects:,} objects failed: {event.error}"]
+        case WorkerDraining() if event.reason != "done":
+            return [f"stopping: {event.in_flight:,} messages in flight are finished or given back"]
+        case _:
+            return []
 
 
 class _Bar:
@@ -149,8 +157,8 @@ def print_report(report: "IngestReport") -> None:
         print(f"Nothing new: all {report.objects_found:,} objects are in the table already. 0 rows added.")
     else:
         print(
-            f"{report.objects_processed:,} objects processed, {report.objects_skipped:,} skipped (already in the table), "
-            f"{report.rows_written:,} rows written in {report.batches:,} batches, {report.seconds:.1f} s."
+            f"{report.objects_processed:,} objects processed, {report.objects_skipped:,} skipped (already in the "
+            f"table), {report.rows_written:,} rows written in {report.batches:,} batches, {report.seconds:.1f} s."
         )
     version = "no version yet" if report.table_version is None else f"version {report.table_version}"
     print(f"Table: {printable(report.table)} ({version})")

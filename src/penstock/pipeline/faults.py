@@ -12,7 +12,9 @@ _MACHINERY = re.compile(
     r"No space left on device|Disk quota exceeded|Too many open files|Cannot allocate memory|ExecutorLostFailure"
     r"|Python worker exited unexpectedly|OutOfMemoryError"
 )
-_SPARK_GONE = re.compile(r"SparkContext was shut down|stopped SparkContext|SparkContext is stopped|Java gateway process")
+_SPARK_GONE = re.compile(
+    r"SparkContext was shut down|stopped SparkContext|SparkContext is stopped|Java gateway process"
+)
 _VARIABLE = re.compile(r"0x[0-9a-fA-F]+|\d+|'[^']*'|\"[^\"]*\"")  # what differs between equal failures
 
 SPARK_ERRORS = (PySparkException, Py4JError, ConnectionError)
@@ -22,7 +24,9 @@ def explain(error: Exception) -> PenstockError:
     """The meaning of an exception that escaped from a Spark call."""
     text = _text(error)
     if isinstance(error, (Py4JNetworkError, ConnectionError)) or _SPARK_GONE.search(text):
-        return FaultPersists(f"Spark went away in the middle of a run: {_first_line(text)}. Nothing is lost; run it again.")
+        return FaultPersists(
+            f"Spark went away in the middle of a run: {_first_line(text)}. Nothing is lost; run it again."
+        )
     if found := _MACHINERY.search(text):
         return TemporaryError(f"Spark could not finish a run: {found.group()}")
     if isinstance(error, (AnalysisException, ParseException)):

@@ -32,7 +32,7 @@ def group_objects_max(failures: int, *, objects_max: int, attempts_max: int) -> 
 
 
 def groups(suspects: Sequence[S], *, objects_max: int, attempts_max: int) -> list[list[S]]:
-    """Split into runs, the unsuspected first. A delivery stays whole, even one with more objects than its group may have."""
+    """Split into runs, the unsuspected first. A delivery stays whole, even where it has more objects than a run may."""
     answer: list[list[S]] = []
     for failures in sorted({suspect.failures for suspect in suspects}):
         limit = group_objects_max(failures, objects_max=objects_max, attempts_max=attempts_max)

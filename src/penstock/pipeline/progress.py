@@ -22,9 +22,7 @@ def watched(spark: SparkSession, pipeline: str, attempt_id: str, bus: Bus) -> It
             with suppress(*SPARK_ERRORS):  # a look that fails is no failure of the run
                 tasks, done = _tasks(spark, attempt_id)
                 if tasks:
-                    bus.emit(
-                        BatchProgressed(pipeline=pipeline, attempt_id=attempt_id, tasks_done=done, tasks=tasks)
-                    )
+                    bus.emit(BatchProgressed(pipeline=pipeline, attempt_id=attempt_id, tasks_done=done, tasks=tasks))
 
     thread = threading.Thread(target=look, name="penstock-progress", daemon=True)
     thread.start()

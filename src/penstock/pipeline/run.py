@@ -160,7 +160,7 @@ class Run:
 
 
 def _columns(frame: DataFrame) -> pa.Schema:
-    """What a DataFrame writes. Raises `TransformError` for none at all, two of one name, and types no table can hold."""
+    """What a DataFrame writes. Raises `TransformError` for no column, two of one name, and types no table can hold."""
     if not frame.columns:
         raise TransformError("The transform returned a DataFrame without columns.")
     count = Counter(name.lower() for name in frame.columns)

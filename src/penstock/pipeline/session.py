@@ -1,6 +1,7 @@
 """Starting Spark for ourselves, and the settings that a pipeline depends on.
 
-Sessions handed in from outside are used as they are and never stopped; `required_conf` says what they must not contradict.
+Sessions handed in from outside are used as they are and never stopped; `REQUIRED_CONF` is what they must not
+contradict.
 """
 
 import logging
@@ -12,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
 from pyspark import SparkConf, SparkContext
 from pyspark.errors import PySparkException
@@ -63,7 +65,7 @@ def start_session(settings: SessionSettings) -> SparkSession:
         context = SparkContext(gateway=gateway, conf=conf)
     except (PySparkException, OSError) as error:
         raise ConfigurationError(
-            f"Spark did not start ({error}). Its own words are in {settings.log}; `penstock doctor` checks Java and Spark."
+            f"Spark did not start ({error}). Its own words are in {settings.log}; `penstock doctor` looks at Java too."
         ) from error
     return SparkSession(context)
 
@@ -73,7 +75,8 @@ def end_session(spark: SparkSession, *, at_once: bool, seconds: float) -> None:
 
     Bounded: a JVM that does not leave within the seconds is ended.
     """
-    process: subprocess.Popen[bytes] = spark.sparkContext._gateway.proc
+    gateway: Any = spark.sparkContext._gateway  # PySpark keeps the process it launched in an attribute it does not type
+    process: subprocess.Popen[bytes] = gateway.proc
     if not at_once:
         stopping = threading.Thread(target=spark.stop, name="penstock-spark-stop", daemon=True)
         stopping.start()
@@ -81,6 +84,8 @@ def end_session(spark: SparkSession, *, at_once: bool, seconds: float) -> None:
     if process.stdin is not None:
         process.stdin.close()  # the JVM watches it, and leaves when it ends
     if at_once:
+        accumulators: Any = spark.sparkContext._accumulatorServer
+        accumulators.handle_error = lambda *_: None  # it would tell the user of a connection that we cut ourselves
         process.kill()
     try:
         process.wait(seconds)
@@ -141,6 +146,8 @@ def try_spark(settings: SessionSettings) -> None:
         numbers = spark.range(100).mapInArrow(lambda batches: batches, "id long")
         numbers.write.parquet(str(settings.scratch / "try"))
     except SPARK_ERRORS as error:
-        raise ConfigurationError(f"Spark started and did not work: {explain(error)} Its log is {settings.log}.") from error
+        raise ConfigurationError(
+            f"Spark started and did not work: {explain(error)} Its log is {settings.log}."
+        ) from error
     finally:
         end_session(spark, at_once=False, seconds=10.0)

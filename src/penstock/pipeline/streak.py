@@ -36,12 +36,14 @@ class FailureStreak:
         if len(self._batches) < DISJOINT_FAILURES_MAX:
             return None
         return TransformError(
-            f"{len(self._batches)} batches in a row with no object in common failed with the same error, so the cause is "
-            f"hardly in the data: {broken}. Nothing is lost; mend the transform or the schema and run it again."
+            f"{len(self._batches)} batches in a row with no object in common failed with the same error, so the cause "
+            f"is hardly in the data: {broken}. Nothing is lost; mend the transform or the schema and run it again."
         )
 
     def add_fault(self, fault: TemporaryError) -> None:
         """Record an infrastructure fault; raises it once there were too many in a row."""
         self.faults += 1
         if self._faults_max is not None and self.faults >= self._faults_max:
-            raise FaultPersists(f"{fault} ({self.faults} times in a row). Nothing is lost; run it again when that is mended.")
+            raise FaultPersists(
+                f"{fault} ({self.faults} times in a row). Nothing is lost; run it again when that is mended."
+            )

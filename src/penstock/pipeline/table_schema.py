@@ -34,9 +34,7 @@ def agreement(ledger: Ledger, sink: Sink, pipeline: str, wanted: pa.Schema) -> A
         return Agreement(schema=wanted, schema_id=row.schema_id, new_schema=encoding.encode(wanted))
     merged = encoding.merge(existing, wanted, table=sink.uri)
     unchanged = row.table_schema is not None and merged.equals(existing)
-    return Agreement(
-        schema=wanted, schema_id=row.schema_id, new_schema=None if unchanged else encoding.encode(merged)
-    )
+    return Agreement(schema=wanted, schema_id=row.schema_id, new_schema=None if unchanged else encoding.encode(merged))
 
 
 def _existing(sink: Sink, committed: str | None) -> pa.Schema | None:

@@ -11,9 +11,9 @@ from penstock.errors import PublishHalted, TemporaryError, UserError
 from penstock.events import Bus, ReceiveFailed, UpkeepFailed
 from penstock.messaging.clock import Clock
 from penstock.messaging.handler import BatchHandler
+from penstock.messaging.waits import Random, backoff_seconds, idle_seconds
 from penstock.worker.executors import Executors
 from penstock.worker.intake import Intake
-from penstock.messaging.waits import Random, backoff_seconds, idle_seconds
 from penstock.worker.settings import WorkerSettings
 from penstock.worker.settler import Settler
 from penstock.worker.shutdown import UNSTARTED

@@ -16,8 +16,8 @@ from penstock.messaging.clock import Clock
 from penstock.messaging.delivery import Delivery
 from penstock.messaging.settlement import Release, Settlement
 from penstock.messaging.steps import Probe, Step
-from penstock.worker.heartbeat import Book
 from penstock.messaging.waits import Random, backoff_seconds
+from penstock.worker.heartbeat import Book
 from penstock.worker.settings import WorkerSettings
 
 

@@ -15,11 +15,11 @@ from penstock.messaging.clock import Clock
 from penstock.messaging.delivery import Delivery
 from penstock.messaging.handler import BatchHandler
 from penstock.messaging.steps import Probe
+from penstock.messaging.waits import Random
 from penstock.worker.executors import Executors, Flight
 from penstock.worker.heartbeat import Book, Heartbeat
 from penstock.worker.intake import Intake
 from penstock.worker.loop import Loop, Until
-from penstock.messaging.waits import Random
 from penstock.worker.settings import WorkerSettings
 from penstock.worker.settler import Settler
 from penstock.worker.shutdown import UNSTARTED, StopSignal, give_back

@@ -8,8 +8,8 @@ from penstock.messaging.broker import Broker
 from penstock.messaging.clock import Clock
 from penstock.messaging.handler import BatchHandler
 from penstock.messaging.steps import Probe, no_probe
-from penstock.worker.loop import Until
 from penstock.messaging.waits import Random
+from penstock.worker.loop import Until
 from penstock.worker.settings import WorkerSettings
 from penstock.worker.shift import Outcome, Shift, Tools
 from penstock.worker.shutdown import StopSignal

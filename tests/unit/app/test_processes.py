@@ -4,8 +4,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from penstock.app.processes import ProcessRegistry
 
 HOLD = """
@@ -47,8 +45,8 @@ def test_a_killed_process_is_dead_at_once_and_told_once(tmp_path: Path) -> None:
 def test_a_dead_process_is_told_again_when_the_sweep_for_it_failed(tmp_path: Path) -> None:
     registry = ProcessRegistry(tmp_path)
     (tmp_path / "gone.lock").touch()
-    with pytest.raises(RuntimeError), registry.dead() as workers:
-        assert workers == ["gone"]
-        raise RuntimeError
+    failing = registry.dead()
+    assert failing.__enter__() == ["gone"]
+    failing.__exit__(RuntimeError, RuntimeError("the sweep"), None)
     with registry.dead() as workers:
         assert workers == ["gone"]

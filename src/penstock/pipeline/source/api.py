@@ -35,13 +35,12 @@ __all__ = [
 
 
 def register(spark: SparkSession) -> None:
-    """Make the source known to a session; again does nothing new."""
+    """Make the source known to a session: once, before the first `read`."""
     spark.dataSource.register(PenstockSource)
 
 
 def read(spark: SparkSession, plan_path: str | os.PathLike[str]) -> DataFrame:
     """The rows of a stored plan, typed, with ``_object`` and ``_offset`` where the plan wants them. Lazy."""
-    register(spark)
     return spark.read.format(NAME).option(PLAN, os.fspath(plan_path)).load()
 
 
@@ -49,7 +48,6 @@ def drain(spark: SparkSession, plan_path: str | os.PathLike[str], partitions: Se
     """Read some partitions to their end for their reports and quarantine alone. Blocks."""
     if not partitions:
         return
-    register(spark)
     numbers = ",".join(str(partition) for partition in partitions)
     source = spark.read.format(NAME).option(PLAN, os.fspath(plan_path)).option(PARTITIONS, numbers)
     source.load().write.format("noop").mode("append").save()

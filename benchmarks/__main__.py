@@ -1,0 +1,20 @@
+"""`make bench`: every benchmark with its defaults, one after another, each in a process of its own."""
+
+import subprocess
+import sys
+
+BENCHMARKS = ("chain", "reader", "broker", "ledger")
+
+
+def main() -> int:
+    for name in BENCHMARKS:
+        print(f"== {name} ==", flush=True)
+        done = subprocess.run([sys.executable, "-m", f"benchmarks.{name}"], check=False)
+        if done.returncode:
+            return done.returncode
+        print(flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
