@@ -1,0 +1,235 @@
+"""What must be true of a table and its state, judged without a line of the product's code.
+
+The files are read with plain Python, the tables by their Delta log and pyarrow, the ledger and the queue with sqlite3.
+A good line is known by its place (file URI, byte offset); each must be in the table once, with its values.
+"""
+
+import gzip
+import json
+import sqlite3
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+import pyarrow.parquet as pq
+from deltalake import DeltaTable
+from deltalake.exceptions import TableNotFoundError
+
+Place = tuple[str, int]  # the file's URI, the byte offset of the line in what it inflates to
+Values = Mapping[str, object]
+
+COLUMNS: Mapping[str, type] = {"id": int, "v": float, "s": str}
+SHOWN = 5  # how many places a failure names
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Truth:
+    """What a folder holds."""
+
+    good: Mapping[Place, Values]
+    bad: Mapping[Place, bytes]
+    unreadable: Sequence[str]  # URIs
+
+    def objects(self) -> int:
+        return len({uri for uri, _ in [*self.good, *self.bad]})
+
+    def plus(self, older: "Truth") -> "Truth":
+        """Also what the folder held before, for files that went or changed after they were read."""
+        return Truth(
+            good={**older.good, **self.good},
+            bad={**older.bad, **self.bad},
+            unreadable=[*older.unreadable, *self.unreadable],
+        )
+
+
+def truth(folder: Path, *, without: Sequence[Path] = ()) -> Truth:
+    """Read every file; ``without`` those that no reader could read when it mattered."""
+    good: dict[Place, Values] = {}
+    bad: dict[Place, bytes] = {}
+    unreadable: list[str] = []
+    left_out = set(without)
+    for path in sorted(folder.rglob("*.jsonl*")):
+        uri = path.resolve().as_uri()
+        content = None if path in left_out else _content(path)
+        if content is None:
+            unreadable.append(uri)
+            continue
+        for offset, line in _lines(content):
+            values = _values(line)
+            if values is None:
+                bad[uri, offset] = line
+            else:
+                good[uri, offset] = values
+    return Truth(good=good, bad=bad, unreadable=unreadable)
+
+
+def _content(path: Path) -> bytes | None:
+    raw = path.read_bytes()
+    if path.suffix != ".gz":
+        return raw
+    try:
+        return gzip.decompress(raw)
+    except (EOFError, OSError):
+        return None
+
+
+def _lines(content: bytes) -> Iterator[tuple[int, bytes]]:
+    offset = 0
+    for line in content.split(b"\n"):
+        if line.strip():
+            yield offset, line
+        offset += len(line) + 1
+
+
+def _values(line: bytes) -> Values | None:
+    try:
+        document = json.loads(line.decode())
+    except ValueError:
+        return None
+    if not isinstance(document, dict):
+        return None
+    if any(document.get(name) is not None and type(document[name]) is not kind for name, kind in COLUMNS.items()):
+        return None
+    return {name: document.get(name) for name in COLUMNS}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """What readers of a table see."""
+
+    rows: Sequence[tuple[Place, Values]]
+    files: Sequence[str]  # paths below the table's root
+
+
+def look(table: Path) -> Seen:
+    """The rows table: place and values of each row. Nothing where there is no table yet."""
+    return _look(table, ("_object", "_offset"))
+
+
+def look_at_quarantine(table: Path) -> Seen:
+    return _look(table.with_name(f"{table.name}_quarantine"), ("object", "offset"))
+
+
+def _look(table: Path, place: tuple[str, str]) -> Seen:
+    try:
+        delta = DeltaTable(str(table))
+    except TableNotFoundError:
+        return Seen(rows=(), files=())
+    rows: list[tuple[Place, Values]] = []
+    paths = [Path(unquote(urlsplit(uri).path)) for uri in delta.file_uris()]
+    for path in paths:
+        for row in pq.ParquetFile(path).read().to_pylist():
+            rows.append(((row.pop(place[0]), row.pop(place[1])), row))
+    return Seen(rows=rows, files=[str(path.relative_to(table.resolve())) for path in paths])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """How far a table is: what is there already, and what was never announced as missing."""
+
+    rows: int
+    missing: int
+    quarantined: int
+
+
+def check_meanwhile(truth: Truth, table: Path) -> Found:
+    """What must hold at every moment, after any death: nothing twice, nothing invented, nothing uncommitted."""
+    seen, quarantine = look(table), look_at_quarantine(table)
+    _check_rows(truth.good, seen.rows)
+    _check_rows({place: {"raw": raw} for place, raw in truth.bad.items()}, [_raw(row) for row in quarantine.rows])
+    _check_files(table, [*seen.files, *quarantine.files])
+    return Found(rows=len(seen.rows), missing=len(truth.good) - len(seen.rows), quarantined=len(quarantine.rows))
+
+
+def check_done(truth: Truth, table: Path, *, state: Path | None = None) -> None:
+    """What must hold when an ingest has ended well: every line once, nothing left open, nothing left behind."""
+    found = check_meanwhile(truth, table)
+    seen = {place for place, _ in look(table).rows}
+    missing = sorted(set(truth.good) - seen)
+    assert not missing, f"{len(missing)} good lines are lost: {missing[:SHOWN]}"
+    assert found.quarantined == len(truth.bad), "bad lines are missing in the quarantine table"
+    assert attempts(table, state=state).keys() <= {"committed", "abandoned"}
+    assert messages(table, state=state) == 0
+    orphans = abandoned_folders(table)
+    assert not orphans, f"files of abandoned attempts are left: {orphans[:SHOWN]}"
+
+
+def _raw(row: tuple[Place, Values]) -> tuple[Place, Values]:
+    place, values = row
+    return place, {"raw": values["raw"]}
+
+
+def _check_rows(expected: Mapping[Place, Values], rows: Sequence[tuple[Place, Values]]) -> None:
+    twice = [place for place, number in Counter(place for place, _ in rows).items() if number > 1]
+    assert not twice, f"{len(twice)} lines are in the table twice: {sorted(twice)[:SHOWN]}"
+    strange = [place for place, values in rows if expected.get(place) != values]
+    assert not strange, f"{len(strange)} rows are not what the files hold: {sorted(strange)[:SHOWN]}"
+
+
+def _check_files(table: Path, files: Sequence[str]) -> None:
+    """Every file a table names is of an attempt that the ledger committed."""
+    if not files:
+        return
+    committed = {attempt_id for attempt_id, state in _attempts(table) if state == "committed"}
+    foreign = [file for file in files if file.split("/")[1] not in committed]
+    assert not foreign, f"the table names files of attempts that were not committed: {foreign[:SHOWN]}"
+    assert len(set(files)) == len(files), "a table names a file twice"
+
+
+def abandoned_folders(table: Path) -> list[Path]:
+    """Folders of abandoned attempts, in the table, its quarantine and its work folder."""
+    abandoned = {attempt_id for attempt_id, state in _attempts(table) if state == "abandoned"}
+    roots = (table / "data", table.with_name(f"{table.name}_quarantine") / "data", table / "_penstock" / "work")
+    return [folder for root in roots if root.is_dir() for folder in root.iterdir() if folder.name in abandoned]
+
+
+def attempts(table: Path, *, state: Path | None = None) -> Counter[str]:
+    """How many attempts are in which state."""
+    return Counter(word for _, word in _attempts(table, state=state))
+
+
+def _attempts(table: Path, *, state: Path | None = None) -> Sequence[tuple[str, str]]:
+    return [(str(row[0]), str(row[1])) for row in query(table, "SELECT id, state FROM attempts", state=state)]
+
+
+def objects(table: Path) -> Mapping[str, tuple[str, int, str | None]]:
+    """By URI: the state, the attempts that count, the reason. Of a file with several versions the last one seen."""
+    sql = "SELECT uri, state, charged - refunds, reason FROM objects ORDER BY first_seen_at"
+    return {str(uri): (str(word), int(count), reason) for uri, word, count, reason in query(table, sql)}
+
+
+def claims(table: Path) -> Mapping[str, int]:
+    """By URI: how many attempts ever held it."""
+    sql = """SELECT uri, count(*) FROM objects JOIN object_attempts USING (pipeline, object_id) GROUP BY uri"""
+    return {str(uri): int(count) for uri, count in query(table, sql)}
+
+
+def messages(table: Path, *, state: Path | None = None, dead: bool = False) -> int:
+    """How many messages wait in the queue, or are dead."""
+    sql = "SELECT count(*) FROM messages JOIN queues ON queues.id = queue_id WHERE (queues.name LIKE '%-dead') = ?"
+    return int(query(table, sql, int(dead), file="queue.db", state=state)[0][0])
+
+
+def messages_held(table: Path) -> int:
+    """How many messages are leased to somebody."""
+    return int(query(table, "SELECT count(*) FROM messages WHERE state = 2", file="queue.db")[0][0])
+
+
+def query(
+    table: Path, sql: str, *parameters: object, file: str = "ledger.db", state: Path | None = None
+) -> Sequence[Sequence[Any]]:
+    """Ask a state file directly. Nothing where it, or its tables, are not made yet."""
+    path = (state or table / "_penstock") / file
+    if not path.exists():
+        return ()
+    with closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True, timeout=10.0)) as connection:
+        try:
+            return connection.execute(sql, parameters).fetchall()
+        except sqlite3.OperationalError as error:
+            if "no such table" in str(error):
+                return ()
+            raise

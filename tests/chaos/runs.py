@@ -1,0 +1,161 @@
+"""Ingests as real processes, each in a process group of its own, and the folders they read."""
+
+import gzip
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+SCHEMA = "id long, v double, s string"
+RUN_SECONDS_MAX = 120.0  # a hang, or a wait for a lease, fails a test instead of stretching it
+# Nobody may need a lease to run out: whoever waits for one misses the bound above.
+LEASE_SECONDS = 600
+KILLED = -signal.SIGKILL
+STOPPED = 75
+SOME_DEAD = 3
+JUNK = b"--- log rotated ---"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    """How a process ended. ``code`` is negative for a signal."""
+
+    code: int
+    out: str
+    err: str
+    seconds: float
+
+    @property
+    def report(self) -> dict[str, Any]:
+        document: dict[str, Any] = json.loads(self.out)
+        return document
+
+    def but(self, code: int) -> "Ended":
+        """Itself, if it ended with that code; else the test fails with what it said."""
+        assert self.code == code, f"ended with {self.code} and not {code} after {self.seconds:.1f} s:\n{self.err}"
+        return self
+
+
+class Running:
+    """An ingest at work. Its output goes to files: a pipe could be held open by what a kill leaves behind."""
+
+    def __init__(self, arguments: Sequence[str], *, folder: Path, name: str, environment: dict[str, str]) -> None:
+        self._out, self._err = folder / f"{name}.out", folder / f"{name}.err"
+        with self._out.open("wb") as out, self._err.open("wb") as err:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "penstock", *arguments],
+                stdout=out,
+                stderr=err,
+                cwd=folder,
+                env=environment,
+                start_new_session=True,
+            )
+        self.began_at = time.monotonic()
+
+    def send(self, number: signal.Signals) -> None:
+        """To the process alone, as a platform does it."""
+        self.process.send_signal(number)
+
+    def send_group(self, number: signal.Signals) -> None:
+        """To the process and its JVM at one moment."""
+        with suppress(ProcessLookupError):
+            os.killpg(self.process.pid, number)
+
+    def said(self) -> str:
+        return self._err.read_text()
+
+    def wait_until(self, condition: Callable[[], bool], *, seconds: float = RUN_SECONDS_MAX) -> None:
+        """Until something is to be seen from outside. Fails when the process ends, or the time does."""
+        deadline = time.monotonic() + seconds
+        while not condition():
+            assert self.process.poll() is None, f"it ended too early with {self.process.returncode}:\n{self.said()}"
+            assert time.monotonic() < deadline, f"it did not come so far in {seconds} s:\n{self.said()}"
+            time.sleep(0.02)  # between two looks at a file that another process writes
+
+    def end(self, *, seconds: float = RUN_SECONDS_MAX) -> Ended:
+        try:
+            code = self.process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            self.send_group(signal.SIGKILL)
+            self.process.wait()
+            raise AssertionError(f"it did not end in {seconds} s:\n{self.said()}") from None
+        return Ended(
+            code=code, out=self._out.read_text(), err=self.said(), seconds=time.monotonic() - self.began_at
+        )
+
+
+class Case:
+    """A folder to read, a table to fill, and every process started on them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.source = folder / "in"
+        self.table = folder / "table"
+        self.source.mkdir()
+        self._started: list[Running] = []
+
+    def start(self, *options: str, kill_at: str | None = None, **settings: object) -> Running:
+        """`penstock ingest` with these options, and settings by their names."""
+        arguments = ["ingest", str(self.source), str(self.table), "--schema", SCHEMA, "--json", *options]
+        return self.start_verb(*arguments, **settings, **({"kill_at": kill_at} if kill_at else {}))
+
+    def start_verb(self, *arguments: str, **settings: object) -> Running:
+        running = Running(
+            arguments, folder=self.folder, name=f"run-{len(self._started)}", environment=environment(**settings)
+        )
+        self._started.append(running)
+        return running
+
+    def ingest(self, *options: str, code: int = 0, kill_at: str | None = None, **settings: object) -> Ended:
+        """Run it to its end, which must be that one."""
+        return self.start(*options, kill_at=kill_at, **settings).end().but(code)
+
+    def show(self, path: Path) -> dict[str, Any]:
+        """The newest version in `penstock objects show`."""
+        ended = self.start_verb("objects", "show", str(path), "--table", str(self.table), "--json").end().but(0)
+        document: dict[str, Any] = json.loads(ended.out)[-1]
+        return document
+
+    def close(self) -> None:
+        for running in self._started:
+            if running.process.poll() is None:
+                running.send_group(signal.SIGKILL)
+                running.process.wait()
+
+
+def environment(**settings: object) -> dict[str, str]:
+    """The tests' own, with nothing of a user's settings, small and quick to start."""
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("PENSTOCK_")}
+    given = {"spark_master": "local[2]", "spark_driver_memory": "1g", "lease_seconds": LEASE_SECONDS, **settings}
+    return {
+        **inherited,
+        # A JVM that lives for seconds gains nothing from its second compiler, and pays for it with a third of them.
+        "JAVA_TOOL_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+        **{f"PENSTOCK_{name.upper()}": str(value) for name, value in given.items()},
+    }
+
+
+def write_objects(folder: Path, numbers: Iterator[int] | range, *, lines: int = 20, junk_every: int = 5) -> list[Path]:
+    """Numbered objects of that many good lines; each fourth gzipped, each ``junk_every``-th with a bad line."""
+    return [write_object(folder, number, lines=lines, junk=number % junk_every == 0) for number in numbers]
+
+
+def write_object(folder: Path, number: int, *, lines: int = 20, junk: bool = False) -> Path:
+    texts = [line(number, place) for place in range(lines)]
+    if junk:
+        texts.insert(lines // 2, JUNK)
+    content = b"".join(text + b"\n" for text in texts)
+    path = folder / f"object-{number:04}.jsonl{'.gz' if number % 4 == 0 else ''}"
+    path.write_bytes(gzip.compress(content, mtime=0) if path.suffix == ".gz" else content)
+    return path
+
+
+def line(number: int, place: int, **more: object) -> bytes:
+    return json.dumps({"id": number * 1_000 + place, "v": place / 2, "s": f"line {place}", **more}).encode()

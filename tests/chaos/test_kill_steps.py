@@ -1,0 +1,98 @@
+"""The process group is killed at every step of the protocol; the same command again must make it good.
+
+In CI one story leads through all steps: killed at one, begun again and killed at the next, until nothing kills it any
+more. The long matrix kills at each step alone, and at its second time where there is one.
+"""
+
+from dataclasses import dataclass
+
+import pytest
+
+from penstock.messaging.steps import Step
+from tests.chaos.oracle import Truth, abandoned_folders, attempts, check_done, check_meanwhile, truth
+from tests.chaos.runs import KILLED, Case, write_objects
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
+
+OBJECTS = 40
+OPTIONS = ("--max-objects", "20")  # two batches
+
+STORY = (
+    Step.ANNOUNCED,
+    Step.RECEIVED,
+    Step.OBJECTS_REGISTERED,
+    Step.ATTEMPT_OPENED,
+    Step.ABANDONED,  # of the attempt before, when the next process finds its owner dead
+    Step.PLANNED,
+    Step.WRITTEN,
+    Step.MANIFESTED,
+    Step.COMMITTING,
+    Step.COMMITTED,
+    Step.PUBLISHING,  # of that commit, at the next start
+    Step.ROWS_PUBLISHED,
+    Step.QUARANTINE_PUBLISHED,
+    Step.SETTLING,
+    Step.SETTLED,
+    Step.DELETING,  # of what the many attempts before left
+    Step.DELETED,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Alone:
+    """How one step is reached for the n-th time: what has to have happened before."""
+
+    step: Step
+    nth: int = 1
+    before: Step | None = None
+
+
+ONCE = {Step.ANNOUNCED}  # forty objects are announced in one go
+AFTER_A_DEATH = {Step.ABANDONED, Step.DELETING, Step.DELETED}
+
+
+def alone() -> list[Alone]:
+    cases = []
+    for step in Step:
+        before = Step.WRITTEN if step in AFTER_A_DEATH else None
+        cases.append(Alone(step=step, before=before))
+        if step not in ONCE | AFTER_A_DEATH:
+            cases.append(Alone(step=step, nth=2))
+    return cases
+
+
+def test_every_step_of_the_protocol_is_killed_at() -> None:
+    assert set(STORY) == set(Step)
+    assert {case.step for case in alone()} == set(Step)
+
+
+def killed_and_still_right(case: Case, whole: Truth, kill_at: str) -> None:
+    ended = case.ingest(*OPTIONS, code=KILLED, kill_at=kill_at)
+    found = check_meanwhile(whole, case.table)
+    print(f"killed at {kill_at} after {ended.seconds:.1f} s: {found}")  # noqa: T201 - shown when the test fails
+
+
+def test_killed_at_every_step_one_after_another(case: Case) -> None:
+    write_objects(case.source, range(OBJECTS))
+    whole = truth(case.source)
+    for step in STORY:
+        killed_and_still_right(case, whole, step.value)
+    report = case.ingest(*OPTIONS).report
+    check_done(whole, case.table)
+    assert report["objects_found"] == OBJECTS
+    assert report["objects_dead"] == 0
+    assert attempts(case.table)["abandoned"] >= 5, "each death in a claim leaves an abandoned attempt"
+    assert abandoned_folders(case.table) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("death", alone(), ids=lambda death: f"{death.step.value}-{death.nth}")
+def test_killed_at_one_step(case: Case, death: Alone) -> None:
+    write_objects(case.source, range(OBJECTS))
+    whole = truth(case.source)
+    if death.before is not None:
+        killed_and_still_right(case, whole, death.before.value)
+    killed_and_still_right(case, whole, f"{death.step.value}:{death.nth}")
+    report = case.ingest(*OPTIONS).report
+    check_done(whole, case.table)
+    assert report["objects_processed"] + report["objects_skipped"] == OBJECTS
