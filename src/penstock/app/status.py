@@ -46,7 +46,7 @@ class Standing:
 def standing(places: Places) -> Standing:
     """Look at the pipeline of these places."""
     with view(places) as seen:
-        tables = Tables(places, seen.ledger, partition_by=(), bus=Bus())
+        tables = Tables(places, seen.ledger, partition_by=None, bus=Bus())
         row = seen.ledger.pipeline(places.pipeline)
         letters = set(seen.dead_letter_queues())
         stats = [seen.broker.stats(queue) for queue in seen.broker.queue_names() if queue not in letters]

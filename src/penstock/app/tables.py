@@ -1,15 +1,21 @@
 """The two tables of a local pipeline, rows and quarantine, and what needs no Spark to be done with them."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 from penstock.app.places import Places
-from penstock.events import Bus
+from penstock.errors import TemporaryError
+from penstock.events import Bus, UpkeepFailed
 from penstock.ledger import Ledger
 from penstock.ledger.records import BatchRow
 from penstock.messaging.steps import Probe, Step, no_probe
 from penstock.pipeline.gc import Collected, collect
-from penstock.pipeline.publish import publish
+from penstock.pipeline.publish import Published, check_tip, publish, rows_schema
+from penstock.pipeline.source.quarantine import QUARANTINE_SCHEMA
 from penstock.sinks.delta import DeltaSink
+
+EMPTY_MANIFESTS = frozenset({"", "[]"})
+PAGE_BATCHES = 100
 
 
 class Tables:
@@ -20,36 +26,115 @@ class Tables:
         places: Places,
         ledger: Ledger,
         *,
-        partition_by: Sequence[str] = (),
+        partition_by: Sequence[str] | None = (),
         bus: Bus,
         probe: Probe = no_probe,
     ) -> None:
+        """``partition_by`` None is for looking only: the table may be partitioned in any way."""
         self._places = places
         self._ledger = ledger
+        self._partition_by = partition_by
         self._bus = bus
         self._probe = probe
         self.rows = DeltaSink(places.table, pipeline=places.pipeline, partition_by=partition_by)
         self.quarantine = DeltaSink(places.quarantine, pipeline=places.pipeline)
+        # Where the last publish of this process ended. Written by any thread that publishes; an older one does no harm.
+        self._rows_published: Published | None = None
+        self._quarantine_published: Published | None = None
 
     def publish(self) -> None:
-        """Make visible what is committed, in both tables. Raises `TemporaryError` or `PublishHalted`."""
-        publish(self._ledger, self.rows, pipeline=self._places.pipeline, manifest_of=rows_manifest, bus=self._bus, probe=self._probe, step=Step.ROWS_PUBLISHED, schema_of=lambda b: __import__("penstock.sinks.schema").sinks.schema.decode(b.table_schema))
-        from penstock.pipeline.source.quarantine import QUARANTINE_SCHEMA
-        publish(self._ledger, self.quarantine, pipeline=self._places.pipeline, manifest_of=quarantine_manifest, bus=self._bus, probe=self._probe, step=Step.QUARANTINE_PUBLISHED, schema_of=lambda b: QUARANTINE_SCHEMA)
+        """Make visible what is committed, in both tables; the quarantine is made when there is something to put in.
+
+        Raises `TableError`, `PublishHalted`, or `TemporaryError` where another try may succeed.
+        """
+        self._rows_published = publish(
+            self._ledger,
+            self.rows,
+            pipeline=self._places.pipeline,
+            manifest_of=_rows_manifest,
+            schema_of=partial(rows_schema, partition_by=self._partition_by),
+            bus=self._bus,
+            probe=self._probe,
+            step=Step.ROWS_PUBLISHED,
+            after=self._rows_published,
+        )
+        self._quarantine_published = publish(
+            self._ledger,
+            self.quarantine,
+            pipeline=self._places.pipeline,
+            manifest_of=_quarantine_manifest,
+            schema_of=lambda _: QUARANTINE_SCHEMA,
+            bus=self._bus,
+            probe=self._probe,
+            step=Step.QUARANTINE_PUBLISHED,
+            after=self._quarantine_published,
+        )
 
     def version(self) -> int | None:
+        """The rows table's version; None where there is no table yet."""
         table = self.rows.load()
         return table.version if table is not None else None
 
     def has_quarantine(self) -> bool:
+        """Whether anything was ever quarantined and published."""
         return self.quarantine.load() is not None
 
-    def unpublished(self) -> int: return 0
-    def sweep(self): pass
+    def unpublished(self) -> int:
+        """How many committed batches have files that are not visible yet, in either table."""
+        rows_seq = _seq(self.rows)
+        quarantine_seq = _seq(self.quarantine)
+        return self._count(
+            lambda batch: (
+                (batch.seq > rows_seq and batch.manifest not in EMPTY_MANIFESTS)
+                or (batch.seq > quarantine_seq and batch.quarantine_manifest not in EMPTY_MANIFESTS)
+            ),
+            after_seq=min(rows_seq, quarantine_seq),
+        )
 
-def rows_manifest(batch: BatchRow) -> str:
+    def sweep(self) -> None:
+        """Delete what abandoned attempts left. Cheap where there are none, and no reason to fail: it is told as an
+        event when it could not be done, and done again next time."""
+        try:
+            self._collect(dry_run=False, stragglers=False)
+        except TemporaryError as error:
+            self._bus.emit(UpkeepFailed(handler="gc", error=str(error)))
+
+    def collect_garbage(self, *, dry_run: bool) -> Collected:
+        """Delete all files that no batch names, looking into every attempt's folder. Raises `PublishHalted` where the
+        ledger is not the table's: what it calls garbage may be what the table shows."""
+        return self._collect(dry_run=dry_run, stragglers=True)
+
+    def _collect(self, *, dry_run: bool, stragglers: bool) -> Collected:
+        for sink in (self.rows, self.quarantine):
+            check_tip(self._ledger, sink.load(), pipeline=self._places.pipeline, where=sink.uri)
+        return collect(
+            self._ledger,
+            pipeline=self._places.pipeline,
+            roots=(self._places.table, self._places.quarantine),
+            work_root=self._places.work,
+            bus=self._bus,
+            probe=self._probe,
+            dry_run=dry_run,
+            stragglers=stragglers,
+        )
+
+    def _count(self, counts: Callable[[BatchRow], bool], *, after_seq: int) -> int:
+        found = 0
+        seq = after_seq
+        while page := self._ledger.batches(self._places.pipeline, after_seq=seq, limit=PAGE_BATCHES):
+            found += sum(1 for batch in page if counts(batch))
+            seq = page[-1].seq
+        return found
+
+
+def _seq(sink: DeltaSink) -> int:
+    table = sink.load()
+    return table.position.seq if table is not None else 0
+
+
+def _rows_manifest(batch: BatchRow) -> str:
     return batch.manifest
 
 
-def quarantine_manifest(batch: BatchRow) -> str:
+def _quarantine_manifest(batch: BatchRow) -> str:
     return batch.quarantine_manifest

@@ -17,12 +17,13 @@ def gc(
     """Delete what abandoned attempts left behind. Nothing that the table names is ever deleted."""
     from penstock.app.inspect import view
     from penstock.app.places import find_table
-    from penstock.app.sweep import collect_garbage
+    from penstock.app.tables import Tables
     from penstock.events import Bus
 
     places = find_table(table, state, here=Path.cwd())
     with view(places) as seen:
-        collected = collect_garbage(seen.ledger, places, bus=Bus(), dry_run=dry_run)
+        tables = Tables(places, seen.ledger, partition_by=None, bus=Bus())
+        collected = tables.collect_garbage(dry_run=dry_run)
     if json_:
         print_json(
             {

@@ -1,0 +1,226 @@
+"""Making committed batches visible, in their order and each once.
+
+Publishing holds no state of its own, and any number of processes may do it at the same time. What makes it right is in
+the table: its position is read from a snapshot, and files are committed on that very snapshot or not at all. So a
+conflict, or an outcome nobody knows, needs no repair: load the table again and look.
+"""
+
+import random
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from penstock.errors import PublishConflict, PublishHalted, TableError, TemporaryError
+from penstock.events import BatchPublished, Bus
+from penstock.ledger import Ledger
+from penstock.ledger.records import BatchRow
+from penstock.messaging.clock import Clock, SystemClock
+from penstock.messaging.steps import Probe, Step
+from penstock.messaging.waits import backoff_seconds
+from penstock.sinks.manifest import DataFile, attempt_token, decode
+from penstock.sinks.schema import additions
+from penstock.sinks.schema import decode as schema_decode
+from penstock.sinks.sink import Append, LoadedTable, Position, Sink
+
+CONFLICTS_MAX = 20  # in a row, without anything published by us
+CONFLICT_BASE_SECONDS = 0.02
+CONFLICT_CAP_SECONDS = 2.0
+FILES_MAX = 10_000  # of one commit; a single batch may have more
+PAGE_BATCHES = 100
+
+ManifestOf = Callable[[BatchRow], str]
+SchemaOf = Callable[[BatchRow], pa.Schema]
+
+_SYSTEM_CLOCK = SystemClock()  # holds no state
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Published:
+    """What was found to be visible. Handed to the next `publish`, it saves looking at the same batches again."""
+
+    seq: int  # the table's position: the last batch with files that it shows
+    looked_to: int  # no batch from there up to this one has files for the sink
+    table_version: int | None  # None: no table yet
+    batches: int  # made visible by us
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Chunk:
+    """Batches that go into one commit, as files; the last of them has some."""
+
+    tip: BatchRow
+    batches: int
+    files: Sequence[DataFile]
+
+
+@dataclass(slots=True, kw_only=True)
+class _Look:
+    """How far this call has looked. Used by one thread."""
+
+    seq: int = 0
+    looked_to: int = 0
+    table_version: int | None = None
+    batches: int = 0
+
+
+def publish(
+    ledger: Ledger,
+    sink: Sink,
+    *,
+    pipeline: str,
+    manifest_of: ManifestOf,
+    schema_of: SchemaOf,
+    bus: Bus,
+    probe: Probe,
+    step: Step,
+    clock: Clock = _SYSTEM_CLOCK,
+    after: Published | None = None,
+) -> Published:
+    """Make every committed batch visible in the sink. ``step`` is announced after each commit to the table.
+
+    ``after`` is an earlier answer for the same ledger, pipeline and sink. Raises `TableError` where the table is not
+    one we can write, `PublishHalted` where table and ledger disagree, `TemporaryError` where others keep coming
+    first.
+    """
+    look = _Look()
+    conflicts = 0
+    while True:
+        try:
+            chunk = _publish_some(ledger, sink, pipeline, manifest_of, schema_of, probe, look, after)
+        except PublishConflict as conflict:
+            conflicts += 1
+            if conflicts > CONFLICTS_MAX:
+                raise TemporaryError(
+                    f"{sink.uri}: {conflicts} publishes in a row met a conflict ({conflict}); try again later"
+                ) from conflict
+            _wait(clock, conflicts)
+            continue
+        if chunk is None:
+            return Published(
+                seq=look.seq, looked_to=look.looked_to, table_version=look.table_version, batches=look.batches
+            )
+        conflicts = 0
+        look.batches += chunk.batches
+        probe(step)
+        bus.emit(
+            BatchPublished(pipeline=pipeline, sink=sink.uri, seq=chunk.tip.seq, table_version=look.table_version or 0)
+        )
+
+
+def rows_schema(batch: BatchRow, *, partition_by: Sequence[str] | None) -> pa.Schema:
+    """The table's columns as of this batch.
+
+    Asked for before the table is made: a table that does not exist yet has to be made as its first batches were
+    written, so `TableError` is raised where they were partitioned in another way.
+    """
+    written = next((list(file.partition_values) for file in decode(batch.manifest)), None)
+    if partition_by is not None and written is not None and written != list(partition_by):
+        raise TableError(
+            f"Batch {batch.seq} of {batch.pipeline} is committed, and partitioned by {', '.join(written) or 'nothing'} "
+            f"and not by {', '.join(partition_by) or 'nothing'}; ask for the same columns (--partition-by)."
+        )
+    if batch.table_schema is None:
+        raise PublishHalted(f"Batch {batch.seq} of {batch.pipeline} has files and no schema: the ledger is damaged.")
+    return schema_decode(batch.table_schema)
+
+
+def check_tip(ledger: Ledger, table: LoadedTable | None, *, pipeline: str, where: str) -> Position:
+    """The table's position, if the ledger knows the batch it names. Raises `PublishHalted` if it does not."""
+    if table is None:
+        return Position(seq=0, attempt_token=None)
+    position = table.position
+    if position.seq:
+        tip = ledger.batch(pipeline, position.seq)
+        if tip is None or attempt_token(tip.attempt_id) != position.attempt_token:
+            raise PublishHalted(
+                f"The table {where} shows batch {position.seq}, and the ledger has "
+                f"{'no such batch' if tip is None else 'another batch of that number'}: the ledger was rolled back, or "
+                f"belongs to another table; bring back the state that was used last (--state), and do not write to the "
+                f"table until then."
+            )
+    return position
+
+
+def _publish_some(
+    ledger: Ledger,
+    sink: Sink,
+    pipeline: str,
+    manifest_of: ManifestOf,
+    schema_of: SchemaOf,
+    probe: Probe,
+    look: _Look,
+    after: Published | None,
+) -> _Chunk | None:
+    """One commit to the table, at most; None when nothing is left to publish."""
+    table = sink.load()
+    position = check_tip(ledger, table, pipeline=pipeline, where=sink.uri)
+    start = after.looked_to if after is not None and after.seq == position.seq else position.seq
+    look.seq, look.table_version = position.seq, table.version if table is not None else None
+    chunk, look.looked_to = _next_chunk(ledger, pipeline, manifest_of, start)
+    if chunk is None:
+        return None
+    table = _with_schema(ledger, sink, pipeline, table, position, schema_of(chunk.tip))
+    probe(Step.PUBLISHING)
+    look.table_version = table.append(Append(seq=chunk.tip.seq, attempt_id=chunk.tip.attempt_id, files=chunk.files))
+    return chunk
+
+
+def _with_schema(
+    ledger: Ledger, sink: Sink, pipeline: str, table: LoadedTable | None, position: Position, schema: pa.Schema
+) -> LoadedTable:
+    """A snapshot that has the columns and still the same position; what is committed on must be what was checked."""
+    if table is not None and not additions(table.schema, schema, table=sink.uri):
+        return table
+    sink.ensure_schema(schema)
+    table = sink.load()
+    if table is None or check_tip(ledger, table, pipeline=pipeline, where=sink.uri) != position:
+        raise PublishConflict("the table moved while its columns were seen to")
+    return table
+
+
+def _next_chunk(ledger: Ledger, pipeline: str, manifest_of: ManifestOf, after_seq: int) -> tuple[_Chunk | None, int]:
+    """The next batches for one commit, ending at one with files, and the last sequence that was looked at.
+
+    A commit must end at a batch with files, so that position and files move together: batches without any are passed
+    over, and counted with the next one that has some.
+    """
+    files: list[DataFile] = []
+    tip: BatchRow | None = None
+    looked_to = after_seq
+    for batch in _in_order(ledger, pipeline, after_seq):
+        named = decode(manifest_of(batch))
+        if tip is not None and len(files) + len(named) > FILES_MAX:
+            break
+        looked_to = batch.seq
+        if named:
+            files += named
+            tip = batch
+    if tip is None:
+        return None, looked_to
+    return _Chunk(tip=tip, batches=tip.seq - after_seq, files=files), looked_to
+
+
+def _in_order(ledger: Ledger, pipeline: str, after_seq: int) -> Iterator[BatchRow]:
+    """Batches after a sequence. Raises `PublishHalted` at a gap: what is in it would never be shown."""
+    seq = after_seq
+    while page := ledger.batches(pipeline, after_seq=seq, limit=PAGE_BATCHES):
+        for batch in page:
+            if batch.seq != seq + 1:
+                raise PublishHalted(
+                    f"The ledger of {pipeline} has batch {batch.seq} and none of the number {seq + 1}: it is damaged; "
+                    f"bring back the state from a backup before publishing on."
+                )
+            seq = batch.seq
+            yield batch
+
+
+def _wait(clock: Clock, conflicts: int) -> None:
+    seconds = backoff_seconds(
+        attempt=conflicts,
+        base_seconds=CONFLICT_BASE_SECONDS,
+        cap_seconds=CONFLICT_CAP_SECONDS,
+        random=random.random,
+    )
+    clock.wait(threading.Event(), seconds)

@@ -1,0 +1,270 @@
+"""A Delta table as a sink: files and position in one commit, on the very handle that was checked.
+
+delta-rs records application transactions and refuses a concurrent one, but only if it came after the handle's snapshot;
+with no retries at all a commit goes through only as the snapshot's next version. So what was read from a handle is
+still true when a commit on it succeeds. Everything that this library does not guard by itself (features it would write
+past, files that are not there, two creators at once) is guarded here.
+"""
+
+import errno
+import json
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from deltalake import CommitProperties, DeltaTable, Schema, Transaction
+from deltalake.exceptions import DeltaError, TableNotFoundError
+from deltalake.transaction import AddAction
+
+from penstock.errors import PublishConflict, PublishHalted, TableError, TemporaryError, UsageError
+from penstock.sinks.delta_features import check_features
+from penstock.sinks.manifest import DataFile, attempt_token
+from penstock.sinks.parquet import check_partition_types
+from penstock.sinks.schema import additions, canonical
+from penstock.sinks.sink import Append, Position
+
+LOADS_MAX = 2  # a log that is cleaned up while it is read can fail once
+OWN_FOLDERS = frozenset({"data", "_penstock"})  # what Penstock itself puts beside a log
+
+
+class DeltaSink:
+    """The Delta table in a local folder, and how far one pipeline is in it."""
+
+    def __init__(self, root: Path, *, pipeline: str, partition_by: Sequence[str] | None = ()) -> None:
+        """``partition_by`` None is for looking only: the table may be partitioned in any way."""
+        self._root = root
+        self._app = f"penstock:{pipeline}"
+        self._partition_by = None if partition_by is None else list(partition_by)
+
+    @property
+    def uri(self) -> str:
+        return self._root.as_uri()
+
+    def load(self) -> "LoadedDelta | None":
+        """The newest snapshot, or None where there is no table yet.
+
+        Raises `TableError` for a table we may not write to as asked: a feature we do not keep, other partition
+        columns, or a folder that holds something else.
+        """
+        table = _load(self._root)
+        if table is None:
+            _check_free(self._root)
+            return None
+        loaded = LoadedDelta(table, root=self._root, app=self._app)
+        check_features(table.protocol(), table.metadata().configuration, table.schema().to_json(), where=self.uri)
+        self._check_partitioning(loaded.partition_by)
+        return loaded
+
+    def ensure_schema(self, schema: pa.Schema) -> None:
+        """Create the table, or add the columns it lacks, in a commit of its own.
+
+        Columns that only the table has are left as they are. Raises `TableError` when a column differs, `UsageError`
+        for a partition column that is not there, `PublishConflict` when somebody else changed the table meanwhile.
+        """
+        loaded = self.load()
+        if loaded is None:
+            self._create(canonical(schema))
+        elif added := additions(loaded.schema, schema, table=self.uri):
+            loaded.add_columns(added)
+
+    def _create(self, schema: pa.Schema) -> None:
+        columns = self._partition_by or []
+        for column in columns:
+            if column not in schema.names:
+                raise UsageError(
+                    f"The partition column {column} is not among the columns of the table {self.uri}: "
+                    f"{', '.join(schema.names)}."
+                )
+        check_partition_types(schema, columns)
+        self._root.mkdir(parents=True, exist_ok=True)
+        _check_writable(self._root)
+        with _committing(self.uri):
+            _create(self._root, schema, columns)
+
+    def _check_partitioning(self, columns: Sequence[str]) -> None:
+        if self._partition_by is not None and list(columns) != self._partition_by:
+            have, want = _listed(columns), _listed(self._partition_by)
+            raise TableError(
+                f"The table {self.uri} is partitioned by {have} and not by {want}; ask for the same columns in the "
+                f"same order (--partition-by), or write to another table."
+            )
+
+
+class LoadedDelta:
+    """One snapshot of a `DeltaSink`'s table."""
+
+    def __init__(self, table: DeltaTable, *, root: Path, app: str) -> None:
+        self._table = table
+        self._root = root
+        self._app = app
+        self.partition_by: Sequence[str] = tuple(table.metadata().partition_columns)
+
+    @property
+    def version(self) -> int:
+        return self._table.version()
+
+    @property
+    def position(self) -> Position:
+        return Position(
+            seq=self._table.transaction_version(self._app) or 0,
+            attempt_token=self._table.transaction_version(f"{self._app}:attempt"),
+        )
+
+    @property
+    def schema(self) -> pa.Schema:
+        return canonical(pa.schema(self._table.schema()))
+
+    def append(self, append: Append) -> int:
+        """Commit files and position as this snapshot's next version, which is answered; see `LoadedTable.append`."""
+        _check_writable(self._root)
+        for file in append.files:
+            self._check_file(file)
+        transactions = [
+            Transaction(self._app, append.seq),
+            Transaction(f"{self._app}:attempt", attempt_token(append.attempt_id)),
+        ]
+        with _committing(self._root.as_uri()):
+            self._table.create_write_transaction(
+                [_add_action(file) for file in append.files],
+                mode="append",
+                schema=self._table.schema(),
+                partition_by=list(self.partition_by),
+                commit_properties=CommitProperties(app_transactions=transactions, max_commit_retries=0),
+            )
+        return self.version + 1  # without retries there is no other version it can be
+
+    def add_columns(self, fields: Iterable[pa.Field]) -> None:
+        """Add nullable columns as this snapshot's next version."""
+        _check_writable(self._root)
+        with _committing(self._root.as_uri()):
+            self._table.alter.add_columns(
+                Schema.from_arrow(pa.schema(list(fields))).fields,
+                commit_properties=CommitProperties(max_commit_retries=0),
+            )
+
+    def _check_file(self, file: DataFile) -> None:
+        """A table that names a missing file cannot be read any more, so look first."""
+        path = self._root / file.path
+        try:
+            size_bytes = path.stat().st_size
+        except FileNotFoundError:
+            raise PublishHalted(
+                f"The file {path} of a committed batch does not exist, so the batch cannot be published; restore it, "
+                f"or the table and its state from one backup."
+            ) from None
+        except OSError as error:
+            raise TemporaryError(f"{path} cannot be looked at: {error.strerror}") from error
+        if size_bytes != file.size_bytes:
+            raise PublishHalted(
+                f"The file {path} of a committed batch has {size_bytes} bytes and should have {file.size_bytes}, so "
+                f"the batch cannot be published; restore it from a backup."
+            )
+        if set(file.partition_values) != set(self.partition_by):
+            raise PublishHalted(
+                f"The file {path} of a committed batch is partitioned by {_listed(file.partition_values)} and its "
+                f"table by {_listed(self.partition_by)}, so it cannot be published; the table was made anew otherwise."
+            )
+
+
+def open_dataset(root: Path) -> Any:
+    """The rows of a Delta table as a `pyarrow.dataset.Dataset`, for reading.
+
+    Raises `TableError` where there is none.
+    """
+    table = _load(root)
+    if table is None:
+        raise TableError(f"There is no Delta table in {root}.")
+    return table.to_pyarrow_dataset()
+
+
+def _create(root: Path, schema: pa.Schema, partition_by: Sequence[str]) -> None:
+    """Create the table as version 0 or not at all; that somebody else did is no error.
+
+    With retries, a second creator would change the first one's table as its version 1 (measured).
+    """
+    try:
+        DeltaTable.create(
+            str(root),
+            Schema.from_arrow(schema),
+            partition_by=list(partition_by),
+            commit_properties=CommitProperties(max_commit_retries=0),
+        )
+    except DeltaError:
+        if _load(root) is None:
+            raise
+
+
+def _load(root: Path) -> DeltaTable | None:
+    for tries_left in reversed(range(LOADS_MAX)):
+        try:
+            return DeltaTable(str(root)) if (root / "_delta_log").is_dir() else None
+        except TableNotFoundError:
+            return None
+        except (DeltaError, OSError, ValueError) as error:
+            if not tries_left:
+                raise TableError(f"The Delta table {root.as_uri()} cannot be read: {_first_line(error)}") from error
+    raise AssertionError("unreachable")
+
+
+def _check_free(root: Path) -> None:
+    """A folder that holds something else is not to become a table: readers of Parquet folders would mix the two."""
+    try:
+        names = sorted(path.name for path in root.iterdir())
+    except FileNotFoundError:
+        return
+    except NotADirectoryError:
+        raise TableError(f"The table {root} is a file; give the folder that is to hold the table.") from None
+    except OSError as error:
+        raise TableError(f"The folder {root} cannot be read ({error.strerror}); give another one.") from error
+    others = [name for name in names if name not in OWN_FOLDERS and not name.startswith((".", "_"))]
+    if others:
+        raise TableError(
+            f"The folder {root} is no Delta table and not empty (it holds {others[0]}); give an empty or a new folder."
+        )
+
+
+def _check_writable(root: Path) -> None:
+    log = root / "_delta_log"
+    folder = log if log.exists() else root
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise TableError(f"The table {root.as_uri()} cannot be written: no permission for {folder}.")
+
+
+@contextmanager
+def _committing(where: str) -> Iterator[None]:
+    """Maps everything a commit can raise. What is not known to have failed is a conflict: load again and look."""
+    try:
+        yield
+    except (DeltaError, OSError, ValueError) as error:
+        if _has_errno(error, errno.ENOSPC, errno.EDQUOT):
+            raise TemporaryError(f"the disk of the table {where} is full") from error
+        if _has_errno(error, errno.EACCES, errno.EROFS):
+            raise TableError(f"The table {where} cannot be written: {_first_line(error)}") from error
+        raise PublishConflict(f"{where}: {_first_line(error)}") from error
+
+
+def _has_errno(error: BaseException, *numbers: int) -> bool:
+    """delta-rs tells the number in its text."""
+    return any(getattr(error, "errno", None) == number or f"(os error {number})" in str(error) for number in numbers)
+
+
+def _add_action(file: DataFile) -> AddAction:
+    return AddAction(
+        path=file.path,  # as it is on disk: the library escapes it for the log
+        size=file.size_bytes,
+        partition_values=dict(file.partition_values),
+        modification_time=int(file.modified_at * 1000),
+        data_change=True,
+        stats=json.dumps({"numRecords": file.rows, **file.statistics}),
+    )
+
+
+def _listed(columns: Iterable[str]) -> str:
+    return ", ".join(columns) or "nothing"
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().split("\n", 1)[0]

@@ -1,0 +1,217 @@
+"""Lists what a finished Spark write left behind: every file with its size, rows, partition values and statistics.
+
+Statistics come from the files' footers and are only told where they are sure to bound the values: a reader skips a file
+by them. Left out are minimum and maximum of nested columns, binaries, booleans, decimals (a JSON number may lose
+digits), timestamps and dates that have no four-digit year, and long strings (the minimum is cut, which keeps it one).
+"""
+
+import math
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import date, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyarrow import types
+
+from penstock.errors import TableError
+from penstock.sinks.manifest import DataFile
+from penstock.sinks.schema import canonical, same_type, type_name
+
+STRING_CHARACTERS_MAX = 32  # of a minimum or maximum
+NULL_PARTITION = "__HIVE_DEFAULT_PARTITION__"  # Hive's name for null, and for the empty string
+_ESCAPE = re.compile(r"%([0-9A-Fa-f]{2})")
+_EPOCH = datetime(1970, 1, 1)  # noqa: DTZ001 -- only ever added to; the zone is UTC or none, by the column's type
+_US_PER_MS = 1_000
+_NAN_AWARE_WRITER = "parquet-mr"  # it drops minimum and maximum of a column with a NaN in it; others ignore the NaN
+
+
+def list_files(
+    root: str | Path, directory: str, *, partition_by: Sequence[str], schema: pa.Schema
+) -> tuple[DataFile, ...]:
+    """The files below ``root/directory``, by path; those without rows and those hidden by their name left out.
+
+    ``schema`` is what was to be written, partition columns included. No directory, no files. Raises `TableError` for a
+    partition column whose values are no safe folder names, `RuntimeError` where files are not what was to be written.
+    """
+    check_partition_types(schema, partition_by)
+    expected = {field.name: field.type for field in canonical(schema) if field.name not in partition_by}
+    found = []
+    for path in sorted(_paths(Path(root) / directory)):
+        relative = path.relative_to(root)
+        folders = relative.parts[len(Path(directory).parts) : -1]
+        file = _described(path, relative.as_posix(), partition_values(folders, partition_by), expected)
+        if file.rows:
+            found.append(file)
+    return tuple(found)
+
+
+def check_partition_types(schema: pa.Schema, partition_by: Sequence[str]) -> None:
+    """Raises `TableError` for a partition column that readers would not read back from a folder's name alike."""
+    for name in partition_by:
+        if name not in schema.names:
+            continue
+        kind = canonical(schema).field(name).type
+        if types.is_nested(kind) or types.is_floating(kind) or types.is_binary(kind) or types.is_timestamp(kind):
+            raise TableError(
+                f"The column {name} is {type_name(kind)}, which cannot be partitioned by; make a date, number or "
+                f"string of it in the transform."
+            )
+
+
+def partition_values(folders: Sequence[str], partition_by: Sequence[str]) -> dict[str, str | None]:
+    """What Hive-style folder names say: ``("day=2024-01-01",)``. Raises `RuntimeError` for other folders."""
+    pairs = [folder.partition("=") for folder in folders]
+    if [_unescaped(name) for name, _, _ in pairs] != list(partition_by):
+        raise RuntimeError(
+            f"a file lies in {'/'.join(folders) or 'no folder'}, not partitioned by {list(partition_by)}"
+        )
+    return {_unescaped(name): None if value == NULL_PARTITION else _unescaped(value) for name, _, value in pairs}
+
+
+def _unescaped(text: str) -> str:
+    """Spark escapes single ASCII characters, and leaves all others as they are."""
+    return _ESCAPE.sub(lambda match: chr(int(match[1], 16)), text)
+
+
+def _paths(directory: Path) -> Iterator[Path]:
+    for folder, folders, names in os.walk(directory):
+        folders[:] = [name for name in folders if not name.startswith(("_", "."))]
+        yield from (
+            Path(folder, name) for name in names if not name.startswith(("_", ".")) and not name.endswith(".crc")
+        )
+
+
+def _described(
+    path: Path, relative: str, values: Mapping[str, str | None], expected: Mapping[str, pa.DataType]
+) -> DataFile:
+    footer = pq.read_metadata(path)
+    written = footer.schema.to_arrow_schema()
+    _check_columns(path, written, expected)
+    status = path.stat()
+    return DataFile(
+        path=relative,
+        size_bytes=status.st_size,
+        rows=footer.num_rows,
+        modified_at=status.st_mtime,
+        partition_values=values,
+        statistics=statistics(footer, written),
+    )
+
+
+def _check_columns(path: Path, written: pa.Schema, expected: Mapping[str, pa.DataType]) -> None:
+    """A file with an extra column would be taken and the column stay invisible; another type breaks readers."""
+    if sorted(written.names) != sorted(expected):
+        raise RuntimeError(f"{path} has the columns {written.names}, and not {list(expected)}")
+    for field in written:
+        if not same_type(field.type, expected[field.name]):
+            raise RuntimeError(f"{path} has {field.name} as {field.type}, and not as {expected[field.name]}")
+
+
+def statistics(footer: pq.FileMetaData, schema: pa.Schema) -> dict[str, Any]:
+    """Delta's ``minValues``, ``maxValues`` and ``nullCount`` of the columns that are not nested."""
+    least: dict[str, Any] = {}
+    greatest: dict[str, Any] = {}
+    nulls: dict[str, int] = {}
+    nan_aware = str(footer.created_by).startswith(_NAN_AWARE_WRITER)
+    for column, field in _flat_columns(schema):
+        found = _column_range(footer, column)
+        if found is None:
+            continue
+        nulls[field.name] = found.nulls
+        if found.least is None or (types.is_floating(field.type) and not nan_aware):
+            continue
+        low, high = bounds(field.type, found.least, found.greatest)
+        if low is not None:
+            least[field.name] = low
+        if high is not None:
+            greatest[field.name] = high
+    return {"minValues": least, "maxValues": greatest, "nullCount": nulls}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Range:
+    """Over all row groups. Values as Parquet stores them; None when unknown, or when all values are null."""
+
+    least: Any
+    greatest: Any
+    nulls: int
+
+
+def _flat_columns(schema: pa.Schema) -> Iterator[tuple[int, pa.Field]]:
+    """Top-level columns that are not nested, with their number among Parquet's leaf columns."""
+    column = 0
+    for field in schema:
+        if not types.is_nested(field.type):
+            yield column, field
+        column += _leaves(field.type)
+
+
+def _leaves(type_: pa.DataType) -> int:
+    if not types.is_nested(type_):
+        return 1
+    return sum(_leaves(type_.field(number).type) for number in range(type_.num_fields))
+
+
+def _column_range(footer: pq.FileMetaData, column: int) -> _Range | None:
+    least: list[Any] = []
+    greatest: list[Any] = []
+    nulls = 0
+    known = True
+    for group in range(footer.num_row_groups):
+        chunk = footer.row_group(group).column(column)
+        found = chunk.statistics
+        if found is None or not found.has_null_count:
+            return None
+        nulls += found.null_count
+        if found.has_min_max:
+            least.append(found.min_raw)
+            greatest.append(found.max_raw)
+        elif found.null_count < chunk.num_values:
+            known = False
+    if not known or not least:
+        return _Range(least=None, greatest=None, nulls=nulls)
+    return _Range(least=min(least), greatest=max(greatest), nulls=nulls)
+
+
+def bounds(type_: pa.DataType, least: Any, greatest: Any) -> tuple[Any, Any]:
+    """Minimum and maximum as Delta's JSON has them, from Parquet's raw ones; None where unsafe to tell."""
+    if types.is_integer(type_):
+        return least, greatest
+    if types.is_floating(type_):
+        return (least, greatest) if math.isfinite(least) and math.isfinite(greatest) else (None, None)
+    if types.is_date32(type_):
+        return _date(least), _date(greatest)
+    if types.is_timestamp(type_) and type_.unit == "us":
+        zone = "Z" if type_.tz is not None else ""
+        return _timestamp(least // _US_PER_MS, zone), _timestamp(-(-greatest // _US_PER_MS), zone)
+    if types.is_string(type_):
+        return _text(least)[:STRING_CHARACTERS_MAX], _short(_text(greatest))
+    return None, None
+
+
+def _date(days: int) -> str | None:
+    try:
+        return date.fromordinal(date(1970, 1, 1).toordinal() + days).isoformat()
+    except (ValueError, OverflowError):
+        return None
+
+
+def _timestamp(milliseconds: int, zone: str) -> str | None:
+    """Delta's statistics hold milliseconds: the caller rounds the minimum down and the maximum up."""
+    try:
+        return (_EPOCH + timedelta(milliseconds=milliseconds)).isoformat(timespec="milliseconds") + zone
+    except OverflowError:
+        return None
+
+
+def _text(raw: Any) -> str:
+    return raw.decode() if isinstance(raw, bytes) else str(raw)
+
+
+def _short(text: str) -> str | None:
+    return text if len(text) <= STRING_CHARACTERS_MAX else None
