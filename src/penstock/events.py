@@ -66,6 +66,7 @@ class SchemaInferred(Event):
 
     pipeline: str
     schema: str
+    notes: tuple[str, ...]  # columns whose values did not agree
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

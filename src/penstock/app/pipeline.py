@@ -135,14 +135,15 @@ def serve(
 def source_schema(request: PipelineRequest, where: Places, state: State, sample: Sequence[ObjectRef], bus: Bus) -> str:
     """The schema given, else the one remembered, else one inferred from a sample, told and remembered."""
     if request.schema is not None:
-        state.ledger.remember_source_schema(where.pipeline, request.schema)
-        return request.schema
+        given = canonical_ddl(request.schema)
+        state.ledger.remember_source_schema(where.pipeline, given)
+        return given
     known = state.ledger.ensure_pipeline(where.pipeline).source_schema
     if known is not None:
         return known
     inferred = infer_schema(sample, LocalStore(request.source))
-    bus.emit(SchemaInferred(pipeline=where.pipeline, schema=inferred))
-    return state.ledger.remember_source_schema(where.pipeline, inferred)
+    bus.emit(SchemaInferred(pipeline=where.pipeline, schema=inferred.ddl, notes=inferred.notes))
+    return state.ledger.remember_source_schema(where.pipeline, inferred.ddl)
 
 
 def declaration(request: PipelineRequest, transform: Transform | None, where: Places, schema: str) -> Declaration:

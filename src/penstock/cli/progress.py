@@ -103,7 +103,8 @@ def told(event: Event) -> list[str]:
         case SourceScanned():
             return [f"{event.found:,} objects found in {event.source}, {event.unfinished:,} to do"]
         case SchemaInferred():
-            return [f"schema inferred from a sample and remembered: {event.schema}"]
+            schema = f"schema inferred from a sample and remembered: {event.schema}"
+            return [schema, *(f"  mixed column {note}" for note in event.notes)]
         case SparkStarted():
             started = f"Spark started in {event.seconds:.1f} s ({event.java})"
             return [*(f"Java: {note}" for note in event.notes), started]

@@ -2,7 +2,9 @@
 
 import json
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
@@ -23,22 +25,42 @@ _PLAIN_NAME = re.compile(r"\S(?:.*\S)?")
 _TIME_LIKE = re.compile(r"\d{4}-\d{2}-\d{2}[T ]\d{2}:\d{2}")
 _MOMENTS = Classifier(pa.schema([("value", TIMESTAMP)]))
 _DEPTH_MAX = 16
+_NOTES_MAX = 10
 
 
-def infer_schema(objects: Sequence[ObjectRef], store: ObjectStore) -> str:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inferred:
+    """A guessed schema, and a sentence for each column whose values did not agree."""
+
+    ddl: str
+    notes: tuple[str, ...]
+
+
+@dataclass(slots=True)
+class _Votes:
+    """What was seen of one value's place: how often each kind of value, and what was inside lists and objects."""
+
+    kinds: Counter[str] = field(default_factory=Counter)
+    element: "_Votes | None" = None
+    fields: "dict[str, _Votes]" = field(default_factory=dict)
+
+
+def infer_schema(objects: Sequence[ObjectRef], store: ObjectStore) -> Inferred:
     """The DDL of what the first lines of some objects hold, spread over all that there are.
 
-    Whole numbers are bigint, other numbers double, text that is a time in every line timestamp; what does not agree is
-    string if it is text somewhere and cannot be told otherwise. Columns come in the order they were first seen.
-    Objects that are empty in every line are left out. Raises `UsageError` when nothing is left.
+    Whole numbers are bigint, with others among them double; text is timestamp if all of it is times, else string. Where
+    values do not agree the majority decides, so that one bad line does not cost the others their column; lines of the
+    minority will be quarantined, and the notes say so. Columns come in the order they were first seen; what holds no
+    value anywhere is string. Raises `UsageError` when no line of the sample is an object with a field.
     """
-    fields: dict[str, pa.DataType] = {}
+    root = _Votes()
     for value in _samples(objects, store):
-        _merge_fields(fields, value, depth=0)
-    known = _settled(pa.struct([(name, kind) for name, kind in fields.items() if not _is_own(name)]))
-    if known is None:
+        _vote(root, value, depth=0)
+    notes: list[str] = []
+    kind = _settled(root, (), notes)
+    if kind is None or not pa.types.is_struct(kind):
         raise UsageError("No line of the sample is a JSON object with a field: give a schema, or look at the files.")
-    return format_ddl(pa.schema(list(known)))
+    return Inferred(ddl=format_ddl(pa.schema(list(kind))), notes=tuple(notes[:_NOTES_MAX]))
 
 
 def _samples(objects: Sequence[ObjectRef], store: ObjectStore) -> Iterator[Mapping[str, Any]]:
@@ -75,40 +97,42 @@ def _first_lines(ref: ObjectRef, store: ObjectStore) -> list[bytes]:
     return lines[:_LINES_MAX]
 
 
+def _vote(votes: _Votes, value: Any, *, depth: int) -> None:
+    if depth > _DEPTH_MAX:
+        votes.kinds["text"] += 1
+        return
+    kind = _kind(value)
+    votes.kinds[kind] += 1
+    if kind == "list":
+        votes.element = votes.element or _Votes()
+        for item in value:
+            _vote(votes.element, item, depth=depth + 1)
+    elif kind == "object":
+        for name, item in value.items():
+            if depth or not _is_own(name):
+                _vote(votes.fields.setdefault(name, _Votes()), item, depth=depth + 1)
+
+
+def _kind(value: Any) -> str:
+    match value:
+        case None:
+            return "null"
+        case bool():
+            return "boolean"
+        case int():
+            return "whole" if -(1 << 63) <= value < 1 << 63 else "real"
+        case float():
+            return "real"
+        case str():
+            return "time" if _is_time(value) else "text"
+        case list():
+            return "list"
+        case _:
+            return "object"
+
+
 def _is_own(name: str) -> bool:
     return not _PLAIN_NAME.fullmatch(name) or name.lower() in {field.name for field in PROVENANCE}
-
-
-def _merge_fields(fields: dict[str, pa.DataType], value: Mapping[str, Any], *, depth: int) -> None:
-    for name, item in value.items():
-        fields[name] = _merged(fields.get(name, pa.null()), _kind(item, depth=depth))
-
-
-def _kind(value: Any, *, depth: int) -> pa.DataType:
-    if value is None:
-        return pa.null()
-    if isinstance(value, bool):
-        return pa.bool_()
-    if isinstance(value, int):
-        return pa.int64() if -(1 << 63) <= value < 1 << 63 else pa.float64()
-    if isinstance(value, float):
-        return pa.float64()
-    if isinstance(value, str):
-        return TIMESTAMP if _is_time(value) else pa.string()
-    return _nested_kind(value, depth=depth + 1)
-
-
-def _nested_kind(value: Any, *, depth: int) -> pa.DataType:
-    if depth > _DEPTH_MAX:
-        return pa.string()
-    if isinstance(value, list):
-        kind = pa.null()
-        for item in value:
-            kind = _merged(kind, _kind(item, depth=depth))
-        return pa.list_(pa.field("element", kind))
-    fields: dict[str, pa.DataType] = {}
-    _merge_fields(fields, value, depth=depth)
-    return pa.struct(list(fields.items()))
 
 
 def _is_time(text: str) -> bool:
@@ -117,38 +141,47 @@ def _is_time(text: str) -> bool:
     return _MOMENTS.reason(json.dumps({"value": text}).encode()) is None
 
 
-def _merged(one: pa.DataType, other: pa.DataType) -> pa.DataType:
-    if one == other or pa.types.is_null(other):
-        return one
-    if pa.types.is_null(one):
-        return other
-    if {one, other} == {pa.int64(), pa.float64()}:
-        return pa.float64()
-    if pa.types.is_list(one) and pa.types.is_list(other):
-        return pa.list_(pa.field("element", _merged(one.value_type, other.value_type)))
-    if pa.types.is_struct(one) and pa.types.is_struct(other):
-        fields = {field.name: field.type for field in one}
-        for field in other:
-            fields[field.name] = _merged(fields.get(field.name, pa.null()), field.type)
-        return pa.struct(list(fields.items()))
-    return pa.string()
+# Kinds that one column can hold together, and the name of what they have in common; earlier ones win a tie.
+_FAMILIES = (
+    ("text", ("text", "time")),
+    ("numbers", ("real", "whole")),
+    ("booleans", ("boolean",)),
+    ("objects", ("object",)),
+    ("lists", ("list",)),
+)
 
 
-def _settled(kind: pa.DataType) -> pa.DataType | None:
-    """The type to declare: what was null everywhere is string, an object without a field is nothing.
-
-    Of names that differ in case only the first is kept: Spark cannot tell them apart.
-    """
-    if pa.types.is_null(kind):
+def _settled(votes: _Votes, path: tuple[str, ...], notes: list[str]) -> pa.DataType | None:
+    """The type to declare; None for an object without a field, and a list of such."""
+    counts = {family: sum(votes.kinds[kind] for kind in kinds) for family, kinds in _FAMILIES}
+    total = sum(counts.values())
+    if not total:
         return pa.string()
-    if pa.types.is_list(kind):
-        item = _settled(kind.value_type)
-        return None if item is None else pa.list_(pa.field("element", item))
-    if not pa.types.is_struct(kind):
-        return kind
+    family = max(counts, key=lambda name: counts[name])
+    if path and counts[family] < total:
+        name = ".".join(path)
+        others = ", ".join(f"{count} {other}" for other, count in counts.items() if count and other != family)
+        notes.append(
+            f"{name}: {counts[family]} {family}, {others} in the sample; lines with the latter are quarantined"
+        )
+    match family:
+        case "text":
+            return pa.string() if votes.kinds["text"] else TIMESTAMP
+        case "numbers":
+            return pa.float64() if votes.kinds["real"] else pa.int64()
+        case "booleans":
+            return pa.bool_()
+        case "lists":
+            item = _settled(votes.element or _Votes(), (*path, "element"), notes)
+            return None if item is None else pa.list_(pa.field("element", item))
+        case _:
+            return _settled_object(votes, path, notes)
+
+
+def _settled_object(votes: _Votes, path: tuple[str, ...], notes: list[str]) -> pa.DataType | None:
+    """Of names that differ in case only the first is kept: Spark cannot tell them apart."""
     fields: dict[str, pa.Field] = {}
-    for field in kind:
-        settled = _settled(field.type)
-        if settled is not None:
-            fields.setdefault(field.name.lower(), field.with_type(settled))
+    for name, inner in votes.fields.items():
+        if name.lower() not in fields and (kind := _settled(inner, (*path, name), notes)) is not None:
+            fields[name.lower()] = pa.field(name, kind)
     return pa.struct(list(fields.values())) if fields else None

@@ -215,10 +215,18 @@ def test_a_schema_is_inferred_from_what_is_there(tmp_path: Path) -> None:
     ]
     first = b"\xef\xbb\xbf" + b"\n".join(lines[:3])
     plan = plan_of(tmp_path, {"a": first, "b.gz": gzip.compress(b"\n".join(lines))})
-    assert infer_schema(plan.objects, LocalStore(*plan.roots)) == (
+    assert infer_schema(plan.objects, LocalStore(*plan.roots)).ddl == (
         "id BIGINT, v DOUBLE, ts TIMESTAMP, mixed STRING, none STRING, tags ARRAY<STRING>, "
         "o STRUCT<k: BOOLEAN, w: BIGINT>, `odd name` DOUBLE, day STRING"
     )
+
+
+def test_one_bad_line_does_not_cost_the_others_their_column(tmp_path: Path) -> None:
+    good = b'{"status": 200, "o": {"n": 1.5}}\n' * 9
+    plan = plan_of(tmp_path, {"a": good + b'{"status": "two hundred", "o": {"n": 1}}\n'})
+    inferred = infer_schema(plan.objects, LocalStore(*plan.roots))
+    assert inferred.ddl == "status BIGINT, o STRUCT<n: DOUBLE>"
+    assert inferred.notes == ("status: 9 numbers, 1 text in the sample; lines with the latter are quarantined",)
 
 
 def test_nothing_to_infer_from_is_one_sentence(tmp_path: Path) -> None:
