@@ -1,0 +1,72 @@
+"""What a failure of Spark means."""
+
+import pytest
+from py4j.protocol import Py4JNetworkError
+from pyspark.errors import AnalysisException, PySparkException
+
+from penstock.errors import FaultPersists, TemporaryError, TransformError
+from penstock.pipeline.engine import RunBroken
+from penstock.pipeline.faults import explain
+
+CAST = (
+    '[CAST_INVALID_INPUT] The value \'{value}\' of the type "STRING" cannot be cast to "INT": malformed. '
+    "SQLSTATE: 22018\n== DataFrame ==\n"
+)
+UDF = """An exception was thrown from the Python worker.
+Traceback (most recent call last):
+  File "/somewhere/worker.py", line {line}, in main
+    process()
+ValueError: no good {line}
+"""
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        pytest.param(Py4JNetworkError("Answer from Java side is empty"), id="py4j"),
+        pytest.param(ConnectionRefusedError(111, "Connection refused"), id="socket"),
+        pytest.param(PySparkException("Job 3 cancelled because SparkContext was shut down"), id="shut down"),
+    ],
+)
+def test_a_spark_that_is_gone_needs_a_person(error: Exception) -> None:
+    explained = explain(error)
+    assert isinstance(explained, FaultPersists)
+    assert "Spark went away" in str(explained)
+
+
+@pytest.mark.parametrize("text", ["java.io.IOException: No space left on device", "Disk quota exceeded"])
+def test_a_full_disk_is_nobody_s_fault_and_may_pass(text: str) -> None:
+    assert isinstance(explain(PySparkException(f"Task failed: {text}")), TemporaryError)
+
+
+def test_what_spark_cannot_plan_is_the_transform_s_fault() -> None:
+    explained = explain(AnalysisException("[UNRESOLVED_COLUMN] A column with name `nope` cannot be resolved."))
+    assert isinstance(explained, TransformError)
+    assert "`nope`" in str(explained)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        CAST.format(value="abc"),
+        "org.apache.spark.SparkException: Python worker exited unexpectedly (crashed)",
+        "java.lang.OutOfMemoryError: Java heap space",
+    ],
+)
+def test_what_the_data_may_have_caused_is_a_broken_run(text: str) -> None:
+    assert isinstance(explain(PySparkException(text)), RunBroken)
+
+
+def test_equal_causes_have_equal_fingerprints_and_others_do_not() -> None:
+    def fingerprint(text: str) -> str:
+        explained = explain(PySparkException(text))
+        assert isinstance(explained, RunBroken)
+        return explained.fingerprint
+
+    assert fingerprint(UDF.format(line=17)) == fingerprint(UDF.format(line=4))
+    assert fingerprint(CAST.format(value="a")) == fingerprint(CAST.format(value="b"))
+    assert fingerprint(UDF.format(line=17)) != fingerprint(CAST.format(value="a"))
+
+
+def test_the_sentence_is_the_last_line_of_the_python_traceback() -> None:
+    assert str(explain(PySparkException(UDF.format(line=17)))) == "ValueError: no good 17"
