@@ -11,10 +11,10 @@ from typing import Any, Protocol
 
 from penstock.errors import TableError
 
-READER_VERSION_MAX = 3
-WRITER_VERSION_MAX = 7
-# Features whose mere presence asks nothing of an append. The first seven are what the versions before features meant,
-# and whether they are in use is found in the table's settings and columns.
+READER_VERSIONS = frozenset({1, 2, 3})
+WRITER_VERSIONS = frozenset({1, 2, 3, 4, 5, 7})  # to 6, identity columns, the library commits nothing (measured)
+# Features whose mere presence asks nothing of an append, with which the library commits and reads (measured). Whether
+# invariants, constraints and generated columns are in use is found in the table's settings and columns.
 FEATURES_KEPT = frozenset(
     {
         "appendOnly",
@@ -22,10 +22,7 @@ FEATURES_KEPT = frozenset(
         "checkConstraints",
         "changeDataFeed",  # readers derive the inserts of a commit that only adds files
         "generatedColumns",
-        "identityColumns",
-        "columnMapping",
         "timestampNtz",
-        "vacuumProtocolCheck",
     }
 )
 _COLUMN_FEATURES = {
@@ -73,7 +70,7 @@ def _refused(protocol: Protocol_, configuration: Mapping[str, str | None], schem
 
 
 def _refused_protocol(protocol: Protocol_) -> Iterator[str]:
-    if protocol.min_reader_version > READER_VERSION_MAX or protocol.min_writer_version > WRITER_VERSION_MAX:
+    if protocol.min_reader_version not in READER_VERSIONS or protocol.min_writer_version not in WRITER_VERSIONS:
         yield f"protocol version {protocol.min_reader_version}/{protocol.min_writer_version}"
     listed = {*(protocol.reader_features or ()), *(protocol.writer_features or ())}
     for feature in sorted(listed - FEATURES_KEPT):

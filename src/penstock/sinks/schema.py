@@ -7,7 +7,7 @@ compared or kept is always the table's.
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -166,7 +166,22 @@ def _rebuilt(type_: pa.DataType, change: Any) -> pa.DataType:
 
 
 def _canonical_fields(schema: pa.Schema) -> list[pa.Field]:
+    if not schema.names:
+        raise TableError("There is no column to write, and a table needs one; let the transform return some.")
+    _check_distinct(schema.names)
     return [_canonical_field(field, field.name) for field in schema]
+
+
+def _check_distinct(names: Sequence[str], prefix: str = "") -> None:
+    """Delta and Spark do not tell names apart by letter case."""
+    seen: dict[str, str] = {}
+    for name in names:
+        other = seen.setdefault(name.lower(), name)
+        if other is not name:
+            raise TableError(
+                f"The columns {prefix}{other} and {prefix}{name} have one name, since tables do not tell letter case "
+                f"apart; rename one in the transform."
+            )
 
 
 def _canonical_field(field: pa.Field, column: str) -> pa.Field:
@@ -179,6 +194,7 @@ def _canonical(type_: pa.DataType, column: str) -> pa.DataType:
     if types.is_dictionary(type_):
         return _canonical(type_.value_type, column)
     if types.is_struct(type_):
+        _check_distinct([field.name for field in type_], prefix=f"{column}.")
         return pa.struct([_canonical_field(field, f"{column}.{field.name}") for field in type_])
     if types.is_map(type_):
         key, value = type_.key_field, type_.item_field
