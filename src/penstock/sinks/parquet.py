@@ -56,11 +56,22 @@ def check_partition_types(schema: pa.Schema, partition_by: Sequence[str]) -> Non
         if name not in schema.names:
             continue
         kind = canonical(schema).field(name).type
-        if types.is_nested(kind) or types.is_floating(kind) or types.is_binary(kind) or types.is_timestamp(kind):
+        if _is_unsafe_partition(kind):
             raise TableError(
-                f"The column {name} is {type_name(kind)}, which cannot be partitioned by; make a date, number or "
+                f"The column {name} is {type_name(kind)}, which cannot be partitioned by; make a date, whole number or "
                 f"string of it in the transform."
             )
+
+
+def _is_unsafe_partition(kind: pa.DataType) -> bool:
+    """Timestamps are written in some time zone; deltalake cannot read negative decimals back (measured)."""
+    return bool(
+        types.is_nested(kind)
+        or types.is_floating(kind)
+        or types.is_binary(kind)
+        or types.is_timestamp(kind)
+        or types.is_decimal(kind)
+    )
 
 
 def partition_values(folders: Sequence[str], partition_by: Sequence[str]) -> dict[str, str | None]:

@@ -176,12 +176,12 @@ def _check_distinct(names: Sequence[str], prefix: str = "") -> None:
     """Delta and Spark do not tell names apart by letter case."""
     seen: dict[str, str] = {}
     for name in names:
-        other = seen.setdefault(name.lower(), name)
-        if other is not name:
+        if (other := seen.get(name.lower())) is not None:
             raise TableError(
                 f"The columns {prefix}{other} and {prefix}{name} have one name, since tables do not tell letter case "
                 f"apart; rename one in the transform."
             )
+        seen[name.lower()] = name
 
 
 def _canonical_field(field: pa.Field, column: str) -> pa.Field:
