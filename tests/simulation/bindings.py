@@ -1,0 +1,87 @@
+"""How the play publishes and collects: as `penstock.app` does it, with other tables."""
+
+import threading
+
+import pyarrow as pa
+from tests.simulation.fakes import SCHEMA, FakeTable, World
+
+from penstock.events import Bus
+from penstock.ledger import Ledger
+from penstock.ledger.records import BatchRow
+from penstock.messaging.steps import Step
+from penstock.pipeline.gc import collect
+from penstock.pipeline.publish import Published, publish, rows_schema
+from penstock.testing import FakeClock
+
+
+class Tables:
+    """Both tables of the play, as one process publishes to them."""
+
+    def __init__(self, world: World, ledger: Ledger, pipeline: str, clock: FakeClock) -> None:
+        self._world = world
+        self._ledger = ledger
+        self._pipeline = pipeline
+        self._clock = _Impatient(clock)
+        self._rows_published: Published | None = None
+        self._quarantine_published: Published | None = None
+
+    def publish(self, rows: FakeTable, quarantine: FakeTable) -> None:
+        self._rows_published = publish(
+            self._ledger,
+            rows,
+            pipeline=self._pipeline,
+            manifest_of=_rows_manifest,
+            schema_of=_rows_schema,
+            bus=Bus(),
+            probe=self._world.probe,
+            step=Step.ROWS_PUBLISHED,
+            clock=self._clock,
+            after=self._rows_published,
+        )
+        self._quarantine_published = publish(
+            self._ledger,
+            quarantine,
+            pipeline=self._pipeline,
+            manifest_of=_quarantine_manifest,
+            schema_of=lambda _: SCHEMA,
+            bus=Bus(),
+            probe=self._world.probe,
+            step=Step.QUARANTINE_PUBLISHED,
+            clock=self._clock,
+            after=self._quarantine_published,
+        )
+
+    def sweep(self) -> None:
+        collect(
+            self._ledger,
+            pipeline=self._pipeline,
+            roots=(self._world.table_root, self._world.quarantine_root),
+            work_root=self._world.root / "work",
+            bus=Bus(),
+            probe=self._world.probe,
+        )
+
+
+class _Impatient:
+    """Waits of the publisher are over at once and all the same, so that a schedule goes the same way every time."""
+
+    def __init__(self, clock: FakeClock) -> None:
+        self._clock = clock
+        self.now = clock.now
+        self.monotonic = clock.monotonic
+
+    def wait(self, event: threading.Event, seconds: float) -> bool:
+        self._clock.advance(0.01)
+        return event.is_set()
+
+
+def _rows_manifest(batch: BatchRow) -> str:
+    return batch.manifest
+
+
+def _quarantine_manifest(batch: BatchRow) -> str:
+    return batch.quarantine_manifest
+
+
+def _rows_schema(batch: BatchRow) -> pa.Schema:
+    return rows_schema(batch, partition_by=None)
