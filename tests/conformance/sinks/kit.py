@@ -1,0 +1,71 @@
+"""What the suite needs of a table format. The next one joins by a class here and a line in `KITS`."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from penstock.sinks.delta import DeltaSink, open_dataset
+from penstock.sinks.manifest import DataFile
+from penstock.sinks.sink import Append, LoadedTable, Sink
+
+PIPELINE = "file:///lake/clicks"
+FIRST, SECOND, THIRD = (f"01K0{number:022d}" for number in range(3))  # attempts
+SCHEMA = pa.schema([("id", pa.int64()), ("name", pa.string())])
+
+
+class Kit(Protocol):
+    """One table format."""
+
+    def sink(self, root: Path, *, pipeline: str = PIPELINE, partition_by: Sequence[str] = ()) -> Sink: ...
+
+    def rows(self, root: Path) -> list[dict[str, Any]]:
+        """What readers of the table see, in no order."""
+        ...
+
+
+class DeltaKit:
+    def sink(self, root: Path, *, pipeline: str = PIPELINE, partition_by: Sequence[str] = ()) -> Sink:
+        return DeltaSink(root, pipeline=pipeline, partition_by=partition_by)
+
+    def rows(self, root: Path) -> list[dict[str, Any]]:
+        rows: list[dict[str, Any]] = open_dataset(root).to_table().to_pylist()
+        return rows
+
+
+KITS: dict[str, type[Kit]] = {"delta": DeltaKit}
+
+
+def write(
+    root: Path,
+    attempt_id: str,
+    *,
+    file_name: str = "part-0",
+    partition: Mapping[str, str | None] | None = None,
+    folder: str = "",
+    **columns: list[Any],
+) -> DataFile:
+    """A Parquet file of one attempt, as a run leaves it. ``folder`` is what Spark names the partition's folder."""
+    relative = "/".join(part for part in ("data", attempt_id, "r1", folder, f"{file_name}.parquet") if part)
+    path = root / relative
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(pa.table(columns), path)
+    return DataFile(
+        path=relative,
+        size_bytes=path.stat().st_size,
+        rows=len(next(iter(columns.values()))),
+        modified_at=path.stat().st_mtime,
+        partition_values=partition or {},
+    )
+
+
+def loaded(sink: Sink) -> LoadedTable:
+    table = sink.load()
+    assert table is not None
+    return table
+
+
+def append(seq: int, attempt_id: str, *files: DataFile) -> Append:
+    return Append(seq=seq, attempt_id=attempt_id, files=files)
