@@ -1,0 +1,296 @@
+"""One batch through the protocol, on a real ledger in memory and an engine that does as it is told."""
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+
+import pytest
+
+from penstock.errors import TableError, TemporaryError, TransformError
+from penstock.events import BatchCommitted, Bus, Event, RunFailed
+from penstock.ledger import Ledger
+from penstock.ledger.records import Failure, ObjectResult, ObjectState
+from penstock.messaging.delivery import Delivery
+from penstock.messaging.message import Message
+from penstock.messaging.settlement import Ack, DeadLetter, Release, Settlement
+from penstock.objects.announcement import announce
+from penstock.objects.notification import parse
+from penstock.objects.reference import ObjectRef
+from penstock.pipeline.attempt import AttemptSettings, BatchExecution, Surroundings
+from penstock.pipeline.engine import ReadFailure, RunBroken, RunCancelled, RunRequest, RunResult
+from penstock.pipeline.streak import FailureStreak
+
+PIPELINE = "file:///table"
+Answer = Callable[[RunRequest], RunResult]
+
+
+def ref(name: str) -> ObjectRef:
+    return ObjectRef(bucket="bucket", key=name, size_bytes=10, etag="1")
+
+
+def result(request: RunRequest, failed: dict[bytes, ReadFailure] | None = None) -> RunResult:
+    """Every object gave two rows but those that failed."""
+    failed = failed or {}
+    good = [ref for ref in request.objects if ref.object_id not in failed]
+    return RunResult(
+        processed=[ObjectResult(object_id=ref.object_id, rows=2, lines_quarantined=0) for ref in good],
+        failed=failed,
+        rows=2 * len(good),
+        lines_quarantined=0,
+        bytes=10 * len(good),
+        manifest="[]",
+        quarantine_manifest="",
+        schema_id=0,
+        new_schema=None,
+    )
+
+
+class Engine:
+    """Answers as told, and keeps what it was asked."""
+
+    def __init__(self, answer: Answer = result) -> None:
+        self.answer = answer
+        self.requests: list[RunRequest] = []
+        self.cancelled: list[str] = []
+
+    def run(self, request: RunRequest) -> RunResult:
+        self.requests.append(request)
+        return self.answer(request)
+
+    def cancel(self, attempt_id: str) -> None:
+        self.cancelled.append(attempt_id)
+
+    @property
+    def group_sizes(self) -> list[int]:
+        return [len(request.objects) for request in self.requests]
+
+
+class Pipeline:
+    """Batches of one pipeline, one after another."""
+
+    def __init__(self, ledger: Ledger, engine: Engine, *, objects_max: int = 100) -> None:
+        self.ledger = ledger
+        self.events: list[Event] = []
+        self._settings = AttemptSettings(pipeline=PIPELINE, worker="w", objects_max=objects_max, attempts_max=3)
+        self._around = Surroundings(
+            ledger=ledger,
+            engine=engine,
+            parse=partial(parse, buckets_allowed=None),
+            publish=lambda: None,
+            streak=FailureStreak(faults_max=3),
+            bus=Bus(self.events.append),
+            random=lambda: 0.5,
+        )
+        self._receipts = itertools.count()
+
+    def execution(self, *names: str) -> BatchExecution:
+        return BatchExecution([self._delivery(name) for name in names], self._settings, self._around)
+
+    def run(self, *names: str) -> list[Settlement]:
+        """Deliver one message for each name; answers their settlements in the same order."""
+        settlements = self.execution(*names).run()
+        return [settlements[receipt] for receipt in sorted(settlements, key=lambda receipt: int(receipt))]
+
+    def state(self, name: str) -> ObjectState:
+        return self.ledger.states(PIPELINE, [ref(name).object_id])[ref(name).object_id]
+
+    def attempts(self, name: str) -> int:
+        return next(row.attempts for row in self.ledger.objects(PIPELINE) if row.object_id == ref(name).object_id)
+
+    def _delivery(self, name: str) -> Delivery:
+        message = Message(id=f"m-{name}", body=announce(ref(name)), enqueued_at=1.0)
+        return Delivery(message=message, queue="q", receipt=str(next(self._receipts)), attempt=1, received_at=1.0)
+
+
+@pytest.fixture
+def ledger() -> Iterator[Ledger]:
+    ledger = Ledger.open("sqlite://")
+    ledger.ensure_pipeline(PIPELINE)
+    yield ledger
+    ledger.close()
+
+
+def told(events: Sequence[Event], kind: type[Event]) -> int:
+    return sum(isinstance(event, kind) for event in events)
+
+
+def unreadable(*names: str, failure: Failure = Failure.RETRY) -> Answer:
+    ids = {ref(name).object_id for name in names}
+
+    def answer(request: RunRequest) -> RunResult:
+        failed = {one.object_id for one in request.objects} & ids
+        return result(request, {object_id: ReadFailure(failure=failure, reason="no") for object_id in failed})
+
+    return answer
+
+
+def culprit(name: str) -> Answer:
+    """A run with this object breaks, and nothing says which object it was."""
+
+    def answer(request: RunRequest) -> RunResult:
+        if ref(name) in request.objects:
+            raise RunBroken("ValueError: no", fingerprint="ValueError")
+        return result(request)
+
+    return answer
+
+
+def test_what_is_committed_is_acked_and_told(ledger: Ledger) -> None:
+    pipeline = Pipeline(ledger, Engine())
+    assert pipeline.run("a", "b") == [Ack(), Ack()]
+    assert pipeline.state("a") is ObjectState.PROCESSED
+    assert [batch.objects for batch in ledger.batches(PIPELINE)] == [2]
+    assert told(pipeline.events, BatchCommitted) == 1
+
+
+def test_a_duplicate_is_acked_without_a_second_run(ledger: Ledger) -> None:
+    engine = Engine()
+    pipeline = Pipeline(ledger, engine)
+    pipeline.run("a")
+    assert pipeline.run("a", "a") == [Ack(), Ack()]
+    assert engine.group_sizes == [1]
+
+
+def test_an_unreadable_object_is_retried_alone_and_dies_with_its_message(ledger: Ledger) -> None:
+    pipeline = Pipeline(ledger, Engine(unreadable("bad")))
+    assert pipeline.run("a", "bad") == [Ack(), Release(delay_seconds=0.5)]
+    assert pipeline.run("bad") == [Release(delay_seconds=1.0)]
+    assert pipeline.run("bad") == [DeadLetter(reason="no")]
+    assert pipeline.state("bad") is ObjectState.DEAD
+    assert pipeline.attempts("a") == 1
+    assert pipeline.run("bad") == [DeadLetter(reason="no")], "the carrier's redelivery dies again"
+
+
+def test_an_object_is_gone_only_after_a_second_look(ledger: Ledger) -> None:
+    pipeline = Pipeline(ledger, Engine(unreadable("a", failure=Failure.GONE)))
+    assert pipeline.run("a") == [Release(delay_seconds=0.5)]
+    assert pipeline.run("a") == [Ack()]
+    assert pipeline.state("a") is ObjectState.GONE
+
+
+def test_a_superseded_object_is_done_at_once(ledger: Ledger) -> None:
+    pipeline = Pipeline(ledger, Engine(unreadable("a", failure=Failure.SUPERSEDED)))
+    assert pipeline.run("a") == [Ack()]
+    assert pipeline.state("a") is ObjectState.SUPERSEDED
+
+
+def test_one_culprit_is_found_without_killing_its_siblings(ledger: Ledger) -> None:
+    engine = Engine(culprit("9"))
+    pipeline = Pipeline(ledger, engine)
+    names = [str(number) for number in range(36)]
+    waiting = set(names)
+    for _ in range(3):
+        order = sorted(waiting)
+        ends = pipeline.run(*order)
+        waiting = {name for name, end in zip(order, ends, strict=True) if isinstance(end, Release)}
+    assert waiting == set()
+    assert pipeline.state("9") is ObjectState.DEAD
+    assert ledger.counts(PIPELINE)[ObjectState.PROCESSED] == 35
+    assert engine.group_sizes[0] == 36
+    assert max(engine.group_sizes[1:5]) == 10, "100 ** (1 - 1/2) objects at most shared the second run"
+    assert (ref("9"),) in [request.objects for request in engine.requests], "its last run was its own"
+    assert told(pipeline.events, RunFailed) == 3, "the culprit had its attempts, and nobody else a failed run more"
+
+
+def test_a_failure_of_everything_stops_the_pipeline_and_kills_nothing(ledger: Ledger) -> None:
+    def always(request: RunRequest) -> RunResult:
+        raise RunBroken("NameError: x", fingerprint="NameError")
+
+    pipeline = Pipeline(ledger, Engine(always), objects_max=100)
+    names = [str(number) for number in range(60)]
+    pipeline.run(*names)
+    with pytest.raises(TransformError, match="NameError: x"):
+        pipeline.run(*names)
+    counts = ledger.counts(PIPELINE)
+    assert (counts[ObjectState.DEAD], counts[ObjectState.PROCESSING]) == (0, 0)
+    assert counts[ObjectState.UNPROCESSED] == 60
+
+
+def test_a_fault_of_the_machinery_costs_nobody_an_attempt(ledger: Ledger) -> None:
+    def disk_full(request: RunRequest) -> RunResult:
+        raise TemporaryError("disk full")
+
+    engine = Engine(disk_full)
+    pipeline = Pipeline(ledger, engine)
+    assert pipeline.run("a") == [Release(delay_seconds=0.5, refund=True)]
+    assert pipeline.attempts("a") == 0
+    engine.answer = result
+    assert pipeline.run("a") == [Ack()]
+
+
+def test_a_person_s_mistake_frees_the_claim_and_stops_the_worker(ledger: Ledger) -> None:
+    def mistake(request: RunRequest) -> RunResult:
+        raise TableError("another schema")
+
+    pipeline = Pipeline(ledger, Engine(mistake))
+    with pytest.raises(TableError):
+        pipeline.run("a")
+    assert pipeline.state("a") is ObjectState.UNPROCESSED
+    assert pipeline.attempts("a") == 0
+    assert not ledger.open_attempts(PIPELINE)
+
+
+def test_a_defect_of_ours_is_charged_so_that_it_ends(ledger: Ledger) -> None:
+    def defect(request: RunRequest) -> RunResult:
+        raise KeyError("oops")
+
+    pipeline = Pipeline(ledger, Engine(defect))
+    ends = [pipeline.run("a")[0] for _ in range(3)]
+    assert [type(end) for end in ends] == [Release, Release, DeadLetter]
+    assert not ledger.open_attempts(PIPELINE)
+
+
+def test_given_back_work_is_free_at_once_and_its_run_cannot_commit(ledger: Ledger) -> None:
+    executions: list[BatchExecution] = []
+
+    def given_back_meanwhile(request: RunRequest) -> RunResult:
+        executions[0].give_back()
+        assert not executions[0].extend(), "the claim is not ours any more"
+        executions[0].interrupt()
+        return result(request)
+
+    engine = Engine(given_back_meanwhile)
+    pipeline = Pipeline(ledger, engine)
+    executions.append(pipeline.execution("a"))
+    assert list(executions[0].run().values()) == [Release(delay_seconds=0.5)]
+    assert pipeline.state("a") is ObjectState.UNPROCESSED
+    assert pipeline.attempts("a") == 0
+    assert engine.cancelled == [engine.requests[0].attempt_id]
+
+
+def test_nothing_is_claimed_after_giving_back(ledger: Ledger) -> None:
+    engine = Engine()
+    execution = Pipeline(ledger, engine).execution("a")
+    execution.give_back()
+    with pytest.raises(RunCancelled):
+        execution.run()
+    assert engine.requests == []
+
+
+def test_a_claim_is_extended_while_it_runs_and_nothing_is_lost_after_the_commit(ledger: Ledger) -> None:
+    executions: list[BatchExecution] = []
+    extended: list[bool] = []
+
+    def slow(request: RunRequest) -> RunResult:
+        extended.append(executions[0].extend())
+        return result(request)
+
+    pipeline = Pipeline(ledger, Engine(slow))
+    executions.append(pipeline.execution("a"))
+    assert list(executions[0].run().values()) == [Ack()]
+    assert [*extended, executions[0].extend()] == [True, True]
+
+
+def test_an_object_that_another_worker_has_waits_for_its_lease_and_costs_nothing(ledger: Ledger) -> None:
+    executions: list[list[Settlement]] = []
+    inner = Pipeline(ledger, Engine())
+
+    def meanwhile(request: RunRequest) -> RunResult:
+        executions.append(inner.run("a"))
+        return result(request)
+
+    assert Pipeline(ledger, Engine(meanwhile)).run("a") == [Ack()]
+    [end] = executions[0]
+    assert isinstance(end, Release)
+    assert end.refund
+    assert 55 < end.delay_seconds < 65
