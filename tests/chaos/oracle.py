@@ -8,7 +8,7 @@ import gzip
 import json
 import sqlite3
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -106,15 +106,15 @@ class Seen:
 
 
 def look(table: Path) -> Seen:
-    """The rows table: place and values of each row. Nothing where there is no table yet."""
-    return _look(table, ("_object", "_offset"))
+    """The rows table: place and values of each row, without what a transform added. Nothing where there is no table."""
+    return _look(table, ("_object", "_offset"), COLUMNS)
 
 
 def look_at_quarantine(table: Path) -> Seen:
-    return _look(table.with_name(f"{table.name}_quarantine"), ("object", "offset"))
+    return _look(table.with_name(f"{table.name}_quarantine"), ("object", "offset"), ("raw",))
 
 
-def _look(table: Path, place: tuple[str, str]) -> Seen:
+def _look(table: Path, place: tuple[str, str], columns: Collection[str]) -> Seen:
     try:
         delta = DeltaTable(str(table))
     except TableNotFoundError:
@@ -122,8 +122,8 @@ def _look(table: Path, place: tuple[str, str]) -> Seen:
     rows: list[tuple[Place, Values]] = []
     paths = [Path(unquote(urlsplit(uri).path)) for uri in delta.file_uris()]
     for path in paths:
-        for row in pq.ParquetFile(path).read().to_pylist():
-            rows.append(((row.pop(place[0]), row.pop(place[1])), row))
+        found = pq.ParquetFile(path).read().to_pylist()
+        rows += [((row[place[0]], row[place[1]]), {name: row[name] for name in columns}) for row in found]
     return Seen(rows=rows, files=[str(path.relative_to(table.resolve())) for path in paths])
 
 
@@ -140,7 +140,7 @@ def check_meanwhile(truth: Truth, table: Path) -> Found:
     """What must hold at every moment, after any death: nothing twice, nothing invented, nothing uncommitted."""
     seen, quarantine = look(table), look_at_quarantine(table)
     _check_rows(truth.good, seen.rows)
-    _check_rows({place: {"raw": raw} for place, raw in truth.bad.items()}, [_raw(row) for row in quarantine.rows])
+    _check_rows({place: {"raw": raw} for place, raw in truth.bad.items()}, quarantine.rows)
     _check_files(table, [*seen.files, *quarantine.files])
     return Found(rows=len(seen.rows), missing=len(truth.good) - len(seen.rows), quarantined=len(quarantine.rows))
 
@@ -156,11 +156,6 @@ def check_done(truth: Truth, table: Path, *, state: Path | None = None) -> None:
     assert messages(table, state=state) == 0
     orphans = abandoned_folders(table)
     assert not orphans, f"files of abandoned attempts are left: {orphans[:SHOWN]}"
-
-
-def _raw(row: tuple[Place, Values]) -> tuple[Place, Values]:
-    place, values = row
-    return place, {"raw": values["raw"]}
 
 
 def _check_rows(expected: Mapping[Place, Values], rows: Sequence[tuple[Place, Values]]) -> None:
@@ -210,7 +205,7 @@ def claims(table: Path) -> Mapping[str, int]:
 
 def messages(table: Path, *, state: Path | None = None, dead: bool = False) -> int:
     """How many messages wait in the queue, or are dead."""
-    sql = "SELECT count(*) FROM messages JOIN queues ON queues.id = queue_id WHERE (queues.name LIKE '%-dead') = ?"
+    sql = "SELECT count(*) FROM messages JOIN queues ON queues.id = queue_id WHERE (queues.name LIKE '%-dlq') = ?"
     return int(query(table, sql, int(dead), file="queue.db", state=state)[0][0])
 
 

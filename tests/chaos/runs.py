@@ -46,7 +46,15 @@ class Ended:
 class Running:
     """An ingest at work. Its output goes to files: a pipe could be held open by what a kill leaves behind."""
 
-    def __init__(self, arguments: Sequence[str], *, folder: Path, name: str, environment: dict[str, str]) -> None:
+    def __init__(
+        self,
+        arguments: Sequence[str],
+        *,
+        folder: Path,
+        name: str,
+        environment: dict[str, str],
+        before_exec: Callable[[], None] | None = None,
+    ) -> None:
         self._out, self._err = folder / f"{name}.out", folder / f"{name}.err"
         with self._out.open("wb") as out, self._err.open("wb") as err:
             self.process = subprocess.Popen(
@@ -56,6 +64,7 @@ class Running:
                 cwd=folder,
                 env=environment,
                 start_new_session=True,
+                preexec_fn=before_exec,
             )
         self.began_at = time.monotonic()
 
@@ -86,9 +95,7 @@ class Running:
             self.send_group(signal.SIGKILL)
             self.process.wait()
             raise AssertionError(f"it did not end in {seconds} s:\n{self.said()}") from None
-        return Ended(
-            code=code, out=self._out.read_text(), err=self.said(), seconds=time.monotonic() - self.began_at
-        )
+        return Ended(code=code, out=self._out.read_text(), err=self.said(), seconds=time.monotonic() - self.began_at)
 
 
 class Case:
@@ -101,27 +108,39 @@ class Case:
         self.source.mkdir()
         self._started: list[Running] = []
 
-    def start(self, *options: str, kill_at: str | None = None, **settings: object) -> Running:
+    def start(self, *options: str, before_exec: Callable[[], None] | None = None, **settings: object) -> Running:
         """`penstock ingest` with these options, and settings by their names."""
         arguments = ["ingest", str(self.source), str(self.table), "--schema", SCHEMA, "--json", *options]
-        return self.start_verb(*arguments, **settings, **({"kill_at": kill_at} if kill_at else {}))
+        return self._start(arguments, before_exec=before_exec, **settings)
 
-    def start_verb(self, *arguments: str, **settings: object) -> Running:
-        running = Running(
-            arguments, folder=self.folder, name=f"run-{len(self._started)}", environment=environment(**settings)
-        )
-        self._started.append(running)
-        return running
-
-    def ingest(self, *options: str, code: int = 0, kill_at: str | None = None, **settings: object) -> Ended:
+    def ingest(
+        self, *options: str, code: int = 0, before_exec: Callable[[], None] | None = None, **settings: object
+    ) -> Ended:
         """Run it to its end, which must be that one."""
-        return self.start(*options, kill_at=kill_at, **settings).end().but(code)
+        return self.start(*options, before_exec=before_exec, **settings).end().but(code)
+
+    def verb(self, *arguments: str) -> Ended:
+        """Any verb, to its good end."""
+        return self._start(arguments).end().but(0)
 
     def show(self, path: Path) -> dict[str, Any]:
         """The newest version in `penstock objects show`."""
-        ended = self.start_verb("objects", "show", str(path), "--table", str(self.table), "--json").end().but(0)
-        document: dict[str, Any] = json.loads(ended.out)[-1]
+        shown = self.verb("objects", "show", str(path), "--table", str(self.table), "--json")
+        document: dict[str, Any] = json.loads(shown.out)[-1]
         return document
+
+    def _start(
+        self, arguments: Sequence[str], *, before_exec: Callable[[], None] | None = None, **settings: object
+    ) -> Running:
+        running = Running(
+            arguments,
+            folder=self.folder,
+            name=f"run-{len(self._started)}",
+            environment=environment(**settings),
+            before_exec=before_exec,
+        )
+        self._started.append(running)
+        return running
 
     def close(self) -> None:
         for running in self._started:

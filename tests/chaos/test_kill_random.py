@@ -6,7 +6,6 @@ import subprocess
 from pathlib import Path
 
 import pytest
-
 from tests.chaos.oracle import Truth, check_done, check_meanwhile, truth
 from tests.chaos.runs import KILLED, Case, write_objects
 

@@ -7,10 +7,10 @@ more. The long matrix kills at each step alone, and at its second time where the
 from dataclasses import dataclass
 
 import pytest
-
-from penstock.messaging.steps import Step
 from tests.chaos.oracle import Truth, abandoned_folders, attempts, check_done, check_meanwhile, truth
 from tests.chaos.runs import KILLED, Case, write_objects
+
+from penstock.messaging.steps import Step
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
 

@@ -1,0 +1,147 @@
+"""`penstock ingest` as users run it: bad objects among good ones, runs again, transforms good and bad."""
+
+import ctypes
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.chaos import transforms
+from tests.chaos.oracle import check_done, check_meanwhile, claims, look, look_at_quarantine, messages, objects, truth
+from tests.chaos.runs import JUNK, KILLED, SOME_DEAD, Case, line, write_object, write_objects
+
+from penstock.messaging.steps import Step
+
+pytestmark = pytest.mark.timeout(400)
+
+MAX_ATTEMPTS = 4
+_PR_CAPBSET_DROP, _CAP_DAC_OVERRIDE, _CAP_DAC_READ_SEARCH = 24, 1, 2
+
+
+@pytest.fixture
+def case(tmp_path: Path) -> Iterator[Case]:
+    made = Case(tmp_path)
+    shutil.copy(transforms.__file__, tmp_path / "transforms.py")
+    yield made
+    made.close()
+
+
+def obey_permissions() -> None:
+    """In a child, before it becomes the ingest: root, too, may then read only what permissions say."""
+    if os.geteuid() == 0:
+        libc = ctypes.CDLL(None, use_errno=True)
+        for capability in (_CAP_DAC_OVERRIDE, _CAP_DAC_READ_SEARCH):
+            if libc.prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0) != 0:
+                raise OSError(ctypes.get_errno(), "root without the right to give up rights")
+
+
+def test_three_bad_objects_among_500_cost_the_others_nothing(case: Case) -> None:
+    paths = write_objects(case.source, range(500), lines=5, junk_every=50)
+    truncated, deleted, forbidden = paths[100], paths[201], paths[302]
+    truncated.write_bytes(truncated.read_bytes()[:-20])
+    forbidden.chmod(0)
+    case.ingest(code=KILLED, kill_at=Step.ANNOUNCED.value)
+    deleted.unlink()
+    whole = truth(case.source, without=[forbidden])
+
+    report = case.ingest(code=SOME_DEAD, before_exec=obey_permissions).report
+    check_done(whole, case.table)
+    assert whole.objects() == 497
+    assert (report["objects_found"], report["objects_processed"], report["objects_dead"]) == (499, 497, 2)
+    assert report["rows_written"] == len(whole.good)
+    assert report["lines_quarantined"] == len(whole.bad)
+    seen = {path: case.show(path) for path in (truncated, deleted, forbidden)}
+    assert {path: document["state"] for path, document in seen.items()} == {
+        truncated: "dead",
+        deleted: "gone",
+        forbidden: "dead",
+    }
+    assert "Permission denied" in seen[forbidden]["reason"]
+    assert seen[truncated]["reason"]
+    assert seen[deleted]["reason"]
+    assert seen[truncated]["attempts"] == seen[forbidden]["attempts"] == MAX_ATTEMPTS
+    ill = {path.as_uri() for path in seen}
+    assert {count for uri, count in claims(case.table).items() if uri not in ill} == {1}
+    assert messages(case.table, dead=True) == 2
+
+
+def test_again_adds_nothing_and_says_so_then_only_what_is_new(case: Case) -> None:
+    paths = write_objects(case.source, range(12))
+    first = truth(case.source)
+    version = case.ingest().report["table_version"]
+    again = case.ingest().report
+    assert (again["objects_skipped"], again["objects_processed"], again["rows_written"]) == (12, 0, 0)
+    assert again["table_version"] == version
+    arguments = ("ingest", str(case.source), str(case.table))
+    assert "Nothing new: all 12 objects are in the table already. 0 rows added." in case.verb(*arguments).out
+
+    write_objects(case.source, range(12, 15))
+    # An empty line first: so every line of the new version has another place than those of the old one.
+    paths[1].write_bytes(b"\n" + b"\n".join(line(1, place, note="changed") for place in range(30)))
+    whole = truth(case.source).plus(first)
+    third = case.ingest().report
+    check_done(whole, case.table)
+    assert (third["objects_skipped"], third["objects_processed"], third["objects_new_versions"]) == (11, 4, 1)
+    assert third["rows_written"] == len(whole.good) - len(first.good)
+
+
+def test_an_object_that_the_transform_cannot_bear_dies_alone(case: Case) -> None:
+    paths = write_objects(case.source, range(60))
+    culprit = paths[33]
+    culprit.write_bytes(b"\n".join([line(33, 0), line(33, 1).replace(b"line 1", b"poison"), line(33, 2)]))
+    options = ("--max-objects", "20", "--transform", "transforms:no_number")
+    report = case.ingest(*options, code=SOME_DEAD, retry_base_seconds=0.05).report
+    whole = truth(case.source, without=[culprit])
+    assert report["objects_dead"] == 1
+    assert report["rows_written"] == len(whole.good)
+    check_done(whole, case.table)
+    state = objects(case.table)
+    assert {uri for uri, (word, _, _) in state.items() if word == "dead"} == {culprit.as_uri()}
+    assert "poison" in str(state[culprit.as_uri()][2])
+    assert max(claims(case.table).values()) <= MAX_ATTEMPTS
+    innocent = [uri for uri, count in claims(case.table).items() if count > 1 and uri != culprit.as_uri()]
+    assert len(innocent) <= 19, "only who shared a run with the culprit is run again"
+
+
+def test_a_transform_that_always_fails_stops_the_job_and_kills_nobody(case: Case) -> None:
+    write_objects(case.source, range(300), lines=3, junk_every=100)
+    whole = truth(case.source)
+    options = ("--max-objects", "100", "--transform")
+    ended = case.ingest(*options, "transforms:always_fails", code=1, retry_base_seconds=0.05)
+    sentence = ended.err.strip().splitlines()[-1]
+    assert sentence.startswith("penstock: ")
+    assert "mend the transform" in sentence
+    assert "Traceback" not in ended.err
+    assert ended.out == ""
+    assert {word for word, _, _ in objects(case.table).values()} == {"unprocessed"}
+    check_meanwhile(whole, case.table)
+
+    report = case.ingest(*options, "transforms:mended").report
+    assert report["rows_written"] == len(whole.good)
+    assert report["objects_dead"] == 0
+    check_done(whole, case.table)
+
+
+def test_a_transform_that_counts_joins_with_itself_and_sorts(case: Case) -> None:
+    write_objects(case.source, range(20))
+    whole = truth(case.source)
+    report = case.ingest("--transform", "transforms:tangled").report
+    check_done(whole, case.table)
+    assert report["rows_written"] == len(whole.good)
+    assert report["lines_quarantined"] == len(whole.bad)
+
+
+def test_a_transform_that_lets_nothing_through_and_then_one_that_lets_few(case: Case) -> None:
+    write_objects(case.source, range(20))
+    report = case.ingest("--transform", "transforms:nothing").report
+    assert (report["objects_processed"], report["rows_written"], report["batches"]) == (20, 0, 1)
+    assert report["lines_quarantined"] == 4
+    assert look(case.table).rows == ()
+    assert [values["raw"] for _, values in look_at_quarantine(case.table).rows] == [JUNK] * 4
+
+    write_object(case.source, 20, junk=True)
+    report = case.ingest("--transform", "transforms:few").report
+    assert (report["objects_processed"], report["rows_written"], report["lines_quarantined"]) == (1, 7, 1)
+    assert len(look(case.table).rows) == 7
+    check_meanwhile(truth(case.source), case.table)
