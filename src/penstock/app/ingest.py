@@ -101,8 +101,8 @@ def ingest(
         scan = _scan(source, where, stop)
         goal = Goal(state, where, scan.objects, queue=where.queue(source), probe=probe)
         bus.emit(SourceScanned(source=str(source), found=len(scan.objects), unfinished=len(goal.unfinished)))
-        if goal.unfinished and not stop.requested:
-            goal.announce()
+        if not goal.reached_before() and not stop.requested:
+            goal.begin()
             serve(
                 wanted,
                 transform,
@@ -134,6 +134,16 @@ class Goal:
         self.before = state.ledger.states(self._pipeline, list(self._refs))
         self.unfinished = {object_id for object_id in self._refs if self.before.get(object_id) not in TERMINAL}
 
+    def reached_before(self) -> bool:
+        """Whether there is nothing to do, not even messages that a killed ingest did not live to settle."""
+        return not self.unfinished and not self._state.broker.stats(self._queue).visible
+
+    def begin(self) -> None:
+        """Announce, unless messages of an ingest that was killed, or of one beside us, still wait: those are worked
+        off first, and `reached` announces what they did not name. Else every death would double the queue."""
+        if not self._messages():
+            self.announce()
+
     def announce(self) -> None:
         """Send a notification for every unfinished object that nobody works on. Repeats do no harm."""
         live = self._state.ledger.live(self._pipeline, list(self.unfinished))
@@ -146,15 +156,19 @@ class Goal:
 
     def reached(self) -> bool:
         """Asked by the idle worker. Where messages are gone but objects are not done (a message was purged, or its
-        sender died between two steps), they are announced again."""
+        sender died between two steps), they are announced again. Messages that only repeat what is done are worked
+        off before we say yes, so that none stays behind."""
         states = self._state.ledger.states(self._pipeline, list(self.unfinished))
         self.unfinished = {object_id for object_id in self.unfinished if states.get(object_id) not in TERMINAL}
         if self.unfinished:
             self._state.free_what_the_dead_held()
-            stats = self._state.broker.stats(self._queue)
-            if stats.visible + stats.in_flight + stats.delayed == 0:
-                self.announce()
-        return not self.unfinished
+            self.begin()
+            return False
+        return self._state.broker.stats(self._queue).visible == 0
+
+    def _messages(self) -> int:
+        stats = self._state.broker.stats(self._queue)
+        return stats.visible + stats.in_flight + stats.delayed
 
     def _count(self, refs: Sequence[ObjectRef]) -> None:
         self._announcements.update(ref.object_id for ref in refs)

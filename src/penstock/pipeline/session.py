@@ -6,10 +6,12 @@ contradict.
 
 import logging
 import os
+import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
@@ -62,7 +64,8 @@ def start_session(settings: SessionSettings) -> SparkSession:
     try:
         with settings.log.open("ab") as log:
             gateway = launch_gateway(conf, popen_kwargs={"stdout": log, "stderr": log})
-        context = SparkContext(gateway=gateway, conf=conf)
+        with _ctrl_c_kept():
+            context = SparkContext(gateway=gateway, conf=conf)
     except (PySparkException, OSError) as error:
         raise ConfigurationError(
             f"Spark did not start ({error}). Its own words are in {settings.log}; `penstock doctor` looks at Java too."
@@ -96,6 +99,18 @@ def end_session(spark: SparkSession, *, at_once: bool, seconds: float) -> None:
 def cores(spark: SparkSession) -> int:
     """How many tasks the session runs at once."""
     return max(1, spark.sparkContext.defaultParallelism)
+
+
+@contextmanager
+def _ctrl_c_kept() -> Iterator[None]:
+    """PySpark takes SIGINT for itself, to cancel all jobs from inside the handler and to raise KeyboardInterrupt in
+    the middle of anything; whoever asked for an orderly stop keeps it."""
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        yield
+    finally:
+        if before is not None and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGINT, before)
 
 
 def _environment(settings: SessionSettings) -> dict[str, str]:
