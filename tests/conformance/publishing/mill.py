@@ -1,0 +1,102 @@
+"""What the tests of sinks, publishing and garbage share: a ledger, a table's folder, and batches made in one line."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from ulid import ULID
+
+from penstock.ledger import Ledger
+from penstock.ledger.records import BatchOutcome, Candidate, Carrier, ObjectResult
+from penstock.sinks.manifest import DataFile, encode
+from penstock.sinks.parquet import list_files
+from penstock.sinks.schema import encode as encode_schema
+
+PIPELINE = "file:///lake/clicks"
+SCHEMA = pa.schema([("id", pa.int64()), ("word", pa.string())])
+LEASE_SECONDS = 600.0
+OVER = -1.0  # a lease that is over when it is given
+
+
+@dataclass(kw_only=True)
+class Mill:
+    """Makes attempts and batches of rows that are told apart by their id."""
+
+    root: Path
+    ledger: Ledger
+    pipeline: str = PIPELINE
+    _numbers: Iterator[int] = field(default_factory=count)
+    _held: dict[str, bytes] = field(default_factory=dict)  # each attempt's one object
+
+    def __post_init__(self) -> None:
+        self.ledger.ensure_pipeline(self.pipeline)
+
+    def claim(self, *, lease_seconds: float = LEASE_SECONDS) -> str:
+        """An open attempt on one object."""
+        attempt_id, number = str(ULID()), next(self._numbers)
+        candidate = Candidate(
+            object_id=number.to_bytes(16, "big"),
+            bucket="landing",
+            key=f"{number}".encode(),
+            size_bytes=1,
+            uri=f"s3://landing/{number}",
+            carrier=Carrier(message_id="m", enqueued_at=0.0),
+        )
+        claim = self.ledger.claim(
+            self.pipeline, [candidate], attempt_id=attempt_id, worker="w", lease_seconds=lease_seconds
+        )
+        assert claim.claimed
+        self._held[attempt_id] = candidate.object_id
+        return attempt_id
+
+    def write(
+        self,
+        attempt_id: str,
+        ids: Sequence[int],
+        *,
+        run: int = 0,
+        schema: pa.Schema = SCHEMA,
+        root: Path | None = None,
+        name: str = "part-0",
+    ) -> tuple[DataFile, ...]:
+        """One file with a row an id; its other columns are null."""
+        root = root or self.root
+        directory = f"data/{attempt_id}/r{run}"
+        (root / directory).mkdir(parents=True, exist_ok=True)
+        columns = [pa.array(ids, f.type) if f.name == "id" else pa.nulls(len(ids), f.type) for f in schema]
+        pq.write_table(pa.table(columns, schema=schema), root / directory / f"{name}.parquet")
+        return list_files(root, directory, partition_by=(), schema=schema)
+
+    def commit(
+        self,
+        attempt_id: str,
+        files: Sequence[DataFile] = (),
+        *,
+        quarantine: Sequence[DataFile] = (),
+        schema: pa.Schema = SCHEMA,
+    ) -> int:
+        """Commit what the attempt wrote; answers the batch's sequence."""
+        row = self.ledger.ensure_pipeline(self.pipeline)
+        text = encode_schema(schema)
+        seq = self.ledger.commit(
+            BatchOutcome(
+                pipeline=self.pipeline,
+                attempt_id=attempt_id,
+                processed=[ObjectResult(object_id=self._held[attempt_id], rows=1, lines_quarantined=0)],
+                manifest=encode(files),
+                quarantine_manifest=encode(quarantine),
+                schema_id=row.schema_id,
+                new_schema=None if row.table_schema == text else text,
+            )
+        )
+        assert seq is not None
+        return seq
+
+    def batch(self, ids: Sequence[int], *, schema: pa.Schema = SCHEMA) -> int:
+        """A committed batch of these rows; without any it has no file."""
+        attempt_id = self.claim()
+        files = self.write(attempt_id, ids, schema=schema) if ids else ()
+        return self.commit(attempt_id, files, schema=schema)

@@ -1,0 +1,284 @@
+"""Publishing with the real ledger into real tables: whatever happens in between, every row is there once."""
+
+import sqlite3
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable
+from tests.conformance.publishing.mill import PIPELINE, SCHEMA, Mill
+
+from penstock.errors import PublishHalted, TableError
+from penstock.events import Bus
+from penstock.ledger import Ledger
+from penstock.messaging.steps import Probe, Step, no_probe
+from penstock.pipeline.publish import Published, check_tip, publish, rows_schema
+from penstock.sinks.delta import DeltaSink, open_dataset
+from penstock.testing import FakeClock
+
+ROUNDS = 30
+THREADS = 4
+DEADLINE_SECONDS = 120.0
+
+
+class Died(BaseException):
+    """The process ends here."""
+
+
+def published(mill: Mill, *, probe: Probe = no_probe, after: Published | None = None, **sink: Any) -> Published:
+    """What one process does: everything of its own but the ledger's file and the table."""
+    return publish(
+        mill.ledger,
+        DeltaSink(mill.root, pipeline=PIPELINE, **sink),
+        pipeline=PIPELINE,
+        manifest_of=lambda batch: batch.manifest,
+        schema_of=lambda batch: rows_schema(batch, partition_by=()),
+        bus=Bus(),
+        probe=probe,
+        step=Step.ROWS_PUBLISHED,
+        clock=FakeClock(auto_advance=True),
+        after=after,
+    )
+
+
+def ids(root: Path) -> list[int]:
+    return sorted(row for row in open_dataset(root).to_table(columns=["id"])["id"].to_pylist())
+
+
+def seq(mill: Mill) -> int:
+    table = DeltaSink(mill.root, pipeline=PIPELINE).load()
+    return table.position.seq if table is not None else 0
+
+
+def at_once(work: Callable[[], object], threads: int = THREADS) -> None:
+    """Raises what any of them raised."""
+    barrier = threading.Barrier(threads)
+
+    def started() -> None:
+        barrier.wait(DEADLINE_SECONDS)
+        work()
+
+    with ThreadPoolExecutor(threads) as pool:
+        for future in [pool.submit(started) for _ in range(threads)]:
+            future.result(DEADLINE_SECONDS)
+
+
+def test_nothing_committed_makes_no_table(mill: Mill) -> None:
+    assert published(mill) == Published(seq=0, looked_to=0, table_version=None, batches=0)
+    assert not mill.root.exists()
+
+
+def test_four_threads_publish_the_same_batches_of_thirty_rounds(mill: Mill) -> None:
+    expected: list[int] = []
+    for number in range(ROUNDS):
+        rows = [number * 10, number * 10 + 1]
+        mill.batch(rows)
+        if number % 3 == 0:
+            mill.batch([])
+        expected += rows
+        at_once(lambda: published(mill))
+        assert ids(mill.root) == expected
+
+
+def test_publishers_and_committers_at_the_same_time(mill: Mill, tmp_path: Path) -> None:
+    """Each thread commits batches of its own and publishes whatever there is, as workers do."""
+    numbers = iter(range(10_000))
+    lock = threading.Lock()
+
+    def work() -> None:
+        for _ in range(8):
+            with lock:  # the mill is one thread's toy; publishing is what runs at the same time
+                mill.batch([next(numbers)])
+            published(mill)
+
+    at_once(work)
+    assert ids(mill.root) == list(range(8 * THREADS))
+    assert seq(mill) == 8 * THREADS
+
+
+@pytest.mark.parametrize("step", [Step.PUBLISHING, Step.ROWS_PUBLISHED])
+def test_a_publisher_that_dies_at_a_step_leaves_the_rest_to_the_next(mill: Mill, step: Step) -> None:
+    for number in range(3):
+        mill.batch([number])
+
+    def die(at: Step) -> None:
+        if at is step:
+            raise Died
+
+    with pytest.raises(Died):
+        published(mill, probe=die)
+    published(mill)
+    assert ids(mill.root) == [0, 1, 2]
+
+
+def test_a_publisher_that_stalls_after_looking_publishes_nothing_twice(mill: Mill) -> None:
+    mill.batch([1])
+    published(mill)
+    mill.batch([2])
+    overtaken: list[bool] = []
+
+    def stall(at: Step) -> None:
+        if at is Step.PUBLISHING and not overtaken:
+            overtaken.append(True)
+            published(mill)
+            mill.batch([3])
+
+    published(mill, probe=stall)
+    assert overtaken
+    assert ids(mill.root) == [1, 2, 3]
+
+
+def test_a_stale_publisher_after_batches_without_files_publishes_nothing_twice(mill: Mill) -> None:
+    """The trap: an empty batch must not move the position without a commit that others can conflict with."""
+    mill.batch([1])
+    overtaken: list[bool] = []
+
+    def stall(at: Step) -> None:
+        if at is Step.PUBLISHING and not overtaken:
+            overtaken.append(True)
+            mill.batch([])
+            published(mill)
+            mill.batch([])
+            published(mill)
+
+    published(mill, probe=stall)
+    assert overtaken
+    assert ids(mill.root) == [1]
+
+
+def test_batches_without_files_wait_for_one_that_has_some(mill: Mill) -> None:
+    mill.batch([1])
+    mill.batch([])
+    mill.batch([])
+    done = published(mill)
+    assert (seq(mill), done.seq, done.looked_to) == (1, 1, 3)
+    mill.batch([2])
+    published(mill, after=done)
+    assert seq(mill) == 4
+    assert ids(mill.root) == [1, 2]
+
+
+def test_only_batches_without_files_make_no_table(mill: Mill) -> None:
+    mill.batch([])
+    assert published(mill).looked_to == 1
+    assert not (mill.root / "_delta_log").exists()
+
+
+def test_an_earlier_answer_is_no_good_where_others_published_meanwhile(mill: Mill) -> None:
+    mill.batch([1])
+    old = published(mill)
+    mill.batch([2])
+    published(mill)
+    mill.batch([3])
+    published(mill, after=old)
+    assert ids(mill.root) == [1, 2, 3]
+
+
+def test_columns_added_by_a_later_batch_come_with_it(mill: Mill) -> None:
+    wider = SCHEMA.append(pa.field("score", pa.float64()))
+    mill.batch([1])
+    published(mill)
+    mill.batch([2], schema=wider)
+    mill.batch([3], schema=wider)
+    published(mill)
+    assert open_dataset(mill.root).schema.names == ["id", "word", "score"]
+    assert ids(mill.root) == [1, 2, 3]
+
+
+def test_a_missing_file_halts_and_publishes_nothing_of_its_commit(mill: Mill) -> None:
+    mill.batch([1])
+    published(mill)
+    mill.batch([2])
+    attempt_id = mill.claim()
+    files = mill.write(attempt_id, [3])
+    mill.commit(attempt_id, files)
+    (mill.root / files[0].path).unlink()
+    with pytest.raises(PublishHalted, match="does not exist"):
+        published(mill)
+    assert ids(mill.root) == [1]
+
+
+def test_a_ledger_that_was_rolled_back_is_not_published_from(mill: Mill, tmp_path: Path) -> None:
+    mill.batch([1])
+    published(mill)
+    with sqlite3.connect(tmp_path / "ledger.db") as now, sqlite3.connect(tmp_path / "backup.db") as backup:
+        now.backup(backup)
+    mill.batch([2])
+    published(mill)
+    older = Mill(root=mill.root, ledger=Ledger.open(tmp_path / "backup.db"), _numbers=iter(range(100, 200)))
+    with pytest.raises(PublishHalted, match="no such batch: the ledger was rolled back"):
+        published(older)
+    older.batch([3])
+    with pytest.raises(PublishHalted, match="another batch of that number"):
+        published(older)
+    assert ids(mill.root) == [1, 2]
+    older.ledger.close()
+
+
+def test_the_ledger_of_another_table_is_not_published_from(mill: Mill, tmp_path: Path) -> None:
+    mill.batch([1])
+    published(mill)
+    other = Mill(root=mill.root, ledger=Ledger.open(tmp_path / "other.db"))
+    other.batch([2])
+    with pytest.raises(PublishHalted, match="belongs to another table"):
+        published(other)
+    other.ledger.close()
+
+
+def test_a_halted_ledger_is_found_without_anything_to_publish(mill: Mill, tmp_path: Path) -> None:
+    mill.batch([1])
+    published(mill)
+    other = Ledger.open(tmp_path / "other.db")
+    table = DeltaSink(mill.root, pipeline=PIPELINE).load()
+    with pytest.raises(PublishHalted):
+        check_tip(other, table, pipeline=PIPELINE, where="here")
+    other.close()
+
+
+def test_the_position_survives_checkpoints_and_the_cleaning_of_the_log(mill: Mill) -> None:
+    for number in range(5):
+        mill.batch([number])
+        published(mill)
+    table = DeltaTable(str(mill.root))
+    table.create_checkpoint()
+    table.alter.set_table_properties({"delta.logRetentionDuration": "interval 0 days"})
+    DeltaTable(str(mill.root)).cleanup_metadata()
+    kept = sorted(path.name for path in (mill.root / "_delta_log").glob("*.json"))
+    assert kept[0] > f"{1:020}.json"  # the commits that first named our position are gone
+    mill.batch([5])
+    published(mill)
+    assert seq(mill) == 6
+    assert ids(mill.root) == list(range(6))
+
+
+def test_compaction_and_vacuum_by_others_disturb_nothing(mill: Mill) -> None:
+    for number in range(4):
+        mill.batch([number])
+        published(mill)
+    DeltaTable(str(mill.root)).optimize.compact()
+    DeltaTable(str(mill.root)).vacuum(
+        retention_hours=0, dry_run=False, enforce_retention_duration=False, keep_versions=None
+    )
+    mill.batch([4])
+    published(mill)
+    assert ids(mill.root) == list(range(5))
+
+
+def test_a_first_batch_partitioned_otherwise_makes_no_table(mill: Mill) -> None:
+    mill.batch([1])
+    with pytest.raises(TableError, match="partitioned by nothing and not by id"):
+        publish(
+            mill.ledger,
+            DeltaSink(mill.root, pipeline=PIPELINE, partition_by=["id"]),
+            pipeline=PIPELINE,
+            manifest_of=lambda batch: batch.manifest,
+            schema_of=lambda batch: rows_schema(batch, partition_by=["id"]),
+            bus=Bus(),
+            probe=no_probe,
+            step=Step.ROWS_PUBLISHED,
+        )
+    assert not (mill.root / "_delta_log").exists()
