@@ -1,0 +1,249 @@
+"""The publish loop on doubles: what goes into which commit, and when it stops."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import pyarrow as pa
+import pytest
+
+from penstock.errors import PublishConflict, PublishHalted, TableError, TemporaryError
+from penstock.events import BatchPublished, Bus, Event
+from penstock.ledger import Ledger
+from penstock.ledger.records import BatchRow
+from penstock.messaging.steps import Step
+from penstock.pipeline import publish as publishing
+from penstock.pipeline.publish import CONFLICTS_MAX, Published, publish, rows_schema
+from penstock.sinks.manifest import DataFile, attempt_token, encode
+from penstock.sinks.schema import encode as encode_schema
+from penstock.sinks.sink import Append, Position
+from penstock.testing import FakeClock
+
+PIPELINE = "file:///lake/clicks"
+SCHEMA = pa.schema([("id", pa.int64())])
+
+
+def batch(
+    seq: int, *, files: int = 1, schema: pa.Schema = SCHEMA, partition: Mapping[str, str] | None = None
+) -> BatchRow:
+    named = [
+        DataFile(
+            path=f"data/a{seq}/r0/{number}",
+            size_bytes=1,
+            rows=1,
+            modified_at=0.0,
+            partition_values=dict(partition or {}),
+        )
+        for number in range(files)
+    ]
+    return BatchRow(
+        pipeline=PIPELINE,
+        seq=seq,
+        attempt_id=f"a{seq}",
+        manifest=encode(named) if files else "",
+        quarantine_manifest="",
+        table_schema=encode_schema(schema),
+        objects=1,
+        rows=files,
+        lines_quarantined=0,
+        bytes=1,
+        committed_at=0.0,
+        worker="w",
+        stage_seconds={},
+    )
+
+
+class FakeLedger:
+    """Batches, and a note of which were asked for."""
+
+    def __init__(self, *batches: BatchRow) -> None:
+        self.rows = list(batches)
+        self.asked_after: list[int] = []
+
+    def batches(self, pipeline: str, *, after_seq: int, limit: int) -> Sequence[BatchRow]:
+        self.asked_after.append(after_seq)
+        return [row for row in self.rows if row.seq > after_seq][:limit]
+
+    def batch(self, pipeline: str, seq: int) -> BatchRow | None:
+        return next((row for row in self.rows if row.seq == seq), None)
+
+
+@dataclass
+class FakeTable:
+    """A sink that is also its own newest snapshot; ``disturb`` is called at each append, and may raise or change it."""
+
+    position: Position = field(default_factory=lambda: Position(seq=0, attempt_token=None))
+    schema: pa.Schema = SCHEMA
+    version: int = 0
+    exists: bool = True
+    appended: list[Append] = field(default_factory=list)
+    disturb: Callable[["FakeTable"], None] = lambda table: None
+    uri: str = "file:///lake/clicks"
+
+    def load(self) -> "FakeTable | None":
+        return self if self.exists else None
+
+    def ensure_schema(self, schema: pa.Schema) -> None:
+        self.exists = True
+        self.schema = schema
+        self.version += 1
+
+    def append(self, append: Append) -> int:
+        self.disturb(self)
+        self.appended.append(append)
+        self.position = Position(seq=append.seq, attempt_token=attempt_token(append.attempt_id))
+        self.version += 1
+        return self.version
+
+
+def run(ledger: FakeLedger, table: FakeTable, *, heard: list[object] | None = None, **options: Any) -> Published:
+    note = heard.append if heard is not None else lambda _: None
+    return publish(
+        cast(Ledger, ledger),
+        table,
+        pipeline=PIPELINE,
+        manifest_of=lambda row: row.manifest,
+        schema_of=lambda row: rows_schema(row, partition_by=()),
+        bus=Bus(cast(Callable[[Event], None], note)),
+        probe=note,
+        step=Step.ROWS_PUBLISHED,
+        clock=FakeClock(auto_advance=True),
+        **options,
+    )
+
+
+def at(seq: int) -> Position:
+    return Position(seq=seq, attempt_token=attempt_token(f"a{seq}"))
+
+
+def test_all_waiting_batches_go_into_one_commit_under_the_last_one() -> None:
+    table = FakeTable(position=at(1))
+    done = run(FakeLedger(*map(batch, range(1, 5))), table)
+    assert [(a.seq, a.attempt_id, [f.path for f in a.files]) for a in table.appended] == [
+        (4, "a4", ["data/a2/r0/0", "data/a3/r0/0", "data/a4/r0/0"])
+    ]
+    assert done == Published(seq=4, looked_to=4, table_version=1, batches=3)
+
+
+def test_each_step_is_told_in_its_order() -> None:
+    heard: list[object] = []
+    run(FakeLedger(batch(1)), FakeTable(), heard=heard)
+    assert heard == [
+        Step.PUBLISHING,
+        Step.ROWS_PUBLISHED,
+        BatchPublished(pipeline=PIPELINE, sink="file:///lake/clicks", seq=1, table_version=1),
+    ]
+
+
+def test_a_commit_ends_at_a_batch_with_files() -> None:
+    table = FakeTable()
+    ledger = FakeLedger(batch(1), batch(2, files=0), batch(3), batch(4, files=0))
+    done = run(ledger, table)
+    assert [append.seq for append in table.appended] == [3]
+    assert (done.seq, done.looked_to) == (3, 4)
+
+
+def test_batches_without_files_alone_are_no_commit_however_many() -> None:
+    table = FakeTable(exists=False)
+    assert run(FakeLedger(*(batch(seq, files=0) for seq in range(1, 251))), table).looked_to == 250
+    assert not table.exists
+
+
+def test_a_commit_names_no_more_files_than_the_bound_unless_one_batch_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(publishing, "FILES_MAX", 5)
+    table = FakeTable()
+    run(FakeLedger(batch(1, files=3), batch(2, files=2), batch(3, files=9), batch(4, files=0), batch(5)), table)
+    assert [(append.seq, len(append.files)) for append in table.appended] == [(2, 5), (3, 9), (5, 1)]
+
+
+def test_what_was_looked_at_before_is_not_looked_at_again() -> None:
+    table = FakeTable()
+    ledger = FakeLedger(batch(1), *(batch(seq, files=0) for seq in range(2, 6)))
+    done = run(ledger, table)
+    ledger.asked_after.clear()
+    ledger.rows.append(batch(6))
+    run(ledger, table, after=done)
+    assert ledger.asked_after[0] == 5
+    assert [append.seq for append in table.appended] == [1, 6]
+
+
+def test_an_earlier_look_does_not_count_at_another_position() -> None:
+    table = FakeTable(position=at(2))
+    run(FakeLedger(*map(batch, range(1, 5))), table, after=Published(seq=1, looked_to=4, table_version=0, batches=0))
+    assert [append.seq for append in table.appended] == [4]
+    assert len(table.appended[0].files) == 2
+
+
+def test_a_gap_in_the_ledger_halts() -> None:
+    table = FakeTable()
+    with pytest.raises(PublishHalted, match="batch 3 and none of the number 2"):
+        run(FakeLedger(batch(1), batch(3)), table)
+    assert table.appended == []
+
+
+def test_a_table_without_the_token_of_its_batch_halts() -> None:
+    with pytest.raises(PublishHalted, match="another batch of that number"):
+        run(FakeLedger(batch(1)), FakeTable(position=Position(seq=1, attempt_token=None)))
+
+
+def test_after_a_conflict_the_table_is_looked_at_again() -> None:
+    """The commit went through, and only its answer was lost."""
+
+    def lose_the_answer(table: FakeTable) -> None:
+        table.disturb = lambda _: None
+        table.append(Append(seq=2, attempt_id="a2", files=[]))
+        table.appended.clear()
+        raise PublishConflict("no reply")
+
+    table = FakeTable(disturb=lose_the_answer)
+    assert run(FakeLedger(batch(1), batch(2)), table).seq == 2
+    assert table.appended == []
+
+
+def test_conflicts_without_end_are_given_up_with_waits_in_between() -> None:
+    tries: list[int] = []
+
+    def always(table: FakeTable) -> None:
+        tries.append(1)
+        raise PublishConflict("somebody else")
+
+    with pytest.raises(TemporaryError, match="somebody else"):
+        run(FakeLedger(batch(1)), FakeTable(disturb=always))
+    assert len(tries) == CONFLICTS_MAX + 1
+
+
+def test_the_table_is_made_for_the_first_files() -> None:
+    table = FakeTable(exists=False)
+    assert run(FakeLedger(batch(1)), table).table_version == 2
+    assert table.exists
+
+
+def test_columns_are_added_only_where_some_are_missing() -> None:
+    wider = SCHEMA.append(pa.field("x", pa.string()))
+    table = FakeTable(schema=wider)
+    run(FakeLedger(batch(1)), table)
+    assert table.version == 1
+    run(FakeLedger(batch(1), batch(2, schema=wider.append(pa.field("y", pa.string())))), table)
+    assert table.version == 3
+
+
+def test_a_table_that_moved_while_columns_were_added_is_looked_at_again() -> None:
+    class Racing(FakeTable):
+        def ensure_schema(self, schema: pa.Schema) -> None:
+            super().ensure_schema(schema)
+            self.position = at(1)
+
+    table = Racing(exists=False)
+    assert run(FakeLedger(batch(1)), table).seq == 1
+    assert table.appended == []
+
+
+def test_a_batch_partitioned_otherwise_makes_no_table() -> None:
+    table = FakeTable(exists=False)
+    with pytest.raises(TableError, match="partitioned by day and not by nothing"):
+        run(FakeLedger(batch(1, partition={"day": "2024-01-01"})), table)
+    assert not table.exists
+
+
+def test_whoever_only_looks_does_not_mind_how_batches_are_partitioned() -> None:
+    assert rows_schema(batch(1, partition={"day": "x"}), partition_by=None) == SCHEMA
