@@ -90,8 +90,9 @@ def _unescaped(text: str) -> str:
 
 
 def _paths(directory: Path) -> Iterator[Path]:
+    """All but what Spark hides. The folder of a partition column may begin with an underscore, and is not hidden."""
     for folder, folders, names in os.walk(directory):
-        folders[:] = [name for name in folders if not name.startswith(("_", "."))]
+        folders[:] = [name for name in folders if "=" in name or not name.startswith(("_", "."))]
         yield from (
             Path(folder, name) for name in names if not name.startswith(("_", ".")) and not name.endswith(".crc")
         )

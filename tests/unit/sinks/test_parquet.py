@@ -1,0 +1,240 @@
+"""What a finished write left behind, told from footers and folder names."""
+
+import math
+from datetime import UTC, date, datetime, timedelta
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.errors import TableError
+from penstock.sinks.parquet import STRING_CHARACTERS_MAX, bounds, list_files, partition_values, statistics
+
+RUN = "data/01K00000000000000000000000/r1"
+SCHEMA = pa.schema([("id", pa.int64()), ("name", pa.string())])
+UTC_US = pa.timestamp("us", tz="UTC")
+MICROSECONDS = st.integers(-(2**57), 2**57) | st.integers(-(2**63), 2**63 - 1)  # mostly in years Python knows
+
+
+def write(root: Path, relative: str, table: pa.Table, **options: Any) -> Path:
+    path = root / RUN / relative
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(table, path, **options)
+    return path
+
+
+def rows(*ids: int) -> pa.Table:
+    return pa.table({"id": ids, "name": [None] * len(ids)}, schema=SCHEMA)
+
+
+def listed(root: Path, *, partition_by: tuple[str, ...] = (), schema: pa.Schema = SCHEMA) -> list[str]:
+    files = list_files(root, RUN, partition_by=partition_by, schema=schema)
+    return [file.path.removeprefix(f"{RUN}/") for file in files]
+
+
+def test_files_are_told_with_what_a_table_needs(tmp_path: Path) -> None:
+    path = write(tmp_path, "part-0.parquet", rows(1, 2, 3))
+    (file,) = list_files(tmp_path, RUN, partition_by=(), schema=SCHEMA)
+    assert (file.path, file.rows, file.size_bytes) == (f"{RUN}/part-0.parquet", 3, path.stat().st_size)
+    assert file.modified_at == path.stat().st_mtime
+    assert file.partition_values == {}
+    assert file.statistics["nullCount"] == {"id": 0, "name": 3}
+
+
+def test_a_run_that_wrote_nothing_has_no_files(tmp_path: Path) -> None:
+    assert listed(tmp_path) == []
+
+
+def test_a_file_without_rows_is_left_out(tmp_path: Path) -> None:
+    write(tmp_path, "part-0.parquet", rows())
+    write(tmp_path, "part-1.parquet", rows(1))
+    assert listed(tmp_path) == ["part-1.parquet"]
+
+
+def test_what_spark_leaves_beside_the_files_is_left_out(tmp_path: Path) -> None:
+    write(tmp_path, "part-0.parquet", rows(1))
+    write(tmp_path, "_temporary/0/part-1.parquet", rows(2))
+    write(tmp_path, ".spark-staging/part-2.parquet", rows(3))
+    (tmp_path / RUN / "_SUCCESS").touch()
+    (tmp_path / RUN / ".part-0.parquet.crc").write_bytes(b"crc")
+    assert listed(tmp_path) == ["part-0.parquet"]
+
+
+def test_files_of_other_runs_are_left_out(tmp_path: Path) -> None:
+    write(tmp_path, "part-0.parquet", rows(1))
+    write(tmp_path, "../r2/part-0.parquet", rows(2))
+    assert listed(tmp_path) == ["part-0.parquet"]
+
+
+def test_a_partition_column_may_begin_with_an_underscore(tmp_path: Path) -> None:
+    """Spark reads such folders too; to take them for hidden ones would lose their rows."""
+    write(tmp_path, "_day=2024-01-01/part-0.parquet", rows(1))
+    schema = SCHEMA.append(pa.field("_day", pa.date32()))
+    assert listed(tmp_path, partition_by=("_day",), schema=schema) == ["_day=2024-01-01/part-0.parquet"]
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        pa.table({"id": [1]}),
+        pa.table({"id": [1], "name": ["a"], "extra": [1]}),
+        pa.table({"id": ["1"], "name": ["a"]}),
+        pa.table({"ID": [1], "name": ["a"]}),
+    ],
+    ids=["missing", "extra", "type", "case"],
+)
+def test_a_file_with_other_columns_is_never_listed(tmp_path: Path, table: pa.Table) -> None:
+    write(tmp_path, "part-0.parquet", table)
+    with pytest.raises(RuntimeError, match="part-0"):
+        listed(tmp_path)
+
+
+def test_a_partition_column_inside_the_file_is_refused(tmp_path: Path) -> None:
+    write(tmp_path, "name=a/part-0.parquet", rows(1))
+    with pytest.raises(RuntimeError):
+        listed(tmp_path, partition_by=("name",))
+
+
+# Folders
+
+
+@pytest.mark.parametrize(
+    ("folder", "value"),
+    [
+        ("p=plain", "plain"),
+        ("p=__HIVE_DEFAULT_PARTITION__", None),
+        ("p=a%2Fb%3Dc", "a/b=c"),
+        ("p=a=b", "a=b"),
+        ("p=%2541", "%41"),
+        ("p=100%", "100%"),
+        ("p=a+b", "a+b"),
+        ("p=日本é", "日本é"),
+        ("p=", ""),
+    ],
+)
+def test_a_folder_is_decoded_once_as_spark_encodes_it(folder: str, value: str | None) -> None:
+    assert partition_values([folder], ["p"]) == {"p": value}
+
+
+def test_several_partition_columns_keep_their_order() -> None:
+    assert list(partition_values(["b=1", "a=2"], ["b", "a"])) == ["b", "a"]
+
+
+@pytest.mark.parametrize("folders", [[], ["p=1", "q=2"], ["q=1"], ["p"], ["2024"]])
+def test_other_folders_than_the_partitions_are_refused(folders: list[str]) -> None:
+    with pytest.raises(RuntimeError):
+        partition_values(folders, ["p"] if folders != ["p"] else ["q"])
+
+
+@pytest.mark.parametrize(
+    "type_", [pa.float64(), pa.binary(), UTC_US, pa.decimal128(9, 2), pa.list_(pa.int64())], ids=str
+)
+def test_a_partition_column_that_no_folder_can_hold_is_refused(tmp_path: Path, type_: pa.DataType) -> None:
+    with pytest.raises(TableError, match="column p"):
+        listed(tmp_path, partition_by=("p",), schema=SCHEMA.append(pa.field("p", type_)))
+
+
+# Statistics
+
+
+def of(column: pa.Array, *, row_group_size: int = 2, created_by: str = "parquet-mr version 1.16") -> dict[str, Any]:
+    """Statistics of a file with one column, as if another writer had made it."""
+    sink = pa.BufferOutputStream()
+    pq.write_table(pa.table({"c": column}), sink, row_group_size=row_group_size)
+    footer = pq.read_metadata(pa.BufferReader(sink.getvalue()))
+
+    class Footer:
+        def __getattr__(self, name: str) -> Any:
+            return created_by if name == "created_by" else getattr(footer, name)
+
+    return statistics(Footer(), footer.schema.to_arrow_schema())
+
+
+def test_bounds_are_taken_over_all_row_groups() -> None:
+    found = of(pa.array([5, 1, None, 9, 3]))
+    assert found == {"minValues": {"c": 1}, "maxValues": {"c": 9}, "nullCount": {"c": 1}}
+
+
+def test_a_column_of_nulls_has_no_bounds() -> None:
+    assert of(pa.array([None, None, None], pa.int64())) == {"minValues": {}, "maxValues": {}, "nullCount": {"c": 3}}
+
+
+def test_a_writer_that_ignores_nan_is_not_believed() -> None:
+    column = pa.array([1.0, math.nan, 3.0])
+    assert of(column, created_by="parquet-cpp-arrow version 26.0")["maxValues"] == {}
+
+
+def test_nested_columns_are_passed_over_and_the_next_ones_are_not_mixed_up() -> None:
+    sink = pa.BufferOutputStream()
+    table = pa.table(
+        {"s": [{"a": 100, "b": [1, 2]}], "m": pa.array([[("k", 1)]], pa.map_(pa.string(), pa.int64())), "z": [7]}
+    )
+    pq.write_table(table, sink)
+    footer = pq.read_metadata(pa.BufferReader(sink.getvalue()))
+    assert statistics(footer, footer.schema.to_arrow_schema())["minValues"] == {"z": 7}
+
+
+@pytest.mark.parametrize(
+    ("column", "least", "greatest"),
+    [
+        (pa.array([date(1500, 1, 1), date(9999, 12, 31)]), "1500-01-01", "9999-12-31"),
+        (
+            pa.array([datetime(2024, 1, 1, 0, 0, 0, 123456, tzinfo=UTC)], UTC_US),
+            "2024-01-01T00:00:00.123Z",
+            "2024-01-01T00:00:00.124Z",
+        ),
+        (
+            pa.array([-1], pa.int64()).cast(pa.timestamp("us")),
+            "1969-12-31T23:59:59.999",
+            "1970-01-01T00:00:00.000",
+        ),
+        (pa.array(["", "b"]), "", "b"),
+        (pa.array([-(2**63), 2**63 - 1]), -(2**63), 2**63 - 1),
+    ],
+    ids=["dates", "timestamps outwards to milliseconds", "before the epoch", "strings", "integers"],
+)
+def test_bounds_are_told_as_delta_has_them(column: pa.Array, least: Any, greatest: Any) -> None:
+    found = of(column)
+    assert (found["minValues"]["c"], found["maxValues"]["c"]) == (least, greatest)
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        pa.array([True, False]),
+        pa.array([b"a", b"b"]),
+        pa.array([Decimal("1.00"), Decimal("2.50")]),
+        pa.array([math.inf, 1.0]),
+    ],
+    ids=lambda column: str(column.type),
+)
+def test_what_cannot_be_told_safely_is_left_out(column: pa.Array) -> None:
+    found = of(column)
+    assert (found["minValues"], found["maxValues"]) == ({}, {})
+
+
+@given(st.lists(st.text(st.characters(codec="utf-8")), min_size=1, max_size=5))
+def test_the_bounds_of_strings_bound_them(values: list[str]) -> None:
+    raw = sorted(value.encode() for value in values)
+    least, greatest = bounds(pa.string(), raw[0], raw[-1])
+    assert len(least) <= STRING_CHARACTERS_MAX
+    assert all(least.encode() <= value for value in raw)
+    assert greatest is None or all(greatest.encode() >= value for value in raw)
+
+
+@given(MICROSECONDS, MICROSECONDS)
+def test_the_bounds_of_timestamps_bound_them_or_are_left_out(one: int, other: int) -> None:
+    low, high = sorted((one, other))
+    least, greatest = bounds(UTC_US, low, high)
+    assert least is None or 0 <= low - microseconds(least) < 1_000
+    assert greatest is None or 0 <= microseconds(greatest) - high < 1_000
+
+
+def microseconds(told: str) -> int:
+    """Since the epoch."""
+    return (datetime.fromisoformat(told) - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1)
