@@ -179,9 +179,13 @@ def _named_files(ledger: Ledger, pipeline: str, attempt_ids: Collection[str]) ->
     while attempt_ids and (page := ledger.batches(pipeline, after_seq=seq, limit=PAGE_BATCHES)):
         for batch in page:
             files = [*decode(batch.manifest), *decode(batch.quarantine_manifest)]
-            named.update(file.path for file in files if file.path.split("/")[1] in attempt_ids)
+            named.update(file.path for file in files if _attempt_of(file.path) in attempt_ids)
         seq = page[-1].seq
     return frozenset(named)
+
+
+def _attempt_of(path: str) -> str:
+    return path.removeprefix(f"{DATA_FOLDER}/").partition("/")[0]
 
 
 def _paths(folders: _Folders) -> list[Path]:
