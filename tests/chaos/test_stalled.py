@@ -1,0 +1,38 @@
+"""A process that is stopped past its lease and goes on later can neither commit nor settle; it finds that out itself."""
+
+import shutil
+import signal
+
+import pytest
+
+from tests.chaos import transforms
+from tests.chaos.oracle import check_done, query, truth
+from tests.chaos.runs import Case, write_objects
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(400)]
+
+OBJECTS = 20
+OPTIONS = ("--transform", "transforms:held")
+LEASE_SECONDS = 6
+
+
+def test_a_stalled_ingest_wakes_up_to_find_its_work_done(case: Case) -> None:
+    shutil.copy(transforms.__file__, case.folder / "transforms.py")
+    write_objects(case.source, range(OBJECTS))
+    whole = truth(case.source)
+    gate = case.folder / transforms.GATE
+    gate.touch()
+    stalled = case.start(*OPTIONS, lease_seconds=LEASE_SECONDS)
+    stalled.wait_until((case.folder / transforms.AT_GATE).exists)
+    stalled.send_group(signal.SIGSTOP)
+    gate.unlink()
+
+    other = case.ingest(*OPTIONS, lease_seconds=LEASE_SECONDS).report  # its lock is held, so only its lease can end
+    assert other["rows_written"] == len(whole.good)
+    stalled.send_group(signal.SIGCONT)
+    report = stalled.end().but(0).report
+    assert report["rows_written"] == 0
+    assert report["batches"] == 0
+    check_done(whole, case.table)
+    outcomes = query(case.table, "SELECT state, outcome FROM attempts ORDER BY started_at")
+    assert [tuple(row) for row in outcomes] == [("abandoned", "expired"), ("committed", None)]
