@@ -1,6 +1,7 @@
 """What a finished write left behind, told from footers and folder names."""
 
 import math
+import os
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
@@ -44,6 +45,15 @@ def test_files_are_told_with_what_a_table_needs(tmp_path: Path) -> None:
     assert file.modified_at == path.stat().st_mtime
     assert file.partition_values == {}
     assert file.statistics["nullCount"] == {"id": 0, "name": 3}
+
+
+def test_files_and_the_folders_that_name_them_are_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write(tmp_path, "name=a/part-0.parquet", rows(1).drop_columns("name"))
+    flushed: list[int] = []
+    monkeypatch.setattr(os, "fsync", lambda descriptor: flushed.append(os.fstat(descriptor).st_ino))
+    list_files(tmp_path, RUN, partition_by=("name",), schema=SCHEMA)
+    between = [path, *path.parents][: len(path.relative_to(tmp_path).parts) + 1]
+    assert flushed == [entry.stat().st_ino for entry in between]
 
 
 def test_a_run_that_wrote_nothing_has_no_files(tmp_path: Path) -> None:
