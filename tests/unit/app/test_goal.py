@@ -1,0 +1,104 @@
+"""When an ingest announces, and when it is done. On a real state folder, without Spark."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from penstock.app.ingest import Goal
+from penstock.app.places import Places, places
+from penstock.app.state import State, open_state
+from penstock.ledger.records import BatchOutcome, Candidate, Carrier, ObjectResult
+from penstock.messaging.delivery import Delivery
+from penstock.messaging.settlement import Ack
+from penstock.messaging.steps import no_probe
+from penstock.objects.reference import LOCAL_BUCKET, ObjectRef
+
+QUEUE = "ingest"
+LEASE_SECONDS = 600.0
+REFS = [ObjectRef(bucket=LOCAL_BUCKET, key=f"/in/{name}", size_bytes=1, etag="1") for name in "abc"]
+
+
+@pytest.fixture
+def where(tmp_path: Path) -> Places:
+    return places(tmp_path / "table")
+
+
+@pytest.fixture
+def state(where: Places) -> Iterator[State]:
+    with open_state(where.state) as opened:
+        opened.ledger.ensure_pipeline(where.pipeline)
+        yield opened
+
+
+def new_goal(state: State, where: Places) -> Goal:
+    return Goal(state, where, REFS, queue=QUEUE, probe=no_probe)
+
+
+def received(state: State) -> list[Delivery]:
+    return list(state.broker.receive(QUEUE, messages_max=10, lease_seconds=LEASE_SECONDS))
+
+
+def acked(state: State, deliveries: list[Delivery]) -> None:
+    assert not state.broker.settle([(delivery, Ack()) for delivery in deliveries])
+
+
+def processed(state: State, where: Places) -> None:
+    carrier = Carrier(message_id="1", enqueued_at=1.0)
+    candidates = [
+        Candidate(
+            object_id=ref.object_id,
+            bucket=ref.bucket,
+            key=ref.key_bytes,
+            size_bytes=ref.size_bytes,
+            uri=ref.uri,
+            carrier=carrier,
+            etag=ref.etag,
+        )
+        for ref in REFS
+    ]
+    claim = state.ledger.claim(
+        where.pipeline, candidates, attempt_id="one", worker=state.worker, lease_seconds=LEASE_SECONDS
+    )
+    results = [ObjectResult(object_id=object_id, rows=1, lines_quarantined=0) for object_id in claim.claimed]
+    state.ledger.commit(BatchOutcome(pipeline=where.pipeline, attempt_id="one", processed=results))
+
+
+def test_a_goal_announces_each_object_once(state: State, where: Places) -> None:
+    new_goal(state, where).begin()
+    assert state.broker.stats(QUEUE).visible == len(REFS)
+
+
+def test_what_a_killed_ingest_announced_is_not_announced_again(state: State, where: Places) -> None:
+    new_goal(state, where).begin()
+    new_goal(state, where).begin()
+    assert len(received(state)) == len(REFS)
+
+
+def test_objects_are_announced_again_when_the_queue_is_empty_and_they_are_not_done(state: State, where: Places) -> None:
+    goal = new_goal(state, where)
+    goal.begin()
+    deliveries = received(state)
+    assert not goal.reached()
+    assert received(state) == [], "while somebody holds the messages, nothing is missing"
+    acked(state, deliveries)
+    assert not goal.reached()
+    assert len(received(state)) == len(REFS)
+
+
+def test_a_goal_is_reached_when_all_is_processed_and_no_message_waits(state: State, where: Places) -> None:
+    goal = new_goal(state, where)
+    goal.begin()
+    processed(state, where)
+    assert not goal.reached()
+    acked(state, received(state))
+    assert goal.reached()
+
+
+def test_messages_that_a_killed_ingest_did_not_live_to_settle_are_something_to_do(state: State, where: Places) -> None:
+    new_goal(state, where).begin()
+    processed(state, where)
+    goal = new_goal(state, where)
+    assert not goal.reached_before()
+    acked(state, received(state))
+    assert goal.reached_before()
