@@ -1,10 +1,9 @@
-"""A process that is stopped past its lease and goes on later can neither commit nor settle; it finds that out itself."""
+"""A process that is stopped past its lease and goes on later can neither commit nor settle, and learns it by itself."""
 
 import shutil
 import signal
 
 import pytest
-
 from tests.chaos import transforms
 from tests.chaos.oracle import check_done, query, truth
 from tests.chaos.runs import Case, write_objects

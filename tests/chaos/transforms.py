@@ -55,8 +55,3 @@ def tangled(frame: DataFrame) -> DataFrame:
 def nothing(frame: DataFrame) -> DataFrame:
     """Spark need not even read for this."""
     return frame.where("false")
-
-
-def few(frame: DataFrame) -> DataFrame:
-    """Closes the readers early."""
-    return frame.limit(7)
