@@ -81,9 +81,9 @@ class DeltaSink:
                     f"{', '.join(schema.names)}."
                 )
         check_partition_types(schema, columns)
-        self._root.mkdir(parents=True, exist_ok=True)
-        _check_writable(self._root)
         with _committing(self.uri):
+            self._root.mkdir(parents=True, exist_ok=True)
+            _check_writable(self._root)
             _create(self._root, schema, columns)
 
     def _check_partitioning(self, columns: Sequence[str]) -> None:
