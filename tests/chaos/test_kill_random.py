@@ -37,10 +37,12 @@ def test_killed_three_times_in_a_row_at_any_moment(case: Case) -> None:
     write_objects(case.source, range(OBJECTS))
     whole = truth(case.source)
     moments = random.Random(SEED)
-    deaths = [killed_after(case, whole, moments.uniform(0.0, 5.0), of_spark=True) for _ in range(3)]
+    deaths = 0
+    while deaths < 3 and killed_after(case, whole, moments.uniform(0.0, 5.0), of_spark=True):
+        deaths += 1
+    assert deaths >= 1
     case.ingest(*OPTIONS)
     check_done(whole, case.table)
-    assert any(deaths)
 
 
 @pytest.mark.slow
