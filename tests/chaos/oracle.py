@@ -129,7 +129,7 @@ def _look(table: Path, place: tuple[str, str], columns: Collection[str]) -> Seen
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """How far a table is: what is there already, and what was never announced as missing."""
+    """How far a table is: rows that are there, good lines that are not yet, bad lines that are."""
 
     rows: int
     missing: int
@@ -146,16 +146,16 @@ def check_meanwhile(truth: Truth, table: Path) -> Found:
     return Found(rows=len(seen.rows), missing=len(truth.good) - len(seen.rows), quarantined=len(quarantine.rows))
 
 
-def check_done(truth: Truth, table: Path, *, state: Path | None = None) -> None:
+def check_done(truth: Truth, table: Path) -> None:
     """What must hold when an ingest has ended well: every line once, nothing left open, nothing left behind."""
     found = check_meanwhile(truth, table)
     seen = {place for place, _ in look(table).rows}
     missing = sorted(set(truth.good) - seen)
     assert not missing, f"{len(missing)} good lines are lost: {missing[:SHOWN]}"
     assert found.quarantined == len(truth.bad), "bad lines are missing in the quarantine table"
-    left_open = attempts(table, state=state)["open"]
+    left_open = attempts(table)["open"]
     assert left_open == 0, f"{left_open} attempts are open"
-    waiting = messages(table, state=state)
+    waiting = messages(table)
     assert waiting == 0, f"{waiting} messages are left in the queue"
     orphans = abandoned_folders(table)
     assert not orphans, f"files of abandoned attempts are left: {orphans[:SHOWN]}"
@@ -185,13 +185,13 @@ def abandoned_folders(table: Path) -> list[Path]:
     return [folder for root in roots if root.is_dir() for folder in root.iterdir() if folder.name in abandoned]
 
 
-def attempts(table: Path, *, state: Path | None = None) -> Counter[str]:
+def attempts(table: Path) -> Counter[str]:
     """How many attempts are in which state."""
-    return Counter(word for _, word in _attempts(table, state=state))
+    return Counter(word for _, word in _attempts(table))
 
 
-def _attempts(table: Path, *, state: Path | None = None) -> Sequence[tuple[str, str]]:
-    return [(str(row[0]), str(row[1])) for row in query(table, "SELECT id, state FROM attempts", state=state)]
+def _attempts(table: Path) -> Sequence[tuple[str, str]]:
+    return [(str(row[0]), str(row[1])) for row in query(table, "SELECT id, state FROM attempts")]
 
 
 def objects(table: Path) -> Mapping[str, tuple[str, int, str | None]]:
@@ -206,10 +206,10 @@ def claims(table: Path) -> Mapping[str, int]:
     return {str(uri): int(count) for uri, count in query(table, sql)}
 
 
-def messages(table: Path, *, state: Path | None = None, dead: bool = False) -> int:
+def messages(table: Path, *, dead: bool = False) -> int:
     """How many messages wait in the queue, or are dead."""
     sql = "SELECT count(*) FROM messages JOIN queues ON queues.id = queue_id WHERE (queues.name LIKE '%-dlq') = ?"
-    return int(query(table, sql, int(dead), file="queue.db", state=state)[0][0])
+    return int(query(table, sql, int(dead), file="queue.db")[0][0])
 
 
 def messages_held(table: Path) -> int:
@@ -217,11 +217,9 @@ def messages_held(table: Path) -> int:
     return int(query(table, "SELECT count(*) FROM messages WHERE state = 2", file="queue.db")[0][0])
 
 
-def query(
-    table: Path, sql: str, *parameters: object, file: str = "ledger.db", state: Path | None = None
-) -> Sequence[Sequence[Any]]:
+def query(table: Path, sql: str, *parameters: object, file: str = "ledger.db") -> Sequence[Sequence[Any]]:
     """Ask a state file directly. Nothing where it, or its tables, are not made yet."""
-    path = (state or table / "_penstock") / file
+    path = table / "_penstock" / file
     if not path.exists():
         return ()
     with closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True, timeout=10.0)) as connection:
