@@ -226,7 +226,11 @@ def _source_folder(source: str, where: Places) -> Path:
         what = "is a file; give the folder it lies in" if folder.exists() else "does not exist; give the folder to read"
         raise UsageError(f"The source {folder} {what}.")
     for own in (where.table, where.quarantine, where.state):
-        if folder == own or own in folder.parents:
+        if folder == own:
+            raise UsageError(
+                f"The source {folder} is a folder that Penstock writes itself; give another table or source."
+            )
+        if own in folder.parents:
             raise UsageError(f"The source {folder} lies in {own}, which Penstock writes itself; give another folder.")
     return folder
 

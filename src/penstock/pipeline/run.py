@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
-from penstock.errors import TemporaryError, TransformError
+from penstock.errors import TemporaryError, TransformError, UsageError
 from penstock.ledger.records import ObjectResult
 from penstock.messaging.clock import Clock
 from penstock.messaging.steps import Probe, Step
@@ -64,7 +64,7 @@ class Run:
         self._tools.probe(Step.PLANNED)
         with self._stopwatch.stage("read and write"):
             frame = self._transformed(read(self._tools.spark, self._plan_path))
-            self._agreement = self._tools.agree(_columns(frame))
+            self._agreement = self._tools.agree(_columns(frame, self._declaration.partition_by))
             self._write(frame)
         self._tools.probe(Step.WRITTEN)
         with self._stopwatch.stage("drain"):
@@ -159,12 +159,19 @@ class Run:
         ]
 
 
-def _columns(frame: DataFrame) -> pa.Schema:
-    """What a DataFrame writes. Raises `TransformError` for no column, two of one name, and types no table can hold."""
+def _columns(frame: DataFrame, partition_by: Sequence[str]) -> pa.Schema:
+    """What a DataFrame writes. Raises `TransformError` for no column, two of one name, and types no table can hold,
+    `UsageError` for a partition column that is not there."""
     if not frame.columns:
         raise TransformError("The transform returned a DataFrame without columns.")
     count = Counter(name.lower() for name in frame.columns)
     twice = sorted(name for name, number in count.items() if number > 1)
     if twice:
         raise TransformError(f"The transform returned more than one column named {', '.join(twice)}.")
+    for column in partition_by:
+        if column not in frame.columns:
+            raise UsageError(
+                f"The rows have no column {column} to partition by (--partition-by); they have "
+                f"{', '.join(frame.columns)}."
+            )
     return arrow_schema(frame.schema)

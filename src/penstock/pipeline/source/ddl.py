@@ -168,7 +168,10 @@ class _Parser:
             return self._struct(column, depth)
         if name in _REFUSED:
             raise UsageError(f"The column {column!r} has type {value}, which this source cannot read: leave it out.")
-        raise UsageError(f"The column {column!r} has the unknown type {value!r}.")
+        raise UsageError(
+            f"The column {column!r} has the unknown type {value!r}: name one of Spark's, such as long, double, string, date "
+            "or timestamp."
+        )
 
     def _decimal(self, column: str) -> pa.DataType:
         precision, scale = 10, 0

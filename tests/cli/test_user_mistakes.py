@@ -1,0 +1,200 @@
+"""A user's mistake gets one sentence and an exit code, before Spark is started, and leaves no table behind."""
+
+import json
+import os
+import sqlite3
+from collections.abc import Sequence
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable
+
+from penstock.app.state import open_state
+from penstock.pipeline import session
+from tests.cli.conftest import Call, Said
+
+USAGE, FAILED, CONFIGURATION = 2, 1, 78
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a source in it, and no Spark: a mistake that is found only later fails its test."""
+
+    def no_spark(settings: object) -> None:
+        raise AssertionError("Spark was started")
+
+    monkeypatch.setattr(session, "launch_gateway", no_spark)
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.jsonl").write_text('{"id": 1, "v": 2.5}\n')
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def one_sentence(said: Said, *parts: str) -> None:
+    assert said.out == ""
+    lines = [line for line in said.err.splitlines() if line.startswith("penstock: ")]
+    assert len(lines) == 1, said.err
+    assert "Traceback" not in said.err
+    for part in parts:
+        assert part in lines[0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "parts"),
+    [
+        (("in", "t", "--format", "xml"), ("'xml'", "jsonl")),
+        (("in", "t", "--schema", "id lnog"), ("'id'", "'lnog'", "long")),
+        (("in", "t", "--schema", "id"), ("id",)),
+        (("in", "t", "--schema", "id long, ID string"), ("'ID'", "twice")),
+        (("in", "t", "--schema", "m map<string,int>"), ("'m'", "map")),
+        (("in", "t", "--schema", "_object string"), ("_object",)),
+        (("nope", "t"), ("nope", "does not exist")),
+        (("in/a.jsonl", "t"), ("a.jsonl", "is a file")),
+        (("s3://bucket/x", "t"), ("s3://bucket/x", "local")),
+        (("in", "s3://bucket/x"), ("s3://bucket/x", "local")),
+        (("in", "in"), ("Penstock writes itself",)),
+        (("in/_penstock", "in"), ("in/_penstock",)),
+        (("in", "in/a.jsonl"), ("is a file",)),
+        (("in", "t", "--transform", "nomodule"), ("nomodule", "module:function")),
+        (("in", "t", "--transform", "nomodule:f"), ("nomodule", "ModuleNotFoundError")),
+        (("in", "t", "--transform", "json:nothing"), ("json", "nothing")),
+        (("in", "t", "--transform", "os:sep"), ("os", "sep")),
+        (("in", "t", "--transform", "raising:f"), ("raising", "ZeroDivisionError")),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else None,
+)
+def test_arguments_that_make_no_sense(
+    penstock: Call, here: Path, arguments: Sequence[str], parts: Sequence[str]
+) -> None:
+    (here / "raising.py").write_text("1 / 0\n")
+    said = penstock("ingest", *arguments)
+    assert said.exit_code == USAGE
+    one_sentence(said, *parts)
+    assert not (here / "t").exists()
+
+
+@pytest.mark.parametrize(
+    "arguments", [("ingest", "in"), ("bogus",), ("ingest", "in", "t", "--bogus"), ("objects", "show")]
+)
+def test_arguments_that_are_missing_or_unknown(penstock: Call, here: Path, arguments: Sequence[str]) -> None:
+    said = penstock(*arguments)
+    assert (said.exit_code, said.out) == (USAGE, "")
+    assert "Traceback" not in said.err
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("MAX_OBJECTS", "abc"),
+        ("MAX_OBJECTS", "0"),
+        ("LEASE_SECONDS", "-1"),
+        ("KILL_AT", "nowhere"),
+        ("SPARK_DRIVER_MEMORY", "much"),
+    ],
+)
+def test_a_setting_in_the_environment_that_does_not_fit(
+    penstock: Call, here: Path, monkeypatch: pytest.MonkeyPatch, name: str, value: str
+) -> None:
+    monkeypatch.setenv(f"PENSTOCK_{name}", value)
+    said = penstock("ingest", "in", "t")
+    assert said.exit_code == CONFIGURATION
+    one_sentence(said, name.lower(), value)
+
+
+@pytest.mark.parametrize(
+    ("toml", "part"),
+    [("max_objects = 'many'", "max_objects"), ("max_objcts = 5", "max_objcts"), ("max_objects = ", "penstock.toml")],
+)
+def test_a_settings_file_that_does_not_fit(penstock: Call, here: Path, toml: str, part: str) -> None:
+    (here / "penstock.toml").write_text(toml)
+    said = penstock("ingest", "in", "t")
+    assert said.exit_code == CONFIGURATION
+    one_sentence(said, part)
+
+
+@pytest.mark.parametrize("name", ["ledger.db", "queue.db"])
+def test_a_state_that_is_no_database(penstock: Call, here: Path, name: str) -> None:
+    (here / "t" / "_penstock").mkdir(parents=True)
+    (here / "t" / "_penstock" / name).write_text("this is no database, and long enough to be told from one" * 40)
+    said = penstock("ingest", "in", "t")
+    assert said.exit_code == CONFIGURATION
+    one_sentence(said, name)
+
+
+def test_a_ledger_of_a_newer_version(penstock: Call, here: Path) -> None:
+    with open_state(here / "t" / "_penstock"):
+        pass
+    with sqlite3.connect(here / "t" / "_penstock" / "ledger.db") as connection:
+        connection.execute("UPDATE penstock_ledger_version SET version_num = '9999'")
+    said = penstock("ingest", "in", "t")
+    assert said.exit_code == CONFIGURATION
+    one_sentence(said, "newer", "ledger.db")
+
+
+def test_a_queue_of_a_newer_version(penstock: Call, here: Path) -> None:
+    with open_state(here / "t" / "_penstock"):
+        pass
+    with sqlite3.connect(here / "t" / "_penstock" / "queue.db") as connection:
+        connection.execute("PRAGMA user_version = 9999")
+    said = penstock("ingest", "in", "t")
+    assert said.exit_code == CONFIGURATION
+    one_sentence(said, "newer", "queue.db")
+
+
+def test_a_folder_that_holds_something_else(penstock: Call, here: Path) -> None:
+    (here / "t").mkdir()
+    (here / "t" / "holiday.jpg").touch()
+    said = penstock("ingest", "in", "t")
+    assert said.exit_code == FAILED
+    one_sentence(said, "holiday.jpg")
+
+
+def test_a_table_with_a_feature_that_we_do_not_keep(penstock: Call, here: Path) -> None:
+    DeltaTable.create(
+        str(here / "t"), pa.schema([("id", pa.int64())]), configuration={"delta.enableChangeDataFeed": "true"}
+    )
+    table = DeltaTable(str(here / "t"))
+    table.alter.add_constraint({"positive": "id > 0"})
+    said = penstock("ingest", "in", "t")
+    assert said.exit_code == FAILED
+    one_sentence(said, str(here / "t"))
+
+
+def test_no_java(penstock: Call, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(here))
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    monkeypatch.setattr("penstock.pipeline.java.find_spec", lambda name: None)
+    said = penstock("ingest", "in", "t")
+    assert said.exit_code == CONFIGURATION
+    one_sentence(said, "Java")
+
+
+def test_no_spark_extra(penstock: Call, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.pipeline.extra.find_spec", lambda name: None)
+    said = penstock("ingest", "in", "t")
+    assert said.exit_code == CONFIGURATION
+    one_sentence(said, "pip install 'penstock[spark]'")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="not applicable: root may write everywhere")
+def test_a_table_folder_that_cannot_be_made(penstock: Call, here: Path) -> None:
+    (here / "locked").mkdir(mode=0o500)
+    said = penstock("ingest", "in", "locked/t")
+    assert said.exit_code == CONFIGURATION
+    one_sentence(said, "locked/t")
+
+
+def test_a_source_without_one_good_line_needs_a_schema(penstock: Call, here: Path) -> None:
+    (here / "in" / "a.jsonl").write_text("no JSON at all\n")
+    said = penstock("ingest", "in", "t")
+    assert said.exit_code == USAGE
+    one_sentence(said, "schema")
+
+
+def test_an_empty_source_is_no_mistake(penstock: Call, here: Path) -> None:
+    (here / "in" / "a.jsonl").unlink()
+    said = penstock("ingest", "in", "t", "--json")
+    assert said.exit_code == 0
+    report = json.loads(said.out)
+    assert (report["objects_found"], report["rows_written"], report["table_version"]) == (0, 0, None)
