@@ -9,10 +9,10 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
+from tests.cli.conftest import Call, Said
 
 from penstock.app.state import open_state
 from penstock.pipeline import session
-from tests.cli.conftest import Call, Said
 
 USAGE, FAILED, CONFIGURATION = 2, 1, 78
 

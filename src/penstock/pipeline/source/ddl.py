@@ -169,8 +169,8 @@ class _Parser:
         if name in _REFUSED:
             raise UsageError(f"The column {column!r} has type {value}, which this source cannot read: leave it out.")
         raise UsageError(
-            f"The column {column!r} has the unknown type {value!r}: name one of Spark's, such as long, double, string, date "
-            "or timestamp."
+            f"The column {column!r} has the unknown type {value!r}: name one of Spark's, such as long, double, string, "
+            "date or timestamp."
         )
 
     def _decimal(self, column: str) -> pa.DataType:
