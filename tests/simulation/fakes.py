@@ -1,7 +1,7 @@
 """What stands in for Spark and Delta: an engine that writes tiny files, and a table with conditional appends.
 
-They keep the contracts of `penstock.pipeline.engine.Engine` and `penstock.sinks.sink.Sink`. A file holds one line a row:
-the object's key and the row's number.
+They keep the contracts of `penstock.pipeline.engine.Engine` and `penstock.sinks.sink.Sink`. A file holds one line a
+row: the object's key and the row's number.
 """
 
 from collections.abc import Callable, Mapping

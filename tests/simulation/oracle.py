@@ -2,7 +2,8 @@
 
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from tests.simulation.fakes import POISON, WITH_ROWS, FakeTable, Kind, Thing, missing_files
 from tests.simulation.harness import ATTEMPTS_MAX, QUEUE, Play, Violation
@@ -18,19 +19,47 @@ ENDS = {
 UNCONTROLLED = frozenset({"expired", "worker_died"})  # ends of an attempt that count, whoever was at fault
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fate:
+    """How an object may end, and how its attempts ended, by the ledger's timeline."""
+
+    thing: Thing
+    row: ObjectRow
+    ends: Sequence[str]
+
+    @property
+    def unlucky(self) -> bool:
+        """Crashes had used up its attempts before its one bad read, which was its last then. A crash counts."""
+        spent = sum(end in UNCONTROLLED for end in self.ends)
+        return self.thing.kind is Kind.FLAKY and "dead" in self.ends and spent >= ATTEMPTS_MAX - 1
+
+    @property
+    def must_be(self) -> ObjectState:
+        revived = self.ends[-1] != "dead"  # by a message that was sent after the death
+        return ObjectState.DEAD if self.unlucky and not revived else ENDS[self.thing.kind]
+
+    @property
+    def with_rows(self) -> bool:
+        return self.must_be is ObjectState.PROCESSED
+
+
 def judge(play: Play) -> None:
     """Raises `Violation` with the first sentence that is not true."""
-    _rows_once(play)
+    rows = play.ledger.objects(play.pipeline)
+    demand({row.key.decode() for row in rows} == set(play.world.things), "the ledger does not know every object")
+    fates = [_fate(play, row) for row in rows]
+    for fate in fates:
+        _ended_well(fate)
+    _rows_once(play, [fate.thing for fate in fates if fate.with_rows])
     for table in (play.rows, play.quarantine):
         _table_sound(play, table)
     _batches_in_order(play)
-    rows = play.ledger.objects(play.pipeline)
-    ends = {
-        row.key.decode(): [attempt.outcome for attempt in play.ledger.attempts_of(play.pipeline, row.object_id)]
-        for row in rows
-    }
-    _objects_ended(play, rows, ends)
-    _dead_letters_hold_the_poison(play, deaths=sum(outcomes.count("dead") for outcomes in ends.values()))
+    _dead_letters_hold_the_poison(play, fates)
+
+
+def _fate(play: Play, row: ObjectRow) -> Fate:
+    ends = [attempt.outcome for attempt in play.ledger.attempts_of(play.pipeline, row.object_id)]
+    return Fate(thing=play.world.things[row.key.decode()], row=row, ends=ends)
 
 
 def demand(true: bool, sentence: str) -> None:
@@ -38,8 +67,7 @@ def demand(true: bool, sentence: str) -> None:
         raise Violation(sentence)
 
 
-def _rows_once(play: Play) -> None:
-    things = [thing for thing in play.world.things.values() if thing.kind in WITH_ROWS]
+def _rows_once(play: Play, things: Sequence[Thing]) -> None:
     rows = Counter(f"{thing.ref.key} {n}" for thing in things for n in range(thing.rows))
     lines = Counter(f"{thing.ref.key} bad" for thing in things if thing.kind is Kind.LINES)
     demand(Counter(play.rows.rows()) == rows, f"rows: {play.rows.rows()} instead of {dict(rows)}")
@@ -66,31 +94,24 @@ def _batches_in_order(play: Play) -> None:
         demand(table.attempts == named, "files became visible in another order than the batches have, or not all")
 
 
-def _objects_ended(play: Play, rows: Sequence[ObjectRow], ends: Mapping[str, list[str]]) -> None:
-    objects = {row.key.decode(): row for row in rows}
-    demand(set(objects) == set(play.world.things), "the ledger does not know every object")
-    for key, row in objects.items():
-        thing = play.world.things[key]
-        demand(row.state is ENDS[thing.kind], f"{key} is {thing.kind} and ended {row.state}")
-        _charged_fairly(thing, row.attempts, ends[key])
-
-
-def _charged_fairly(thing: Thing, attempts: int, ends: list[str]) -> None:
+def _ended_well(fate: Fate) -> None:
     """Crashes and failures count, being given back and faults of the machinery do not; nobody dies early."""
-    uncontrolled = sum(end in UNCONTROLLED for end in ends)
-    most = 1 + thing.charges + uncontrolled
-    revived = ends.count("dead") > 1  # its attempts began anew
-    least = 1 if revived else 1 + uncontrolled
+    key, attempts = fate.thing.ref.key, fate.row.attempts
+    demand(fate.row.state is fate.must_be, f"{key} is {fate.thing.kind} and ended {fate.row.state}")
+    uncontrolled = sum(end in UNCONTROLLED for end in fate.ends)
+    revived = "dead" in fate.ends[:-1]  # its attempts began anew
+    least, most = 1 if revived else 1 + uncontrolled, 1 + fate.thing.charges + uncontrolled
     fair = f"{least} to {most} are fair"
-    demand(least <= attempts <= most, f"{thing.ref.key} was charged {attempts} attempts, {fair}: {ends}")
-    if thing.kind in POISON:
-        demand(attempts >= ATTEMPTS_MAX, f"{thing.ref.key} is dead after {attempts} attempts")
+    demand(least <= attempts <= most, f"{key} was charged {attempts} attempts, {fair}: {fate.ends}")
+    if fate.must_be is ObjectState.DEAD:
+        demand(attempts >= ATTEMPTS_MAX, f"{key} is dead after {attempts} attempts")
 
 
-def _dead_letters_hold_the_poison(play: Play, *, deaths: int) -> None:
+def _dead_letters_hold_the_poison(play: Play, fates: Sequence[Fate]) -> None:
     """A letter a death, and more than one death only where a message sent later asked for another try."""
     letters = play.broker.browse(f"{QUEUE}-dlq", messages_max=100)
-    poison = {key for key, thing in play.world.things.items() if thing.kind in POISON}
+    deaths = sum(fate.ends.count("dead") for fate in fates)
+    poison = {fate.thing.ref.key for fate in fates if fate.must_be is ObjectState.DEAD or fate.unlucky}
     named: set[str] = set()
     invalid = 0
     for letter in letters:
