@@ -1,14 +1,19 @@
 """Settings: read once, checked loudly, then frozen.
 
-Precedence: what the caller gives (flags) > environment (``PENSTOCK_...``) > a secrets directory > ``penstock.toml`` >
-default. No other room reads the environment.
+Precedence: what the caller gives (flags) > environment (``PENSTOCK_...``) > ``penstock.toml`` > default. No other room
+reads the environment.
 """
 
-from pathlib import Path
 from typing import Any
 
 from pydantic import Field, ValidationError
-from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
+from pydantic_settings import (
+    BaseSettings,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    SettingsError,
+    TomlConfigSettingsSource,
+)
 
 from penstock.errors import ConfigurationError
 
@@ -41,16 +46,15 @@ class Settings(BaseSettings):
         init_settings: PydanticBaseSettingsSource,
         env_settings: PydanticBaseSettingsSource,
         dotenv_settings: PydanticBaseSettingsSource,  # noqa: ARG003 - the signature is pydantic's; .env is not read
-        file_secret_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003 - as above; no secrets directory is read
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        toml_settings = TomlConfigSettingsSource(settings_cls)
-        return init_settings, env_settings, file_secret_settings, toml_settings
+        return init_settings, env_settings, TomlConfigSettingsSource(settings_cls)
 
 
 def load_settings(**given: Any) -> Settings:
     """The effective settings; ``given`` are flags, None for those that were not.
 
-    Raises `ConfigurationError` naming the first setting that does not fit, where it came from is in its name.
+    Raises `ConfigurationError` naming the first setting that does not fit, or a penstock.toml that cannot be read.
     """
     try:
         return Settings(**{name: value for name, value in given.items() if value is not None})
@@ -58,8 +62,10 @@ def load_settings(**given: Any) -> Settings:
         first = error.errors()[0]
         name = ".".join(str(part) for part in first["loc"]) or "settings"
         raise ConfigurationError(
-            f"The setting {name} (flag, PENSTOCK_{name.upper()} or {Path(SETTINGS_FILE)}) does not fit: "
+            f"The setting {name} (flag, PENSTOCK_{name.upper()} or {SETTINGS_FILE}) does not fit: "
             f"{first['msg']}, given {first.get('input')!r}."
         ) from error
+    except SettingsError as error:  # a variable that should hold JSON
+        raise ConfigurationError(f"A PENSTOCK_ variable in the environment cannot be read: {error}.") from error
     except (OSError, ValueError) as error:  # TOML that is no TOML, or a file that cannot be read
         raise ConfigurationError(f"{SETTINGS_FILE} in the current folder cannot be read: {error}.") from error
