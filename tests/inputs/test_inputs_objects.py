@@ -13,10 +13,11 @@ from typing import Any
 import pytest
 
 from penstock.errors import InvalidMessage, ObjectGone, ObjectSuperseded, ObjectUnreadable
+from penstock.ledger.rules import is_later
 from penstock.objects.announcement import announce
 from penstock.objects.local import LocalStore
 from penstock.objects.notification import Kind, Notification, parse
-from penstock.objects.reference import ObjectRef, is_older
+from penstock.objects.reference import ObjectRef
 
 
 def record(
@@ -323,8 +324,10 @@ def test_row_57_an_object_deleted_meanwhile_is_gone(tmp_path: Path) -> None:
 
 def test_row_59_sequencers_order_versions_of_a_key() -> None:
     newer, older = read(body(record(sequencer="0055B", eTag="2"), record(sequencer="0055AED", eTag="1"))).objects
-    assert is_older(older.sequencer, newer.sequencer)
-    assert not is_older(newer.sequencer, older.sequencer)
+    assert newer.sequencer is not None
+    assert older.sequencer is not None
+    assert is_later(newer.sequencer, than=older.sequencer)
+    assert not is_later(older.sequencer, than=newer.sequencer)
 
 
 def test_row_60_same_key_two_versions() -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from penstock.errors import InvalidMessage
 from penstock.objects.announcement import announce
 from penstock.objects.notification import Notification, parse
-from penstock.objects.reference import ObjectRef, decode_key, encode_key, is_older, sequencer_key
+from penstock.objects.reference import ObjectRef, decode_key, encode_key
 
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text()
 JSON = st.recursive(SCALARS, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=20)
@@ -180,11 +180,3 @@ def test_what_is_announced_is_read_back(ref: ObjectRef) -> None:
 @given(st.binary())
 def test_any_bytes_are_a_key(key: bytes) -> None:
     assert encode_key(decode_key(key)) == key
-
-
-@given(SEQUENCERS, SEQUENCERS)
-def test_sequencers_follow_the_rule_of_padding(one: str, other: str) -> None:
-    width = max(len(one), len(other))
-    expected = one.ljust(width, "0") < other.ljust(width, "0")
-    assert is_older(one, other) is expected
-    assert (sequencer_key(one) < sequencer_key(other)) is expected

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 from sqlalchemy import Row
@@ -59,6 +59,7 @@ def new_object(pipeline: str, candidate: Candidate) -> Values:
 
 
 def wanted_object(object_id: bytes, carrier: Carrier) -> Values:
+    """The row of ``wanted`` for an object that this message names."""
     return {
         "object_id": object_id,
         "message_id": storable(carrier.message_id),
@@ -99,6 +100,7 @@ def _failed(failed: FailedObject) -> Values:
 
 
 def new_batch(outcome: BatchOutcome, *, seq: int, schema_id: int) -> Values:
+    """The row of ``batches``, but for the time, which the database gives."""
     return {
         "pipeline": outcome.pipeline,
         "seq": seq,
@@ -199,10 +201,6 @@ def object_attempt(row: AnyRow) -> ObjectAttempt:
         outcome=row.outcome or attempt_outcome,
         reason=row.reason if row.outcome else row.attempt_reason,
     )
-
-
-def ids_of(rows: Iterable[AnyRow]) -> list[bytes]:
-    return [row.object_id for row in rows]
 
 
 def _optional(text: str | None) -> str | None:

@@ -17,7 +17,11 @@ class Death:
 
 
 def is_later(sequencer: str, than: str) -> bool:
-    """S3's rule for the events of one key: right-pad the shorter sequencer with zeros, compare as text."""
+    """Whether one event of a key came after another one.
+
+    Amazon S3's rule ("Event message structure" in its user guide): right-pad the shorter sequencer with zeros, compare
+    as text.
+    """
     width = max(len(sequencer), len(than))
     return sequencer.ljust(width, "0") > than.ljust(width, "0")
 

@@ -34,20 +34,6 @@ def uri_of(bucket: str, key: str) -> str:
     return f"file://{shown}" if bucket == LOCAL_BUCKET else f"s3://{bucket}/{shown}"
 
 
-def sequencer_key(sequencer: str) -> str:
-    """Sorts the sequencers of one key by age.
-
-    S3's rule is to pad the shorter with zeros on the right and to compare as text; "0" being the smallest digit, that
-    is to compare without the zeros at the end.
-    """
-    return sequencer.rstrip("0")
-
-
-def is_older(one: str | None, other: str | None) -> bool:
-    """Whether the first sequencer was given out before the second; unknown ones are never older."""
-    return one is not None and other is not None and sequencer_key(one) < sequencer_key(other)
-
-
 @dataclass(frozen=True, kw_only=True)
 class ObjectRef:
     """One version of one object.

@@ -16,6 +16,9 @@ from penstock.ledger.rules import REASON_CHARS_MAX, Death, is_later, revives, st
         ("11", "1", True),
         ("1", "0FFF", True),  # text, not number: the left-most difference decides
         ("005F2D6A7A", "005F2D6A79FFFF", True),
+        ("0055", "005500", False),
+        ("9", "10", True),
+        ("a", "A", True),  # as given
         ("", "0", False),
     ],
 )

@@ -1,10 +1,8 @@
-"""Identity, and the order of versions."""
+"""Identity."""
 
 import hashlib
 
-import pytest
-
-from penstock.objects.reference import ObjectRef, decode_key, encode_key, is_older, sequencer_key
+from penstock.objects.reference import ObjectRef, decode_key, encode_key
 
 
 def ref(key: str, **changes: str | int | None) -> ObjectRef:
@@ -36,26 +34,3 @@ def test_the_uri_is_always_valid_unicode() -> None:
     assert ref("a\udcff/é").uri == "s3://b/a\\xff/é"
     assert ref("/a b", bucket="file").uri == "file:///a b"
     ref("\udc80").uri.encode()
-
-
-@pytest.mark.parametrize(
-    ("one", "other", "older"),
-    [
-        ("0055AED6DCD90281E5", "0055AED6DCD90281E6", True),
-        ("0055AED6DCD90281E6", "0055AED6DCD90281E5", False),
-        ("0055", "005501", True),  # the shorter is padded on the right
-        ("0055", "005500", False),
-        ("005500", "0055", False),
-        ("9", "10", False),  # text, not a number
-        ("A", "a", True),  # as given
-        (None, "1", False),
-        ("1", None, False),
-        (None, None, False),
-    ],
-)
-def test_sequencers_compare_padded_and_as_text(one: str | None, other: str | None, *, older: bool) -> None:
-    assert is_older(one, other) is older
-
-
-def test_sequencer_keys_sort_by_age() -> None:
-    assert sorted(["1010", "1", "101", "2"], key=sequencer_key) == ["1", "1010", "101", "2"]
