@@ -26,9 +26,9 @@ from penstock.objects.local import LocalStore
 from penstock.objects.reference import ObjectRef
 from penstock.objects.scanner import Scanner, ScanReport
 from penstock.pipeline.session import Session
+from penstock.pipeline.source.plan import FORMATS
 from penstock.worker.shutdown import StopSignal
 
-FORMATS = ("jsonl",)
 ANNOUNCEMENTS_MAX = 5  # of one object by one ingest, before we say that something is wrong with it
 SEND_CHUNK = 1_000
 
@@ -166,6 +166,11 @@ class Goal:
             return False
         return self._state.broker.stats(self._queue).visible == 0
 
+    def states(self) -> dict[bytes, ObjectState]:
+        """Where every scanned object stands now; what the ledger never saw is unprocessed."""
+        known = self._state.ledger.states(self._pipeline, list(self._refs))
+        return {object_id: known.get(object_id, ObjectState.UNPROCESSED) for object_id in self._refs}
+
     def _messages(self) -> int:
         stats = self._state.broker.stats(self._queue)
         return stats.visible + stats.in_flight + stats.delayed
@@ -178,11 +183,6 @@ class Goal:
                     f"{ref.uri} was announced {ANNOUNCEMENTS_MAX} times and is still not done, nor dead; look at "
                     f"`penstock objects show` and `penstock dead list`, and report it."
                 )
-
-    def states(self) -> dict[bytes, ObjectState]:
-        """Where every scanned object stands now; what the ledger never saw is unprocessed."""
-        known = self._state.ledger.states(self._pipeline, list(self._refs))
-        return {object_id: known.get(object_id, ObjectState.UNPROCESSED) for object_id in self._refs}
 
 
 class Tally:

@@ -9,6 +9,7 @@ from penstock.app.processes import ProcessRegistry
 from penstock.app.state import PROCESSES_FOLDER, QUEUE_FILE
 from penstock.brokers.sqlite import SqliteBroker
 from penstock.ledger import Ledger
+from penstock.messaging.broker import DEAD_LETTER_SUFFIX
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,10 +21,12 @@ class View:
     broker: SqliteBroker
 
     def living_workers(self) -> list[str]:
+        """The ids of the processes that work on this state now."""
         return ProcessRegistry(self.places.state / PROCESSES_FOLDER).living()
 
     def dead_letter_queues(self) -> list[str]:
-        return [queue for queue in self.broker.queue_names() if queue.endswith("-dlq")]
+        """The queues whose names say that they hold dead letters."""
+        return [queue for queue in self.broker.queue_names() if queue.endswith(DEAD_LETTER_SUFFIX)]
 
 
 @contextmanager

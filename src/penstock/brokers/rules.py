@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from penstock.errors import ConfigurationError
-from penstock.messaging.broker import Capabilities, QueueSettings
+from penstock.messaging.broker import DEAD_LETTER_SUFFIX, Capabilities, QueueSettings
 from penstock.messaging.death import Death
 from penstock.messaging.delivery import Delivery
 from penstock.messaging.message import Outgoing
@@ -51,6 +51,7 @@ def seq_of(store: str, id: str) -> int | None:
 
 
 def receipt(store: str, hand_over: HandOver) -> str:
+    """What the holder of this hand-over settles and extends with."""
     return f"{store}-{hand_over.seq}-{hand_over.number}"
 
 
@@ -79,6 +80,7 @@ def check_outgoing(queue: str, messages: Sequence[Outgoing]) -> None:
 
 
 def check_queue(queue: str) -> None:
+    """Refuse a name that no queue can have."""
     if not queue:
         raise ConfigurationError("a queue needs a name: give it one of at least one character")
     if not queue.isascii():
@@ -98,11 +100,13 @@ def check_settings(settings: QueueSettings) -> None:
 
 
 def check_seconds(name: str, seconds: float, seconds_max: float) -> None:
+    """Refuse a duration beyond 0 to ``seconds_max``."""
     if not 0 <= seconds <= seconds_max:  # NaN fails this too
         raise ConfigurationError(f"{name} is {seconds}: give it a value between 0 and {seconds_max:g}")
 
 
 def check_wait(wait_seconds: float) -> None:
+    """Refuse a wait that is negative or has no end."""
     if not 0 <= wait_seconds < math.inf:
         raise ConfigurationError(f"wait_seconds is {wait_seconds}: give it a value of 0 or more, with an end")
 
@@ -130,7 +134,8 @@ def _check_text(queue: str, text: str) -> None:
 
 
 def dead_letter_queue(settings: QueueSettings) -> str:
-    return settings.dead_letter_queue or f"{settings.name}-dlq"
+    """Where the queue's dead letters go."""
+    return settings.dead_letter_queue or f"{settings.name}{DEAD_LETTER_SUFFIX}"
 
 
 def interleave(heads: Iterable[tuple[G, Sequence[int]]], count: int) -> list[tuple[G, int]]:
@@ -151,6 +156,7 @@ def interleave(heads: Iterable[tuple[G, Sequence[int]]], count: int) -> list[tup
 def death_by_settlement(
     settlement: DeadLetter, delivery: Delivery, *, worker: str, first_failed_at: float | None, now: float
 ) -> Death:
+    """Of a message that its holder gave up on."""
     return Death(
         reason=settlement.reason,
         exception=settlement.exception,
@@ -166,8 +172,10 @@ def death_by_settlement(
 
 
 def reason_exhausted(attempts: int) -> str:
+    """Why the broker itself gave up on a message that nobody ever settled."""
     return f"handed over {attempts} times and never settled"
 
 
 def reason_expired(retention_seconds: float) -> str:
+    """Why the broker itself gave up on a message that waited too long."""
     return f"waited longer than its queue's retention of {retention_seconds:g} seconds"

@@ -1,4 +1,4 @@
-"""What a broker is: six sentences that every queue system has to keep."""
+"""What a broker is: a few sentences that every queue system has to keep."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,6 +7,8 @@ from typing import Protocol
 from penstock.messaging.delivery import Delivery
 from penstock.messaging.message import Message, Outgoing
 from penstock.messaging.settlement import Settlement
+
+DEAD_LETTER_SUFFIX = "-dlq"  # of a queue's name: where its dead letters go unless it names another queue
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

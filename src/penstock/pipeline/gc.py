@@ -19,9 +19,9 @@ from penstock.events import AttemptAbandoned, Bus
 from penstock.ledger import Ledger
 from penstock.ledger.records import AttemptState
 from penstock.messaging.steps import Probe, Step
+from penstock.pipeline.layout import DATA_FOLDER
 from penstock.sinks.manifest import decode
 
-DATA_FOLDER = "data"  # below a table's root; see `penstock.pipeline.layout`
 PAGE_BATCHES = 100
 
 

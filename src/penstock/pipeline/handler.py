@@ -33,6 +33,6 @@ class PipelineHandler:
         """Free what expired, publish what is committed."""
         for attempt_id in self._around.ledger.abandon_expired(self._settings.pipeline):
             self._around.bus.emit(
-                AttemptAbandoned(pipeline=self._settings.pipeline, attempt_id=attempt_id, reason="its lease expired")
+                AttemptAbandoned(pipeline=self._settings.pipeline, attempt_id=attempt_id, reason="its lease ran out")
             )
         self._around.publish()

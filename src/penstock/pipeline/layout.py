@@ -2,10 +2,12 @@
 
 from pathlib import Path
 
+DATA_FOLDER = "data"  # below a table's root
+
 
 def run_files(attempt_id: str, run: int) -> str:
     """Files of one run, relative to the root of the table they are for. A repeated run has a folder of its own."""
-    return f"data/{attempt_id}/r{run}"
+    return f"{DATA_FOLDER}/{attempt_id}/r{run}"
 
 
 def run_work(work_root: Path, attempt_id: str, run: int) -> Path:

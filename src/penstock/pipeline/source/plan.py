@@ -17,6 +17,7 @@ from urllib.parse import quote_from_bytes, unquote_to_bytes
 
 from penstock.errors import UsageError
 from penstock.objects.reference import ObjectRef, decode_key
+from penstock.pipeline.layout import run_files
 from penstock.pipeline.source.ddl import format_ddl, parse_ddl
 
 FORMATS = ("jsonl",)
@@ -75,7 +76,7 @@ class ReadPlan:
     @property
     def quarantine_dir(self) -> str:
         """Where the run's quarantine files are, relative to the quarantine table's root, with "/" between the parts."""
-        return f"data/{self.attempt_id}/r{self.run}"
+        return run_files(self.attempt_id, self.run)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the plan; afterwards the file is there whole, or was never there."""
