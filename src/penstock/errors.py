@@ -14,7 +14,7 @@
     ├── ClaimLost                our attempt is no longer open: somebody took it over, stop working on it
     ├── SchemaMoved              the table's schema changed since the run was planned; plan it again
     ├── PublishConflict          the table moved under our handle; load it again and look
-    ├── PublishHalted        1   publishing further would damage the table; a person has to look (`penstock repair`)
+    ├── PublishHalted        1   publishing further would damage the table; a person has to look
     └── ObjectError              one object could not be read; its siblings are not touched
         ├── ObjectGone           it is no longer there
         ├── ObjectSuperseded     what is there now is another version

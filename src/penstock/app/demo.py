@@ -27,6 +27,8 @@ RUN_SECONDS_MAX = 600
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemoPlaces:
+    """Where the demo's files and tables lie, in one folder of its own."""
+
     logs: Path
     tables: Places
 
@@ -52,6 +54,7 @@ class Proof:
 
     @property
     def holds(self) -> bool:
+        """Whether every good line is there once, every bad one in quarantine, and the broken object alone dead."""
         return (
             self.rows == self.rows_expected
             and self.rows_twice == 0
@@ -88,7 +91,7 @@ def run_ingest(where: DemoPlaces, *, kill_at: str | None = None) -> Mapping[str,
 
 
 def prove(where: DemoPlaces, data: DemoData, report: Mapping[str, Any]) -> Proof:
-    """Read the tables back with a reader that knows nothing of Penstock, and count."""
+    """Read the tables back through deltalake, without ledger or manifests, and count."""
     from penstock.sinks.delta import open_dataset
 
     lines = open_dataset(where.tables.table).to_table(columns=["_object", "_offset"])

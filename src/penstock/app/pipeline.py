@@ -54,10 +54,10 @@ def check(request: PipelineRequest) -> Transform | None:
     """Find a user's mistakes before anything is started; answers the transform."""
     if request.schema is not None:
         canonical_ddl(request.schema)
-    return load_transform(request.transform) if request.transform is not None else None
+    return _load_transform(request.transform) if request.transform is not None else None
 
 
-def load_transform(name: str) -> Transform:
+def _load_transform(name: str) -> Transform:
     """The function that ``module:function`` names; modules of the current folder are found too.
 
     Raises `UsageError` for a name that leads to no function, and with what the module raised when imported.
@@ -99,14 +99,14 @@ def serve(
 
     A session handed in is used as it is and not stopped; else one is started for the time of the work.
     """
-    schema = source_schema(request, where, state, sample, bus)
-    own = spark_session(request.settings, state, stop=stop, clock=clock, bus=bus)
+    schema = _source_schema(request, where, state, sample, bus)
+    own = _own_session(request.settings, state, stop=stop, clock=clock, bus=bus)
     with own if spark is None else nullcontext(spark) as session:
         if stop.requested:
             return
         engine = SparkEngine(
             session,
-            declaration(request, transform, where, schema),
+            _declaration(request, transform, where, schema),
             agree=partial(agreement, state.ledger, tables.rows, where.pipeline),
             clock=clock,
             bus=bus,
@@ -123,8 +123,8 @@ def serve(
         worker = Worker(
             broker=state.broker,
             queue=where.queue(request.source),
-            handler=PipelineHandler(attempt_settings(request.settings, where, state), around),
-            settings=worker_settings(request.settings),
+            handler=PipelineHandler(_attempt_settings(request.settings, where, state), around),
+            settings=_worker_settings(request.settings),
             clock=clock,
             bus=bus,
             probe=probe,
@@ -132,7 +132,7 @@ def serve(
         worker.run(stop, until)
 
 
-def source_schema(request: PipelineRequest, where: Places, state: State, sample: Sequence[ObjectRef], bus: Bus) -> str:
+def _source_schema(request: PipelineRequest, where: Places, state: State, sample: Sequence[ObjectRef], bus: Bus) -> str:
     """The schema given, else the one remembered, else one inferred from a sample, told and remembered."""
     if request.schema is not None:
         given = canonical_ddl(request.schema)
@@ -146,7 +146,7 @@ def source_schema(request: PipelineRequest, where: Places, state: State, sample:
     return state.ledger.remember_source_schema(where.pipeline, inferred.ddl)
 
 
-def declaration(request: PipelineRequest, transform: Transform | None, where: Places, schema: str) -> Declaration:
+def _declaration(request: PipelineRequest, transform: Transform | None, where: Places, schema: str) -> Declaration:
     return Declaration(
         pipeline=where.pipeline,
         source_root=request.source,
@@ -164,7 +164,7 @@ def declaration(request: PipelineRequest, transform: Transform | None, where: Pl
     )
 
 
-def attempt_settings(settings: Settings, where: Places, state: State) -> AttemptSettings:
+def _attempt_settings(settings: Settings, where: Places, state: State) -> AttemptSettings:
     return AttemptSettings(
         pipeline=where.pipeline,
         worker=state.worker,
@@ -176,7 +176,7 @@ def attempt_settings(settings: Settings, where: Places, state: State) -> Attempt
     )
 
 
-def worker_settings(settings: Settings) -> WorkerSettings:
+def _worker_settings(settings: Settings) -> WorkerSettings:
     return WorkerSettings(
         batch_messages_max=settings.max_objects,
         batch_bytes_max=settings.max_bytes,
@@ -189,7 +189,7 @@ def worker_settings(settings: Settings) -> WorkerSettings:
 
 
 @contextmanager
-def spark_session(settings: Settings, state: State, *, stop: StopSignal, clock: Clock, bus: Bus) -> Iterator[Session]:
+def _own_session(settings: Settings, state: State, *, stop: StopSignal, clock: Clock, bus: Bus) -> Iterator[Session]:
     """A session of our own for as long as the block lasts."""
     began_at = clock.monotonic()
     java = find_java(os.environ)

@@ -1,0 +1,1 @@
+"""Where messages wait: one module a broker, `rules` for what the embedded ones agree on."""

@@ -14,10 +14,12 @@ Row = tuple[Any, ...]
 
 
 def encode_group(group: str | None) -> str:
+    """Empty for no group, else a colon and the group, so that one comparison serves both."""
     return "" if group is None else f":{group}"
 
 
 def decode_group(text: str) -> str | None:
+    """The group that `encode_group` wrote."""
     return text[1:] if text else None
 
 
@@ -34,6 +36,7 @@ def encode_attributes(attributes: Attributes) -> str | None:
 
 
 def decode_attributes(text: str | None) -> Attributes:
+    """The attributes that `encode_attributes` wrote."""
     if text is None:
         return NO_ATTRIBUTES
     fields: Mapping[str, str | list[str]] = json.loads(text)

@@ -6,6 +6,8 @@ from enum import StrEnum
 
 
 class ObjectState(StrEnum):
+    """Where an object stands in its pipeline."""
+
     UNPROCESSED = "unprocessed"
     PROCESSING = "processing"
     PROCESSED = "processed"
@@ -18,6 +20,8 @@ TERMINAL = frozenset({ObjectState.PROCESSED, ObjectState.DEAD, ObjectState.GONE,
 
 
 class AttemptState(StrEnum):
+    """Where an attempt stands. Only an open one changes any more."""
+
     OPEN = "open"
     COMMITTED = "committed"
     ABANDONED = "abandoned"
@@ -87,6 +91,8 @@ class Failure(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailedObject:
+    """One object that leaves its attempt without rows, and why."""
+
     object_id: bytes
     failure: Failure
     reason: str
@@ -134,6 +140,8 @@ class PipelineRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchRow:
+    """A committed batch. Manifests are JSON texts that the sinks understand."""
+
     pipeline: str
     seq: int
     attempt_id: str
@@ -151,6 +159,8 @@ class BatchRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptRow:
+    """One claim of a worker, from its opening to its end."""
+
     id: str
     pipeline: str
     state: AttemptState
@@ -175,6 +185,8 @@ class ObjectAttempt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObjectRow:
+    """One version of one object, as one pipeline knows it. ``attempts`` are those that count: refunds are taken off."""
+
     object_id: bytes
     uri: str
     bucket: str

@@ -1,0 +1,1 @@
+"""What an object is: identity, notifications, the scanner, and stores that read exactly one version."""

@@ -41,6 +41,8 @@ class _Shape(BaseModel):
 
 
 class BucketShape(_Shape):
+    """``bucket``, alike in both dialects."""
+
     name: _Bucket
 
 
@@ -55,6 +57,8 @@ class S3ObjectShape(_Shape):
 
 
 class S3EntityShape(_Shape):
+    """``s3`` of a record."""
+
     bucket: BucketShape
     object: S3ObjectShape
 
@@ -79,6 +83,8 @@ class BridgedObjectShape(_Shape):
 
 
 class BridgedDetailShape(_Shape):
+    """``detail`` of an EventBridge notification."""
+
     bucket: BucketShape
     object: BridgedObjectShape
 

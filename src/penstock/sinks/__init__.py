@@ -1,0 +1,1 @@
+"""Where rows become visible: the contract (`sink`), manifests, table schemas, and Delta."""

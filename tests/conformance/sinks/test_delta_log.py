@@ -181,7 +181,7 @@ def test_a_commit_whose_answer_was_lost_is_a_conflict_and_the_rows_are_there(
     real = DeltaTable.create_write_transaction
 
     def losing(table: DeltaTable, *args: object, **kwargs: object) -> None:
-        real(table, *args, **kwargs)  # type: ignore[arg-type]
+        real(table, *args, **kwargs)  # type: ignore[arg-type] # handed on as they came
         raise OSError("connection reset")
 
     table = loaded(sink)
