@@ -18,6 +18,8 @@ FREE_BYTES_MIN = 2 * 1024**3
 
 
 class Verdict(StrEnum):
+    """What a finding means: a warning may be lived with, a failure may not."""
+
     OK = "ok"
     WARNING = "warning"
     FAILED = "failed"
@@ -25,11 +27,12 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """What one check found, and what to do where it is not as it should be."""
+    """What one check found, and what to do where it is not as it should be and what was found does not say so."""
 
     check: str
     verdict: Verdict
     found: str
+    hint: str = ""
 
 
 def machine_checks(environ: Mapping[str, str]) -> Iterator[Finding]:
@@ -39,7 +42,7 @@ def machine_checks(environ: Mapping[str, str]) -> Iterator[Finding]:
     yield _guarded("settings", _settings)
     spark_extra = _guarded("spark extra", _extra)
     yield spark_extra
-    java = _guarded("java", lambda: _java(environ))
+    java = _guarded("java", lambda: _java(environ), hint="Set JAVA_HOME to the Java in use, or unset it.")
     yield java
     yield _disk(Path.cwd())
     if Verdict.FAILED not in (spark_extra.verdict, java.verdict):
@@ -47,7 +50,7 @@ def machine_checks(environ: Mapping[str, str]) -> Iterator[Finding]:
 
 
 def table_checks(table: str | None, state: str | None) -> Iterator[Finding]:
-    """The state and the table of one pipeline."""
+    """The state and the table of one pipeline. Where none is named and none is here there is nothing to look at."""
     from penstock.app.places import find_table
     from penstock.app.status import standing
 
@@ -60,23 +63,30 @@ def table_checks(table: str | None, state: str | None) -> Iterator[Finding]:
 
     def look() -> tuple[Verdict, str]:
         found = standing(places)
-        healthy = found.verdict in ("all well", "at work")
-        return (Verdict.OK if healthy else Verdict.WARNING), f"{found.table}: {found.verdict}"
+        return (Verdict.WARNING if found.troubles else Verdict.OK), f"{found.table}: {found.verdict}"
 
-    yield _guarded("table", look)
+    yield _guarded("table", look, hint="`penstock status` shows more, `penstock objects list --only dead` the reasons.")
 
 
-def _guarded(check: str, look: Callable[[], tuple[Verdict, str]]) -> Finding:
+def _guarded(check: str, look: Callable[[], tuple[Verdict, str]], *, hint: str = "") -> Finding:
+    """Run a check. ``hint`` is given where the verdict is a warning: errors of ours say themselves what to do."""
     try:
         verdict, found = look()
     except PenstockError as error:
         return Finding(check=check, verdict=Verdict.FAILED, found=str(error))
-    return Finding(check=check, verdict=verdict, found=found)
+    except Exception as error:  # whatever is wrong with this machine, the other checks have their say
+        return Finding(check=check, verdict=Verdict.FAILED, found=f"{type(error).__name__}: {error}")
+    return Finding(check=check, verdict=verdict, found=found, hint=hint if verdict is Verdict.WARNING else "")
 
 
 def _python() -> Finding:
-    verdict = Verdict.OK if sys.version_info >= PYTHON_MIN else Verdict.FAILED
-    return Finding(check="python", verdict=verdict, found=f"{platform.python_version()} ({sys.executable})")
+    fits = sys.version_info >= PYTHON_MIN
+    return Finding(
+        check="python",
+        verdict=Verdict.OK if fits else Verdict.FAILED,
+        found=f"{platform.python_version()} ({sys.executable})",
+        hint="" if fits else f"Install Python {'.'.join(map(str, PYTHON_MIN))} or newer, and Penstock with it.",
+    )
 
 
 def _settings() -> tuple[Verdict, str]:
@@ -105,8 +115,15 @@ def _java(environ: Mapping[str, str]) -> tuple[Verdict, str]:
 def _disk(folder: Path) -> Finding:
     status = os.statvfs(folder)
     free_bytes = status.f_bavail * status.f_frsize
-    verdict = Verdict.OK if free_bytes >= FREE_BYTES_MIN else Verdict.WARNING
-    return Finding(check="disk", verdict=verdict, found=f"{free_bytes / 1024**3:.1f} GiB free in {folder}")
+    enough = free_bytes >= FREE_BYTES_MIN
+    return Finding(
+        check="disk",
+        verdict=Verdict.OK if enough else Verdict.WARNING,
+        found=f"{free_bytes / 1024**3:.1f} GiB free in {folder}",
+        hint=""
+        if enough
+        else "Make room: Spark spills below the table's state folder, and runs write before they count.",
+    )
 
 
 def _spark(environ: Mapping[str, str]) -> tuple[Verdict, str]:

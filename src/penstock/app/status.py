@@ -7,7 +7,7 @@ from penstock.app.inspect import view
 from penstock.app.places import Places
 from penstock.app.tables import Tables
 from penstock.events import Bus
-from penstock.ledger.records import ObjectState
+from penstock.ledger.records import TERMINAL, ObjectState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,25 +22,40 @@ class Standing:
     messages_visible: int
     messages_in_flight: int
     messages_delayed: int
+    oldest_visible_message_age_seconds: float | None  # None where no message is visible
     dead_letters: int
     workers: Sequence[str]
 
     @property
     def verdict(self) -> str:
         """One line: what needs a person, the worst first."""
-        left = self.objects.get(ObjectState.UNPROCESSED, 0) + self.objects.get(ObjectState.PROCESSING, 0)
-        troubles = []
-        if left and not self.workers:
-            troubles.append(f"{left:,} objects wait and no worker runs")
-        if self.batches_unpublished and not self.workers:
-            troubles.append(f"{self.batches_unpublished:,} batches are committed and not published")
-        if dead := self.objects.get(ObjectState.DEAD, 0):
-            troubles.append(f"{dead:,} objects are dead")
+        if self.troubles:
+            return "; ".join(self.troubles)
+        return "at work" if self.objects_left or self.batches_unpublished else "all well"
+
+    @property
+    def troubles(self) -> Sequence[str]:
+        """What needs a person. Unfinished things are none while a worker is there to finish them."""
+        dead = self.objects.get(ObjectState.DEAD, 0)
+        found = []
+        if not self.workers:
+            messages = self.messages_visible + self.messages_in_flight + self.messages_delayed
+            if self.objects_left:
+                found.append(f"waiting with no worker running: {self.objects_left:,} objects")
+            elif messages:
+                found.append(f"waiting with no worker running: {messages:,} messages")
+            if self.batches_unpublished:
+                found.append(f"committed and not yet published: {self.batches_unpublished:,} batches")
+        if dead:
+            found.append(f"dead objects: {dead:,}")
         if self.dead_letters:
-            troubles.append(f"{self.dead_letters:,} dead letters")
-        if troubles:
-            return "; ".join(troubles)
-        return "at work" if left else "all well"
+            found.append(f"dead letters: {self.dead_letters:,}")
+        return found
+
+    @property
+    def objects_left(self) -> int:
+        """Objects that are not in a terminal state."""
+        return sum(number for state, number in self.objects.items() if state not in TERMINAL)
 
 
 def standing(places: Places) -> Standing:
@@ -50,6 +65,7 @@ def standing(places: Places) -> Standing:
         row = seen.ledger.pipeline(places.pipeline)
         letters = set(seen.dead_letter_queues())
         stats = [seen.broker.stats(queue) for queue in seen.broker.queue_names() if queue not in letters]
+        ages = [age for stat in stats if (age := stat.oldest_visible_message_age_seconds) is not None]
         return Standing(
             table=str(places.table),
             table_version=tables.version(),
@@ -59,6 +75,7 @@ def standing(places: Places) -> Standing:
             messages_visible=sum(stat.visible for stat in stats),
             messages_in_flight=sum(stat.in_flight for stat in stats),
             messages_delayed=sum(stat.delayed for stat in stats),
+            oldest_visible_message_age_seconds=max(ages, default=None),
             dead_letters=sum(seen.broker.stats(queue).visible for queue in letters),
             workers=seen.living_workers(),
         )

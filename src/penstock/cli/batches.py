@@ -31,6 +31,8 @@ def list_(
         row = seen.ledger.pipeline(places.pipeline)
         newest = row.next_seq - 1 if row else 0
         batches = seen.ledger.batches(places.pipeline, after_seq=max(0, newest - limit), limit=limit)
+    if newest > limit:
+        talk(f"The newest {limit:,} of {newest:,}; --limit shows more.")
     if json_:
         print_json(
             [
@@ -59,12 +61,10 @@ def list_(
                 f"{batch.rows:,}",
                 f"{batch.lines_quarantined:,}",
                 f"{batch.bytes:,}",
-                " ".join(f"{stage} {seconds:.1f}s" for stage, seconds in batch.stage_seconds.items()),
+                ", ".join(f"{stage} {seconds:.1f} s" for stage, seconds in batch.stage_seconds.items()),
                 batch.attempt_id,
             )
             for batch in batches
         ],
         empty="No batch was committed yet.",
     )
-    if newest > limit:
-        talk(f"The newest {limit} of {newest}; --limit shows more.")

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from penstock.cli.output import Json, StateFolder, Table, moment, print_json, print_table
+from penstock.cli.output import Json, StateFolder, Table, counted, moment, print_json, printable, talk
 from penstock.messaging.death import Death
 from penstock.messaging.message import Message
 
@@ -41,21 +41,17 @@ def list_(
     if json_:
         print_json([_document(queue, message, death) for queue, message, death in letters])
         return
-    print_table(
-        ("message", "queue", "dead since", "attempts", "reason", "body"),
-        [
-            (
-                message.id,
-                queue,
-                moment(message.enqueued_at),
-                death.attempts if death else "",
-                death.reason if death else "",
-                _shown(message.body),
-            )
-            for queue, message, death in letters
-        ],
-        empty="No dead letters.",
-    )
+    if not letters:
+        talk("No dead letters.")
+    for queue, message, death in letters:
+        _print_letter(queue, message, death)
+
+
+def _print_letter(queue: str, message: Message, death: Death | None) -> None:
+    attempts = f", after {counted(death.attempts, 'attempt')} by {death.worker}" if death is not None else ""
+    print(printable(f"{message.id}  dead since {moment(message.enqueued_at)} in {queue}{attempts}"))
+    for line in (death.reason if death is not None else "no reason was recorded", _shown(message.body)):
+        print(f"    {printable(line)}")
 
 
 def _document(queue: str, message: Message, death: Death | None) -> dict[str, Any]:

@@ -1,12 +1,16 @@
 """`penstock demo`: the main job in two minutes, with a SIGKILL in the middle."""
 
 import dataclasses
+import os
+import shlex
+import shutil
+import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from penstock.cli.output import Json, print_json, talk
+from penstock.cli.output import Json, counted, print_json, talk
 
 DEFAULT_FOLDER = "penstock-demo"
 
@@ -32,7 +36,9 @@ def demo(
     talk(f"First run, to be killed with SIGKILL in its second batch (at the step {KILL_AT.partition(':')[0]!r}):")
     if run_ingest(where, kill_at=KILL_AT) is not None:
         raise typer.Exit(1)
-    talk("Killed. The files of that batch lie there, and nothing names them.\n\nThe same command again:")
+    unfinished_line = "\n" if sys.stderr.isatty() else ""  # the bar of the process that was killed
+    talk(f"{unfinished_line}Killed. The files of that batch lie there, and nothing names them.")
+    talk("\nThe same command again:")
     report = run_ingest(where)
     if report is None:
         raise typer.Exit(1)
@@ -43,7 +49,7 @@ def demo(
         print(f"\n{proof.rows:,} rows in the table, {proof.rows_expected:,} good lines in the files,", end=" ")
         print(f"{proof.rows_twice} rows twice.")
         print(f"{proof.quarantined} lines quarantined of {proof.quarantined_expected} bad ones,", end=" ")
-        print(f"{proof.dead} object dead (the truncated one).")
+        print(f"{counted(proof.dead, 'object')} dead (the truncated one).")
         print("Proved." if proof.holds else "NOT as it should be: please report this.")
         _print_next(where.tables.table, where.tables.quarantine, where.logs, data.dead)
     if not proof.holds:
@@ -51,14 +57,30 @@ def demo(
 
 
 def _print_next(table: Path, quarantine: Path, logs: Path, dead: Path) -> None:
-    print(
-        f"""
-Try next:
-  penstock objects list --table {table} --only dead
-  penstock objects show --table {table} {dead}
-  penstock batches list --table {table}
-  penstock dead list --table {table}
-  penstock ingest {logs} {table}          # nothing new, and it says so
-  python -c "from deltalake import DeltaTable as T; print(T('{quarantine}').to_pandas())"
-"""
-    )
+    named = f"--table {_shown(table)}"
+    for line in (
+        "",
+        "Try next:",
+        f"  {_program()} status {named}",
+        f"  {_program()} objects list {named} --only dead",
+        f"  {_program()} objects show {named} {_shown(dead)}",
+        f"  {_program()} batches list {named}",
+        f"  {_program()} dead list {named}",
+        f"  {_program()} ingest {_shown(logs)} {_shown(table)}    # nothing new, and it says so",
+        f"  {_shown(Path(sys.executable))} -c "
+        + shlex.quote(f"from deltalake import DeltaTable as T; print(T({_relative(quarantine)!r}).to_pandas())"),
+    ):
+        print(line)
+
+
+def _program() -> str:
+    """How a person types our name here: the demo may run in an environment that is not on PATH."""
+    return "penstock" if shutil.which("penstock") else _shown(Path(sys.executable).with_name("penstock"))
+
+
+def _shown(path: Path) -> str:
+    return shlex.quote(_relative(path))
+
+
+def _relative(path: Path) -> str:
+    return os.path.relpath(path) if path.is_relative_to(Path.cwd()) else str(path)

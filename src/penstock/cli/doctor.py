@@ -1,10 +1,15 @@
 """`penstock doctor`: can this machine do the job?"""
 
+import dataclasses
 import os
+from typing import TYPE_CHECKING
 
 import typer
 
 from penstock.cli.output import Json, StateFolder, Table, print_json, printable
+
+if TYPE_CHECKING:
+    from penstock.app.checks import Finding
 
 CHECK_FOUND_PROBLEMS = 3
 
@@ -19,8 +24,14 @@ def doctor(table: Table = None, state: StateFolder = None, json_: Json = False) 
     for finding in chain(machine_checks(os.environ), table_checks(table, state)):
         findings.append(finding)
         if not json_:
-            print(printable(f"{finding.verdict.value:<8} {finding.check:<12} {finding.found}"), flush=True)
+            _print_finding(finding)
     if json_:
-        print_json([{"check": f.check, "verdict": f.verdict.value, "found": f.found} for f in findings])
+        print_json([dataclasses.asdict(finding) for finding in findings])
     if any(finding.verdict is Verdict.FAILED for finding in findings):
         raise typer.Exit(CHECK_FOUND_PROBLEMS)
+
+
+def _print_finding(finding: "Finding") -> None:
+    print(printable(f"{finding.verdict.value:<8} {finding.check:<12} {finding.found}"), flush=True)
+    if finding.hint:
+        print(printable(f"{'':<21} -> {finding.hint}"), flush=True)

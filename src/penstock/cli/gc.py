@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from penstock.cli.output import Json, StateFolder, Table, print_json, talk
+from penstock.cli.output import Json, StateFolder, Table, counted, print_json, printable, talk
 
 
 def gc(
@@ -36,6 +36,7 @@ def gc(
         )
         return
     verb = "would be deleted" if dry_run else "deleted"
-    print(f"{collected.files:,} files of {collected.attempts:,} attempts {verb}, {collected.bytes:,} bytes.")
+    files, attempts = counted(collected.files, "file"), counted(collected.attempts, "attempt")
+    print(f"{files} of {attempts} {verb}, {counted(collected.bytes, 'byte')}.")
     for path in collected.unknown:
-        talk(f"Left alone, since the ledger knows no such attempt: {path}")
+        talk(printable(f"Left alone, since the ledger knows no such attempt: {path}"))

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from penstock.cli.output import Json, print_json
+from penstock.errors import UsageError
 
 CHECK_FOUND_PROBLEMS = 3
 TEMPORARY_FAILURE = 75
@@ -35,15 +36,18 @@ def ingest(
         str | None, typer.Option("--state", metavar="DIR", help="Where the state lives; default: TABLE/_penstock.")
     ] = None,
     master: Annotated[str | None, typer.Option("--master", help="Where Spark runs; default: local[*].")] = None,
-    max_objects: Annotated[int | None, typer.Option("--max-objects", help="Objects a batch.")] = None,
+    max_objects: Annotated[
+        int | None, typer.Option("--max-objects", min=1, max=100_000, help="Objects a batch.")
+    ] = None,
     max_attempts: Annotated[
-        int | None, typer.Option("--max-attempts", help="Attempts before an object is dead.")
+        int | None, typer.Option("--max-attempts", min=1, max=100, help="Attempts before an object is dead.")
     ] = None,
     max_quarantine_ratio: Annotated[
-        float | None, typer.Option("--max-quarantine-ratio", help="An object with a larger share of bad lines fails.")
+        float | None,
+        typer.Option("--max-quarantine-ratio", min=0, max=1, help="An object with a larger share of bad lines fails."),
     ] = None,
     stop_timeout: Annotated[
-        float | None, typer.Option("--stop-timeout", help="Seconds from SIGTERM to the platform's SIGKILL.")
+        float | None, typer.Option("--stop-timeout", min=10, help="Seconds from SIGTERM to the platform's SIGKILL.")
     ] = None,
     json_: Json = False,
 ) -> None:
@@ -69,7 +73,7 @@ def ingest(
         transform=transform,
         state=state,
         provenance=not no_provenance,
-        partition_by=tuple(name.strip() for name in partition_by.split(",")) if partition_by else (),
+        partition_by=_columns(partition_by) if partition_by is not None else (),
         settings=load_settings(
             spark_master=master,
             max_objects=max_objects,
@@ -90,3 +94,15 @@ def ingest(
         raise typer.Exit(TEMPORARY_FAILURE)
     if report.objects_dead:
         raise typer.Exit(CHECK_FOUND_PROBLEMS)
+
+
+def _columns(text: str) -> tuple[str, ...]:
+    names = tuple(name.strip() for name in text.split(","))
+    if not all(names):
+        raise UsageError(
+            f"--partition-by {text!r} names no column in one place; write column names with commas between."
+        )
+    twice = [name for name in names if names.count(name) > 1]
+    if twice:
+        raise UsageError(f"--partition-by {text!r} names {twice[0]} more than once.")
+    return names

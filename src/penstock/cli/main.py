@@ -3,22 +3,29 @@
 Verbs import what they need when they run, so that `penstock --help` stays quick.
 """
 
+import errno
 import sys
-from typing import NoReturn
+import tempfile
+from typing import Annotated, NoReturn
 
 import typer
 
 from penstock.cli import batches, dead, demo, doctor, gc, ingest, objects, status
+from penstock.cli.output import printable, talk
+from penstock.cli.streams import deliver, prepare_streams
 from penstock.errors import PenstockError
 
+FAILED = 1
+TEMPORARY_FAILURE = 75
 INTERRUPTED = 130
-DEFECT = 1
+MAY_PASS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN})
 
 app = typer.Typer(
     name="penstock",
     help="Reliable queue consumers, and objects into an exactly-once table on Spark.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command("ingest")(ingest.ingest)
@@ -31,17 +38,67 @@ app.add_typer(batches.app, name="batches")
 app.add_typer(dead.app, name="dead")
 
 
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import PackageNotFoundError, version
+
+        try:
+            print(f"penstock {version('penstock')}")
+        except PackageNotFoundError:
+            print("penstock, run from its source without being installed")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Reliable queue consumers, and objects into an exactly-once table on Spark."""
+
+
 def main() -> NoReturn:
     """Run the command line; never returns. Exit codes: 0 done, 1 failed, 2 usage, 3 a check found problems,
     75 temporary failure, 78 bad configuration, 130 interrupted."""
+    prepare_streams()
+    exit_code = _run()
+    if (failure := deliver()) is not None and exit_code == 0:
+        exit_code = FAILED if isinstance(failure, BrokenPipeError) else _told_by_the_system(failure)
+    sys.exit(exit_code)
+
+
+def _run() -> int:
     try:
-        app()
+        app(prog_name="penstock")
+    except SystemExit as end:  # Typer ends every verb with one
+        exit_code = end.code if isinstance(end.code, int) else FAILED
+        if exit_code == INTERRUPTED:
+            talk("penstock: interrupted; nothing is lost, run it again to go on")
+        return exit_code
     except PenstockError as error:
-        print(f"penstock: {error}", file=sys.stderr)
-        sys.exit(error.exit_code)
-    except KeyboardInterrupt:
-        print("penstock: interrupted; nothing is lost, run it again to go on", file=sys.stderr)
-        sys.exit(INTERRUPTED)
-    except BrokenPipeError:
-        sys.exit(DEFECT)  # whoever read our output has gone
-    sys.exit(0)
+        talk(f"penstock: {printable(str(error))}")
+        return error.exit_code
+    except OSError as error:
+        return _told_by_the_system(error)
+    except Exception as defect:
+        return _reported(defect)
+    return 0
+
+
+def _told_by_the_system(error: OSError) -> int:
+    """What the operating system refused, in its words: it needs no traceback to be understood."""
+    where = f"{error.filename}: " if error.filename is not None else ""
+    talk(printable(f"penstock: {where}{error.strerror or error}; nothing is lost, run it again when that is mended"))
+    return TEMPORARY_FAILURE if error.errno in MAY_PASS else FAILED
+
+
+def _reported(defect: Exception) -> int:
+    """A defect of ours: the sentence for the person at the terminal, the traceback for the report."""
+    import traceback
+
+    with tempfile.NamedTemporaryFile("w", prefix="penstock-", suffix=".traceback", delete=False) as file:
+        traceback.print_exception(defect, file=file)
+    words = printable(f"{type(defect).__name__}: {defect}")
+    talk(f"penstock: this is a defect of Penstock ({words}); please report it with the traceback in {file.name}")
+    return FAILED

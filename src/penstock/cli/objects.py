@@ -1,13 +1,16 @@
 """`penstock objects`: the ledger's answer to "where is this object?"."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from penstock.cli.output import Json, StateFolder, Table, moment, print_fields, print_json, print_table, talk
+from penstock.cli.output import Json, StateFolder, Table, moment, print_fields, print_json, print_table, printable, talk
 from penstock.errors import UsageError
 from penstock.ledger.records import ObjectAttempt, ObjectRow, ObjectState
+
+LOCAL = "file://"  # what need not be read in every row
 
 app = typer.Typer(help="The ledger: which objects there are, and what became of them.", no_args_is_help=True)
 
@@ -27,7 +30,10 @@ def list_(
 
     places = find_table(table, state, here=Path.cwd())
     with view(places) as seen:
-        rows = seen.ledger.objects(places.pipeline, state=only, uri_contains=filter_, limit=limit)
+        found = seen.ledger.objects(places.pipeline, state=only, uri_contains=filter_, limit=limit + 1)
+    rows = sorted(found[:limit], key=lambda row: row.uri)
+    if len(found) > limit:
+        talk(f"There are more than {limit:,}; --limit shows more, --only and --filter fewer.")
     if json_:
         print_json([as_document(row) for row in rows])
         return
@@ -35,26 +41,24 @@ def list_(
         ("object", "state", "attempts", "rows", "bad lines", "batch", "since", "reason"),
         [
             (
-                row.uri,
+                row.uri.removeprefix(LOCAL),
                 row.state,
                 row.attempts,
                 _or_blank(row.rows),
                 _or_blank(row.lines_quarantined),
                 _or_blank(row.batch_seq),
                 moment(row.ended_at or row.first_seen_at),
-                row.reason or "",
+                (row.reason or "").removeprefix(f"{row.uri} "),
             )
             for row in rows
         ],
         empty="No such objects.",
     )
-    if len(rows) == limit:
-        talk(f"The first {limit}; --limit shows more, --only and --filter fewer.")
 
 
 @app.command()
 def show(
-    uri: Annotated[str, typer.Argument(metavar="OBJECT", help="The object's address: file:///..., or a path.")],
+    uri: Annotated[str, typer.Argument(metavar="OBJECT", help="The object's address (file:///...), or its path.")],
     table: Table = None,
     state: StateFolder = None,
     json_: Json = False,
@@ -75,7 +79,9 @@ def show(
     if json_:
         print_json([as_document(row) | {"timeline": [_attempt(one) for one in timeline]} for row, timeline in versions])
         return
-    for row, timeline in versions:
+    for place, (row, timeline) in enumerate(versions):
+        if place:
+            print()
         _print_version(row, timeline)
 
 
@@ -108,7 +114,7 @@ def _attempt(attempt: ObjectAttempt) -> dict[str, Any]:
     }
 
 
-def _print_version(row: ObjectRow, timeline: Any) -> None:
+def _print_version(row: ObjectRow, timeline: Sequence[ObjectAttempt]) -> None:
     print_fields(
         {
             "object": row.uri,
@@ -123,14 +129,14 @@ def _print_version(row: ObjectRow, timeline: Any) -> None:
             "ended": moment(row.ended_at),
         }
     )
-    print_table(
-        ("attempt", "outcome", "started", "ended", "worker", "reason"),
-        [
-            (one.attempt_id, one.outcome, moment(one.started_at), moment(one.ended_at), one.worker, one.reason or "")
-            for one in timeline
-        ],
-        empty="No attempt yet.",
-    )
+    if not timeline:
+        talk("No attempt yet.")
+    for place, one in enumerate(timeline, start=1):
+        name = f"attempt {place}"
+        print(f"{name:<10}  {one.outcome}, {moment(one.started_at)} to {moment(one.ended_at) or 'now'}")
+        for line in (f"{one.attempt_id} by {one.worker}", one.reason):
+            if line:
+                print(f"{'':<10}  {printable(line)}")
 
 
 def _or_blank(number: int | None) -> str:

@@ -4,56 +4,74 @@ import json
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Annotated, Any
 
 import typer
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document to stdout.")]
 Table = Annotated[
-    str | None, typer.Option("--table", help="The table's folder; by default the one here or the only one below here.")
+    str | None,
+    typer.Option(
+        "--table", metavar="FOLDER", help="The table's folder; by default the one here or the only one below here."
+    ),
 ]
-StateFolder = Annotated[str | None, typer.Option("--state", help="The state folder, where it is not TABLE/_penstock.")]
+StateFolder = Annotated[
+    str | None, typer.Option("--state", metavar="FOLDER", help="The state folder, where it is not TABLE/_penstock.")
+]
+
+UNFOLDED_COLUMNS = 100_000  # wider than any table: what is read by a program has a row a line
 
 
 def print_json(document: Any) -> None:
-    """One document, unescaped Unicode, to stdout."""
-    sys.stdout.write(json.dumps(document, ensure_ascii=False, indent=2) + "\n")
+    """One document to stdout; unescaped Unicode where the stream can say it."""
+    escape = (sys.stdout.encoding or "").lower().replace("-", "") != "utf8"
+    sys.stdout.write(json.dumps(document, ensure_ascii=escape, indent=2) + "\n")
 
 
 def talk(text: str) -> None:
-    """A line for the person at the terminal; not data."""
-    print(text, file=sys.stderr, flush=True)
+    """A line for the person at the terminal; not data. Where nobody listens any more it is no reason to fail."""
+    with suppress(OSError):
+        print(text, file=sys.stderr, flush=True)
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, empty: str) -> None:
-    """A table to stdout; the sentence ``empty`` to stderr where there is nothing to show."""
+    """A table to stdout; the sentence ``empty`` to stderr where there is nothing to show. Columns that are empty in
+    every row are left out on a terminal, where room is short."""
+    shown = [[printable(str(cell)) for cell in row] for row in rows]
+    if not shown:
+        talk(empty)
+        return
     from rich.console import Console
     from rich.table import Table as RichTable
     from rich.text import Text
 
-    shown = [[Text(printable(str(cell))) for cell in row] for row in rows]
-    if not shown:
-        talk(empty)
-        return
+    terminal = sys.stdout.isatty()
+    kept = [place for place in range(len(columns)) if not terminal or any(row[place] for row in shown)]
     table = RichTable(box=None, pad_edge=False, header_style="bold")
-    for column in columns:
-        table.add_column(column, overflow="fold")
+    for place in kept:
+        table.add_column(columns[place], overflow="fold", min_width=len(columns[place]))
     for row in shown:
-        table.add_row(*row)
-    console = Console(soft_wrap=not sys.stdout.isatty(), width=None if sys.stdout.isatty() else 400)
-    console.print(table)
+        table.add_row(*(Text(row[place]) for place in kept))
+    Console(width=None if terminal else UNFOLDED_COLUMNS).print(table)
 
 
 def print_fields(fields: Mapping[str, object]) -> None:
-    """Names and values, a line each, to stdout."""
+    """Names and values, a line each, to stdout. Fields without a value are left out."""
     width = max(len(name) for name in fields)
     for name, value in fields.items():
-        sys.stdout.write(f"{name:<{width}}  {printable(str(value))}\n")
+        if text := printable(str(value)):
+            sys.stdout.write(f"{name:<{width}}  {text}\n")
 
 
 def printable(text: str) -> str:
     """Text from outside on one line: control characters, terminal escapes among them, are shown and not obeyed."""
     return "".join(character if character.isprintable() else ascii(character)[1:-1] for character in text)
+
+
+def counted(number: int, noun: str, plural: str | None = None) -> str:
+    """A number and its noun: 1 object, 2,000 objects."""
+    return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
 
 
 def moment(epoch_seconds: float | None) -> str:

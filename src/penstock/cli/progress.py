@@ -3,10 +3,11 @@
 import sys
 import threading
 import time
+from contextlib import suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from penstock.cli.output import printable, talk
+from penstock.cli.output import counted, printable, talk
 from penstock.events import (
     BatchClaimed,
     BatchCommitted,
@@ -53,34 +54,35 @@ class IngestProgress:
 
     def __call__(self, event: Event) -> None:
         with self._lock:
-            self._hear(event)
+            self._count(event)
+            with suppress(OSError):  # the terminal has gone, and the job goes on without it
+                self._show(event)
 
-    def _hear(self, event: Event) -> None:
+    def _count(self, event: Event) -> None:
         match event:
             case SourceScanned():
                 self._objects = event.unfinished
             case BatchCommitted():
                 self._done += event.objects
                 self._rows += event.rows
-            case BatchProgressed():
-                self._progress(f"{event.tasks_done} of {event.tasks} tasks")
             case ObjectFailed():
-                self._failed(event)
+                self._failures += 1
+                self._done += event.outcome != "retry"
             case WorkerStopped():
                 self.forced = event.outcome == "forced"
+
+    def _show(self, event: Event) -> None:
+        match event:
+            case BatchProgressed():
+                self._progress(f"{event.tasks_done} of {event.tasks} tasks")
+            case ObjectFailed() if self._failures <= FAILURES_SHOWN:
+                self._say(_failure(event))
+            case ObjectFailed() if self._failures == FAILURES_SHOWN + 1:
+                self._say("further failures are not shown here; see `penstock objects list`")
         for line in told(event):
             self._say(line)
         if self._bar is not None:
             self._bar.show(done=self._done, total=self._objects, rows=self._rows)
-
-    def _failed(self, event: ObjectFailed) -> None:
-        self._failures += 1
-        if event.outcome != "retry":
-            self._done += 1
-        if self._failures <= FAILURES_SHOWN:
-            self._say(f"{event.outcome}: {event.object_uri}: {event.reason}")
-        elif self._failures == FAILURES_SHOWN + 1:
-            self._say("further failures are not shown here; see `penstock objects list`")
 
     def _progress(self, text: str) -> None:
         """Something moved; worth a line only now and then."""
@@ -101,7 +103,7 @@ def told(event: Event) -> list[str]:
     """The lines that an event is worth whoever listens."""
     match event:
         case SourceScanned():
-            return [f"{event.found:,} objects found in {event.source}, {event.unfinished:,} to do"]
+            return [f"{counted(event.found, 'object')} found in {event.source}, {event.unfinished:,} to do"]
         case SchemaInferred():
             schema = f"schema inferred from a sample and remembered: {event.schema}"
             return [schema, *(f"  mixed column {note}" for note in event.notes)]
@@ -109,16 +111,23 @@ def told(event: Event) -> list[str]:
             started = f"Spark started in {event.seconds:.1f} s ({event.java})"
             return [*(f"Java: {note}" for note in event.notes), started]
         case BatchClaimed():
-            return [f"batch of {event.objects:,} objects, {event.bytes:,} bytes"]
+            return [f"batch of {counted(event.objects, 'object')}, {counted(event.bytes, 'byte')}"]
         case BatchCommitted():
-            bad = f", {event.lines_quarantined:,} lines quarantined" if event.lines_quarantined else ""
-            return [f"batch {event.seq} committed: {event.objects:,} objects, {event.rows:,} rows{bad}"]
+            bad = f", {counted(event.lines_quarantined, 'line')} quarantined" if event.lines_quarantined else ""
+            objects, rows = counted(event.objects, "object"), counted(event.rows, "row")
+            return [f"batch {event.seq} committed: {objects}, {rows}{bad}"]
         case RunFailed():
-            return [f"a run of {event.objects:,} objects failed: {event.error}"]
+            return [f"a run of {counted(event.objects, 'object')} failed: {event.error}"]
         case WorkerDraining() if event.reason != "done":
-            return [f"stopping: {event.in_flight:,} messages in flight are finished or given back"]
+            return [f"stopping: what is in flight ({counted(event.in_flight, 'message')}) is finished or given back"]
         case _:
             return []
+
+
+def _failure(event: ObjectFailed) -> str:
+    outcome = "to be tried again" if event.outcome == "retry" else event.outcome
+    named = "" if event.object_uri in event.reason else f"{event.object_uri}: "
+    return f"{outcome}: {named}{event.reason}"
 
 
 class _Bar:
@@ -146,7 +155,7 @@ class _Bar:
         self._progress.update(self._task, completed=done, total=total or None, rows=rows)
 
     def say(self, text: str) -> None:
-        self._console.print(text, markup=False, highlight=False)
+        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def close(self) -> None:
         self._progress.stop()
@@ -155,11 +164,14 @@ class _Bar:
 def print_report(report: "IngestReport") -> None:
     """The end of an ingest for people: what is in the table now, and what is not and where to look."""
     if report.objects_found and report.objects_skipped == report.objects_found:
-        print(f"Nothing new: all {report.objects_found:,} objects are in the table already. 0 rows added.")
+        print(f"Nothing new: all {counted(report.objects_found, 'object')} are in the table already. 0 rows added.")
+    elif not report.objects_found:
+        print("Nothing to do: the source holds no objects. 0 rows added.")
     else:
         print(
-            f"{report.objects_processed:,} objects processed, {report.objects_skipped:,} skipped (already in the "
-            f"table), {report.rows_written:,} rows written in {report.batches:,} batches, {report.seconds:.1f} s."
+            f"{counted(report.objects_processed, 'object')} processed, {report.objects_skipped:,} skipped (already in "
+            f"the table), {counted(report.rows_written, 'row')} written in "
+            f"{counted(report.batches, 'batch', 'batches')}, {report.seconds:.1f} s."
         )
     version = "no version yet" if report.table_version is None else f"version {report.table_version}"
     print(f"Table: {printable(report.table)} ({version})")
@@ -170,17 +182,20 @@ def print_report(report: "IngestReport") -> None:
 def _remarks(report: "IngestReport") -> list[str]:
     remarks: list[str] = []
     if report.objects_new_versions:
-        remarks.append(f"{report.objects_new_versions:,} objects are new versions of files that were seen before.")
+        remarks.append(f"Files seen before in another version: {report.objects_new_versions:,}.")
     if report.lines_quarantined:
-        remarks.append(f"{report.lines_quarantined:,} bad lines are in {report.quarantine_table}, with the reason.")
+        lines = counted(report.lines_quarantined, "bad line")
+        remarks.append(f"Quarantined: {lines}, in {report.quarantine_table}, with the reason.")
     if report.objects_dead:
-        remarks.append(f"{report.objects_dead:,} objects are dead: `penstock objects list --only dead` says why.")
+        remarks.append(f"Dead: {counted(report.objects_dead, 'object')}; `penstock objects list --only dead` says why.")
     if report.objects_gone:
-        remarks.append(f"{report.objects_gone:,} objects were deleted before they were read.")
+        remarks.append(f"Gone: {counted(report.objects_gone, 'object')}, deleted before they were read.")
     if report.objects_superseded:
-        remarks.append(f"{report.objects_superseded:,} objects changed before they were read; run it again for them.")
+        changed = counted(report.objects_superseded, "object")
+        remarks.append(f"Superseded: {changed}, changed before they were read; run it again for them.")
     if report.objects_unfinished:
-        remarks.append(f"Stopped: {report.objects_unfinished:,} objects are left; run the same command again to go on.")
+        left = counted(report.objects_unfinished, "object")
+        remarks.append(f"Stopped with {left} left; run the same command again to go on.")
     if report.files_ignored:
         kinds = ", ".join(f"{number:,} {reason}" for reason, number in report.files_ignored.items())
         remarks.append(f"Left out: {kinds}.")
