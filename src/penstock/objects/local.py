@@ -16,7 +16,7 @@ from typing import NoReturn, Self
 from penstock.errors import ObjectGone, ObjectSuperseded, ObjectUnreadable, TemporaryError
 from penstock.objects.reference import LOCAL_BUCKET, ObjectRef, decode_key, uri_of
 
-Path = str | bytes | os.PathLike[str] | os.PathLike[bytes]
+AnyPath = str | bytes | os.PathLike[str] | os.PathLike[bytes]
 
 # No waiting for the other end of a FIFO, no terminal taken over, and no link followed at the end of a real path.
 _OPEN_FLAGS = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -92,7 +92,7 @@ class LocalStore:
 
     __slots__ = ("_prefixes", "_roots")
 
-    def __init__(self, *roots: Path) -> None:
+    def __init__(self, *roots: AnyPath) -> None:
         self._roots = tuple(os.path.realpath(os.fsencode(root)) for root in roots)
         self._prefixes = tuple(root.rstrip(b"/") + b"/" for root in self._roots)
 
@@ -100,7 +100,7 @@ class LocalStore:
         """Whether an absolute path is a root or below one, by its name alone: links are not looked at."""
         return (path.startswith(self._prefixes) or path in self._roots) and os.path.normpath(path) == path
 
-    def describe(self, path: Path) -> ObjectRef:
+    def describe(self, path: AnyPath) -> ObjectRef:
         """The version of a file that is there now, under its real path. Raises as `open` does."""
         named = os.fsencode(path)
         uri = uri_of(LOCAL_BUCKET, decode_key(named))

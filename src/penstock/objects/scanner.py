@@ -18,7 +18,7 @@ from itertools import islice
 from types import MappingProxyType
 
 from penstock.errors import UsageError
-from penstock.objects.local import LocalStore, Path, reference
+from penstock.objects.local import AnyPath, LocalStore, reference
 from penstock.objects.reference import ObjectRef
 
 CHUNK_OBJECTS = 500
@@ -77,10 +77,10 @@ class Scanner:
 
     def __init__(
         self,
-        folder: Path,
+        folder: AnyPath,
         *,
         store: LocalStore,
-        excluded: Iterable[Path] = (),
+        excluded: Iterable[AnyPath] = (),
         chunk_objects: int = CHUNK_OBJECTS,
     ) -> None:
         """``excluded`` folders need not exist. Raises `UsageError` where ``folder`` is none that can be listed."""

@@ -96,6 +96,20 @@ def end_session(spark: SparkSession, *, at_once: bool, seconds: float) -> None:
         process.kill()
 
 
+def try_spark(settings: SessionSettings) -> None:
+    """Start a session, send numbers through a Python worker, write Parquet, end it. Raises what a pipeline would."""
+    spark = start_session(settings)
+    try:
+        numbers = spark.range(100).mapInArrow(lambda batches: batches, "id long")
+        numbers.write.parquet(str(settings.scratch / "try"))
+    except SPARK_ERRORS as error:
+        raise ConfigurationError(
+            f"Spark started and did not work: {explain(error)} Its log is {settings.log}."
+        ) from error
+    finally:
+        end_session(spark, at_once=False, seconds=10.0)
+
+
 def cores(spark: SparkSession) -> int:
     """How many tasks the session runs at once."""
     return max(1, spark.sparkContext.defaultParallelism)
@@ -152,17 +166,3 @@ def _own_conf(settings: SessionSettings) -> dict[str, str]:
             "spark.sql.shuffle.partitions": str(4 * (os.cpu_count() or 1)),
         }
     return conf
-
-
-def try_spark(settings: SessionSettings) -> None:
-    """Start a session, send numbers through a Python worker, write Parquet, end it. Raises what a pipeline would."""
-    spark = start_session(settings)
-    try:
-        numbers = spark.range(100).mapInArrow(lambda batches: batches, "id long")
-        numbers.write.parquet(str(settings.scratch / "try"))
-    except SPARK_ERRORS as error:
-        raise ConfigurationError(
-            f"Spark started and did not work: {explain(error)} Its log is {settings.log}."
-        ) from error
-    finally:
-        end_session(spark, at_once=False, seconds=10.0)
