@@ -18,7 +18,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from benchmarks.reader import DDL, make_files, read_native
-from penstock.app.ingest import IngestRequest, ingest
+from penstock.app.ingest import ingest
+from penstock.app.pipeline import IngestRequest
 from penstock.pipeline.java import find_java
 from penstock.pipeline.session import Session, SessionSettings, end_session, start_session
 from penstock.worker.shutdown import StopSignal

@@ -8,7 +8,8 @@ import pytest
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
-from penstock.app.ingest import IngestReport, IngestRequest, ingest
+from penstock.app.ingest import IngestReport, ingest
+from penstock.app.pipeline import IngestRequest
 from penstock.errors import TableError, TransformError, UsageError
 from penstock.worker.shutdown import StopSignal
 

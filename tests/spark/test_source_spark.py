@@ -11,7 +11,9 @@ from pyspark.sql import functions as F  # noqa: N812 # as everybody calls it
 from pyspark.sql.types import StructType
 
 from penstock.objects.local import LocalStore
+from penstock.pipeline.arrow_types import arrow_schema
 from penstock.pipeline.source import api
+from penstock.pipeline.source.ddl import parse_ddl
 from penstock.pipeline.source.plan import Piece, ReadOptions, ReadPlan
 
 DDL = "id bigint, v double, ts timestamp, d date, s string, n decimal(8,2), l array<date>, o struct<k: int, w: string>"
@@ -54,7 +56,7 @@ def test_rows_arrive_typed_and_know_where_they_came_from(spark: SparkSession, tm
         file.write(gzip.compress(line(100)) + gzip.compress(b"x\n" + line(101)))
     plan = plan_of(tmp_path, source)
     rows = api.read(spark, tmp_path / "plan.json")
-    assert rows.schema.fields[:-2] == api.check_schema(DDL).fields
+    assert rows.schema.fields[:-2] == struct(DDL).fields
     found = rows.orderBy("id").collect()
     assert [row.id for row in found] == [*range(40), 100, 101]
     assert found[0].asDict(recursive=True) | {"ts": None, "d": None, "l": None} == {
@@ -80,16 +82,21 @@ def test_rows_arrive_typed_and_know_where_they_came_from(spark: SparkSession, tm
     assert (summary.rows, summary.lines_quarantined, summary.missing) == (42, 2, ())
 
 
+def struct(ddl: str) -> StructType:
+    """Spark's own understanding of schema text."""
+    parsed = StructType.fromDDL(ddl)
+    assert isinstance(parsed, StructType)
+    return parsed
+
+
 def test_spark_reads_our_schema_text_as_we_do(spark: SparkSession) -> None:
     ddl = (
         "a tinyint, b SMALLINT COMMENT 'text', c: int, `odd ``name` bigint, e float, f real, g dec(5), h numeric(7,3), "
         "i array<array<string>>, j struct<x: timestamp_ntz, y array<date>>, k boolean, l timestamp_ltz, m long"
     )
-    ours = api.check_schema(ddl)
-    theirs = StructType.fromDDL(ddl)
-    assert isinstance(theirs, StructType)
+    theirs, ours = struct(ddl), struct(api.canonical_ddl(ddl))
     assert [(field.name, field.dataType) for field in ours] == [(field.name, field.dataType) for field in theirs]
-    assert StructType.fromDDL(api.canonical_ddl(ddl)) == ours
+    assert arrow_schema(theirs) == parse_ddl(ddl), "what the reader decodes to is what Spark understands"
 
 
 TRANSFORMS: dict[str, Callable[[DataFrame], DataFrame]] = {

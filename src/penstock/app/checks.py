@@ -128,21 +128,14 @@ def _disk(folder: Path) -> Finding:
 
 def _spark(environ: Mapping[str, str]) -> tuple[Verdict, str]:
     """Start a session, send numbers through a Python worker, write Parquet."""
+    from penstock.app.pipeline import session_settings
     from penstock.pipeline.java import find_java
-    from penstock.pipeline.session import SessionSettings, try_spark
+    from penstock.pipeline.session import try_spark
 
     settings = load_settings()
     began_at = time.monotonic()
     with TemporaryDirectory(prefix="penstock-doctor-") as folder:
-        try_spark(
-            SessionSettings(
-                master=settings.spark_master,
-                java_home=find_java(environ).home,
-                scratch=Path(folder) / "scratch",
-                log=Path(folder) / "spark.log",
-                driver_memory=settings.spark_driver_memory,
-                extra_conf=settings.spark_conf,
-            )
-        )
+        scratch, log = Path(folder) / "scratch", Path(folder) / "spark.log"
+        try_spark(session_settings(settings, find_java(environ), scratch=scratch, log=log))
     seconds = time.monotonic() - began_at
     return Verdict.OK, f"runs Python in a worker and writes Parquet on {settings.spark_master} ({seconds:.1f} s)"

@@ -6,15 +6,14 @@ Run again after any death it goes on where the protocol stood; run again after s
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from penstock.app.kill import killing_probe
-from penstock.app.pipeline import PipelineRequest, check, serve
+from penstock.app.pipeline import IngestRequest, Job, Tools, check
 from penstock.app.places import Places, places
 from penstock.app.state import State, open_state
 from penstock.app.tables import Tables
-from penstock.config import Settings
 from penstock.errors import PenstockError, UsageError
 from penstock.events import BatchCommitted, Bus, Event, Listener, SourceScanned
 from penstock.ledger.records import TERMINAL, ObjectState
@@ -26,26 +25,10 @@ from penstock.objects.local import LocalStore
 from penstock.objects.reference import ObjectRef
 from penstock.objects.scanner import Scanner, ScanReport
 from penstock.pipeline.session import Session
-from penstock.pipeline.source.plan import FORMATS
 from penstock.worker.shutdown import StopSignal
 
 ANNOUNCEMENTS_MAX = 5  # of one object by one ingest, before we say that something is wrong with it
 SEND_CHUNK = 1_000
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class IngestRequest:
-    """What `penstock ingest` was asked for."""
-
-    source: str
-    table: str
-    format: str = "jsonl"
-    schema: str | None = None  # Spark DDL; None: remembered or inferred
-    transform: str | None = None  # "module:function"
-    state: str | None = None
-    provenance: bool = True
-    partition_by: tuple[str, ...] = ()
-    settings: Settings = field(default_factory=Settings)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,43 +65,37 @@ def ingest(
 
     Raises `UserError` with a sentence for what a person has to mend; what was committed until then stays.
     """
-    clock = SystemClock()
-    began_at = clock.monotonic()
+    tally = Tally()
+    tools = Tools(
+        stop=stop, clock=SystemClock(), bus=Bus(tally, *listeners), probe=killing_probe(request.settings.kill_at)
+    )
+    began_at = tools.clock.monotonic()
     where = places(request.table, request.state)
     source = _source_folder(request.source, where)
-    if request.format not in FORMATS:
-        raise UsageError(f"The format {request.format!r} is not known; this version reads {', '.join(FORMATS)}.")
-    tally = Tally()
-    bus = Bus(tally, *listeners)
-    probe = killing_probe(request.settings.kill_at)
-    wanted = _pipeline_request(request, source)
-    transform = check(wanted)
-    with open_state(where.state, probe=probe) as state:
+    transform = check(request)
+    with open_state(where.state, probe=tools.probe) as state:
         state.free_what_the_dead_held()
         state.ledger.ensure_pipeline(where.pipeline)
-        tables = Tables(where, state.ledger, partition_by=request.partition_by, bus=bus, probe=probe)
+        tables = Tables(where, state.ledger, partition_by=request.partition_by, bus=tools.bus, probe=tools.probe)
         tables.publish()  # what an earlier process committed and did not live to publish
         scan = _scan(source, where, stop)
-        goal = Goal(state, where, scan.objects, queue=where.queue(source), probe=probe)
-        bus.emit(SourceScanned(source=str(source), found=len(scan.objects), unfinished=len(goal.unfinished)))
+        goal = Goal(state, where, scan.objects, queue=where.queue(source), probe=tools.probe)
+        tools.bus.emit(SourceScanned(source=str(source), found=len(scan.objects), unfinished=len(goal.unfinished)))
         if not goal.reached_before() and not stop.requested:
             goal.begin()
-            serve(
-                wanted,
-                transform,
-                where,
-                state,
-                tables,
-                sample=scan.objects,
-                stop=stop,
-                until=goal.reached,
-                clock=clock,
-                bus=bus,
-                probe=probe,
-                spark=spark,
+            job = Job(
+                request=request,
+                transform=transform,
+                source=source,
+                where=where,
+                state=state,
+                tables=tables,
+                tools=tools,
             )
+            job.serve(sample=scan.objects, until=goal.reached, spark=spark)
         tables.sweep()
-        return _report(where, state, tables, goal, scan, tally, stopped=stop.requested, began_at=began_at, clock=clock)
+        seconds = tools.clock.monotonic() - began_at
+        return _report(where, state, tables, goal, scan, tally, seconds=seconds)
 
 
 class Goal:
@@ -206,18 +183,6 @@ class _Scan:
     report: ScanReport
 
 
-def _pipeline_request(request: IngestRequest, source: Path) -> PipelineRequest:
-    return PipelineRequest(
-        source=source,
-        format=request.format,
-        schema=request.schema,
-        transform=request.transform,
-        provenance=request.provenance,
-        partition_by=request.partition_by,
-        settings=request.settings,
-    )
-
-
 def _source_folder(source: str, where: Places) -> Path:
     if "://" in source and not source.startswith("file://"):
         raise UsageError(f"{source} is no local folder; this version reads local folders.")
@@ -246,19 +211,11 @@ def _scan(source: Path, where: Places, stop: StopSignal) -> _Scan:
 
 
 def _report(
-    where: Places,
-    state: State,
-    tables: Tables,
-    goal: Goal,
-    scan: _Scan,
-    tally: Tally,
-    *,
-    stopped: bool,
-    began_at: float,
-    clock: SystemClock,
+    where: Places, state: State, tables: Tables, goal: Goal, scan: _Scan, tally: Tally, *, seconds: float
 ) -> IngestReport:
     states = goal.states()
     count = Counter(states.values())
+    unfinished = count[ObjectState.UNPROCESSED] + count[ObjectState.PROCESSING]
     skipped = sum(1 for before in goal.before.values() if before is ObjectState.PROCESSED)
     pipeline = state.ledger.pipeline(where.pipeline)
     return IngestReport(
@@ -268,17 +225,17 @@ def _report(
         objects_dead=count[ObjectState.DEAD],
         objects_gone=count[ObjectState.GONE],
         objects_superseded=count[ObjectState.SUPERSEDED],
-        objects_unfinished=count[ObjectState.UNPROCESSED] + count[ObjectState.PROCESSING],
+        objects_unfinished=unfinished,
         objects_new_versions=state.ledger.other_versions(where.pipeline, list(states)),
         files_ignored={str(reason): number for reason, number in scan.report.ignored.items()},
         rows_written=tally.rows,
         lines_quarantined=tally.lines_quarantined,
         batches=tally.batches,
-        seconds=round(clock.monotonic() - began_at, 3),
+        seconds=round(seconds, 3),
         table=str(where.table),
         table_version=tables.version(),
         quarantine_table=str(where.quarantine) if tables.has_quarantine() else None,
         schema=pipeline.source_schema if pipeline else None,
-        stopped=stopped and bool(count[ObjectState.UNPROCESSED] + count[ObjectState.PROCESSING]),
+        stopped=bool(unfinished),  # nothing else ends an ingest before its goal
         problems=tuple(scan.report.problems),
     )

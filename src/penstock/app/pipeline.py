@@ -5,7 +5,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -23,9 +23,10 @@ from penstock.objects.reference import LOCAL_BUCKET, ObjectRef
 from penstock.pipeline.attempt import AttemptSettings, Surroundings
 from penstock.pipeline.declaration import Declaration, Transform
 from penstock.pipeline.handler import PipelineHandler
-from penstock.pipeline.java import find_java
+from penstock.pipeline.java import Java, find_java
 from penstock.pipeline.session import Session, SessionSettings, end_session, start_session
 from penstock.pipeline.source.api import ReadOptions, canonical_ddl, infer_schema
+from penstock.pipeline.source.plan import FORMATS
 from penstock.pipeline.spark_engine import SparkEngine
 from penstock.pipeline.streak import FailureStreak
 from penstock.pipeline.table_schema import agreement
@@ -38,23 +39,173 @@ SESSION_END_SECONDS = 2.0  # of the stop timeout: Spark gets this long to leave 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PipelineRequest:
-    """What is to be read, and how. ``schema`` and ``transform`` as the user wrote them."""
+class IngestRequest:
+    """What `penstock ingest` was asked for."""
 
-    source: Path
-    format: str
-    schema: str | None
-    transform: str | None
-    provenance: bool
-    partition_by: Sequence[str]
-    settings: Settings
+    source: str
+    table: str
+    format: str = "jsonl"
+    schema: str | None = None  # Spark DDL; None: remembered or inferred
+    transform: str | None = None  # "module:function"
+    state: str | None = None
+    provenance: bool = True
+    partition_by: tuple[str, ...] = ()
+    settings: Settings = field(default_factory=Settings)
 
 
-def check(request: PipelineRequest) -> Transform | None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tools:
+    """What every part of a job is handed."""
+
+    stop: StopSignal
+    clock: Clock
+    bus: Bus
+    probe: Probe
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """One pipeline from one source, with all that it needs but Spark."""
+
+    request: IngestRequest
+    transform: Transform | None
+    source: Path  # real path
+    where: Places
+    state: State
+    tables: Tables
+    tools: Tools
+
+    def serve(self, *, sample: Sequence[ObjectRef], until: Callable[[], bool], spark: Session | None = None) -> None:
+        """Run a worker on the source's queue until ``until`` or a stop. Raises what stopped it.
+
+        ``sample`` is what a schema is inferred from where there is none. A session handed in is used as it is and not
+        stopped; else one is started for the time of the work.
+        """
+        declaration = self._declaration(self._schema(sample))
+        with self._own_session() if spark is None else nullcontext(spark) as session:
+            if not self.tools.stop.requested:
+                self._worker(session, declaration).run(self.tools.stop, until)
+
+    def _schema(self, sample: Sequence[ObjectRef]) -> str:
+        """The schema given, else the one remembered, else one inferred from a sample, told and remembered."""
+        ledger, pipeline = self.state.ledger, self.where.pipeline
+        if self.request.schema is not None:
+            given = canonical_ddl(self.request.schema)
+            ledger.remember_source_schema(pipeline, given)
+            return given
+        known = ledger.ensure_pipeline(pipeline).source_schema
+        if known is not None:
+            return known
+        inferred = infer_schema(sample, LocalStore(self.source))
+        self.tools.bus.emit(SchemaInferred(pipeline=pipeline, schema=inferred.ddl, notes=inferred.notes))
+        return ledger.remember_source_schema(pipeline, inferred.ddl)
+
+    def _declaration(self, schema: str) -> Declaration:
+        return Declaration(
+            pipeline=self.where.pipeline,
+            source_root=self.source,
+            table_root=self.where.table,
+            quarantine_root=self.where.quarantine,
+            work_root=self.where.work,
+            read=ReadOptions(
+                schema_ddl=schema,
+                format=self.request.format,
+                provenance=self.request.provenance,
+                quarantine_ratio_max=self.request.settings.max_quarantine_ratio,
+            ),
+            transform=self.transform,
+            partition_by=self.request.partition_by,
+        )
+
+    def _worker(self, spark: Session, declaration: Declaration) -> Worker:
+        return Worker(
+            broker=self.state.broker,
+            queue=self.where.queue(self.source),
+            handler=PipelineHandler(self._attempt_settings(), self._surroundings(spark, declaration)),
+            settings=self._worker_settings(),
+            clock=self.tools.clock,
+            bus=self.tools.bus,
+            probe=self.tools.probe,
+        )
+
+    def _surroundings(self, spark: Session, declaration: Declaration) -> Surroundings:
+        ledger = self.state.ledger
+        engine = SparkEngine(
+            spark,
+            declaration,
+            agree=partial(agreement, ledger, self.tables.rows, self.where.pipeline),
+            clock=self.tools.clock,
+            bus=self.tools.bus,
+            probe=self.tools.probe,
+        )
+        return Surroundings(
+            ledger=ledger,
+            engine=engine,
+            parse=partial(parse, buckets_allowed=frozenset({LOCAL_BUCKET})),
+            publish=self.tables.publish,
+            streak=FailureStreak(faults_max=FAULTS_MAX),
+            bus=self.tools.bus,
+        )
+
+    def _attempt_settings(self) -> AttemptSettings:
+        settings = self.request.settings
+        return AttemptSettings(
+            pipeline=self.where.pipeline,
+            worker=self.state.worker,
+            lease_seconds=settings.lease_seconds,
+            objects_max=settings.max_objects,
+            attempts_max=settings.max_attempts,
+            backoff_base_seconds=settings.retry_base_seconds,
+            backoff_cap_seconds=settings.retry_cap_seconds,
+        )
+
+    def _worker_settings(self) -> WorkerSettings:
+        settings = self.request.settings
+        return WorkerSettings(
+            batch_messages_max=settings.max_objects,
+            batch_bytes_max=settings.max_bytes,
+            lease_seconds=settings.lease_seconds,
+            backoff_base_seconds=settings.retry_base_seconds,
+            backoff_cap_seconds=settings.retry_cap_seconds,
+            stop_timeout_seconds=settings.stop_timeout_seconds - SESSION_END_SECONDS,
+            upkeep_seconds=1.0,
+        )
+
+    @contextmanager
+    def _own_session(self) -> Iterator[Session]:
+        """A session of our own for as long as the block lasts."""
+        began_at = self.tools.clock.monotonic()
+        java = find_java(os.environ)
+        settings = session_settings(self.request.settings, java, scratch=self.state.scratch, log=self.state.spark_log)
+        spark = start_session(settings)
+        seconds = self.tools.clock.monotonic() - began_at
+        java_found = f"Java {java.version} from {java.source}"
+        self.tools.bus.emit(SparkStarted(java=java_found, notes=java.notes, seconds=seconds))
+        try:
+            yield spark
+        finally:
+            end_session(spark, at_once=self.tools.stop.requested, seconds=SESSION_END_SECONDS)
+
+
+def check(request: IngestRequest) -> Transform | None:
     """Find a user's mistakes before anything is started; answers the transform."""
+    if request.format not in FORMATS:
+        raise UsageError(f"The format {request.format!r} is not known; this version reads {', '.join(FORMATS)}.")
     if request.schema is not None:
         canonical_ddl(request.schema)
     return _load_transform(request.transform) if request.transform is not None else None
+
+
+def session_settings(settings: Settings, java: Java, *, scratch: Path, log: Path) -> SessionSettings:
+    """How a session of our own is started."""
+    return SessionSettings(
+        master=settings.spark_master,
+        java_home=java.home,
+        scratch=scratch,
+        log=log,
+        driver_memory=settings.spark_driver_memory,
+        extra_conf=settings.spark_conf,
+    )
 
 
 def _load_transform(name: str) -> Transform:
@@ -78,137 +229,3 @@ def _load_transform(name: str) -> Transform:
     if not callable(function):
         raise UsageError(f"The module {module_name} has no function {function_name}.")
     return function
-
-
-def serve(
-    request: PipelineRequest,
-    transform: Transform | None,
-    where: Places,
-    state: State,
-    tables: Tables,
-    *,
-    sample: Sequence[ObjectRef],
-    stop: StopSignal,
-    until: Callable[[], bool],
-    clock: Clock,
-    bus: Bus,
-    probe: Probe,
-    spark: Session | None = None,
-) -> None:
-    """Run a worker on the source's queue until ``until`` or a stop. Raises what stopped it.
-
-    A session handed in is used as it is and not stopped; else one is started for the time of the work.
-    """
-    schema = _source_schema(request, where, state, sample, bus)
-    own = _own_session(request.settings, state, stop=stop, clock=clock, bus=bus)
-    with own if spark is None else nullcontext(spark) as session:
-        if stop.requested:
-            return
-        engine = SparkEngine(
-            session,
-            _declaration(request, transform, where, schema),
-            agree=partial(agreement, state.ledger, tables.rows, where.pipeline),
-            clock=clock,
-            bus=bus,
-            probe=probe,
-        )
-        around = Surroundings(
-            ledger=state.ledger,
-            engine=engine,
-            parse=partial(parse, buckets_allowed=frozenset({LOCAL_BUCKET})),
-            publish=tables.publish,
-            streak=FailureStreak(faults_max=FAULTS_MAX),
-            bus=bus,
-        )
-        worker = Worker(
-            broker=state.broker,
-            queue=where.queue(request.source),
-            handler=PipelineHandler(_attempt_settings(request.settings, where, state), around),
-            settings=_worker_settings(request.settings),
-            clock=clock,
-            bus=bus,
-            probe=probe,
-        )
-        worker.run(stop, until)
-
-
-def _source_schema(request: PipelineRequest, where: Places, state: State, sample: Sequence[ObjectRef], bus: Bus) -> str:
-    """The schema given, else the one remembered, else one inferred from a sample, told and remembered."""
-    if request.schema is not None:
-        given = canonical_ddl(request.schema)
-        state.ledger.remember_source_schema(where.pipeline, given)
-        return given
-    known = state.ledger.ensure_pipeline(where.pipeline).source_schema
-    if known is not None:
-        return known
-    inferred = infer_schema(sample, LocalStore(request.source))
-    bus.emit(SchemaInferred(pipeline=where.pipeline, schema=inferred.ddl, notes=inferred.notes))
-    return state.ledger.remember_source_schema(where.pipeline, inferred.ddl)
-
-
-def _declaration(request: PipelineRequest, transform: Transform | None, where: Places, schema: str) -> Declaration:
-    return Declaration(
-        pipeline=where.pipeline,
-        source_root=request.source,
-        table_root=where.table,
-        quarantine_root=where.quarantine,
-        work_root=where.work,
-        read=ReadOptions(
-            schema_ddl=schema,
-            format=request.format,
-            provenance=request.provenance,
-            quarantine_ratio_max=request.settings.max_quarantine_ratio,
-        ),
-        transform=transform,
-        partition_by=request.partition_by,
-    )
-
-
-def _attempt_settings(settings: Settings, where: Places, state: State) -> AttemptSettings:
-    return AttemptSettings(
-        pipeline=where.pipeline,
-        worker=state.worker,
-        lease_seconds=settings.lease_seconds,
-        objects_max=settings.max_objects,
-        attempts_max=settings.max_attempts,
-        backoff_base_seconds=settings.retry_base_seconds,
-        backoff_cap_seconds=settings.retry_cap_seconds,
-    )
-
-
-def _worker_settings(settings: Settings) -> WorkerSettings:
-    return WorkerSettings(
-        batch_messages_max=settings.max_objects,
-        batch_bytes_max=settings.max_bytes,
-        lease_seconds=settings.lease_seconds,
-        backoff_base_seconds=settings.retry_base_seconds,
-        backoff_cap_seconds=settings.retry_cap_seconds,
-        stop_timeout_seconds=settings.stop_timeout_seconds - SESSION_END_SECONDS,
-        upkeep_seconds=1.0,
-    )
-
-
-@contextmanager
-def _own_session(settings: Settings, state: State, *, stop: StopSignal, clock: Clock, bus: Bus) -> Iterator[Session]:
-    """A session of our own for as long as the block lasts."""
-    began_at = clock.monotonic()
-    java = find_java(os.environ)
-    spark = start_session(
-        SessionSettings(
-            master=settings.spark_master,
-            java_home=java.home,
-            scratch=state.scratch,
-            log=state.spark_log,
-            driver_memory=settings.spark_driver_memory,
-            extra_conf=settings.spark_conf,
-        )
-    )
-    bus.emit(
-        SparkStarted(
-            java=f"Java {java.version} from {java.source}", notes=java.notes, seconds=clock.monotonic() - began_at
-        )
-    )
-    try:
-        yield spark
-    finally:
-        end_session(spark, at_once=stop.requested, seconds=SESSION_END_SECONDS)

@@ -59,8 +59,8 @@ def ingest(
     from penstock.pipeline.extra import require_spark
 
     require_spark()
-    from penstock.app.ingest import IngestRequest
     from penstock.app.ingest import ingest as run
+    from penstock.app.pipeline import IngestRequest
     from penstock.cli.leaving import leave_now, stoppable
     from penstock.cli.progress import IngestProgress, print_report
     from penstock.config import load_settings

@@ -44,11 +44,11 @@ class AttemptSettings:
 
     pipeline: str
     worker: str
-    lease_seconds: float = 60.0
-    objects_max: int = 5_000
-    attempts_max: int = 4
-    backoff_base_seconds: float = 1.0
-    backoff_cap_seconds: float = 300.0
+    lease_seconds: float
+    objects_max: int
+    attempts_max: int
+    backoff_base_seconds: float
+    backoff_cap_seconds: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -46,7 +46,7 @@ class SessionSettings:
     java_home: Path
     scratch: Path
     log: Path
-    driver_memory: str = "4g"
+    driver_memory: str
     extra_conf: Mapping[str, str] = field(default_factory=dict)
 
 

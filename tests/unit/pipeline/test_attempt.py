@@ -71,7 +71,15 @@ class Pipeline:
     def __init__(self, ledger: Ledger, engine: Engine, *, objects_max: int = 100) -> None:
         self.ledger = ledger
         self.events: list[Event] = []
-        self._settings = AttemptSettings(pipeline=PIPELINE, worker="w", objects_max=objects_max, attempts_max=3)
+        self._settings = AttemptSettings(
+            pipeline=PIPELINE,
+            worker="w",
+            lease_seconds=60.0,
+            objects_max=objects_max,
+            attempts_max=3,
+            backoff_base_seconds=1.0,
+            backoff_cap_seconds=300.0,
+        )
         self._around = Surroundings(
             ledger=ledger,
             engine=engine,
