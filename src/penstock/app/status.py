@@ -41,11 +41,11 @@ class Standing:
         if not self.workers:
             messages = self.messages_visible + self.messages_in_flight + self.messages_delayed
             if self.objects_left:
-                found.append(f"waiting with no worker running: {self.objects_left:,} objects")
+                found.append(f"objects waiting with no worker running: {self.objects_left:,}")
             elif messages:
-                found.append(f"waiting with no worker running: {messages:,} messages")
+                found.append(f"messages waiting with no worker running: {messages:,}")
             if self.batches_unpublished:
-                found.append(f"committed and not yet published: {self.batches_unpublished:,} batches")
+                found.append(f"batches committed and not yet published: {self.batches_unpublished:,}")
         if dead:
             found.append(f"dead objects: {dead:,}")
         if self.dead_letters:

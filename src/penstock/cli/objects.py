@@ -9,6 +9,7 @@ import typer
 from penstock.cli.output import Json, StateFolder, Table, moment, print_fields, print_json, print_table, printable, talk
 from penstock.errors import UsageError
 from penstock.ledger.records import ObjectAttempt, ObjectRow, ObjectState
+from penstock.objects.reference import LOCAL_BUCKET, uri_of
 
 LOCAL = "file://"  # what need not be read in every row
 
@@ -68,7 +69,7 @@ def show(
     from penstock.app.places import find_table
 
     places = find_table(table, state, here=Path.cwd())
-    address = uri if "://" in uri else f"file://{Path(uri).resolve()}"
+    address = uri if "://" in uri else uri_of(LOCAL_BUCKET, str(Path(uri).resolve()))
     with view(places) as seen:
         found = [row for pipeline, row in seen.ledger.find(address) if pipeline == places.pipeline]
         if not found:

@@ -3,6 +3,7 @@
 import sys
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
@@ -32,7 +33,8 @@ FAILURES_SHOWN = 20
 class IngestProgress:
     """Listens to an ingest. Events come from several threads; the lock makes them one story."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self._monotonic = monotonic
         self.forced = False  # a thread would not end: written once, read when the job is over
         self._terminal = sys.stderr.isatty()
         self._lock = threading.Lock()
@@ -86,7 +88,7 @@ class IngestProgress:
 
     def _progress(self, text: str) -> None:
         """Something moved; worth a line only now and then."""
-        now = time.monotonic()
+        now = self._monotonic()
         if self._bar is None and text and now - self._line_at >= LINE_EVERY_SECONDS:
             self._line_at = now
             talk(f"{self._done:,} of {self._objects:,} objects, {self._rows:,} rows; this batch: {text}")

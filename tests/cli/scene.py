@@ -1,0 +1,155 @@
+"""A table and its state as ingests would have left them, made without Spark: what the verbs are shown."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from ulid import ULID
+
+from penstock.app.places import Places, places
+from penstock.app.state import State, open_state
+from penstock.app.tables import Tables
+from penstock.events import Bus
+from penstock.ledger.records import BatchOutcome, Candidate, Carrier, Claim, FailedObject, Failure, ObjectResult
+from penstock.messaging.message import Outgoing
+from penstock.messaging.settlement import DeadLetter
+from penstock.objects.announcement import announce
+from penstock.objects.reference import LOCAL_BUCKET, ObjectRef
+from penstock.sinks.manifest import DataFile, encode
+from penstock.sinks.parquet import list_files
+from penstock.sinks.schema import encode as encode_schema
+
+LEASE_SECONDS = 600.0
+SCHEMA = pa.schema([("id", pa.int64())])
+
+HOSTILE_NAMES = (
+    "two\nlines",
+    "\x1b[31mred\x1b[0m",
+    "[red]markup[/red]",
+    "\u202egnp.exe",  # right-to-left override
+    "emoji😀",
+    "名前",
+    "not-utf8-\udcff",
+)
+
+
+@dataclass(kw_only=True)
+class Scene:
+    """One table's history, told as one goes along. The state is closed between calls, as between processes."""
+
+    where: Places
+    source: Path
+
+    @staticmethod
+    def at(folder: Path) -> "Scene":
+        folder = folder.resolve()
+        scene = Scene(where=places(folder / "clicks"), source=folder / "landing")
+        with scene._state():
+            pass
+        return scene
+
+    def ref(self, name: str, *, version: str = "1") -> ObjectRef:
+        return ObjectRef(bucket=LOCAL_BUCKET, key=f"{self.source}/{name}", size_bytes=1_000, etag=f"{version}-1000")
+
+    def process(self, *names: str, rows: int = 2, bad_lines: int = 0, version: str = "1") -> None:
+        """One committed batch, its files written and not yet published."""
+        with self._state() as state:
+            claim = self._claim(state, names, version=version)
+            files = self._write(claim.attempt_id, rows * len(names))
+            row = state.ledger.ensure_pipeline(self.where.pipeline)
+            schema = encode_schema(SCHEMA)
+            state.ledger.commit(
+                BatchOutcome(
+                    pipeline=self.where.pipeline,
+                    attempt_id=claim.attempt_id,
+                    processed=[
+                        ObjectResult(object_id=object_id, rows=rows, lines_quarantined=bad_lines)
+                        for object_id in claim.claimed
+                    ],
+                    rows=rows * len(names),
+                    lines_quarantined=bad_lines * len(names),
+                    bytes=1_000 * len(names),
+                    manifest=encode(files),
+                    schema_id=row.schema_id,
+                    new_schema=None if row.table_schema == schema else schema,
+                    stage_seconds={"read and write": 1.25},
+                )
+            )
+
+    def fail(self, name: str, failure: Failure, reason: str) -> None:
+        with self._state() as state:
+            claim = self._claim(state, [name])
+            failed = [FailedObject(object_id=id, failure=failure, reason=reason) for id in claim.claimed]
+            state.ledger.commit(
+                BatchOutcome(
+                    pipeline=self.where.pipeline, attempt_id=claim.attempt_id, processed=(), failed=failed, rows=0
+                )
+            )
+
+    def leave_files(self, name: str) -> int:
+        """An attempt that wrote files and was abandoned; answers their bytes."""
+        with self._state() as state:
+            claim = self._claim(state, [name])
+            files = self._write(claim.attempt_id, 3)
+            state.ledger.abandon(claim.attempt_id, reason="test", outcome="failed", refund=True, unattributed=False)
+            return sum(file.size_bytes for file in files)
+
+    def publish(self) -> None:
+        with self._state() as state:
+            Tables(self.where, state.ledger, bus=Bus()).publish()
+
+    def send(self, *names: str) -> None:
+        with self._state() as state:
+            state.broker.send(self._queue, [Outgoing(body=announce(self.ref(name))) for name in names])
+
+    def bury(self, body: bytes, reason: str) -> None:
+        """A message that became a dead letter at its first attempt."""
+        with self._state() as state:
+            state.broker.send(self._queue, [Outgoing(body=body)])
+            (delivery,) = state.broker.receive(self._queue, messages_max=1, lease_seconds=LEASE_SECONDS)
+            assert not state.broker.settle([(delivery, DeadLetter(reason=reason))])
+
+    @contextmanager
+    def worker(self) -> Iterator[str]:
+        """A living process on the state."""
+        with self._state() as state:
+            yield state.worker
+
+    @property
+    def _queue(self) -> str:
+        return self.where.queue(self.source)
+
+    @contextmanager
+    def _state(self) -> Iterator[State]:
+        with open_state(self.where.state) as state:
+            state.ledger.ensure_pipeline(self.where.pipeline)
+            yield state
+
+    def _claim(self, state: State, names: Sequence[str], *, version: str = "1") -> Claim:
+        refs = [self.ref(name, version=version) for name in names]
+        wanted = [
+            Candidate(
+                object_id=ref.object_id,
+                bucket=ref.bucket,
+                key=ref.key_bytes,
+                size_bytes=ref.size_bytes,
+                uri=ref.uri,
+                carrier=Carrier(message_id="m", enqueued_at=0.0),
+                etag=ref.etag,
+            )
+            for ref in refs
+        ]
+        claim = state.ledger.claim(
+            self.where.pipeline, wanted, attempt_id=str(ULID()), worker=state.worker, lease_seconds=LEASE_SECONDS
+        )
+        assert len(claim.claimed) == len(names)
+        return claim
+
+    def _write(self, attempt_id: str, rows: int) -> tuple[DataFile, ...]:
+        directory = f"data/{attempt_id}/r0"
+        (self.where.table / directory).mkdir(parents=True)
+        pq.write_table(pa.table({"id": list(range(rows))}, schema=SCHEMA), self.where.table / directory / "a.parquet")
+        return list_files(self.where.table, directory, partition_by=(), schema=SCHEMA)

@@ -1,0 +1,121 @@
+"""`penstock doctor`, without the Spark job of its last check (tests/spark has that)."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tests.cli.conftest import Call, Said
+from tests.cli.scene import Scene
+
+from penstock.app import checks
+from penstock.errors import ConfigurationError
+from penstock.ledger.records import Failure
+
+CHECK_FOUND_PROBLEMS = 3
+WELL = "runs"
+
+
+@pytest.fixture(autouse=True)
+def no_spark(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checks, "_spark", lambda environ: (checks.Verdict.OK, WELL))
+
+
+def verdicts(said: Said) -> dict[str, str]:
+    return {line.split("  ")[1].strip(): line.split()[0] for line in _checks(said)}
+
+
+def _checks(said: Said) -> list[str]:
+    return [" ".join(line.split(" ")[:1]) + "  " + line[9:22] for line in said.out.splitlines() if line[0] != " "]
+
+
+def test_a_machine_that_is_well(penstock: Call, scene: Scene) -> None:
+    said = penstock("doctor")
+    assert (said.exit_code, said.err) == (0, "")
+    assert list(verdicts(said)) == ["python", "settings", "spark extra", "java", "disk", "spark", "table"]
+    assert set(verdicts(said).values()) <= {"ok", "warning"}
+    document = penstock("doctor", "--json").document
+    assert [finding["check"] for finding in document] == list(verdicts(said))
+
+
+def test_without_a_table_here_there_is_nothing_to_say_of_one(
+    penstock: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert "table" not in verdicts(penstock("doctor"))
+    said = penstock("doctor", "--table", "nothing")
+    assert said.exit_code == CHECK_FOUND_PROBLEMS
+    assert verdicts(said)["table"] == "failed"
+
+
+def _no_java(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", os.devnull)
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    monkeypatch.setattr("penstock.pipeline.java.find_spec", lambda name: None)
+
+
+def _no_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.pipeline.extra.find_spec", lambda name: None)
+
+
+def _bad_setting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PENSTOCK_MAX_OBJECTS", "abc")
+
+
+@pytest.mark.parametrize(
+    ("spoil", "check", "advice", "without"),
+    [
+        (_no_java, "java", "set JAVA_HOME", "spark"),
+        (_no_extra, "spark extra", "pip install 'penstock[spark]'", "spark"),
+        (_bad_setting, "settings", "PENSTOCK_MAX_OBJECTS", None),
+    ],
+)
+def test_what_is_missing_is_told_with_what_to_do_and_the_other_checks_go_on(
+    penstock: Call,
+    scene: Scene,
+    monkeypatch: pytest.MonkeyPatch,
+    spoil: Callable[[pytest.MonkeyPatch], None],
+    check: str,
+    advice: str,
+    without: str | None,
+) -> None:
+    spoil(monkeypatch)
+    said = penstock("doctor")
+    assert (said.exit_code, said.err) == (CHECK_FOUND_PROBLEMS, "")
+    assert verdicts(said)[check] == "failed"
+    assert advice in said.out
+    assert verdicts(said)["table"] == "ok"
+    assert ("spark" in verdicts(said)) is (without != "spark")
+
+
+def test_a_spark_that_does_not_run(penstock: Call, scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(environ: object) -> None:
+        raise ConfigurationError("Spark did not start (no).")
+
+    monkeypatch.setattr(checks, "_spark", broken)
+    said = penstock("doctor", "--json")
+    assert said.exit_code == CHECK_FOUND_PROBLEMS
+    assert '"Spark did not start (no)."' in said.out
+
+
+def test_a_check_that_breaks_does_not_break_the_doctor(
+    penstock: Call, scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checks, "_spark", lambda environ: 1 / 0)
+    said = penstock("doctor")
+    assert said.exit_code == CHECK_FOUND_PROBLEMS
+    assert "ZeroDivisionError" in said.out
+    assert verdicts(said)["table"] == "ok"
+
+
+def test_a_disk_that_is_nearly_full_and_a_table_with_dead_objects_are_warned_of(
+    penstock: Call, scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checks, "FREE_BYTES_MIN", 2**80)
+    scene.fail("a", Failure.DEAD, "bad")
+    said = penstock("doctor")
+    assert said.exit_code == 0
+    assert (verdicts(said)["disk"], verdicts(said)["table"]) == ("warning", "warning")
+    assert "-> Make room" in said.out
+    assert "-> `penstock status`" in said.out
+    assert "dead objects: 1" in said.out

@@ -1,0 +1,39 @@
+"""`penstock gc`."""
+
+from pathlib import Path
+
+from tests.cli.conftest import Call
+from tests.cli.scene import Scene
+
+
+def files(scene: Scene) -> set[Path]:
+    return {path for path in (scene.where.table / "data").rglob("*") if path.is_file()}
+
+
+def test_nothing_to_do_is_told(penstock: Call, scene: Scene) -> None:
+    scene.process("a")
+    said = penstock("gc")
+    assert (said.exit_code, said.out) == (0, "0 files of 0 attempts deleted, 0 bytes.\n")
+
+
+def test_what_an_abandoned_attempt_left_goes_and_nothing_else(penstock: Call, scene: Scene) -> None:
+    scene.process("a")
+    kept = files(scene)
+    size_bytes = scene.leave_files("b")
+    assert f"1 file of 1 attempt would be deleted, {size_bytes:,} bytes." in penstock("gc", "--dry-run").out
+    assert len(files(scene)) == 2
+    document = penstock("gc", "--json").document
+    assert document == {"attempts": 1, "files": 1, "bytes": size_bytes, "dry_run": False, "unknown": []}
+    assert files(scene) == kept
+    assert penstock("gc", "--json").document["files"] == 0
+
+
+def test_what_is_not_ours_is_left_alone_and_told(penstock: Call, scene: Scene) -> None:
+    strange = scene.where.table / "data" / "mine\x1b[31m"
+    strange.mkdir(parents=True)
+    (strange / "keep").touch()
+    said = penstock("gc")
+    assert said.exit_code == 0
+    assert "Left alone" in said.err
+    assert "\x1b" not in said.err
+    assert (strange / "keep").exists()

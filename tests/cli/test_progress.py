@@ -1,0 +1,153 @@
+"""What a person sees of an ingest, fed with events by hand."""
+
+import dataclasses
+import sys
+import time
+from collections.abc import Callable
+
+import pytest
+
+from penstock.app.ingest import IngestReport
+from penstock.cli.progress import FAILURES_SHOWN, LINE_EVERY_SECONDS, IngestProgress, print_report
+from penstock.events import (
+    BatchCommitted,
+    BatchProgressed,
+    Event,
+    ObjectFailed,
+    SourceScanned,
+    WorkerDraining,
+    WorkerStopped,
+)
+
+REPORT = IngestReport(
+    objects_found=3,
+    objects_processed=2,
+    objects_skipped=1,
+    objects_dead=0,
+    objects_gone=0,
+    objects_superseded=0,
+    objects_unfinished=0,
+    objects_new_versions=0,
+    files_ignored={},
+    rows_written=1_234,
+    lines_quarantined=0,
+    batches=1,
+    seconds=1.25,
+    table="/lake/clicks",
+    table_version=4,
+    quarantine_table=None,
+    schema="id BIGINT",
+    stopped=False,
+    problems=(),
+)
+
+
+def failed(number: int, *, outcome: str = "dead", reason: str = "it is bad") -> ObjectFailed:
+    return ObjectFailed(pipeline="p", object_uri=f"file:///in/{number}", outcome=outcome, reason=reason)
+
+
+def committed(objects: int, rows: int, lines_quarantined: int = 0) -> BatchCommitted:
+    return BatchCommitted(
+        pipeline="p", attempt_id="a", seq=1, objects=objects, rows=rows, lines_quarantined=lines_quarantined
+    )
+
+
+def heard(
+    capsys: pytest.CaptureFixture[str], *events: Event, monotonic: Callable[[], float] = time.monotonic
+) -> list[str]:
+    with IngestProgress(monotonic=monotonic) as listener:
+        for event in events:
+            listener(event)
+    captured = capsys.readouterr()
+    assert captured.out == "", "progress is talk"
+    return captured.err.splitlines()
+
+
+def test_a_batch_is_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert heard(capsys, SourceScanned(source="/in", found=1, unfinished=1), committed(1, 2_000, 3)) == [
+        "1 object found in /in, 1 to do",
+        "batch 1 committed: 1 object, 2,000 rows, 3 lines quarantined",
+    ]
+
+
+def test_a_failure_names_its_object_once(capsys: pytest.CaptureFixture[str]) -> None:
+    own = failed(1, outcome="retry", reason="file:///in/1 is a truncated gzip")
+    assert heard(capsys, own, failed(2)) == [
+        "to be tried again: file:///in/1 is a truncated gzip",
+        "dead: file:///in/2: it is bad",
+    ]
+
+
+def test_many_failures_do_not_flood_the_screen(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = heard(capsys, *(failed(number) for number in range(FAILURES_SHOWN + 100)))
+    assert len(lines) == FAILURES_SHOWN + 1
+    assert "objects list" in lines[-1]
+
+
+def test_hostile_text_is_one_line_and_not_obeyed(capsys: pytest.CaptureFixture[str]) -> None:
+    (line,) = heard(capsys, failed(1, reason="\x1b[2J[red]two\nlines"))
+    assert line.endswith("\\x1b[2J[red]two\\nlines")
+
+
+def test_progress_within_a_batch_is_told_now_and_then(capsys: pytest.CaptureFixture[str]) -> None:
+    now = iter([100.0, 101.0, 100.0 + LINE_EVERY_SECONDS])
+    steps = [BatchProgressed(pipeline="p", attempt_id="a", tasks_done=done, tasks=9) for done in (1, 2, 3)]
+    lines = heard(capsys, *steps, monotonic=lambda: next(now))
+    assert [line.rpartition(": ")[2] for line in lines] == ["1 of 9 tasks", "3 of 9 tasks"]
+
+
+def test_a_stop_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    (line,) = heard(capsys, WorkerDraining(reason="signal", in_flight=2))
+    assert line == "stopping: what is in flight (2 messages) is finished or given back"
+
+
+@pytest.mark.parametrize(("outcome", "forced"), [("drained", False), ("given_back", False), ("forced", True)])
+def test_a_forced_end_is_remembered(outcome: str, forced: bool) -> None:
+    listener = IngestProgress()
+    listener(WorkerStopped(outcome=outcome, given_back=()))
+    assert listener.forced is forced
+
+
+def test_a_terminal_that_went_away_does_not_end_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Gone:
+        encoding = "utf-8"
+
+        def write(self, text: str) -> int:
+            raise BrokenPipeError
+
+        def flush(self) -> None:
+            raise BrokenPipeError
+
+        def isatty(self) -> bool:
+            return False
+
+    monkeypatch.setattr(sys, "stderr", Gone())
+    with IngestProgress() as listener:
+        listener(committed(1, 2))
+        listener(WorkerStopped(outcome="forced", given_back=()))
+    assert listener.forced
+
+
+@pytest.mark.parametrize(
+    ("changes", "part"),
+    [
+        ({}, "2 objects processed, 1 skipped (already in the table), 1,234 rows written in 1 batch, 1.2 s."),
+        ({"objects_processed": 0, "objects_skipped": 3}, "Nothing new: all 3 objects are in the table already. 0 rows"),
+        ({"objects_found": 0, "objects_skipped": 0, "table_version": None}, "Nothing to do: the source holds no"),
+        ({}, "Table: /lake/clicks (version 4)"),
+        ({"table_version": None}, "(no version yet)"),
+        ({"lines_quarantined": 1, "quarantine_table": "/q"}, "Quarantined: 1 bad line, in /q"),
+        ({"objects_dead": 2}, "Dead: 2 objects; `penstock objects list --only dead` says why."),
+        ({"objects_gone": 1}, "Gone: 1 object,"),
+        ({"objects_superseded": 1}, "Superseded: 1 object,"),
+        ({"objects_unfinished": 2}, "Stopped with 2 objects left; run the same command again"),
+        ({"objects_new_versions": 2}, "another version: 2."),
+        ({"files_ignored": {"hidden": 3}}, "Left out: 3 hidden."),
+        ({"problems": ("\x1b[2J: no",)}, "Could not be looked at: \\x1b[2J: no"),
+    ],
+)
+def test_the_report_says_what_is_there_and_where_to_look(
+    capsys: pytest.CaptureFixture[str], changes: dict[str, object], part: str
+) -> None:
+    print_report(dataclasses.replace(REPORT, **changes))  # type: ignore[arg-type]  # each value is of its field's type
+    assert part in capsys.readouterr().out
