@@ -3,6 +3,8 @@
 import json
 import os
 import sqlite3
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -10,11 +12,16 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 from tests.cli.conftest import Call, Said
+from tests.cli.scene import Scene
+from tests.permissions import obey_permissions
 
+import penstock as penstock_package
 from penstock.app.state import open_state
+from penstock.config import load_settings
+from penstock.errors import ConfigurationError
 from penstock.pipeline import session
 
-USAGE, FAILED, CONFIGURATION = 2, 1, 78
+USAGE, FAILED, CONFIGURATION, TEMPORARY_FAILURE = 2, 1, 78, 75
 
 
 @pytest.fixture
@@ -150,6 +157,61 @@ def test_a_folder_that_holds_something_else(penstock: Call, here: Path) -> None:
     one_sentence(said, "holiday.jpg")
 
 
+def test_a_table_of_another_schema_after_an_earlier_ingest(penstock: Call, scene: Scene, here: Path) -> None:
+    scene.process("a")  # one column, id long
+    said = penstock("ingest", "in", "clicks", "--schema", "id string", "--no-provenance")
+    assert said.exit_code == FAILED
+    one_sentence(said, "id", "long", "string", "clicks")
+    assert penstock("status", "--json").document["objects"]["processing"] == 0
+
+
+def test_somebody_else_s_table_with_other_columns(penstock: Call, here: Path) -> None:
+    DeltaTable.create(str(here / "t"), pa.schema([("id", pa.int64()), ("colour", pa.string())]))
+    said = penstock("ingest", "in", "t")
+    assert said.exit_code == FAILED
+    one_sentence(said, "colour", "missing", str(here / "t"))
+    assert DeltaTable(str(here / "t")).version() == 0
+    assert not (here / "t" / "data").exists()
+
+
+@pytest.mark.parametrize(
+    ("columns", "exit_code", "part"),
+    [
+        ("day", USAGE, "no column day"),
+        ("id,,v", USAGE, "names no column in one place"),
+        ("", USAGE, "names no column in one place"),
+        ("id, id", USAGE, "more than once"),
+        ("v", FAILED, "v is double, which cannot be partitioned by"),
+    ],
+)
+def test_partition_columns_that_cannot_be(penstock: Call, here: Path, columns: str, exit_code: int, part: str) -> None:
+    said = penstock("ingest", "in", "t", "--partition-by", columns)
+    assert said.exit_code == exit_code
+    one_sentence(said, part)
+    assert not (here / "t" / "data").exists()
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "field"),
+    [
+        ("--max-objects", 0, "max_objects"),
+        ("--max-objects", 100_001, "max_objects"),
+        ("--max-attempts", 0, "max_attempts"),
+        ("--max-attempts", 101, "max_attempts"),
+        ("--max-quarantine-ratio", 1.5, "max_quarantine_ratio"),
+        ("--stop-timeout", 9.9, "stop_timeout_seconds"),
+    ],
+)
+def test_a_flag_out_of_range_is_wrong_usage_as_the_setting_is_wrong_configuration(
+    penstock: Call, here: Path, option: str, value: float, field: str
+) -> None:
+    said = penstock("ingest", "in", "t", option, value)
+    assert (said.exit_code, said.out) == (USAGE, "")
+    assert option in said.err
+    with pytest.raises(ConfigurationError, match=field):
+        load_settings(**{field: value})
+
+
 def test_a_table_with_a_feature_that_we_do_not_keep(penstock: Call, here: Path) -> None:
     DeltaTable.create(
         str(here / "t"), pa.schema([("id", pa.int64())]), configuration={"delta.enableChangeDataFeed": "true"}
@@ -177,23 +239,46 @@ def test_no_spark_extra(penstock: Call, here: Path, monkeypatch: pytest.MonkeyPa
     one_sentence(said, "pip install 'penstock[spark]'")
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="not applicable: root may write everywhere")
-def test_a_table_folder_that_cannot_be_made(penstock: Call, here: Path) -> None:
+def test_a_table_folder_that_cannot_be_made(here: Path) -> None:
     (here / "locked").mkdir(mode=0o500)
-    said = penstock("ingest", "in", "locked/t")
+    said = without_rights("ingest", "in", "locked/t")
     assert said.exit_code == CONFIGURATION
-    one_sentence(said, "locked/t")
+    one_sentence(said, "locked/t", "Permission denied")
+
+
+def test_a_state_that_may_not_be_written(scene: Scene) -> None:
+    scene.process("a")
+    for path in (*scene.where.state.iterdir(), scene.where.state):
+        path.chmod(0o500 if path.is_dir() else 0o400)
+    said = without_rights("objects", "list")
+    assert said.exit_code in (CONFIGURATION, TEMPORARY_FAILURE)
+    one_sentence(said, str(scene.where.state))
+
+
+def without_rights(*arguments: str) -> Said:
+    """Call penstock in a process that obeys permissions, though it be root's."""
+    done = subprocess.run(
+        [sys.executable, "-m", "penstock", *arguments],
+        env={**os.environ, "PYTHONPATH": str(Path(penstock_package.__file__).parents[1])},
+        preexec_fn=obey_permissions,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    return Said(done.returncode, done.stdout, done.stderr)
 
 
 def test_a_source_without_one_good_line_needs_a_schema(penstock: Call, here: Path) -> None:
     (here / "in" / "a.jsonl").write_text("no JSON at all\n")
     said = penstock("ingest", "in", "t")
     assert said.exit_code == USAGE
-    one_sentence(said, "schema")
+    one_sentence(said, "--schema", str(here / "in" / "a.jsonl"))
 
 
 def test_an_empty_source_is_no_mistake(penstock: Call, here: Path) -> None:
     (here / "in" / "a.jsonl").unlink()
+    assert penstock("ingest", "in", "t").out.startswith("Nothing to do: the source holds no objects. 0 rows added.")
     said = penstock("ingest", "in", "t", "--json")
     assert said.exit_code == 0
     report = json.loads(said.out)

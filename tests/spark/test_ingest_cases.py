@@ -1,7 +1,5 @@
 """`penstock ingest` as users run it: bad objects among good ones, runs again, transforms good and bad."""
 
-import ctypes
-import os
 import shutil
 from collections.abc import Iterator
 from dataclasses import replace
@@ -11,13 +9,13 @@ import pytest
 from tests.chaos import transforms
 from tests.chaos.oracle import check_done, check_meanwhile, claims, look, look_at_quarantine, messages, objects, truth
 from tests.chaos.runs import JUNK, KILLED, SOME_DEAD, Case, line, write_objects
+from tests.permissions import obey_permissions
 
 from penstock.messaging.steps import Step
 
 pytestmark = pytest.mark.timeout(400)
 
 MAX_ATTEMPTS = 4
-_PR_CAPBSET_DROP, _CAP_DAC_OVERRIDE, _CAP_DAC_READ_SEARCH = 24, 1, 2
 
 
 @pytest.fixture
@@ -26,15 +24,6 @@ def case(tmp_path: Path) -> Iterator[Case]:
     shutil.copy(transforms.__file__, tmp_path / "transforms.py")
     yield made
     made.close()
-
-
-def obey_permissions() -> None:
-    """In a child, before it becomes the ingest: root, too, may then read only what permissions say."""
-    if os.geteuid() == 0:
-        libc = ctypes.CDLL(None, use_errno=True)
-        for capability in (_CAP_DAC_OVERRIDE, _CAP_DAC_READ_SEARCH):
-            if libc.prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0) != 0:
-                raise OSError(ctypes.get_errno(), "root without the right to give up rights")
 
 
 def test_three_bad_objects_among_500_cost_the_others_nothing(case: Case) -> None:

@@ -25,11 +25,11 @@ from penstock.pipeline.declaration import Declaration, Transform
 from penstock.pipeline.handler import PipelineHandler
 from penstock.pipeline.java import Java, find_java
 from penstock.pipeline.session import Session, SessionSettings, end_session, start_session
-from penstock.pipeline.source.api import ReadOptions, canonical_ddl, infer_schema
+from penstock.pipeline.source.api import ReadOptions, canonical_ddl, columns_read, infer_schema
 from penstock.pipeline.source.plan import FORMATS
 from penstock.pipeline.spark_engine import SparkEngine
 from penstock.pipeline.streak import FailureStreak
-from penstock.pipeline.table_schema import agreement
+from penstock.pipeline.table_schema import agreement, check_partitions
 from penstock.worker.settings import WorkerSettings
 from penstock.worker.shutdown import StopSignal
 from penstock.worker.worker import Worker
@@ -82,6 +82,8 @@ class Job:
         stopped; else one is started for the time of the work.
         """
         declaration = self._declaration(self._schema(sample))
+        if self.transform is None:
+            self._check_columns(declaration)
         with self._own_session() if spark is None else nullcontext(spark) as session:
             if not self.tools.stop.requested:
                 self._worker(session, declaration).run(self.tools.stop, until)
@@ -116,6 +118,12 @@ class Job:
             transform=self.transform,
             partition_by=self.request.partition_by,
         )
+
+    def _check_columns(self, declaration: Declaration) -> None:
+        """Without a transform what will be written is known: a mistake in it is told before Spark is started."""
+        columns = columns_read(declaration.read.schema_ddl, provenance=declaration.read.provenance)
+        check_partitions(columns, declaration.partition_by)
+        agreement(self.state.ledger, self.tables.rows, self.where.pipeline, columns)
 
     def _worker(self, spark: Session, declaration: Declaration) -> Worker:
         return Worker(

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
-from penstock.errors import TemporaryError, TransformError, UsageError
+from penstock.errors import TemporaryError, TransformError
 from penstock.ledger.records import ObjectResult
 from penstock.messaging.clock import Clock
 from penstock.messaging.steps import Probe, Step
@@ -24,7 +24,7 @@ from penstock.pipeline.layout import run_files, run_work
 from penstock.pipeline.session import cores
 from penstock.pipeline.source.api import ReadPlan, Summary, drain, make_plan, read, summarise
 from penstock.pipeline.stopwatch import Stopwatch
-from penstock.pipeline.table_schema import Agree, Agreement
+from penstock.pipeline.table_schema import Agree, Agreement, check_partitions
 from penstock.sinks.manifest import encode
 from penstock.sinks.parquet import list_files
 
@@ -168,10 +168,6 @@ def _columns(frame: DataFrame, partition_by: Sequence[str]) -> pa.Schema:
     twice = sorted(name for name, number in count.items() if number > 1)
     if twice:
         raise TransformError(f"The transform returned more than one column named {', '.join(twice)}.")
-    for column in partition_by:
-        if column not in frame.columns:
-            raise UsageError(
-                f"The rows have no column {column} to partition by (--partition-by); they have "
-                f"{', '.join(frame.columns)}."
-            )
-    return arrow_schema(frame.schema)
+    columns = arrow_schema(frame.schema)
+    check_partitions(columns, partition_by)
+    return columns

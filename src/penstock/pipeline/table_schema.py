@@ -4,13 +4,15 @@ The ledger keeps the table's schema and a number for it; a run is checked agains
 number has moved meanwhile.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
 
+from penstock.errors import UsageError
 from penstock.ledger import Ledger
 from penstock.sinks import schema as encoding
+from penstock.sinks.parquet import check_partition_types
 from penstock.sinks.sink import Sink
 
 
@@ -35,6 +37,17 @@ def agreement(ledger: Ledger, sink: Sink, pipeline: str, wanted: pa.Schema) -> A
     merged = encoding.merge(existing, wanted, table=sink.uri)
     unchanged = row.table_schema is not None and merged.equals(existing)
     return Agreement(schema=wanted, schema_id=row.schema_id, new_schema=None if unchanged else encoding.encode(merged))
+
+
+def check_partitions(columns: pa.Schema, partition_by: Sequence[str]) -> None:
+    """Raises `UsageError` for a partition column that is not there, `TableError` for one of an unfit type."""
+    for name in partition_by:
+        if name not in columns.names:
+            raise UsageError(
+                f"The rows have no column {name} to partition by (--partition-by); they have "
+                f"{', '.join(columns.names)}."
+            )
+    check_partition_types(columns, partition_by)
 
 
 def _existing(sink: Sink, committed: str | None) -> pa.Schema | None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pyspark.sql import DataFrame, SparkSession
 
 from penstock.pipeline.source.datasource import NAME, PARTITIONS, PLAN, PenstockSource
-from penstock.pipeline.source.ddl import format_ddl, parse_ddl
+from penstock.pipeline.source.ddl import columns_read, format_ddl, parse_ddl
 from penstock.pipeline.source.infer import infer_schema
 from penstock.pipeline.source.plan import ReadOptions, ReadPlan, make_plan
 from penstock.pipeline.source.quarantine import QUARANTINE_SCHEMA
@@ -22,6 +22,7 @@ __all__ = [
     "ReadPlan",
     "Summary",
     "canonical_ddl",
+    "columns_read",
     "drain",
     "infer_schema",
     "make_plan",

@@ -13,7 +13,7 @@ from pyspark.sql.types import StructType
 
 from penstock.objects.local import LocalStore
 from penstock.objects.store import ObjectStore
-from penstock.pipeline.source.ddl import PROVENANCE, format_ddl, parse_ddl
+from penstock.pipeline.source.ddl import columns_read, format_ddl
 from penstock.pipeline.source.plan import ReadPlan
 from penstock.pipeline.source.reading import PartitionTask, partition_task, read_partition
 from penstock.pipeline.source.report import ReadingId
@@ -38,8 +38,7 @@ class PenstockSource(DataSource):
 
     def schema(self) -> str:
         options = ReadPlan.load(self.options[PLAN]).options
-        declared = parse_ddl(options.schema_ddl)
-        return format_ddl(pa.schema([*declared, *PROVENANCE]) if options.provenance else declared)
+        return format_ddl(columns_read(options.schema_ddl, provenance=options.provenance))
 
     def reader(self, schema: StructType) -> "PenstockReader":  # noqa: ARG002 # Spark passes it by name
         partitions = self.options.get(PARTITIONS)

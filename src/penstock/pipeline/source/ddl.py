@@ -73,6 +73,12 @@ def parse_ddl(ddl: str) -> pa.Schema:
     return pa.schema(fields)
 
 
+def columns_read(ddl: str, *, provenance: bool) -> pa.Schema:
+    """The columns of the rows that the reader gives: the schema's, and where they came from if that is wanted."""
+    declared = parse_ddl(ddl)
+    return pa.schema([*declared, *PROVENANCE]) if provenance else declared
+
+
 def format_ddl(schema: pa.Schema) -> str:
     """The one way to write a schema: Spark reads it, and `parse_ddl` reads it back."""
     return ", ".join(f"{_quoted(field.name)} {_type_text(field.type)}" for field in schema)

@@ -59,7 +59,10 @@ def infer_schema(objects: Sequence[ObjectRef], store: ObjectStore) -> Inferred:
     notes: list[str] = []
     kind = _settled(root, (), notes)
     if kind is None or not pa.types.is_struct(kind):
-        raise UsageError("No line of the sample is a JSON object with a field: give a schema, or look at the files.")
+        raise UsageError(
+            f"No line of the sample ({objects[0].uri if objects else 'it is empty'}, ...) is a JSON object with a "
+            f"field: give the schema (--schema), or look at the files."
+        )
     return Inferred(ddl=format_ddl(pa.schema(list(kind))), notes=tuple(notes[:_NOTES_MAX]))
 
 
