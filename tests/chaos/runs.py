@@ -19,6 +19,7 @@ RUN_SECONDS_MAX = 240.0  # a hang, or a wait for a lease, fails a test instead o
 LEASE_SECONDS = 600
 KILLED = -signal.SIGKILL
 STOPPED = 75
+INTERRUPTED = 130
 SOME_DEAD = 3
 JUNK = b"--- log rotated ---"
 

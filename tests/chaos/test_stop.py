@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tests.chaos import transforms
 from tests.chaos.oracle import attempts, check_done, check_meanwhile, messages, messages_held, objects, truth
-from tests.chaos.runs import STOPPED, Case, Ended, Running, write_objects
+from tests.chaos.runs import INTERRUPTED, STOPPED, Case, Ended, Running, write_objects
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(400)]
 
@@ -95,6 +95,6 @@ def test_a_second_ctrl_c_gives_back_at_once(gated: Case) -> None:
     running.send_group(signal.SIGINT)
     running.wait_until(lambda: "stopping" in running.said())
     running.send_group(signal.SIGINT)
-    ended_within(running, AT_ONCE_SECONDS).but(STOPPED)
+    ended_within(running, AT_ONCE_SECONDS).but(INTERRUPTED)
     nothing_is_held(gated.table)
     assert messages(gated.table) == OBJECTS

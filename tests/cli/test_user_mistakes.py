@@ -165,6 +165,22 @@ def test_a_table_of_another_schema_after_an_earlier_ingest(penstock: Call, scene
     assert penstock("status", "--json").document["objects"]["processing"] == 0
 
 
+@pytest.mark.parametrize(
+    "verb", [("ingest", "in", "moved"), ("status", "--table", "moved"), ("gc", "--table", "moved")]
+)
+def test_a_table_whose_folder_was_moved_is_not_filled_again(
+    penstock: Call, scene: Scene, here: Path, verb: Sequence[str]
+) -> None:
+    scene.process("a")
+    scene.publish()
+    scene.where.table.rename(here / "moved")
+    said = penstock(*verb)
+    assert said.exit_code == CONFIGURATION
+    one_sentence(said, str(here / "moved"), scene.where.pipeline, "move it back")
+    (here / "moved").rename(scene.where.table)
+    assert penstock("status").out.startswith("all well")
+
+
 def test_somebody_else_s_table_with_other_columns(penstock: Call, here: Path) -> None:
     DeltaTable.create(str(here / "t"), pa.schema([("id", pa.int64()), ("colour", pa.string())]))
     said = penstock("ingest", "in", "t")

@@ -1,16 +1,19 @@
-"""The tutorial, followed to the letter in an empty folder."""
+"""The pages that tell a person what to type, followed to the letter in an empty folder."""
 
 import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-TUTORIAL = Path(__file__).parents[2] / "docs" / "tutorial.md"
-BLOCK = re.compile(r"<!-- (run|file: (?P<file>\S+)) -->\n```(?P<language>\w+)\n(?P<text>.*?)```", re.DOTALL)
+ROOT = Path(__file__).parents[2]
+# Pages that are read one after the other share a folder: what the README makes, the operating guide looks at.
+JOURNEYS = {"tutorial": ("docs/tutorial.md",), "readme": ("README.md", "docs/operating.md")}
+BLOCK = re.compile(r"<!-- (?:run|file: (?P<file>\S+)) -->\n```(?P<language>\w+)\n(?P<text>.*?)```", re.DOTALL)
 SECONDS_MAX = 240
 
 
@@ -23,22 +26,28 @@ class Block:
     text: str
 
 
-def blocks() -> list[Block]:
-    found = BLOCK.finditer(TUTORIAL.read_text(encoding="utf-8"))
-    return [Block(match["file"], match["language"], match["text"]) for match in found]
+def blocks(page: str) -> Iterator[Block]:
+    for match in BLOCK.finditer((ROOT / page).read_text(encoding="utf-8")):
+        yield Block(match["file"], match["language"], match["text"])
 
 
 @pytest.mark.spark
-def test_the_tutorial_works_as_it_stands(tmp_path: Path) -> None:
-    steps = blocks()
-    assert len(steps) == 5
+@pytest.mark.parametrize("pages", JOURNEYS.values(), ids=JOURNEYS)
+def test_what_a_page_says_works_as_it_stands(tmp_path: Path, pages: Sequence[str]) -> None:
     environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
-    for step in steps:
-        if step.file is not None:
-            (tmp_path / step.file).write_text(step.text, encoding="utf-8")
-            continue
-        command = [sys.executable, "-c", step.text] if step.language == "python" else ["bash", "-ec", step.text]
-        done = subprocess.run(
-            command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=SECONDS_MAX, check=False
-        )
-        assert done.returncode == 0, f"{step.text}\n{done.stdout}\n{done.stderr}"
+    for page in pages:
+        steps = list(blocks(page))
+        assert steps, f"{page} has nothing to run"
+        for step in steps:
+            follow(step, tmp_path, environment)
+
+
+def follow(step: Block, folder: Path, environment: dict[str, str]) -> None:
+    if step.file is not None:
+        (folder / step.file).write_text(step.text, encoding="utf-8")
+        return
+    command = [sys.executable, "-c", step.text] if step.language == "python" else ["bash", "-ec", step.text]
+    done = subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=SECONDS_MAX, check=False
+    )
+    assert done.returncode == 0, f"{step.text}\n{done.stdout}\n{done.stderr}"

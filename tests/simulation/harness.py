@@ -9,7 +9,7 @@ import json
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -22,7 +22,7 @@ from tests.simulation.stage import Crash, Stage
 from ulid import ULID
 
 from penstock.brokers.memory import MemoryBroker
-from penstock.errors import PublishHalted, TemporaryError, UserError
+from penstock.errors import PublishHalted, TemporaryError, TransformError, UserError
 from penstock.events import Bus
 from penstock.ledger import Ledger
 from penstock.ledger.database import Database
@@ -131,7 +131,9 @@ class Play:
 
     def _thing(self, n: int) -> Thing:
         ref = ObjectRef(bucket="landing", key=f"o{n}", size_bytes=10 + n, etag=f"{self.seed:x}")
-        return Thing(ref=ref, kind=self.random.choice(KINDS), rows=self.random.randrange(1, 4))
+        # One object is always good: a pipeline in which nothing ever succeeds stops, and waits for a person.
+        kind = self.random.choice(KINDS) if n else Kind.GOOD
+        return Thing(ref=ref, kind=kind, rows=self.random.randrange(1, 4))
 
     def new_attempt_id(self) -> str:
         self._attempts += 1
@@ -352,7 +354,8 @@ class Worker:
         )
         self._tables = play.tables(self._ledger)
         agree = partial(agreement, self._ledger, play.rows, play.pipeline)
-        around = Surroundings(
+        self._settings = settings
+        self._around = Surroundings(
             ledger=self._ledger,
             engine=FakeEngine(play.world, agree),
             parse=partial(parse, buckets_allowed=None),
@@ -362,7 +365,7 @@ class Worker:
             random=play.random.random,
             new_attempt_id=play.new_attempt_id,
         )
-        self._handler = PipelineHandler(settings, around)
+        self._handler = PipelineHandler(self._settings, self._around)
 
     def serve(self) -> None:
         while self._stage.chaos and not self._leaving:
@@ -402,8 +405,14 @@ class Worker:
         """What the run came to; a run that raised is put off, its claim freed."""
         try:
             return flight.execution.run()
+        except TransformError:  # the pipeline stopped before its first success, and a person started it again
+            self._around = replace(self._around, streak=FailureStreak())
+            self._handler = PipelineHandler(self._settings, self._around)
+            with suppress(TemporaryError):
+                flight.execution.give_back()
+            return {}
         except (UserError, PublishHalted):
-            raise  # nothing in the play calls for a person
+            raise  # nothing else in the play calls for a person
         except Exception:
             if not flight.ended:
                 with suppress(TemporaryError):

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from penstock.app.kill import killing_probe
 from penstock.app.pipeline import IngestRequest, Job, Tools, check
-from penstock.app.places import Places, places
-from penstock.app.state import State, open_state
+from penstock.app.places import Places, places, real
+from penstock.app.state import State, check_owner, open_state
 from penstock.app.tables import Tables
 from penstock.errors import PenstockError, UsageError
 from penstock.events import BatchCommitted, Bus, Event, Listener, SourceScanned
@@ -52,7 +52,7 @@ class IngestReport:
     table_version: int | None  # None: no table yet
     quarantine_table: str | None  # None: nothing was ever quarantined
     schema: str | None
-    stopped: bool
+    stopped: bool  # before everything was scanned, finished and published
     problems: tuple[str, ...]  # what could not be looked at
 
 
@@ -75,6 +75,7 @@ def ingest(
     transform = check(request)
     with open_state(where.state, probe=tools.probe) as state:
         state.free_what_the_dead_held()
+        check_owner(state.ledger, where)
         state.ledger.ensure_pipeline(where.pipeline)
         tables = Tables(where, state.ledger, partition_by=request.partition_by, bus=tools.bus, probe=tools.probe)
         tables.publish()  # what an earlier process committed and did not live to publish
@@ -95,7 +96,7 @@ def ingest(
             job.serve(sample=scan.objects, until=goal.reached, spark=spark)
         tables.sweep()
         seconds = tools.clock.monotonic() - began_at
-        return _report(where, state, tables, goal, scan, tally, seconds=seconds)
+        return _report(where, state, tables, goal, scan, tally, asked_to_stop=stop.requested, seconds=seconds)
 
 
 class Goal:
@@ -181,12 +182,13 @@ class Tally:
 class _Scan:
     objects: Sequence[ObjectRef]
     report: ScanReport
+    complete: bool  # False: stopped in the middle
 
 
 def _source_folder(source: str, where: Places) -> Path:
     if "://" in source and not source.startswith("file://"):
         raise UsageError(f"{source} is no local folder; this version reads local folders.")
-    folder = Path(source.removeprefix("file://")).expanduser().resolve()
+    folder = real(source)
     if not folder.is_dir():
         what = "is a file; give the folder it lies in" if folder.exists() else "does not exist; give the folder to read"
         raise UsageError(f"The source {folder} {what}.")
@@ -206,12 +208,20 @@ def _scan(source: Path, where: Places, stop: StopSignal) -> _Scan:
     for chunk in scanner.chunks():
         objects.extend(chunk)
         if stop.requested:
-            break
-    return _Scan(objects=objects, report=scanner.report())
+            return _Scan(objects=objects, report=scanner.report(), complete=False)
+    return _Scan(objects=objects, report=scanner.report(), complete=True)
 
 
 def _report(
-    where: Places, state: State, tables: Tables, goal: Goal, scan: _Scan, tally: Tally, *, seconds: float
+    where: Places,
+    state: State,
+    tables: Tables,
+    goal: Goal,
+    scan: _Scan,
+    tally: Tally,
+    *,
+    asked_to_stop: bool,
+    seconds: float,
 ) -> IngestReport:
     states = goal.states()
     count = Counter(states.values())
@@ -236,6 +246,6 @@ def _report(
         table_version=tables.version(),
         quarantine_table=str(where.quarantine) if tables.has_quarantine() else None,
         schema=pipeline.source_schema if pipeline else None,
-        stopped=bool(unfinished),  # nothing else ends an ingest before its goal
+        stopped=asked_to_stop and (bool(unfinished) or not scan.complete or tables.unpublished() > 0),
         problems=tuple(scan.report.problems),
     )

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from penstock.app.places import LEDGER_FILE, Places
 from penstock.app.processes import ProcessRegistry
-from penstock.app.state import PROCESSES_FOLDER, QUEUE_FILE
+from penstock.app.state import PROCESSES_FOLDER, QUEUE_FILE, check_owner
 from penstock.brokers.sqlite import SqliteBroker
 from penstock.ledger import Ledger
 from penstock.messaging.broker import DEAD_LETTER_SUFFIX
@@ -35,6 +35,7 @@ def view(places: Places) -> Iterator[View]:
     ledger = Ledger.open(f"sqlite:///{places.state / LEDGER_FILE}")
     broker = SqliteBroker(places.state / QUEUE_FILE, holder="")
     try:
+        check_owner(ledger, places)
         yield View(places=places, ledger=ledger, broker=broker)
     finally:
         broker.close()

@@ -84,6 +84,8 @@ class Job:
         declaration = self._declaration(self._schema(sample))
         if self.transform is None:
             self._check_columns(declaration)
+        if self.request.schema is not None:  # what is given replaces what was remembered
+            self.state.ledger.declare_source_schema(self.where.pipeline, declaration.read.schema_ddl)
         with self._own_session() if spark is None else nullcontext(spark) as session:
             if not self.tools.stop.requested:
                 self._worker(session, declaration).run(self.tools.stop, until)
@@ -92,9 +94,7 @@ class Job:
         """The schema given, else the one remembered, else one inferred from a sample, told and remembered."""
         ledger, pipeline = self.state.ledger, self.where.pipeline
         if self.request.schema is not None:
-            given = canonical_ddl(self.request.schema)
-            ledger.remember_source_schema(pipeline, given)
-            return given
+            return canonical_ddl(self.request.schema)
         known = ledger.ensure_pipeline(pipeline).source_schema
         if known is not None:
             return known
@@ -228,7 +228,7 @@ def _load_transform(name: str) -> Transform:
         sys.path.insert(0, str(Path.cwd()))
     try:
         module = importlib.import_module(module_name)
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # a script without a guard may end the process
         raise UsageError(
             f"The transform's module {module_name} cannot be imported ({type(error).__name__}: {error}); it is looked "
             f"for in {Path.cwd()} and where Python looks."

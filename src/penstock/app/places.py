@@ -34,17 +34,27 @@ class Places:
         return f"ingest-{digest}"
 
 
+def real(path: str | Path) -> Path:
+    """The real path behind a user's path or file address. Raises `UsageError` where that leads nowhere."""
+    try:
+        return Path(str(path).removeprefix("file://")).expanduser().resolve()
+    except (OSError, RuntimeError, ValueError) as error:  # no such user, a circle of links, a name with a NUL
+        raise UsageError(f"The path {path} leads nowhere: {error}.") from error
+
+
 def places(table: str | Path, state: str | Path | None = None) -> Places:
     """The places of a table. Raises `UsageError` for an address that is no local path."""
     if "://" in str(table) and not str(table).startswith("file://"):
         raise UsageError(f"{table} is no local path; this version writes tables to local folders.")
-    root = Path(str(table).removeprefix("file://")).expanduser().resolve()
+    root = real(table)
+    if not root.name:
+        raise UsageError(f"The table cannot be {root} itself; give a folder in it.")
     if root.exists() and not root.is_dir():
         raise UsageError(f"The table {root} is a file; give the folder that is to hold the table.")
     return Places(
         table=root,
         quarantine=root.with_name(f"{root.name}_quarantine"),
-        state=Path(state).expanduser().resolve() if state is not None else root / STATE_FOLDER,
+        state=real(state) if state is not None else root / STATE_FOLDER,
     )
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ulid import ULID
 
-from penstock.app.places import LEDGER_FILE
+from penstock.app.places import LEDGER_FILE, Places
 from penstock.app.processes import ProcessRegistry
 from penstock.brokers.sqlite import SqliteBroker
 from penstock.errors import ConfigurationError
@@ -51,6 +51,20 @@ class State:
                 self.broker.release_holder(worker)
                 shutil.rmtree(self.directory / SCRATCH_FOLDER / worker, ignore_errors=True)
         return len(workers)
+
+
+def check_owner(ledger: Ledger, where: Places) -> None:
+    """Raise `ConfigurationError` for a table whose folder was moved or copied, its state in it.
+
+    The state knows its table by the real path. Under another one it would be a new table without history, and all that
+    is in it already would be added once more.
+    """
+    known = [pipeline.id for pipeline in ledger.pipelines()]
+    if where.state.parent == where.table and known and where.pipeline not in known:
+        raise ConfigurationError(
+            f"The state in {where.state} is that of {', '.join(known)}, so the table's folder was moved or copied; "
+            f"move it back, or ingest into a new table."
+        )
 
 
 @contextmanager

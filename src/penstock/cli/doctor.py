@@ -6,12 +6,11 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from penstock.cli.exits import CHECK_FOUND_PROBLEMS
 from penstock.cli.output import Json, StateFolder, Table, print_json, printable
 
 if TYPE_CHECKING:
     from penstock.app.checks import Finding
-
-CHECK_FOUND_PROBLEMS = 3
 
 
 def doctor(table: Table = None, state: StateFolder = None, json_: Json = False) -> None:

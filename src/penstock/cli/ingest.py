@@ -1,15 +1,14 @@
 """`penstock ingest`: the main job without writing code."""
 
 import dataclasses
+import signal
 from typing import Annotated
 
 import typer
 
+from penstock.cli.exits import CHECK_FOUND_PROBLEMS, INTERRUPTED, TEMPORARY_FAILURE
 from penstock.cli.output import Json, print_json
 from penstock.errors import UsageError
-
-CHECK_FOUND_PROBLEMS = 3
-TEMPORARY_FAILURE = 75
 
 
 def ingest(
@@ -88,10 +87,11 @@ def ingest(
         print_json(dataclasses.asdict(report))
     else:
         print_report(report)
+    stopped = INTERRUPTED if stop.signal_number == signal.SIGINT else TEMPORARY_FAILURE
     if progress.forced:  # something does not end, and waiting for it would outlast the stop timeout
-        leave_now(TEMPORARY_FAILURE)
+        leave_now(stopped)
     if report.stopped:
-        raise typer.Exit(TEMPORARY_FAILURE)
+        raise typer.Exit(stopped)
     if report.objects_dead:
         raise typer.Exit(CHECK_FOUND_PROBLEMS)
 

@@ -11,13 +11,11 @@ from typing import Annotated, NoReturn
 import typer
 
 from penstock.cli import batches, dead, demo, doctor, gc, ingest, objects, status
+from penstock.cli.exits import FAILED, INTERRUPTED, TEMPORARY_FAILURE
 from penstock.cli.output import printable, talk
 from penstock.cli.streams import deliver, prepare_streams
 from penstock.errors import PenstockError
 
-FAILED = 1
-TEMPORARY_FAILURE = 75
-INTERRUPTED = 130
 MAY_PASS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN})
 
 app = typer.Typer(

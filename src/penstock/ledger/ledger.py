@@ -86,6 +86,10 @@ class Ledger:
         """Remember the schema of what is read; the first one named stays, and is answered."""
         return self._pipelines.remember_source_schema(pipeline, ddl)
 
+    def declare_source_schema(self, pipeline: str, ddl: str) -> None:
+        """Remember the schema of what is read, in the place of an earlier one."""
+        self._pipelines.declare_source_schema(pipeline, ddl)
+
     # Claims
 
     def claim(

@@ -19,11 +19,8 @@ _ALL = (
     .order_by(pipelines.c.id)
 )
 _ONE = _ALL.where(pipelines.c.id == bindparam("in_pipeline"))
-_REMEMBER = (
-    update(pipelines)
-    .values(source_schema=bindparam("ddl"))
-    .where(pipelines.c.id == bindparam("in_pipeline"), pipelines.c.source_schema.is_(None))
-)
+_DECLARE = update(pipelines).values(source_schema=bindparam("ddl")).where(pipelines.c.id == bindparam("in_pipeline"))
+_REMEMBER = _DECLARE.where(pipelines.c.source_schema.is_(None))
 
 
 class Pipelines:
@@ -50,6 +47,12 @@ class Pipelines:
     def all(self) -> Sequence[PipelineRow]:
         with self._database.reading() as connection:
             return [pipeline_row(row) for row in connection.execute(_ALL)]
+
+    def declare_source_schema(self, pipeline: str, ddl: str) -> None:
+        """Replace the schema that is kept."""
+        with self._database.writing() as connection:
+            connection.execute(self._add, {"id": pipeline})
+            connection.execute(_DECLARE, {"in_pipeline": pipeline, "ddl": ddl})
 
     def remember_source_schema(self, pipeline: str, ddl: str) -> str:
         """Keep the first schema anybody names; answers the one that is kept."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from ulid import ULID
 
-from penstock.errors import ClaimLost, PenstockError, SchemaMoved, TemporaryError, UserError
+from penstock.errors import ClaimLost, PenstockError, SchemaMoved, TemporaryError, TransformError, UserError
 from penstock.events import AttemptAbandoned, BatchClaimed, BatchCommitted, Bus, ObjectFailed, RunFailed
 from penstock.ledger import Ledger
 from penstock.ledger.records import BatchOutcome, Claim, EndedObject, FailedObject, Failure, ObjectState
@@ -35,7 +35,7 @@ from penstock.pipeline.parcel import (
     parts,
     settle_parcel,
 )
-from penstock.pipeline.streak import FailureStreak
+from penstock.pipeline.streak import FailureStreak, every_run_failed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,7 +105,9 @@ class BatchExecution:
         """What is put into groups: a delivery's objects together, until some of them are suspects."""
         ids = {ref.object_id for parcel in parcels for ref in parcel.objects}
         failures = self._around.ledger.unattributed_failures(self._settings.pipeline, ids) if ids else {}
-        return [part for parcel in parcels for part in parts(parcel, failures)]
+        found = [part for parcel in parcels for part in parts(parcel, failures)]
+        # Suspects come in another order each time: where only a few of them fail, the others must not wait behind them.
+        return sorted(found, key=lambda part: self._around.random() if part.failures else 0.0)
 
     def _run_group(self, group: Sequence[Parcel]) -> dict[bytes, ObjectOutcome]:
         claim = self._claim(group)
@@ -134,6 +136,7 @@ class BatchExecution:
                 )
             except TemporaryError as unknown:
                 self._abandon_unknown(attempt_id, str(unknown))
+                self._around.streak.add_fault(unknown)
                 return None
             if claim.claimed:
                 self._attempt_id = attempt_id
@@ -170,6 +173,8 @@ class BatchExecution:
             raise
         except RunCancelled:
             raise  # whoever interrupted us gave the claim back before
+        except OSError as fault:  # the driver's own files: a full disk, too many open files
+            return self._infrastructure(work, TemporaryError(str(fault)))
         except Exception as defect:  # ours; charged like any other cause that cannot be named, so that it ends
             text = f"{type(defect).__name__}: {defect}"
             return self._broken(work, RunBroken(text, fingerprint=text))
@@ -193,10 +198,9 @@ class BatchExecution:
 
     def _verdict(self, work: "_Work", object_id: bytes, failure: ReadFailure) -> FailedObject:
         """An object that could not be read: look again where that may help, give up where it has had its attempts."""
-        attempts = work.claim.claimed[object_id].attempts
-        exhausted = attempts >= self._settings.attempts_max
+        exhausted = self._is_last(work, object_id)
         verdict = failure.failure
-        if verdict is Failure.GONE and attempts == 1 and not exhausted:
+        if verdict is Failure.GONE and work.claim.claimed[object_id].attempts == 1 and not exhausted:
             verdict = Failure.RETRY  # gone only after a second look
         elif verdict is Failure.RETRY and exhausted:
             verdict = Failure.DEAD
@@ -249,8 +253,8 @@ class BatchExecution:
                 error=str(broken),
             )
         )
-        pause = self._around.streak.add(broken, frozenset(work.refs))
-        failed = [self._suspicion(work, object_id, str(broken), refund=pause is not None) for object_id in work.refs]
+        sentence = self._sentence(work, broken)
+        failed = [self._suspicion(work, object_id, str(broken), sentence) for object_id in work.refs]
         outcome = BatchOutcome(
             pipeline=self._settings.pipeline, attempt_id=work.claim.attempt_id, processed=(), failed=failed
         )
@@ -258,21 +262,48 @@ class BatchExecution:
             self._commit_outcome(outcome)
         except (ClaimLost, TemporaryError):
             return dict.fromkeys(work.refs, self._later(1))
-        if pause is not None:
-            raise pause
+        if isinstance(sentence, TransformError):
+            raise sentence
         return self._failed(work, failed)
 
-    def _suspicion(self, work: "_Work", object_id: bytes, reason: str, *, refund: bool) -> FailedObject:
-        last = work.claim.claimed[object_id].attempts >= self._settings.attempts_max
-        alone = len(work.refs) == 1
-        dead = last and alone and not refund
+    def _sentence(self, work: "_Work", broken: RunBroken) -> TransformError | Failure:
+        """What a broken run means: the error to stop with, or how its objects leave it.
+
+        An object dies only of its last attempt, alone, and in a pipeline that works: one that committed a batch in this
+        process, or before it and the object was given another chance.
+        """
+        streak = self._around.streak
+        pause = streak.add(broken, frozenset(work.refs))
+        if pause is not None:
+            return pause
+        [object_id, *others] = work.refs
+        if others or not self._is_last(work, object_id):
+            return Failure.RETRY
+        if streak.succeeded:
+            return Failure.DEAD
+        if streak.reprieve(object_id):
+            return Failure.RETRY
+        return Failure.DEAD if self._worked_before() else every_run_failed(broken)
+
+    def _suspicion(
+        self, work: "_Work", object_id: bytes, reason: str, sentence: TransformError | Failure
+    ) -> FailedObject:
+        """How a suspect leaves a broken run. One that lives on keeps its last attempt for a run of its own."""
+        dead = sentence is Failure.DEAD
         return FailedObject(
             object_id=object_id,
             failure=Failure.DEAD if dead else Failure.RETRY,
             reason=reason,
-            refund=refund or (last and not alone),  # an object's last attempt is its own
+            refund=isinstance(sentence, TransformError) or (not dead and self._is_last(work, object_id)),
             unattributed=True,
         )
+
+    def _worked_before(self) -> bool:
+        row = self._around.ledger.pipeline(self._settings.pipeline)
+        return row is not None and row.next_seq > 1
+
+    def _is_last(self, work: "_Work", object_id: bytes) -> bool:
+        return work.claim.claimed[object_id].attempts >= self._settings.attempts_max
 
     def _infrastructure(self, work: "_Work", fault: TemporaryError) -> dict[bytes, ObjectOutcome]:
         """The machinery failed: nobody is charged, and when it goes on failing the worker hears of it."""

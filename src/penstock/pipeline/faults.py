@@ -1,6 +1,8 @@
 """What a failure of Spark means: one function maps every exception of a run to one error of ours."""
 
 import re
+from collections.abc import Iterator
+from typing import Any
 
 from py4j.protocol import Py4JError, Py4JJavaError, Py4JNetworkError
 from pyspark.errors import AnalysisException, ParseException, PySparkException
@@ -14,7 +16,11 @@ _MACHINERY = re.compile(r"No space left on device|Disk quota exceeded|Too many o
 _SPARK_GONE = re.compile(
     r"SparkContext was shut down|stopped SparkContext|SparkContext is stopped|Java gateway process"
 )
-_VARIABLE = re.compile(r"0x[0-9a-fA-F]+|\d+|'[^']*'|\"[^\"]*\"")  # what differs between equal failures
+# What differs between equal failures: attempt ids, addresses, numbers, quoted values.
+# What differs between equal failures: attempt ids, addresses, numbers, quoted values.
+_VARIABLE = re.compile(r"[0-9A-HJKMNP-TV-Z]{26}|0x[0-9a-fA-F]+|\d+|'[^']*'|\"[^\"]*\"")
+
+CAUSES_MAX = 10
 
 SPARK_ERRORS = (PySparkException, Py4JError, ConnectionError)
 
@@ -34,9 +40,26 @@ def explain(error: Exception) -> PenstockError:
 
 
 def _text(error: Exception) -> str:
+    """All that is told of the error, the deepest cause first: a failed write itself says only that it failed."""
     if isinstance(error, Py4JJavaError):
-        return str(error.java_exception)
-    return str(error)
+        return "\n".join(reversed(list(_java_causes(error.java_exception))))
+    return "\n".join(reversed(list(_captured_causes(error))))
+
+
+def _java_causes(throwable: Any) -> Iterator[str]:
+    for _ in range(CAUSES_MAX):
+        if throwable is None:
+            return
+        yield str(throwable)
+        throwable = throwable.getCause()
+
+
+def _captured_causes(error: BaseException | None) -> Iterator[str]:
+    for _ in range(CAUSES_MAX):
+        if error is None:
+            return
+        yield str(error)
+        error = getattr(error, "_cause", None)  # PySpark keeps the Java cause there, converted
 
 
 def _first_line(text: str) -> str:

@@ -123,7 +123,7 @@ class Run:
             answer: Any = transform(frame)
         except SPARK_ERRORS:
             raise  # explained by the engine: it may be the data's fault
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise TransformError(f"The transform raised {type(error).__name__}: {error}.") from error
         if not isinstance(answer, DataFrame):
             raise TransformError(f"The transform returned {type(answer).__name__} and not a DataFrame.")

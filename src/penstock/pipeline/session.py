@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 from pyspark import SparkConf, SparkContext
-from pyspark.errors import PySparkException
 from pyspark.java_gateway import launch_gateway
 from pyspark.sql import SparkSession
 
@@ -55,22 +54,30 @@ def start_session(settings: SessionSettings) -> SparkSession:
 
     Raises `ConfigurationError` when Spark does not start; the sentence names the log.
     """
+    if "," in str(settings.scratch):  # Spark would take it for several folders
+        raise ConfigurationError(
+            f"Spark cannot keep its scratch files in {settings.scratch}, since there is a comma in that path; name a "
+            "folder without one for the state (--state)."
+        )
     settings.scratch.mkdir(parents=True, exist_ok=True)
     settings.log.parent.mkdir(parents=True, exist_ok=True)
     os.environ.update(_environment(settings))
     # PySpark logs every failed query to stderr once more, as one JSON line of many kilobytes.
     logging.getLogger("SQLQueryContextLogger").setLevel(logging.CRITICAL + 1)
     conf = _conf(settings)
+    gateway: Any = None
     try:
         with settings.log.open("ab") as log:
             gateway = launch_gateway(conf, popen_kwargs={"stdout": log, "stderr": log})
         with _ctrl_c_kept():
-            context = SparkContext(gateway=gateway, conf=conf)
-    except (PySparkException, OSError) as error:
+            return SparkSession(SparkContext(gateway=gateway, conf=conf))
+    except (*SPARK_ERRORS, OSError) as error:
+        if gateway is not None:
+            gateway.proc.stdin.close()  # the JVM watches it, and leaves when it ends
         raise ConfigurationError(
-            f"Spark did not start ({error}). Its own words are in {settings.log}; `penstock doctor` looks at Java too."
+            f"Spark did not start: {explain(error)} Its own words are in {settings.log}; `penstock doctor` looks at "
+            "Java and Spark."
         ) from error
-    return SparkSession(context)
 
 
 def end_session(spark: SparkSession, *, at_once: bool, seconds: float) -> None:

@@ -1,13 +1,15 @@
 """When failures say something of the pipeline and not of the data.
 
-A fingerprint that breaks several batches in a row, with no object in common and no success in between, is the user's
-code or the table: going on would only use up everybody's attempts.
+A run that breaks with nobody to blame may be the data's fault or the user's code's. What tells them apart is success:
+until a batch of this process was committed, the same failure in a few batches that have no object in common stops the
+pipeline before anybody dies of it. Afterwards the code is known to work, and only a long row of failures stops it.
 """
 
 from penstock.errors import FaultPersists, TemporaryError, TransformError
 from penstock.pipeline.engine import RunBroken
 
-DISJOINT_FAILURES_MAX = 3
+DISJOINT_FAILURES_MAX = 3  # before the first success
+DISJOINT_FAILURES_LATER_MAX = 20  # after it: an upstream that changed its format, say
 
 
 class FailureStreak:
@@ -18,12 +20,16 @@ class FailureStreak:
         self._faults_max = faults_max
         self._fingerprint: str | None = None
         self._batches: list[frozenset[bytes]] = []
+        self._reprieved: set[bytes] = set()
+        self.succeeded = False  # whether a batch of this process was committed, ever
         self.faults = 0
 
     def clear(self) -> None:
         """A batch was committed."""
+        self.succeeded = True
         self._fingerprint = None
         self._batches.clear()
+        self._reprieved.clear()
         self.faults = 0
 
     def add(self, broken: RunBroken, object_ids: frozenset[bytes]) -> TransformError | None:
@@ -33,17 +39,37 @@ class FailureStreak:
             self._batches.clear()
         self._batches = [batch for batch in self._batches if not batch & object_ids]
         self._batches.append(object_ids)
-        if len(self._batches) < DISJOINT_FAILURES_MAX:
+        if len(self._batches) < (DISJOINT_FAILURES_LATER_MAX if self.succeeded else DISJOINT_FAILURES_MAX):
             return None
-        return TransformError(
+        return _stopped(
             f"{len(self._batches)} batches in a row with no object in common failed with the same error, so the cause "
-            f"is hardly in the data: {broken}. Nothing is lost; mend the transform or the schema and run it again."
+            f"is hardly in the data",
+            broken,
         )
 
+    def reprieve(self, object_id: bytes) -> bool:
+        """An object failed alone in what would be its last attempt, and nothing succeeded in this process yet: True the
+        first time, since others may succeed before it comes again."""
+        if object_id in self._reprieved:
+            return False
+        self._reprieved.add(object_id)
+        return True
+
     def add_fault(self, fault: TemporaryError) -> None:
-        """Record an infrastructure fault; raises it once there were too many in a row."""
+        """Record an infrastructure fault; raises `FaultPersists` once there were too many in a row."""
         self.faults += 1
         if self._faults_max is not None and self.faults >= self._faults_max:
             raise FaultPersists(
                 f"{fault} ({self.faults} times in a row). Nothing is lost; run it again when that is mended."
             )
+
+
+def every_run_failed(broken: RunBroken) -> TransformError:
+    """The error to stop with where nothing ever succeeded, and an object failed alone again and again."""
+    return _stopped("every run failed, down to those of one object alone", broken)
+
+
+def _stopped(why: str, broken: RunBroken) -> TransformError:
+    return TransformError(
+        f"{why[0].upper()}{why[1:]}: {broken}. Nothing is lost; mend the transform or the schema and run it again."
+    )

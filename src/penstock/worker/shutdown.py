@@ -31,6 +31,7 @@ class StopSignal:
     """
 
     def __init__(self) -> None:
+        self.signal_number: int | None = None  # of the first signal; written by signal handlers
         self._requests = 0  # written by signal handlers and callers of request
         self._told = 0  # written by whoever is telling
         self._telling = False  # as above
@@ -84,7 +85,8 @@ class StopSignal:
             number, handler = self._before.popitem()
             signal.signal(number, handler)
 
-    def _handle(self, _number: int, _frame: FrameType | None) -> None:
+    def _handle(self, number: int, _frame: FrameType | None) -> None:
+        self.signal_number = self.signal_number or number
         self.request()
 
 

@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 
-from penstock.errors import TableError, TemporaryError, TransformError
+from penstock.errors import FaultPersists, TableError, TemporaryError, TransformError
 from penstock.events import BatchCommitted, Bus, Event, RunFailed
 from penstock.ledger import Ledger
 from penstock.ledger.records import Failure, ObjectResult, ObjectState
@@ -242,10 +242,50 @@ def test_a_defect_of_ours_is_charged_so_that_it_ends(ledger: Ledger) -> None:
     def defect(request: RunRequest) -> RunResult:
         raise KeyError("oops")
 
-    pipeline = Pipeline(ledger, Engine(defect))
+    engine = Engine()
+    pipeline = Pipeline(ledger, engine)
+    pipeline.run("good")
+    engine.answer = defect
     ends = [pipeline.run("a")[0] for _ in range(3)]
     assert [type(end) for end in ends] == [Release, Release, DeadLetter]
     assert not ledger.open_attempts(PIPELINE)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 10])
+def test_while_nothing_ever_succeeded_nobody_dies_of_what_may_be_the_transform(ledger: Ledger, count: int) -> None:
+    def always(request: RunRequest) -> RunResult:
+        raise RunBroken("NameError: x", fingerprint="NameError")
+
+    pipeline = Pipeline(ledger, Engine(always), objects_max=5_000)
+    names = [str(number) for number in range(count)]
+
+    def until_it_stops() -> None:
+        for _ in range(4):
+            pipeline.run(*names)
+
+    with pytest.raises(TransformError, match="NameError: x"):
+        until_it_stops()
+    assert ledger.counts(PIPELINE)[ObjectState.UNPROCESSED] == count
+    assert not ledger.open_attempts(PIPELINE)
+
+
+def test_a_poison_that_comes_alone_to_a_pipeline_that_worked_before_dies(ledger: Ledger) -> None:
+    Pipeline(ledger, Engine()).run("good")
+    restarted = Pipeline(ledger, Engine(culprit("bad")))
+    ends = [restarted.run("bad")[0] for _ in range(4)]
+    assert [type(end) for end in ends] == [Release, Release, Release, DeadLetter], "reprieved once, then dead"
+
+
+def test_a_full_disk_of_the_driver_costs_nobody_an_attempt(ledger: Ledger) -> None:
+    def full(request: RunRequest) -> RunResult:
+        raise OSError(28, "No space left on device")
+
+    pipeline = Pipeline(ledger, Engine(full))
+    pipeline.run("a")
+    pipeline.run("a")
+    assert pipeline.attempts("a") == 0
+    with pytest.raises(FaultPersists, match="No space left"):
+        pipeline.run("a")
 
 
 def test_given_back_work_is_free_at_once_and_its_run_cannot_commit(ledger: Ledger) -> None:

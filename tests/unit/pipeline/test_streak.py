@@ -4,7 +4,7 @@ import pytest
 
 from penstock.errors import FaultPersists, TemporaryError
 from penstock.pipeline.engine import RunBroken
-from penstock.pipeline.streak import DISJOINT_FAILURES_MAX, FailureStreak
+from penstock.pipeline.streak import DISJOINT_FAILURES_LATER_MAX, DISJOINT_FAILURES_MAX, FailureStreak
 
 
 def broken(fingerprint: str = "same") -> RunBroken:
@@ -27,15 +27,25 @@ def test_a_culprit_that_fails_again_and_again_does_not() -> None:
     assert all(streak.add(broken(), ids(1, number)) is None for number in range(2, 30))
 
 
-def test_a_success_or_another_failure_in_between_starts_anew() -> None:
+def test_another_failure_in_between_starts_anew() -> None:
     streak = FailureStreak()
     for number in range(20):
         assert streak.add(broken(), ids(number)) is None
         assert streak.add(broken(), ids(100 + number)) is None
-        if number % 2:
-            streak.clear()
-        else:
-            assert streak.add(broken("another"), ids(200 + number)) is None
+        assert streak.add(broken("another"), ids(200 + number)) is None
+
+
+def test_a_pipeline_that_is_known_to_work_bears_a_longer_row() -> None:
+    streak = FailureStreak()
+    streak.clear()
+    answers = [streak.add(broken(), ids(number)) for number in range(DISJOINT_FAILURES_LATER_MAX)]
+    assert answers[:-1] == [None] * (DISJOINT_FAILURES_LATER_MAX - 1)
+    assert answers[-1] is not None
+
+
+def test_a_lone_object_is_reprieved_once() -> None:
+    streak = FailureStreak()
+    assert [streak.reprieve(name) for name in (b"a", b"b", b"a")] == [True, True, False]
 
 
 def test_infrastructure_faults_in_a_row_reach_a_person() -> None:

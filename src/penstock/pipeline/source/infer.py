@@ -112,7 +112,7 @@ def _vote(votes: _Votes, value: Any, *, depth: int) -> None:
             _vote(votes.element, item, depth=depth + 1)
     elif kind == "object":
         for name, item in value.items():
-            if depth or not _is_own(name):
+            if not _is_no_column(name, depth=depth):
                 _vote(votes.fields.setdefault(name, _Votes()), item, depth=depth + 1)
 
 
@@ -134,8 +134,11 @@ def _kind(value: Any) -> str:
             return "object"
 
 
-def _is_own(name: str) -> bool:
-    return not _PLAIN_NAME.fullmatch(name) or name.lower() in {field.name for field in PROVENANCE}
+def _is_no_column(name: str, *, depth: int) -> bool:
+    """Whether a name is none that a column can have: blank at an end, half a character, or one of the reader's own."""
+    if not name.isascii() and any(0xD800 <= ord(character) <= 0xDFFF for character in name):
+        return True
+    return not depth and (not _PLAIN_NAME.fullmatch(name) or name.lower() in {field.name for field in PROVENANCE})
 
 
 def _is_time(text: str) -> bool:
