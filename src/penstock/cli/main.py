@@ -5,7 +5,6 @@ Verbs import what they need when they run, so that `penstock --help` stays quick
 
 import errno
 import sys
-import tempfile
 from typing import Annotated, NoReturn
 
 import typer
@@ -93,6 +92,7 @@ def _told_by_the_system(error: OSError) -> int:
 
 def _reported(defect: Exception) -> int:
     """A defect of ours: the sentence for the person at the terminal, the traceback for the report."""
+    import tempfile
     import traceback
 
     with tempfile.NamedTemporaryFile("w", prefix="penstock-", suffix=".traceback", delete=False) as file:

@@ -6,6 +6,7 @@ contradict.
 
 import logging
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -37,6 +38,16 @@ REQUIRED_CONF: Mapping[str, str] = {
 }
 
 
+LOGGED_BYTES_MAX = 1 << 20  # of the log that are looked through for the reason why Spark did not start
+
+# What launchers write before they leave: Java's own words, those of its virtual machine, and Spark's.
+_COMPLAINT = re.compile(
+    r"^(?:Exception in thread \"[^\"]*\" |Error: |Error occurred during initialization of VM\s+|Caused by: )"
+    r"(?:(?:[\w$]+\.)+[\w$]+: )?(?P<text>\S.*)$",
+    re.MULTILINE,
+)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionSettings:
     """Where Spark runs and what it may use. ``scratch`` and ``log`` are local paths of this process."""
@@ -66,6 +77,7 @@ def start_session(settings: SessionSettings) -> SparkSession:
     logging.getLogger("SQLQueryContextLogger").setLevel(logging.CRITICAL + 1)
     conf = _conf(settings)
     gateway: Any = None
+    logged_bytes = settings.log.stat().st_size if settings.log.exists() else 0
     try:
         with settings.log.open("ab") as log:
             gateway = launch_gateway(conf, popen_kwargs={"stdout": log, "stderr": log})
@@ -74,10 +86,17 @@ def start_session(settings: SessionSettings) -> SparkSession:
     except (*SPARK_ERRORS, OSError) as error:
         if gateway is not None:
             gateway.proc.stdin.close()  # the JVM watches it, and leaves when it ends
+        told = _logged_since(settings.log, logged_bytes)
         raise ConfigurationError(
-            f"Spark did not start: {explain(error)} Its own words are in {settings.log}; `penstock doctor` looks at "
-            "Java and Spark."
+            f"Spark did not start: {complaint(told) or explain(error)} Its own words are in {settings.log}; `penstock "
+            "doctor` looks at Java and Spark."
         ) from error
+
+
+def complaint(log: str) -> str | None:
+    """Why a JVM ended, by what it logged: the first exception or error in it, as a sentence."""
+    found = _COMPLAINT.search(log)
+    return None if found is None else f"{found['text'].rstrip('. ')}."
 
 
 def end_session(spark: SparkSession, *, at_once: bool, seconds: float) -> None:
@@ -120,6 +139,15 @@ def try_spark(settings: SessionSettings) -> None:
 def cores(spark: SparkSession) -> int:
     """How many tasks the session runs at once."""
     return max(1, spark.sparkContext.defaultParallelism)
+
+
+def _logged_since(log: Path, start_bytes: int) -> str:
+    try:
+        with log.open("rb") as file:
+            file.seek(start_bytes)
+            return file.read(LOGGED_BYTES_MAX).decode("utf-8", errors="replace")
+    except OSError:
+        return ""
 
 
 @contextmanager

@@ -1,0 +1,30 @@
+"""Why Spark did not start, out of what its JVM logged."""
+
+import pytest
+
+from penstock.pipeline.session import complaint
+
+WARNINGS = """WARNING: Using incubator modules: jdk.incubator.vector
+2026-01-01T03:30:49.516 WARN Utils: Set SPARK_LOCAL_IP if you need to bind to another address
+"""
+
+
+@pytest.mark.parametrize(
+    ("log", "told"),
+    [
+        (
+            'Exception in thread "main" org.apache.spark.SparkException: Master must start with local\n\tat a.B.c(B:1)\n',
+            "Master must start with local.",
+        ),
+        ("Error: Could not create the Java Virtual Machine.\n", "Could not create the Java Virtual Machine."),
+        ("Error occurred during initialization of VM\nToo small maximum heap\n", "Too small maximum heap."),
+        ("Error: Unable to access jarfile\nError: again\n", "Unable to access jarfile."),
+    ],
+)
+def test_the_first_complaint_is_the_reason(log: str, told: str) -> None:
+    assert complaint(WARNINGS + log) == told
+
+
+def test_a_log_without_a_complaint_gives_no_reason() -> None:
+    assert complaint(WARNINGS) is None
+    assert complaint("") is None
