@@ -1,6 +1,8 @@
 """What a person sees of an ingest, fed with events by hand."""
 
 import dataclasses
+import io
+import re
 import sys
 import time
 from collections.abc import Callable
@@ -126,6 +128,26 @@ def test_a_terminal_that_went_away_does_not_end_the_job(monkeypatch: pytest.Monk
         listener(committed(1, 2))
         listener(WorkerStopped(outcome="forced", given_back=()))
     assert listener.forced
+
+
+def test_on_a_terminal_there_is_a_bar_and_lines_above_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "100")
+    with IngestProgress() as listener:
+        listener(SourceScanned(source="/in", found=40, unfinished=40))
+        listener(failed(1, reason="\x1b[2J[red]bad"))
+        listener(committed(39, 2_000))
+    shown = re.sub(r"\x1b\[\d+m", "", terminal.getvalue())
+    assert "batch 1 committed: 39 objects, 2,000 rows" in shown
+    assert "dead: file:///in/1: \\x1b[2J[red]bad" in shown
+    assert "40/40 objects, 2,000 rows" in shown
+    assert shown.endswith("\x1b[?25h\r\x1b[1A\x1b[2K"), "the cursor is given back and the bar taken away"
 
 
 @pytest.mark.parametrize(

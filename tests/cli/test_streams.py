@@ -2,6 +2,7 @@
 
 import json
 import os
+import pty
 import signal
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from tests.cli.scene import Scene
 
 from penstock.cli import main as cli
 from penstock.cli import status as status_verb
+from penstock.ledger.records import Failure
 
 SECONDS_MAX = 60
 FAILED, TEMPORARY_FAILURE, INTERRUPTED = 1, 75, 130
@@ -79,6 +81,39 @@ def test_talk_goes_to_stderr_and_data_to_stdout(scene: Scene) -> None:
     said = shell("penstock objects list --limit 1")
     assert len(said.stdout.splitlines()) == 2
     assert said.stderr.startswith("There are more than 1")
+
+
+def test_a_narrow_terminal_folds_long_names_and_leaves_empty_columns_out(scene: Scene) -> None:
+    name = "a-long-name-" * 10
+    scene.fail(name, Failure.DEAD, "it is bad")
+    lines = in_a_terminal("objects", "list", columns=80)
+    assert max(map(len, lines)) <= 80
+    assert "rows" not in lines[0]
+    assert "it is bad" in "".join(lines)
+    first_column = "".join(line[: lines[0].index("state")].strip() for line in lines[1:])
+    assert first_column == f"{scene.source}/{name}"
+
+
+def in_a_terminal(*arguments: str, columns: int) -> list[str]:
+    """What a person sees, without colours."""
+    ours, theirs = pty.openpty()
+    try:
+        command = [sys.executable, "-m", "penstock", *arguments]
+        environment = _with_path({"COLUMNS": str(columns), "TERM": "dumb"})
+        with subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=subprocess.PIPE, env=environment) as child:
+            os.close(theirs)
+            shown = b"".join(iter(lambda: _read(ours), b""))
+            assert child.wait(SECONDS_MAX) == 0
+    finally:
+        os.close(ours)
+    return shown.decode().splitlines()
+
+
+def _read(terminal: int) -> bytes:
+    try:
+        return os.read(terminal, 65_536)
+    except OSError:  # how Linux says that the other side has gone
+        return b""
 
 
 def test_the_version(penstock: Call) -> None:

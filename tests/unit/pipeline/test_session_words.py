@@ -13,7 +13,7 @@ WARNINGS = """WARNING: Using incubator modules: jdk.incubator.vector
     ("log", "told"),
     [
         (
-            'Exception in thread "main" org.apache.spark.SparkException: Master must start with local\n\tat a.B.c(B:1)\n',
+            'Exception in thread "main" org.apache.spark.SparkException: Master must start with local\n\tat a.B\n',
             "Master must start with local.",
         ),
         ("Error: Could not create the Java Virtual Machine.\n", "Could not create the Java Virtual Machine."),
