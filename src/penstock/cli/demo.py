@@ -1,6 +1,7 @@
 """`penstock demo`: the main job in two minutes, with a SIGKILL in the middle."""
 
 import dataclasses
+import json
 import os
 import shlex
 import shutil
@@ -68,14 +69,20 @@ def _print_next(table: Path, quarantine: Path, logs: Path, dead: Path) -> None:
         f"  {_program()} dead list {named}",
         f"  {_program()} ingest {_shown(logs)} {_shown(table)}    # nothing new, and it says so",
         f"  {_shown(Path(sys.executable))} -c "
-        + shlex.quote(f"from deltalake import DeltaTable as T; print(T({_relative(quarantine)!r}).to_pandas())"),
+        + shlex.quote(
+            f"from deltalake import DeltaTable as T; print(T({json.dumps(_relative(quarantine), ensure_ascii=False)}).to_pandas())"
+        ),
     ):
         print(line)
 
 
 def _program() -> str:
     """How a person types our name here: the demo may run in an environment that is not on PATH."""
-    return "penstock" if shutil.which("penstock") else _shown(Path(sys.executable).with_name("penstock"))
+    if shutil.which("penstock"):
+        return "penstock"
+    python = Path(sys.executable)
+    script = python.with_name("penstock")
+    return _shown(script) if script.exists() else f"{_shown(python)} -m penstock"
 
 
 def _shown(path: Path) -> str:
