@@ -59,6 +59,8 @@ def demo(
 
 def _print_next(table: Path, quarantine: Path, logs: Path, dead: Path) -> None:
     named = f"--table {_shown(table)}"
+    bad_lines = json.dumps(_relative(quarantine), ensure_ascii=False)
+    look = f"from deltalake import DeltaTable as T; print(T({bad_lines}).to_pandas())"
     for line in (
         "",
         "Try next:",
@@ -68,10 +70,7 @@ def _print_next(table: Path, quarantine: Path, logs: Path, dead: Path) -> None:
         f"  {_program()} batches list {named}",
         f"  {_program()} dead list {named}",
         f"  {_program()} ingest {_shown(logs)} {_shown(table)}    # nothing new, and it says so",
-        f"  {_shown(Path(sys.executable))} -c "
-        + shlex.quote(
-            f"from deltalake import DeltaTable as T; print(T({json.dumps(_relative(quarantine), ensure_ascii=False)}).to_pandas())"
-        ),
+        f"  {_shown(Path(sys.executable))} -c {shlex.quote(look)}",
     ):
         print(line)
 
