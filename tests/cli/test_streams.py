@@ -133,7 +133,11 @@ def test_ctrl_c_where_nothing_is_in_flight(penstock: Call, scene: Scene, monkeyp
         signal.raise_signal(signal.SIGINT)
 
     monkeypatch.setattr("penstock.app.status.standing", interrupted)
-    said = penstock("status")
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores it for what runs behind it
+    try:
+        said = penstock("status")
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert (said.exit_code, said.out) == (INTERRUPTED, "")
     assert said.err == "penstock: interrupted; nothing is lost, run it again to go on\n"
 
