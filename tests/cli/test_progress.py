@@ -10,13 +10,17 @@ from collections.abc import Callable
 import pytest
 
 from penstock.app.ingest import IngestReport
-from penstock.cli.progress import FAILURES_SHOWN, LINE_EVERY_SECONDS, IngestProgress, print_report
+from penstock.cli.progress import FAILURES_SHOWN, LINE_EVERY_SECONDS, IngestProgress, print_report, told
 from penstock.events import (
     BatchCommitted,
     BatchProgressed,
     Event,
+    ExecutionFailed,
+    HeartbeatFailed,
     ObjectFailed,
+    ReceiveFailed,
     SourceScanned,
+    UpkeepFailed,
     WorkerDraining,
     WorkerStopped,
 )
@@ -173,3 +177,18 @@ def test_the_report_says_what_is_there_and_where_to_look(
 ) -> None:
     print_report(dataclasses.replace(REPORT, **changes))  # type: ignore[arg-type]  # each value is of its field's type
     assert part in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        ExecutionFailed(handler="h", message_ids=("m",), error="OSError: away"),
+        UpkeepFailed(handler="h", error="OSError: away"),
+        ReceiveFailed(queue="q", error="OSError: away"),
+        HeartbeatFailed(queue="q", error="OSError: away"),
+    ],
+    ids=lambda event: type(event).__name__,
+)
+def test_what_is_tried_again_and_again_is_told(event: Event) -> None:
+    [line] = told(event)
+    assert "tried again: OSError: away" in line

@@ -14,11 +14,15 @@ from penstock.events import (
     BatchCommitted,
     BatchProgressed,
     Event,
+    ExecutionFailed,
+    HeartbeatFailed,
     ObjectFailed,
+    ReceiveFailed,
     RunFailed,
     SchemaInferred,
     SourceScanned,
     SparkStarted,
+    UpkeepFailed,
     WorkerDraining,
     WorkerStopped,
 )
@@ -28,6 +32,14 @@ if TYPE_CHECKING:
 
 LINE_EVERY_SECONDS = 5.0
 FAILURES_SHOWN = 20
+
+
+_DOING = {
+    ExecutionFailed: "a batch",
+    UpkeepFailed: "publishing and sweeping",
+    ReceiveFailed: "asking the queue",
+    HeartbeatFailed: "extending what is held",
+}
 
 
 class IngestProgress:
@@ -120,6 +132,8 @@ def told(event: Event) -> list[str]:
             return [f"batch {event.seq} committed: {objects}, {rows}{bad}"]
         case RunFailed():
             return [f"a run of {counted(event.objects, 'object')} failed: {event.error}"]
+        case ExecutionFailed() | UpkeepFailed() | ReceiveFailed() | HeartbeatFailed():
+            return [f"{_DOING[type(event)]} failed and is tried again: {event.error}"]
         case WorkerDraining() if event.reason != "done":
             return [f"stopping: what is in flight ({counted(event.in_flight, 'message')}) is finished or given back"]
         case _:

@@ -16,15 +16,14 @@ from ulid import ULID
 from penstock.errors import ClaimLost, PenstockError, SchemaMoved, TemporaryError, TransformError, UserError
 from penstock.events import AttemptAbandoned, BatchClaimed, BatchCommitted, Bus, ObjectFailed, RunFailed
 from penstock.ledger import Ledger
-from penstock.ledger.records import BatchOutcome, Claim, EndedObject, FailedObject, Failure, ObjectState
+from penstock.ledger.records import BatchOutcome, Claim, FailedObject
 from penstock.messaging.delivery import Delivery
 from penstock.messaging.settlement import Settlement
 from penstock.messaging.waits import Random, backoff_seconds
 from penstock.objects.reference import ObjectRef
-from penstock.pipeline.engine import Engine, ReadFailure, RunBroken, RunCancelled, RunRequest, RunResult
+from penstock.pipeline.engine import Engine, RunBroken, RunCancelled, RunRequest, RunResult
 from penstock.pipeline.grouping import groups
 from penstock.pipeline.parcel import (
-    Dead,
     Done,
     Later,
     ObjectOutcome,
@@ -35,7 +34,8 @@ from penstock.pipeline.parcel import (
     parts,
     settle_parcel,
 )
-from penstock.pipeline.streak import FailureStreak, every_run_failed
+from penstock.pipeline.streak import FailureStreak
+from penstock.pipeline.verdicts import ended_outcome, failure_outcome, sentence, suspicion, verdict
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,7 +153,7 @@ class BatchExecution:
             object_id: Later(delay_seconds=seconds + jitter_seconds * self._around.random(), refund=True)
             for object_id, seconds in claim.busy.items()
         }
-        return busy | {object_id: _ended(ended) for object_id, ended in claim.ended.items()}
+        return busy | {object_id: ended_outcome(ended) for object_id, ended in claim.ended.items()}
 
     def _work(self, work: "_Work") -> dict[bytes, ObjectOutcome]:
         """Run and commit what is claimed; every way it can end is an outcome for each object."""
@@ -190,21 +190,15 @@ class BatchExecution:
             )
         )
         result = self._around.engine.run(request)
-        failed = [self._verdict(work, object_id, failure) for object_id, failure in result.failed.items()]
+        failed = [
+            verdict(work.claim.claimed[object_id], failure, attempts_max=self._settings.attempts_max)
+            for object_id, failure in result.failed.items()
+        ]
         self._commit(work, result, failed)
-        self._around.streak.clear()
+        if result.processed:
+            self._around.streak.clear()
         done: dict[bytes, ObjectOutcome] = {processed.object_id: Done() for processed in result.processed}
         return done | self._failed(work, failed)
-
-    def _verdict(self, work: "_Work", object_id: bytes, failure: ReadFailure) -> FailedObject:
-        """An object that could not be read: look again where that may help, give up where it has had its attempts."""
-        exhausted = self._is_last(work, object_id)
-        verdict = failure.failure
-        if verdict is Failure.GONE and work.claim.claimed[object_id].attempts == 1 and not exhausted:
-            verdict = Failure.RETRY  # gone only after a second look
-        elif verdict is Failure.RETRY and exhausted:
-            verdict = Failure.DEAD
-        return FailedObject(object_id=object_id, failure=verdict, reason=failure.reason)
 
     def _commit(self, work: "_Work", result: RunResult, failed: Sequence[FailedObject]) -> None:
         seq = self._commit_outcome(
@@ -253,8 +247,12 @@ class BatchExecution:
                 error=str(broken),
             )
         )
-        sentence = self._sentence(work, broken)
-        failed = [self._suspicion(work, object_id, str(broken), sentence) for object_id in work.refs]
+        suspects = list(work.claim.claimed.values())
+        attempts_max = self._settings.attempts_max
+        meaning = sentence(
+            suspects, broken, self._around.streak, attempts_max=attempts_max, worked_before=self._worked_before
+        )
+        failed = [suspicion(suspect, broken, meaning, attempts_max=attempts_max) for suspect in suspects]
         outcome = BatchOutcome(
             pipeline=self._settings.pipeline, attempt_id=work.claim.attempt_id, processed=(), failed=failed
         )
@@ -262,48 +260,13 @@ class BatchExecution:
             self._commit_outcome(outcome)
         except (ClaimLost, TemporaryError):
             return dict.fromkeys(work.refs, self._later(1))
-        if isinstance(sentence, TransformError):
-            raise sentence
+        if isinstance(meaning, TransformError):
+            raise meaning
         return self._failed(work, failed)
-
-    def _sentence(self, work: "_Work", broken: RunBroken) -> TransformError | Failure:
-        """What a broken run means: the error to stop with, or how its objects leave it.
-
-        An object dies only of its last attempt, alone, and in a pipeline that works: one that committed a batch in this
-        process, or before it and the object was given another chance.
-        """
-        streak = self._around.streak
-        pause = streak.add(broken, frozenset(work.refs))
-        if pause is not None:
-            return pause
-        [object_id, *others] = work.refs
-        if others or not self._is_last(work, object_id):
-            return Failure.RETRY
-        if streak.succeeded:
-            return Failure.DEAD
-        if streak.reprieve(object_id):
-            return Failure.RETRY
-        return Failure.DEAD if self._worked_before() else every_run_failed(broken)
-
-    def _suspicion(
-        self, work: "_Work", object_id: bytes, reason: str, sentence: TransformError | Failure
-    ) -> FailedObject:
-        """How a suspect leaves a broken run. One that lives on keeps its last attempt for a run of its own."""
-        dead = sentence is Failure.DEAD
-        return FailedObject(
-            object_id=object_id,
-            failure=Failure.DEAD if dead else Failure.RETRY,
-            reason=reason,
-            refund=isinstance(sentence, TransformError) or (not dead and self._is_last(work, object_id)),
-            unattributed=True,
-        )
 
     def _worked_before(self) -> bool:
         row = self._around.ledger.pipeline(self._settings.pipeline)
         return row is not None and row.next_seq > 1
-
-    def _is_last(self, work: "_Work", object_id: bytes) -> bool:
-        return work.claim.claimed[object_id].attempts >= self._settings.attempts_max
 
     def _infrastructure(self, work: "_Work", fault: TemporaryError) -> dict[bytes, ObjectOutcome]:
         """The machinery failed: nobody is charged, and when it goes on failing the worker hears of it."""
@@ -332,18 +295,9 @@ class BatchExecution:
                     reason=failure.reason,
                 )
             )
-            outcomes[failure.object_id] = self._failure_outcome(work, failure)
+            claimed = work.claim.claimed[failure.object_id]
+            outcomes[failure.object_id] = failure_outcome(failure, claimed, later=self._later(claimed.attempts))
         return outcomes
-
-    def _failure_outcome(self, work: "_Work", failed: FailedObject) -> ObjectOutcome:
-        match failed.failure:
-            case Failure.RETRY:
-                return self._later(work.claim.claimed[failed.object_id].attempts)
-            case Failure.DEAD:
-                carrier = work.claim.claimed[failed.object_id].carrier
-                return Dead(reason=failed.reason, carrier_message_id=carrier.message_id)
-            case Failure.GONE | Failure.SUPERSEDED:
-                return Done()
 
     def _later(self, attempt: int) -> Later:
         return Later(
@@ -396,10 +350,3 @@ class _Work:
 
     claim: Claim
     refs: Mapping[bytes, ObjectRef]  # the claimed ones
-
-
-def _ended(ended: EndedObject) -> ObjectOutcome:
-    """An object that was terminal before we came; a dead one takes its own carrier down again, and no other message."""
-    if ended.state is ObjectState.DEAD and ended.carrier is not None:
-        return Dead(reason=ended.reason or "dead", carrier_message_id=ended.carrier.message_id)
-    return Done()
