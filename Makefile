@@ -17,7 +17,8 @@ setup: ## Make the environment in .venv (the other targets do it by themselves)
 	@$(SETUP)
 
 demo: setup ## Real files through the whole chain into an exactly-once table, with a crash in the middle
-	@$(VENV)/bin/penstock demo
+	@rm -rf build/demo
+	@$(VENV)/bin/penstock demo --dir build/demo
 
 test: setup ## Everything CI runs: the linters, then all tests but the long matrix
 	@$(VENV)/bin/python scripts/run_tests.py

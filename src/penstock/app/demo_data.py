@@ -15,7 +15,7 @@ OBJECTS = 300
 LINES = range(40, 160)
 GZIPPED_EVERY = 5
 BAD_EVERY = 7  # objects with bad lines
-TRUNCATED = 42  # the object whose upload broke off
+TRUNCATED = 250  # the object whose upload broke off
 _START = datetime(2026, 1, 1, tzinfo=UTC)
 _PATHS = ("/", "/search", "/cart", "/checkout", "/login", "/api/items", "/api/orders", "/static/app.js", "/まとめ")
 _AGENTS = ("Mozilla/5.0 (X11; Linux x86_64)", "curl/8.5.0", "okhttp/4.12", "Googlebot/2.1", "日本語ブラウザ/1.0")

@@ -24,7 +24,7 @@ from penstock.pipeline.attempt import AttemptSettings, Surroundings
 from penstock.pipeline.declaration import Declaration, Transform
 from penstock.pipeline.handler import PipelineHandler
 from penstock.pipeline.java import Java, find_java
-from penstock.pipeline.session import Session, SessionSettings, end_session, start_session
+from penstock.pipeline.session import Session, SessionSettings, end_session, session_is_there, start_session
 from penstock.pipeline.source.api import ReadOptions, canonical_ddl, columns_read, infer_schema
 from penstock.pipeline.source.plan import FORMATS
 from penstock.pipeline.spark_engine import SparkEngine
@@ -34,6 +34,7 @@ from penstock.worker.settings import WorkerSettings
 from penstock.worker.shutdown import StopSignal
 from penstock.worker.worker import Worker
 
+NO_SESSION_YET = "SESSION_OR_CONTEXT_NOT_EXISTS"  # PySpark's word for it
 FAULTS_MAX = 3  # infrastructure faults in a row that a bounded job bears before it tells a person
 SESSION_END_SECONDS = 2.0  # of the stop timeout: Spark gets this long to leave by itself
 
@@ -84,11 +85,11 @@ class Job:
         declaration = self._declaration(self._schema(sample))
         if self.transform is None:
             self._check_columns(declaration)
-        if self.request.schema is not None:  # what is given replaces what was remembered
-            self.state.ledger.declare_source_schema(self.where.pipeline, declaration.read.schema_ddl)
         with self._own_session() if spark is None else nullcontext(spark) as session:
             if not self.tools.stop.requested:
                 self._worker(session, declaration).run(self.tools.stop, until)
+        if self.request.schema is not None:  # it worked, so it replaces what was remembered
+            self.state.ledger.declare_source_schema(self.where.pipeline, declaration.read.schema_ddl)
 
     def _schema(self, sample: Sequence[ObjectRef]) -> str:
         """The schema given, else the one remembered, else one inferred from a sample, told and remembered."""
@@ -229,6 +230,8 @@ def _load_transform(name: str) -> Transform:
     try:
         module = importlib.import_module(module_name)
     except (Exception, SystemExit) as error:  # a script without a guard may end the process
+        if NO_SESSION_YET in str(error) and not session_is_there():
+            return lambda frame: _load_transform(name)(frame)  # a module whose decorators need Spark: once it is there
         raise UsageError(
             f"The transform's module {module_name} cannot be imported ({type(error).__name__}: {error}); it is looked "
             f"for in {Path.cwd()} and where Python looks."

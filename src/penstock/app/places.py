@@ -7,6 +7,7 @@ from pathlib import Path
 from penstock.errors import UsageError
 
 LEDGER_FILE = "ledger.db"
+LEVELS_BELOW = 3  # how deep tables are looked for below the current folder
 STATE_FOLDER = "_penstock"  # readers of the table do not look into folders whose names begin so
 
 
@@ -65,10 +66,11 @@ def find_table(table: str | None, state: str | None, *, here: Path) -> Places:
     elif (here / STATE_FOLDER).is_dir():
         found = places(here, state)
     else:
-        below = sorted(path.parent for path in here.glob(f"*/{STATE_FOLDER}") if path.is_dir())
+        patterns = ("/".join(["*"] * depth) for depth in range(1, LEVELS_BELOW + 1))
+        below = sorted(path.parent for pattern in patterns for path in here.glob(f"{pattern}/{STATE_FOLDER}"))
         if len(below) != 1:
-            names = ", ".join(path.name for path in below) or "none"
-            raise UsageError(f"Which table? Give --table; tables with a state found in {here}: {names}.")
+            names = ", ".join(str(path.relative_to(here)) for path in below) or "none"
+            raise UsageError(f"Which table? Give --table; tables with a state found below {here}: {names}.")
         found = places(below[0], state)
     if not (found.state / LEDGER_FILE).is_file():
         raise UsageError(

@@ -120,7 +120,7 @@ def told(event: Event) -> list[str]:
             return [f"{counted(event.found, 'object')} found in {event.source}, {event.unfinished:,} to do"]
         case SchemaInferred():
             schema = f"schema inferred from a sample and remembered: {event.schema}"
-            return [schema, *(f"  mixed column {note}" for note in event.notes)]
+            return [schema, *(f"  {note}" for note in event.notes)]
         case SparkStarted():
             started = f"Spark started in {event.seconds:.1f} s ({event.java})"
             return [*(f"Java: {note}" for note in event.notes), started]

@@ -26,11 +26,14 @@ PROBLEMS_MAX = 100  # kept as text; beyond that only counted
 _LEADS_NOWHERE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP})
 
 
+_TABLE_FOLDERS = (b"/_delta_log", b"/_penstock")
+
+
 class Reason(StrEnum):
     """Why an entry of the folder is no object."""
 
     HIDDEN = "hidden"  # its name starts with a dot
-    EXCLUDED = "excluded"  # one of the folders to leave out: the table itself
+    EXCLUDED = "excluded"  # a table, or a folder that was to be left out
     SPECIAL = "special_file"  # FIFO, socket, device
     LINK_TO_SCANNED = "link_to_scanned"  # its target is found under its own name
     LINK_BROKEN = "link_broken"  # leads nowhere, or in a circle
@@ -156,7 +159,7 @@ class Scanner:
                 return self._follow(entry.path)
             if not entry.is_dir(follow_symlinks=False):
                 return Reason.SPECIAL
-            return Reason.EXCLUDED if entry.path in self._excluded else _Folder(entry.path)
+            return Reason.EXCLUDED if entry.path in self._excluded or _is_table(entry.path) else _Folder(entry.path)
         except FileNotFoundError:
             return Reason.VANISHED
         except OSError as error:
@@ -197,6 +200,11 @@ def _check_folder(folder: bytes) -> None:
         raise UsageError(
             f"{_show(folder)} cannot be scanned: {error.strerror}; name a folder that you may list"
         ) from error
+
+
+def _is_table(folder: bytes) -> bool:
+    """Whether a folder is a table or holds a pipeline's state: its files are no source, whoever wrote them."""
+    return any(os.path.isdir(folder + own) for own in _TABLE_FOLDERS)  # noqa: PTH112 - pathlib takes no bytes
 
 
 def _problem(path: bytes, error: OSError) -> _Problem:

@@ -195,7 +195,7 @@ class BatchExecution:
             for object_id, failure in result.failed.items()
         ]
         self._commit(work, result, failed)
-        if result.processed:
+        if any(done.rows for done in result.processed):  # without a row the transform has shown nothing
             self._around.streak.clear()
         done: dict[bytes, ObjectOutcome] = {processed.object_id: Done() for processed in result.processed}
         return done | self._failed(work, failed)
@@ -265,8 +265,9 @@ class BatchExecution:
         return self._failed(work, failed)
 
     def _worked_before(self) -> bool:
-        row = self._around.ledger.pipeline(self._settings.pipeline)
-        return row is not None and row.next_seq > 1
+        row = self._around.ledger.ensure_pipeline(self._settings.pipeline)
+        last = self._around.ledger.batch(self._settings.pipeline, row.next_seq - 1)
+        return last is not None and last.rows > 0
 
     def _infrastructure(self, work: "_Work", fault: TemporaryError) -> dict[bytes, ObjectOutcome]:
         """The machinery failed: nobody is charged, and when it goes on failing the worker hears of it."""

@@ -27,6 +27,9 @@ from penstock.pipeline.faults import SPARK_ERRORS, explain
 
 Session = SparkSession  # for the rooms above, which name the type and never import Spark
 
+# PySpark logs every failed query to stderr once more, as one JSON line of many kilobytes.
+QUERY_LOGGERS = ("SQLQueryContextLogger", "DataFrameQueryContextLogger")
+
 REQUIRED_CONF: Mapping[str, str] = {
     "spark.sql.session.timeZone": "UTC",
     # INT96, Spark's default, is refused by pyiceberg and carries no statistics.
@@ -73,8 +76,8 @@ def start_session(settings: SessionSettings) -> SparkSession:
     settings.scratch.mkdir(parents=True, exist_ok=True)
     settings.log.parent.mkdir(parents=True, exist_ok=True)
     os.environ.update(_environment(settings))
-    # PySpark logs every failed query to stderr once more, as one JSON line of many kilobytes.
-    logging.getLogger("SQLQueryContextLogger").setLevel(logging.CRITICAL + 1)
+    for name in QUERY_LOGGERS:
+        logging.getLogger(name).setLevel(logging.CRITICAL + 1)
     conf = _conf(settings)
     gateway: Any = None
     logged_bytes = settings.log.stat().st_size if settings.log.exists() else 0
@@ -134,6 +137,11 @@ def try_spark(settings: SessionSettings) -> None:
         ) from error
     finally:
         end_session(spark, at_once=False, seconds=10.0)
+
+
+def session_is_there() -> bool:
+    """Whether this process has a session, ours or somebody's."""
+    return SparkSession.getActiveSession() is not None
 
 
 def cores(spark: SparkSession) -> int:

@@ -79,6 +79,16 @@ def test_hidden_excluded_and_special_entries_are_counted(folder: Path) -> None:
     assert report.problems == ()
 
 
+@pytest.mark.parametrize("own", ["_delta_log", "_penstock"])
+def test_tables_of_others_are_no_source(folder: Path, own: str) -> None:
+    write(folder / "good")
+    write(folder / "other" / own / "00000.json")
+    write(folder / "other" / "data" / "part-0.parquet")
+    found, report = scan(folder)
+    assert names(found, folder) == ["good"]
+    assert report.ignored == {Reason.EXCLUDED: 1}
+
+
 def test_an_excluded_folder_may_be_named_through_a_link(folder: Path) -> None:
     write(folder / "table" / "part-0.parquet")
     (folder.parent / "link").symlink_to(folder)

@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -274,6 +275,25 @@ def test_a_poison_that_comes_alone_to_a_pipeline_that_worked_before_dies(ledger:
     restarted = Pipeline(ledger, Engine(culprit("bad")))
     ends = [restarted.run("bad")[0] for _ in range(4)]
     assert [type(end) for end in ends] == [Release, Release, Release, DeadLetter], "reprieved once, then dead"
+
+
+def test_a_batch_without_a_row_shows_nothing_of_the_transform(ledger: Ledger) -> None:
+    def no_rows_then_broken(request: RunRequest) -> RunResult:
+        if ref("empty") not in request.objects:
+            raise RunBroken("NameError: x", fingerprint="NameError")
+        whole = result(request)
+        return replace(whole, rows=0, processed=[replace(one, rows=0) for one in whole.processed])
+
+    pipeline = Pipeline(ledger, Engine(no_rows_then_broken))
+    assert pipeline.run("empty") == [Ack()]
+
+    def until_it_stops() -> None:
+        for _ in range(4):
+            pipeline.run("good")
+
+    with pytest.raises(TransformError):
+        until_it_stops()
+    assert pipeline.state("good") is ObjectState.UNPROCESSED
 
 
 def test_a_full_disk_of_the_driver_costs_nobody_an_attempt(ledger: Ledger) -> None:

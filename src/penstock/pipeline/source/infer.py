@@ -26,6 +26,7 @@ _TIME_LIKE = re.compile(r"\d{4}-\d{2}-\d{2}[T ]\d{2}:\d{2}")
 _MOMENTS = Classifier(pa.schema([("value", TIMESTAMP)]))
 _DEPTH_MAX = 16
 _NOTES_MAX = 10
+_EXACT_MAX = 1 << 53  # beyond that a double no longer tells whole numbers apart
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,7 +124,9 @@ def _kind(value: Any) -> str:
         case bool():
             return "boolean"
         case int():
-            return "whole" if -(1 << 63) <= value < 1 << 63 else "real"
+            if abs(value) <= _EXACT_MAX:
+                return "whole"
+            return "large" if -(1 << 63) <= value < 1 << 63 else "huge"
         case float():
             return "real"
         case str():
@@ -150,7 +153,7 @@ def _is_time(text: str) -> bool:
 # Kinds that one column can hold together, and the name of what they have in common; earlier ones win a tie.
 _FAMILIES = (
     ("text", ("text", "time")),
-    ("numbers", ("real", "whole")),
+    ("numbers", ("real", "whole", "large", "huge")),
     ("booleans", ("boolean",)),
     ("objects", ("object",)),
     ("lists", ("list",)),
@@ -174,7 +177,7 @@ def _settled(votes: _Votes, path: tuple[str, ...], notes: list[str]) -> pa.DataT
         case "text":
             return pa.string() if votes.kinds["text"] else TIMESTAMP
         case "numbers":
-            return pa.float64() if votes.kinds["real"] else pa.int64()
+            return _settled_number(votes, path, notes)
         case "booleans":
             return pa.bool_()
         case "lists":
@@ -184,10 +187,26 @@ def _settled(votes: _Votes, path: tuple[str, ...], notes: list[str]) -> pa.DataT
             return _settled_object(votes, path, notes)
 
 
+def _settled_number(votes: _Votes, path: tuple[str, ...], notes: list[str]) -> pa.DataType:
+    """Whole numbers stay whole, however large; beside fractions they become doubles, and it is told if that rounds."""
+    if not votes.kinds["real"]:
+        return pa.decimal128(38, 0) if votes.kinds["huge"] else pa.int64()
+    if large := votes.kinds["large"] + votes.kinds["huge"]:
+        notes.append(
+            f"{'.'.join(path)}: {large} whole numbers beyond 2^53 beside fractions in the sample; DOUBLE rounds them, "
+            "DECIMAL(38, 9) would not (--schema)"
+        )
+    return pa.float64()
+
+
 def _settled_object(votes: _Votes, path: tuple[str, ...], notes: list[str]) -> pa.DataType | None:
     """Of names that differ in case only the first is kept: Spark cannot tell them apart."""
     fields: dict[str, pa.Field] = {}
     for name, inner in votes.fields.items():
-        if name.lower() not in fields and (kind := _settled(inner, (*path, name), notes)) is not None:
+        if name.lower() in fields:
+            notes.append(f"{'.'.join((*path, name))}: left out, since only case tells it from another field")
+        elif (kind := _settled(inner, (*path, name), notes)) is None:
+            notes.append(f"{'.'.join((*path, name))}: left out, since nothing in it had a value")
+        else:
             fields[name.lower()] = pa.field(name, kind)
     return pa.struct(list(fields.values())) if fields else None

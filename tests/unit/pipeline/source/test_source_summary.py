@@ -217,7 +217,7 @@ def test_a_schema_is_inferred_from_what_is_there(tmp_path: Path) -> None:
     plan = plan_of(tmp_path, {"a": first, "b.gz": gzip.compress(b"\n".join(lines))})
     assert infer_schema(plan.objects, LocalStore(*plan.roots)).ddl == (
         "id BIGINT, v DOUBLE, ts TIMESTAMP, mixed STRING, none STRING, tags ARRAY<STRING>, "
-        "o STRUCT<k: BOOLEAN, w: BIGINT>, `odd name` DOUBLE, day STRING"
+        "o STRUCT<k: BOOLEAN, w: BIGINT>, `odd name` DECIMAL(38,0), day STRING"
     )
 
 
@@ -227,6 +227,15 @@ def test_one_bad_line_does_not_cost_the_others_their_column(tmp_path: Path) -> N
     inferred = infer_schema(plan.objects, LocalStore(*plan.roots))
     assert inferred.ddl == "status BIGINT, o STRUCT<n: DOUBLE>"
     assert inferred.notes == ("status: 9 numbers, 1 text in the sample; lines with the latter are quarantined",)
+
+
+def test_whole_numbers_are_not_rounded_without_a_word(tmp_path: Path) -> None:
+    plan = plan_of(
+        tmp_path, {"a": b'{"large": 9007199254740993, "beside": 9007199254740993}\n{"beside": 1.5, "Large": 1}\n'}
+    )
+    inferred = infer_schema(plan.objects, LocalStore(*plan.roots))
+    assert inferred.ddl == "large BIGINT, beside DOUBLE"
+    assert [note.partition(":")[0] for note in inferred.notes] == ["beside", "Large"]
 
 
 def test_nothing_to_infer_from_is_one_sentence(tmp_path: Path) -> None:
