@@ -59,9 +59,8 @@ def run(tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch) ->
         request = IngestRequest(
             source=str(tmp_path / "in"),
             table=str(tmp_path / "t"),
-            schema="id long",
             transform=f"{tmp_path.name}_t:{transform}" if transform else None,
-            **options,  # type: ignore[arg-type]  # of the request's own fields
+            **{"schema": "id long", **options},  # type: ignore[arg-type]  # of the request's own fields
         )
         return ingest(request, stop=StopSignal(), spark=spark)
 
@@ -123,3 +122,12 @@ def test_a_column_more_is_added_to_the_table_and_older_rows_are_null_there(run: 
     (tmp_path / "in" / "c.jsonl").write_text('{"id": 4}\n')
     with pytest.raises(TableError, match="twice"):
         run()
+
+
+def test_a_schema_that_failed_is_not_remembered(run: Ingest, tmp_path: Path) -> None:
+    run()
+    (tmp_path / "in" / "b.jsonl").write_text('{"id": 3}\n')
+    with pytest.raises(TableError, match="id"):
+        run(schema="id string")
+    assert run(schema=None).rows_written == 1
+    assert ids(tmp_path / "t") == [1, 2, 3]
