@@ -10,7 +10,10 @@
     │   ├── TransformError       1   the user's transform raised, or returned something that is no DataFrame
     │   └── FaultPersists        75  the machinery failed again and again (disk full, Spark gone): a person should look
     ├── TemporaryError           75  a fault that another try may not meet: broker or database away
+    ├── Reject                   a handler gives its message up; it becomes a dead letter with this reason
+    ├── Retry                    a handler asks for another attempt, perhaps after a delay of its own choice
     ├── InvalidMessage           a message nobody can work on; it becomes a dead letter with this reason
+    ├── NewerMessage             its type or schema version is for a newer worker; it waits for one
     ├── ClaimLost                our attempt is no longer open: somebody took it over, stop working on it
     ├── SchemaMoved              the table's schema changed since the run was planned; plan it again
     ├── PublishConflict          the table moved under our handle; load it again and look
@@ -19,6 +22,8 @@
         ├── ObjectGone           it is no longer there
         ├── ObjectSuperseded     what is there now is another version
         └── ObjectUnreadable     it is there and cannot be read: permissions, truncated, corrupt, too large
+
+    Interrupted                  (a BaseException) what `checkpoint` raises when the work is no longer ours: let it pass
 
 Every message says what happened, to what, and what to do.
 """
@@ -66,8 +71,24 @@ class TemporaryError(PenstockError):
     exit_code = 75
 
 
+class Reject(PenstockError):
+    """Raised by a handler: this message will never work, give it up now. The text is the dead letter's reason."""
+
+
+class Retry(PenstockError):
+    """Raised by a handler: try again later. Counts as an attempt; without a delay the retry policy chooses one."""
+
+    def __init__(self, reason: str = "the handler asked for another attempt", *, delay_seconds: float | None = None):
+        super().__init__(reason)
+        self.delay_seconds = delay_seconds
+
+
 class InvalidMessage(PenstockError):
     """The message can never be worked on. Its text is the dead letter's reason."""
+
+
+class NewerMessage(PenstockError):
+    """The message's type or schema version is unknown here, and a newer worker may know it."""
 
 
 class ClaimLost(PenstockError):
@@ -100,3 +121,7 @@ class ObjectSuperseded(ObjectError):
 
 class ObjectUnreadable(ObjectError):
     """The object exists in the right version and cannot be read."""
+
+
+class Interrupted(BaseException):
+    """The work is no longer ours: given back, past its timeout, or its claim was lost."""

@@ -26,6 +26,92 @@ class DeliverySettled(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MessagesReceived(Event):
+    """A receive brought these deliveries. ``redelivered`` of them were handed over before."""
+
+    queue: str
+    message_ids: tuple[str, ...]
+    redelivered: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MessageEvent(Event):
+    """The root of what happens to one delivery in a handler."""
+
+    queue: str
+    handler: str
+    message_id: str
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MessageStarted(MessageEvent):
+    """A handler was called."""
+
+    enqueued_at: float  # epoch seconds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MessageFinished(MessageEvent):
+    """The handler returned."""
+
+    enqueued_at: float
+    duration_seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MessageFailed(MessageEvent):
+    """The handler raised or ran out of time. ``final``: the message is given up on; else another attempt follows."""
+
+    enqueued_at: float
+    duration_seconds: float
+    error_type: str
+    error: str
+    traceback: str | None  # without local variables
+    exception: BaseException | None  # for error hooks
+    final: bool
+    delay_seconds: float | None  # until the next attempt
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MessageRetrying(MessageEvent):
+    """A call inside a handler failed and is tried again there; no attempt is spent."""
+
+    tries: int
+    delay_seconds: float
+    error_type: str
+    error: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MessageSkipped(MessageEvent):
+    """The handler was not called; ``reason`` is already_done, in_progress or newer_schema."""
+
+    reason: str
+    key: str | None = None  # of an idempotent handler
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MessageInvalid(MessageEvent):
+    """The message can never be worked on and becomes a dead letter."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MessageGivenBack(MessageEvent):
+    """The handler was broken off by a stop; another worker goes on."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeasesExtended(Event):
+    """A heartbeat extended these leases."""
+
+    queue: str
+    message_ids: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SettleFailed(Event):
     """The broker refused a settlement, or could not be reached."""
 
@@ -96,6 +182,55 @@ class BatchProgressed(Event):
     attempt_id: str
     tasks_done: int
     tasks: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObjectEvent(Event):
+    """The root of what happens to one object in one attempt."""
+
+    pipeline: str
+    object_uri: str
+    attempt_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObjectStarted(ObjectEvent):
+    """An attempt that claimed the object begins to work on it."""
+
+    attempt: int  # of the object, 1-based
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObjectFinished(ObjectEvent):
+    """The ledger has recorded the object as processed."""
+
+    rows: int
+    lines_quarantined: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObjectGivenBack(ObjectEvent):
+    """A stop broke the attempt off; the object is free for another."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObjectSkipped(Event):
+    """A message named the object and there was nothing to do: ``reason`` is already_processed, in_progress,
+    already_dead, gone or superseded."""
+
+    pipeline: str
+    object_uri: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinesQuarantined(Event):
+    """Lines of one object could not be read. ``sample`` holds a few of them: (offset, reason)."""
+
+    pipeline: str
+    object_uri: str
+    count: int
+    sample: tuple[tuple[int, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,6 +331,21 @@ class ThreadLeftBehind(Event):
     """A thread did not end in time, so the process has to be left without it."""
 
     thread: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerStarted(Event):
+    """The worker begins to serve."""
+
+    queues: tuple[str, ...]
+    concurrency: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StacksDumped(Event):
+    """Somebody asked what every thread is doing."""
+
+    stacks: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,6 +23,7 @@ class Capabilities:
     refunds: bool  # Release(refund=True) gives the attempt back
     deduplicates: bool  # Outgoing.deduplication_id is honoured
     browsable: bool  # `browse` works: messages can be looked at without being received
+    remembers_attempts: bool  # `Delivery.previous` tells of the hand-over before
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,12 +38,19 @@ class QueueSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueStats:
-    """How a queue stands. Ages are None where the queue holds no such message."""
+    """How a queue stands. Ages are None where the queue holds no such message.
+
+    ``oldest_message_age_seconds`` is what SQS calls ApproximateAgeOfOldestMessage, as it was measured: over all messages
+    not deleted, delayed and in flight too; an age counts from the enqueueing, and again from 0 after every third
+    hand-over that ended without an ack; a dead letter's counts from its death. 0 where the queue is empty, None where
+    the broker cannot tell.
+    """
 
     visible: int
     in_flight: int
     delayed: int
     oldest_visible_message_age_seconds: float | None
+    oldest_message_age_seconds: float | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,24 +1,45 @@
 """What the worker runs: a handler whose unit of work is a batch of deliveries.
 
-A pipeline is such a handler; so is, later, a plain function. The worker knows nothing else of either.
+A pipeline is such a handler, and so is a plain function, whose batches hold one delivery each. The worker knows nothing
+else of either.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Protocol
+from collections.abc import Coroutine, Mapping, Sequence
+from enum import StrEnum
+from typing import Any, Protocol
 
 from penstock.messaging.delivery import Delivery
 from penstock.messaging.settlement import Settlement
 
+Answer = Mapping[str, Settlement]  # a settlement for every delivery, by receipt; what it says is recorded already
+
+
+class Place(StrEnum):
+    """Where executions run."""
+
+    THREAD = "thread"  # each in a thread of its own, beside the shared slots: few and long (pipelines)
+    POOL = "pool"  # on the worker's pool of threads, one of its slots each
+    LOOP = "loop"  # on the worker's event loop, one of its slots each: `run` answers a coroutine
+
 
 class Execution(Protocol):
-    """One batch at work. `run` has a thread of its own; the other methods are called from other threads meanwhile."""
+    """One batch at work. `run` has its place; the other methods are called from other threads meanwhile."""
 
-    def run(self) -> Mapping[str, Settlement]:
-        """Do the work and answer a settlement for every delivery, by receipt. What it answers is recorded already."""
+    def run(self) -> Answer | Coroutine[Any, Any, Answer]:
+        """Do the work and answer the settlements; a coroutine of them where the handler's place is the loop."""
         ...
 
     def extend(self) -> bool:
         """Extend what the batch itself holds (its claim), before its deliveries are; False when that is lost."""
+        ...
+
+    def drain(self) -> None:
+        """The worker has begun to stop. Work may go on; what wants to give back early can. Told at most once."""
+        ...
+
+    def time_out(self) -> Answer:
+        """The handler's timeout is over: record that, free what is held, and answer the settlements. `interrupt`
+        follows. `run` may still be going; its answer is then ignored."""
         ...
 
     def give_back(self) -> None:
@@ -26,7 +47,8 @@ class Execution(Protocol):
         ...
 
     def interrupt(self) -> None:
-        """Make `run` end soon. Called after `give_back`, or when the claim is lost; its answer is then ignored."""
+        """Make `run` end soon. Called after `give_back` or `time_out`, or when the claim is lost; its answer is then
+        ignored."""
         ...
 
 
@@ -36,6 +58,16 @@ class BatchHandler(Protocol):
     @property
     def name(self) -> str:
         """For logs and metrics."""
+        ...
+
+    @property
+    def place(self) -> Place:
+        """Where its executions run."""
+        ...
+
+    @property
+    def timeout_seconds(self) -> float | None:
+        """How long an execution may take, from its begin; None: as long as it likes."""
         ...
 
     def weigh(self, delivery: Delivery) -> int:

@@ -13,10 +13,12 @@ class Release:
     """The message goes back to its queue and is visible after the delay.
 
     ``refund`` gives the attempt back, where the broker can: for work that was never begun or that a shutdown broke off.
+    ``reason`` is kept, where the broker can, for whoever gets the message next (`PreviousAttempt`).
     """
 
     delay_seconds: float = 0.0
     refund: bool = False
+    reason: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,10 +15,10 @@ from enum import StrEnum
 from urllib.parse import unquote_plus
 
 from penstock.errors import InvalidMessage
-from penstock.objects import strict_json
+from penstock.messaging import strict_json
+from penstock.messaging.strict_json import show
 from penstock.objects.reference import LOCAL_BUCKET, ObjectRef, encode_key, key_bytes_max, uri_of
 from penstock.objects.shapes import BridgedObjectShape, BridgedShape, EnvelopeShape, S3ObjectShape, S3RecordShape, fit
-from penstock.objects.strict_json import show
 
 LOCAL_SOURCE = "penstock:local"  # the event source of local files; no other source may name them
 BODY_BYTES_MAX = 2**20  # the largest message SQS takes

@@ -11,7 +11,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 from penstock.errors import InvalidMessage
-from penstock.objects.strict_json import show
+from penstock.messaging.strict_json import show
 
 SIZE_BYTES_MAX = 2**63 - 1
 

@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from penstock.errors import InvalidMessage
-from penstock.objects import strict_json
+from penstock.messaging import strict_json
 
 
 def refusal_of(body: bytes) -> str:
