@@ -18,6 +18,7 @@ from penstock.events import AttemptAbandoned, BatchClaimed, BatchCommitted, Bus,
 from penstock.ledger import Ledger
 from penstock.ledger.records import BatchOutcome, Claim, FailedObject
 from penstock.messaging.delivery import Delivery
+from penstock.messaging.handler import Answer
 from penstock.messaging.settlement import Settlement
 from penstock.messaging.waits import Random, backoff_seconds
 from penstock.objects.reference import ObjectRef
@@ -321,6 +322,13 @@ class BatchExecution:
             return True
         with self._lock:  # a commit that overtook us ended the attempt, and rightly so
             return self._committing or self._attempt_id != attempt_id
+
+    def drain(self) -> None:
+        """A run goes on until it is given back."""
+
+    def time_out(self) -> Answer:
+        """A pipeline has no timeout, so there is nothing to record."""
+        return {}
 
     def give_back(self) -> None:
         with self._lock:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from penstock.errors import InvalidMessage
 from penstock.events import AttemptAbandoned
 from penstock.messaging.delivery import Delivery
+from penstock.messaging.handler import Place
 from penstock.pipeline.attempt import AttemptSettings, BatchExecution, Surroundings
 
 
@@ -18,6 +19,14 @@ class PipelineHandler:
     @property
     def name(self) -> str:
         return self._settings.pipeline
+
+    @property
+    def place(self) -> Place:
+        return Place.THREAD  # few and long: a run waits for Spark
+
+    @property
+    def timeout_seconds(self) -> float | None:
+        return None
 
     def weigh(self, delivery: Delivery) -> int:
         """Bytes of the objects that the notification names; 0 for one that cannot be read."""
