@@ -137,4 +137,5 @@ class Line:
             in_flight=in_flight,
             delayed=len(self.entries) - len(ready) - in_flight,
             oldest_visible_message_age_seconds=max(0.0, now - min(ready)) if ready else None,
+            oldest_message_age_seconds=None,
         )

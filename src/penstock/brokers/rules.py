@@ -23,6 +23,7 @@ EMBEDDED = Capabilities(
     refunds=True,
     deduplicates=True,
     browsable=True,
+    remembers_attempts=False,
 )
 ATTRIBUTES_BYTES_MAX = 256 * 1024
 _RETENTION_SECONDS_MAX = 10 * 366 * 86_400.0

@@ -35,7 +35,9 @@ from penstock.messaging.settlement import Ack, DeadLetter, Release, Settlement
 
 __all__ = ["SqliteBroker"]
 
-_EMPTY = QueueStats(visible=0, in_flight=0, delayed=0, oldest_visible_message_age_seconds=None)
+_EMPTY = QueueStats(
+    visible=0, in_flight=0, delayed=0, oldest_visible_message_age_seconds=None, oldest_message_age_seconds=None
+)
 
 
 class SqliteBroker:
@@ -150,7 +152,11 @@ class SqliteBroker:
         visible, in_flight, delayed, oldest_at = row
         age_seconds = None if oldest_at is None else max(0.0, self._clock.now() - oldest_at)
         return QueueStats(
-            visible=visible, in_flight=in_flight, delayed=delayed, oldest_visible_message_age_seconds=age_seconds
+            visible=visible,
+            in_flight=in_flight,
+            delayed=delayed,
+            oldest_visible_message_age_seconds=age_seconds,
+            oldest_message_age_seconds=None,
         )
 
     def browse(self, queue: str, *, messages_max: int, after_id: str | None = None) -> Sequence[Message]:

@@ -77,6 +77,7 @@ class FakeBroker:
         refunds=True,
         deduplicates=False,
         browsable=False,
+        remembers_attempts=False,
     )
 
     def __init__(self, journal: list[str]) -> None:
