@@ -104,6 +104,24 @@ class MessageGivenBack(MessageEvent):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TickSent(Event):
+    """The message of a scheduled handler was sent, or had been by another worker. ``scheduled_at``: epoch seconds."""
+
+    handler: str
+    queue: str
+    scheduled_at: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TickFailed(Event):
+    """The message of a scheduled handler could not be sent; it is tried again for a while."""
+
+    handler: str
+    scheduled_at: float
+    error: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LeasesExtended(Event):
     """A heartbeat extended these leases."""
 
@@ -172,6 +190,16 @@ class BatchClaimed(Event):
     attempt_id: str
     objects: int
     bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchWritten(Event):
+    """The run of a batch has written its files; they count for nothing until the commit."""
+
+    pipeline: str
+    attempt_id: str
+    rows: int
+    lines_quarantined: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -324,6 +352,21 @@ class GiveBackFailed(Event):
     handler: str
     step: str
     error: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ErrorHookFailed(Event):
+    """The user's error hook raised ``count`` times since this was told last; what it was called with is lost."""
+
+    error: str
+    count: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ErrorReportsDropped(Event):
+    """The error hook was too slow for what failed: the ``count`` oldest reports since this was told last are lost."""
+
+    count: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
