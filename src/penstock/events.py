@@ -238,7 +238,23 @@ class ObjectFinished(ObjectEvent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObjectGivenBack(ObjectEvent):
-    """A stop broke the attempt off; the object is free for another."""
+    """The attempt was broken off by a stop, or by a fault that is not the object's; the object is free for another."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObjectFailed(ObjectEvent):
+    """One object left its attempt unprocessed; ``outcome`` is retry, dead, gone or superseded.
+
+    The last three fields are there where a user's function raised.
+    """
+
+    outcome: str
+    reason: str
+    error_type: str | None = None
+    traceback: str | None = None  # without local variables
+    exception: BaseException | None = None  # for error hooks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -259,16 +275,6 @@ class LinesQuarantined(Event):
     object_uri: str
     count: int
     sample: tuple[tuple[int, str], ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ObjectFailed(Event):
-    """One object left its attempt without rows; ``outcome`` is retry, dead, gone or superseded."""
-
-    pipeline: str
-    object_uri: str
-    outcome: str
-    reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

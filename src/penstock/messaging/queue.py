@@ -16,11 +16,11 @@ class Queue(Generic[Body]):
     """The contract of one queue; sender and handler import the same one.
 
     ``name`` is a queue's name, URL or ARN. Without a ``model`` the handler gets the `Message` as it is, and bodies sent
-    are bytes, text or JSON values. With one (a pydantic model, or a type that msgspec knows) bodies are checked and typed.
+    are bytes, text or JSON values. With one (a pydantic model, or a type that msgspec knows) bodies are checked.
 
-    ``schema`` is the version of the model, from 1. It travels in the attribute ``penstock-schema``, and the model's name
-    (or ``type``) in ``penstock-type``; messages without the attributes are taken for the current type in version 1 when
-    there are upcasts, else in the current one. ``upcasts`` lead from each older version to the next: ``{1: v1_to_v2}``.
+    ``schema`` is the version of the model, from 1. It travels in the attribute ``penstock-schema``, and the model's
+    name (or ``type``) in ``penstock-type``. A message without them is taken for the oldest version that an upcast
+    leads from, else for the current one. ``upcasts`` lead from each older version to the next: ``{1: v1_to_v2}``.
     """
 
     name: str
@@ -37,6 +37,6 @@ class Queue(Generic[Body]):
         versions = sorted(self.upcasts)
         if versions and versions != list(range(versions[0], self.schema)):
             raise ConfigurationError(
-                f"The upcasts of the queue {self.name} are from {', '.join(map(str, versions))}; each leads to the next "
-                f"version, so they have to reach without a gap up to {self.schema}."
+                f"The upcasts of the queue {self.name} are from {', '.join(map(str, versions))}; each leads to the "
+                f"next version, so they have to reach without a gap up to {self.schema}."
             )

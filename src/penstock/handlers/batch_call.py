@@ -1,0 +1,137 @@
+"""Several deliveries in the hands of one function, which answers for each of them.
+
+The function returns None (all are done), or a list beside the one it was given: None for what is done, an exception
+(`Reject`, `Retry`, any other) for what is not, as if the function had raised it for that one alone. Raising fails all.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+from penstock.errors import Interrupted
+from penstock.handlers.call import Call, Opened, Surroundings
+from penstock.handlers.context import BatchContext, Flag, Item, item_of
+from penstock.handlers.decision import TimedOut
+from penstock.handlers.own_task import OwnTask
+from penstock.messaging.delivery import Delivery
+from penstock.messaging.handler import Answer
+from penstock.messaging.settlement import Settlement
+
+
+class BatchCall:
+    """A `penstock.messaging.handler.Execution` over several calls' steps and one call."""
+
+    def __init__(self, deliveries: Sequence[Delivery], around: Surroundings) -> None:
+        self._around = around
+        self._flag = Flag(gives_back=around.declaration.on_stop == "give_back")
+        self._calls = [Call(delivery, around) for delivery in deliveries]
+        self._settled: dict[str, Settlement] = {}  # written by the thread that runs, before the function is called
+        self._open: list[tuple[Call, Item[Any]]] = []  # as above
+        self._deliveries = deliveries
+
+    def extend(self) -> bool:
+        return True
+
+    def drain(self) -> None:
+        self._flag.stopping.set()
+
+    def time_out(self) -> Answer:
+        raised = TimedOut(f"the batch ran longer than its timeout of {self._around.declaration.timeout_seconds:g} s")
+        return self._failed(raised)
+
+    def give_back(self) -> None:
+        for call, _ in self._open:
+            call.give_back()
+
+    def interrupt(self) -> None:
+        self._flag.over.set()
+
+    def _begin(self) -> Sequence[Item[Any]]:
+        for delivery, call in zip(self._deliveries, self._calls, strict=True):
+            opened = call.open()
+            if isinstance(opened, Opened):
+                self._open.append((call, item_of(delivery, opened.body)))
+            else:
+                self._settled.update(opened)
+        return [item for _, item in self._open]
+
+    def _arguments(self, items: Sequence[Item[Any]]) -> tuple[Any, ...]:
+        if not self._around.wants_context:
+            return (items,)
+        context = BatchContext(
+            queue=self._around.declaration.queue.name,
+            handler=self._around.declaration.name,
+            resources=self._around.resources,
+            flag=self._flag,
+            tell_retry=self._open[0][0].tell_retry,
+        )
+        return (items, context)
+
+    def _finished(self, result: Any) -> Answer:
+        answers = [None] * len(self._open) if result is None else result
+        if not _fits(answers, len(self._open)):
+            return self._failed(
+                TypeError(
+                    f"a function of batches returns None, or a list with None or an exception for each of its "
+                    f"{len(self._open)} messages"
+                )
+            )
+        settlements = dict(self._settled)
+        for (call, _), answer in zip(self._open, answers, strict=True):
+            settlements.update(call.finish(None) if answer is None else call.failed(answer))
+        return settlements
+
+    def _failed(self, raised: BaseException) -> Answer:
+        if isinstance(raised, Interrupted) and self._flag.over.is_set():
+            return {}
+        settlements = dict(self._settled)
+        for call, _ in self._open:
+            settlements.update(call.failed(raised))
+        return settlements
+
+
+class PlainBatchCall(BatchCall):
+    """Of a plain function, on a thread of the pool."""
+
+    def run(self) -> Answer:
+        items = self._begin()
+        if not items:
+            return self._settled
+        try:
+            result = self._around.function(*self._arguments(items))
+        except BaseException as raised:
+            return self._failed(raised)
+        return self._finished(result)
+
+
+class AsyncBatchCall(BatchCall):
+    """Of an async function, a task on the worker's event loop."""
+
+    def __init__(self, deliveries: Sequence[Delivery], around: Surroundings) -> None:
+        super().__init__(deliveries, around)
+        self._task = OwnTask()
+
+    async def run(self) -> Answer:
+        self._task.begin()
+        items = self._begin()
+        if not items:
+            return self._settled
+        try:
+            result = await self._around.function(*self._arguments(items))
+        except asyncio.CancelledError as cancelled:
+            if self._flag.over.is_set():
+                raise
+            return self._failed(cancelled)
+        except BaseException as raised:
+            return self._failed(raised)
+        return self._finished(result)
+
+    def interrupt(self) -> None:
+        super().interrupt()
+        self._task.cancel()
+
+
+def _fits(answers: object, count: int) -> bool:
+    if not isinstance(answers, list | tuple) or len(answers) != count:
+        return False
+    return all(answer is None or isinstance(answer, BaseException) for answer in answers)

@@ -1,0 +1,360 @@
+"""One delivery in the hands of a function: open the message, claim its key, call, record, decide.
+
+The steps are the same for plain and async functions; only the call itself differs in colour. Whatever a function does
+comes to one settlement, in one place (`decision`). Recorded first, then settled (by the worker), as everywhere.
+"""
+
+import asyncio
+import inspect
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from penstock.errors import Interrupted, InvalidMessage, NewerMessage, TemporaryError
+from penstock.events import (
+    Bus,
+    MessageFailed,
+    MessageFinished,
+    MessageGivenBack,
+    MessageInvalid,
+    MessageRetrying,
+    MessageSkipped,
+    MessageStarted,
+)
+from penstock.handlers.context import NO_RESOURCES, Context, Flag
+from penstock.handlers.decision import TimedOut, decide, decide_newer
+from penstock.handlers.declaration import HandlerDeclaration
+from penstock.handlers.keys import Busy, Claim, Done, Keys
+from penstock.handlers.own_task import OwnTask
+from penstock.messaging.clock import Clock
+from penstock.messaging.delivery import Delivery, PreviousAttempt
+from penstock.messaging.failure import Failure, failure_of
+from penstock.messaging.handler import Answer
+from penstock.messaging.schema import Codec
+from penstock.messaging.settlement import Ack, DeadLetter, Release, Settlement
+from penstock.messaging.waits import Random, backoff_seconds
+
+Result = TypeVar("Result")
+
+GIVEN_BACK = Release(refund=True)
+BUSY_JITTER_SECONDS = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Surroundings:
+    """What the calls of one handler share."""
+
+    declaration: HandlerDeclaration
+    codec: Codec[Any]
+    function: Callable[..., Any]  # the user's, or what runs it in another process
+    wants_context: bool
+    bus: Bus
+    clock: Clock
+    random: Random
+    keys: Keys | None = None  # of an idempotent handler
+    resources: Mapping[str, Any] = field(default_factory=lambda: NO_RESOURCES)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Opened:
+    """A message that can be worked on, and what the function is called with."""
+
+    body: Any
+    context: Context
+    cleanup: bool  # whether an attempt before this one was broken off
+
+
+class Call:
+    """The steps of one call, as a `penstock.messaging.handler.Execution` without its `run`."""
+
+    def __init__(self, delivery: Delivery, around: Surroundings) -> None:
+        self._delivery = delivery
+        self._around = around
+        self._flag = Flag(gives_back=around.declaration.on_stop == "give_back")
+        self._claim: Claim | None = None  # written by the thread that runs, before the function is called
+        self._began_at = around.clock.monotonic()
+
+    # -- by the worker, from other threads -----------------------------------------------------------------------
+
+    def extend(self) -> bool:
+        return self._claim is None or self._claim.extend()
+
+    def drain(self) -> None:
+        self._flag.stopping.set()
+
+    def time_out(self) -> Answer:
+        raised = TimedOut(f"it ran longer than its timeout of {self._around.declaration.timeout_seconds:g} s")
+        failure = Failure(error_type="TimedOut", error=str(raised), traceback=self._where() or "")
+        return self._answer(self._fail(raised, failure))
+
+    def give_back(self) -> None:
+        if self._claim is not None:
+            self._claim.give_back()
+        self._emit(MessageGivenBack)
+
+    def interrupt(self) -> None:
+        self._flag.over.set()
+
+    # -- steps of a run ------------------------------------------------------------------------------------------
+
+    def open(self) -> Opened | Answer:
+        """Read the message and claim its key; answers what to call with, or that there is nothing to call."""
+        try:
+            body = self._around.codec.decode(self._delivery.message)
+        except InvalidMessage as invalid:
+            self._emit(MessageInvalid, reason=str(invalid))
+            return self._answer(self._decide(invalid, None))
+        except NewerMessage as newer:
+            return self._answer(self._newer(newer))
+        if self._around.keys is None:
+            return self._opened(body, None, self._delivery.previous)
+        try:
+            key = self._key(body)
+        except Exception as error:
+            return self._answer(self._fail(error, failure_of(error)))
+        return self._claimed(self._around.keys, body, key)
+
+    def finish(self, result: Any) -> Answer:
+        """The function returned: record that, then ack."""
+        if self._claim is not None:
+            try:
+                recorded = self._claim.finish(_outcome(result))
+            except TemporaryError as unknown:  # recorded or not: the next delivery finds out
+                return self._answer(self._later(str(unknown)))
+            except Exception as error:  # a result that is no JSON
+                return self._answer(self._fail(error, failure_of(error)))
+            if not recorded:
+                return self._answer(self._later("the claim was lost before the work was recorded"))
+        self._emit(
+            MessageFinished, enqueued_at=self._delivery.message.enqueued_at, duration_seconds=self._duration_seconds()
+        )
+        return self._answer(Ack())
+
+    def failed(self, raised: BaseException) -> Answer:
+        """The function raised: record that, then decide."""
+        if isinstance(raised, Interrupted):
+            return self._answer(self._gave_back())
+        return self._answer(self._fail(raised, failure_of(raised)))
+
+    # -- parts of these ------------------------------------------------------------------------------------------
+
+    def _key(self, body: Any) -> str:
+        function = self._around.declaration.idempotency
+        key = function(body) if function is not None else None
+        if not isinstance(key, str) or not key:
+            raise TypeError(f"the idempotency key has to be text of at least one character, and it is {key!r}")
+        return key
+
+    def _claimed(self, keys: Keys, body: Any, key: str) -> Opened | Answer:
+        try:
+            begun = keys.begin(key)
+        except TemporaryError as away:
+            return self._answer(self._later(str(away)))
+        if isinstance(begun, Done):
+            self._emit(MessageSkipped, reason="already_done", key=key)
+            return self._answer(Ack())
+        if isinstance(begun, Busy):
+            self._emit(MessageSkipped, reason="in_progress", key=key)
+            delay_seconds = begun.seconds + BUSY_JITTER_SECONDS * self._around.random()
+            return self._answer(Release(delay_seconds=delay_seconds, refund=True, reason="its key is being worked on"))
+        self._claim = begun.claim
+        return self._opened(body, key, begun.previous or self._delivery.previous)
+
+    def _opened(self, body: Any, key: str | None, previous: PreviousAttempt | None) -> Opened:
+        context = Context(
+            message=self._delivery.message,
+            queue=self._delivery.queue,
+            handler=self._around.declaration.name,
+            attempt=self._delivery.attempt,
+            previous_attempt=previous,
+            key=key,
+            resources=self._around.resources,
+            flag=self._flag,
+            tell_retry=self.tell_retry,
+        )
+        self._began_at = self._around.clock.monotonic()
+        self._emit(MessageStarted, enqueued_at=self._delivery.message.enqueued_at)
+        return Opened(body=body, context=context, cleanup=previous is not None or self._delivery.attempt > 1)
+
+    def _fail(self, raised: BaseException, failure: Failure) -> Settlement:
+        if self._claim is not None:
+            try:
+                if not self._claim.fail(failure.summary):  # finished just now, or lost: the next delivery finds out
+                    return self._later("the claim was lost")
+            except TemporaryError:
+                pass  # its lease ends by itself
+        settlement = self._decide(raised, failure)
+        self._emit(
+            MessageFailed,
+            enqueued_at=self._delivery.message.enqueued_at,
+            duration_seconds=self._duration_seconds(),
+            error_type=failure.error_type,
+            error=failure.error,
+            traceback=failure.traceback,
+            exception=raised,
+            final=isinstance(settlement, DeadLetter),
+            delay_seconds=settlement.delay_seconds if isinstance(settlement, Release) else None,
+        )
+        return settlement
+
+    def _gave_back(self) -> Settlement:
+        if self._claim is not None:
+            with suppress(TemporaryError):
+                self._claim.give_back()
+        if not self._flag.over.is_set():  # else whoever broke it off has told so
+            self._emit(MessageGivenBack)
+        return GIVEN_BACK
+
+    def _newer(self, newer: NewerMessage) -> Settlement:
+        settlement = decide_newer(
+            newer,
+            delivery=self._delivery,
+            policy=self._around.declaration.retry,
+            now=self._delivery.received_at,
+            random=self._around.random,
+        )
+        if isinstance(settlement, DeadLetter):
+            self._emit(MessageInvalid, reason=settlement.reason)
+        else:
+            self._emit(MessageSkipped, reason="newer_schema")
+        return settlement
+
+    def _decide(self, raised: BaseException, failure: Failure | None) -> Settlement:
+        return decide(
+            raised,
+            failure,
+            delivery=self._delivery,
+            policy=self._around.declaration.retry,
+            random=self._around.random,
+        )
+
+    def _later(self, reason: str) -> Release:
+        """Not the message's fault: it costs no attempt."""
+        policy = self._around.declaration.retry
+        delay_seconds = backoff_seconds(
+            attempt=self._delivery.attempt,
+            base_seconds=policy.base_seconds,
+            cap_seconds=policy.cap_seconds,
+            random=self._around.random,
+        )
+        return Release(delay_seconds=delay_seconds, refund=True, reason=reason)
+
+    def _answer(self, settlement: Settlement) -> Answer:
+        return {self._delivery.receipt: settlement}
+
+    def _duration_seconds(self) -> float:
+        return self._around.clock.monotonic() - self._began_at
+
+    def _where(self) -> str | None:
+        """What the work is doing now, as a stack without variables."""
+        return None
+
+    def tell_retry(self, tries: int, delay_seconds: float, raised: BaseException) -> None:
+        """A call inside the function failed and is tried again there."""
+        failure = failure_of(raised)
+        self._emit(
+            MessageRetrying,
+            tries=tries,
+            delay_seconds=delay_seconds,
+            error_type=failure.error_type,
+            error=failure.error,
+        )
+
+    def _emit(self, kind: type[Any], **fields: Any) -> None:
+        self._around.bus.emit(
+            kind(
+                queue=self._delivery.queue,
+                handler=self._around.declaration.name,
+                message_id=self._delivery.message.id,
+                attempt=self._delivery.attempt,
+                **fields,
+            )
+        )
+
+
+class PlainCall(Call):
+    """The call of a plain function, on a thread of the pool."""
+
+    def __init__(self, delivery: Delivery, around: Surroundings) -> None:
+        super().__init__(delivery, around)
+        self._thread_id: int | None = None  # written by the thread that runs
+
+    def run(self) -> Answer:
+        self._thread_id = threading.get_ident()
+        opened = self.open()
+        if not isinstance(opened, Opened):
+            return opened
+        try:
+            if opened.cleanup and self._around.declaration.cleanup is not None:
+                self._around.declaration.cleanup(opened.body, opened.context)
+            result = self._invoke(opened)
+        except BaseException as raised:  # SystemExit too: the delivery must not hang on what user code does
+            return self.failed(raised)
+        return self.finish(result)
+
+    def _invoke(self, opened: Opened) -> Any:
+        if self._around.wants_context:
+            return self._around.function(opened.body, opened.context)
+        return self._around.function(opened.body)
+
+    def _where(self) -> str | None:
+        frame = sys._current_frames().get(self._thread_id or 0)
+        return None if frame is None else "".join(traceback.format_stack(frame))
+
+
+class AsyncCall(Call):
+    """The call of an async function, a task on the worker's event loop."""
+
+    def __init__(self, delivery: Delivery, around: Surroundings) -> None:
+        super().__init__(delivery, around)
+        self._task = OwnTask()
+
+    async def run(self) -> Answer:
+        self._task.begin()
+        opened = await self._aside(self.open)
+        if not isinstance(opened, Opened):
+            return opened
+        try:
+            if opened.cleanup and self._around.declaration.cleanup is not None:
+                await _awaited(self._around.declaration.cleanup(opened.body, opened.context))
+            result = await self._invoke(opened)
+        except asyncio.CancelledError as cancelled:
+            if self._flag.over.is_set():
+                raise
+            return await self._aside(self.failed, cancelled)  # the function's own doing
+        except BaseException as raised:
+            return await self._aside(self.failed, raised)
+        return await self._aside(self.finish, result)
+
+    def interrupt(self) -> None:
+        super().interrupt()
+        self._task.cancel()
+
+    async def _invoke(self, opened: Opened) -> Any:
+        if self._around.wants_context:
+            return await self._around.function(opened.body, opened.context)
+        return await self._around.function(opened.body)
+
+    async def _aside(self, step: Callable[..., Result], *arguments: Any) -> Result:
+        """A step; beside the loop where it talks to the ledger, which blocks."""
+        if self._around.keys is None:
+            return step(*arguments)
+        return await asyncio.to_thread(step, *arguments)
+
+    def _where(self) -> str | None:
+        return self._task.stack()
+
+
+async def _awaited(result: Any) -> Any:
+    return await result if inspect.isawaitable(result) else result
+
+
+def _outcome(result: Any) -> str:
+    """What is stored of a completion: the result as JSON. Raises for one that is none."""
+    from pydantic_core import to_json
+
+    return to_json(result).decode("utf-8")

@@ -1,0 +1,61 @@
+"""One delivery in the hands of a function in another process."""
+
+from typing import Any
+
+from penstock.handlers.call import Opened, PlainCall, Surroundings
+from penstock.handlers.children import Child, Children, Job
+from penstock.messaging.delivery import Delivery
+
+
+class ChildCall(PlainCall):
+    """A thread of the pool waits for the child. Interrupting kills it: C code that hangs hears nothing else."""
+
+    def __init__(self, delivery: Delivery, around: Surroundings, children: Children) -> None:
+        super().__init__(delivery, around)
+        self._children = children
+        self._child: Child | None = None  # written by the thread that runs
+
+    def extend(self) -> bool:
+        """A child that somebody halted must not keep its lease: it is then given up as lost."""
+        child = self._child
+        if child is not None and child.stopped:
+            return False
+        return super().extend()
+
+    def drain(self) -> None:
+        super().drain()
+        if self._around.declaration.on_stop == "give_back":  # it sees no checkpoint over there
+            self._kill()
+
+    def interrupt(self) -> None:
+        super().interrupt()
+        self._kill()
+
+    def _invoke(self, opened: Opened) -> Any:
+        context = opened.context
+        job = Job(
+            message=context.message,
+            queue=context.queue,
+            handler=context.handler,
+            attempt=context.attempt,
+            previous_attempt=context.previous_attempt,
+            key=context.key,
+        )
+        child = self._child = self._children.take()
+        try:
+            context.checkpoint()  # interrupted before there was a child to kill
+            result = child.call(job)
+            self._children.put_back(child)
+        except BaseException:
+            context.checkpoint()  # killed by us: not the function's failure
+            if child.alive:
+                self._children.put_back(child)
+            raise
+        finally:
+            self._child = None
+        return result
+
+    def _kill(self) -> None:
+        child = self._child
+        if child is not None:
+            child.kill()

@@ -1,0 +1,51 @@
+"""What becomes of a delivery: one pure function from what the call came to.
+
+`Reject` and messages nobody can read are given up at once; everything else is tried again after a wait, until the
+attempts are used up. A message for a newer worker waits for one, and that costs it no attempt.
+"""
+
+from penstock.errors import InvalidMessage, NewerMessage, Reject, Retry
+from penstock.handlers.declaration import RetryPolicy
+from penstock.messaging.delivery import Delivery
+from penstock.messaging.failure import Failure
+from penstock.messaging.settlement import Ack, DeadLetter, Release, Settlement
+from penstock.messaging.waits import Random, backoff_seconds
+
+NEWER_POLL_SECONDS = 30.0  # between two looks at a message of a newer schema, spread by up to half
+
+
+class TimedOut(Exception):
+    """The handler's timeout was over."""
+
+
+def decide(
+    raised: BaseException | None, failure: Failure | None, *, delivery: Delivery, policy: RetryPolicy, random: Random
+) -> Settlement:
+    """The settlement for what was raised (``failure`` is the same in words); None: the function returned."""
+    if raised is None:
+        return Ack()
+    if isinstance(raised, Reject):
+        return DeadLetter(reason=str(raised) or "rejected")
+    if isinstance(raised, InvalidMessage):
+        return DeadLetter(reason=str(raised))
+    words = failure.summary if failure is not None else type(raised).__name__
+    if delivery.attempt >= policy.max_attempts:
+        reason = f"failed {delivery.attempt} times, the last time with {words}"
+        return DeadLetter(reason=reason, exception=words, traceback=failure.traceback if failure else None)
+    if isinstance(raised, Retry) and raised.delay_seconds is not None:
+        return Release(delay_seconds=raised.delay_seconds, reason=words)
+    delay_seconds = backoff_seconds(
+        attempt=delivery.attempt, base_seconds=policy.base_seconds, cap_seconds=policy.cap_seconds, random=random
+    )
+    return Release(delay_seconds=delay_seconds, reason=words)
+
+
+def decide_newer(
+    raised: NewerMessage, *, delivery: Delivery, policy: RetryPolicy, now: float, random: Random
+) -> Settlement:
+    """A message for a newer worker: back, uncharged, until it has waited long enough for one."""
+    waited_seconds = now - delivery.message.enqueued_at
+    if waited_seconds >= policy.newer_wait_seconds:
+        return DeadLetter(reason=f"{raised}; no newer worker took it within {policy.newer_wait_seconds:g} s")
+    delay_seconds = min(NEWER_POLL_SECONDS, policy.newer_wait_seconds) * (0.5 + 0.5 * random())
+    return Release(delay_seconds=delay_seconds, refund=True, reason=str(raised))

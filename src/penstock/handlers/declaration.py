@@ -1,0 +1,103 @@
+"""What a user says of a function, checked once and then frozen."""
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from penstock.errors import UsageError
+from penstock.handlers.schedule import Schedule
+from penstock.messaging.queue import Queue
+
+OnStop = Literal["finish", "give_back"]
+Isolation = Literal["none", "process"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetryPolicy:
+    """How often and after which waits: uniform(0, min(cap, base x 2^(attempt-1))), exponential with full jitter."""
+
+    max_attempts: int = 5
+    base_seconds: float = 1.0
+    cap_seconds: float = 300.0
+    newer_wait_seconds: float = 3_600.0  # how long a message of a newer schema waits for a newer worker
+
+    def __post_init__(self) -> None:
+        if self.max_attempts < 1:
+            raise UsageError(f"max_attempts={self.max_attempts} has to be at least 1.")
+        if not (self.base_seconds > 0 and self.cap_seconds > 0 and self.newer_wait_seconds >= 0):
+            raise UsageError("The waits of a retry policy have to be more than 0 seconds.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchOptions:
+    """Of a function that takes several deliveries at once."""
+
+    messages_max: int
+    wait_seconds: float  # for more, once there is one
+
+    def __post_init__(self) -> None:
+        if self.messages_max < 1:
+            raise UsageError(f"batch={self.messages_max} has to be at least 1.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HandlerDeclaration:
+    """One function for one queue."""
+
+    name: str
+    queue: Queue[Any]
+    function: Callable[..., Any]
+    retry: RetryPolicy = field(default_factory=RetryPolicy)
+    timeout_seconds: float | None = None
+    concurrency: int | None = None  # calls at once in one worker; None: as many as the worker has slots
+    idempotency: Callable[[Any], str] | None = None
+    cleanup: Callable[..., Any] | None = None
+    batch: BatchOptions | None = None
+    isolation: Isolation = "none"
+    on_stop: OnStop = "finish"
+    schedule: Schedule | None = None
+
+    def __post_init__(self) -> None:
+        name = f"The handler {self.name}"
+        if not callable(self.function):
+            raise UsageError(f"{name} is no function.")
+        if self.concurrency is not None and self.concurrency < 1:
+            raise UsageError(f"{name} has concurrency={self.concurrency}; it has to be at least 1.")
+        if self.isolation not in ("none", "process"):
+            raise UsageError(f"{name} has isolation={self.isolation!r}; it is 'none' or 'process'.")
+        if self.on_stop not in ("finish", "give_back"):
+            raise UsageError(f"{name} has on_stop={self.on_stop!r}; it is 'finish' or 'give_back'.")
+        if self.isolation == "process" and (self.is_async or self.batch is not None):
+            raise UsageError(f"{name} runs in a process of its own, so it is a plain function of one message.")
+        if self.batch is not None and self.idempotency is not None:
+            raise UsageError(f"{name} takes batches, and idempotency is for functions of one message.")
+        if self.batch is not None and self.cleanup is not None:
+            raise UsageError(f"{name} takes batches, and cleanup is for functions of one message.")
+        if self.cleanup is not None and not self.is_async and inspect.iscoroutinefunction(self.cleanup):
+            raise UsageError(f"{name} is a plain function and its cleanup is async; make both the same.")
+        _ = takes_context(self.function, name)
+
+    @property
+    def is_async(self) -> bool:
+        """Whether it runs on the event loop."""
+        return inspect.iscoroutinefunction(self.function) or inspect.iscoroutinefunction(
+            getattr(self.function, "__call__", None)  # noqa: B004 - asked whether it is async, not whether it is there
+        )
+
+
+def takes_context(function: Callable[..., Any], name: str) -> bool:
+    """Whether the function wants the context beside the body. Raises `UsageError` for one that takes neither one nor
+    two arguments."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return False  # a builtin without a signature
+    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    required = [p for p in positional if p.default is p.empty]
+    forced = [p for p in parameters if p.kind is p.KEYWORD_ONLY and p.default is p.empty]
+    if any(p.kind is p.VAR_POSITIONAL for p in parameters):
+        return True
+    if not positional or len(required) > 2 or forced:
+        raise UsageError(f"{name} takes other arguments than (body) or (body, context).")
+    return len(positional) >= 2

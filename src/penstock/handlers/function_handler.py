@@ -1,0 +1,86 @@
+"""A user's function as the worker sees it."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from penstock.errors import ConfigurationError
+from penstock.events import Bus
+from penstock.handlers.batch_call import AsyncBatchCall, PlainBatchCall
+from penstock.handlers.call import AsyncCall, PlainCall, Surroundings
+from penstock.handlers.child_call import ChildCall
+from penstock.handlers.children import Children
+from penstock.handlers.context import NO_RESOURCES
+from penstock.handlers.declaration import HandlerDeclaration, takes_context
+from penstock.handlers.keys import Keys
+from penstock.messaging.clock import Clock
+from penstock.messaging.delivery import Delivery
+from penstock.messaging.handler import Execution, Place
+from penstock.messaging.schema import Codec
+from penstock.messaging.waits import Random
+
+
+class FunctionHandler:
+    """A `penstock.messaging.handler.BatchHandler` around one declared function."""
+
+    def __init__(
+        self,
+        declaration: HandlerDeclaration,
+        *,
+        bus: Bus,
+        clock: Clock,
+        random: Random,
+        keys: Keys | None = None,
+        resources: Mapping[str, Any] = NO_RESOURCES,
+    ) -> None:
+        if (declaration.idempotency is not None) != (keys is not None):
+            raise ConfigurationError(f"The handler {declaration.name} is idempotent and was given no ledger.")
+        wants_context = takes_context(declaration.function, declaration.name)
+        self._declaration = declaration
+        self._around = Surroundings(
+            declaration=declaration,
+            codec=Codec(declaration.queue),
+            function=declaration.function,
+            wants_context=wants_context,
+            bus=bus,
+            clock=clock,
+            random=random,
+            keys=keys,
+            resources=resources,
+        )
+        self._children = (
+            Children(declaration.function, declaration.queue, wants_context=wants_context)
+            if declaration.isolation == "process"
+            else None
+        )
+
+    @property
+    def name(self) -> str:
+        return self._declaration.name
+
+    @property
+    def place(self) -> Place:
+        return Place.LOOP if self._declaration.is_async else Place.POOL
+
+    @property
+    def timeout_seconds(self) -> float | None:
+        return self._declaration.timeout_seconds
+
+    def weigh(self, delivery: Delivery) -> int:
+        return len(delivery.message.body)
+
+    def begin(self, deliveries: Sequence[Delivery]) -> Execution:
+        if self._declaration.batch is not None:
+            kind = AsyncBatchCall if self._declaration.is_async else PlainBatchCall
+            return kind(deliveries, self._around)
+        (delivery,) = deliveries
+        if self._children is not None:
+            return ChildCall(delivery, self._around, self._children)
+        return AsyncCall(delivery, self._around) if self._declaration.is_async else PlainCall(delivery, self._around)
+
+    def upkeep(self) -> None:
+        """Nothing to look after."""
+
+    def close(self) -> None:
+        """End what runs for this handler alone."""
+        if self._children is not None:
+            self._children.close()

@@ -1,0 +1,56 @@
+"""What an idempotent handler needs of whoever remembers its keys. The ledger does, in `once`."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from penstock.messaging.delivery import PreviousAttempt
+
+
+class Claim(Protocol):
+    """Our attempt on one key; ended by exactly one of the last three. They raise `TemporaryError` when unsure."""
+
+    def extend(self) -> bool:
+        """Let the lease begin anew; False when the claim is lost."""
+        ...
+
+    def finish(self, outcome: str) -> bool:
+        """Record the completion; False when the claim was lost, and the effect is somebody else's."""
+        ...
+
+    def fail(self, reason: str) -> bool:
+        """Free the key for another attempt; False when the claim was lost, or finished, before."""
+        ...
+
+    def give_back(self) -> bool:
+        """As `fail`, for work that a stop broke off."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Begun:
+    """The key is ours."""
+
+    claim: Claim
+    previous: PreviousAttempt | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Busy:
+    """Another attempt works on it, for as long as its lease holds."""
+
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Done:
+    """It was completed before, with this outcome (JSON)."""
+
+    outcome: str
+
+
+class Keys(Protocol):
+    """The keys of one handler."""
+
+    def begin(self, key: str) -> Begun | Busy | Done:
+        """Try to claim the key. Raises `TemporaryError` when that cannot be told."""
+        ...

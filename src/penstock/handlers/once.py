@@ -1,0 +1,70 @@
+"""An idempotent handler's claim in the ledger: one recorded completion a key, whatever is delivered twice.
+
+The claim is taken before the function is called and ended by exactly one of: finished (recorded, with the outcome),
+failed, given back. A duplicate of finished work is acked; one of work still running waits for the claim's lease, and is
+never acked as if it were done.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ulid import ULID
+
+from penstock.handlers.keys import Begun, Busy, Done
+from penstock.ledger import Ledger
+from penstock.ledger.work_records import WorkAttempt, WorkBusy, WorkDone
+from penstock.messaging.delivery import AttemptEnd, PreviousAttempt
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LedgerKeys:
+    """`penstock.handlers.keys.Keys` in the ledger."""
+
+    ledger: Ledger
+    handler: str
+    worker: str
+    lease_seconds: float
+    new_attempt_id: Callable[[], str] = lambda: str(ULID())
+
+    def begin(self, key: str) -> Begun | Busy | Done:
+        attempt_id = self.new_attempt_id()
+        begun = self.ledger.begin_work(
+            self.handler, key, attempt_id=attempt_id, worker=self.worker, lease_seconds=self.lease_seconds
+        )
+        if isinstance(begun, WorkDone):
+            return Done(outcome=begun.outcome)
+        if isinstance(begun, WorkBusy):
+            return Busy(seconds=begun.seconds)
+        return Begun(claim=LedgerClaim(keys=self, attempt_id=attempt_id), previous=_previous(begun.previous))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LedgerClaim:
+    """`penstock.handlers.keys.Claim` in the ledger."""
+
+    keys: LedgerKeys
+    attempt_id: str
+
+    def extend(self) -> bool:
+        return self.keys.ledger.extend_work(self.attempt_id, lease_seconds=self.keys.lease_seconds)
+
+    def finish(self, outcome: str) -> bool:
+        return self.keys.ledger.finish_work(self.attempt_id, outcome=outcome)
+
+    def fail(self, reason: str) -> bool:
+        return self.keys.ledger.end_work(self.attempt_id, outcome="failed", reason=reason)
+
+    def give_back(self) -> bool:
+        return self.keys.ledger.end_work(self.attempt_id, outcome="given_back", reason="given back at a stop")
+
+
+def _previous(before: WorkAttempt | None) -> PreviousAttempt | None:
+    if before is None:
+        return None
+    return PreviousAttempt(
+        started_at=before.started_at,
+        ended_at=before.ended_at,
+        worker=before.worker,
+        end=AttemptEnd(before.outcome),
+        reason=before.reason,
+    )
