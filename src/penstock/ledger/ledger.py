@@ -4,7 +4,7 @@ Any thread may call any method. Every method is one short transaction or two, by
 raise `TemporaryError` when the database is away, locked or full, and `ConfigurationError` when it cannot be a ledger.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Self
 
@@ -31,6 +31,9 @@ from penstock.ledger.records import (
     ObjectState,
     PipelineRow,
 )
+from penstock.ledger.work_queries import WorkQueries
+from penstock.ledger.work_records import WorkEnding, WorkRow, WorkStanding, WorkState
+from penstock.ledger.works import Works
 from penstock.messaging.steps import Probe, no_probe
 
 _SQLITE_FILE = "sqlite:///"
@@ -46,6 +49,8 @@ class Ledger:
         self._claims = Claims(database, probe, self._abandonments)
         self._commits = Commits(database, probe)
         self._queries = Queries(database)
+        self._works = Works(database)
+        self._work_queries = WorkQueries(database)
 
     @classmethod
     def open(cls, url: str | Path, *, probe: Probe = no_probe, now: Callable[[], float] | None = None) -> Self:
@@ -150,11 +155,72 @@ class Ledger:
         """
         return self._commits.commit(outcome)
 
+    # Works
+
+    def begin_work(self, handler: str, key: str, *, attempt_id: str, worker: str, lease_seconds: float) -> WorkStanding:
+        """Begin the work of a handler's key, for an attempt id never used before.
+
+        Ours with `WorkBegun`; an attempt past its lease is taken over, and told as ``previous``. `WorkBusy` while
+        another attempt holds it, `WorkDone` for good once one finished.
+
+        Raises `TemporaryError` when the outcome is unknown: the key is given back, or runs out with the lease, or is
+        ours after all when begun again with the same id.
+        """
+        return self._works.begin(handler, key, attempt_id=attempt_id, worker=worker, lease_seconds=lease_seconds)
+
+    def extend_work(self, attempt_id: str, *, lease_seconds: float) -> bool:
+        """Let the lease end ``lease_seconds`` from now; False when the attempt is lost. As with `extend`, what fences
+        is the state, never the time."""
+        return self._works.extend(attempt_id, lease_seconds=lease_seconds)
+
+    def finish_work(self, attempt_id: str, *, outcome: str) -> bool:
+        """Complete the work, with an outcome as JSON text for later duplicates; False when the attempt is lost.
+
+        True exactly when this attempt's completion is the one on record; asked again, the first outcome stays. Raises
+        `TemporaryError` when that stays unknown: ask again.
+        """
+        return self._works.finish(attempt_id, outcome=outcome)
+
+    def end_work(self, attempt_id: str, *, outcome: WorkEnding, reason: str) -> bool:
+        """Free the key without completing it, durably; False when the attempt is lost or finished."""
+        return self._works.end(attempt_id, outcome=outcome, reason=reason)
+
+    def abandon_worker_works(self, worker: str) -> int:
+        """End all open attempts of a worker proven dead as expired, so that others begin at once; answers how many."""
+        return self._works.abandon_worker(worker)
+
+    def forget_works(self, *, older_than_seconds: float, limit: int) -> int:
+        """Forget at most so many works that were completed, or left free, so long ago; answers how many.
+
+        A duplicate that comes after its completion was forgotten is worked on again.
+        """
+        return self._works.forget(older_than_seconds=older_than_seconds, limit=limit)
+
+    def works(
+        self,
+        handler: str | None = None,
+        *,
+        key_contains: str | None = None,
+        state: WorkState | None = None,
+        limit: int = 100,
+        after: bytes | None = None,
+    ) -> Sequence[WorkRow]:
+        """Works by id; ``after`` is the last id of the page before. Letter case in ``key_contains`` is ignored."""
+        return self._work_queries.works(handler, key_contains=key_contains, state=state, limit=limit, after=after)
+
+    def work(self, handler: str, key: str) -> WorkRow | None:
+        """One work."""
+        return self._work_queries.work(handler, key)
+
     # Questions
 
     def batches(self, pipeline: str, *, after_seq: int = 0, limit: int = 100) -> Sequence[BatchRow]:
         """Batches in their order."""
         return self._queries.batches(pipeline, after_seq=after_seq, limit=limit)
+
+    def batches_after(self, pipeline: str, after_seq: int) -> Iterator[BatchRow]:
+        """Every batch after that sequence, in their order, looked up page by page."""
+        return self._queries.batches_after(pipeline, after_seq)
 
     def batch(self, pipeline: str, seq: int) -> BatchRow | None:
         """One batch."""

@@ -1,6 +1,6 @@
 """Questions. Each is one consistent look and changes nothing."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from sqlalchemy import Select, bindparam, func, select
@@ -12,6 +12,8 @@ from penstock.ledger.rows import attempt_row, batch_row, object_attempt, object_
 from penstock.ledger.rules import storable
 from penstock.ledger.schema import attempts, batches, object_attempts, objects, table_schemas
 from penstock.ledger.sets import ids_wanted, is_wanted
+
+PAGE_BATCHES = 100
 
 _BATCHES = (
     select(batches, table_schemas.c.table_schema, attempts.c.worker)
@@ -97,6 +99,11 @@ class Queries:
         binds = {"in_pipeline": pipeline, "after_seq": after_seq, "rows_max": limit}
         with self._database.reading() as connection:
             return [batch_row(row) for row in connection.execute(_BATCHES_AFTER, binds)]
+
+    def batches_after(self, pipeline: str, after_seq: int) -> Iterator[BatchRow]:
+        while page := self.batches(pipeline, after_seq=after_seq, limit=PAGE_BATCHES):
+            yield from page
+            after_seq = page[-1].seq
 
     def batch(self, pipeline: str, seq: int) -> BatchRow | None:
         with self._database.reading() as connection:

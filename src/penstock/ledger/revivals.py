@@ -10,7 +10,7 @@ from sqlalchemy import Connection, bindparam, select, update
 
 from penstock.ledger.records import Carrier, ObjectState
 from penstock.ledger.rows import AnyRow, carrier_of, wanted_object
-from penstock.ledger.rules import Death, revives
+from penstock.ledger.rules import DeadObject, revives
 from penstock.ledger.schema import object_attempts, objects, wanted
 from penstock.ledger.sets import is_wanted
 
@@ -58,8 +58,8 @@ def revive(
     spent = _replays_spent(connection, pipeline)
     revivers: dict[bytes, Carrier] = {}
     for row in dead:
-        death = _death(row, spent.get(row.object_id, frozenset()))
-        carrier = next((carrier for carrier in carriers[row.object_id] if revives(carrier, death)), None)
+        dead_object = _dead_object(row, spent.get(row.object_id, frozenset()))
+        carrier = next((carrier for carrier in carriers[row.object_id] if revives(carrier, dead_object)), None)
         if carrier is not None:
             _revive_one(connection, pipeline, row.object_id, carrier)
             revivers[row.object_id] = carrier
@@ -73,10 +73,10 @@ def _replays_spent(connection: Connection, pipeline: str) -> Mapping[bytes, froz
     return {object_id: frozenset(replay_ids) for object_id, replay_ids in spent.items()}
 
 
-def _death(row: AnyRow, replay_ids: frozenset[str]) -> Death:
+def _dead_object(row: AnyRow, replay_ids: frozenset[str]) -> DeadObject:
     carrier = carrier_of(row)
     assert carrier is not None, "an object dies in a commit, so it was claimed for a carrier"
-    return Death(carrier=carrier, dead_at=row.dead_at, replay_ids=replay_ids)
+    return DeadObject(carrier=carrier, dead_at=row.dead_at, replay_ids=replay_ids)
 
 
 def _revive_one(connection: Connection, pipeline: str, object_id: bytes, carrier: Carrier) -> None:

@@ -1,5 +1,6 @@
 """The rules of the ledger that need no database: pure functions."""
 
+import hashlib
 from dataclasses import dataclass
 
 from penstock.ledger.records import Carrier
@@ -8,8 +9,8 @@ REASON_CHARS_MAX = 4_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Death:
-    """How a dead object died: its carrier, when, and every replay that was ever spent on it."""
+class DeadObject:
+    """What decides whether a dead object lives again: its carrier, when it died, and every replay spent on it."""
 
     carrier: Carrier
     dead_at: float
@@ -26,17 +27,24 @@ def is_later(sequencer: str, than: str) -> bool:
     return sequencer.ljust(width, "0") > than.ljust(width, "0")
 
 
-def revives(carrier: Carrier, death: Death) -> bool:
+def revives(carrier: Carrier, dead: DeadObject) -> bool:
     """Whether a message gives a dead object another life.
 
     It does with a replay id not yet spent on the object, or when it was enqueued after the death (sent back from a
     console, which knows no replay ids). The carrier itself, redelivered, never does, even where the broker's clock is
     ahead of the database's.
     """
-    if carrier.replay_id is not None and carrier.replay_id not in death.replay_ids:
+    if carrier.replay_id is not None and carrier.replay_id not in dead.replay_ids:
         return True
-    redelivered = carrier.message_id == death.carrier.message_id and carrier.enqueued_at <= death.carrier.enqueued_at
-    return carrier.enqueued_at > death.dead_at and not redelivered
+    redelivered = carrier.message_id == dead.carrier.message_id and carrier.enqueued_at <= dead.carrier.enqueued_at
+    return carrier.enqueued_at > dead.dead_at and not redelivered
+
+
+def work_id_of(handler: str, key: str) -> bytes:
+    """16 bytes that stand for a key of a handler: no collation can merge two of them, and no length is too long."""
+    if "\0" in handler:
+        raise ValueError(f"the handler's name {handler!r} has a NUL in it, which parts handler and key")
+    return hashlib.sha256(f"{handler}\0{key}".encode("utf-8", "surrogatepass")).digest()[:16]
 
 
 def storable(text: str) -> str:

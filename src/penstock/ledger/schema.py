@@ -38,6 +38,7 @@ class Bytes(LargeBinary):
 DIGEST = Bytes(16).with_variant(mysql.BINARY(16), "mysql", "mariadb")
 KEY = Bytes(4096).with_variant(mysql.VARBINARY(4096), "mysql", "mariadb")
 PIPELINE = String(512).with_variant(mysql.VARCHAR(512, collation="utf8mb4_bin"), "mysql", "mariadb")
+HANDLER = String(256).with_variant(mysql.VARCHAR(256, collation="utf8mb4_bin"), "mysql", "mariadb")
 WORD = String(64)  # states, attempt ids, outcomes: ASCII
 LONG_TEXT = Text().with_variant(mysql.LONGTEXT(), "mysql", "mariadb")
 
@@ -140,6 +141,33 @@ batches = Table(
     Column("committed_at", Double, nullable=False),
     Column("stage_seconds", Text, nullable=False),  # a JSON object
     UniqueConstraint("attempt_id", name="uq_batches_attempt"),
+)
+
+works = Table(  # one row a key of a handler; the attempt that stands in it is the latest one
+    "works",
+    metadata,
+    Column("work_id", DIGEST, primary_key=True),  # of handler and key
+    Column("handler", HANDLER, nullable=False),
+    Column("key", Text, nullable=False),  # for people
+    Column("state", WORD, nullable=False),
+    Column("attempt_id", WORD, nullable=False),
+    Column("worker", Text, nullable=False),
+    Column("started_at", Double, nullable=False),
+    Column("lease_until", Double, nullable=False),
+    Column("heartbeat_seq", BigInteger, nullable=False),  # grows with each extension, so that its CAS changes a row
+    Column("ended_at", Double),  # NULL while it is open
+    Column("attempts", Integer, nullable=False),
+    Column("outcome", LONG_TEXT),  # JSON, of the completion
+    Column("first_seen_at", Double, nullable=False),
+    Column("last_attempt_id", WORD),  # the last attempt that ended without completing the work
+    Column("last_worker", Text),
+    Column("last_started_at", Double),
+    Column("last_ended_at", Double),
+    Column("last_outcome", WORD),
+    Column("last_reason", Text),
+    Index("ix_works_attempt", "attempt_id", unique=True),
+    Index("ix_works_state", "state", "handler", "work_id"),
+    Index("ix_works_ended", "ended_at"),
 )
 
 # Each connection has its own: a set of objects handed to the database once, so that every statement after it is one

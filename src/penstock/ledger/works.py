@@ -1,0 +1,247 @@
+"""Works: a claim on one key of a handler, so that its effect is recorded once however often its message comes.
+
+A work is free, open for one attempt, or done. The attempt fences: who finishes, extends or ends a work names it, and
+once another has taken over there is nothing left to change. Time alone takes nothing away: an attempt past its lease
+ends when somebody else begins. Rows are inserted or left alone in a transaction of their own and then taken by a
+compare-and-set on their primary key, so that two that want the same work cannot lock each other out.
+
+Where COMMIT brought no answer the same transaction runs again, which finds out: each recognises its own attempt.
+"""
+
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from typing import TypeVar
+
+from sqlalchemy import Connection, bindparam, delete, select, update
+
+from penstock.errors import TemporaryError
+from penstock.ledger.database import Database, OutcomeUnknown
+from penstock.ledger.dialects import DatabaseNow
+from penstock.ledger.rows import AnyRow, Values
+from penstock.ledger.rules import storable, told
+from penstock.ledger.schema import works
+from penstock.ledger.work_records import WorkBegun, WorkBusy, WorkEnd, WorkEnding, WorkStanding, WorkState
+from penstock.ledger.work_rows import new_work, previous_attempt, work_done
+
+TRIES_MAX = 5
+FORGOTTEN_AT_ONCE_MAX = 500  # ids in one statement
+
+Answer = TypeVar("Answer")
+
+_time = works.c.lease_until.type
+_NEW_LEASE_UNTIL = DatabaseNow() + bindparam("lease_seconds", type_=_time)
+_IS_OPEN = works.c.state == WorkState.OPEN.value
+_THIS_WORK = works.c.work_id == bindparam("of_work")
+_HELD = _THIS_WORK & _IS_OPEN & (works.c.attempt_id == bindparam("ours"))
+
+_TAKE = (
+    update(works)
+    .values(
+        state=WorkState.OPEN.value,
+        attempt_id=bindparam("fresh"),
+        worker=bindparam("by_worker"),
+        started_at=DatabaseNow(),
+        lease_until=_NEW_LEASE_UNTIL,
+        ended_at=None,
+        attempts=works.c.attempts + 1,
+    )
+    .where(_THIS_WORK, works.c.state == WorkState.FREE.value)
+)
+_END = update(works).values(
+    state=WorkState.FREE.value,
+    ended_at=DatabaseNow(),
+    last_attempt_id=works.c.attempt_id,
+    last_worker=works.c.worker,
+    last_started_at=works.c.started_at,
+    last_ended_at=DatabaseNow(),
+    last_outcome=bindparam("why_outcome"),
+    last_reason=bindparam("why_reason"),
+)
+_END_OURS = _END.where(_HELD)
+_END_EXPIRED = _END.where(
+    _THIS_WORK, _IS_OPEN, works.c.lease_until < DatabaseNow(), works.c.attempt_id != bindparam("fresh")
+)
+_EXTEND = update(works).values(lease_until=_NEW_LEASE_UNTIL, heartbeat_seq=works.c.heartbeat_seq + 1).where(_HELD)
+_FINISH = (
+    update(works)
+    .values(state=WorkState.DONE.value, ended_at=DatabaseNow(), outcome=bindparam("new_outcome"))
+    .where(_HELD)
+)
+_LOOK = select(works, (works.c.lease_until - DatabaseNow()).label("lease_left")).where(_THIS_WORK)
+# By the attempt one looks, by the work one changes: locking the index first and the row after would deadlock with
+# those who take the row and then move its index entry.
+_FIND = select(works.c.work_id, works.c.state, works.c.last_attempt_id, works.c.last_outcome).where(
+    works.c.attempt_id == bindparam("ours")
+)
+_WORKERS_WORKS = (
+    select(works.c.work_id, works.c.attempt_id)
+    .where(_IS_OPEN, works.c.worker == bindparam("of_worker"))
+    .order_by(works.c.work_id)
+)
+_IS_OLD = works.c.ended_at < DatabaseNow() - bindparam("older_than_seconds", type_=_time)
+_OLD = select(works.c.work_id).where(_IS_OLD).order_by(works.c.ended_at).limit(bindparam("rows_max"))
+_FORGET = delete(works).where(works.c.work_id.in_(bindparam("forgotten", expanding=True)), _IS_OLD)
+
+
+class _Moved(Exception):
+    """Somebody else's change came between a look and what followed from it: look again."""
+
+
+class Works:
+    """Begins works, holds them, and ends them."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._register = (
+            database.dialect.insert_or_ignore(works)
+            .values(
+                work_id=bindparam("of_work"),
+                handler=bindparam("of_handler"),
+                key=bindparam("of_key"),
+                state=WorkState.OPEN.value,
+                attempt_id=bindparam("fresh"),
+                worker=bindparam("by_worker"),
+                started_at=DatabaseNow(),
+                lease_until=_NEW_LEASE_UNTIL,
+                heartbeat_seq=0,
+                attempts=1,
+                first_seen_at=DatabaseNow(),
+            )
+            .execution_options(preserve_rowcount=True)
+        )
+
+    def begin(self, handler: str, key: str, *, attempt_id: str, worker: str, lease_seconds: float) -> WorkStanding:
+        """Begin the work of a key, unless it is at work or done; see `penstock.ledger.ledger.Ledger.begin_work`."""
+        opening = new_work(handler, key, attempt_id=attempt_id, worker=worker, lease_seconds=lease_seconds)
+        try:
+            return self._until_known(attempt_id, partial(self._begin, opening))
+        except OutcomeUnknown:
+            with suppress(TemporaryError):  # then its lease ends by itself
+                self.end(attempt_id, outcome="given_back", reason="the ledger did not say whether it had begun")
+            raise
+
+    def extend(self, attempt_id: str, *, lease_seconds: float) -> bool:
+        """Let the lease end ``lease_seconds`` from now; False when the attempt is not open any more."""
+        with self._database.writing() as connection:
+            found = _find(connection, attempt_id)
+            if found is None:
+                return False
+            binds = {"of_work": found.work_id, "ours": attempt_id, "lease_seconds": lease_seconds}
+            return connection.execute(_EXTEND, binds).rowcount == 1
+
+    def finish(self, attempt_id: str, *, outcome: str) -> bool:
+        """Record the completion; False when the attempt is lost. Of several by one attempt the first stays."""
+        kept = storable(outcome)
+        return self._until_known(attempt_id, partial(self._finish, attempt_id, kept))
+
+    def end(self, attempt_id: str, *, outcome: WorkEnding, reason: str) -> bool:
+        """Free the work without a completion; False when the attempt is lost, or finished it."""
+        word = WorkEnd(outcome)
+        return self._until_known(attempt_id, partial(self._end, attempt_id, word, reason))
+
+    def abandon_worker(self, worker: str) -> int:
+        """End every open attempt of a worker that is known to be dead; answers how many."""
+        why = _why(WorkEnd.EXPIRED, f"worker {worker} died")
+        with self._database.writing() as connection:
+            held = connection.execute(_WORKERS_WORKS, {"of_worker": storable(worker)}).all()
+            return sum(
+                connection.execute(_END_OURS, {"of_work": row.work_id, "ours": row.attempt_id, **why}).rowcount
+                for row in held
+            )
+
+    def forget(self, *, older_than_seconds: float, limit: int) -> int:
+        """Delete the oldest of what ended so long ago, done or free; answers how many."""
+        age = {"older_than_seconds": older_than_seconds}
+        with self._database.writing() as connection:
+            old = connection.scalars(_OLD, {**age, "rows_max": limit}).all()
+            parts = [old[start : start + FORGOTTEN_AT_ONCE_MAX] for start in range(0, len(old), FORGOTTEN_AT_ONCE_MAX)]
+            return sum(connection.execute(_FORGET, {**age, "forgotten": sorted(part)}).rowcount for part in parts)
+
+    def _until_known(self, attempt_id: str, ask: Callable[[], Answer]) -> Answer:
+        """Ask until there is an answer."""
+        unknown: OutcomeUnknown | None = None
+        for _ in range(TRIES_MAX):
+            try:
+                return ask()
+            except OutcomeUnknown as error:
+                unknown = error
+            except _Moved:
+                pass
+        if unknown is not None:
+            raise OutcomeUnknown(
+                f"attempt {attempt_id}: the ledger did not confirm one of {TRIES_MAX} commits, try again later"
+            ) from unknown
+        raise TemporaryError(f"attempt {attempt_id}: its work changed under each of {TRIES_MAX} looks, try again")
+
+    def _begin(self, opening: Values) -> WorkStanding:
+        with self._database.writing() as connection:
+            if connection.execute(self._register, opening).rowcount == 1:
+                return WorkBegun(previous=None)
+        with self._database.writing() as connection:
+            _take(connection, opening)
+            row = connection.execute(_LOOK, opening).one_or_none()
+            if row is None:
+                _refuse_used(connection, opening["fresh"])
+                raise _Moved  # forgotten since the insert met it
+            return _standing(row, opening["fresh"])
+
+    def _finish(self, attempt_id: str, outcome: str) -> bool:
+        with self._database.writing() as connection:
+            found = _find(connection, attempt_id)
+            if found is None or found.state == WorkState.FREE:
+                return False
+            if found.state == WorkState.DONE:
+                return True
+            binds = {"of_work": found.work_id, "ours": attempt_id, "new_outcome": outcome}
+            return _changed(connection.execute(_FINISH, binds).rowcount)
+
+    def _end(self, attempt_id: str, outcome: WorkEnd, reason: str) -> bool:
+        with self._database.writing() as connection:
+            found = _find(connection, attempt_id)
+            if found is None or found.state == WorkState.DONE:
+                return False
+            if found.state == WorkState.FREE:
+                return bool(found.last_outcome == outcome)
+            binds = {"of_work": found.work_id, "ours": attempt_id, **_why(outcome, reason)}
+            return _changed(connection.execute(_END_OURS, binds).rowcount)
+
+
+def _take(connection: Connection, opening: Values) -> None:
+    """Take the work if it is free, or after its attempt has been ended for being past its lease."""
+    if connection.execute(_TAKE, opening).rowcount == 1:
+        return
+    why = _why(WorkEnd.EXPIRED, "its lease ran out")
+    if connection.execute(_END_EXPIRED, {**opening, **why}).rowcount == 1:
+        connection.execute(_TAKE, opening)
+
+
+def _standing(row: AnyRow, attempt_id: str) -> WorkStanding:
+    """What the row means to this attempt."""
+    if row.state == WorkState.DONE:
+        return work_done(row)
+    if row.state == WorkState.FREE:
+        raise _Moved  # it came free after we tried to take it
+    if row.attempt_id == attempt_id:
+        return WorkBegun(previous=previous_attempt(row))
+    return WorkBusy(seconds=max(0.0, row.lease_left))
+
+
+def _changed(rows: int) -> bool:
+    if rows != 1:
+        raise _Moved
+    return True
+
+
+def _refuse_used(connection: Connection, attempt_id: str) -> None:
+    if _find(connection, attempt_id) is not None:
+        raise ValueError(f"attempt {attempt_id} began another work: every attempt has an id of its own")
+
+
+def _find(connection: Connection, attempt_id: str) -> "AnyRow | None":
+    """The work whose latest attempt this is, whether it is open still or not."""
+    return connection.execute(_FIND, {"ours": attempt_id}).one_or_none()
+
+
+def _why(outcome: WorkEnd, reason: str) -> Values:
+    return {"why_outcome": outcome.value, "why_reason": told(reason)}
