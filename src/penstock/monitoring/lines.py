@@ -1,0 +1,139 @@
+"""Lines on a stream, made by structlog.
+
+The logger is our own: structlog's settings for the whole process, and the standard library's `logging`, stay as the
+application has them. JSON is ASCII on one line, whatever a value holds. The console line is for people: control
+characters are shown and not obeyed, and tracebacks stand below, indented. Local variables appear in neither.
+"""
+
+import json
+import sys
+import threading
+from collections.abc import Mapping
+from typing import Any, TextIO
+
+import structlog
+from structlog.dev import Column, ConsoleRenderer, KeyValueColumnFormatter, LogLevelColumnFormatter, plain_traceback
+from structlog.typing import EventDict, Processor
+
+_FIRST = ("ts", "level", "event", "msg")  # bound first, so that every line begins with them
+_NOT_FOR_PEOPLE = ("service", "version", "worker", "pid", "environment")  # the same on every line
+_EVENT_WIDTH = 22
+_to_json = json.JSONEncoder(separators=(",", ":"), check_circular=False, allow_nan=False).encode
+
+
+class LineLogger(structlog.BoundLoggerBase):
+    """Takes a line as a dictionary."""
+
+    def line(self, fields: dict[str, Any]) -> None:
+        """Render it and write it."""
+        self._proxy_to_logger("write", **fields)
+
+
+class LineWriter:
+    """Writes whole lines. A stream that fails costs the line, and nothing else."""
+
+    def __init__(self, stream: TextIO | None) -> None:
+        self._stream = stream
+        self._encoding = getattr(stream, "encoding", None) or "utf-8"
+        self._lock = threading.Lock()
+        self._dropped = 0  # under the lock
+
+    @property
+    def dropped(self) -> int:
+        """How many lines the stream did not take."""
+        return self._dropped
+
+    def write(self, line: str) -> None:
+        """One line (or a line and its traceback) in one piece. Never raises."""
+        with self._lock:
+            try:
+                self._write(line)
+            except Exception:  # closed pipe, full disk, closed file, or whatever a stream of the user's raises
+                self._dropped += 1
+
+    def drop(self) -> None:
+        """Count a line that could not be made."""
+        with self._lock:
+            self._dropped += 1
+
+    def _write(self, line: str) -> None:
+        if self._stream is None:  # a process without a console has no stderr
+            self._dropped += 1
+            return
+        if not line.isascii():
+            line = line.encode(self._encoding, "backslashreplace").decode(self._encoding)
+        self._stream.write(line + "\n")
+        self._stream.flush()
+
+
+def json_logger(writer: LineWriter, context: Mapping[str, object]) -> LineLogger:
+    """A logger that writes JSON."""
+    return _logger(writer, [_render_json], context)
+
+
+def console_logger(writer: LineWriter, context: Mapping[str, object], *, colors: bool) -> LineLogger:
+    """A logger that writes for people."""
+    return _logger(writer, [_shape_for_people, _console(colors=colors and sys.platform != "win32")], context)
+
+
+def _logger(writer: LineWriter, processors: list[Processor], context: Mapping[str, object]) -> LineLogger:
+    # Whatever is left out here would be taken from structlog's settings for the whole process.
+    proxy = structlog.wrap_logger(
+        writer,
+        processors=processors,
+        wrapper_class=LineLogger,
+        context_class=dict,
+        cache_logger_on_first_use=True,
+    )
+    bound: LineLogger = proxy.bind(**dict.fromkeys(_FIRST), **context)
+    return bound
+
+
+def _render_json(_logger: object, _method: str, line: EventDict) -> str:
+    return _to_json(line)
+
+
+def _shape_for_people(_logger: object, _method: str, line: EventDict) -> EventDict:
+    for name in _NOT_FOR_PEOPLE:
+        line.pop(name, None)
+    for name, place in (("exception", "exception"), ("stacks", "stack")):  # what structlog puts below the line
+        if name in line:
+            line[place] = _indented(line.pop(name))
+    return line
+
+
+def _console(*, colors: bool) -> ConsoleRenderer:
+    styles = ConsoleRenderer.get_default_column_styles(colors)
+    levels = ConsoleRenderer.get_default_level_styles(colors)
+
+    def bare(style: str, width: int = 0) -> KeyValueColumnFormatter:
+        return KeyValueColumnFormatter(None, style, styles.reset, value_repr=str, width=width)
+
+    return ConsoleRenderer(
+        sort_keys=False,
+        exception_formatter=plain_traceback,
+        columns=[
+            Column("ts", bare(styles.timestamp)),
+            Column("level", LogLevelColumnFormatter(levels, styles.reset)),
+            Column("event", bare(styles.bright, _EVENT_WIDTH)),
+            Column("msg", bare("")),
+            Column("", KeyValueColumnFormatter(styles.kv_key, styles.kv_value, styles.reset, value_repr=_shown)),
+        ],
+    )
+
+
+def _shown(value: object) -> str:
+    """Simple words as they are, and everything else as Python writes it, with control characters written out."""
+    if isinstance(value, str):
+        simple = value.isprintable() and value and not set(value) & set(" '\"=\\")
+        return value if simple else repr(value)
+    return repr(value) if isinstance(value, list) else str(value)
+
+
+def _indented(text: str) -> str:
+    """Each line begins with a mark, so that no text can look like a line of the log."""
+    return "\n".join(f"    | {_printable(line)}" for line in text.rstrip("\n").split("\n"))
+
+
+def _printable(text: str) -> str:
+    return "".join(character if character.isprintable() else ascii(character)[1:-1] for character in text)

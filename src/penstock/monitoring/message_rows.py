@@ -1,0 +1,126 @@
+"""What is logged of messages: received, worked on, settled, and held meanwhile."""
+
+from collections.abc import Mapping
+
+from penstock import events
+from penstock.messaging.settlement import Ack, DeadLetter
+from penstock.monitoring.rows import IDS, Cases, Level, Row, Rows, Source, same
+
+_DELIVERY = same("queue", "message_id", "attempt")
+_MESSAGE = same("queue", "handler", "message_id", "attempt")
+_WORKED: Mapping[str, Source] = {**_MESSAGE, "enqueued_at": "enqueued_at"}
+_ERROR: Mapping[str, Source] = {"error.type": "error_type", "error.message": "error"}
+_FAILED: Mapping[str, Source] = {
+    **_WORKED,
+    "duration_s": "duration_seconds",
+    **_ERROR,
+    "exception": "traceback",
+    "final": "final",
+    "delay_s": "delay_seconds",
+}
+_QUEUE_ERROR: Mapping[str, Source] = {"queue": "queue", "error.message": "error"}
+
+
+def _failed(level: Level, msg: str) -> Row:
+    return Row(name="message.failed", level=level, msg=msg, fields=_FAILED)
+
+
+MESSAGE_ROWS: Rows = {
+    events.MessagesReceived: Row(
+        name="message.received",
+        level="info",
+        msg="The worker holds the message.",
+        fields=same("queue"),
+        each="message_ids",
+    ),
+    events.MessageStarted: Row(name="message.started", level="info", msg="The handler is called.", fields=_WORKED),
+    events.MessageFinished: Row(
+        name="message.finished",
+        level="info",
+        msg="The handler returned.",
+        fields={**_WORKED, "duration_s": "duration_seconds"},
+    ),
+    events.MessageFailed: Cases(
+        by=lambda event: (event.final, event.error_type == "Reject"),
+        rows={
+            (True, False): _failed("error", "The handler failed, and the message is given up on."),
+            (True, True): _failed("warning", "The handler gave the message up."),
+        },
+        otherwise=_failed("warning", "The handler failed; another attempt follows."),
+    ),
+    events.MessageRetrying: Row(
+        name="message.retrying",
+        level="warning",
+        msg="A call inside the handler failed and is tried again there.",
+        fields={**_MESSAGE, "tries": "tries", "delay_s": "delay_seconds", **_ERROR},
+    ),
+    events.MessageSkipped: Row(
+        name="message.skipped",
+        level="info",
+        msg="The handler was not called.",
+        fields={**_MESSAGE, **same("reason", "key")},
+    ),
+    events.MessageInvalid: Row(
+        name="message.invalid",
+        level="error",
+        msg="Nobody can ever work on the message.",
+        fields={**_MESSAGE, **same("reason")},
+    ),
+    events.MessageGivenBack: Row(
+        name="message.given_back",
+        level="info",
+        msg="A stop broke the handler off; another worker goes on.",
+        fields=_MESSAGE,
+    ),
+    events.DeliverySettled: Cases(
+        by=lambda event: type(event.settlement),
+        rows={
+            Ack: Row(name="message.acked", level="info", msg="The message left the queue.", fields=_DELIVERY),
+            DeadLetter: Row(
+                name="message.dead_lettered",
+                level="warning",
+                msg="The message is a dead letter now.",
+                fields={**_DELIVERY, "reason": "settlement.reason", "error.message": "settlement.exception"},
+            ),
+        },
+        otherwise=Row(
+            name="message.released",
+            level="info",
+            msg="The message is back in its queue.",
+            fields={**_DELIVERY, "reason": "settlement.reason", "delay_s": "settlement.delay_seconds"},
+        ),
+    ),
+    events.SettleFailed: Row(
+        name="settle.failed",
+        level="warning",
+        msg="The broker did not take the settlement.",
+        fields=same("queue", "message_id", "reason", "lost"),
+    ),
+    events.SettlementMissing: Row(
+        name="settlement.missing",
+        level="error",
+        msg="The handler answered nothing for the message; it goes back.",
+        fields=same("queue", "message_id"),
+    ),
+    events.LeasesExtended: Row(
+        name="lease.extended", level="debug", msg="A heartbeat extended the leases.", fields={"queue": "queue", **IDS}
+    ),
+    events.LeaseLost: Row(
+        name="lease.lost",
+        level="warning",
+        msg="The delivery belongs to somebody else now.",
+        fields=same("queue", "message_id"),
+    ),
+    events.HeartbeatFailed: Row(
+        name="heartbeat.failed",
+        level="warning",
+        msg="A heartbeat could not be sent; it is tried again.",
+        fields=_QUEUE_ERROR,
+    ),
+    events.ReceiveFailed: Row(
+        name="receive.failed",
+        level="warning",
+        msg="The broker could not be asked for messages; it is tried again.",
+        fields=_QUEUE_ERROR,
+    ),
+}

@@ -1,0 +1,126 @@
+"""What is logged of objects, and of the batches and runs that work on them."""
+
+from collections.abc import Mapping
+
+from penstock import events
+from penstock.monitoring.rows import Cases, Level, Row, Rows, Source, same
+
+_OBJECT: Mapping[str, Source] = {"pipeline": "pipeline", "object": "object_uri", "attempt_id": "attempt_id"}
+_NAMED: Mapping[str, Source] = {"pipeline": "pipeline", "object": "object_uri", "reason": "reason"}
+_BATCH = same("pipeline", "attempt_id")
+
+
+def _sample(event: events.LinesQuarantined) -> object:
+    return [f"{offset}: {reason}" for offset, reason in event.sample]
+
+
+def _left(name: str, level: Level, msg: str) -> Row:
+    # Whether this event has an attempt depends on what became of the object, so it is asked for and not required.
+    attempt_id: Source = lambda event: getattr(event, "attempt_id", None)  # noqa: E731 - one cell of the table
+    return Row(name=name, level=level, msg=msg, fields={**_NAMED, "attempt_id": attempt_id})
+
+
+OBJECT_ROWS: Rows = {
+    events.ObjectStarted: Row(
+        name="object.started",
+        level="info",
+        msg="An attempt begins to work on the object.",
+        fields={**_OBJECT, "attempt": "attempt"},
+    ),
+    events.ObjectFinished: Row(
+        name="object.finished",
+        level="info",
+        msg="The object is recorded as processed.",
+        fields={**_OBJECT, **same("rows", "lines_quarantined")},
+    ),
+    events.ObjectGivenBack: Row(
+        name="object.given_back",
+        level="info",
+        msg="A stop broke the attempt off; the object is free for another.",
+        fields=_OBJECT,
+    ),
+    events.ObjectSkipped: Row(
+        name="object.skipped",
+        level="info",
+        msg="There was nothing to do for the object.",
+        fields=_NAMED,
+    ),
+    events.ObjectFailed: Cases(
+        by=lambda event: event.outcome,
+        rows={
+            "retry": _left("object.retrying", "warning", "The object failed; another attempt follows."),
+            "gone": _left("object.gone", "warning", "The object does not exist any more."),
+            "superseded": _left("object.superseded", "info", "The object exists in another version."),
+        },
+        otherwise=_left("object.failed", "error", "The object is given up on."),
+    ),
+    events.LinesQuarantined: Row(
+        name="lines.quarantined",
+        level="warning",
+        msg="Lines of the object could not be read and are in the quarantine.",
+        fields={"pipeline": "pipeline", "object": "object_uri", "count": "count", "sample": _sample},
+    ),
+}
+
+BATCH_ROWS: Rows = {
+    events.BatchClaimed: Row(
+        name="batch.claimed",
+        level="info",
+        msg="An attempt holds the objects of the batch.",
+        fields={**_BATCH, **same("objects", "bytes")},
+    ),
+    events.BatchProgressed: Row(
+        name="batch.progressed",
+        level="debug",
+        msg="Spark finished some tasks of the run.",
+        fields={**_BATCH, **same("tasks_done", "tasks")},
+    ),
+    events.BatchWritten: Row(
+        name="batch.written",
+        level="info",
+        msg="The files of the batch are written and not yet committed.",
+        fields={**_BATCH, **same("rows", "lines_quarantined")},
+    ),
+    events.BatchCommitted: Row(
+        name="batch.committed",
+        level="info",
+        msg="The batch counts.",
+        fields={**_BATCH, **same("seq", "objects", "rows", "lines_quarantined")},
+    ),
+    events.BatchPublished: Row(
+        name="batch.published",
+        level="info",
+        msg="All batches up to this one are visible in the table.",
+        fields=same("pipeline", "sink", "seq", "table_version"),
+    ),
+    events.RunFailed: Row(
+        name="run.failed",
+        level="error",
+        msg="A run failed, and no object could be named as the cause.",
+        fields={**_BATCH, "objects": "objects", "error.message": "error"},
+    ),
+    events.AttemptAbandoned: Row(
+        name="attempt.abandoned",
+        level="info",
+        msg="The attempt was given up; it can commit no more.",
+        fields={**_BATCH, "reason": "reason"},
+    ),
+    events.SourceScanned: Row(
+        name="source.scanned",
+        level="info",
+        msg="A folder was walked.",
+        fields=same("source", "found", "unfinished"),
+    ),
+    events.SchemaInferred: Row(
+        name="schema.inferred",
+        level="info",
+        msg="A schema was made from a sample and is remembered.",
+        fields=same("pipeline", "schema", "notes"),
+    ),
+    events.SparkStarted: Row(
+        name="spark.started",
+        level="info",
+        msg="A Spark session is there.",
+        fields={**same("java", "notes"), "duration_s": "seconds"},
+    ),
+}

@@ -1,0 +1,51 @@
+"""What a row of the log's table is: the name, level, sentence and fields of one kind of line."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, Literal
+
+from penstock import events
+
+Level = Literal["debug", "info", "warning", "error"]
+Source = str | Callable[[Any], object]  # an attribute of the event, with dots for one of its own, or what computes it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One line of the log. ``each`` names an attribute that holds message ids: then each of them gets a line."""
+
+    name: str
+    level: Level
+    msg: str
+    fields: Mapping[str, Source]
+    each: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cases:
+    """An event that has several names or levels: ``by`` chooses one of the rows, or else the last."""
+
+    by: Callable[[Any], object]
+    rows: Mapping[object, "Row | Cases"]
+    otherwise: "Row | Cases"
+
+
+Rows = Mapping[type[events.Event], Row | Cases]
+
+
+def rows_of(entry: Row | Cases) -> tuple[Row, ...]:
+    """Every row that an event may get."""
+    if isinstance(entry, Row):
+        return (entry,)
+    inner = [row for case in entry.rows.values() for row in rows_of(case)]
+    return (*inner, *rows_of(entry.otherwise))
+
+
+def same(*names: str) -> Mapping[str, Source]:
+    """Fields that are called what the event calls them."""
+    return MappingProxyType({name: name for name in names})
+
+
+IDS: Mapping[str, Source] = {"count": lambda event: len(event.message_ids), "ids": "message_ids"}
+HANDLER_ERROR: Mapping[str, Source] = {"handler": "handler", "error.message": "error"}

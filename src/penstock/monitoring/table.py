@@ -1,0 +1,18 @@
+"""What is logged of each event: the whole table.
+
+Names and fields are an interface; `docs/logs.md` tells them and a test holds it to this table. An event that is missing
+here is a defect, unless it is listed as not logged.
+"""
+
+from types import MappingProxyType
+
+from penstock import events
+from penstock.monitoring.message_rows import MESSAGE_ROWS
+from penstock.monitoring.object_rows import BATCH_ROWS, OBJECT_ROWS
+from penstock.monitoring.rows import Rows
+from penstock.monitoring.worker_rows import WORKER_ROWS
+
+ROWS: Rows = MappingProxyType({**WORKER_ROWS, **MESSAGE_ROWS, **OBJECT_ROWS, **BATCH_ROWS})
+
+# Roots of others: nobody emits them.
+NOT_LOGGED: frozenset[type[events.Event]] = frozenset({events.Event, events.MessageEvent, events.ObjectEvent})

@@ -1,0 +1,85 @@
+"""What is logged of the worker itself: its start and end, and what goes wrong beside the messages."""
+
+from collections.abc import Mapping
+
+from penstock import events
+from penstock.monitoring.rows import HANDLER_ERROR, IDS, Cases, Level, Row, Rows, Source, same
+
+_GIVEN_BACK: Mapping[str, Source] = {"count": lambda event: len(event.given_back), "ids": "given_back"}
+
+
+def _stopped(name: str, level: Level, msg: str) -> Row:
+    return Row(name=name, level=level, msg=msg, fields=_GIVEN_BACK)
+
+
+WORKER_ROWS: Rows = {
+    events.WorkerStarted: Row(
+        name="worker.started", level="info", msg="The worker serves.", fields=same("queues", "concurrency")
+    ),
+    events.WorkerDraining: Row(
+        name="worker.draining",
+        level="info",
+        msg="No more messages are fetched; what is in flight goes on.",
+        fields={"signal": "reason", "in_flight": "in_flight"},
+    ),
+    events.WorkerStopped: Cases(
+        by=lambda event: event.outcome,
+        rows={
+            "drained": _stopped("worker.drained", "info", "The worker ended, and everything was done."),
+            "given_back": _stopped("worker.given_back", "info", "The worker ended and gave back what was not done."),
+        },
+        otherwise=_stopped("worker.forced", "warning", "The worker ended although a thread did not."),
+    ),
+    events.ExecutionFailed: Row(
+        name="execution.failed",
+        level="error",
+        msg="A batch ended without an answer; its messages go back.",
+        fields={**HANDLER_ERROR, **IDS},
+    ),
+    events.UpkeepFailed: Row(
+        name="upkeep.failed",
+        level="warning",
+        msg="The upkeep of a handler failed; it is tried again.",
+        fields=HANDLER_ERROR,
+    ),
+    events.TickSent: Row(
+        name="tick.sent",
+        level="info",
+        msg="The message of a scheduled handler is in its queue.",
+        fields=same("handler", "queue", "scheduled_at"),
+    ),
+    events.TickFailed: Row(
+        name="tick.failed",
+        level="warning",
+        msg="The message of a scheduled handler could not be sent; it is tried again.",
+        fields={**HANDLER_ERROR, "scheduled_at": "scheduled_at"},
+    ),
+    events.GiveBackFailed: Row(
+        name="give_back.failed",
+        level="warning",
+        msg="One step of giving back failed; the steps after it were taken.",
+        fields={**HANDLER_ERROR, "step": "step"},
+    ),
+    events.ThreadLeftBehind: Row(
+        name="thread.left_behind",
+        level="warning",
+        msg="A thread did not end in time; the process leaves without it.",
+        fields=same("thread"),
+    ),
+    # A person asked for it, who wants to see it whatever the level is.
+    events.StacksDumped: Row(
+        name="stacks.dumped", level="warning", msg="What every thread is doing.", fields=same("stacks")
+    ),
+    events.ErrorHookFailed: Row(
+        name="error_hook.failed",
+        level="warning",
+        msg="The error hook raised; what it was to report is lost.",
+        fields={"count": "count", "error.message": "error"},
+    ),
+    events.ErrorReportsDropped: Row(
+        name="error_reports.dropped",
+        level="warning",
+        msg="The error hook is too slow; the oldest reports were dropped.",
+        fields=same("count"),
+    ),
+}
