@@ -43,11 +43,12 @@ class State:
         return self.directory / SPARK_LOG_FILE
 
     def free_what_the_dead_held(self) -> int:
-        """Abandon attempts, end leases and remove scratch of processes proven dead; answers how many such processes."""
+        """Abandon attempts and works, end leases and remove scratch of processes proven dead; answers how many."""
         with self.processes.dead() as workers:
             for worker in workers:
                 for pipeline in self.ledger.pipelines():
                     self.ledger.abandon_worker(pipeline.id, worker)
+                self.ledger.abandon_worker_works(worker)
                 self.broker.release_holder(worker)
                 shutil.rmtree(self.directory / SCRATCH_FOLDER / worker, ignore_errors=True)
         return len(workers)

@@ -15,7 +15,6 @@ from penstock.pipeline.source.quarantine import QUARANTINE_SCHEMA
 from penstock.sinks.delta import DeltaSink
 
 EMPTY_MANIFESTS = frozenset({"", "[]"})
-PAGE_BATCHES = 100
 
 
 class Tables:
@@ -119,12 +118,7 @@ class Tables:
         )
 
     def _count(self, counts: Callable[[BatchRow], bool], *, after_seq: int) -> int:
-        found = 0
-        seq = after_seq
-        while page := self._ledger.batches(self._places.pipeline, after_seq=seq, limit=PAGE_BATCHES):
-            found += sum(1 for batch in page if counts(batch))
-            seq = page[-1].seq
-        return found
+        return sum(1 for batch in self._ledger.batches_after(self._places.pipeline, after_seq) if counts(batch))
 
 
 def _seq(sink: DeltaSink) -> int:

@@ -22,8 +22,6 @@ from penstock.messaging.steps import Probe, Step
 from penstock.pipeline.layout import DATA_FOLDER
 from penstock.sinks.manifest import decode
 
-PAGE_BATCHES = 100
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Collected:
@@ -175,12 +173,9 @@ def _named_files(ledger: Ledger, pipeline: str, attempt_ids: Collection[str]) ->
     """Every file in these attempts' folders that any committed batch names. By construction an abandoned attempt has
     none; that it is looked up nevertheless is what stands between a defect elsewhere and lost data."""
     named: set[str] = set()
-    seq = 0
-    while attempt_ids and (page := ledger.batches(pipeline, after_seq=seq, limit=PAGE_BATCHES)):
-        for batch in page:
-            files = [*decode(batch.manifest), *decode(batch.quarantine_manifest)]
-            named.update(file.path for file in files if _attempt_of(file.path) in attempt_ids)
-        seq = page[-1].seq
+    for batch in ledger.batches_after(pipeline, 0) if attempt_ids else ():
+        files = [*decode(batch.manifest), *decode(batch.quarantine_manifest)]
+        named.update(file.path for file in files if _attempt_of(file.path) in attempt_ids)
     return frozenset(named)
 
 

@@ -28,7 +28,6 @@ CONFLICTS_MAX = 20  # in a row, without anything published by us
 CONFLICT_BASE_SECONDS = 0.02
 CONFLICT_CAP_SECONDS = 2.0
 FILES_MAX = 10_000  # of one commit; a single batch may have more
-PAGE_BATCHES = 100
 
 ManifestOf = Callable[[BatchRow], str]
 SchemaOf = Callable[[BatchRow], pa.Schema]
@@ -204,16 +203,13 @@ def _next_chunk(ledger: Ledger, pipeline: str, manifest_of: ManifestOf, after_se
 
 def _in_order(ledger: Ledger, pipeline: str, after_seq: int) -> Iterator[BatchRow]:
     """Batches after a sequence. Raises `PublishHalted` at a gap: what is in it would never be shown."""
-    seq = after_seq
-    while page := ledger.batches(pipeline, after_seq=seq, limit=PAGE_BATCHES):
-        for batch in page:
-            if batch.seq != seq + 1:
-                raise PublishHalted(
-                    f"The ledger of {pipeline} has batch {batch.seq} and none of the number {seq + 1}: it is damaged; "
-                    f"bring back the state from a backup before publishing on."
-                )
-            seq = batch.seq
-            yield batch
+    for seq, batch in enumerate(ledger.batches_after(pipeline, after_seq), start=after_seq + 1):
+        if batch.seq != seq:
+            raise PublishHalted(
+                f"The ledger of {pipeline} has batch {batch.seq} and none of the number {seq}: it is damaged; "
+                f"bring back the state from a backup before publishing on."
+            )
+        yield batch
 
 
 def _wait(clock: Clock, conflicts: int) -> None:

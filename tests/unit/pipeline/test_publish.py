@@ -1,6 +1,6 @@
 """The publish loop on doubles: what goes into which commit, and when it stops."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -60,9 +60,9 @@ class FakeLedger:
         self.rows = list(batches)
         self.asked_after: list[int] = []
 
-    def batches(self, pipeline: str, *, after_seq: int, limit: int) -> Sequence[BatchRow]:
+    def batches_after(self, pipeline: str, after_seq: int) -> Iterator[BatchRow]:
         self.asked_after.append(after_seq)
-        return [row for row in self.rows if row.seq > after_seq][:limit]
+        return iter([row for row in self.rows if row.seq > after_seq])
 
     def batch(self, pipeline: str, seq: int) -> BatchRow | None:
         return next((row for row in self.rows if row.seq == seq), None)
