@@ -4,7 +4,9 @@ import heapq
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from penstock.brokers import rules
 from penstock.messaging.broker import QueueSettings, QueueStats
+from penstock.messaging.delivery import AttemptEnd, PreviousAttempt
 from penstock.messaging.message import Attributes
 
 
@@ -23,6 +25,10 @@ class Entry:
     holder: str = ""  # the last one
     receive_count: int = 0
     refunds: int = 0
+    unsuccessful: int = 0  # hand-overs in this queue that ended without an ack
+    age_from: float  # of the oldest message's age: the enqueueing, or the last reset
+    leased_at: float = 0.0
+    previous: PreviousAttempt | None = None  # the last hand-over that ended
     first_failed_at: float | None = None
     last_failed_at: float | None = None
 
@@ -30,9 +36,32 @@ class Entry:
     def attempts(self) -> int:
         return self.receive_count - self.refunds
 
-    def fail(self, at: float) -> None:
-        self.first_failed_at = at if self.first_failed_at is None else self.first_failed_at
-        self.last_failed_at = at
+    def begin(self, holder: str, at: float) -> None:
+        """It is handed over."""
+        self.ready, self.leased, self.holder, self.leased_at = False, True, holder, at
+        self.receive_count += 1
+
+    def end(self, end: AttemptEnd, at: float, reason: str | None = None) -> None:
+        """The hand-over ended, and the message is to be handed over again."""
+        self.leased = False
+        self.previous = PreviousAttempt(
+            started_at=self.leased_at, ended_at=at, worker=self.holder, end=end, reason=reason
+        )
+        self.unsuccessful += 1
+        if self.unsuccessful % rules.RESET_EVERY == 0:
+            self.age_from = at
+        if end is AttemptEnd.GIVEN_BACK:
+            self.refunds += 1
+        else:
+            self.first_failed_at = at if self.first_failed_at is None else self.first_failed_at
+            self.last_failed_at = at
+
+    def bury(self, at: float) -> None:
+        """It begins anew in another queue."""
+        self.ready = self.leased = False
+        self.refunds, self.unsuccessful = self.receive_count, 0
+        self.first_failed_at = self.last_failed_at = self.previous = None
+        self.enqueued_at = self.visible_at = self.age_from = at
 
 
 @dataclass(slots=True, kw_only=True)
@@ -46,6 +75,7 @@ class Line:
     ages: list[tuple[float, int]] = field(default_factory=list)  # a heap of (enqueued_at, seq); likewise
     seen: dict[str, tuple[float, str]] = field(default_factory=dict)  # deduplication id -> (until, message id)
     dropped: int = 0
+    paused: bool = False
 
     def put(self, entry: Entry, *, ready: bool) -> None:
         self.entries[entry.seq] = entry
@@ -130,6 +160,7 @@ class Line:
         return count
 
     def stats(self, now: float) -> QueueStats:
+        oldest_from = min((entry.age_from for entry in self.entries.values()), default=now)
         ready = [entry.enqueued_at for entry in self.entries.values() if entry.ready]
         in_flight = sum(entry.leased for entry in self.entries.values())
         return QueueStats(
@@ -137,5 +168,5 @@ class Line:
             in_flight=in_flight,
             delayed=len(self.entries) - len(ready) - in_flight,
             oldest_visible_message_age_seconds=max(0.0, now - min(ready)) if ready else None,
-            oldest_message_age_seconds=None,
+            oldest_message_age_seconds=max(0.0, now - oldest_from),
         )

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from penstock.errors import ConfigurationError
-from penstock.messaging.broker import DEAD_LETTER_SUFFIX, Capabilities, QueueSettings
+from penstock.messaging.broker import DEAD_LETTER_SUFFIX, Capabilities, QueueSettings, QueueStats
 from penstock.messaging.death import Death
 from penstock.messaging.delivery import Delivery
 from penstock.messaging.message import Outgoing
@@ -23,11 +23,18 @@ EMBEDDED = Capabilities(
     refunds=True,
     deduplicates=True,
     browsable=True,
-    remembers_attempts=False,
+    remembers_attempts=True,
+    pausable=True,
+)
+NEVER_HEARD_OF = QueueStats(  # what `stats` says of a queue that nothing was sent to
+    visible=0, in_flight=0, delayed=0, oldest_visible_message_age_seconds=None, oldest_message_age_seconds=None
 )
 ATTRIBUTES_BYTES_MAX = 256 * 1024
 _RETENTION_SECONDS_MAX = 10 * 366 * 86_400.0
 DEDUPLICATION_WINDOW_SECONDS = 300.0  # as on SQS FIFO queues
+REASON_BYTES_MAX = 4 * 1024  # of what is kept of a release's reason, in UTF-8
+RESET_EVERY = 3  # unsuccessful hand-overs after which a message's age begins again, as measured on SQS
+CLOCK_BACK_SECONDS = 1.0  # behind the last lease by more: the host's clock was set back, and no look was merely late
 LOST = "the lease ended, or the message is settled already"
 
 
@@ -170,6 +177,18 @@ def death_by_settlement(
         message_id=delivery.message.id,
         enqueued_at=delivery.message.enqueued_at,
     )
+
+
+def kept_reason(reason: str | None) -> str | None:
+    """What is remembered of a release's reason: bounded, and without lone surrogates, which no database takes."""
+    if reason is None:
+        return None
+    return reason.encode("utf-8", "backslashreplace")[:REASON_BYTES_MAX].decode("utf-8", "ignore")
+
+
+def reason_too_large(body_bytes: int) -> str:
+    """Why the broker gave up on a message that came into its file past `check_outgoing`."""
+    return f"its body has {body_bytes} bytes, over the limit of {EMBEDDED.body_bytes_max}"
 
 
 def reason_exhausted(attempts: int) -> str:

@@ -13,31 +13,34 @@ What it promises beyond `penstock.messaging.broker.Broker`:
 - A lease is over at its time, whether or not somebody else has the message by then; settling is refused from there on.
 - Unknown queues are made by their first `send`.
 
-Time is the clock injected, the host's: processes of one host share it.
+Time is the host's clock, which all processes at the file share: WAL needs their common memory, so no two hosts can use
+one file. The file itself knows no time, and no statement asks SQLite for it. Where the clock is set back, a lease has
+never more left than its own length (checked against the time of the last lease, to the second); a delay lasts as much
+longer. Where it is set forward, leases and delays end early. A message may then be handed over twice, and the fence
+lets one of the two settle it.
 """
 
-import json
-import sqlite3
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from os import PathLike
 from pathlib import Path
 
 from penstock.brokers import rules
 from penstock.brokers.arrivals import Arrivals
-from penstock.brokers.sqlite_file import QueueFile, statements
-from penstock.brokers.sqlite_rows import Row, delivery_of, encode_attributes, encode_group, message_of
-from penstock.brokers.sqlite_upkeep import QueueRow, Upkeep
+from penstock.brokers.sqlite_file import QueueFile
+from penstock.brokers.sqlite_leasing import Leasing
+from penstock.brokers.sqlite_queues import QueueRow, Queues
+from penstock.brokers.sqlite_rows import message_of
+from penstock.brokers.sqlite_script import statements
+from penstock.brokers.sqlite_sending import Sending
+from penstock.brokers.sqlite_settling import Settling
+from penstock.brokers.sqlite_upkeep import Upkeep
 from penstock.messaging.broker import Capabilities, QueueSettings, QueueStats, SettleFailure
 from penstock.messaging.clock import Clock, SystemClock
 from penstock.messaging.delivery import Delivery
 from penstock.messaging.message import Message, Outgoing
-from penstock.messaging.settlement import Ack, DeadLetter, Release, Settlement
+from penstock.messaging.settlement import Release, Settlement
 
 __all__ = ["SqliteBroker"]
-
-_EMPTY = QueueStats(
-    visible=0, in_flight=0, delayed=0, oldest_visible_message_age_seconds=None, oldest_message_age_seconds=None
-)
 
 
 class SqliteBroker:
@@ -60,20 +63,22 @@ class SqliteBroker:
     ) -> None:
         for settings in queues:
             rules.check_settings(settings)
-        self._holder = holder
         self._clock = clock or SystemClock()
         self._poll_seconds = poll_seconds
-        self._deduplication_window_seconds = deduplication_window_seconds
         self._arrivals = Arrivals()
         self._closed = False  # written by the thread that closes
         self._sql = statements()
         self._file = QueueFile(Path(path), busy_timeout_seconds=busy_timeout_seconds)
         self._store_id = self._file.store_id
-        self._upkeep = Upkeep(self._sql, self._store_id)
+        self._queues = Queues(self._sql)
+        self._upkeep = Upkeep(self._sql, self._store_id, self._queues)
+        self._sending = Sending(self._sql, self._queues, deduplication_window_seconds=deduplication_window_seconds)
+        self._leasing = Leasing(self._sql, self._store_id, holder, self._queues, self._upkeep)
+        self._settling = Settling(self._sql, holder, self._queues, self._upkeep, self._leasing)
         if queues:
             with self._file.transaction(durable=True) as connection:
                 for settings in queues:
-                    self._upkeep.write_settings(connection, "configure_queue", settings)
+                    self._queues.configure(connection, settings)
 
     @property
     def capabilities(self) -> Capabilities:
@@ -88,7 +93,8 @@ class SqliteBroker:
         if not messages:
             return ()
         with self._file.transaction(durable=True) as connection:
-            seqs = self._insert(connection, self._upkeep.ensure_queue(connection, queue), messages)
+            found = self._queues.ensure(connection, queue)
+            seqs = self._sending.insert(connection, found, messages, self._clock.now())
         self._arrivals.tell()
         return [rules.message_id(self._store_id, seq) for seq in seqs]
 
@@ -115,11 +121,7 @@ class SqliteBroker:
         if not deliveries:
             return ()
         with self._file.transaction() as connection:
-            now = self._clock.now()
-            held = self._held(connection, deliveries, now)
-            ids = json.dumps(list(held.values()))
-            connection.execute(self._sql["extend"], {"ids": ids, "until": now + lease_seconds})
-        return [delivery for delivery in deliveries if delivery.receipt not in held]
+            return self._leasing.extend(connection, deliveries, lease_seconds, self._clock.now())
 
     def settle(self, settlements: Sequence[tuple[Delivery, Settlement]]) -> Sequence[SettleFailure]:
         """One transaction. What is settled already, or a second time in one call, counts as lost."""
@@ -128,35 +130,26 @@ class SqliteBroker:
                 rules.check_seconds("delay_seconds", settlement.delay_seconds, rules.EMBEDDED.delay_seconds_max)
         if not settlements:
             return ()
-        mine: list[tuple[int, Delivery, Settlement]] = []
-        lost: list[Delivery] = []
         with self._file.transaction() as connection:
-            now = self._clock.now()
-            held = self._held(connection, [delivery for delivery, _ in settlements], now)
-            for delivery, settlement in settlements:
-                seq = held.pop(delivery.receipt, None)
-                if seq is None:
-                    lost.append(delivery)
-                else:
-                    mine.append((seq, delivery, settlement))
-            self._apply(connection, mine, now)
+            lost = self._settling.settle(connection, settlements, self._clock.now())
         self._arrivals.tell()
         return [SettleFailure(delivery=delivery, reason=rules.LOST, lost=True) for delivery in lost]
 
     def stats(self, queue: str) -> QueueStats:
         found = self._tended(queue)
         if found is None:
-            return _EMPTY
+            return rules.NEVER_HEARD_OF
         with self._file.reading() as connection:
             row = connection.execute(self._sql["stats"], {"queue_id": found.id}).fetchone()
-        visible, in_flight, delayed, oldest_at = row
-        age_seconds = None if oldest_at is None else max(0.0, self._clock.now() - oldest_at)
+        now = self._clock.now()
+        visible, in_flight, delayed, visible_from, *ages_from = row
+        oldest_from = min((at for at in ages_from if at is not None), default=now)
         return QueueStats(
             visible=visible,
             in_flight=in_flight,
             delayed=delayed,
-            oldest_visible_message_age_seconds=age_seconds,
-            oldest_message_age_seconds=None,
+            oldest_visible_message_age_seconds=None if visible_from is None else max(0.0, now - visible_from),
+            oldest_message_age_seconds=max(0.0, now - oldest_from),
         )
 
     def browse(self, queue: str, *, messages_max: int, after_id: str | None = None) -> Sequence[Message]:
@@ -173,8 +166,7 @@ class SqliteBroker:
     def release_holder(self, holder: str) -> int:
         """End all leases of a worker that is proven dead: visible at once, the attempt stays counted."""
         with self._file.transaction() as connection:
-            parameters = {"holder": holder, "now": self._clock.now()}
-            count = connection.execute(self._sql["release_holder"], parameters).rowcount
+            count = self._upkeep.release_holder(connection, holder, self._clock.now())
         self._arrivals.tell()
         return count
 
@@ -183,13 +175,30 @@ class SqliteBroker:
             return [row[0] for row in connection.execute(self._sql["queue_names"])]
 
     def purge(self, queue: str) -> int:
-        """Delete every message of the queue, leased ones too; answers how many."""
         with self._file.transaction() as connection:
-            found = self._upkeep.queue(connection, queue)
+            found = self._queues.find(connection, queue)
             if found is None:
                 return 0
             connection.execute(self._sql["purge_ring"], {"queue_id": found.id})
             return connection.execute(self._sql["purge"], {"queue_id": found.id}).rowcount
+
+    def pause(self, queue: str) -> None:
+        """On the disk when this returns; other processes see it at their next look."""
+        rules.check_queue(queue)
+        with self._file.transaction(durable=True) as connection:
+            self._queues.set_paused(connection, self._queues.ensure(connection, queue), True)
+
+    def resume(self, queue: str) -> None:
+        with self._file.transaction(durable=True) as connection:
+            found = self._queues.find(connection, queue)
+            if found is not None:
+                self._queues.set_paused(connection, found, False)
+        self._arrivals.tell()
+
+    def paused(self, queue: str) -> bool:
+        with self._file.reading() as connection:
+            found = self._queues.find(connection, queue)
+        return found is not None and found.paused
 
     def dropped(self, queue: str) -> int:
         """How many dead letters this queue has deleted at the end of their retention."""
@@ -203,165 +212,35 @@ class SqliteBroker:
         self._arrivals.tell()
         self._file.close()
 
-    def _insert(self, connection: sqlite3.Connection, queue: QueueRow, messages: Sequence[Outgoing]) -> list[int]:
-        now = self._clock.now()
-        next_seq = connection.execute(self._sql["last_id"]).fetchone()[0] + 1
-        if any(message.deduplication_id is not None for message in messages):
-            connection.execute(self._sql["forget_deduplications"], {"now": now})
-        seqs: list[int] = []
-        rows: list[Row] = []
-        for outgoing in messages:
-            seq = self._deduplicated(connection, queue, outgoing, next_seq, now)
-            seqs.append(seq)
-            if seq == next_seq:
-                rows.append(_new_row(seq, queue, outgoing, now))
-                next_seq += 1
-        connection.executemany(self._sql["insert"], rows)
-        self._upkeep.join_ring(connection, queue, [row[5] for row in rows if row[2] == 0])
-        return seqs
-
-    def _deduplicated(
-        self, connection: sqlite3.Connection, queue: QueueRow, outgoing: Outgoing, seq: int, now: float
-    ) -> int:
-        """``seq``, or that of the earlier message which this one repeats."""
-        if outgoing.deduplication_id is None:
-            return seq
-        parameters = {"queue_id": queue.id, "deduplication_id": outgoing.deduplication_id}
-        earlier = connection.execute(self._sql["deduplicated"], parameters).fetchone()
-        if earlier is not None:
-            return int(earlier[0])
-        until = now + self._deduplication_window_seconds
-        connection.execute(self._sql["remember_deduplication"], (queue.id, outgoing.deduplication_id, until, seq))
-        return seq
-
     def _take(self, queue: str, messages_max: int, lease_seconds: float) -> Sequence[Delivery]:
         """Look without the write lock first: an idle queue disturbs nobody."""
         now = self._clock.now()
         with self._file.reading() as connection:
-            found = self._upkeep.queue(connection, queue)
+            found = self._queues.find(connection, queue)
             if found is None:
                 return ()
             ready = connection.execute(self._sql["anything_ready"], {"queue_id": found.id}).fetchone()[0]
             needed = self._upkeep.needed(connection, found, now)
         if needed:
-            self._tend(queue, now)
-        elif not ready:
+            self._tend(queue)
+        if found.paused or not (ready or needed):
             return ()
         with self._file.transaction() as connection:
-            found = self._upkeep.ensure_queue(connection, queue)
-            return self._lease(connection, found, max(0, min(messages_max, rules.EMBEDDED.receive_max)), lease_seconds)
-
-    def _lease(
-        self, connection: sqlite3.Connection, queue: QueueRow, count: int, lease_seconds: float
-    ) -> Sequence[Delivery]:
-        now = self._clock.now()
-        picked = rules.interleave(self._heads(connection, queue, count), count)
-        if not picked:
-            return ()
-        ids = json.dumps([seq for _, seq in picked])
-        parameters = {"ids": ids, "until": now + lease_seconds, "holder": self._holder}
-        connection.execute(self._sql["lease"], parameters)
-        self._turn_ring(connection, queue, dict.fromkeys(group for group, _ in picked))
-        # Not by RETURNING: its order is undefined, and SQLite before 3.35 (still shipped with Python 3.11) lacks it.
-        rows = {row[0]: row for row in connection.execute(self._sql["messages"], {"ids": ids})}
-        return [delivery_of(self._store_id, queue.settings.name, rows[seq], now) for _, seq in picked]
-
-    def _heads(self, connection: sqlite3.Connection, queue: QueueRow, count: int) -> Iterable[tuple[str, list[int]]]:
-        """The oldest ready messages of the next groups, ``count`` together if there are as many.
-
-        Each group is asked for an equal share; where some have less, the share doubles until the others fill it up.
-        """
-        parameters = {"queue_id": queue.id, "groups_max": count}
-        heads: dict[str, list[int]] = {row[0]: [] for row in connection.execute(self._sql["next_groups"], parameters)}
-        quota = -(-count // len(heads)) if heads else 0
-        while heads:
-            heads = {group: [] for group in heads}
-            for group, seq in connection.execute(self._sql["heads"], {**parameters, "quota": quota}):
-                heads[group].append(seq)
-            if sum(map(len, heads.values())) >= count or all(len(seqs) < quota for seqs in heads.values()):
-                break
-            quota *= 2
-        return heads.items()
-
-    def _turn_ring(self, connection: sqlite3.Connection, queue: QueueRow, groups: Iterable[str]) -> None:
-        """The groups just served go to the end, or leave when nothing of theirs is ready."""
-        places = [(place, queue.id, group) for place, group in enumerate(groups, start=queue.ring_end + 1)]
-        connection.executemany(self._sql["move_in_ring"], places)
-        names = json.dumps([group for _, _, group in places])
-        connection.execute(self._sql["leave_ring"], {"queue_id": queue.id, "groups": names})
-        self._upkeep.set_ring_end(connection, queue, places[-1][0])
-
-    def _held(self, connection: sqlite3.Connection, deliveries: Iterable[Delivery], now: float) -> dict[str, int]:
-        """The fence: receipts whose very hand-over is leased still, with the row's id."""
-        asked = {delivery.receipt: rules.hand_over_of(self._store_id, delivery.receipt) for delivery in deliveries}
-        ids = json.dumps([hand_over.seq for hand_over in asked.values() if hand_over is not None])
-        leased: Mapping[int, int] = dict(connection.execute(self._sql["leased"], {"ids": ids, "now": now}).fetchall())
-        return {
-            receipt: hand_over.seq
-            for receipt, hand_over in asked.items()
-            if hand_over is not None and leased.get(hand_over.seq) == hand_over.number
-        }
-
-    def _apply(
-        self, connection: sqlite3.Connection, settlements: Sequence[tuple[int, Delivery, Settlement]], now: float
-    ) -> None:
-        acked: list[int] = []
-        released: dict[Release, list[int]] = {}
-        for seq, delivery, settlement in settlements:
-            match settlement:
-                case Ack():
-                    acked.append(seq)
-                case Release():
-                    released.setdefault(settlement, []).append(seq)
-                case DeadLetter():
-                    self._dead_letter(connection, seq, delivery, settlement, now)
-        if acked:
-            connection.execute(self._sql["delete"], {"ids": json.dumps(acked)})
-        for release, seqs in released.items():
-            until, ids = now + release.delay_seconds, json.dumps(seqs)
-            parameters = {"ids": ids, "until": until, "refund": int(release.refund), "now": now}
-            connection.execute(self._sql["release"], parameters)
-
-    def _dead_letter(
-        self, connection: sqlite3.Connection, seq: int, delivery: Delivery, settlement: DeadLetter, now: float
-    ) -> None:
-        queue = self._upkeep.ensure_queue(connection, delivery.queue)
-        self._upkeep.bury(
-            connection,
-            queue,
-            [seq],
-            lambda row: rules.death_by_settlement(
-                settlement, delivery, worker=self._holder, first_failed_at=row[4], now=now
-            ),
-            now,
-        )
+            return self._leasing.lease(connection, queue, messages_max, lease_seconds, self._clock.now())
 
     def _tended(self, queue: str) -> QueueRow | None:
         """The queue with leases, delays and retention looked after, as every look at it begins."""
         now = self._clock.now()
         with self._file.reading() as connection:
-            found = self._upkeep.queue(connection, queue)
+            found = self._queues.find(connection, queue)
             needed = found is not None and self._upkeep.needed(connection, found, now)
         if needed:
-            self._tend(queue, now)
+            self._tend(queue)
         return found
 
-    def _tend(self, queue: str, now: float) -> None:
+    def _tend(self, queue: str) -> None:
         done = False
-        while not done:  # ends: what is due at one moment is finite, and each turn takes some of it
+        while not done:  # ends: what is due is finite, and each turn takes some of it
             with self._file.transaction() as connection:
-                done = self._upkeep.run(connection, self._upkeep.ensure_queue(connection, queue), now)
-
-
-def _new_row(seq: int, queue: QueueRow, outgoing: Outgoing, now: float) -> Row:
-    """In the order of the statement `insert`."""
-    return (
-        seq,
-        queue.id,
-        0 if outgoing.delay_seconds == 0 else 1,
-        now + outgoing.delay_seconds,
-        now,
-        encode_group(outgoing.group),
-        encode_attributes(outgoing.attributes),
-        bytes(outgoing.body),
-    )
+                found = self._queues.ensure(connection, queue)
+                done = self._upkeep.run(connection, found, self._clock.now())

@@ -1,18 +1,15 @@
-"""The queue file: opening, checking and creating it, transactions, and what SQLite's errors mean to a person."""
+"""The queue file: opening it, transactions, and what SQLite's errors mean to a person."""
 
-import secrets
 import sqlite3
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib import resources
 from pathlib import Path
 
+from penstock.brokers.sqlite_schema import bring_up_to_date, version_of
 from penstock.errors import ConfigurationError, PenstockError, TemporaryError
 
-SCHEMA_VERSION = 1
-_APPLICATION_ID = 0x50_53_54_4B  # "PSTK" in the file's header: another program's database is told apart
 _WAL_BYTES_MAX = 64 * 1024 * 1024  # what is left of the log after a checkpoint; it is larger only meanwhile
 _TEMPORARY = {  # another try may succeed: space is freed, another process ends its transaction
     sqlite3.SQLITE_BUSY,
@@ -23,22 +20,6 @@ _TEMPORARY = {  # another try may succeed: space is freed, another process ends 
     sqlite3.SQLITE_INTERRUPT,
     sqlite3.SQLITE_PROTOCOL,
 }
-
-
-def statements() -> Mapping[str, str]:
-    """The statements of sql/queue.sql by name."""
-    named: dict[str, list[str]] = {}
-    lines: list[str] = []
-    for line in _sql("queue.sql").splitlines():
-        if line.startswith("-- name: "):
-            lines = named.setdefault(line.removeprefix("-- name: ").strip(), [])
-        elif not line.startswith("--"):
-            lines.append(line)
-    return {name: "\n".join(body).strip() for name, body in named.items()}
-
-
-def _sql(name: str) -> str:
-    return resources.files("penstock.brokers").joinpath("sql", name).read_text(encoding="utf-8")
 
 
 class QueueFile:
@@ -136,35 +117,11 @@ class QueueFile:
 
     def _prepare(self, connection: sqlite3.Connection) -> None:
         connection.execute("PRAGMA fullfsync = ON")  # macOS: its plain fsync leaves data in the drive's cache
-        self._check(connection)
+        version_of(connection, self.path)  # before anything is written: it may be another program's
         self._enter_wal(connection)
         connection.execute(f"PRAGMA journal_size_limit = {_WAL_BYTES_MAX}")
         connection.execute("PRAGMA secure_delete = OFF")  # overwriting what is deleted would double the writes
-        connection.execute("BEGIN IMMEDIATE")
-        try:
-            if self._check(connection):  # again: another process may have been faster
-                self._create(connection)
-            connection.execute("COMMIT")
-        except BaseException:
-            if connection.in_transaction:
-                connection.execute("ROLLBACK")
-            raise
-
-    def _check(self, connection: sqlite3.Connection) -> bool:
-        """Whether the file is empty; raises where it is not ours or newer than this program."""
-        version = connection.execute("PRAGMA user_version").fetchone()[0]
-        application = connection.execute("PRAGMA application_id").fetchone()[0]
-        tables = connection.execute("SELECT COUNT(*) FROM sqlite_master").fetchone()[0]
-        if application == 0 and version == 0 and tables == 0:
-            return True
-        if application != _APPLICATION_ID:
-            raise ConfigurationError(f"{self.path} is a database of another program: name another file for the queues")
-        if version > SCHEMA_VERSION:
-            raise ConfigurationError(
-                f"the queue file {self.path} has version {version}, this Penstock knows {SCHEMA_VERSION}: upgrade "
-                "Penstock, or name another file"
-            )
-        return False
+        bring_up_to_date(connection, self.path)
 
     def _enter_wal(self, connection: sqlite3.Connection) -> None:
         """Readers then never wait for the writer. The mode stays with the file; changing it needs the file for
@@ -183,23 +140,6 @@ class QueueFile:
                 f"the queue file {self.path} is on a file system without shared memory (mode {mode}): put it on a "
                 "local disk"
             )
-
-    def _create(self, connection: sqlite3.Connection) -> None:
-        for statement in _complete_statements(_sql("schema.sql")):
-            connection.execute(statement)
-        connection.execute("INSERT INTO store (id) VALUES (?)", (f"q{secrets.token_hex(8)}",))
-        connection.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
-        connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
-
-
-def _complete_statements(script: str) -> Iterator[str]:
-    """One by one, as `executescript` would commit before it begins."""
-    statement = ""
-    for line in script.splitlines(keepends=True):
-        statement += line
-        if sqlite3.complete_statement(statement):
-            yield statement
-            statement = ""
 
 
 def translate(error: sqlite3.Error, path: Path) -> PenstockError:

@@ -7,7 +7,7 @@ from types import MappingProxyType
 from typing import Any
 
 from penstock.brokers import rules
-from penstock.messaging.delivery import Delivery
+from penstock.messaging.delivery import AttemptEnd, Delivery, PreviousAttempt
 from penstock.messaging.message import NO_ATTRIBUTES, Attributes, Message
 
 Row = tuple[Any, ...]
@@ -58,12 +58,20 @@ def message_of(store: str, row: Row) -> Message:
 
 
 def delivery_of(store: str, queue: str, row: Row, now: float) -> Delivery:
-    """Of a message's row with (..., receive_count, refunds) at its end."""
+    """Of a row of the statement `messages`, as it was before this hand-over."""
     receive_count, refunds = row[5:7]
     return Delivery(
         message=message_of(store, row),
         queue=queue,
-        receipt=rules.receipt(store, rules.HandOver(seq=row[0], number=receive_count)),
-        attempt=receive_count - refunds,
+        receipt=rules.receipt(store, rules.HandOver(seq=row[0], number=receive_count + 1)),
+        attempt=receive_count + 1 - refunds,
         received_at=now,
+        previous=_previous_of(row),
     )
+
+
+def _previous_of(row: Row) -> PreviousAttempt | None:
+    leased_at, ended_at, holder, ended, reason = row[7:12]
+    if leased_at is None or ended is None:  # the first hand-over, or one of a file's older version
+        return None
+    return PreviousAttempt(started_at=leased_at, ended_at=ended_at, worker=holder, end=AttemptEnd(ended), reason=reason)

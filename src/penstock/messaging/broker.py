@@ -24,6 +24,7 @@ class Capabilities:
     deduplicates: bool  # Outgoing.deduplication_id is honoured
     browsable: bool  # `browse` works: messages can be looked at without being received
     remembers_attempts: bool  # `Delivery.previous` tells of the hand-over before
+    pausable: bool  # `pause` and `resume` work
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,12 +39,15 @@ class QueueSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueStats:
-    """How a queue stands. Ages are None where the queue holds no such message.
+    """How a queue stands.
 
-    ``oldest_message_age_seconds`` is what SQS calls ApproximateAgeOfOldestMessage, as it was measured: over all messages
-    not deleted, delayed and in flight too; an age counts from the enqueueing, and again from 0 after every third
-    hand-over that ended without an ack; a dead letter's counts from its death. 0 where the queue is empty, None where
-    the broker cannot tell.
+    ``oldest_visible_message_age_seconds`` is None while nothing is visible, even if messages are in flight or delayed:
+    no message waits. Who needs a number there shows 0.
+
+    ``oldest_message_age_seconds`` is what SQS calls ApproximateAgeOfOldestMessage, as it was measured: over all
+    messages not deleted, delayed and in flight too; an age counts from the enqueueing, and again from 0 after every
+    third hand-over that ended without an ack; a dead letter's counts from its death. 0 where the queue is empty, None
+    where the broker cannot tell.
     """
 
     visible: int
@@ -98,6 +102,30 @@ class Broker(Protocol):
 
     def browse(self, queue: str, *, messages_max: int, after_id: str | None = None) -> Sequence[Message]:
         """Look at messages, oldest first, without leasing them. Only where `Capabilities.browsable`."""
+        ...
+
+    def queue_names(self) -> Sequence[str]:
+        """The queues that this broker knows of, sorted."""
+        ...
+
+    def purge(self, queue: str) -> int:
+        """Delete every message of the queue, leased ones too; answers how many, as near as the broker can count."""
+        ...
+
+    def pause(self, queue: str) -> None:
+        """Hand nothing of the queue over, in any process, until `resume`. Only where `Capabilities.pausable`.
+
+        Everything else goes on: sending, extending, settling, and leases end at their time. A queue may be paused
+        before anything was ever sent to it.
+        """
+        ...
+
+    def resume(self, queue: str) -> None:
+        """End a pause, if there is one. Only where `Capabilities.pausable`."""
+        ...
+
+    def paused(self, queue: str) -> bool:
+        """Whether the queue is paused; never where a broker is not `Capabilities.pausable`."""
         ...
 
     def close(self) -> None:

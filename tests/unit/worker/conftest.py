@@ -78,6 +78,7 @@ class FakeBroker:
         deduplicates=False,
         browsable=False,
         remembers_attempts=False,
+        pausable=False,
     )
 
     def __init__(self, journal: list[str]) -> None:
@@ -157,6 +158,21 @@ class FakeBroker:
 
     def browse(self, queue: str, *, messages_max: int, after_id: str | None = None) -> Sequence[Message]:
         raise NotImplementedError
+
+    def queue_names(self) -> Sequence[str]:
+        raise NotImplementedError
+
+    def purge(self, queue: str) -> int:
+        raise NotImplementedError
+
+    def pause(self, queue: str) -> None:
+        raise NotImplementedError
+
+    def resume(self, queue: str) -> None:
+        raise NotImplementedError
+
+    def paused(self, queue: str) -> bool:
+        return False
 
     def close(self) -> None:
         pass

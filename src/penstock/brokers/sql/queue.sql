@@ -4,7 +4,9 @@
 SELECT id FROM store
 
 -- name: queue
-SELECT id, name, dead_letter_queue, receives_max, retention_seconds, ring_end FROM queues WHERE name = :name
+SELECT id, name, dead_letter_queue, receives_max, retention_seconds, ring_end, paused, clock_at
+FROM queues
+WHERE name = :name
 
 -- name: add_queue
 INSERT INTO queues (name, dead_letter_queue, receives_max, retention_seconds)
@@ -38,6 +40,9 @@ INSERT INTO ring (queue_id, grp, place) VALUES (?, ?, ?) ON CONFLICT (queue_id, 
 -- name: set_ring_end
 UPDATE queues SET ring_end = :ring_end WHERE id = :queue_id
 
+-- name: set_paused
+UPDATE queues SET paused = :paused WHERE id = :queue_id
+
 -- name: forget_deduplications
 DELETE FROM deduplications WHERE until <= :now
 
@@ -69,8 +74,26 @@ LIMIT :rows_max
 UPDATE messages SET
     first_failed_at = CASE state WHEN 2 THEN COALESCE(first_failed_at, visible_at) ELSE first_failed_at END,
     last_failed_at = CASE state WHEN 2 THEN visible_at ELSE last_failed_at END,
+    unsuccessful = unsuccessful + (state = 2),
+    ended = CASE state WHEN 2 THEN 'expired' ELSE ended END,
+    ended_at = CASE state WHEN 2 THEN visible_at ELSE ended_at END,
     state = 0
 WHERE id IN (SELECT value FROM json_each(:ids))
+
+-- The end of every third unsuccessful hand-over is where the message's age begins again. Not part of `wake` and
+-- `release`, because naming an indexed column there would write its index each time, not only the third.
+-- name: reset_ages
+UPDATE messages SET age_from = ended_at
+WHERE id IN (SELECT value FROM json_each(:ids)) AND unsuccessful > 0 AND unsuccessful % 3 = 0
+
+-- No lease has more left than its own length, unless the clock went back since it was given: then it begins anew.
+-- `state <> 0` says nothing new but lets SQLite look through the waiting messages only.
+-- name: shorten_leases
+UPDATE messages SET visible_at = :now + lease_seconds
+WHERE queue_id = :queue_id AND state = 2 AND state <> 0 AND visible_at > :now + lease_seconds
+
+-- name: set_clock
+UPDATE queues SET clock_at = :now WHERE name IN (SELECT value FROM json_each(:names))
 
 -- name: expired
 SELECT id
@@ -111,13 +134,27 @@ CROSS JOIN messages ON messages.id IN (
 ORDER BY groups.place, messages.id
 
 -- name: lease
-UPDATE messages SET state = 2, visible_at = :until, holder = :holder, receive_count = receive_count + 1
+UPDATE messages SET
+    state = 2,
+    visible_at = :now + :lease_seconds,
+    holder = :holder,
+    receive_count = receive_count + 1,
+    leased_at = :now,
+    lease_seconds = :lease_seconds,
+    ended = NULL,
+    ended_at = NULL,
+    end_reason = NULL
 WHERE id IN (SELECT value FROM json_each(:ids))
 
+-- As they are before `lease`: how the hand-over before ended is still there.
 -- name: messages
-SELECT id, body, enqueued_at, attributes, grp, receive_count, refunds
+SELECT
+    id, body, enqueued_at, attributes, grp, receive_count, refunds, leased_at, ended_at, holder, ended, end_reason
 FROM messages
 WHERE id IN (SELECT value FROM json_each(:ids))
+
+-- name: end_turn
+UPDATE queues SET ring_end = :ring_end, clock_at = :now WHERE id = :queue_id
 
 -- name: move_in_ring
 UPDATE ring SET place = ? WHERE queue_id = ? AND grp = ?
@@ -137,7 +174,8 @@ FROM messages
 WHERE id IN (SELECT value FROM json_each(:ids)) AND state = 2 AND visible_at > :now
 
 -- name: extend
-UPDATE messages SET visible_at = :until WHERE id IN (SELECT value FROM json_each(:ids))
+UPDATE messages SET visible_at = :now + :lease_seconds, lease_seconds = :lease_seconds
+WHERE id IN (SELECT value FROM json_each(:ids))
 
 -- A refunded release is no failure.
 -- name: release
@@ -146,7 +184,11 @@ UPDATE messages SET
     visible_at = :until,
     refunds = refunds + :refund,
     first_failed_at = CASE :refund WHEN 1 THEN first_failed_at ELSE COALESCE(first_failed_at, :now) END,
-    last_failed_at = CASE :refund WHEN 1 THEN last_failed_at ELSE :now END
+    last_failed_at = CASE :refund WHEN 1 THEN last_failed_at ELSE :now END,
+    unsuccessful = unsuccessful + 1,
+    ended = CASE :refund WHEN 1 THEN 'given_back' ELSE 'failed' END,
+    ended_at = :now,
+    end_reason = :reason
 WHERE id IN (SELECT value FROM json_each(:ids))
 
 -- name: last_days
@@ -164,25 +206,42 @@ UPDATE messages SET
     refunds = receive_count,
     first_failed_at = NULL,
     last_failed_at = NULL,
+    leased_at = NULL,
+    ended = NULL,
+    ended_at = NULL,
+    end_reason = NULL,
+    unsuccessful = 0,
+    age_from = NULL,
     attributes = :attributes
 WHERE id = :id
 
--- `state <> 0` says nothing new but lets SQLite look through the waiting messages only.
--- name: release_holder
+-- A lease that ended already only ends at its time: `wake` says so.
+-- name: held_by
+SELECT id FROM messages WHERE state = 2 AND holder = :holder AND state <> 0
+
+-- name: release_dead
 UPDATE messages SET
     state = 1,
-    visible_at = :now,
-    first_failed_at = COALESCE(first_failed_at, :now),
-    last_failed_at = :now
-WHERE state = 2 AND holder = :holder AND state <> 0
+    visible_at = MIN(visible_at, :now),
+    first_failed_at = COALESCE(first_failed_at, MIN(visible_at, :now)),
+    last_failed_at = MIN(visible_at, :now),
+    unsuccessful = unsuccessful + 1,
+    ended = 'expired',
+    ended_at = MIN(visible_at, :now)
+WHERE id IN (SELECT value FROM json_each(:ids))
 
--- One statement, so one moment. The plus keeps SQLite off the index of ready messages, which it would have to sort.
+-- One statement, so one moment. The pluses keep SQLite off the indexes of ready messages and of resets, which it would
+-- have to sort; the question whether any message is ready spares it a walk past all that are not.
 -- name: stats
 SELECT
     (SELECT COUNT(*) FROM messages WHERE queue_id = :queue_id AND state = 0),
     (SELECT COALESCE(SUM(state = 2), 0) FROM messages WHERE queue_id = :queue_id AND state <> 0),
     (SELECT COALESCE(SUM(state = 1), 0) FROM messages WHERE queue_id = :queue_id AND state <> 0),
-    (SELECT enqueued_at FROM messages WHERE queue_id = :queue_id AND +state = 0 ORDER BY enqueued_at LIMIT 1)
+    CASE WHEN EXISTS (SELECT 1 FROM messages WHERE queue_id = :queue_id AND state = 0) THEN
+        (SELECT enqueued_at FROM messages WHERE queue_id = :queue_id AND +state = 0 ORDER BY enqueued_at LIMIT 1)
+    END,
+    (SELECT enqueued_at FROM messages WHERE queue_id = :queue_id AND +age_from IS NULL ORDER BY enqueued_at LIMIT 1),
+    (SELECT age_from FROM messages WHERE queue_id = :queue_id AND age_from IS NOT NULL ORDER BY age_from LIMIT 1)
 
 -- name: browse
 SELECT id, body, enqueued_at, attributes, grp

@@ -1,5 +1,9 @@
--- The embedded queue, version 1. `store` names this very file for ever: ids and receipts begin with it.
+-- The embedded queue, version 1. This step is never changed: what is new is a step of its own.
+PRAGMA application_id = 1347638347;  -- "PSTK" in the file's header: another program's database is told apart
+
+-- Names this very file for ever: ids and receipts begin with it.
 CREATE TABLE store (id TEXT NOT NULL);
+INSERT INTO store (id) VALUES ('q' || lower(hex(randomblob(8))));
 
 CREATE TABLE queues (
     id INTEGER PRIMARY KEY,

@@ -1,0 +1,92 @@
+"""The queues in the file: their settings, their pauses, and the ring of groups that have ready messages.
+
+Everything runs inside a transaction of the caller's.
+"""
+
+import json
+import sqlite3
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from penstock.brokers import rules
+from penstock.messaging.broker import QueueSettings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueRow:
+    """A queue as the file knows it."""
+
+    id: int
+    settings: QueueSettings
+    ring_end: int
+    paused: bool
+    clock_at: float  # when a lease was last given or extended: the clock was there already
+
+
+class Queues:
+    def __init__(self, sql: Mapping[str, str]) -> None:
+        self._sql = sql
+
+    def find(self, connection: sqlite3.Connection, name: str) -> QueueRow | None:
+        row = connection.execute(self._sql["queue"], {"name": name}).fetchone()
+        if row is None:
+            return None
+        id, name, dead_letter_queue, receives_max, retention_seconds, ring_end, paused, clock_at = row
+        settings = QueueSettings(
+            name=name,
+            dead_letter_queue=dead_letter_queue,
+            receives_max=receives_max,
+            retention_seconds=retention_seconds,
+        )
+        return QueueRow(id=id, settings=settings, ring_end=ring_end, paused=bool(paused), clock_at=clock_at)
+
+    def ensure(self, connection: sqlite3.Connection, name: str) -> QueueRow:
+        """The queue, made on its first use."""
+        found = self.find(connection, name)
+        if found is not None:
+            return found
+        self._write(connection, "add_queue", QueueSettings(name=name))
+        made = self.find(connection, name)
+        assert made is not None
+        return made
+
+    def configure(self, connection: sqlite3.Connection, settings: QueueSettings) -> None:
+        """Make the queue, or give it these settings from now on; a pause stays."""
+        self._write(connection, "configure_queue", settings)
+
+    def set_paused(self, connection: sqlite3.Connection, queue: QueueRow, paused: bool) -> None:
+        connection.execute(self._sql["set_paused"], {"queue_id": queue.id, "paused": int(paused)})
+
+    def is_dead_letter_queue(self, connection: sqlite3.Connection, queue: QueueRow) -> bool:
+        """Whether the dead letters of any queue come here."""
+        return bool(connection.execute(self._sql["is_dead_letter_queue"], {"name": queue.settings.name}).fetchone()[0])
+
+    def join_ring(self, connection: sqlite3.Connection, queue: QueueRow, groups: Iterable[str]) -> None:
+        """Groups that have ready messages now and are not in the ring yet go to its end, in this order."""
+        places = [(queue.id, group, queue.ring_end + n) for n, group in enumerate(dict.fromkeys(groups), start=1)]
+        if places:
+            connection.executemany(self._sql["join_ring"], places)
+            parameters = {"queue_id": queue.id, "ring_end": places[-1][2]}
+            connection.execute(self._sql["set_ring_end"], parameters)
+
+    def turn_ring(self, connection: sqlite3.Connection, queue: QueueRow, groups: Iterable[str], now: float) -> None:
+        """The groups just served go to the end, or leave when nothing of theirs is ready."""
+        places = [(place, queue.id, group) for place, group in enumerate(groups, start=queue.ring_end + 1)]
+        connection.executemany(self._sql["move_in_ring"], places)
+        names = json.dumps([group for _, _, group in places])
+        connection.execute(self._sql["leave_ring"], {"queue_id": queue.id, "groups": names})
+        parameters = {"queue_id": queue.id, "ring_end": places[-1][0], "now": now}
+        connection.execute(self._sql["end_turn"], parameters)
+
+    def set_clock(self, connection: sqlite3.Connection, names: Iterable[str], now: float) -> None:
+        """Leases of these queues were given or extended just now."""
+        connection.execute(self._sql["set_clock"], {"names": json.dumps(sorted(set(names))), "now": now})
+
+    def _write(self, connection: sqlite3.Connection, statement: str, settings: QueueSettings) -> None:
+        parameters = {
+            "name": settings.name,
+            "dead_letter_queue": rules.dead_letter_queue(settings),
+            "receives_max": settings.receives_max,
+            "retention_seconds": settings.retention_seconds,
+        }
+        connection.execute(self._sql[statement], parameters)
