@@ -1,1 +1,55 @@
-"""Penstock: reliable queue consumers, and S3 objects into an exactly-once table on Spark."""
+"""Penstock: reliable queue consumers, and S3 objects into an exactly-once table on Spark.
+
+The public names are imported when they are first used, so that a process that only sends messages loads no database, no
+Spark and no Arrow.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from penstock.app.app import App
+    from penstock.app.handlers import Handlers
+    from penstock.errors import Interrupted, PenstockError, Reject, Retry
+    from penstock.handlers.context import BatchContext, Context, Item
+    from penstock.messaging.message import Message
+    from penstock.messaging.queue import Queue
+
+_HOMES = {
+    "App": "penstock.app.app",
+    "BatchContext": "penstock.handlers.context",
+    "Context": "penstock.handlers.context",
+    "Handlers": "penstock.app.handlers",
+    "Interrupted": "penstock.errors",
+    "Item": "penstock.handlers.context",
+    "Message": "penstock.messaging.message",
+    "PenstockError": "penstock.errors",
+    "Queue": "penstock.messaging.queue",
+    "Reject": "penstock.errors",
+    "Retry": "penstock.errors",
+}
+
+__all__ = [
+    "App",
+    "BatchContext",
+    "Context",
+    "Handlers",
+    "Interrupted",
+    "Item",
+    "Message",
+    "PenstockError",
+    "Queue",
+    "Reject",
+    "Retry",
+]
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module 'penstock' has no attribute {name!r}")
+    return getattr(importlib.import_module(home), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -26,10 +26,15 @@ class Settings(BaseSettings):
 
     model_config = SettingsConfigDict(env_prefix="PENSTOCK_", frozen=True, extra="forbid", toml_file=SETTINGS_FILE)
 
+    broker: str = Field("sqlite:///.penstock/queue.db", description="where messages wait: sqlite:///FILE or memory://")
+    ledger: str = Field("sqlite:///.penstock/ledger.db", description="what was done: a database URL")
+    state: str = Field(".penstock", description="a folder of this host for locks, scratch files and logs")
+    queues: dict[str, int] = Field(default_factory=dict, description="the queues a worker serves, each with its weight")
+    concurrency: int = Field(100, ge=1, le=10_000, description="messages in work at once in one worker")
     spark_master: str = Field("local[*]", description="where Spark runs")
     spark_driver_memory: str = Field("2g", pattern=r"^\d+[kmgKMG]$", description="the JVM's heap")
     spark_conf: dict[str, str] = Field(default_factory=dict, description="further Spark settings")
-    lease_seconds: float = Field(15.0, ge=3, le=43_200, description="how long a claim or a delivery is held unextended")
+    lease_seconds: float = Field(60.0, ge=3, le=43_200, description="how long a claim or a delivery is held unextended")
     stop_timeout_seconds: float = Field(30.0, ge=10, description="from SIGTERM to the platform's SIGKILL")
     max_objects: int = Field(5_000, ge=1, le=100_000, description="objects a batch")
     max_bytes: int = Field(8 * GIB, ge=1, description="bytes a batch, as stored")

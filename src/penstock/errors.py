@@ -21,7 +21,8 @@
     └── ObjectError              one object could not be read; its siblings are not touched
         ├── ObjectGone           it is no longer there
         ├── ObjectSuperseded     what is there now is another version
-        └── ObjectUnreadable     it is there and cannot be read: permissions, truncated, corrupt, too large
+        └── ObjectUnreadable     it is there and cannot be read: truncated, corrupt, too large
+            └── ObjectDenied     we are not permitted to: rather a fault of the settings than of the object
 
     Interrupted                  (a BaseException) what `checkpoint` raises when the work is no longer ours: let it pass
 
@@ -121,6 +122,10 @@ class ObjectSuperseded(ObjectError):
 
 class ObjectUnreadable(ObjectError):
     """The object exists in the right version and cannot be read."""
+
+
+class ObjectDenied(ObjectUnreadable):
+    """Permission to read the object is missing; often that of many objects at once."""
 
 
 class Interrupted(BaseException):

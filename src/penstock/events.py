@@ -383,6 +383,14 @@ class ThreadLeftBehind(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LifespanFailed(Event):
+    """A lifespan raised, or took too long, while it put its resources away; the others were left nevertheless."""
+
+    lifespan: str
+    error: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerStarted(Event):
     """The worker begins to serve."""
 

@@ -1,0 +1,203 @@
+"""`App`: handlers and pipelines, and the broker and ledger they stand on. A value, not a global."""
+
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+from penstock.app.handlers import Handlers
+from penstock.app.identity import worker_id
+from penstock.config import Settings, load_settings
+from penstock.errors import UsageError
+from penstock.events import Listener
+from penstock.handlers.durations import Duration, seconds_of
+from penstock.messaging.broker import Broker
+from penstock.messaging.message import NO_ATTRIBUTES, Attributes, Outgoing
+from penstock.messaging.queue import Queue
+from penstock.messaging.schema import Codec
+
+SEND_CHUNK = 1_000  # messages handed to the broker in one call
+
+ErrorHook = Callable[..., None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Sender:
+    codec: Codec[Any]
+    attributes: Attributes
+
+
+class App(Handlers):
+    """What a worker serves, and what senders send through.
+
+    ``broker`` and ``ledger`` are addresses, or things opened already; by default those of the settings. The ledger is
+    opened only where something needs it: idempotent handlers, object handlers and pipelines. ``on_error(exception,
+    context)`` hears of failures; ``listeners`` of every event.
+    """
+
+    def __init__(
+        self,
+        *,
+        broker: str | Broker | None = None,
+        ledger: "str | Any | None" = None,
+        settings: Settings | None = None,
+        on_error: ErrorHook | None = None,
+        listeners: Sequence[Listener] = (),
+    ) -> None:
+        super().__init__()
+        given = {
+            "broker": broker if isinstance(broker, str) else None,
+            "ledger": ledger if isinstance(ledger, str) else None,
+        }
+        base = settings or Settings.model_construct()
+        self.settings = base.model_copy(update={name: value for name, value in given.items() if value is not None})
+        self.on_error = on_error
+        self.listeners = tuple(listeners)
+        self.worker = worker_id()
+        self._lock = threading.Lock()
+        self._broker: Broker | None = None if broker is None or isinstance(broker, str) else broker  # under the lock
+        self._ledger: Any | None = None if ledger is None or isinstance(ledger, str) else ledger  # as above
+        self._senders: dict[Queue[Any] | str, _Sender] = {}  # as above
+
+    @classmethod
+    def from_config(
+        cls, *, on_error: ErrorHook | None = None, listeners: Sequence[Listener] = (), **given: Any
+    ) -> Self:
+        """An app with the settings of environment and penstock.toml; ``given`` go before both."""
+        return cls(settings=load_settings(**given), on_error=on_error, listeners=listeners)
+
+    @property
+    def broker(self) -> Broker:
+        """The broker, opened when first asked for."""
+        from penstock.app.backends import open_broker
+
+        with self._lock:
+            if self._broker is None:
+                self._broker = open_broker(self.settings, holder=self.worker)
+            return self._broker
+
+    @property
+    def ledger(self) -> Any:
+        """The `penstock.ledger.Ledger`, opened when first asked for."""
+        from penstock.app.backends import open_ledger
+
+        with self._lock:
+            if self._ledger is None:
+                self._ledger = open_ledger(self.settings)
+            return self._ledger
+
+    def close(self) -> None:
+        """Give back connections. The app can be used again."""
+        with self._lock:
+            broker, ledger, self._broker, self._ledger = self._broker, self._ledger, None, None
+        for opened in (broker, ledger):
+            if opened is not None:
+                opened.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # Sending
+
+    def send(
+        self,
+        queue: Queue[Any] | str,
+        body: Any,
+        *,
+        delay: Duration | None = None,
+        group: str | None = None,
+        deduplication_id: str | None = None,
+        attributes: Mapping[str, str | bytes] = NO_ATTRIBUTES,
+    ) -> str:
+        """Put one message into the queue, durably; answers its id.
+
+        ``delay``: invisible for so long. ``group``: the tenant it belongs to. ``deduplication_id``: a second send of
+        the same id within the broker's window is dropped. Raises `UsageError` for a body that does not fit the queue's
+        model, `TemporaryError` when the broker is away.
+        """
+        outgoing = self.outgoing(
+            queue, body, delay=delay, group=group, deduplication_id=deduplication_id, attributes=attributes
+        )
+        return self.broker.send(_name(queue), [outgoing])[0]
+
+    async def send_async(self, queue: Queue[Any] | str, body: Any, **options: Any) -> str:
+        """As `send`, without blocking the event loop."""
+        import asyncio
+
+        return await asyncio.to_thread(self.send, queue, body, **options)
+
+    def send_many(
+        self,
+        queue: Queue[Any] | str,
+        bodies: Iterable[Any],
+        *,
+        delay: Duration | None = None,
+        group: str | None = None,
+        attributes: Mapping[str, str | bytes] = NO_ATTRIBUTES,
+    ) -> list[str]:
+        """Put many messages into the queue, in calls of a thousand; answers their ids, in order.
+
+        Each call is taken as a whole or not at all. What was sent before a call failed stays sent.
+        """
+        ids: list[str] = []
+        chunk: list[Outgoing] = []
+        for body in bodies:
+            chunk.append(self.outgoing(queue, body, delay=delay, group=group, attributes=attributes))
+            if len(chunk) == SEND_CHUNK:
+                ids += self.broker.send(_name(queue), chunk)
+                chunk = []
+        if chunk:
+            ids += self.broker.send(_name(queue), chunk)
+        return ids
+
+    async def send_many_async(self, queue: Queue[Any] | str, bodies: Iterable[Any], **options: Any) -> list[str]:
+        """As `send_many`, without blocking the event loop."""
+        import asyncio
+
+        return await asyncio.to_thread(self.send_many, queue, bodies, **options)
+
+    def outgoing(
+        self,
+        queue: Queue[Any] | str,
+        body: Any,
+        *,
+        delay: Duration | None = None,
+        group: str | None = None,
+        deduplication_id: str | None = None,
+        attributes: Mapping[str, str | bytes] = NO_ATTRIBUTES,
+    ) -> Outgoing:
+        """The message that `send` would send."""
+        sender = self._sender(queue)
+        clash = sorted(sender.attributes.keys() & attributes.keys())
+        if clash:
+            raise UsageError(f"The attribute {clash[0]} is Penstock's own; give another name.")
+        return Outgoing(
+            body=sender.codec.encode(body),
+            attributes={**sender.attributes, **attributes},
+            group=group,
+            deduplication_id=deduplication_id,
+            delay_seconds=0.0 if not delay else seconds_of("delay", delay),
+        )
+
+    def _sender(self, queue: Queue[Any] | str) -> _Sender:
+        sender = self._senders.get(queue)
+        if sender is None:
+            codec: Codec[Any] = Codec(self._contract(queue))
+            sender = _Sender(codec=codec, attributes=codec.attributes())
+            with self._lock:
+                self._senders[queue] = sender
+        return sender
+
+    def _contract(self, queue: Queue[Any] | str) -> Queue[Any]:
+        """A queue named by text is the declared one of that name, if there is one."""
+        if not isinstance(queue, str):
+            return queue
+        declared = [declaration.queue for declaration in self.declarations if declaration.queue.name == queue]
+        return declared[0] if declared else Queue(queue)
+
+
+def _name(queue: Queue[Any] | str) -> str:
+    return queue if isinstance(queue, str) else queue.name

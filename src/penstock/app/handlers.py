@@ -1,0 +1,177 @@
+"""Handlers as values: a module collects its own, and an `App` includes them."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from penstock.app.service import FunctionService, Service
+from penstock.errors import UsageError
+from penstock.handlers.declaration import BatchOptions, HandlerDeclaration, Isolation, OnStop, RetryPolicy
+from penstock.handlers.durations import Duration, seconds_of
+from penstock.handlers.schedule import Cron, Every, Schedule
+from penstock.messaging.message import Message
+from penstock.messaging.queue import Queue
+from penstock.messaging.schema import Codec
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+Lifespan = Callable[..., Any]
+BATCH_WAIT_SECONDS = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lifetime:
+    """What lives as long as the worker: a generator function, plain or async, that yields its resources once."""
+
+    name: str
+    function: Lifespan
+
+
+class Handlers:
+    """A group of handlers. Decorators leave the functions as they are, so they can be called and tested as such."""
+
+    def __init__(self) -> None:
+        self._services: dict[str, Service] = {}  # by queue
+        self._lifetimes: list[Lifetime] = []
+
+    @property
+    def services(self) -> tuple[Service, ...]:
+        """What was declared, in that order."""
+        return tuple(self._services.values())
+
+    @property
+    def declarations(self) -> tuple[HandlerDeclaration, ...]:
+        """The functions among the services."""
+        return tuple(one.declaration for one in self.services if isinstance(one, FunctionService))
+
+    @property
+    def lifetimes(self) -> tuple[Lifetime, ...]:
+        """The lifespans, in their order."""
+        return tuple(self._lifetimes)
+
+    def handler(
+        self,
+        queue: Queue[Any] | str,
+        *,
+        name: str | None = None,
+        max_attempts: int = 5,
+        retry_base: Duration = 1.0,
+        retry_cap: Duration = 300.0,
+        timeout: Duration | None = None,
+        concurrency: int | None = None,
+        idempotency: Callable[[Any], str] | None = None,
+        cleanup: Callable[..., Any] | None = None,
+        batch: int | None = None,
+        max_wait: Duration = BATCH_WAIT_SECONDS,
+        isolation: Isolation = "none",
+        on_stop: OnStop = "finish",
+        every: Duration | None = None,
+        cron: str | None = None,
+        newer_wait: Duration = 3_600.0,
+    ) -> Callable[[Function], Function]:
+        """Declare the function below as the handler of a queue.
+
+        It is called with the body (the `Message`, where the queue has no model) and, if it takes two arguments, a
+        `Context`. Returning acks. `Reject` gives the message up; `Retry` and any other exception cost an attempt and
+        wait by exponential backoff with full jitter: uniform(0, min(``retry_cap``, ``retry_base`` x 2^n)). After
+        ``max_attempts`` the message is a dead letter.
+
+        ``timeout``: then the attempt is over and the lease given up. ``concurrency``: calls at once in one worker.
+        ``idempotency``: body -> key; one recorded completion a key (needs a ledger). ``cleanup``: called with the same
+        arguments before a further attempt, to throw away what a broken one left. ``batch``: the function takes a list
+        of up to so many `Item`s, gathered for at most ``max_wait``, and returns None or a list with None or an
+        exception for each. ``isolation="process"``: every call in a child process that can be killed.
+        ``on_stop="give_back"``: `Context.checkpoint` gives back as soon as the worker stops. ``every`` or ``cron``
+        (UTC): one message a tick is sent, whatever the number of workers. ``newer_wait``: how long a message of a
+        schema version that this code does not know waits for a newer worker.
+
+        Raises `UsageError` for options that do not go together, and for a second handler of one queue.
+        """
+        contract = Queue[Any](queue) if isinstance(queue, str) else queue
+
+        def declare(function: Function) -> Function:
+            declaration = HandlerDeclaration(
+                name=name or _name_of(function),
+                queue=contract,
+                function=function,
+                retry=RetryPolicy(
+                    max_attempts=max_attempts,
+                    base_seconds=seconds_of("retry_base", retry_base),
+                    cap_seconds=seconds_of("retry_cap", retry_cap),
+                    newer_wait_seconds=seconds_of("newer_wait", newer_wait),
+                ),
+                timeout_seconds=None if timeout is None else seconds_of("timeout", timeout),
+                concurrency=concurrency,
+                idempotency=idempotency,
+                cleanup=cleanup,
+                batch=None
+                if batch is None
+                else BatchOptions(messages_max=batch, wait_seconds=seconds_of("max_wait", max_wait)),
+                isolation=isolation,
+                on_stop=on_stop,
+                schedule=_schedule(every, cron),
+            )
+            if declaration.schedule is not None:
+                _check_tick(declaration)
+            self.add(FunctionService(declaration=declaration))
+            return function
+
+        return declare
+
+    def lifespan(self, function: Function) -> Function:
+        """Declare a generator function, plain or async, that makes resources before the worker serves, yields them
+        once as a mapping (found in `Context.resources`), and puts them away afterwards; in reverse order of
+        declaration."""
+        self._lifetimes.append(Lifetime(name=_name_of(function), function=function))
+        return function
+
+    def include(self, group: "Handlers") -> None:
+        """Take the handlers of a group over. Raises `UsageError` where two serve one queue."""
+        for service in group.services:
+            self.add(service)
+        self._lifetimes.extend(group.lifetimes)
+
+    def declaration_of(self, function: Callable[..., Any]) -> HandlerDeclaration:
+        """What was declared of a function. Raises `UsageError` for one that is no handler here."""
+        for declaration in self.declarations:
+            if declaration.function is function:
+                return declaration
+        raise UsageError(f"{_name_of(function)} is no handler of this app.")
+
+    def add(self, service: Service) -> None:
+        """Serve this too. Raises `UsageError` where its queue or its name is taken."""
+        queue = service.queue_name
+        if queue in self._services:
+            raise UsageError(
+                f"The queue {queue} has the handler {self._services[queue].name} and cannot have {service.name} too: "
+                "one queue has one handler."
+            )
+        if any(other.name == service.name for other in self.services):
+            raise UsageError(f"There are two handlers of the name {service.name}; give one a name=... of its own.")
+        self._services[queue] = service
+
+
+def _name_of(function: Callable[..., Any]) -> str:
+    return getattr(function, "__name__", type(function).__name__)
+
+
+def _schedule(every: Duration | None, cron: str | None) -> Schedule | None:
+    if every is not None and cron is not None:
+        raise UsageError("A handler has every=... or cron=..., not both.")
+    if every is not None:
+        return Every(seconds=seconds_of("every", every))
+    return None if cron is None else Cron(expression=cron)
+
+
+def _check_tick(declaration: HandlerDeclaration) -> None:
+    from penstock.errors import InvalidMessage
+    from penstock.handlers.ticker import tick_body
+
+    codec: Codec[Any] = Codec(declaration.queue)
+    try:
+        body = codec.encode(tick_body(0.0))
+        codec.decode(Message(id="tick", body=body, enqueued_at=0.0, attributes=codec.attributes()))
+    except (UsageError, InvalidMessage) as error:
+        raise UsageError(
+            f"The handler {declaration.name} is scheduled, and its queue's model does not take what a tick sends, "
+            f'{{"scheduled_at": "<time>"}}: {error}'
+        ) from error

@@ -1,0 +1,11 @@
+"""Who this process is, for brokers, ledgers and logs."""
+
+import os
+import socket
+
+from ulid import ULID
+
+
+def worker_id() -> str:
+    """A name no other process ever has: host, process id, and when."""
+    return f"{socket.gethostname()}-{os.getpid()}-{ULID()}"

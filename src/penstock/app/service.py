@@ -1,0 +1,114 @@
+"""What an app serves: functions, object handlers, pipelines. Each opens one line of a worker."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+from penstock.config import Settings
+from penstock.events import Bus
+from penstock.handlers.context import NO_RESOURCES
+from penstock.handlers.declaration import HandlerDeclaration
+from penstock.handlers.function_handler import FunctionHandler
+from penstock.messaging.broker import Broker
+from penstock.messaging.clock import Clock
+from penstock.messaging.steps import Probe
+from penstock.messaging.waits import Random
+from penstock.worker.batcher import EACH_ALONE, Limits
+from penstock.worker.line import Line
+from penstock.worker.shutdown import StopSignal
+
+if TYPE_CHECKING:
+    from penstock.ledger import Ledger
+
+BATCH_BYTES_MAX = 1024**3  # of one batch's bodies; their number is what bounds it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Host:
+    """The worker that a service is opened in, and what it stands on."""
+
+    worker: str
+    settings: Settings
+    broker: Broker
+    ledger: "Callable[[], Ledger]"  # opened when first asked for
+    bus: Bus
+    clock: Clock
+    random: Random
+    probe: Probe
+    stop: StopSignal
+    resources: Mapping[str, Any] = field(default_factory=lambda: NO_RESOURCES)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Opened:
+    """A service at work: its line, and how it is closed when the worker has ended."""
+
+    line: Line
+    close: Callable[[], None]
+
+
+class Service(Protocol):
+    """One queue's worth of an app."""
+
+    @property
+    def name(self) -> str:
+        """The handler's or pipeline's name; unique in an app."""
+        ...
+
+    @property
+    def queue_name(self) -> str:
+        """What it is fed from."""
+        ...
+
+    def open(self, host: Host, *, weight: int) -> Opened:
+        """Make ready to serve. Raises `UserError` for what a person has to mend first."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FunctionService:
+    """A declared function."""
+
+    declaration: HandlerDeclaration
+
+    @property
+    def name(self) -> str:
+        return self.declaration.name
+
+    @property
+    def queue_name(self) -> str:
+        return self.declaration.queue.name
+
+    def open(self, host: Host, *, weight: int) -> Opened:
+        keys = None
+        if self.declaration.idempotency is not None:
+            from penstock.handlers.once import LedgerKeys
+
+            keys = LedgerKeys(
+                ledger=host.ledger(),
+                handler=self.declaration.name,
+                worker=host.worker,
+                lease_seconds=host.settings.lease_seconds,
+            )
+        handler = FunctionHandler(
+            self.declaration,
+            bus=host.bus,
+            clock=host.clock,
+            random=host.random,
+            keys=keys,
+            resources=host.resources,
+        )
+        line = Line(
+            queue=self.queue_name,
+            handler=handler,
+            weight=weight,
+            limits=self._limits(),
+            in_flight_max=self.declaration.concurrency,
+        )
+        return Opened(line=line, close=handler.close)
+
+    def _limits(self) -> Limits:
+        batch = self.declaration.batch
+        if batch is None:
+            return EACH_ALONE
+        return Limits(messages_max=batch.messages_max, bytes_max=BATCH_BYTES_MAX, wait_seconds=batch.wait_seconds)

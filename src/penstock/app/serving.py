@@ -1,0 +1,126 @@
+"""A worker over an app: what is served, who is beside it, and in which order all of it is opened and closed."""
+
+import random
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from penstock.app.kill import killing_probe
+from penstock.app.lifetimes import Lifetimes
+from penstock.app.service import Host, Service
+from penstock.errors import ConfigurationError
+from penstock.events import Bus, Listener
+from penstock.handlers.ticker import Ticker
+from penstock.messaging.clock import Clock, SystemClock
+from penstock.worker.line import Line
+from penstock.worker.places import EventLoop
+from penstock.worker.settings import WorkerSettings
+from penstock.worker.shutdown import StopSignal
+from penstock.worker.worker import Conclusion, Worker
+
+if TYPE_CHECKING:
+    from penstock.app.app import App
+
+LIFESPAN_CLOSE_SECONDS = 2.0
+
+
+def serve(
+    app: "App",
+    *,
+    stop: StopSignal,
+    queues: Mapping[str, int] | None = None,
+    until: Callable[[], bool] | None = None,
+    listeners: Sequence[Listener] = (),
+    clock: Clock | None = None,
+) -> Conclusion:
+    """Run a worker on the app's queues until ``stop``, or until ``until`` (asked when idle) answers True.
+
+    ``queues`` names those to serve with their weights; by default those of the settings, else all that have a handler.
+    Raises `ConfigurationError` for a queue without a handler, and what stopped the worker.
+    """
+    services = chosen(app, queues)
+    time = clock or SystemClock()
+    host = Host(
+        worker=app.worker,
+        settings=app.settings,
+        broker=app.broker,
+        ledger=lambda: app.ledger,
+        bus=Bus(*app.listeners, *listeners),
+        clock=time,
+        random=random.random,
+        probe=killing_probe(app.settings.kill_at),
+        stop=stop,
+    )
+    settings = worker_settings(app)
+    with ExitStack() as stack:
+        event_loop = EventLoop()
+        stack.callback(event_loop.close)
+        lifetimes = Lifetimes(
+            app.lifetimes, loop_of=event_loop.started, bus=host.bus, close_seconds=LIFESPAN_CLOSE_SECONDS
+        )
+        stack.callback(lifetimes.close)
+        host = replace(host, resources=lifetimes.open())
+        lines = _open(services, host, stack)
+        _tick(app, services, host, stack)
+        worker = Worker(
+            broker=host.broker,
+            lines=lines,
+            settings=settings,
+            clock=host.clock,
+            bus=host.bus,
+            probe=host.probe,
+            random=host.random,
+            event_loop=event_loop,
+        )
+        return worker.run(stop, until)
+
+
+def chosen(app: "App", queues: Mapping[str, int] | None) -> Sequence[tuple[Service, int]]:
+    """The services to run, each with its weight. Raises `ConfigurationError` where a queue has no handler."""
+    by_queue = {service.queue_name: service for service in app.services}
+    wanted = dict(queues or app.settings.queues) or dict.fromkeys(by_queue, 1)
+    if not wanted:
+        raise ConfigurationError(
+            "The app has no handlers, so there is nothing to serve; declare one with @app.handler."
+        )
+    missing = sorted(wanted.keys() - by_queue.keys())
+    if missing:
+        known = ", ".join(sorted(by_queue)) or "none"
+        raise ConfigurationError(
+            f"The queue {missing[0]} has no handler in this app; queues with one: {known}. Serving it would take its "
+            "messages from those who can work on them."
+        )
+    return [(by_queue[name], weight) for name, weight in wanted.items()]
+
+
+def worker_settings(app: "App") -> WorkerSettings:
+    """The worker's numbers, out of the app's settings. Raises `ConfigurationError` where they do not go together."""
+    settings = app.settings
+    return WorkerSettings(
+        concurrency=settings.concurrency,
+        lease_seconds=settings.lease_seconds,
+        stop_timeout_seconds=settings.stop_timeout_seconds,
+    )
+
+
+def _open(services: Sequence[tuple[Service, int]], host: Host, stack: ExitStack) -> Sequence[Line]:
+    lines: list[Line] = []
+    for service, weight in services:
+        opened = service.open(host, weight=weight)
+        stack.callback(opened.close)
+        lines.append(opened.line)
+    return lines
+
+
+def _tick(app: "App", services: Sequence[tuple[Service, int]], host: Host, stack: ExitStack) -> None:
+    """Send what the clock sends, for the queues that are served here."""
+    served = {service.queue_name for service, _ in services}
+    scheduled = [one for one in app.declarations if one.schedule is not None and one.queue.name in served]
+    if not scheduled:
+        return
+    ticker = Ticker(scheduled, broker=host.broker, clock=host.clock, bus=host.bus, random=host.random)
+    thread = threading.Thread(target=ticker.run, name="penstock-ticker", daemon=True)
+    thread.start()
+    stack.callback(ticker.end)
