@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterable
 from datetime import UTC, datetime
+from functools import lru_cache
 
 TEXT_CHARS_MAX = 8_000
 TRACEBACK_CHARS_MAX = 32_000
@@ -33,9 +34,15 @@ def block(value: object) -> str:
 def moment(epoch_seconds: float) -> str | None:
     """A time in UTC, to the microsecond; None for what is no time."""
     try:
-        return datetime.fromtimestamp(epoch_seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+        whole, part = divmod(epoch_seconds, 1)
+        return f"{_second(int(whole))}.{int(part * 1_000_000):06d}Z"
     except (OverflowError, ValueError, OSError):
         return None
+
+
+@lru_cache(maxsize=256)  # a busy second is told on thousands of lines
+def _second(epoch_seconds: int) -> str:
+    return datetime.fromtimestamp(epoch_seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S")
 
 
 def clean(text: str) -> str:
