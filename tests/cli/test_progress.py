@@ -49,7 +49,9 @@ REPORT = IngestReport(
 
 
 def failed(number: int, *, outcome: str = "dead", reason: str = "it is bad") -> ObjectFailed:
-    return ObjectFailed(pipeline="p", object_uri=f"file:///in/{number}", outcome=outcome, reason=reason)
+    return ObjectFailed(
+        pipeline="p", object_uri=f"file:///in/{number}", attempt_id="a", outcome=outcome, reason=reason
+    )
 
 
 def committed(objects: int, rows: int, lines_quarantined: int = 0) -> BatchCommitted:

@@ -13,7 +13,7 @@ import stat
 from types import TracebackType
 from typing import NoReturn, Self
 
-from penstock.errors import ObjectGone, ObjectSuperseded, ObjectUnreadable, TemporaryError
+from penstock.errors import ObjectDenied, ObjectGone, ObjectSuperseded, ObjectUnreadable, TemporaryError
 from penstock.objects.reference import LOCAL_BUCKET, ObjectRef, decode_key, uri_of
 
 AnyPath = str | bytes | os.PathLike[str] | os.PathLike[bytes]
@@ -201,4 +201,6 @@ def _refuse(uri: str, error: OSError) -> NoReturn:
         raise TemporaryError(reason) from error
     if error.errno in _NOT_THERE:
         raise ObjectGone(reason) from error
+    if isinstance(error, PermissionError):
+        raise ObjectDenied(reason) from error
     raise ObjectUnreadable(reason) from error

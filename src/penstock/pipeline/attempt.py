@@ -6,7 +6,9 @@ one outcome an object, in one place.
 """
 
 import random
+import sys
 import threading
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -14,15 +16,24 @@ from dataclasses import dataclass, replace
 from ulid import ULID
 
 from penstock.errors import ClaimLost, PenstockError, SchemaMoved, TemporaryError, TransformError, UserError
-from penstock.events import AttemptAbandoned, BatchClaimed, BatchCommitted, Bus, ObjectFailed, RunFailed
+from penstock.events import Bus
 from penstock.ledger import Ledger
-from penstock.ledger.records import BatchOutcome, Claim, FailedObject
+from penstock.ledger.records import BatchOutcome, Claim, FailedObject, Failure
 from penstock.messaging.delivery import Delivery
+from penstock.messaging.failure import Failure as Raised
 from penstock.messaging.handler import Answer
-from penstock.messaging.settlement import Settlement
+from penstock.messaging.settlement import Release, Settlement
 from penstock.messaging.waits import Random, backoff_seconds
 from penstock.objects.reference import ObjectRef
-from penstock.pipeline.engine import Engine, RunBroken, RunCancelled, RunRequest, RunResult
+from penstock.pipeline.engine import (
+    Engine,
+    ReadFailure,
+    RunBroken,
+    RunCancelled,
+    RunGivenBack,
+    RunRequest,
+    RunResult,
+)
 from penstock.pipeline.grouping import groups
 from penstock.pipeline.parcel import (
     Done,
@@ -36,7 +47,10 @@ from penstock.pipeline.parcel import (
     settle_parcel,
 )
 from penstock.pipeline.streak import FailureStreak
-from penstock.pipeline.verdicts import ended_outcome, failure_outcome, sentence, suspicion, verdict
+from penstock.pipeline.telling import Telling, Work
+from penstock.pipeline.verdicts import ended_outcome, failure_outcome, sentence, suspicion, timed_out, verdict
+
+_AT_ONCE = Later(delay_seconds=0.0, refund=True)  # not begun, or broken off by a stop: another worker may go on
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +64,8 @@ class AttemptSettings:
     attempts_max: int
     backoff_base_seconds: float
     backoff_cap_seconds: float
+    timeout_seconds: float | None = None  # of a batch; None: as long as it likes
+    tells_batches: bool = True  # whether a batch is worth an event beside those of its objects
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,25 +89,44 @@ class BatchExecution:
         self._deliveries = deliveries
         self._settings = settings
         self._around = around
-        # The three fields below are written under the lock, by the run thread and by whoever gives back or interrupts.
+        self._telling = Telling(settings.pipeline, around.bus, batches=settings.tells_batches)
+        # The fields up to the next comment are written under the lock, by the run thread and by whoever ends the batch.
         self._lock = threading.Lock()
-        self._attempt_id: str | None = None  # the attempt that is ours and open, as far as we know
+        self._held: Work | None = None  # the attempt that is ours and open, as far as we know
+        self._ended: Work | None = None  # the attempt whose end was told
         self._committing = False  # the ledger decides now; a heartbeat has nothing to say any more
         self._stopped = False
+        # These are written by the run thread: always as a whole, so that others read one state or the next.
+        self._settled: Mapping[str, Settlement] = {}  # by receipt: messages without objects to work on
+        self._parcels: Sequence[Parcel] = ()
+        self._outcomes: Mapping[bytes, ObjectOutcome] = {}  # of objects that the batch is done with
+        self._worked = False  # whether a run has come to its end
+        self._thread_id: int | None = None
 
     # -- the run thread ------------------------------------------------------------------------------------------
 
-    def run(self) -> Mapping[str, Settlement]:
-        settlements, parcels = self._open()
-        outcomes: dict[bytes, ObjectOutcome] = {}
-        suspects = self._parts(parcels)
+    def run(self) -> Answer:
+        self._thread_id = threading.get_ident()
+        self._open()
+        suspects = self._parts(self._parcels)
         for group in groups(suspects, objects_max=self._settings.objects_max, attempts_max=self._settings.attempts_max):
-            outcomes |= self._run_group(group)
+            try:
+                self._outcomes = {**self._outcomes, **self._run_group(group)}
+            except RunGivenBack:
+                break  # what was not begun is not begun any more
         with suppress(PenstockError):  # upkeep publishes too, and says what is wrong
             self._around.publish()
-        return settlements | {parcel.delivery.receipt: settle_parcel(parcel, outcomes) for parcel in parcels}
+        return self._answer(self._outcomes)
 
-    def _open(self) -> tuple[dict[str, Settlement], list[Parcel]]:
+    def _answer(self, outcomes: Mapping[bytes, ObjectOutcome]) -> Answer:
+        """Settlements of all deliveries; an object without an outcome was not worked on, and waits for who does."""
+        unreached = {ref.object_id: _AT_ONCE for parcel in self._parcels for ref in parcel.objects}
+        reached: Mapping[bytes, ObjectOutcome] = {**unreached, **outcomes}
+        answer: dict[str, Settlement] = {one.receipt: Release(refund=True) for one in self._deliveries}
+        answer |= self._settled
+        return answer | {parcel.delivery.receipt: settle_parcel(parcel, reached) for parcel in self._parcels}
+
+    def _open(self) -> None:
         settlements: dict[str, Settlement] = {}
         parcels: list[Parcel] = []
         for delivery in self._deliveries:
@@ -100,28 +135,30 @@ class BatchExecution:
                 parcels.append(opened)
             else:
                 settlements[delivery.receipt] = opened
-        return settlements, parcels
+        self._settled, self._parcels = settlements, parcels
 
     def _parts(self, parcels: Sequence[Parcel]) -> list[Parcel]:
         """What is put into groups: a delivery's objects together, until some of them are suspects."""
         ids = {ref.object_id for parcel in parcels for ref in parcel.objects}
         failures = self._around.ledger.unattributed_failures(self._settings.pipeline, ids) if ids else {}
-        found = [part for parcel in parcels for part in parts(parcel, failures)]
+        singly = self._settings.objects_max == 1
+        found = [part for parcel in parcels for part in parts(parcel, failures, singly=singly)]
         # Suspects come in another order each time: where only a few of them fail, the others must not wait behind them.
         return sorted(found, key=lambda part: self._around.random() if part.failures else 0.0)
 
-    def _run_group(self, group: Sequence[Parcel]) -> dict[bytes, ObjectOutcome]:
-        claim = self._claim(group)
+    def _run_group(self, group: Sequence[Parcel]) -> Mapping[bytes, ObjectOutcome]:
+        refs = {ref.object_id: ref for parcel in group for ref in parcel.objects}
+        claim = self._claim(group, refs)
         if claim is None:
-            return {ref.object_id: self._later(1) for parcel in group for ref in parcel.objects}
+            return dict.fromkeys(refs, self._later(1))
+        self._telling.skipped(claim, refs)
         outcomes = self._unclaimed(claim)
-        if claim.claimed:
-            refs = {ref.object_id: ref for parcel in group for ref in parcel.objects}
-            work = _Work(claim=claim, refs={object_id: refs[object_id] for object_id in claim.claimed})
-            outcomes |= self._work(work)
+        if self._held is not None and self._held.claim is claim:
+            outcomes |= self._work(self._held)
+            self._worked = True
         return outcomes
 
-    def _claim(self, group: Sequence[Parcel]) -> Claim | None:
+    def _claim(self, group: Sequence[Parcel], refs: Mapping[bytes, ObjectRef]) -> Claim | None:
         """Claim what is free of the group; None when the ledger could not tell whether we did."""
         attempt_id = self._around.new_attempt_id()
         with self._lock:  # so that giving back never misses a claim in the making
@@ -140,7 +177,7 @@ class BatchExecution:
                 self._around.streak.add_fault(unknown)
                 return None
             if claim.claimed:
-                self._attempt_id = attempt_id
+                self._held = Work(claim=claim, refs={object_id: refs[object_id] for object_id in claim.claimed})
                 self._committing = False
         return claim
 
@@ -156,7 +193,7 @@ class BatchExecution:
         }
         return busy | {object_id: ended_outcome(ended) for object_id, ended in claim.ended.items()}
 
-    def _work(self, work: "_Work") -> dict[bytes, ObjectOutcome]:
+    def _work(self, work: Work) -> dict[bytes, ObjectOutcome]:
         """Run and commit what is claimed; every way it can end is an outcome for each object."""
         try:
             return self._run_and_commit(work)
@@ -166,9 +203,12 @@ class BatchExecution:
             return self._infrastructure(work, fault)
         except SchemaMoved as moved:
             self._abandon(work, reason=str(moved), outcome="given_back", refund=True)
-            return dict.fromkeys(work.refs, Later(delay_seconds=0.0, refund=True))
+            return dict.fromkeys(work.refs, _AT_ONCE)
+        except RunGivenBack as stopped:
+            self._abandon(work, reason=str(stopped), outcome="given_back", refund=True)
+            raise
         except ClaimLost:
-            return dict.fromkeys(work.refs, self._later(1))
+            return self._lost(work)
         except UserError as mistake:
             self._abandon(work, reason=str(mistake), outcome="given_back", refund=True)
             raise
@@ -180,32 +220,26 @@ class BatchExecution:
             text = f"{type(defect).__name__}: {defect}"
             return self._broken(work, RunBroken(text, fingerprint=text))
 
-    def _run_and_commit(self, work: "_Work") -> dict[bytes, ObjectOutcome]:
-        request = RunRequest(attempt_id=work.claim.attempt_id, objects=tuple(work.refs.values()))
-        self._around.bus.emit(
-            BatchClaimed(
-                pipeline=self._settings.pipeline,
-                attempt_id=request.attempt_id,
-                objects=len(request.objects),
-                bytes=sum(ref.size_bytes for ref in request.objects),
-            )
-        )
+    def _run_and_commit(self, work: Work) -> dict[bytes, ObjectOutcome]:
+        self._telling.claimed(work)
+        request = RunRequest(attempt_id=work.attempt_id, objects=tuple(work.refs.values()), claimed=work.claim.claimed)
         result = self._around.engine.run(request)
         failed = [
             verdict(work.claim.claimed[object_id], failure, attempts_max=self._settings.attempts_max)
             for object_id, failure in result.failed.items()
         ]
         self._commit(work, result, failed)
-        if any(done.rows for done in result.processed):  # without a row the transform has shown nothing
+        if result.works or any(done.rows for done in result.processed):  # without a row a transform has shown nothing
             self._around.streak.clear()
         done: dict[bytes, ObjectOutcome] = {processed.object_id: Done() for processed in result.processed}
-        return done | self._failed(work, failed)
+        return done | self._failed(work, failed, result.failed)
 
-    def _commit(self, work: "_Work", result: RunResult, failed: Sequence[FailedObject]) -> None:
+    def _commit(self, work: Work, result: RunResult, failed: Sequence[FailedObject]) -> None:
         seq = self._commit_outcome(
+            work,
             BatchOutcome(
                 pipeline=self._settings.pipeline,
-                attempt_id=work.claim.attempt_id,
+                attempt_id=work.attempt_id,
                 processed=result.processed,
                 failed=failed,
                 rows=result.rows,
@@ -216,38 +250,22 @@ class BatchExecution:
                 schema_id=result.schema_id,
                 new_schema=result.new_schema,
                 stage_seconds=result.stage_seconds,
-            )
+            ),
         )
         if seq is not None:
-            self._around.bus.emit(
-                BatchCommitted(
-                    pipeline=self._settings.pipeline,
-                    attempt_id=work.claim.attempt_id,
-                    seq=seq,
-                    objects=len(result.processed),
-                    rows=result.rows,
-                    lines_quarantined=result.lines_quarantined,
-                )
-            )
+            self._telling.committed(work, result, seq)
 
-    def _commit_outcome(self, outcome: BatchOutcome) -> int | None:
+    def _commit_outcome(self, work: Work, outcome: BatchOutcome) -> int | None:
         with self._lock:
             self._committing = True
         seq = self._around.ledger.commit(outcome)
         with self._lock:
-            self._attempt_id = None
+            self._held, self._ended = None, work
         return seq
 
-    def _broken(self, work: "_Work", broken: RunBroken) -> dict[bytes, ObjectOutcome]:
+    def _broken(self, work: Work, broken: RunBroken) -> dict[bytes, ObjectOutcome]:
         """Nobody could be blamed: everybody is a suspect, and nobody dies of it in company."""
-        self._around.bus.emit(
-            RunFailed(
-                pipeline=self._settings.pipeline,
-                attempt_id=work.claim.attempt_id,
-                objects=len(work.refs),
-                error=str(broken),
-            )
-        )
+        self._telling.broken(work, broken)
         suspects = list(work.claim.claimed.values())
         attempts_max = self._settings.attempts_max
         meaning = sentence(
@@ -255,13 +273,16 @@ class BatchExecution:
         )
         failed = [suspicion(suspect, broken, meaning, attempts_max=attempts_max) for suspect in suspects]
         outcome = BatchOutcome(
-            pipeline=self._settings.pipeline, attempt_id=work.claim.attempt_id, processed=(), failed=failed
+            pipeline=self._settings.pipeline, attempt_id=work.attempt_id, processed=(), failed=failed
         )
         try:
-            self._commit_outcome(outcome)
-        except (ClaimLost, TemporaryError):
+            self._commit_outcome(work, outcome)
+        except ClaimLost:
+            return self._lost(work)
+        except TemporaryError:
             return dict.fromkeys(work.refs, self._later(1))
         if isinstance(meaning, TransformError):
+            self._telling.given_back(work, str(meaning))
             raise meaning
         return self._failed(work, failed)
 
@@ -270,36 +291,48 @@ class BatchExecution:
         last = self._around.ledger.batch(self._settings.pipeline, row.next_seq - 1)
         return last is not None and last.rows > 0
 
-    def _infrastructure(self, work: "_Work", fault: TemporaryError) -> dict[bytes, ObjectOutcome]:
+    def _infrastructure(self, work: Work, fault: TemporaryError) -> dict[bytes, ObjectOutcome]:
         """The machinery failed: nobody is charged, and when it goes on failing the worker hears of it."""
         self._abandon(work, reason=str(fault), outcome="failed", refund=True)
         self._around.streak.add_fault(fault)
         later = self._later(self._around.streak.faults)
         return dict.fromkeys(work.refs, replace(later, refund=True))
 
-    def _abandon(self, work: "_Work", *, reason: str, outcome: str, refund: bool) -> None:
+    def _abandon(self, work: Work, *, reason: str, outcome: str, refund: bool) -> None:
         with suppress(TemporaryError):  # where the ledger is away too, the attempt's lease ends by itself
-            if self._around.ledger.abandon(
-                work.claim.attempt_id, reason=reason, outcome=outcome, refund=refund, unattributed=False
-            ):
-                self._emit_abandoned(work.claim.attempt_id, reason)
+            self._give_up(work, reason=reason, outcome=outcome, refund=refund)
         with self._lock:
-            self._attempt_id = None
+            self._held = None
 
-    def _failed(self, work: "_Work", failed: Sequence[FailedObject]) -> dict[bytes, ObjectOutcome]:
+    def _give_up(self, work: Work, *, reason: str, outcome: str, refund: bool) -> None:
+        if self._around.ledger.abandon(
+            work.attempt_id, reason=reason, outcome=outcome, refund=refund, unattributed=False
+        ) and self._end(work):
+            self._telling.given_back(work, reason)
+
+    def _failed(
+        self, work: Work, failed: Sequence[FailedObject], causes: Mapping[bytes, ReadFailure] | None = None
+    ) -> dict[bytes, ObjectOutcome]:
+        self._telling.failed(work, failed, causes)
         outcomes: dict[bytes, ObjectOutcome] = {}
         for failure in failed:
-            self._around.bus.emit(
-                ObjectFailed(
-                    pipeline=self._settings.pipeline,
-                    object_uri=work.refs[failure.object_id].uri,
-                    outcome=failure.failure.value,
-                    reason=failure.reason,
-                )
-            )
             claimed = work.claim.claimed[failure.object_id]
-            outcomes[failure.object_id] = failure_outcome(failure, claimed, later=self._later(claimed.attempts))
+            later = replace(self._later(claimed.attempts), refund=failure.refund)
+            cause = causes.get(failure.object_id) if causes else None
+            outcomes[failure.object_id] = failure_outcome(failure, claimed, later=later, cause=cause)
         return outcomes
+
+    def _lost(self, work: Work) -> dict[bytes, ObjectOutcome]:
+        """Somebody ended the attempt. Whoever of us did has told so."""
+        if self._end(work):
+            self._telling.lost(work)
+        return dict.fromkeys(work.refs, self._later(1))
+
+    def _end(self, work: Work) -> bool:
+        """True for the one who tells the attempt's end."""
+        with self._lock:
+            first, self._ended = self._ended is not work, work
+        return first
 
     def _later(self, attempt: int) -> Later:
         return Later(
@@ -315,47 +348,62 @@ class BatchExecution:
 
     def extend(self) -> bool:
         with self._lock:
-            attempt_id = None if self._committing else self._attempt_id
-        if attempt_id is None:
+            work = None if self._committing else self._held
+        if work is None:
             return True
-        if self._around.ledger.extend(attempt_id, lease_seconds=self._settings.lease_seconds):
+        if self._around.ledger.extend(work.attempt_id, lease_seconds=self._settings.lease_seconds):
             return True
         with self._lock:  # a commit that overtook us ended the attempt, and rightly so
-            return self._committing or self._attempt_id != attempt_id
+            if self._committing or self._held is not work:
+                return True
+        self._lost(work)
+        return False
 
     def drain(self) -> None:
         """A run goes on until it is given back."""
 
     def time_out(self) -> Answer:
-        """A pipeline has no timeout, so there is nothing to record."""
-        return {}
+        with self._lock:
+            self._stopped = True
+            work = self._held
+        return self._answer({**self._outcomes, **(self._timed_out(work) if work is not None else {})})
+
+    def _timed_out(self, work: Work) -> Mapping[bytes, ObjectOutcome]:
+        reason = f"timed out after {self._settings.timeout_seconds or 0.0:g} s"
+        failed = timed_out(
+            list(work.claim.claimed.values()),
+            reason,
+            attempts_max=self._settings.attempts_max,
+            first=not self._worked,
+        )
+        outcome = BatchOutcome(
+            pipeline=self._settings.pipeline, attempt_id=work.attempt_id, processed=(), failed=failed
+        )
+        try:
+            self._around.ledger.commit(outcome)
+        except ClaimLost:  # the run came to its end just now, or somebody took it over: the next delivery finds out
+            return {}
+        except TemporaryError:  # its lease ends by itself
+            return dict.fromkeys(work.refs, self._later(1))
+        where = Raised(error_type="TimedOut", error=reason, traceback=self._where())
+        cause = ReadFailure(failure=Failure.RETRY, reason=reason, raised=where)
+        return self._failed(work, failed, dict.fromkeys(work.refs, cause)) if self._end(work) else {}
+
+    def _where(self) -> str:
+        """What the run is doing now, as a stack without variables."""
+        frame = sys._current_frames().get(self._thread_id or 0)
+        return "" if frame is None else "".join(traceback.format_stack(frame))
 
     def give_back(self) -> None:
         with self._lock:
             self._stopped = True
-            attempt_id = self._attempt_id
-        if attempt_id is None:
-            return
-        reason = "given back at shutdown"
-        if self._around.ledger.abandon(
-            attempt_id, reason=reason, outcome="given_back", refund=True, unattributed=False
-        ):
-            self._emit_abandoned(attempt_id, reason)
+            work = self._held
+        if work is not None:
+            self._give_up(work, reason="given back at shutdown", outcome="given_back", refund=True)
 
     def interrupt(self) -> None:
         with self._lock:
             self._stopped = True
-            attempt_id = self._attempt_id
-        if attempt_id is not None:
-            self._around.engine.cancel(attempt_id)
-
-    def _emit_abandoned(self, attempt_id: str, reason: str) -> None:
-        self._around.bus.emit(AttemptAbandoned(pipeline=self._settings.pipeline, attempt_id=attempt_id, reason=reason))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Work:
-    """What one claim brought, and what of the group belongs to it."""
-
-    claim: Claim
-    refs: Mapping[bytes, ObjectRef]  # the claimed ones
+            work = self._held
+        if work is not None:
+            self._around.engine.cancel(work.attempt_id)

@@ -1,7 +1,7 @@
 """What the protocol asks of whoever does the data work.
 
-Spark is the one engine of production; the simulation brings one of its own, so that the protocol code is run through
-many thousand schedules without a JVM.
+Spark does it for pipelines, a user's function for plain object handlers; the simulation brings an engine of its own, so
+that the protocol code is run through many thousand schedules without a JVM.
 """
 
 from collections.abc import Mapping, Sequence
@@ -9,12 +9,17 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from penstock.errors import PenstockError
-from penstock.ledger.records import Failure, ObjectResult
+from penstock.ledger.records import ClaimedObject, Failure, ObjectResult
+from penstock.messaging.failure import Failure as Raised
 from penstock.objects.reference import ObjectRef
 
 
 class RunCancelled(PenstockError):
     """The run was interrupted on purpose; nobody waits for its answer."""
+
+
+class RunGivenBack(PenstockError):
+    """The run ended itself, since the worker stops: its claim still holds and is to be given back."""
 
 
 class RunBroken(PenstockError):
@@ -31,14 +36,22 @@ class RunRequest:
 
     attempt_id: str
     objects: Sequence[ObjectRef]
+    claimed: Mapping[bytes, ClaimedObject] = field(default_factory=dict)  # what the claim said of each, by object id
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadFailure:
-    """Why one object gave no rows: `Failure.GONE`, `SUPERSEDED`, or `RETRY` for one that could not be read."""
+    """Why one object was not processed.
+
+    `Failure.GONE`, `SUPERSEDED`, `RETRY` for what another look may mend, `DEAD` for what none can.
+    """
 
     failure: Failure
     reason: str
+    refund: bool = False  # of a RETRY: the fault is hardly the object's, so the attempt does not count
+    delay_seconds: float | None = None  # of a RETRY: until then; None leaves it to the backoff
+    raised: Raised | None = None  # by the user's function
+    exception: BaseException | None = None  # the same, for error hooks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +68,8 @@ class RunResult:
     schema_id: int  # the table schema the run was checked against
     new_schema: str | None  # set where the run needs a changed one
     stage_seconds: Mapping[str, float] = field(default_factory=dict)
+    works: bool = False  # what was processed shows that the user's code works, even where there is no row
+    samples: Mapping[bytes, Sequence[tuple[int, str]]] = field(default_factory=dict)  # of quarantined lines, by object
 
 
 class Engine(Protocol):
@@ -65,7 +80,7 @@ class Engine(Protocol):
 
         Raises `RunBroken` when the data or the user's code broke it, `TemporaryError` when the machinery did,
         `UserError` when no batch can ever work (a transform that is no transform, a table of another schema),
-        `RunCancelled` after `cancel`.
+        `RunCancelled` after `cancel`, `RunGivenBack` when it ended itself at a stop.
         """
         ...
 

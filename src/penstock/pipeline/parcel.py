@@ -48,6 +48,8 @@ class Dead:
 
     reason: str
     carrier_message_id: str
+    exception: str | None = None  # type and message, where a user's function raised
+    traceback: str | None = None
 
 
 ObjectOutcome = Done | Later | Dead
@@ -79,18 +81,26 @@ def settle_by(*, problems: Sequence[str], outcomes: Sequence[ObjectOutcome], mes
     if later:
         delay_seconds = max(outcome.delay_seconds for outcome in later)
         return Release(delay_seconds=delay_seconds, refund=all(outcome.refund for outcome in later))
-    reasons = [o.reason for o in outcomes if isinstance(o, Dead) and o.carrier_message_id == message_id]
-    if reasons or problems:
-        return DeadLetter(reason="; ".join([*problems, *reasons]))
+    dead = [o for o in outcomes if isinstance(o, Dead) and o.carrier_message_id == message_id]
+    if dead or problems:
+        told = next((o for o in dead if o.exception is not None), None)  # a letter has place for one
+        return DeadLetter(
+            reason="; ".join([*problems, *(o.reason for o in dead)]),
+            exception=told.exception if told else None,
+            traceback=told.traceback if told else None,
+        )
     return Ack()
 
 
-def parts(parcel: Parcel, failures: Mapping[bytes, int]) -> list[Parcel]:
+def parts(parcel: Parcel, failures: Mapping[bytes, int], *, singly: bool = False) -> list[Parcel]:
     """What may share a run: the objects that nobody suspects together, each suspect by itself.
 
     ``failures`` are the unattributed ones, by object id. A delivery stays whole in its batch and is settled as a whole,
     but not in one run: the culprit in a message of several objects would never be alone in a run, and never die.
+    ``singly``: each object by itself in any case.
     """
+    if singly:
+        return [replace(parcel, objects=(ref,), failures=failures.get(ref.object_id, 0)) for ref in parcel.objects]
     clear = tuple(ref for ref in parcel.objects if not failures.get(ref.object_id))
     suspects = [
         replace(parcel, objects=(ref,), failures=failures[ref.object_id])

@@ -5,6 +5,8 @@ until a batch of this process was committed, the same failure in a few batches t
 pipeline before anybody dies of it. Afterwards the code is known to work, and only a long row of failures stops it.
 """
 
+import threading
+
 from penstock.errors import FaultPersists, TemporaryError, TransformError
 from penstock.pipeline.engine import RunBroken
 
@@ -13,11 +15,12 @@ DISJOINT_FAILURES_LATER_MAX = 20  # after it: an upstream that changed its forma
 
 
 class FailureStreak:
-    """The failures since the last success. Written by the run thread alone."""
+    """The failures since the last success. Any thread may call it."""
 
     def __init__(self, *, faults_max: int | None = None) -> None:
         """``faults_max``: how many infrastructure faults in a row are borne; None bears any number."""
         self._faults_max = faults_max
+        self._lock = threading.Lock()  # every field below is written under it
         self._fingerprint: str | None = None
         self._batches: list[frozenset[bytes]] = []
         self._reprieved: set[bytes] = set()
@@ -26,23 +29,26 @@ class FailureStreak:
 
     def clear(self) -> None:
         """A batch was committed."""
-        self.succeeded = True
-        self._fingerprint = None
-        self._batches.clear()
-        self._reprieved.clear()
-        self.faults = 0
+        with self._lock:
+            self.succeeded = True
+            self._fingerprint = None
+            self._batches.clear()
+            self._reprieved.clear()
+            self.faults = 0
 
     def add(self, broken: RunBroken, object_ids: frozenset[bytes]) -> TransformError | None:
         """Record a broken run; answers the error to stop with once the cause is clearly not in the data."""
-        if broken.fingerprint != self._fingerprint:
-            self._fingerprint = broken.fingerprint
-            self._batches.clear()
-        self._batches = [batch for batch in self._batches if not batch & object_ids]
-        self._batches.append(object_ids)
-        if len(self._batches) < (DISJOINT_FAILURES_LATER_MAX if self.succeeded else DISJOINT_FAILURES_MAX):
+        with self._lock:
+            if broken.fingerprint != self._fingerprint:
+                self._fingerprint = broken.fingerprint
+                self._batches.clear()
+            self._batches = [batch for batch in self._batches if not batch & object_ids]
+            self._batches.append(object_ids)
+            count = len(self._batches)
+        if count < (DISJOINT_FAILURES_LATER_MAX if self.succeeded else DISJOINT_FAILURES_MAX):
             return None
         return _stopped(
-            f"{len(self._batches)} batches in a row with no object in common failed with the same error, so the cause "
+            f"{count} batches in a row with no object in common failed with the same error, so the cause "
             f"is hardly in the data",
             broken,
         )
@@ -50,18 +56,18 @@ class FailureStreak:
     def reprieve(self, object_id: bytes) -> bool:
         """An object failed alone in what would be its last attempt, and nothing succeeded in this process yet: True the
         first time, since others may succeed before it comes again."""
-        if object_id in self._reprieved:
-            return False
-        self._reprieved.add(object_id)
-        return True
+        with self._lock:
+            known = object_id in self._reprieved
+            self._reprieved.add(object_id)
+        return not known
 
     def add_fault(self, fault: TemporaryError) -> None:
         """Record an infrastructure fault; raises `FaultPersists` once there were too many in a row."""
-        self.faults += 1
-        if self._faults_max is not None and self.faults >= self._faults_max:
-            raise FaultPersists(
-                f"{fault} ({self.faults} times in a row). Nothing is lost; run it again when that is mended."
-            )
+        with self._lock:
+            self.faults += 1
+            count = self.faults
+        if self._faults_max is not None and count >= self._faults_max:
+            raise FaultPersists(f"{fault} ({count} times in a row). Nothing is lost; run it again when that is mended.")
 
 
 def every_run_failed(broken: RunBroken) -> TransformError:

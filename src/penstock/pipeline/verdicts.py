@@ -5,6 +5,7 @@ nobody makes everybody in the run a suspect, and then nobody dies in company, or
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from penstock.errors import TransformError
 from penstock.ledger.records import ClaimedObject, EndedObject, FailedObject, Failure, ObjectState
@@ -14,14 +15,34 @@ from penstock.pipeline.streak import FailureStreak, every_run_failed
 
 
 def verdict(claimed: ClaimedObject, failure: ReadFailure, *, attempts_max: int) -> FailedObject:
-    """An object that could not be read: look again where that may help, give up where it has had its attempts."""
+    """An object that was not processed: look again where that may help, give up where it has had its attempts."""
     exhausted = claimed.attempts >= attempts_max
     found = failure.failure
     if found is Failure.GONE and claimed.attempts == 1 and not exhausted:
         found = Failure.RETRY  # gone only after a second look
-    elif found is Failure.RETRY and exhausted:
+    elif found is Failure.RETRY and exhausted and not failure.refund:
         found = Failure.DEAD
-    return FailedObject(object_id=claimed.object_id, failure=found, reason=failure.reason)
+    refund = failure.refund and found is Failure.RETRY
+    return FailedObject(object_id=claimed.object_id, failure=found, reason=failure.reason, refund=refund)
+
+
+def timed_out(
+    claimed: Sequence[ClaimedObject], reason: str, *, attempts_max: int, first: bool
+) -> Sequence[FailedObject]:
+    """What was at work when the time of its batch was over.
+
+    Work that was not the batch's ``first`` had only what others left of the time, and is not charged. Each batch that
+    runs out of time has so ended some of its work or charged some of it, and one that is too slow comes to its end.
+    """
+    if not first:
+        return [
+            FailedObject(object_id=one.object_id, failure=Failure.RETRY, reason=reason, refund=True) for one in claimed
+        ]
+    if len(claimed) == 1:
+        failure = ReadFailure(failure=Failure.RETRY, reason=reason)
+        return [verdict(claimed[0], failure, attempts_max=attempts_max)]
+    broken = RunBroken(reason, fingerprint="timed out")
+    return [suspicion(one, broken, Failure.RETRY, attempts_max=attempts_max) for one in claimed]
 
 
 def sentence(
@@ -63,13 +84,23 @@ def suspicion(
     )
 
 
-def failure_outcome(failed: FailedObject, claimed: ClaimedObject, *, later: Later) -> ObjectOutcome:
+def failure_outcome(
+    failed: FailedObject, claimed: ClaimedObject, *, later: Later, cause: ReadFailure | None = None
+) -> ObjectOutcome:
     """What a failure means for the messages that named the object; ``later`` is when to try again."""
     match failed.failure:
+        case Failure.RETRY if cause is not None and cause.delay_seconds is not None:
+            return replace(later, delay_seconds=cause.delay_seconds)
         case Failure.RETRY:
             return later
         case Failure.DEAD:
-            return Dead(reason=failed.reason, carrier_message_id=claimed.carrier.message_id)
+            raised = cause.raised if cause is not None else None
+            return Dead(
+                reason=failed.reason,
+                carrier_message_id=claimed.carrier.message_id,
+                exception=raised.summary if raised is not None else None,
+                traceback=raised.traceback if raised is not None else None,
+            )
         case Failure.GONE | Failure.SUPERSEDED:
             return Done()
 

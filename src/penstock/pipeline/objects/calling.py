@@ -1,0 +1,38 @@
+"""One call of a user's function, plain or async."""
+
+import asyncio
+import inspect
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from typing import Any
+
+from penstock.pipeline.objects.context import ObjectContext
+from penstock.pipeline.objects.declaration import takes_context
+from penstock.pipeline.objects.stream import IncomingObject
+
+
+def call(function: Callable[..., Any], obj: IncomingObject, context: ObjectContext) -> None:
+    """Call it to its end. An async function gets an event loop of its own in this thread, for this one call.
+
+    What it answers is of no use to anybody.
+    """
+    arguments = (obj, context) if takes_context(function, context.handler) else (obj,)
+    answer = function(*arguments)
+    if inspect.iscoroutine(answer):
+        asyncio.run(_cancelled_at_end(answer, context))
+
+
+async def _cancelled_at_end(answer: Coroutine[Any, Any, Any], context: ObjectContext) -> None:
+    """An async function need not ask: it is cancelled where it waits."""
+    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+    assert task is not None, "a coroutine runs in a task"
+
+    def cancel() -> None:
+        with suppress(RuntimeError):  # the loop is closed: the function came to its end
+            loop.call_soon_threadsafe(task.cancel)
+
+    context.control.watch(cancel)
+    try:
+        await answer
+    finally:
+        context.control.watch(None)

@@ -1,0 +1,80 @@
+"""What a user says of a function for objects, checked once and then frozen."""
+
+import codecs
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from penstock.errors import UsageError
+
+OnStop = Literal["finish", "give_back"]
+_MIB = 1 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObjectHandlerDeclaration:
+    """One function that is called with each object: ``function(obj)`` or ``function(obj, ctx)``, plain or async.
+
+    ``name`` is the function's identity in the ledger, as a pipeline's is: an object is processed once under one name.
+    ``timeout_seconds`` is for all objects of one message together; messages of S3 name one. ``cleanup`` takes what
+    ``function`` takes, and is called before it where an attempt on the object was broken off or failed.
+    """
+
+    name: str
+    function: Callable[..., Any]
+    attempts_max: int = 4
+    timeout_seconds: float | None = None
+    on_stop: OnStop = "finish"
+    cleanup: Callable[..., Any] | None = None
+    encoding: str = "utf-8"  # of `lines`
+    object_bytes_max: int = 1 << 30  # as stored; larger ones are dead
+    inflated_bytes_max: int = 4 << 30  # of a compressed one, as `lines` reads it
+    line_bytes_max: int = 128 * _MIB
+    memory_bytes_max: int = 8 * _MIB  # of content held in memory; the rest is in a temporary file
+
+    def __post_init__(self) -> None:
+        name = f"The object handler {self.name}"
+        if not self.name:
+            raise UsageError("An object handler needs a name.")
+        if not callable(self.function):
+            raise UsageError(f"{name} is no function.")
+        if self.attempts_max < 1:
+            raise UsageError(f"{name} has attempts_max={self.attempts_max}; it has to be at least 1.")
+        if self.timeout_seconds is not None and not self.timeout_seconds > 0:
+            raise UsageError(f"{name} has timeout_seconds={self.timeout_seconds}; it has to be more than 0.")
+        if self.on_stop not in ("finish", "give_back"):
+            raise UsageError(f"{name} has on_stop={self.on_stop!r}; it is 'finish' or 'give_back'.")
+        for bound in ("object_bytes_max", "inflated_bytes_max", "line_bytes_max", "memory_bytes_max"):
+            if getattr(self, bound) < 1:
+                raise UsageError(f"{name} has {bound}={getattr(self, bound)}; it has to be at least 1.")
+        _check_encoding(name, self.encoding)
+        for function in (self.function, self.cleanup):
+            if function is not None:
+                takes_context(function, name)
+
+
+def takes_context(function: Callable[..., Any], name: str) -> bool:
+    """Whether the function takes the context beside the object. Raises `UsageError` where it can take neither."""
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # a builtin that does not tell
+        return False
+    for answer, arguments in ((True, (None, None)), (False, (None,))):
+        try:
+            signature.bind(*arguments)
+        except TypeError:
+            continue
+        return answer
+    raise UsageError(
+        f"{name} has a function that takes {signature}; it is called with the object, or object and context."
+    )
+
+
+def _check_encoding(name: str, encoding: str) -> None:
+    try:
+        newline = codecs.lookup(encoding).encode("\n")[0]
+    except (LookupError, TypeError, ValueError):
+        newline = b""
+    if newline != b"\n":
+        raise UsageError(f"{name} has encoding={encoding!r}; lines are found only in encodings that extend ASCII.")

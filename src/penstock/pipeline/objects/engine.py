@@ -1,0 +1,177 @@
+"""The engine of object handlers: one run is one call of the user's function for one object.
+
+Duties: open the object in its version, call cleanup and function, and map every way in which that can end to what the
+protocol records.
+"""
+
+from asyncio import CancelledError
+from collections.abc import Mapping
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from penstock.errors import (
+    Interrupted,
+    ObjectDenied,
+    ObjectError,
+    ObjectGone,
+    ObjectSuperseded,
+    Reject,
+    Retry,
+    TemporaryError,
+    UserError,
+)
+from penstock.ledger import Ledger
+from penstock.ledger.records import Failure, ObjectResult
+from penstock.messaging.failure import failure_of
+from penstock.objects.reference import ObjectRef
+from penstock.objects.store import ObjectStore
+from penstock.pipeline.engine import ReadFailure, RunRequest, RunResult
+from penstock.pipeline.objects.calling import call
+from penstock.pipeline.objects.context import NO_RESOURCES, ObjectContext, previous_attempt
+from penstock.pipeline.objects.control import Control
+from penstock.pipeline.objects.declaration import ObjectHandlerDeclaration
+from penstock.pipeline.objects.denials import Denials
+from penstock.pipeline.objects.stream import Fault, IncomingObject
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineTools:
+    """What the calls of one handler share."""
+
+    declaration: ObjectHandlerDeclaration
+    ledger: Ledger
+    store: ObjectStore
+    scratch: Path | None  # where content goes that is too large for memory; None: where the system keeps such files
+    resources: Mapping[str, Any] = field(default_factory=lambda: NO_RESOURCES)
+    denials: Denials = field(default_factory=Denials)
+
+
+class ObjectEngine:
+    """A `penstock.pipeline.engine.Engine` for one execution. Its runs are of one object each."""
+
+    def __init__(self, tools: EngineTools, control: Control) -> None:
+        self._tools = tools
+        self._declaration = tools.declaration
+        self._control = control
+
+    def run(self, request: RunRequest) -> RunResult:
+        [ref] = request.objects
+        if self._control.ends:
+            raise self._control.ending()
+        if ref.size_bytes > self._declaration.object_bytes_max:
+            reason = f"{ref.uri} has {ref.size_bytes:,} bytes; at most {self._declaration.object_bytes_max:,} are read"
+            return _failed(ref, ReadFailure(failure=Failure.DEAD, reason=reason))
+        try:
+            obj = self._open(ref, request)
+        except ObjectError as error:
+            return _failed(ref, self._unread(ref, Fault(error=error, lasting=False)))
+        with closing(obj):
+            failure = self._call(obj, self._context(ref, request))
+            if obj.fault is not None:
+                failure = self._unread(ref, obj.fault)
+        return _processed(ref, obj) if failure is None else _failed(ref, failure)
+
+    def cancel(self, attempt_id: str) -> None:  # noqa: ARG002 - an execution has one run at a time
+        self._control.end()
+
+    def _open(self, ref: ObjectRef, request: RunRequest) -> IncomingObject:
+        reader = self._tools.store.open(ref)
+        self._tools.denials.clear()
+        return IncomingObject(
+            ref,
+            store=self._tools.store,
+            reader=reader,
+            carrier=request.claimed[ref.object_id].carrier,
+            declaration=self._declaration,
+            check=self._control.check,
+            scratch=self._tools.scratch,
+        )
+
+    def _context(self, ref: ObjectRef, request: RunRequest) -> ObjectContext:
+        timeline = self._tools.ledger.attempts_of(self._declaration.name, ref.object_id)
+        return ObjectContext(
+            handler=self._declaration.name,
+            attempt_id=request.attempt_id,
+            attempt=request.claimed[ref.object_id].attempts,
+            previous_attempt=previous_attempt(timeline, request.attempt_id),
+            resources=self._tools.resources,
+            control=self._control,
+        )
+
+    def _call(self, obj: IncomingObject, context: ObjectContext) -> ReadFailure | None:
+        """Call cleanup and function; answers how that failed. Raises where the work was ended from outside."""
+        try:
+            if context.previous_attempt is not None and self._declaration.cleanup is not None:
+                call(self._declaration.cleanup, obj, context)
+            call(self._declaration.function, obj, context)
+        except BaseException as raised:  # SystemExit too: the object must not hang on what user code does
+            if self._control.ends and isinstance(raised, Interrupted | CancelledError):
+                raise self._control.ending() from raised
+            return failure_by(raised)
+        return None
+
+    def _unread(self, ref: ObjectRef, fault: Fault) -> ReadFailure:
+        """What a fault in reading means; raises what is the machinery's."""
+        match fault.error:
+            case TemporaryError() | UserError():
+                raise fault.error
+            case ObjectGone():
+                return ReadFailure(failure=Failure.GONE, reason=str(fault.error))
+            case ObjectSuperseded():
+                return ReadFailure(failure=Failure.SUPERSEDED, reason=str(fault.error))
+            case ObjectDenied():
+                refund = self._tools.denials.add(ref.object_id)
+                return ReadFailure(failure=Failure.RETRY, reason=str(fault.error), refund=refund)
+            case _:
+                failure = Failure.DEAD if fault.lasting else Failure.RETRY
+                return ReadFailure(failure=failure, reason=str(fault.error))
+
+
+def failure_by(raised: BaseException) -> ReadFailure:
+    """What an exception of the user's function means for the object."""
+    described = failure_of(raised)
+    match raised:
+        case Reject():
+            return ReadFailure(
+                failure=Failure.DEAD, reason=described.error or "rejected", raised=described, exception=raised
+            )
+        case Retry(delay_seconds=delay_seconds):
+            delay = None if delay_seconds is None else max(0.0, delay_seconds)
+            return ReadFailure(
+                failure=Failure.RETRY, reason=described.error, delay_seconds=delay, raised=described, exception=raised
+            )
+        case _:
+            return ReadFailure(failure=Failure.RETRY, reason=described.summary, raised=described, exception=raised)
+
+
+def _processed(ref: ObjectRef, obj: IncomingObject) -> RunResult:
+    result = ObjectResult(object_id=ref.object_id, rows=0, lines_quarantined=obj.lines_quarantined)
+    return RunResult(
+        processed=(result,),
+        failed={},
+        rows=0,
+        lines_quarantined=obj.lines_quarantined,
+        bytes=ref.size_bytes,
+        manifest="",
+        quarantine_manifest="",
+        schema_id=0,
+        new_schema=None,
+        works=True,
+        samples={ref.object_id: obj.quarantine_sample},
+    )
+
+
+def _failed(ref: ObjectRef, failure: ReadFailure) -> RunResult:
+    return RunResult(
+        processed=(),
+        failed={ref.object_id: failure},
+        rows=0,
+        lines_quarantined=0,
+        bytes=0,
+        manifest="",
+        quarantine_manifest="",
+        schema_id=0,
+        new_schema=None,
+    )

@@ -1,0 +1,148 @@
+"""The function as the worker sees it: a handler that works one message's objects one after another."""
+
+import random as system_random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ulid import ULID
+
+from penstock.errors import InvalidMessage
+from penstock.events import Bus
+from penstock.ledger import Ledger
+from penstock.messaging.delivery import Delivery
+from penstock.messaging.handler import Answer, Place
+from penstock.messaging.waits import Random
+from penstock.objects.store import ObjectStore
+from penstock.pipeline.attempt import AttemptSettings, BatchExecution, Surroundings
+from penstock.pipeline.objects.context import NO_RESOURCES
+from penstock.pipeline.objects.control import Control
+from penstock.pipeline.objects.declaration import ObjectHandlerDeclaration
+from penstock.pipeline.objects.engine import EngineTools, ObjectEngine
+from penstock.pipeline.parcel import Parse
+from penstock.pipeline.streak import FailureStreak
+from penstock.pipeline.telling import Telling
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObjectHandlerTools:
+    """What an object handler needs from the rooms around it."""
+
+    ledger: Ledger
+    store: ObjectStore
+    parse: Parse  # e.g. `partial(penstock.objects.notification.parse, buckets_allowed=...)`
+    worker: str  # this process, as the ledger shall know it
+    lease_seconds: float  # of claims; the worker's heartbeat has to be quicker
+    bus: Bus
+    backoff_base_seconds: float = 1.0
+    backoff_cap_seconds: float = 300.0
+    faults_max: int | None = None  # infrastructure faults in a row before the worker stops; None bears any number
+    scratch: Path | None = None  # for content too large for memory; None: where the system keeps such files
+    resources: Mapping[str, Any] = field(default_factory=lambda: NO_RESOURCES)  # what the app's lifespans gave
+    random: Random = system_random.random
+    new_attempt_id: Callable[[], str] = lambda: str(ULID())
+
+
+class ObjectHandler:
+    """A `penstock.messaging.handler.BatchHandler`. An execution is of one delivery, in one of the worker's slots."""
+
+    def __init__(self, declaration: ObjectHandlerDeclaration, tools: ObjectHandlerTools) -> None:
+        self._declaration = declaration
+        self._tools = tools
+        self._engine_tools = EngineTools(
+            declaration=declaration,
+            ledger=tools.ledger,
+            store=tools.store,
+            scratch=tools.scratch,
+            resources=tools.resources,
+        )
+        self._settings = AttemptSettings(
+            pipeline=declaration.name,
+            worker=tools.worker,
+            lease_seconds=tools.lease_seconds,
+            objects_max=1,  # each object has a claim, a run and a commit of its own
+            attempts_max=declaration.attempts_max,
+            backoff_base_seconds=tools.backoff_base_seconds,
+            backoff_cap_seconds=tools.backoff_cap_seconds,
+            timeout_seconds=declaration.timeout_seconds,
+            tells_batches=False,
+        )
+        self._streak = FailureStreak(faults_max=tools.faults_max)
+        self._telling = Telling(declaration.name, tools.bus)
+        self._known = False  # to the ledger; set by whichever thread comes first, to the same
+
+    @property
+    def name(self) -> str:
+        return self._declaration.name
+
+    @property
+    def place(self) -> Place:
+        return Place.POOL
+
+    @property
+    def timeout_seconds(self) -> float | None:
+        return self._declaration.timeout_seconds
+
+    def weigh(self, delivery: Delivery) -> int:
+        """Bytes of the objects that the notification names; 0 for one that cannot be read."""
+        try:
+            return sum(ref.size_bytes for ref in self._tools.parse(delivery.message.body).objects)
+        except InvalidMessage:
+            return 0
+
+    def begin(self, deliveries: Sequence[Delivery]) -> BatchExecution:
+        control = Control(gives_back=self._declaration.on_stop == "give_back")
+        around = Surroundings(
+            ledger=self._tools.ledger,
+            engine=ObjectEngine(self._engine_tools, control),
+            parse=self._tools.parse,
+            publish=_nothing_to_publish,
+            streak=self._streak,
+            bus=self._tools.bus,
+            random=self._tools.random,
+            new_attempt_id=self._tools.new_attempt_id,
+        )
+        return _Execution(deliveries, self._settings, around, control, self._ensure_known)
+
+    def upkeep(self) -> None:
+        """Free what expired."""
+        self._ensure_known()
+        for attempt_id in self._tools.ledger.abandon_expired(self._declaration.name):
+            self._telling.abandoned(attempt_id, "its lease ran out")
+
+    def _ensure_known(self) -> None:
+        if not self._known:
+            self._tools.ledger.ensure_pipeline(self._declaration.name)
+            self._known = True
+
+
+class _Execution(BatchExecution):
+    """A batch of objects that hears of a stop."""
+
+    def __init__(
+        self,
+        deliveries: Sequence[Delivery],
+        settings: AttemptSettings,
+        around: Surroundings,
+        control: Control,
+        prepare: Callable[[], None],
+    ) -> None:
+        super().__init__(deliveries, settings, around)
+        self._control = control
+        self._prepare = prepare
+
+    def run(self) -> Answer:
+        self._prepare()
+        return super().run()
+
+    def drain(self) -> None:
+        self._control.stop()
+
+    def interrupt(self) -> None:
+        self._control.end()
+        super().interrupt()
+
+
+def _nothing_to_publish() -> None:
+    """What a function does is visible when it does it."""

@@ -1,0 +1,266 @@
+"""The object as a function gets it: what it is called, and its content in exactly the version that was announced.
+
+Content is read whole and verified before the first byte of it is handed out, since what a function does with half of
+an object cannot be undone. It is kept in memory up to a bound, and in a temporary file beyond. What goes wrong in
+reading is remembered here as well as raised: a function that catches everything does not make an object readable.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, NamedTuple
+
+from penstock.errors import ObjectError, ObjectUnreadable, TemporaryError, UserError
+from penstock.ledger.records import Carrier
+from penstock.objects.reference import ObjectRef
+from penstock.objects.store import ObjectReader, ObjectStore
+from penstock.pipeline.objects.declaration import ObjectHandlerDeclaration
+from penstock.pipeline.objects.quarantine import Quarantine, QuarantinedLine
+from penstock.pipeline.objects.spool import spooled
+from penstock.pipeline.source.inflate import codec_of, inflate
+
+CHUNK_BYTES = 1 << 20
+READ_BYTES_MAX = 64 << 20
+_BOM = b"\xef\xbb\xbf"
+_ZIP_MAGICS = (b"PK\x03\x04", b"PK\x05\x06")  # an archive; an empty one
+
+
+class Line(NamedTuple):
+    """One line of an object."""
+
+    number: int  # from 1, bad lines counted
+    offset: int  # where it begins in the (inflated) object, in bytes
+    text: str  # without its end
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fault:
+    """Why the content cannot be had. ``lasting``: it lies in the content, so that no other look will help."""
+
+    error: ObjectError | TemporaryError | UserError
+    lasting: bool
+
+
+class IncomingObject:
+    """One version of one object. Not shared between threads; closed when the function returns."""
+
+    def __init__(
+        self,
+        ref: ObjectRef,
+        *,
+        store: ObjectStore,
+        reader: ObjectReader,
+        carrier: Carrier,
+        declaration: ObjectHandlerDeclaration,
+        check: Callable[[], None],
+        scratch: Path | None,
+    ) -> None:
+        """``reader`` is the object, open; it is closed here."""
+        self._ref = ref
+        self._store = store
+        self._reader: ObjectReader | None = reader  # until it is used up
+        self._carrier = carrier
+        self._declaration = declaration
+        self._check = check
+        self._scratch = scratch
+        self._files: list[IO[bytes]] = []
+        self._quarantine = Quarantine()
+        self.fault: Fault | None = None  # the first one
+
+    def __repr__(self) -> str:
+        return f"IncomingObject({self.uri!r})"
+
+    # What it is
+
+    @property
+    def uri(self) -> str:
+        """For people and logs: always valid Unicode."""
+        return self._ref.uri
+
+    @property
+    def bucket(self) -> str:
+        return self._ref.bucket
+
+    @property
+    def key(self) -> str:
+        """As it is, never decoded or cleaned: do not make a path of it. Names of files that are no UTF-8 hold surrogate
+        escapes."""
+        return self._ref.key
+
+    @property
+    def key_bytes(self) -> bytes:
+        return self._ref.key_bytes
+
+    @property
+    def size_bytes(self) -> int:
+        """As stored."""
+        return self._ref.size_bytes
+
+    @property
+    def version_id(self) -> str | None:
+        return self._ref.version_id
+
+    @property
+    def etag(self) -> str | None:
+        return self._ref.etag
+
+    @property
+    def object_id(self) -> bytes:
+        """16 bytes, the identity of this version of this object."""
+        return self._ref.object_id
+
+    @property
+    def message_id(self) -> str:
+        """Of the message that brought it."""
+        return self._carrier.message_id
+
+    @property
+    def enqueued_at(self) -> float:
+        """When that message was put into its queue: epoch seconds."""
+        return self._carrier.enqueued_at
+
+    # What is in it
+
+    def open(self) -> IO[bytes]:
+        """The stored bytes as a seekable binary file, not inflated. Each call reads the object anew.
+
+        Raises `ObjectError` and `TemporaryError`; let them pass, they are understood.
+        """
+        return self._kept(self._stored())
+
+    def read(self, bytes_max: int = READ_BYTES_MAX) -> bytes:
+        """All stored bytes, not inflated. An object of more than ``bytes_max`` is refused: too large for memory."""
+        if self.size_bytes > bytes_max:
+            raise self._lasting(f"{self.uri} has {self.size_bytes:,} bytes; at most {bytes_max:,} are read at once")
+        return b"".join(self._stored())
+
+    def lines(self) -> Iterator[Line]:
+        """Its lines, ended by LF or CRLF, inflated where the name ends in ``.gz``, ``.bz2`` or ``.zst``.
+
+        Lines that are no text in the handler's encoding are left out and kept in `quarantined`; they do not fail the
+        object. Each line is a checkpoint.
+        """
+        self._quarantine = Quarantine()
+        file = self._kept(self._inflated())
+        bytes_max = self._declaration.line_bytes_max
+        number = offset = 0
+        while raw := file.readline(bytes_max + 1):
+            if len(raw) > bytes_max:
+                raise self._lasting(f"{self.uri} has a line of more than {bytes_max:,} bytes at offset {offset}")
+            self._check()
+            number += 1
+            text = self._text(raw, number, offset)
+            if text is not None:
+                yield Line(number, offset, text)
+            offset += len(raw)
+
+    @property
+    def quarantined(self) -> Sequence[QuarantinedLine]:
+        """The lines that `lines` left out so far, 1,000 at most."""
+        return self._quarantine.kept
+
+    @property
+    def lines_quarantined(self) -> int:
+        """How many `lines` left out so far."""
+        return self._quarantine.count
+
+    @property
+    def quarantine_sample(self) -> Sequence[tuple[int, str]]:
+        """Offset and reason of a few of them."""
+        return self._quarantine.sample
+
+    def checkpoint(self) -> None:
+        """As `ObjectContext.checkpoint`."""
+        self._check()
+
+    def close(self) -> None:
+        """Free what is held; a second call does nothing."""
+        while self._files:
+            self._files.pop().close()
+        reader, self._reader = self._reader, None
+        if reader is not None:
+            reader.close()
+
+    # -- how -----------------------------------------------------------------------------------------------------
+
+    def _kept(self, chunks: Iterator[bytes]) -> IO[bytes]:
+        try:
+            file = spooled(chunks, memory_bytes_max=self._declaration.memory_bytes_max, scratch=self._scratch)
+        except TemporaryError as fault:
+            self._remember(fault, lasting=False)
+            raise
+        self._files.append(file)
+        return file
+
+    def _stored(self) -> Iterator[bytes]:
+        """The bytes in pieces; when it ends, all of them are verified."""
+        try:
+            with self._taken() as reader:
+                yield from self._whole(reader)
+                reader.verify()
+        except (ObjectError, TemporaryError) as fault:
+            self._remember(fault, lasting=False)
+            raise
+
+    def _whole(self, reader: ObjectReader) -> Iterator[bytes]:
+        total = 0
+        while data := reader.read(CHUNK_BYTES):
+            self._check()
+            total += len(data)
+            if total > self.size_bytes:
+                break
+            yield data
+        if total != self.size_bytes:
+            raise ObjectUnreadable(f"{self.uri} was announced with {self.size_bytes:,} bytes and has another size")
+
+    def _inflated(self) -> Iterator[bytes]:
+        codec = codec_of(self._ref)
+        if codec is None:
+            yield from self._no_archive(self._stored())
+            return
+        with self.open() as compressed:  # verified as stored, so that what is wrong now is in the content
+            pieces = inflate(
+                compressed.read,
+                codec,
+                piece_bytes=CHUNK_BYTES,
+                total_bytes_max=self._declaration.inflated_bytes_max,
+                uri=self.uri,
+            )
+            try:
+                for piece in pieces:
+                    self._check()
+                    yield piece
+            except (ObjectUnreadable, UserError) as error:  # the latter: a codec that is not installed
+                self._remember(error, lasting=True)
+                raise
+
+    def _no_archive(self, chunks: Iterator[bytes]) -> Iterator[bytes]:
+        for number, chunk in enumerate(chunks):
+            if number == 0 and chunk.startswith(_ZIP_MAGICS):
+                raise self._lasting(f"{self.uri} is a zip archive and has no lines; open it and bound what you inflate")
+            yield chunk
+
+    def _taken(self) -> ObjectReader:
+        reader, self._reader = self._reader, None
+        return reader if reader is not None else self._store.open(self._ref)
+
+    def _text(self, raw: bytes, number: int, offset: int) -> str | None:
+        line = raw.removesuffix(b"\n")
+        if len(line) < len(raw):
+            line = line.removesuffix(b"\r")
+        if offset == 0:
+            line = line.removeprefix(_BOM)
+        try:
+            return line.decode(self._declaration.encoding)
+        except UnicodeDecodeError as error:
+            reason = f"invalid {self._declaration.encoding.upper()} at byte {error.start} of the line: {error.reason}"
+            self._quarantine.add(number, offset, reason, line)
+            return None
+
+    def _lasting(self, reason: str) -> ObjectUnreadable:
+        error = ObjectUnreadable(reason)
+        self._remember(error, lasting=True)
+        return error
+
+    def _remember(self, error: ObjectError | TemporaryError | UserError, *, lasting: bool) -> None:
+        self.fault = self.fault or Fault(error=error, lasting=lasting)

@@ -1,0 +1,167 @@
+"""What a batch tells of its objects: facts for the bus, each after the ledger has recorded it.
+
+Every object that is started has one end that is told (finished, failed or given back), unless its worker dies: that is
+how a sudden death shows in a log.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from penstock.events import (
+    AttemptAbandoned,
+    BatchClaimed,
+    BatchCommitted,
+    Bus,
+    LinesQuarantined,
+    ObjectFailed,
+    ObjectFinished,
+    ObjectGivenBack,
+    ObjectSkipped,
+    ObjectStarted,
+    RunFailed,
+)
+from penstock.ledger.records import Claim, FailedObject, ObjectState
+from penstock.objects.reference import ObjectRef
+from penstock.pipeline.engine import ReadFailure, RunBroken, RunResult
+
+CLAIM_LOST = "the claim was lost: its lease ran out, or somebody ended it"
+
+_SKIPPED = {
+    ObjectState.PROCESSED: "already_processed",
+    ObjectState.DEAD: "already_dead",
+    ObjectState.GONE: "gone",
+    ObjectState.SUPERSEDED: "superseded",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Work:
+    """What one claim brought, and what of the group belongs to it."""
+
+    claim: Claim
+    refs: Mapping[bytes, ObjectRef]  # the claimed ones
+
+    @property
+    def attempt_id(self) -> str:
+        return self.claim.attempt_id
+
+
+class Telling:
+    """Any thread may tell."""
+
+    def __init__(self, pipeline: str, bus: Bus, *, batches: bool = True) -> None:
+        """``batches``: whether they are worth an event beside those of their objects."""
+        self._pipeline = pipeline
+        self._bus = bus
+        self._batches = batches
+
+    def claimed(self, work: Work) -> None:
+        """The attempt is open, and what it holds is begun."""
+        if self._batches:
+            size_bytes = sum(ref.size_bytes for ref in work.refs.values())
+            self._bus.emit(
+                BatchClaimed(
+                    pipeline=self._pipeline, attempt_id=work.attempt_id, objects=len(work.refs), bytes=size_bytes
+                )
+            )
+        for object_id, ref in work.refs.items():
+            self._bus.emit(
+                ObjectStarted(
+                    pipeline=self._pipeline,
+                    object_uri=ref.uri,
+                    attempt_id=work.attempt_id,
+                    attempt=work.claim.claimed[object_id].attempts,
+                )
+            )
+
+    def skipped(self, claim: Claim, refs: Mapping[bytes, ObjectRef]) -> None:
+        """What the claim did not bring."""
+        for object_id in claim.busy:
+            self._skip(refs[object_id], "in_progress")
+        for object_id, ended in claim.ended.items():
+            self._skip(refs[object_id], _SKIPPED[ended.state])
+
+    def committed(self, work: Work, result: RunResult, seq: int) -> None:
+        """The batch counts."""
+        if self._batches:
+            self._bus.emit(
+                BatchCommitted(
+                    pipeline=self._pipeline,
+                    attempt_id=work.attempt_id,
+                    seq=seq,
+                    objects=len(result.processed),
+                    rows=result.rows,
+                    lines_quarantined=result.lines_quarantined,
+                )
+            )
+        for processed in result.processed:
+            uri = work.refs[processed.object_id].uri
+            self._bus.emit(
+                ObjectFinished(
+                    pipeline=self._pipeline,
+                    object_uri=uri,
+                    attempt_id=work.attempt_id,
+                    rows=processed.rows,
+                    lines_quarantined=processed.lines_quarantined,
+                )
+            )
+            if processed.lines_quarantined:
+                sample = tuple(result.samples.get(processed.object_id, ()))
+                self._quarantined(uri, processed.lines_quarantined, sample)
+
+    def failed(
+        self, work: Work, failed: Sequence[FailedObject], causes: Mapping[bytes, ReadFailure] | None = None
+    ) -> None:
+        """These left the attempt unprocessed, ``causes`` being what the run said of them."""
+        for failure in failed:
+            cause = causes.get(failure.object_id) if causes else None
+            raised = cause.raised if cause else None
+            self._bus.emit(
+                ObjectFailed(
+                    pipeline=self._pipeline,
+                    object_uri=work.refs[failure.object_id].uri,
+                    attempt_id=work.attempt_id,
+                    outcome=failure.failure.value,
+                    reason=failure.reason,
+                    error_type=raised.error_type if raised else None,
+                    traceback=raised.traceback if raised else None,
+                    exception=cause.exception if cause else None,
+                )
+            )
+
+    def broken(self, work: Work, broken: RunBroken) -> None:
+        """A run failed with nobody to blame."""
+        self._bus.emit(
+            RunFailed(pipeline=self._pipeline, attempt_id=work.attempt_id, objects=len(work.refs), error=str(broken))
+        )
+
+    def given_back(self, work: Work, reason: str) -> None:
+        """The attempt was abandoned through no fault of its objects."""
+        self.abandoned(work.attempt_id, reason)
+        for ref in work.refs.values():
+            self._bus.emit(
+                ObjectGivenBack(pipeline=self._pipeline, object_uri=ref.uri, attempt_id=work.attempt_id, reason=reason)
+            )
+
+    def lost(self, work: Work) -> None:
+        """The attempt is not open any more, and it was not we who ended it."""
+        for ref in work.refs.values():
+            self._bus.emit(
+                ObjectFailed(
+                    pipeline=self._pipeline,
+                    object_uri=ref.uri,
+                    attempt_id=work.attempt_id,
+                    outcome="retry",
+                    reason=CLAIM_LOST,
+                )
+            )
+
+    def abandoned(self, attempt_id: str, reason: str) -> None:
+        """An attempt was given up."""
+        self._bus.emit(AttemptAbandoned(pipeline=self._pipeline, attempt_id=attempt_id, reason=reason))
+
+    def _skip(self, ref: ObjectRef, reason: str) -> None:
+        self._bus.emit(ObjectSkipped(pipeline=self._pipeline, object_uri=ref.uri, reason=reason))
+
+    def _quarantined(self, uri: str, count: int, sample: tuple[tuple[int, str], ...]) -> None:
+        self._bus.emit(LinesQuarantined(pipeline=self._pipeline, object_uri=uri, count=count, sample=sample))
