@@ -19,8 +19,10 @@ from penstock.ledger.records import (
     ObjectState,
 )
 from penstock.ledger.schema import metadata
+from penstock.ledger.work_records import WorkRow, WorkStanding
 
 PIPELINE = "file:///lake/clicks"
+HANDLER = "thumbnails"
 LEASE_SECONDS = 60.0
 OVER = -1.0  # a lease that is over when it is given: no test has to wait for one
 BEFORE = 1_000.0  # long before any test's database clock
@@ -110,6 +112,24 @@ class Desk:
     def fail(self, failure: Failure, wanted: Candidate, name: str) -> None:
         claim = self.claim([wanted])
         assert self.ledger.commit(outcome(claim, failed={name: failure})) is None
+
+    def begin(
+        self,
+        key: str = "k",
+        *,
+        attempt: str | None = None,
+        handler: str = HANDLER,
+        worker: str = "worker-1",
+        lease_seconds: float = LEASE_SECONDS,
+    ) -> WorkStanding:
+        return self.ledger.begin_work(
+            handler, key, attempt_id=attempt or self.fresh(), worker=worker, lease_seconds=lease_seconds
+        )
+
+    def work(self, key: str = "k") -> WorkRow:
+        row = self.ledger.work(HANDLER, key)
+        assert row is not None
+        return row
 
     def state(self, name: str) -> ObjectState | None:
         return self.ledger.states(PIPELINE, [object_id_of(name)]).get(object_id_of(name))

@@ -1,13 +1,11 @@
 """Crashes at every step and lost answers, on every database."""
 
 import contextlib
-from collections.abc import Callable, Iterator
-from unittest import mock
 
 import pytest
-from sqlalchemy import Engine, PoolProxiedConnection
 from sqlalchemy.exc import OperationalError
 from tests.conformance.ledger.desk import OVER, PIPELINE, Desk, candidate, candidates, object_id_of, outcome
+from tests.conformance.ledger.lost import replies_lost
 
 from penstock.errors import ClaimLost, TemporaryError
 from penstock.ledger import Ledger
@@ -30,30 +28,6 @@ def crashing_at(desk: Desk, step: Step) -> Ledger:
             raise Crash(step)
 
     return Ledger(desk.ledger.database, probe)
-
-
-@contextlib.contextmanager
-def replies_lost(
-    engine: Engine, *, times: int, committed: bool, meanwhile: Callable[[], object] = int
-) -> Iterator[None]:
-    """The next COMMITs get no answer; whether they took effect is what the client cannot know."""
-    do_commit = engine.dialect.do_commit
-    left = [times]
-
-    def lossy(connection: PoolProxiedConnection) -> None:
-        if left[0] <= 0:
-            do_commit(connection)
-            return
-        left[0] -= 1
-        if committed:
-            do_commit(connection)
-        else:
-            engine.dialect.do_rollback(connection)
-        meanwhile()
-        raise engine.dialect.loaded_dbapi.OperationalError("connection lost")
-
-    with mock.patch.object(engine.dialect, "do_commit", lossy):
-        yield
 
 
 # Crashes

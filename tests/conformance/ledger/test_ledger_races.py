@@ -1,17 +1,14 @@
 """Many at once: threads of one process, several processes, and processes that are killed."""
 
-import multiprocessing
 import os
 import signal
-import threading
 from collections import Counter
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from multiprocessing.synchronize import Barrier
-from typing import TypeVar
 
 import pytest
+from tests.conformance.ledger.crowd import CLAIMERS, DEADLINE_SECONDS, spawning, together
 from tests.conformance.ledger.desk import OVER, PIPELINE, Desk, candidates, object_id_of, outcome
 
 from penstock.errors import ClaimLost
@@ -19,25 +16,7 @@ from penstock.ledger import Ledger
 from penstock.ledger.records import AttemptState, Claim, ObjectState
 from penstock.messaging.steps import Step
 
-CLAIMERS = 8
 NAMES = [f"object {number}" for number in range(200)]
-DEADLINE_SECONDS = 120.0
-
-T = TypeVar("T")
-
-spawning = multiprocessing.get_context("spawn")
-
-
-def together(work: Callable[[int], T]) -> list[T]:
-    """Run the work in as many threads as there are claimers, all let go at one moment."""
-    barrier = threading.Barrier(CLAIMERS, timeout=DEADLINE_SECONDS)
-
-    def start(number: int) -> T:
-        barrier.wait()
-        return work(number)
-
-    with ThreadPoolExecutor(CLAIMERS) as pool:
-        return list(pool.map(start, range(CLAIMERS)))
 
 
 def slices(number: int) -> Sequence[str]:

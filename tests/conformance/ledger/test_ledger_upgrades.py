@@ -1,0 +1,72 @@
+"""Ledgers of earlier revisions, with data in them, brought up and back down, on every database that lasts."""
+
+from typing import Any
+
+from sqlalchemy import inspect, make_url
+from tests.conformance.ledger.desk import HANDLER, PIPELINE, Desk, candidate, candidates
+
+from penstock.ledger import Ledger
+from penstock.ledger.database import Database
+from penstock.ledger.dialects import dialect_for
+from penstock.ledger.migrate import downgrade, upgrade
+from penstock.ledger.records import Failure
+from penstock.ledger.schema import metadata
+from penstock.ledger.work_records import WorkBegun, WorkDone
+
+WITH_0002 = {"works"}
+
+
+def of_revision(url: str, revision: str) -> Desk:
+    """A ledger as an older Penstock left it."""
+    parsed = make_url(url)
+    dialect = dialect_for(parsed)
+    database = Database(dialect.create_engine(parsed, now=None), dialect)
+    with database.writing() as connection:
+        upgrade(connection, revision)
+    ledger = Ledger(database)
+    ledger.ensure_pipeline(PIPELINE)
+    return Desk(ledger)
+
+
+def rows_of_0001(ledger: Ledger) -> dict[str, list[tuple[Any, ...]]]:
+    with ledger.database.reading() as connection:
+        return {
+            name: sorted((tuple(row) for row in connection.execute(table.select())), key=repr)
+            for name, table in metadata.tables.items()
+            if name not in WITH_0002
+        }
+
+
+def table_names(ledger: Ledger) -> set[str]:
+    with ledger.database.reading() as connection:
+        return set(inspect(connection).get_table_names())
+
+
+def test_up_from_0001_with_data_and_down_again(shared_url: str) -> None:
+    old = of_revision(shared_url, "0001")
+    assert not WITH_0002 & table_names(old.ledger)
+    old.process("a", "b")
+    old.fail(Failure.DEAD, candidate("c"), "c")
+    old.claim(candidates("d"))
+    rows = rows_of_0001(old.ledger)
+    old.ledger.close()
+
+    ledger = Ledger.open(shared_url)
+    desk = Desk(ledger, old.numbers)
+    assert rows_of_0001(ledger) == rows
+    assert isinstance(desk.begin(attempt="first"), WorkBegun)
+    assert ledger.finish_work("first", outcome="null")
+    assert isinstance(desk.begin(), WorkDone)
+
+    with ledger.database.writing() as connection:
+        downgrade(connection, "0001")
+    assert not WITH_0002 & table_names(ledger)
+    assert rows_of_0001(ledger) == rows
+    ledger.close()
+
+    again = Ledger.open(shared_url)
+    assert again.work(HANDLER, "k") is None
+    desk = Desk(again, old.numbers)
+    assert isinstance(desk.begin(), WorkBegun)
+    assert desk.claim(candidates("a")).ended
+    again.close()

@@ -1,0 +1,140 @@
+"""Works, on every database, when COMMIT brings no answer."""
+
+from collections.abc import Callable
+
+import pytest
+from sqlalchemy.exc import OperationalError
+from tests.conformance.ledger.desk import HANDLER, LEASE_SECONDS, OVER, Desk
+from tests.conformance.ledger.lost import replies_lost
+
+from penstock.errors import TemporaryError
+from penstock.ledger import Ledger
+from penstock.ledger.work_records import WorkBegun, WorkBusy, WorkDone, WorkEnd, WorkState
+from penstock.ledger.works import TRIES_MAX
+
+ALWAYS = 1_000
+
+lost = pytest.mark.parametrize(
+    ("times", "committed"), [(times, committed) for times in (1, TRIES_MAX - 1) for committed in (True, False)]
+)
+
+
+@lost
+def test_a_begin_whose_answer_is_lost_is_found_again(desk: Desk, times: int, committed: bool) -> None:
+    with replies_lost(desk.ledger.database.engine, times=times, committed=committed):
+        assert desk.begin(attempt="first") == WorkBegun(previous=None)
+    assert desk.work().attempts == 1
+    assert isinstance(desk.begin(), WorkBusy)
+
+
+@lost
+def test_a_take_over_whose_answer_is_lost_is_found_again(desk: Desk, times: int, committed: bool) -> None:
+    desk.begin(attempt="slow", lease_seconds=OVER)
+    with replies_lost(desk.ledger.database.engine, times=times, committed=committed):
+        standing = desk.begin(attempt="next")
+    assert isinstance(standing, WorkBegun)
+    assert standing.previous is not None
+    assert standing.previous.attempt_id == "slow"
+    assert desk.work().attempts == 2
+
+
+@lost
+def test_a_completion_whose_answer_is_lost_is_recorded_once(desk: Desk, times: int, committed: bool) -> None:
+    desk.begin(attempt="first")
+    with replies_lost(desk.ledger.database.engine, times=times, committed=committed):
+        assert desk.ledger.finish_work("first", outcome='"ours"')
+    standing = desk.begin()
+    assert isinstance(standing, WorkDone)
+    assert standing.outcome == '"ours"'
+
+
+@lost
+def test_an_end_whose_answer_is_lost_counts(desk: Desk, times: int, committed: bool) -> None:
+    desk.begin(attempt="first")
+    with replies_lost(desk.ledger.database.engine, times=times, committed=committed):
+        assert desk.ledger.end_work("first", outcome="failed", reason="as told")
+    standing = desk.begin()
+    assert isinstance(standing, WorkBegun)
+    assert standing.previous is not None
+    assert (standing.previous.outcome, standing.previous.reason) == (WorkEnd.FAILED, "as told")
+
+
+@pytest.mark.parametrize("committed", [True, False])
+def test_a_begin_that_gets_answers_again_too_late_gives_the_key_back(desk: Desk, committed: bool) -> None:
+    with (
+        replies_lost(desk.ledger.database.engine, times=TRIES_MAX, committed=committed),
+        pytest.raises(TemporaryError, match="attempt first: the ledger did not confirm"),
+    ):
+        desk.begin(attempt="first")
+    assert isinstance(desk.begin(attempt="second"), WorkBegun)
+
+
+def test_a_begin_that_never_gets_an_answer_is_ours_when_begun_again_with_its_id(desk: Desk) -> None:
+    engine = desk.ledger.database.engine
+    with replies_lost(engine, times=ALWAYS, committed=False), pytest.raises(TemporaryError):
+        desk.begin(attempt="first")
+    assert desk.ledger.works() == []
+    assert desk.begin(attempt="first") == WorkBegun(previous=None)
+
+
+@pytest.mark.parametrize(
+    "act",
+    [
+        lambda desk: desk.ledger.finish_work("first", outcome="null"),
+        lambda desk: desk.ledger.end_work("first", outcome="given_back", reason=""),
+        lambda desk: desk.ledger.extend_work("first", lease_seconds=LEASE_SECONDS),
+        lambda desk: desk.ledger.abandon_worker_works("worker-1"),
+    ],
+    ids=["finish", "end", "extend", "abandon"],
+)
+def test_what_never_gets_an_answer_can_be_asked_again(desk: Desk, act: Callable[[Desk], bool | int]) -> None:
+    desk.begin(attempt="first")
+    before = desk.everything()
+    engine = desk.ledger.database.engine
+    with replies_lost(engine, times=ALWAYS, committed=False), pytest.raises(TemporaryError, match="did not confirm"):
+        act(desk)
+    assert desk.everything() == before
+    assert act(desk)
+
+
+@pytest.mark.parametrize("take_over", [True, False])
+def test_a_work_lost_while_the_answer_was_waited_for_is_lost(
+    shared_desk: Desk, shared_url: str, take_over: bool
+) -> None:
+    shared_desk.begin(attempt="slow", lease_seconds=OVER)
+    other = Ledger.open(shared_url)
+
+    def meanwhile() -> None:
+        if take_over:
+            Desk(other).begin(attempt="next")
+        else:
+            other.abandon_worker_works("worker-1")
+
+    engine = shared_desk.ledger.database.engine
+    with replies_lost(engine, times=1, committed=False, meanwhile=meanwhile):
+        assert not shared_desk.ledger.finish_work("slow", outcome="null")
+    other.close()
+    assert shared_desk.work().state is (WorkState.OPEN if take_over else WorkState.FREE)
+
+
+def test_a_completion_overtaken_by_nobody_but_itself_is_told_true(shared_desk: Desk, shared_url: str) -> None:
+    """The COMMIT that seemed lost arrives late, from elsewhere: the second look finds it."""
+    shared_desk.begin(attempt="first")
+    other = Ledger.open(shared_url)
+    engine = shared_desk.ledger.database.engine
+    with replies_lost(engine, times=1, committed=False, meanwhile=lambda: other.finish_work("first", outcome='"late"')):
+        assert shared_desk.ledger.finish_work("first", outcome='"late"')
+    other.close()
+    assert shared_desk.work().outcome == '"late"'
+
+
+def test_an_error_in_the_middle_rolls_back_and_the_connection_serves_again(desk: Desk) -> None:
+    desk.begin(attempt="first")
+    before = desk.everything()
+    with pytest.raises(OperationalError), desk.ledger.database.writing() as connection:  # noqa: PT012 - the block is it
+        connection.exec_driver_sql("UPDATE works SET attempt_id = 'nobody'")
+        connection.exec_driver_sql("SELECT nonsense FROM nowhere")
+    assert desk.everything() == before
+    row = desk.ledger.work(HANDLER, "k")
+    assert row is not None
+    assert row.attempt_id == "first"

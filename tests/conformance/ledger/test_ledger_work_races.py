@@ -1,0 +1,225 @@
+"""Many at one key at once: threads, processes, and processes that are killed."""
+
+import os
+import signal
+import time
+from collections import Counter
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from multiprocessing.synchronize import Barrier
+from unittest import mock
+
+import pytest
+from sqlalchemy import PoolProxiedConnection
+from tests.conformance.ledger.crowd import CLAIMERS, DEADLINE_SECONDS, spawning, together
+from tests.conformance.ledger.desk import HANDLER, LEASE_SECONDS, OVER, Desk
+
+from penstock.ledger import Ledger
+from penstock.ledger.work_records import WorkBegun, WorkBusy, WorkDone, WorkEnd, WorkStanding, WorkState
+
+ROUNDS = 10
+KEYS = 20
+
+
+def begun(standings: list[WorkStanding]) -> list[int]:
+    """Which of the claimers won."""
+    return [number for number, standing in enumerate(standings) if isinstance(standing, WorkBegun)]
+
+
+def all_begin(desk: Desk, key: str, *, by: str) -> list[WorkStanding]:
+    """Every claimer at the same key, each with an attempt of its own: ``<key> <by> <number>``."""
+
+    def begin(number: int) -> WorkStanding:
+        return desk.begin(key, attempt=f"{key} {by} {number}")
+
+    return together(begin)
+
+
+# Threads
+
+
+def test_one_wins_a_key_the_others_are_busy_and_then_all_are_told_the_same(shared_desk: Desk) -> None:
+    for round_ in range(ROUNDS):
+        key = f"key {round_}"
+        standings = all_begin(shared_desk, key, by="by")
+        (winner,) = begun(standings)
+        kinds = Counter(type(standing) for standing in standings)
+        assert kinds == {WorkBegun: 1, WorkBusy: CLAIMERS - 1}
+        assert shared_desk.ledger.finish_work(f"{key} by {winner}", outcome=f'"{winner}"')
+        told = all_begin(shared_desk, key, by="again")
+        assert {done.outcome for done in told if isinstance(done, WorkDone)} == {f'"{winner}"'}
+        assert all(standing == told[0] for standing in told)
+
+
+def test_one_takes_an_expired_attempt_over(shared_desk: Desk) -> None:
+    for round_ in range(ROUNDS):
+        key = f"key {round_}"
+        shared_desk.begin(key, attempt=f"{key} slow", lease_seconds=OVER)
+        standings = all_begin(shared_desk, key, by="by")
+        (winner,) = begun(standings)
+        won = standings[winner]
+        assert isinstance(won, WorkBegun)
+        assert won.previous is not None
+        assert (won.previous.attempt_id, won.previous.outcome) == (f"{key} slow", WorkEnd.EXPIRED)
+        assert shared_desk.work(key).attempts == 2
+
+
+def test_finishing_against_take_over_has_one_winner(shared_desk: Desk) -> None:
+    for round_ in range(ROUNDS):
+        key = f"key {round_}"
+        shared_desk.begin(key, attempt=f"{key} slow", lease_seconds=OVER)
+
+        def race(number: int, key: str = key) -> str:
+            if number % 2:
+                return f"finished {shared_desk.ledger.finish_work(f'{key} slow', outcome='null')}"
+            return type(shared_desk.begin(key, attempt=f"{key} by {number}")).__name__
+
+        results = Counter(together(race))
+        half = CLAIMERS // 2
+        if shared_desk.work(key).state is WorkState.DONE:
+            assert results == {"finished True": half, "WorkDone": half}
+        else:
+            assert results == {"finished False": half, "WorkBegun": 1, "WorkBusy": half - 1}
+
+
+def test_everybody_at_everything_completes_each_key_once(shared_desk: Desk) -> None:
+    """Each thread works through all keys as a handler would, with leases that are over at once: zombies everywhere."""
+    keys = [f"key {number}" for number in range(6)]
+    deadline = time.monotonic() + DEADLINE_SECONDS
+
+    def work(number: int) -> list[str]:
+        effects, left, tries = [], keys[number % len(keys) :] + keys[: number % len(keys)], 0
+        while left:
+            assert time.monotonic() < deadline
+            key, tries = left.pop(0), tries + 1
+            attempt = f"{key} by {number}, {tries}"
+            standing = shared_desk.begin(key, attempt=attempt, worker=f"{number}", lease_seconds=OVER)
+            if isinstance(standing, WorkBegun):
+                shared_desk.ledger.extend_work(attempt, lease_seconds=OVER)
+                if tries == 1:
+                    shared_desk.ledger.end_work(attempt, outcome="failed", reason="the first always fails")
+                elif shared_desk.ledger.finish_work(attempt, outcome=f'"{attempt}"'):
+                    effects.append(key)
+            if not isinstance(standing, WorkDone):
+                left.append(key)
+        return effects
+
+    effects = Counter(key for own in together(work) for key in own)
+    assert effects == dict.fromkeys(keys, 1)
+    assert len(shared_desk.ledger.works(HANDLER, state=WorkState.DONE)) == len(keys)
+
+
+def test_forgetting_leaves_alone_what_begins_again_meanwhile(shared_desk: Desk) -> None:
+    for round_ in range(ROUNDS):
+        key = f"key {round_}"
+        shared_desk.begin(key, attempt=f"{key} first")
+        shared_desk.ledger.end_work(f"{key} first", outcome="given_back", reason="")
+
+        def race(number: int, key: str = key) -> WorkStanding | int:
+            if number % 2:
+                return shared_desk.ledger.forget_works(older_than_seconds=-1.0, limit=10)
+            return shared_desk.begin(key, attempt=f"{key} by {number}")
+
+        results = together(race)
+        (winner,) = [number for number, result in enumerate(results) if isinstance(result, WorkBegun)]
+        assert sum(result for result in results if isinstance(result, int)) <= 1
+        row = shared_desk.work(key)
+        assert (row.state, row.attempt_id) == (WorkState.OPEN, f"{key} by {winner}")
+
+
+# Processes. Each is told what to do by its arguments and answers through a pipe.
+
+
+def begin_all(url: str, number: int, go: Barrier, answer: Connection) -> None:
+    ledger = Ledger.open(url)
+    go.wait(DEADLINE_SECONDS)
+    desk, won = Desk(ledger), []
+    for key in range(KEYS):
+        if isinstance(desk.begin(f"{key}", attempt=f"{key} by {number}"), WorkBegun):
+            won.append(key)
+            assert ledger.finish_work(f"{key} by {number}", outcome=f"{number}")
+    answer.send(won)
+    ledger.close()
+
+
+def test_processes_complete_each_key_once(shared_url: str) -> None:
+    processes, barrier = 4, spawning.Barrier(4)
+    pipes = [spawning.Pipe(duplex=False) for _ in range(processes)]
+    children = [
+        spawning.Process(target=begin_all, args=(shared_url, number, barrier, pipe[1]))
+        for number, pipe in enumerate(pipes)
+    ]
+    for child in children:
+        child.start()
+    won: Counter[int] = Counter()
+    for pipe, _ in pipes:
+        assert pipe.poll(DEADLINE_SECONDS), "a process did not answer"
+        won.update(pipe.recv())
+    for child in children:
+        child.join(DEADLINE_SECONDS)
+    assert [child.exitcode for child in children] == [0] * processes
+    assert won == dict.fromkeys(range(KEYS), 1)
+
+
+def _begin(ledger: Ledger) -> None:
+    ledger.begin_work(HANDLER, "k", attempt_id="killed", worker="killed", lease_seconds=LEASE_SECONDS)
+
+
+def _finish(ledger: Ledger) -> None:
+    ledger.finish_work("killed", outcome='"by the killed"')
+
+
+def _fail(ledger: Ledger) -> None:
+    ledger.end_work("killed", outcome="failed", reason="as told")
+
+
+def die_in(url: str, act: Callable[[Ledger], None], committed: bool) -> None:
+    """Be killed around the COMMIT of this act, before it or after."""
+    ledger = Ledger.open(url)
+    if act is not _begin:
+        _begin(ledger)
+    dialect = ledger.database.engine.dialect
+    do_commit = dialect.do_commit
+
+    def fatal(connection: PoolProxiedConnection) -> None:
+        if committed:
+            do_commit(connection)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    with mock.patch.object(dialect, "do_commit", fatal):
+        act(ledger)
+
+
+@pytest.mark.parametrize(
+    ("act", "committed", "abandoned", "previous"),
+    [
+        pytest.param(_begin, False, 0, None, id="before it began"),
+        pytest.param(_begin, True, 1, WorkEnd.EXPIRED, id="after it began"),
+        pytest.param(_finish, False, 1, WorkEnd.EXPIRED, id="before it finished"),
+        pytest.param(_finish, True, 0, None, id="after it finished"),
+        pytest.param(_fail, False, 1, WorkEnd.EXPIRED, id="before it failed"),
+        pytest.param(_fail, True, 0, WorkEnd.FAILED, id="after it failed"),
+    ],
+)
+def test_a_process_killed_around_a_commit_leaves_what_the_next_one_can_go_on_with(
+    shared_url: str, act: Callable[[Ledger], None], committed: bool, abandoned: int, previous: WorkEnd | None
+) -> None:
+    child = spawning.Process(target=die_in, args=(shared_url, act, committed))
+    child.start()
+    child.join(DEADLINE_SECONDS)
+    assert child.exitcode == -signal.SIGKILL
+
+    ledger = Ledger.open(shared_url)
+    desk = Desk(ledger)
+    if abandoned:
+        assert isinstance(desk.begin(), WorkBusy)
+    assert ledger.abandon_worker_works("killed") == abandoned
+    standing = desk.begin(attempt="next")
+    if act is _finish and committed:
+        assert isinstance(standing, WorkDone)
+        assert standing.outcome == '"by the killed"'
+    else:
+        assert isinstance(standing, WorkBegun)
+        assert (standing.previous.outcome if standing.previous else None) is previous
+        assert ledger.finish_work("next", outcome="null")
+    ledger.close()

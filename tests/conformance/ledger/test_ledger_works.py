@@ -1,0 +1,315 @@
+"""Works, on every database: one recorded completion per key of a handler, whoever begins it and however often."""
+
+from collections.abc import Callable
+
+import pytest
+from tests.conformance.ledger.desk import HANDLER, LEASE_SECONDS, OVER, Desk
+
+from penstock.ledger.records import TERMINAL
+from penstock.ledger.rules import REASON_CHARS_MAX
+from penstock.ledger.work_records import WorkBegun, WorkBusy, WorkDone, WorkEnd, WorkEnding, WorkRow, WorkState
+
+OUTCOME = '{"pages": 3}'
+
+
+def begun(desk: Desk, attempt: str, *, key: str = "k", lease_seconds: float = LEASE_SECONDS) -> WorkBegun:
+    standing = desk.begin(key, attempt=attempt, worker=f"worker of {attempt}", lease_seconds=lease_seconds)
+    assert isinstance(standing, WorkBegun)
+    return standing
+
+
+def taken_over(desk: Desk) -> None:
+    """Attempt ``slow`` is past its lease and ``next`` holds the work."""
+    begun(desk, "slow", lease_seconds=OVER)
+    begun(desk, "next")
+
+
+# Beginning
+
+
+def test_a_fresh_key_is_ours(desk: Desk) -> None:
+    assert begun(desk, "first") == WorkBegun(previous=None)
+    row = desk.work()
+    assert (row.handler, row.key, row.state, row.attempts) == (HANDLER, "k", WorkState.OPEN, 1)
+    assert (row.attempt_id, row.worker) == ("first", "worker of first")
+    assert row.lease_until is not None
+    assert row.lease_until - row.started_at == pytest.approx(LEASE_SECONDS, abs=0.5), "by the database's clock"
+    assert (row.outcome, row.completed_at, row.previous) == (None, None, None)
+
+
+def test_while_it_is_open_others_are_busy_for_the_rest_of_the_lease(desk: Desk) -> None:
+    begun(desk, "first")
+    before = desk.everything()
+    standing = desk.begin(attempt="second")
+    assert isinstance(standing, WorkBusy)
+    assert 0 < standing.seconds <= LEASE_SECONDS
+    assert desk.everything() == before
+
+
+def test_a_completed_key_is_done_for_every_duplicate(desk: Desk) -> None:
+    begun(desk, "first")
+    assert desk.ledger.finish_work("first", outcome=OUTCOME)
+    row = desk.work()
+    assert row.completed_at is not None
+    assert (row.state, row.outcome, row.lease_until) == (WorkState.DONE, OUTCOME, None)
+    done = WorkDone(outcome=OUTCOME, completed_at=row.completed_at, worker="worker of first", attempt_id="first")
+    before = desk.everything()
+    assert [desk.begin(attempt=attempt) for attempt in ("second", "third", "first")] == [done] * 3
+    assert desk.everything() == before
+
+
+def test_a_completion_past_its_lease_that_nobody_took_over_counts(desk: Desk) -> None:
+    begun(desk, "slow", lease_seconds=OVER)
+    assert desk.ledger.finish_work("slow", outcome=OUTCOME), "what fences is the state, never the time"
+    assert isinstance(desk.begin(), WorkDone)
+
+
+def test_an_attempt_past_its_lease_is_taken_over_and_told(desk: Desk) -> None:
+    begun(desk, "slow", lease_seconds=OVER)
+    previous = begun(desk, "next").previous
+    assert previous is not None
+    assert (previous.attempt_id, previous.worker) == ("slow", "worker of slow")
+    assert (previous.outcome, previous.reason) == (WorkEnd.EXPIRED, "its lease ran out")
+    assert previous.ended_at >= previous.started_at
+    assert isinstance(desk.begin(), WorkBusy)
+    assert desk.work().attempts == 2
+
+
+@pytest.mark.parametrize("ending", ["failed", "given_back"])
+def test_an_ended_attempt_frees_the_key_and_is_told(desk: Desk, ending: WorkEnding) -> None:
+    begun(desk, "first")
+    assert desk.ledger.end_work("first", outcome=ending, reason="no such font")
+    assert desk.work().state is WorkState.FREE
+    previous = begun(desk, "second").previous
+    assert previous == desk.work().previous
+    assert previous is not None
+    assert (previous.attempt_id, previous.outcome, previous.reason) == ("first", WorkEnd(ending), "no such font")
+
+
+def test_of_many_attempts_the_last_that_ended_is_kept_and_all_are_counted(desk: Desk) -> None:
+    for number in range(5):
+        begun(desk, f"attempt {number}")
+        desk.ledger.end_work(f"attempt {number}", outcome="failed", reason=f"reason {number}")
+    previous = begun(desk, "last").previous
+    assert previous is not None
+    assert previous.reason == "reason 4"
+    assert desk.ledger.finish_work("last", outcome=OUTCOME)
+    row = desk.work()
+    assert (row.attempts, row.attempt_id, row.previous) == (6, "last", previous)
+
+
+def test_beginning_again_with_the_same_id_finds_what_it_holds(desk: Desk) -> None:
+    begun(desk, "first")
+    desk.ledger.end_work("first", outcome="failed", reason="")
+    before = begun(desk, "second", lease_seconds=OVER)
+    everything = desk.everything()
+    assert begun(desk, "second") == before, "nobody takes over from himself, whatever the lease says"
+    assert desk.everything() == everything
+
+
+def test_an_attempt_id_is_for_one_work(desk: Desk) -> None:
+    begun(desk, "first", key="a")
+    with pytest.raises(ValueError, match="attempt first began another work"):
+        desk.begin("b", attempt="first")
+    assert desk.ledger.work(HANDLER, "b") is None
+
+
+# Who may do what
+
+
+FENCED: list[tuple[str, Callable[[Desk, str], bool]]] = [
+    ("finish", lambda desk, attempt: desk.ledger.finish_work(attempt, outcome="null")),
+    ("extend", lambda desk, attempt: desk.ledger.extend_work(attempt, lease_seconds=LEASE_SECONDS)),
+    ("fail", lambda desk, attempt: desk.ledger.end_work(attempt, outcome="failed", reason="")),
+    ("give back", lambda desk, attempt: desk.ledger.end_work(attempt, outcome="given_back", reason="")),
+]
+
+
+@pytest.mark.parametrize("act", [act for _, act in FENCED], ids=[name for name, _ in FENCED])
+def test_a_zombie_changes_nothing(desk: Desk, act: Callable[[Desk, str], bool]) -> None:
+    taken_over(desk)
+    before = desk.everything()
+    assert [act(desk, "slow"), act(desk, "never heard of")] == [False, False]
+    assert desk.everything() == before
+    assert desk.ledger.finish_work("next", outcome=OUTCOME)
+    before = desk.everything()
+    assert not act(desk, "slow")
+    assert desk.everything() == before
+
+
+@pytest.mark.parametrize("act", [act for name, act in FENCED[:2]], ids=[name for name, _ in FENCED[:2]])
+def test_an_ended_attempt_cannot_come_back(desk: Desk, act: Callable[[Desk, str], bool]) -> None:
+    begun(desk, "first")
+    desk.ledger.end_work("first", outcome="given_back", reason="")
+    before = desk.everything()
+    assert not act(desk, "first")
+    assert desk.everything() == before
+
+
+@pytest.mark.parametrize("act", [act for name, act in FENCED[1:]], ids=[name for name, _ in FENCED[1:]])
+def test_a_finished_attempt_stays_finished(desk: Desk, act: Callable[[Desk, str], bool]) -> None:
+    begun(desk, "first")
+    desk.ledger.finish_work("first", outcome=OUTCOME)
+    before = desk.everything()
+    assert not act(desk, "first")
+    assert desk.everything() == before
+
+
+def test_finishing_again_is_true_and_the_first_outcome_stays(desk: Desk) -> None:
+    begun(desk, "first")
+    assert [desk.ledger.finish_work("first", outcome=outcome) for outcome in (OUTCOME, "null")] == [True, True]
+    assert desk.work().outcome == OUTCOME
+
+
+def test_ending_again_is_true_and_another_way_is_not(desk: Desk) -> None:
+    begun(desk, "first")
+    assert [desk.ledger.end_work("first", outcome="failed", reason=reason) for reason in ("a", "b")] == [True, True]
+    assert not desk.ledger.end_work("first", outcome="given_back", reason="c")
+    previous = desk.work().previous
+    assert previous is not None
+    assert (previous.outcome, previous.reason) == (WorkEnd.FAILED, "a")
+
+
+def test_an_extended_attempt_is_not_taken_over(desk: Desk) -> None:
+    begun(desk, "slow", lease_seconds=OVER)
+    assert desk.ledger.extend_work("slow", lease_seconds=LEASE_SECONDS), "past its lease, but nobody took it over"
+    standing = desk.begin()
+    assert isinstance(standing, WorkBusy)
+    assert standing.seconds == pytest.approx(LEASE_SECONDS, abs=5.0)
+
+
+def test_the_works_of_a_dead_worker_are_free_at_once_and_no_others(desk: Desk) -> None:
+    desk.begin("a", attempt="a", worker="dead")
+    desk.begin("b", attempt="b", worker="dead")
+    desk.begin("done", attempt="done", worker="dead")
+    desk.ledger.finish_work("done", outcome=OUTCOME)
+    desk.begin("c", attempt="c", worker="alive")
+    assert [desk.ledger.abandon_worker_works("dead") for _ in range(2)] == [2, 0]
+    assert [desk.work(key).state for key in ("a", "b", "done", "c")] == ["free", "free", "done", "open"]
+    previous = begun(desk, "next", key="a").previous
+    assert previous is not None
+    assert (previous.outcome, previous.reason) == (WorkEnd.EXPIRED, "worker dead died")
+    assert not desk.ledger.finish_work("b", outcome=OUTCOME)
+    assert not desk.ledger.end_work("b", outcome="failed", reason=""), "it was ended, but not by itself"
+
+
+# Identity and text
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        pytest.param((HANDLER, "Data"), (HANDLER, "data"), id="case"),
+        pytest.param((HANDLER, "a"), (HANDLER, "a "), id="trailing space"),
+        pytest.param((HANDLER, "\U0001f600"), (HANDLER, "\U0001f601"), id="emoji"),
+        pytest.param((HANDLER, "a"), ("others", "a"), id="handlers"),
+        pytest.param(("Make", "a"), ("make", "a"), id="handlers' case"),
+        pytest.param(("a", "bc"), ("ab", "c"), id="where the key begins"),
+        pytest.param((HANDLER, "x" * 9_000 + "a"), (HANDLER, "x" * 9_000 + "b"), id="long"),
+        pytest.param((HANDLER, "\udcff"), (HANDLER, "\\udcff"), id="surrogate"),
+        pytest.param((HANDLER, ""), (HANDLER, "\0"), id="nul"),
+    ],
+)
+def test_keys_are_told_apart_to_the_last_bit(desk: Desk, one: tuple[str, str], other: tuple[str, str]) -> None:
+    for handler, key in (one, other):
+        assert isinstance(desk.begin(key, handler=handler), WorkBegun)
+    ids = {row.work_id for row in desk.ledger.works()}
+    assert len(ids) == 2
+    for handler, key in (one, other):
+        row = desk.ledger.work(handler, key)
+        assert row is not None
+        assert row.handler == handler
+        assert isinstance(desk.begin(key, handler=handler), WorkBusy)
+
+
+def test_a_handler_with_a_nul_in_its_name_is_refused(desk: Desk) -> None:
+    with pytest.raises(ValueError, match="NUL"):
+        desk.begin(handler="a\0b")
+
+
+def test_any_text_is_kept_as_far_as_people_read(desk: Desk) -> None:
+    desk.begin("k" * 10_000 + "\0\udcff", attempt="first", worker="wo\0rker \udcff")
+    desk.ledger.end_work("first", outcome="failed", reason="r" * 10_000)
+    (row,) = desk.ledger.works()
+    assert row.key == "k" * REASON_CHARS_MAX
+    assert row.worker == "wo\\x00rker \\udcff"
+    assert row.previous is not None
+    assert row.previous.reason == "r" * REASON_CHARS_MAX
+    desk.begin("k" * 10_000 + "\0\udcff", attempt="second", worker="wo\0rker \udcff")
+    assert desk.ledger.abandon_worker_works("wo\0rker \udcff") == 1
+
+
+def test_a_large_outcome_comes_back_whole(desk: Desk) -> None:
+    outcome = '"' + "é" * 300_000 + '"'
+    desk.begin(attempt="first")
+    desk.ledger.finish_work("first", outcome=outcome)
+    standing = desk.begin()
+    assert isinstance(standing, WorkDone)
+    assert standing.outcome == outcome
+
+
+# For people
+
+
+def test_works_are_filtered_and_paged(desk: Desk) -> None:
+    for key in ("apple", "Apricot", "plum", "100%_ripe"):
+        desk.begin(key, attempt=key)
+    desk.begin("apple", handler="others", attempt="others")
+    desk.ledger.finish_work("plum", outcome=OUTCOME)
+    desk.ledger.end_work("Apricot", outcome="failed", reason="")
+
+    def keys(rows: object) -> list[str]:
+        assert isinstance(rows, list)
+        return sorted(row.key for row in rows if isinstance(row, WorkRow))
+
+    assert keys(desk.ledger.works(HANDLER)) == ["100%_ripe", "Apricot", "apple", "plum"]
+    assert keys(desk.ledger.works("others")) == ["apple"]
+    assert keys(desk.ledger.works(key_contains="AP")) == ["Apricot", "apple", "apple"]
+    assert keys(desk.ledger.works(key_contains="_pple")) == [], "what people type is no pattern"
+    assert [keys(desk.ledger.works(HANDLER, state=state)) for state in WorkState] == [
+        ["Apricot"],
+        ["100%_ripe", "apple"],
+        ["plum"],
+    ]
+    first = desk.ledger.works(limit=3)
+    second = desk.ledger.works(limit=3, after=first[-1].work_id)
+    ids = [row.work_id for row in (*first, *second)]
+    assert (ids, len(first), len(second)) == (sorted(ids), 3, 2)
+    assert desk.ledger.work("nobody", "apple") is None
+
+
+# Retention
+
+
+def test_what_ended_long_ago_is_forgotten_oldest_first(desk: Desk) -> None:
+    for key in ("first", "second", "freed", "open"):
+        desk.begin(key, attempt=key)
+    desk.ledger.finish_work("first", outcome=OUTCOME)
+    desk.ledger.finish_work("second", outcome=OUTCOME)
+    desk.ledger.end_work("freed", outcome="failed", reason="")
+    assert desk.ledger.forget_works(older_than_seconds=3_600.0, limit=10) == 0
+    now = -1.0  # whatever ended a second from now or before
+    assert desk.ledger.forget_works(older_than_seconds=now, limit=1) == 1
+    assert desk.ledger.work(HANDLER, "first") is None
+    assert desk.ledger.forget_works(older_than_seconds=now, limit=10) == 2
+    assert [row.key for row in desk.ledger.works()] == ["open"], "what is open is never forgotten"
+    assert begun(desk, "again", key="first").previous is None
+
+
+def test_more_is_forgotten_than_fits_into_a_statement(desk: Desk) -> None:
+    for number in range(1_001):
+        desk.begin(f"{number}", attempt=f"{number}")
+        desk.ledger.finish_work(f"{number}", outcome="null")
+    assert desk.ledger.forget_works(older_than_seconds=-1.0, limit=10_000) == 1_001
+    assert desk.ledger.works() == []
+
+
+# Beside the claims
+
+
+def test_a_worker_may_hold_works_and_objects_and_they_do_not_meet(desk: Desk) -> None:
+    desk.process("a")
+    desk.begin(attempt="work")
+    assert desk.state("a") in TERMINAL
+    assert desk.ledger.attempt("work") is None
+    assert not desk.ledger.extend("work", lease_seconds=1.0)
