@@ -16,7 +16,10 @@ from penstock.brokers.sqlite import SqliteBroker
 from penstock.events import Bus, DeliverySettled, Event
 from penstock.messaging.clock import SystemClock
 from penstock.messaging.delivery import Delivery
+from penstock.messaging.handler import Answer, Place
 from penstock.messaging.settlement import Ack, Settlement
+from penstock.worker.batcher import Limits
+from penstock.worker.line import Line
 from penstock.worker.settings import WorkerSettings
 from penstock.worker.shutdown import StopSignal
 from penstock.worker.worker import Worker
@@ -69,6 +72,12 @@ class ToyExecution:
     def extend(self) -> bool:
         return True
 
+    def drain(self) -> None:
+        say("told to drain")
+
+    def time_out(self) -> Answer:
+        return {}
+
     def give_back(self) -> None:
         say("claim freed")
 
@@ -80,6 +89,8 @@ class ToyExecution:
 
 class ToyHandler:
     name = "toy"
+    place = Place.THREAD
+    timeout_seconds = None
 
     def __init__(self, stubborn: bool) -> None:
         self.stubborn = stubborn
@@ -102,22 +113,22 @@ def listen() -> None:
 def main() -> None:
     path, name, options = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])
     stubborn = options.pop("stubborn", False)
+    limits = Limits(messages_max=options.pop("batch_messages_max", 5_000), bytes_max=2**40, wait_seconds=30.0)
     stop = StopSignal()
     stop.install()
     threading.Thread(target=listen, daemon=True).start()
     broker = TalkingBroker(path, holder=name)
     worker = Worker(
         broker=broker,
-        queue="q",
-        handler=ToyHandler(stubborn),
+        lines=[Line(queue="q", handler=ToyHandler(stubborn), limits=limits)],
         settings=WorkerSettings(**options),
         clock=SystemClock(),
         bus=Bus(tell),
     )
     say("ready")
-    outcome = worker.run(stop)
-    say("outcome", outcome=outcome)
-    if outcome == "forced":
+    conclusion = worker.run(stop)
+    say("outcome", outcome=conclusion.outcome)
+    if conclusion.outcome == "forced" or conclusion.threads_left:
         os._exit(0)
     broker.close()
 

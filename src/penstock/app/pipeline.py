@@ -30,12 +30,16 @@ from penstock.pipeline.source.plan import FORMATS
 from penstock.pipeline.spark_engine import SparkEngine
 from penstock.pipeline.streak import FailureStreak
 from penstock.pipeline.table_schema import agreement, check_partitions
+from penstock.worker.batcher import Limits
+from penstock.worker.line import Line
 from penstock.worker.settings import WorkerSettings
 from penstock.worker.shutdown import StopSignal
 from penstock.worker.worker import Worker
 
 NO_SESSION_YET = "SESSION_OR_CONTEXT_NOT_EXISTS"  # PySpark's word for it
 FAULTS_MAX = 3  # infrastructure faults in a row that a bounded job bears before it tells a person
+BATCH_WAIT_SECONDS = 30.0  # how long a batch that is not full stays open while messages keep coming
+FETCH_MAX = 500  # notifications in one receive
 SESSION_END_SECONDS = 2.0  # of the stop timeout: Spark gets this long to leave by itself
 
 
@@ -129,13 +133,19 @@ class Job:
     def _worker(self, spark: Session, declaration: Declaration) -> Worker:
         return Worker(
             broker=self.state.broker,
-            queue=self.where.queue(self.source),
-            handler=PipelineHandler(self._attempt_settings(), self._surroundings(spark, declaration)),
+            lines=[self._line(PipelineHandler(self._attempt_settings(), self._surroundings(spark, declaration)))],
             settings=self._worker_settings(),
             clock=self.tools.clock,
             bus=self.tools.bus,
             probe=self.tools.probe,
         )
+
+    def _line(self, handler: PipelineHandler) -> Line:
+        settings = self.request.settings
+        limits = Limits(
+            messages_max=settings.max_objects, bytes_max=settings.max_bytes, wait_seconds=BATCH_WAIT_SECONDS
+        )
+        return Line(queue=self.where.queue(self.source), handler=handler, limits=limits, fetch_max=FETCH_MAX)
 
     def _surroundings(self, spark: Session, declaration: Declaration) -> Surroundings:
         ledger = self.state.ledger
@@ -171,8 +181,7 @@ class Job:
     def _worker_settings(self) -> WorkerSettings:
         settings = self.request.settings
         return WorkerSettings(
-            batch_messages_max=settings.max_objects,
-            batch_bytes_max=settings.max_bytes,
+            start_jitter_seconds=0.0,  # one job on one machine: nobody to keep apart from
             lease_seconds=settings.lease_seconds,
             backoff_base_seconds=settings.retry_base_seconds,
             backoff_cap_seconds=settings.retry_cap_seconds,

@@ -6,14 +6,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NoReturn
 
-from penstock.worker.shutdown import StopSignal
+from penstock.worker.shutdown import STOPPING, StopSignal
 
 
 @contextmanager
 def stoppable() -> Iterator[StopSignal]:
     """A stop signal that SIGTERM and SIGINT set, as long as the block lasts."""
     stop = StopSignal()
-    stop.install()
+    stop.install(*STOPPING)  # in a terminal Ctrl-Z should suspend, not make a job fetch no more
     try:
         yield stop
     finally:

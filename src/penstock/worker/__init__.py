@@ -1,7 +1,9 @@
 """The runtime: it fetches, batches, runs, heartbeats, settles and stops; what the work is, only the handler knows.
 
-Duties, a module each: `worker` (what users see), `shift` (the order of a life: serve, drain, give back, close), `loop`
-(the broker's thread), `intake` (deliveries held and not begun), `batcher` (when a batch is full), `executors` (batches
-at work), `heartbeat` (leases and claims), `settler` (how deliveries end), `shutdown` (stop signals, giving back),
-and `settings` (arithmetic).
+Duties, a module each: `worker` (what users see), `line` (a queue and what serves it), `shift` (the order of a life:
+serve, drain, give back, close), `loop` (the broker's thread), `asking` (which queue is asked when), `rotation` (whose
+turn it is), `intake` (deliveries held and not begun), `batcher` (when a batch is full), `executors` (the executions of a
+line), `places` (the threads they run on), `flight` (one batch at work), `upkeep` (what handlers do when idle),
+`heartbeat` (leases and claims), `settler` (how deliveries end), `shutdown` (signals, giving back), `stacks` (what every
+thread is doing), and `settings` (arithmetic). `parts` and `service` put them together.
 """

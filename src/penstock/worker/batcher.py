@@ -30,6 +30,9 @@ class Limits:
     wait_seconds: float
 
 
+EACH_ALONE = Limits(messages_max=1, bytes_max=2**63, wait_seconds=0.0)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
     """Deliveries for one execution: at least one, in the order they came."""

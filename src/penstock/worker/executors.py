@@ -1,104 +1,51 @@
-"""Batches at work: a thread for each, at most as many as the settings allow.
+"""The executions of one line: begins batches in their place, concludes them, and ends those that take too long.
 
-A batch ends exactly once: answered, failed, its claim lost, or given back. Whoever ends it first decides what becomes
-of its deliveries; whatever the others come to say later is ignored.
+A place is taken until the run really ends, whatever was decided about its batch before: the bounds are hard.
 """
 
+import asyncio
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 
-from penstock.errors import PenstockError, PublishHalted, UserError
+from penstock.errors import PublishHalted, UserError
 from penstock.events import Bus, ExecutionFailed, SettlementMissing
 from penstock.messaging.clock import Clock
 from penstock.messaging.delivery import Delivery
-from penstock.messaging.handler import BatchHandler, Execution
+from penstock.messaging.handler import Answer, Place
 from penstock.messaging.settlement import Release, Settlement
 from penstock.messaging.waits import Random, backoff_seconds
+from penstock.worker.flight import Answered, Failed, Fatal, Flight, Result, awaited_result_of, result_of
+from penstock.worker.line import Line
+from penstock.worker.places import LOOP_THREAD, Places, start_thread
 from penstock.worker.settings import WorkerSettings
 from penstock.worker.settler import Settler
 
 CLAIM_LOST = "the claim was lost: somebody else works on it, or will"
 
 
-class Flight:
-    """One batch at work. Any thread may call it."""
+class Slots:
+    """The worker's slots, shared by all lines on pool and loop; and the one lock of all that is in flight."""
 
-    def __init__(
-        self, *, execution: Execution, deliveries: Sequence[Delivery], lost: Callable[["Flight"], None]
-    ) -> None:
-        self.execution = execution
-        self.deliveries = deliveries
-        self._lost = lost
-        self._lock = threading.Lock()
-        self._ended = False  # under the lock; set once, by whoever ends it first
+    def __init__(self, total: int) -> None:
+        self.lock = threading.Lock()
+        self.taken = 0  # under the lock
+        self._total = total
 
     @property
-    def ended(self) -> bool:
-        """Whether it is decided what becomes of the deliveries. The thread may be running still."""
-        return self._ended
-
-    @property
-    def message_ids(self) -> tuple[str, ...]:
-        """For events."""
-        return tuple(delivery.message.id for delivery in self.deliveries)
-
-    def end(self) -> bool:
-        """True for the one caller that decides what becomes of the deliveries."""
-        with self._lock:
-            first, self._ended = not self._ended, True
-        return first
-
-    def extend(self) -> bool:
-        """Extend the claim. Once the batch has ended there is nothing left to lose."""
-        return self._ended or self.execution.extend() or self._ended
-
-    def lose(self) -> None:
-        """The claim is lost."""
-        self._lost(self)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Answered:
-    """The run ended, with settlements by receipt."""
-
-    settlements: Mapping[str, Settlement]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Failed:
-    """The run raised; another try may go better."""
-
-    error: BaseException
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fatal:
-    """The run raised what no further try can mend: the worker stops and a person has to look."""
-
-    error: PenstockError
-
-
-Result = Answered | Failed | Fatal
-
-
-def result_of(execution: Execution) -> Result:
-    """Run, and map every answer and exception to the closed type."""
-    try:
-        return Answered(settlements=execution.run())
-    except (UserError, PublishHalted) as error:
-        return Fatal(error=error)
-    except BaseException as error:  # SystemExit too: user code may raise it, and the deliveries must not hang on it
-        return Failed(error=error)
+    def free(self) -> int:
+        """How many more executions may begin."""
+        return self._total - self.taken
 
 
 class Executors:
-    """Begins batches and concludes them."""
+    """One line's executions."""
 
     def __init__(
         self,
         *,
-        handler: BatchHandler,
+        line: Line,
+        places: Places,
+        slots: Slots,
         settler: Settler,
         settings: WorkerSettings,
         clock: Clock,
@@ -107,7 +54,13 @@ class Executors:
         freed: Callable[[], None],
         fail: Callable[[BaseException], None],
     ) -> None:
-        self._handler = handler
+        self._line = line
+        self._handler = line.handler
+        self._place = line.handler.place
+        self._timeout_seconds = line.handler.timeout_seconds
+        self._flights_max = line.places(settings)
+        self._places = places
+        self._slots = slots
         self._settler = settler
         self._settings = settings
         self._clock = clock
@@ -115,9 +68,10 @@ class Executors:
         self._random = random
         self._freed = freed
         self._fail = fail
-        self._lock = threading.Lock()
-        self._running: dict[Flight, str] = {}  # under the lock; thread names, until the thread is at its end
-        self._stranded: list[Flight] = []  # under the lock; the thread ended and the end of the batch is open
+        self._lock = slots.lock
+        self._running: dict[Flight, None] = {}  # under the lock, oldest first; until the run is at its end
+        self._stranded: list[Flight] = []  # under the lock; the run ended and the end of the batch is open
+        self._draining = False  # under the lock
         self._begun = 0  # written by the I/O thread
         self._concluded = 0  # under the lock; written by the flights' threads and the heartbeat
         self._failures_in_a_row = 0  # as above
@@ -130,13 +84,20 @@ class Executors:
 
     @property
     def not_before(self) -> float:
-        """When the next batch may begin (monotonic): failures in a row make the worker wait."""
+        """When the next batch may begin (monotonic): failures in a row make a line of few and long runs wait."""
         return self._not_before
 
     @property
-    def free(self) -> bool:
-        """Whether there is a place for one more."""
-        return len(self._running) < self._settings.batches_in_flight_max
+    def free(self) -> int:
+        """How many more batches may begin."""
+        free = self._flights_max - len(self._running)
+        return min(free, self._slots.free) if self._line.shares_slots else free
+
+    @property
+    def busy(self) -> bool:
+        """Whether a run is going that somebody waits for."""
+        with self._lock:
+            return any(not flight.parted for flight in self._running)
 
     def unended(self) -> Sequence[Flight]:
         """The batches whose end is open."""
@@ -146,41 +107,121 @@ class Executors:
     def running(self) -> Sequence[str]:
         """The names of the threads at work; some may work on a batch that was ended from outside."""
         with self._lock:
-            return list(self._running.values())
+            return list(dict.fromkeys(flight.thread for flight in self._running))
 
-    def begin(self, deliveries: Sequence[Delivery]) -> None:
-        """Begin a batch in a thread of its own. Only the I/O thread calls it.
+    def next_deadline(self) -> float | None:
+        """When the next batch will have taken too long (monotonic). All have the same time, so the oldest is first."""
+        if self._timeout_seconds is None:
+            return None
+        with self._lock:
+            return next((flight.deadline for flight in self._running if not flight.ended), None)
+
+    def begin(self, batches: Sequence[Sequence[Delivery]]) -> None:
+        """Begin these, for which there have to be free places. Only the I/O thread calls it.
 
         Raises what the handler raises if that is fatal; anything else counts as a failed run.
         """
+        flights: list[Flight] = []
         try:
-            execution = self._handler.begin(deliveries)
-        except (UserError, PublishHalted):
-            self._settler.submit((delivery, Release(refund=True)) for delivery in deliveries)
-            raise
-        except Exception as error:
-            self._put_off(deliveries, error=error)
-            return
-        self._begun += 1
-        flight = Flight(execution=execution, deliveries=deliveries, lost=self._lose)
-        thread = threading.Thread(
-            target=self._fly, args=(flight,), name=f"penstock-run-{self._handler.name}-{self._begun}", daemon=True
-        )
+            for number, deliveries in enumerate(batches):
+                try:
+                    flights.append(self._flight(deliveries))
+                except (UserError, PublishHalted):
+                    unstarted = [delivery for rest in batches[number:] for delivery in rest]
+                    self._settler.submit((delivery, Release(refund=True)) for delivery in unstarted)
+                    raise
+                except Exception as error:
+                    self._put_off(deliveries, error=error)
+        finally:
+            self._start(flights)
+
+    def end_overdue(self) -> None:
+        """End what has taken longer than the handler's timeout. Only the I/O thread calls it."""
+        deadline = self.next_deadline()
+        now = self._clock.monotonic()
+        while deadline is not None and deadline <= now:
+            with self._lock:
+                overdue = [f for f in self._running if f.deadline is not None and f.deadline <= now and not f.ended]
+            for flight in overdue:
+                if flight.end():
+                    self._time_out(flight)
+            deadline = self.next_deadline()
+
+    def drain(self) -> None:
+        """Tell every unended execution, once, that the worker has begun to stop; also those begun from here on."""
         with self._lock:
-            self._running[flight] = thread.name
-        thread.start()
+            self._draining = True
+            flights = [flight for flight in self._running if not flight.ended]
+        self._tell_drain(flights)
+
+    def _flight(self, deliveries: Sequence[Delivery]) -> Flight:
+        execution = self._handler.begin(deliveries)
+        self._begun += 1
+        timeout_seconds = self._timeout_seconds
+        name = f"penstock-run-{self._handler.name}-{self._begun}"
+        return Flight(
+            execution=execution,
+            deliveries=deliveries,
+            handler=self._handler.name,
+            queue=self._line.queue,
+            name=name,
+            thread=LOOP_THREAD if self._place is Place.LOOP else name,
+            deadline=None if timeout_seconds is None else self._clock.monotonic() + timeout_seconds,
+            lock=self._lock,
+            lost=self._lose,
+        )
+
+    def _start(self, flights: Sequence[Flight]) -> None:
+        if not flights:
+            return
+        with self._lock:
+            self._running.update(dict.fromkeys(flights))
+            if self._line.shares_slots:
+                self._slots.taken += len(flights)
+            draining = self._draining
+        match self._place:
+            case Place.POOL:
+                self._places.pool.start(self._fly, flights)
+            case Place.LOOP:
+                self._places.loop.start(self._fly_async, flights)
+            case Place.THREAD:
+                for flight in flights:
+                    start_thread(flight.name, self._fly, flight)
+        if draining:
+            self._tell_drain(flights)
 
     def _fly(self, flight: Flight) -> None:
+        flight.thread = threading.current_thread().name
         try:
             self._conclude(flight, result_of(flight.execution))
         except BaseException as defect:  # a listener that raises, say: the worker has to hear of it
             self._fail(defect)
         finally:
-            with self._lock:
-                del self._running[flight]
-                if not flight.ended:
-                    self._stranded.append(flight)
-            self._freed()
+            self._land(flight)
+
+    async def _fly_async(self, flight: Flight) -> None:
+        try:
+            result = await awaited_result_of(flight.execution)
+            if isinstance(result, Failed) and not flight.ended:
+                await asyncio.to_thread(self._conclude, flight, result)  # it frees the claim, which may block
+            else:
+                self._conclude(flight, result)
+        except asyncio.CancelledError:
+            pass  # the loop is being closed, with the end of this batch decided
+        except BaseException as defect:
+            self._fail(defect)
+        finally:
+            self._land(flight)
+
+    def _land(self, flight: Flight) -> None:
+        """The run is over, and its place is free."""
+        with self._lock:
+            del self._running[flight]
+            if self._line.shares_slots:
+                self._slots.taken -= 1
+            if not flight.ended:
+                self._stranded.append(flight)
+        self._freed()
 
     def _conclude(self, flight: Flight, result: Result) -> None:
         """The one place that turns a result into settlements."""
@@ -195,7 +236,7 @@ class Executors:
             self._free_claim(flight)
             self._put_off(flight.deliveries, error=result.error)
 
-    def _settlements(self, flight: Flight, answer: Mapping[str, Settlement]) -> Sequence[tuple[Delivery, Settlement]]:
+    def _settlements(self, flight: Flight, answer: Answer) -> Sequence[tuple[Delivery, Settlement]]:
         settlements: list[tuple[Delivery, Settlement]] = []
         for delivery in flight.deliveries:
             settlement = answer.get(delivery.receipt)
@@ -213,20 +254,48 @@ class Executors:
         except Exception as error:
             self._told(flight.deliveries, f"giving the claim back failed: {type(error).__name__}: {error}")
 
+    def _time_out(self, flight: Flight) -> None:
+        """In the I/O thread. Settling takes the deliveries out of the heartbeat's book: a hung run keeps no lease."""
+        try:
+            answer = flight.execution.time_out()
+        except Exception as error:
+            self._free_claim(flight)
+            self._put_off(flight.deliveries, error=error)
+        else:
+            self._settler.submit(self._settlements(flight, answer))
+            self._count(failed=True)
+            self._told(
+                flight.deliveries,
+                f"no end within its timeout of {self._timeout_seconds:g} s; it is interrupted, and holds its place on "
+                f"{flight.thread} until it ends",
+            )
+        self._part(flight)
+
     def _lose(self, flight: Flight) -> None:
         """In the heartbeat's thread. Nothing is acked: what the run comes to is fenced off by now."""
         if not flight.end():
             return
         self._put_off(flight.deliveries, error=None)
-        # Interrupting may block (it cancels a Spark run), and the heartbeat has other leases to keep.
-        threading.Thread(target=self._interrupt, args=(flight,), name="penstock-interrupt", daemon=True).start()
+        self._part(flight)
         self._freed()
+
+    def _part(self, flight: Flight) -> None:
+        flight.parted = True
+        # Interrupting may block (it cancels a Spark run), and the caller has other things to keep going.
+        threading.Thread(target=self._interrupt, args=(flight,), name="penstock-interrupt", daemon=True).start()
 
     def _interrupt(self, flight: Flight) -> None:
         try:
             flight.execution.interrupt()
         except Exception as error:
             self._told(flight.deliveries, f"interrupting failed: {type(error).__name__}: {error}")
+
+    def _tell_drain(self, flights: Sequence[Flight]) -> None:
+        for flight in flights:
+            try:
+                flight.execution.drain()
+            except Exception as error:
+                self._told(flight.deliveries, f"telling it of the stop failed: {type(error).__name__}: {error}")
 
     def _put_off(self, deliveries: Sequence[Delivery], *, error: BaseException | None) -> None:
         """No settlement came of these: back they go, each after a wait that grows with its attempts."""
@@ -245,7 +314,7 @@ class Executors:
         with self._lock:
             self._concluded += 1
             self._failures_in_a_row = self._failures_in_a_row + 1 if failed else 0
-            if failed:
+            if failed and not self._line.shares_slots:
                 self._not_before = self._clock.monotonic() + self._backoff_seconds(self._failures_in_a_row)
 
     def _backoff_seconds(self, attempt: int) -> float:

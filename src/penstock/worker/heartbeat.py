@@ -9,10 +9,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
 from typing import Protocol
 
-from penstock.events import Bus, HeartbeatFailed, LeaseLost
+from penstock.events import Bus, HeartbeatFailed, LeaseLost, LeasesExtended
 from penstock.messaging.broker import Broker
 from penstock.messaging.clock import Clock
 from penstock.messaging.delivery import Delivery
@@ -66,6 +65,12 @@ class Book:
         with self._lock:
             return delivery.receipt in self._held
 
+    def held_of(self, batches: Sequence[Sequence[Delivery]]) -> Sequence[Sequence[Delivery]]:
+        """The batches without the deliveries whose lease is not ours any more, and without those left empty by it."""
+        with self._lock:
+            kept = [[delivery for delivery in batch if delivery.receipt in self._held] for batch in batches]
+        return [batch for batch in kept if batch]
+
     def deliveries(self) -> Sequence[Delivery]:
         """Everything held."""
         with self._lock:
@@ -103,6 +108,8 @@ class Book:
 class Claimed(Protocol):
     """A batch at work that holds a claim."""
 
+    queue: str
+
     def extend(self) -> bool:
         """Extend the claim; False when it is lost."""
         ...
@@ -119,7 +126,6 @@ class Heartbeat:
         self,
         *,
         broker: Broker,
-        queue: str,
         book: Book,
         claims: Callable[[], Sequence[Claimed]],
         settings: WorkerSettings,
@@ -128,7 +134,6 @@ class Heartbeat:
         random: Random,
     ) -> None:
         self._broker = broker
-        self._queue = queue
         self._book = book
         self._claims = claims
         self._settings = settings
@@ -161,32 +166,40 @@ class Heartbeat:
         return self._settings.heartbeat_interval_seconds * (0.8 + 0.2 * self._random())
 
     def _lease_groups(self) -> Iterator[Sequence[Delivery]]:
-        deliveries = iter(self._book.deliveries())
-        while group := list(islice(deliveries, self._settings.settle_max)):
-            yield group
+        by_queue: dict[str, list[Delivery]] = {}
+        for delivery in self._book.deliveries():
+            by_queue.setdefault(delivery.queue, []).append(delivery)
+        for deliveries in by_queue.values():
+            for start in range(0, len(deliveries), self._settings.settle_max):
+                yield deliveries[start : start + self._settings.settle_max]
 
     def _extend_claim(self, claim: Claimed) -> bool:
         try:
             held = claim.extend()
         except Exception as error:
-            return self._failed(error)
+            return self._failed(claim.queue, error)
         if not held:
             claim.lose()
         return True
 
     def _extend_leases(self, group: Sequence[Delivery]) -> bool:
+        queue = group[0].queue
         with self._book.calling(group) as held:
             if not held:
                 return True
             try:
                 lost = self._broker.extend(held, lease_seconds=self._settings.lease_seconds)
             except Exception as error:
-                return self._failed(error)
+                return self._failed(queue, error)
             gone = self._book.extended(held, lost)
         for delivery in gone:
             self._bus.emit(LeaseLost(queue=delivery.queue, message_id=delivery.message.id))
+        lost_receipts = {delivery.receipt for delivery in lost}
+        extended = tuple(delivery.message.id for delivery in held if delivery.receipt not in lost_receipts)
+        if extended:
+            self._bus.emit(LeasesExtended(queue=queue, message_ids=extended))
         return True
 
-    def _failed(self, error: Exception) -> bool:
-        self._bus.emit(HeartbeatFailed(queue=self._queue, error=f"{type(error).__name__}: {error}"))
+    def _failed(self, queue: str, error: Exception) -> bool:
+        self._bus.emit(HeartbeatFailed(queue=queue, error=f"{type(error).__name__}: {error}"))
         return False

@@ -1,39 +1,45 @@
-"""Deliveries that are held and not begun: the batch being collected, and the closed ones that wait for a place."""
+"""Deliveries of one line that are held and not begun: the batch being collected, and closed ones without a place."""
 
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 
+from penstock.events import Bus, MessagesReceived
 from penstock.messaging.broker import Broker
 from penstock.messaging.delivery import Delivery
 from penstock.messaging.steps import Probe, Step
 from penstock.worker.batcher import NOTHING, Batch, collect, due
 from penstock.worker.heartbeat import Book
+from penstock.worker.line import Line
 from penstock.worker.settings import WorkerSettings
 
 
 class Intake:
-    """Receives and collects, never beyond the free slots of the batch that is open.
+    """Receives and collects, never beyond the free slots of the batches that may be open.
 
-    Nothing more is received while a closed batch waits. What it holds is thus bounded by one batch and by what a single
-    receive can close (``fetch_max`` deliveries, each of which may be heavy enough to be a batch alone).
+    A line with threads of its own collects its next batch ahead, so that a long run is followed at once by the next. A
+    line that shares the worker's slots receives for places that are free now, so nothing waits leased and unbegun.
+    Nothing more is received while a closed batch waits. What is held is thus bounded by one batch a place and by what a
+    single receive can close (its deliveries, each of which may be heavy enough to be a batch alone).
     """
 
     def __init__(
         self,
         *,
+        line: Line,
         broker: Broker,
-        queue: str,
         book: Book,
-        weigh: Callable[[Delivery], int],
         settings: WorkerSettings,
+        bus: Bus,
         probe: Probe,
     ) -> None:
+        self._line = line
+        self._limits = line.limits
+        self._fetch_max = min(line.fetch(settings), broker.capabilities.receive_max)
         self._broker = broker
-        self._queue = queue
         self._book = book
-        self._weigh = weigh
         self._settings = settings
+        self._bus = bus
         self._probe = probe
         self._lock = threading.Lock()
         self._collecting = NOTHING  # under the lock; written by the I/O thread, and by whoever takes everything
@@ -41,26 +47,25 @@ class Intake:
         self._last_was_empty = False  # written by the I/O thread
 
     @property
-    def free_slots(self) -> int:
-        """How many more messages may be received."""
-        with self._lock:
-            return 0 if self._closed else self._settings.batch_messages_max - len(self._collecting.deliveries)
-
-    @property
     def empty(self) -> bool:
         """Whether nothing is held here."""
         with self._lock:
             return not self._closed and not self._collecting.deliveries
 
-    def receive(self, *, now: Callable[[], float], wait_seconds: float) -> int:
-        """Receive for the free slots, of which there must be some; answers how many deliveries came.
+    def room(self, free_places: int) -> int:
+        """How many more messages may be received while that many batches may begin."""
+        places = free_places if self._line.shares_slots else 1
+        with self._lock:
+            return 0 if self._closed else self._limits.messages_max * places - len(self._collecting.deliveries)
+
+    def receive(self, room: int, *, now: Callable[[], float], wait_seconds: float) -> int:
+        """Receive for the room, of which there must be some; answers how many deliveries came.
 
         They are in the heartbeat's book, and collected, when this returns.
         """
-        messages_max = min(self._settings.fetch_max, self.free_slots, self._broker.capabilities.receive_max)
         arrived = self._broker.receive(
-            self._queue,
-            messages_max=messages_max,
+            self._line.queue,
+            messages_max=min(self._fetch_max, room),
             lease_seconds=self._settings.lease_seconds,
             wait_seconds=wait_seconds,
         )
@@ -69,15 +74,17 @@ class Intake:
             self._book.register(arrived)
             self._add(arrived, now())
             self._probe(Step.RECEIVED)
+            ids = tuple(delivery.message.id for delivery in arrived)
+            redelivered = sum(delivery.attempt > 1 for delivery in arrived)
+            self._bus.emit(MessagesReceived(queue=self._line.queue, message_ids=ids, redelivered=redelivered))
         return len(arrived)
 
-    def next_batch(self, now: float) -> Batch | None:
-        """A batch to begin now, if one is closed or due, without the deliveries whose lease was lost meanwhile."""
-        while (batch := self._take(now)) is not None:
-            held = tuple(delivery for delivery in batch.deliveries if self._book.holds(delivery))
-            if held:
-                return Batch(deliveries=held, bytes=batch.bytes, closed_by=batch.closed_by)
-        return None
+    def next_batches(self, count: int, now: float) -> Sequence[Sequence[Delivery]]:
+        """At most that many batches to begin now, without the deliveries whose lease was lost meanwhile."""
+        batches: Sequence[Sequence[Delivery]] = ()
+        while not batches and (taken := self._take(count, now)):
+            batches = self._book.held_of([batch.deliveries for batch in taken])
+        return batches
 
     def take_all(self) -> Sequence[Delivery]:
         """Everything held here, to be released unstarted. Any thread may call it; each delivery is answered once."""
@@ -87,16 +94,25 @@ class Intake:
         return [delivery for batch in batches for delivery in batch.deliveries] + list(collecting.deliveries)
 
     def _add(self, arrived: Sequence[Delivery], now: float) -> None:
-        weighed = [(delivery, self._weigh(delivery)) for delivery in arrived]
+        # What each alone weighs decides nothing where each is a batch.
+        weigh = self._line.handler.weigh if self._limits.messages_max > 1 else _weightless
+        weighed = [(delivery, weigh(delivery)) for delivery in arrived]
         with self._lock:
-            self._collecting, closed = collect(self._collecting, weighed, limits=self._settings.limits, now=now)
+            self._collecting, closed = collect(self._collecting, weighed, limits=self._limits, now=now)
             self._closed.extend(closed)
 
-    def _take(self, now: float) -> Batch | None:
+    def _take(self, count: int, now: float) -> Sequence[Batch]:
+        taken: list[Batch] = []
         with self._lock:
-            if self._closed:
-                return self._closed.popleft()
-            batch = due(self._collecting, limits=self._settings.limits, now=now, receive_was_empty=self._last_was_empty)
-            if batch is not None:
-                self._collecting = NOTHING
-            return batch
+            while self._closed and len(taken) < count:
+                taken.append(self._closed.popleft())
+            if len(taken) < count:
+                batch = due(self._collecting, limits=self._limits, now=now, receive_was_empty=self._last_was_empty)
+                if batch is not None:
+                    self._collecting = NOTHING
+                    taken.append(batch)
+        return taken
+
+
+def _weightless(_: Delivery) -> int:
+    return 0

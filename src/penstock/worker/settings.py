@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 
 from penstock.errors import ConfigurationError
-from penstock.worker.batcher import Limits
 
 INTAKE_SECONDS = 1.0  # from the signal until nothing more is fetched
 MARGIN_SECONDS = 2.0  # left to the interpreter and to a slow machine
@@ -63,14 +62,12 @@ def budget(
 class WorkerSettings:
     """What a worker may do. Raises `ConfigurationError` at construction for numbers that cannot work together."""
 
-    batch_messages_max: int = 5_000
-    batch_bytes_max: int = 8 * 1024**3
-    batch_wait_seconds: float = 30.0
-    batches_in_flight_max: int = 1
-    fetch_max: int = 500  # messages one receive asks for, at most
+    concurrency: int = 100  # slots, shared by everything on the pool and on the event loop
+    fetch_max: int = 50  # messages one receive asks for, at most; a line may say otherwise
     poll_wait_seconds: float = 0.0  # how long a receive may wait in the broker while nothing else is to do
     idle_floor_seconds: float = 0.05
     idle_ceiling_seconds: float = 1.0
+    start_jitter_seconds: float = 0.1  # the first poll waits up to that long, so that a deploy starts no herd
     lease_seconds: float = 60.0
     heartbeat_seconds: float | None = None  # None: a third of the lease
     settle_max: int = 500  # settlements (and lease extensions) in one call
@@ -85,7 +82,7 @@ class WorkerSettings:
     flush_seconds: float = 2.0
 
     def __post_init__(self) -> None:
-        for name in ("batch_messages_max", "batch_bytes_max", "batches_in_flight_max", "fetch_max", "settle_max"):
+        for name in ("concurrency", "fetch_max", "settle_max"):
             if getattr(self, name) < 1:
                 raise ConfigurationError(f"{name} is {getattr(self, name)}: it has to be at least 1")
         for name in ("idle_floor_seconds", "lease_seconds", "retry_base_seconds", "backoff_base_seconds"):
@@ -93,6 +90,11 @@ class WorkerSettings:
                 raise ConfigurationError(f"{name} is {getattr(self, name)}: it has to be more than 0")
         if self.idle_ceiling_seconds < self.idle_floor_seconds:
             raise ConfigurationError("idle_ceiling_seconds is below idle_floor_seconds; raise it")
+        if not 0 <= self.start_jitter_seconds <= self.idle_ceiling_seconds:
+            raise ConfigurationError(
+                f"start_jitter_seconds is {self.start_jitter_seconds:g}: it has to be between 0 and "
+                f"idle_ceiling_seconds ({self.idle_ceiling_seconds:g})"
+            )
         if not 0 < self.heartbeat_interval_seconds <= self.lease_seconds / 2:
             raise ConfigurationError(
                 f"a heartbeat every {self.heartbeat_interval_seconds:g} s cannot keep a lease of "
@@ -104,13 +106,6 @@ class WorkerSettings:
     def heartbeat_interval_seconds(self) -> float:
         """Seconds between two heartbeats."""
         return self.lease_seconds / 3 if self.heartbeat_seconds is None else self.heartbeat_seconds
-
-    @property
-    def limits(self) -> Limits:
-        """The bounds of one batch."""
-        return Limits(
-            messages_max=self.batch_messages_max, bytes_max=self.batch_bytes_max, wait_seconds=self.batch_wait_seconds
-        )
 
     @property
     def budget(self) -> StopBudget:

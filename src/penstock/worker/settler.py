@@ -23,13 +23,13 @@ from penstock.worker.settings import WorkerSettings
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pending:
-    """A settlement on its way. ``lease_ends_at`` is known from the first try on, when the delivery left the book."""
+    """A settlement that is being tried, its delivery out of the book. ``lease_ends_at`` and ``due_at``: monotonic."""
 
     delivery: Delivery
     settlement: Settlement
+    lease_ends_at: float
     tries: int = 0
     due_at: float = 0.0
-    lease_ends_at: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,28 +62,28 @@ class Settler:
         self._probe = probe
         self._random = random
         self._lock = threading.Lock()
-        self._pending: list[Pending] = []  # under the lock; added to by any thread, taken from by the I/O thread
-        self._applying: tuple[Pending, ...] = ()  # under the lock; the group the I/O thread is at
+        # Under the lock: added to by any thread, taken from by the I/O thread.
+        self._fresh: list[tuple[Delivery, Settlement]] = []
+        self._again: list[Pending] = []  # under the lock, as is the next: what failed, written by the I/O thread
+        self._applying: Sequence[Delivery] = ()  # the group the I/O thread is at
 
     def submit(self, settlements: Iterable[tuple[Delivery, Settlement]]) -> None:
         """Take settlements over; any thread may call it. Delays beyond what the broker can do are cut to that."""
         delay_seconds_max = self._broker.capabilities.delay_seconds_max
-        arrived = [
-            Pending(delivery=delivery, settlement=_within(settlement, delay_seconds_max))
-            for delivery, settlement in settlements
-        ]
+        arrived = [(delivery, _within(settlement, delay_seconds_max)) for delivery, settlement in settlements]
         with self._lock:
-            self._pending.extend(arrived)
+            self._fresh += arrived
 
     def unapplied(self) -> Sequence[Delivery]:
         """The deliveries whose settlement the broker has not taken yet."""
         with self._lock:
-            return [pending.delivery for pending in (*self._applying, *self._pending)]
+            fresh = [delivery for delivery, _ in self._fresh]
+            return [*self._applying, *fresh, *(pending.delivery for pending in self._again)]
 
     def next_due_at(self) -> float | None:
         """When the next settlement is to be tried (monotonic); None when there is none."""
         with self._lock:
-            return min((pending.due_at for pending in self._pending), default=None)
+            return 0.0 if self._fresh else min((pending.due_at for pending in self._again), default=None)
 
     def apply_due(self) -> None:
         """Apply, group by group, what is due now. Only the I/O thread calls it.
@@ -91,10 +91,9 @@ class Settler:
         Raises `UserError` when the broker never can do it; everything else is tried again later.
         """
         now = self._clock.monotonic()
-        while group := self._take(now):
-            failed = self._apply(group)
+        while (failed := self._apply_group(now)) is not None:
             with self._lock:
-                self._pending.extend(failed)
+                self._again += failed
                 self._applying = ()
 
     def settle_by(self, settlements: Iterable[tuple[Delivery, Settlement]], *, deadline: float) -> Sequence[Delivery]:
@@ -118,17 +117,35 @@ class Settler:
             self._clock.wait(never, min(self._settings.retry_base_seconds, deadline - now))
         return [pending.delivery for pending in left]
 
-    def _take(self, now: float) -> Sequence[Pending]:
+    def _apply_group(self, now: float) -> list[Pending] | None:
+        """Settle one group of what is due; answers what has to be tried again, None where nothing was due."""
         with self._lock:
-            group = [pending for pending in self._pending if pending.due_at <= now][: self._settings.settle_max]
-            taken = {pending.delivery.receipt for pending in group}
-            self._pending = [pending for pending in self._pending if pending.delivery.receipt not in taken]
-            self._applying = tuple(group)
-        return group
+            fresh, self._fresh = self._fresh[: self._settings.settle_max], self._fresh[self._settings.settle_max :]
+            again = self._take_again(now, self._settings.settle_max - len(fresh))
+            self._applying = [delivery for delivery, _ in fresh] + [pending.delivery for pending in again]
+        if not (fresh or again):
+            return None
+        return self._apply(self._out_of_the_book(fresh) + again)
+
+    def _take_again(self, now: float, count: int) -> list[Pending]:
+        if not self._again:
+            return []
+        due = [pending for pending in self._again if pending.due_at <= now][:count]
+        taken = {pending.delivery.receipt for pending in due}
+        self._again = [pending for pending in self._again if pending.delivery.receipt not in taken]
+        return due
+
+    def _out_of_the_book(self, fresh: Sequence[tuple[Delivery, Settlement]]) -> list[Pending]:
+        entered = [delivery for delivery, _ in fresh]
+        ends_at = self._book.unregister(entered, wait_seconds=self._settings.heartbeat_interval_seconds)
+        now = self._clock.monotonic()
+        return [
+            Pending(delivery=delivery, settlement=settlement, lease_ends_at=ends_at.get(delivery.receipt, now))
+            for delivery, settlement in fresh
+        ]
 
     def _apply(self, group: Sequence[Pending]) -> list[Pending]:
-        """Out of the book, settle, emit; answers what has to be tried again."""
-        group = self._out_of_the_book(group)
+        """Settle, emit; answers what has to be tried again."""
         self._probe(Step.SETTLING)
         refusals = self._call(group)
         self._probe(Step.SETTLED)
@@ -139,17 +156,6 @@ class Settler:
             if refusal is not None and not refusal.final:
                 again.append(self._later(pending))
         return again
-
-    def _out_of_the_book(self, group: Sequence[Pending]) -> Sequence[Pending]:
-        entered = [pending.delivery for pending in group if pending.lease_ends_at is None]
-        ends_at = self._book.unregister(entered, wait_seconds=self._settings.heartbeat_interval_seconds)
-        now = self._clock.monotonic()
-        return [
-            replace(pending, lease_ends_at=ends_at.get(pending.delivery.receipt, now))
-            if pending.lease_ends_at is None
-            else pending
-            for pending in group
-        ]
 
     def _call(self, group: Sequence[Pending]) -> dict[str, _Refusal]:
         """Map every answer and exception of the broker to the refusals, by receipt."""
@@ -170,8 +176,7 @@ class Settler:
         }
 
     def _refusal(self, pending: Pending, reason: str) -> _Refusal:
-        ended = pending.lease_ends_at is not None and self._clock.monotonic() >= pending.lease_ends_at
-        return _Refusal(reason=reason, final=ended)
+        return _Refusal(reason=reason, final=self._clock.monotonic() >= pending.lease_ends_at)
 
     def _tell(self, pending: Pending, refusal: _Refusal | None) -> None:
         delivery = pending.delivery

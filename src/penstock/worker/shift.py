@@ -4,25 +4,20 @@ What happens in each thread is in its own module; here is who starts when, who w
 """
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
-from penstock.events import Bus, ThreadLeftBehind, WorkerDraining, WorkerStopped
-from penstock.messaging.broker import Broker
-from penstock.messaging.clock import Clock
+from penstock.events import StacksDumped, ThreadLeftBehind, WorkerDraining, WorkerStarted, WorkerStopped
 from penstock.messaging.delivery import Delivery
-from penstock.messaging.handler import BatchHandler
-from penstock.messaging.steps import Probe
-from penstock.messaging.waits import Random
-from penstock.worker.executors import Executors, Flight
-from penstock.worker.heartbeat import Book, Heartbeat
-from penstock.worker.intake import Intake
-from penstock.worker.loop import Loop, Until
-from penstock.worker.settings import WorkerSettings
-from penstock.worker.settler import Settler
+from penstock.worker.flight import Flight
+from penstock.worker.helper import Helper
+from penstock.worker.loop import Until
+from penstock.worker.parts import Calls, Parts, Tools
+from penstock.worker.places import LOOP_THREAD
 from penstock.worker.shutdown import UNSTARTED, StopSignal, give_back
+from penstock.worker.stacks import stacks
 
 Outcome = Literal["drained", "given_back", "forced"]
 
@@ -31,68 +26,11 @@ _UNWIND_SECONDS = 0.5  # of the flush: for threads that were told to end
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tools:
-    """What a worker was given, and how its parts are made of it."""
+class Conclusion:
+    """How a worker ended. With ``threads_left``, or forced, the process has to be left by `os._exit`."""
 
-    broker: Broker
-    queue: str
-    handler: BatchHandler
-    settings: WorkerSettings
-    clock: Clock
-    bus: Bus
-    probe: Probe
-    random: Random
-
-    def settler(self, book: Book) -> Settler:
-        """The place where deliveries end."""
-        return Settler(
-            broker=self.broker,
-            book=book,
-            settings=self.settings,
-            clock=self.clock,
-            bus=self.bus,
-            probe=self.probe,
-            random=self.random,
-        )
-
-    def executors(
-        self, settler: Settler, *, freed: Callable[[], None], fail: Callable[[BaseException], None]
-    ) -> Executors:
-        """The places where batches run."""
-        return Executors(
-            handler=self.handler,
-            settler=settler,
-            settings=self.settings,
-            clock=self.clock,
-            bus=self.bus,
-            random=self.random,
-            freed=freed,
-            fail=fail,
-        )
-
-    def intake(self, book: Book) -> Intake:
-        """The place where deliveries wait to begin."""
-        return Intake(
-            broker=self.broker,
-            queue=self.queue,
-            book=book,
-            weigh=self.handler.weigh,
-            settings=self.settings,
-            probe=self.probe,
-        )
-
-    def heartbeat(self, book: Book, executors: Executors) -> Heartbeat:
-        """The loop that keeps leases and claims."""
-        return Heartbeat(
-            broker=self.broker,
-            queue=self.queue,
-            book=book,
-            claims=executors.unended,
-            settings=self.settings,
-            clock=self.clock,
-            bus=self.bus,
-            random=self.random,
-        )
+    outcome: Outcome
+    threads_left: tuple[str, ...] = ()
 
 
 class Shift:
@@ -108,37 +46,26 @@ class Shift:
         self._wake = threading.Event()  # wakes the I/O thread
         self._met = False  # written by the I/O thread
         self._error: BaseException | None = None  # written once, by whoever fails first
-        self._drain_ends_at: float | None = None  # written by the shift's own thread, as is the outcome
+        self._refused: list[Delivery] = []  # what could not be given back; appended to by helpers
+        self._closing = False  # this and the rest: written by the shift's own thread
+        self._stacks_told = 0
+        self._drain_ends_at: float | None = None
+        self._threads_left: list[str] = []
         self._outcome: Outcome = "forced"
-        self._book = Book(clock=tools.clock, lease_seconds=tools.settings.lease_seconds)
-        self._settler = tools.settler(self._book)
-        self._executors = tools.executors(self._settler, freed=self.freed, fail=self.fail)
-        self._intake = tools.intake(self._book)
-        self._loop = Loop(
-            queue=tools.queue,
-            handler=tools.handler,
-            intake=self._intake,
-            executors=self._executors,
-            settler=self._settler,
-            settings=tools.settings,
-            clock=tools.clock,
-            bus=tools.bus,
-            random=tools.random,
-            wake=self._wake,
-            until=until,
-            until_met=self.until_met,
-            fail=self.fail,
-        )
-        self._heartbeat = tools.heartbeat(self._book, self._executors)
-        self._io = _Helper("penstock-io", self._loop.run, self)
-        self._beating = _Helper("penstock-heartbeat", self._heartbeat.run, self)
+        calls = Calls(freed=self.freed, changed=self.changed, until_met=self.until_met, fail=self.fail)
+        self._parts = Parts(tools, calls, wake=self._wake, until=until)
+        self._io = self._helper("penstock-io", self._parts.loop.run)
+        self._beating = self._helper("penstock-heartbeat", self._parts.heartbeat.run)
+        self._telling = self._helper("penstock-drain", self._tell_drain)
 
     # Told by other threads
 
     def freed(self) -> None:
-        """An execution came to its end."""
-        self._wake.set()
-        self._control.set()
+        """A place is free, or something is to be settled."""
+        if not self._wake.is_set():  # which costs less than setting it, once for each message
+            self._wake.set()
+        if self._closing:
+            self._control.set()
 
     def until_met(self) -> None:
         """The worker has done what it was started for."""
@@ -148,7 +75,7 @@ class Shift:
     def fail(self, error: BaseException) -> None:
         """Something that no further try can mend; the first one is raised in the end."""
         self._error = self._error or error
-        self._loop.leave()  # at once: nothing more is to begin in the place that a failed batch leaves
+        self._parts.loop.leave()  # at once: nothing more is to begin in the place that a failed batch leaves
         self._control.set()
 
     def changed(self) -> None:
@@ -168,65 +95,101 @@ class Shift:
         except BaseException as defect:
             self.fail(defect)
         finally:
-            self._loop.quit()
-            self._heartbeat.end()
+            self._end_threads()
 
-    def conclusion(self) -> Outcome:
+    def conclusion(self) -> Conclusion:
         """How it ended; raises what ended it."""
         if self._error is not None:
             raise self._error
-        return self._outcome
+        return Conclusion(outcome=self._outcome, threads_left=tuple(self._threads_left))
 
     def _serve(self) -> None:
+        queues = tuple(line.queue for line in self._tools.lines)
+        self._bus.emit(WorkerStarted(queues=queues, concurrency=self._tools.settings.concurrency))
         self._beating.start()
         self._io.start()
-        self._await(lambda: self._reason() is not None, self._never)
-        in_flight = sum(len(flight.deliveries) for flight in self._executors.unended())
-        self._loop.leave()
+        self._await(lambda: self._reason() is not None or self._stop.paused, self._never)
+        if self._reason() is None:
+            self._parts.loop.pause()
+            self._bus.emit(WorkerDraining(reason="asked to pause", in_flight=self._in_flight()))
+            self._await(lambda: self._reason() is not None, self._never)
+        in_flight = self._in_flight()
+        self._parts.loop.leave()
         self._bus.emit(WorkerDraining(reason=self._reason() or "", in_flight=in_flight))
 
     def _drain(self) -> None:
         """Work goes on, heartbeats go on; until all is done, the deadline, a second request or a failure."""
+        self._telling.start()
+        told_by = self._clock.monotonic() + self._budget.intake_seconds
+        self._await(lambda: self._telling.done or self._stop.urgent, lambda: told_by)
         self._await(lambda: self._io.done or self._stop.urgent or self._error is not None, self._drain_deadline)
 
     def _give_back(self) -> Sequence[Delivery]:
-        """Give back what is unfinished, each batch in a thread of its own: one that hangs must not hold the others.
-
-        Answers the deliveries of the batches that were broken off.
+        """Give back what is unfinished: runs in threads of their own each by itself, since one that hangs must not hold
+        the others; what shares the slots as one group. Answers the deliveries of the batches that were broken off.
         """
         seconds = self._budget.release_seconds
         deadline = self._clock.monotonic() + seconds
-        flights = [flight for flight in self._executors.unended() if flight.end()]
+        alone: list[Flight] = []
+        group: list[Flight] = []
+        for service in self._parts.services:
+            ended = [flight for flight in service.executors.unended() if flight.end()]
+            (group if service.line.shares_slots else alone).extend(ended)
         helpers = [
-            _Helper(f"penstock-give-back-{n}", partial(self._give_back_flight, flight, seconds), self)
-            for n, flight in enumerate(flights, start=1)
+            self._helper(f"penstock-give-back-{n}", partial(self._give_back_flights, [flight], seconds))
+            for n, flight in enumerate(alone, start=1)
         ]
-        if not self._intake.empty:
-            helpers.append(_Helper("penstock-give-back-unstarted", partial(self._put_back, deadline), self))
+        if group:
+            helpers.append(self._helper("penstock-give-back-group", partial(self._give_back_flights, group, seconds)))
+        if not all(service.intake.empty for service in self._parts.services):
+            helpers.append(self._helper("penstock-give-back-unstarted", partial(self._put_back, deadline)))
         for helper in helpers:
             helper.start()
         self._await(lambda: all(helper.done for helper in helpers), lambda: deadline)
-        self._leave_behind(helpers)
-        return [delivery for flight in flights for delivery in flight.deliveries]
+        self._leave_behind(helper.name for helper in helpers if not helper.done)
+        return [delivery for flight in (*alone, *group) for delivery in flight.deliveries]
 
     def _close(self, given_back: Sequence[Delivery]) -> None:
         """The last settlements, the last threads, the last word."""
         flush_ends_at = self._clock.monotonic() + self._budget.flush_seconds
-        self._await(lambda: self._io.done and not self._executors.running(), lambda: flush_ends_at - _UNWIND_SECONDS)
-        unapplied = self._settler.unapplied()
-        self._loop.quit()
-        self._heartbeat.end()
-        self._await(lambda: self._io.done and self._beating.done, lambda: flush_ends_at)
-        stuck = self._leave_behind([self._io, self._beating])
-        for name in self._executors.running():
-            stuck = True
-            self._bus.emit(ThreadLeftBehind(thread=name))
+        self._closing = True
+        self._await(lambda: self._io.done and not self._running(), lambda: flush_ends_at - _UNWIND_SECONDS)
+        unapplied = self._parts.settler.unapplied()
+        self._end_threads()
+        own = (self._io, self._beating, self._telling)
+        loop = self._parts.places.loop
+        self._await(lambda: all(helper.done for helper in own) and loop.done, lambda: flush_ends_at)
+        self._leave_behind(helper.name for helper in own if not helper.done)
+        self._leave_behind(self._running(shares_slots=False))
+        forced = bool(self._threads_left or self._refused)
+        # A user's function on a shared place that goes on after its message was given back holds nothing any more.
+        self._leave_behind(self._running(shares_slots=True))
+        self._leave_behind(() if loop.done else (LOOP_THREAD,))
         returned = [*given_back, *unapplied]
-        self._outcome = "forced" if stuck else "given_back" if returned else "drained"
+        self._outcome = "forced" if forced else "given_back" if returned else "drained"
         ids = tuple(delivery.message.id for delivery in returned)
         self._bus.emit(WorkerStopped(outcome=self._outcome, given_back=ids))
 
     # Steps of these
+
+    def _helper(self, name: str, work: Callable[[], object]) -> Helper:
+        return Helper(name, work, changed=self.changed, fail=self.fail)
+
+    def _tell_drain(self) -> None:
+        for service in self._parts.services:
+            service.executors.drain()
+
+    def _in_flight(self) -> int:
+        return sum(len(flight.deliveries) for flight in self._parts.unended())
+
+    def _running(self, *, shares_slots: bool | None = None) -> Sequence[str]:
+        """The names of threads at work, of all lines or of one kind."""
+        return [
+            name
+            for service in self._parts.services
+            if shares_slots in (None, service.line.shares_slots)
+            for name in service.executors.running()
+        ]
 
     def _reason(self) -> str | None:
         """Why to leave, if there is a reason."""
@@ -244,13 +207,11 @@ class Shift:
             self._drain_ends_at = self._clock.monotonic() + self._budget.drain_seconds
         return self._never() if self._drain_ends_at is None else self._drain_ends_at
 
-    def _give_back_flight(self, flight: Flight, seconds: float) -> None:
-        give_back(
-            handler=self._tools.handler.name,
-            execution=flight.execution,
-            deliveries=flight.deliveries,
-            book=self._book,
-            settler=self._settler,
+    def _give_back_flights(self, flights: Sequence[Flight], seconds: float) -> None:
+        self._refused += give_back(
+            flights=flights,
+            book=self._parts.book,
+            settler=self._parts.settler,
             clock=self._clock,
             bus=self._bus,
             seconds=seconds,
@@ -258,20 +219,28 @@ class Shift:
 
     def _put_back(self, deadline: float) -> None:
         """What nobody began, when the I/O thread has not come to it (a poll may hold it)."""
-        unstarted = self._intake.take_all()
-        self._book.unregister(unstarted, wait_seconds=deadline - self._clock.monotonic())
-        self._settler.settle_by([(delivery, UNSTARTED) for delivery in unstarted], deadline=deadline)
+        unstarted = [delivery for service in self._parts.services for delivery in service.intake.take_all()]
+        self._parts.book.unregister(unstarted, wait_seconds=deadline - self._clock.monotonic())
+        settlements = [(delivery, UNSTARTED) for delivery in unstarted]
+        self._refused += self._parts.settler.settle_by(settlements, deadline=deadline)
 
-    def _leave_behind(self, helpers: "Sequence[_Helper]") -> bool:
-        stuck = [helper for helper in helpers if not helper.done]
-        for helper in stuck:
-            self._bus.emit(ThreadLeftBehind(thread=helper.name))
-        return bool(stuck)
+    def _end_threads(self) -> None:
+        """Tell all threads to end; waits for none."""
+        self._parts.loop.quit()
+        self._parts.heartbeat.end()
+        self._parts.places.close()
+
+    def _leave_behind(self, names: Iterable[str]) -> None:
+        for name in names:
+            if name not in self._threads_left:
+                self._threads_left.append(name)
+                self._bus.emit(ThreadLeftBehind(thread=name))
 
     def _await(self, over: Callable[[], bool], deadline: Callable[[], float]) -> bool:
         """Wait until it is over or the deadline (monotonic) has come; answers whether it is over."""
         while True:
             self._control.clear()
+            self._tell_stacks()
             if over():
                 return True
             seconds = deadline() - self._clock.monotonic()
@@ -279,28 +248,12 @@ class Shift:
                 return False
             self._clock.wait(self._control, min(seconds, _WAIT_SECONDS_MAX))
 
+    def _tell_stacks(self) -> None:
+        asked = self._stop.stacks_asked
+        if asked != self._stacks_told:
+            self._stacks_told = asked
+            self._bus.emit(StacksDumped(stacks=stacks(self._parts.places.loop.loop)))
+
     @staticmethod
     def _never() -> float:
         return float("inf")
-
-
-class _Helper:
-    """A thread whose end, and whose failure, the shift hears of."""
-
-    def __init__(self, name: str, work: Callable[[], None], shift: Shift) -> None:
-        self.name = name
-        self.done = False  # written by the thread itself
-        self._work = work
-        self._shift = shift
-
-    def start(self) -> None:
-        threading.Thread(target=self._run, name=self.name, daemon=True).start()
-
-    def _run(self) -> None:
-        try:
-            self._work()
-        except BaseException as error:
-            self._shift.fail(error)
-        finally:
-            self.done = True
-            self._shift.changed()

@@ -1,38 +1,49 @@
-"""Stopping: the signal that asks for it, and the order in which unfinished work is given back."""
+"""Stopping: the signals that ask for it, and the order in which unfinished work is given back."""
 
 import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from types import FrameType
 from typing import Any
 
 from penstock.events import Bus, GiveBackFailed
 from penstock.messaging.clock import Clock
 from penstock.messaging.delivery import Delivery
-from penstock.messaging.handler import Execution
 from penstock.messaging.settlement import Release
+from penstock.worker.flight import Flight
 from penstock.worker.heartbeat import Book
 from penstock.worker.settler import Settler
 
 UNSTARTED = Release(delay_seconds=0.0, refund=True)  # nobody worked on it, so it costs no attempt
 GIVEN_BACK = Release(delay_seconds=0.0, refund=True)  # a shutdown broke it off, which is no failure of the message
 
-# The book gets this part of the time for releasing to await a heartbeat in flight; the rest is the broker's.
+# The book gets this part of the time for releasing to await a heartbeat in flight; the claims may take until the second
+# part is over; the rest is the broker's.
 _BOOK_SHARE = 1 / 3
+_CLAIMS_SHARE = 2 / 3
+
+STOPPING = (signal.SIGTERM, signal.SIGINT)
+PAUSING = (signal.SIGTSTP,)
+DUMPING = (signal.SIGTTIN, signal.SIGUSR1)
 
 
 class StopSignal:
-    """Asks workers to stop: once to drain, twice to give back at once. Signal handlers do nothing but `request`.
+    """Asks workers to stop: once to drain, twice to give back at once; to pause; and to say what they are doing.
 
-    A handler runs between two bytecodes of the main thread, in the middle of whatever that thread does. So the main
-    thread must not wait on an event watched here (`Event` holds a lock that is not reentrant while it begins to wait);
-    `Worker.run` therefore waits in a thread of its own.
+    Signal handlers do nothing but `request`, `pause` and `ask_for_stacks`. A handler runs between two bytecodes of the
+    main thread, in the middle of whatever that thread does. So the main thread must not wait on an event watched here
+    (`Event` holds a lock that is not reentrant while it begins to wait); `Worker.run` therefore waits in a thread of
+    its own.
     """
 
     def __init__(self) -> None:
-        self.signal_number: int | None = None  # of the first signal; written by signal handlers
-        self._requests = 0  # written by signal handlers and callers of request
+        self.signal_number: int | None = None  # of the first signal that asked to stop; written by signal handlers
+        self._requests = 0  # this and the next two: written by signal handlers and callers of the methods
+        self._paused = False
+        self._stacks_asked = 0
+        self._news = 0  # as above: how often anything was asked
         self._told = 0  # written by whoever is telling
         self._telling = False  # as above
         self._watching: tuple[threading.Event, ...] = ()  # replaced as a whole, so handlers see one state or the other
@@ -49,24 +60,37 @@ class StopSignal:
         """Whether to give back at once."""
         return self._requests >= 2
 
+    @property
+    def paused(self) -> bool:
+        """Whether to stop fetching and stay up."""
+        return self._paused
+
+    @property
+    def stacks_asked(self) -> int:
+        """How often somebody asked what the threads are doing."""
+        return self._stacks_asked
+
     def request(self) -> None:
-        """Ask once more. Safe in a signal handler, also in one that interrupts another."""
+        """Ask once more to stop. Safe in a signal handler, also in one that interrupts another."""
         self._requests += 1
-        # A handler that interrupts another one inside Event.set must not set that event too: its lock is taken, and
-        # its holder could never go on. The interrupted one sees the new count and tells again.
-        while not self._telling and self._told < self._requests:
-            self._telling = True
-            self._told = self._requests
-            for event in self._watching:
-                event.set()
-            self._telling = False
+        self._tell()
+
+    def pause(self) -> None:
+        """Ask to fetch no more, give back what is unstarted, and stay up until asked to stop. Cannot be undone."""
+        self._paused = True
+        self._tell()
+
+    def ask_for_stacks(self) -> None:
+        """Ask workers to tell the stacks of all threads and tasks."""
+        self._stacks_asked += 1
+        self._tell()
 
     @contextmanager
     def watched_by(self, event: threading.Event) -> Iterator[None]:
-        """Set the event at every request, and now if there was one already."""
+        """Set the event whenever something is asked, and now if something was already."""
         with self._lock:
             self._watching = (*self._watching, event)
-        if self.requested:
+        if self._news:
             event.set()
         try:
             yield
@@ -75,8 +99,11 @@ class StopSignal:
                 self._watching = tuple(watching for watching in self._watching if watching is not event)
 
     def install(self, *signals: signal.Signals) -> None:
-        """Handle these signals (SIGTERM and SIGINT unless said otherwise). Main thread only."""
-        for number in signals or (signal.SIGTERM, signal.SIGINT):
+        """Handle these signals. Main thread only.
+
+        Unless said otherwise: SIGTERM and SIGINT stop, SIGTSTP pauses, SIGTTIN and SIGUSR1 dump the stacks.
+        """
+        for number in signals or (*STOPPING, *PAUSING, *DUMPING):
             self._before[number] = signal.signal(number, self._handle)
 
     def remove(self) -> None:
@@ -86,47 +113,68 @@ class StopSignal:
             signal.signal(number, handler)
 
     def _handle(self, number: int, _frame: FrameType | None) -> None:
-        self.signal_number = self.signal_number or number
-        self.request()
+        if number in PAUSING:
+            self.pause()
+        elif number in DUMPING:
+            self.ask_for_stacks()
+        else:
+            self.signal_number = self.signal_number or number
+            self.request()
+
+    def _tell(self) -> None:
+        self._news += 1
+        # A handler that interrupts another one inside Event.set must not set that event too: its lock is taken, and
+        # its holder could never go on. The interrupted one sees the new count and tells again.
+        while not self._telling and self._told < self._news:
+            self._telling = True
+            self._told = self._news
+            for event in self._watching:
+                event.set()
+            self._telling = False
 
 
 def give_back(
     *,
-    handler: str,
-    execution: Execution,
-    deliveries: Sequence[Delivery],
+    flights: Sequence[Flight],
     book: Book,
     settler: Settler,
     clock: Clock,
     bus: Bus,
     seconds: float,
 ) -> Sequence[Delivery]:
-    """Give one batch back within about that many seconds; answers what the broker did not take.
+    """Give batches back together within about that many seconds; answers what the broker did not take.
 
     The order is the promise. Out of the book first, or a late heartbeat takes a released message back. Then what the
-    batch holds in the ledger, so that whoever gets the messages can claim at once. Then the messages. Only then is the
+    batches hold in the ledger, so that whoever gets the messages can claim at once. Then the messages. Only then is the
     work interrupted: to lose work is worse than to run it twice. A step that raises is told and does not keep the
     next ones from being taken.
     """
-    deadline = clock.monotonic() + seconds
+    began_at = clock.monotonic()
+    deliveries = [delivery for flight in flights for delivery in flight.deliveries]
     left: Sequence[Delivery] = deliveries
 
-    def leave_book() -> None:
-        book.unregister(deliveries, wait_seconds=seconds * _BOOK_SHARE)
+    everybody = ", ".join(dict.fromkeys(flight.handler for flight in flights))
 
-    def release() -> None:
-        nonlocal left
-        left = settler.settle_by([(delivery, GIVEN_BACK) for delivery in deliveries], deadline=deadline)
-
-    steps: Sequence[tuple[str, Callable[[], None]]] = (
-        ("leave the heartbeat's book", leave_book),
-        ("free what the batch holds", execution.give_back),
-        ("release the messages", release),
-        ("interrupt the work", execution.interrupt),
-    )
-    for name, step in steps:
+    def tried(what: str, step: Callable[[], object], handler: str = everybody) -> None:
         try:
             step()
         except Exception as error:
-            bus.emit(GiveBackFailed(handler=handler, step=name, error=f"{type(error).__name__}: {error}"))
+            bus.emit(GiveBackFailed(handler=handler, step=what, error=f"{type(error).__name__}: {error}"))
+
+    def free(flight: Flight) -> None:
+        if flight is not flights[0] and clock.monotonic() >= began_at + seconds * _CLAIMS_SHARE:
+            raise TimeoutError("the time for it was over; the claim ends with its lease")
+        flight.execution.give_back()
+
+    def release() -> None:
+        nonlocal left
+        settlements = [(delivery, GIVEN_BACK) for delivery in deliveries]
+        left = settler.settle_by(settlements, deadline=began_at + seconds)
+
+    tried("leave the heartbeat's book", lambda: book.unregister(deliveries, wait_seconds=seconds * _BOOK_SHARE))
+    for flight in flights:
+        tried("free what the batch holds", partial(free, flight), flight.handler)
+    tried("release the messages", release)
+    for flight in flights:
+        tried("interrupt the work", flight.execution.interrupt, flight.handler)
     return left

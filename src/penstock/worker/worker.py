@@ -1,41 +1,42 @@
 """The worker, as its users see it."""
 
 import threading
+from collections.abc import Sequence
 from random import random as system_random
 
 from penstock.events import Bus
 from penstock.messaging.broker import Broker
 from penstock.messaging.clock import Clock
-from penstock.messaging.handler import BatchHandler
 from penstock.messaging.steps import Probe, no_probe
 from penstock.messaging.waits import Random
+from penstock.worker.line import Line, check_lines
 from penstock.worker.loop import Until
+from penstock.worker.parts import Tools
 from penstock.worker.settings import WorkerSettings
-from penstock.worker.shift import Outcome, Shift, Tools
+from penstock.worker.shift import Conclusion, Shift
 from penstock.worker.shutdown import StopSignal
 
 _JOIN_SECONDS = 1.0  # a signal that another thread of the process took is seen by the main thread within it
 
 
 class Worker:
-    """Feeds one queue's messages to one handler, in batches."""
+    """Feeds the messages of queues to their handlers. Raises `ConfigurationError` for two lines of one queue."""
 
     def __init__(
         self,
         *,
         broker: Broker,
-        queue: str,
-        handler: BatchHandler,
+        lines: Sequence[Line],
         settings: WorkerSettings,
         clock: Clock,
         bus: Bus,
         probe: Probe = no_probe,
         random: Random = system_random,
     ) -> None:
+        check_lines(tuple(lines))
         self._tools = Tools(
             broker=broker,
-            queue=queue,
-            handler=handler,
+            lines=tuple(lines),
             settings=settings,
             clock=clock,
             bus=bus,
@@ -43,13 +44,15 @@ class Worker:
             random=random,
         )
 
-    def run(self, stop: StopSignal, until: Until | None = None) -> Outcome:
+    def run(self, stop: StopSignal, until: Until | None = None) -> Conclusion:
         """Serve until asked to stop, or until ``until`` (asked when idle and after each batch) answers True.
 
-        Answers "drained" when everything in flight came to its end, "given_back" when some of it went back to the
-        queue, "forced" when a thread did not end in time: the caller then has to leave by `os._exit` (the events
-        `ThreadLeftBehind` name the threads). Raises what stopped the worker, a `UserError` or `PublishHalted` of the
-        handler, after everything in flight was given back; and the last failure of the upkeep that follows ``until``.
+        Its outcome is "drained" when everything in flight came to its end, "given_back" when some of it went back to
+        the queue, "forced" when something could not be given back, or when a thread of the worker's own or a run with a
+        thread of its own is stuck. When it is forced, or names threads that are left (a handler that ignored its
+        interruption), the caller has to leave by `os._exit`. Raises what stopped the worker, a `UserError` or
+        `PublishHalted` of a handler, after everything in flight was given back; and the last failure of the upkeep that
+        follows ``until``.
         """
         shift = Shift(self._tools, stop, until)
         # The caller's thread only waits: if it is the main thread, signal handlers run in the middle of it, and they

@@ -11,9 +11,13 @@ from penstock.events import Bus, Event
 from penstock.messaging.broker import Capabilities, QueueStats, SettleFailure
 from penstock.messaging.clock import Clock, SystemClock
 from penstock.messaging.delivery import Delivery
+from penstock.messaging.handler import Answer, Place
 from penstock.messaging.message import Message, Outgoing
 from penstock.messaging.settlement import Ack, Release, Settlement
+from penstock.worker.batcher import Limits
+from penstock.worker.line import Line
 from penstock.worker.settings import WorkerSettings
+from penstock.worker.shift import Conclusion
 from penstock.worker.shutdown import StopSignal
 from penstock.worker.worker import Worker
 
@@ -209,6 +213,15 @@ class ToyExecution:
             raise self.handler.claim_faults.pop(0)
         return self.held
 
+    def drain(self) -> None:
+        self.handler.journal.append("drain")
+
+    def time_out(self) -> Answer:
+        self.handler.journal.append("time out")
+        if self.handler.time_out_fault is not None:
+            raise self.handler.time_out_fault
+        return {delivery.receipt: Release(delay_seconds=5.0) for delivery in self.deliveries}
+
     def give_back(self) -> None:
         self.handler.journal.append("give back")
         if self.handler.give_back_fault is not None:
@@ -229,6 +242,8 @@ def ack_all(deliveries: Sequence[Delivery]) -> Mapping[str, Settlement]:
 class ToyHandler:
     journal: list[str]
     name: str = "toy"
+    place: Place = Place.THREAD
+    timeout_seconds: float | None = None
     blocking: bool = False
     obedient: bool = True
     answer: Callable[[Sequence[Delivery]], Mapping[str, Settlement]] = ack_all
@@ -239,6 +254,7 @@ class ToyHandler:
     begin_faults: list[Exception] = field(default_factory=list)
     claim_faults: list[Exception] = field(default_factory=list)
     give_back_fault: Exception | None = None
+    time_out_fault: Exception | None = None
 
     def weigh(self, delivery: Delivery) -> int:
         return self.weight
@@ -259,6 +275,7 @@ class ToyHandler:
 QUICK = {
     "idle_floor_seconds": 0.001,
     "idle_ceiling_seconds": 0.005,
+    "start_jitter_seconds": 0.0,
     "retry_base_seconds": 0.001,
     "retry_cap_seconds": 0.002,
     "backoff_base_seconds": 0.001,
@@ -278,15 +295,24 @@ class Life:
         self.clock: Clock = SystemClock()
         self.steps: list[str] = []
         self.until: Callable[[], bool] | None = None
-        self.outcome: str | None = None
+        self.lines: Sequence[Line] = ()
+        self.conclusion: Conclusion | None = None
         self.error: BaseException | None = None
         self._thread: threading.Thread | None = None
 
     def worker(self, **settings: object) -> Worker:
+        """With lines of its own, or with one line of the toy handler, whose numbers are among the settings."""
+        limits = Limits(
+            messages_max=settings.pop("batch_messages_max", 5_000),  # type: ignore[arg-type] # they check themselves
+            bytes_max=2**40,
+            wait_seconds=settings.pop("batch_wait_seconds", 30.0),  # type: ignore[arg-type]
+        )
+        in_flight_max: int | None = settings.pop("in_flight_max", None)  # type: ignore[assignment]
+        fetch_max: int = settings.pop("fetch_max", 500)  # type: ignore[assignment]
+        line = Line(queue="q", handler=self.handler, limits=limits, in_flight_max=in_flight_max, fetch_max=fetch_max)
         return Worker(
             broker=self.broker,
-            queue="q",
-            handler=self.handler,
+            lines=self.lines or [line],
             settings=WorkerSettings(**{**QUICK, **settings}),  # type: ignore[arg-type] # the settings check themselves
             clock=self.clock,
             bus=Bus(self.events.append),
@@ -299,7 +325,7 @@ class Life:
 
         def live() -> None:
             try:
-                self.outcome = worker.run(self.stop, self.until)
+                self.conclusion = worker.run(self.stop, self.until)
             except BaseException as error:
                 self.error = error
 
@@ -311,7 +337,7 @@ class Life:
         assert self._thread is not None
         self._thread.join(DEADLINE_SECONDS)
         assert not self._thread.is_alive(), "the worker did not end"
-        return self.outcome
+        return None if self.conclusion is None else self.conclusion.outcome
 
     def running(self, number: int = 0) -> ToyExecution:
         eventually(lambda: len(self.handler.executions) > number, "an execution begins")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from penstock.errors import TemporaryError
-from penstock.events import Bus, Event, HeartbeatFailed, LeaseLost
+from penstock.events import Bus, Event, HeartbeatFailed, LeaseLost, LeasesExtended
 from penstock.messaging.delivery import Delivery
 from penstock.worker.heartbeat import TRIES, Book, Claimed, Heartbeat
 from penstock.worker.settings import WorkerSettings
@@ -20,6 +20,8 @@ LEASE_SECONDS = 30.0
 
 
 class Claim:
+    queue = "q"
+
     def __init__(self, broker: "FakeBroker", *answers: bool | Exception) -> None:
         self.broker = broker
         self.answers = list(answers) or [True]
@@ -44,7 +46,6 @@ class Beating:
         self.broker = broker
         self.heartbeat = Heartbeat(
             broker=broker,
-            queue="q",
             book=self.book,
             claims=lambda: self.claims,
             settings=WorkerSettings(lease_seconds=LEASE_SECONDS, settle_max=2),
@@ -86,7 +87,7 @@ def test_a_beat_that_fails_is_tried_again_a_second_later(
     beating.heartbeat.beat()
     assert len(broker.extensions) == 3
     assert skipping_clock.waits == [1.0, 1.0]
-    assert [type(event) for event in beating.events] == [HeartbeatFailed, HeartbeatFailed]
+    assert [type(event) for event in beating.events] == [HeartbeatFailed, HeartbeatFailed, LeasesExtended]
 
 
 def test_it_gives_up_a_beat_after_five_tries(beating: Beating, broker: "FakeBroker") -> None:
@@ -116,7 +117,10 @@ def test_a_lost_lease_leaves_the_book_and_is_told(beating: Beating, broker: "Fak
     first, second = beating.receive(2)
     broker.steal("m0")
     beating.heartbeat.beat()
-    assert beating.events == [LeaseLost(queue="q", message_id="m0")]
+    assert beating.events == [
+        LeaseLost(queue="q", message_id="m0"),
+        LeasesExtended(queue="q", message_ids=("m1",)),
+    ]
     assert not beating.book.holds(first)
     assert beating.book.holds(second)
 

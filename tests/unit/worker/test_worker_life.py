@@ -69,7 +69,7 @@ def test_at_the_bound_a_freed_slot_wakes_it(life: "Life", eventually: Eventually
 def test_as_many_batches_are_in_flight_as_allowed(life: "Life", eventually: Eventually) -> None:
     life.handler.blocking = True
     life.broker.put(*range(5))
-    life.start(batch_messages_max=1, batches_in_flight_max=3)
+    life.start(batch_messages_max=1, in_flight_max=3)
     for number in range(3):
         life.running(number)
     eventually(lambda: len(life.broker.leased) == 4, "three at work and one waiting")
@@ -386,7 +386,7 @@ def test_row_75_at_the_deadline_it_gives_back_in_order(life: "Life") -> None:
     assert life.end() == "given_back"
     assert execution.interrupted.is_set()
     ending = [entry for entry in life.journal if not entry.startswith("extend")]
-    assert ending == ["give back", "settle 2", "interrupt"]
+    assert ending == ["drain", "give back", "settle 2", "interrupt"]
     assert life.broker.released() == {"m0": UNSTARTED, "m1": UNSTARTED}
     assert life.events[-1] == WorkerStopped(outcome="given_back", given_back=("m0", "m1"))
 
@@ -496,7 +496,7 @@ def test_a_stuck_thread_is_left_behind_and_named(life: "Life") -> None:
 def test_one_batch_whose_giving_back_hangs_does_not_hold_the_others(life: "Life") -> None:
     life.handler.blocking = True
     life.broker.put(0, 1)
-    life.start(batch_messages_max=1, batches_in_flight_max=2, stop_timeout_seconds=8.0, release_seconds=0.5)
+    life.start(batch_messages_max=1, in_flight_max=2, stop_timeout_seconds=8.0, release_seconds=0.5)
     hung = threading.Event()
     life.running(0).give_back = lambda: hung.wait(30)  # type: ignore[assignment,method-assign] # a ledger that hangs
     life.running(1)

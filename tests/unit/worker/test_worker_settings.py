@@ -39,14 +39,16 @@ def test_the_heartbeat_is_a_third_of_the_lease() -> None:
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"batch_messages_max": 0},
+        {"concurrency": 0},
+        {"settle_max": 0},
         {"fetch_max": 0},
-        {"batches_in_flight_max": 0},
         {"lease_seconds": 0.0},
         {"lease_seconds": float("nan")},
         {"heartbeat_seconds": 40.0},
         {"heartbeat_seconds": 0.0},
         {"idle_ceiling_seconds": 0.01},
+        {"start_jitter_seconds": 2.0},
+        {"start_jitter_seconds": -0.1},
     ],
 )
 def test_numbers_that_cannot_work_are_refused(wrong: dict[str, float]) -> None:

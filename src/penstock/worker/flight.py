@@ -1,0 +1,139 @@
+"""One batch at work, and what its run can come to.
+
+A batch ends exactly once: answered, failed, timed out, its claim lost, or given back. Whoever ends it first decides
+what becomes of its deliveries; whatever the others come to say later is ignored.
+"""
+
+import asyncio
+import inspect
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from penstock.errors import PenstockError, PublishHalted, UserError
+from penstock.messaging.delivery import Delivery
+from penstock.messaging.handler import Answer, Execution
+
+
+class Flight:
+    """One batch at work. Any thread may call it.
+
+    ``lock`` may be shared by many flights: it is held for a moment, and a lock for each message would be waste.
+    """
+
+    __slots__ = (
+        "_ended",
+        "_lock",
+        "_lost",
+        "deadline",
+        "deliveries",
+        "execution",
+        "handler",
+        "name",
+        "parted",
+        "queue",
+        "task",
+        "thread",
+    )
+
+    def __init__(
+        self,
+        *,
+        execution: Execution,
+        deliveries: Sequence[Delivery],
+        handler: str,
+        queue: str,
+        name: str,
+        thread: str,
+        deadline: float | None,
+        lock: threading.Lock,
+        lost: Callable[["Flight"], None],
+    ) -> None:
+        self.execution = execution
+        self.deliveries = deliveries
+        self.handler = handler  # its name
+        self.queue = queue
+        self.name = name  # of its task, or of its own thread
+        self.thread = thread  # the name of the thread it is on; on the pool written again when it begins
+        self.deadline = deadline  # monotonic; None: it may take as long as it likes
+        self.task: asyncio.Task[None] | None = None  # on the loop: keeps it alive; written by the loop's thread
+        self.parted = False  # ended from outside and submitted: nobody waits for the run; written by who ended it
+        self._lost = lost
+        self._lock = lock
+        self._ended = False  # under the lock; set once, by whoever ends it first
+
+    @property
+    def ended(self) -> bool:
+        """Whether it is decided what becomes of the deliveries. The run may be going still."""
+        return self._ended
+
+    @property
+    def message_ids(self) -> tuple[str, ...]:
+        """For events."""
+        return tuple(delivery.message.id for delivery in self.deliveries)
+
+    def end(self) -> bool:
+        """True for the one caller that decides what becomes of the deliveries."""
+        with self._lock:
+            first, self._ended = not self._ended, True
+        return first
+
+    def extend(self) -> bool:
+        """Extend the claim. Once the batch has ended there is nothing left to lose."""
+        return self._ended or self.execution.extend() or self._ended
+
+    def lose(self) -> None:
+        """The claim is lost."""
+        self._lost(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answered:
+    """The run ended, with settlements by receipt."""
+
+    settlements: Answer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failed:
+    """The run raised; another try may go better."""
+
+    error: BaseException
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fatal:
+    """The run raised what no further try can mend: the worker stops and a person has to look."""
+
+    error: PenstockError
+
+
+Result = Answered | Failed | Fatal
+
+
+def result_of(execution: Execution) -> Result:
+    """Run, and map every answer and exception to the closed type."""
+    try:
+        answer = execution.run()
+    except BaseException as error:  # SystemExit too: user code may raise it, and the deliveries must not hang on it
+        return failure_of(error)
+    if inspect.iscoroutine(answer):
+        answer.close()
+        return Failed(error=TypeError("the execution answered a coroutine, which only the place LOOP awaits"))
+    return Answered(settlements=answer)  # type: ignore[arg-type] # the protocol knows no other coroutines
+
+
+async def awaited_result_of(execution: Execution) -> Result:
+    """As `result_of`, for an execution on the event loop."""
+    try:
+        answer = execution.run()
+        if inspect.iscoroutine(answer):
+            answer = await answer
+        return Answered(settlements=answer)  # type: ignore[arg-type] # as above
+    except BaseException as error:  # CancelledError too: the task ends here, and its slot is freed
+        return failure_of(error)
+
+
+def failure_of(error: BaseException) -> Failed | Fatal:
+    """What an exception means."""
+    return Fatal(error=error) if isinstance(error, UserError | PublishHalted) else Failed(error=error)

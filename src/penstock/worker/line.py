@@ -1,0 +1,68 @@
+"""A line: one queue, and the handler that serves it."""
+
+from dataclasses import dataclass
+
+from penstock.errors import ConfigurationError
+from penstock.messaging.handler import BatchHandler, Place
+from penstock.worker.batcher import EACH_ALONE, Limits
+from penstock.worker.settings import WorkerSettings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """One queue and what serves it. Raises `ConfigurationError` for numbers that cannot work.
+
+    ``weight`` is the line's share of the messages while several lines are full: 2 gets twice as many as 1. ``limits``
+    bound a batch; plain handlers keep the default, each message alone. ``in_flight_max`` bounds the executions at once;
+    None: one in a thread of its own, and as many as the worker has slots for the others. ``fetch_max`` is how many
+    messages one receive asks for, at most; None: what the worker's settings say.
+    """
+
+    queue: str
+    handler: BatchHandler
+    weight: int = 1
+    limits: Limits = EACH_ALONE
+    in_flight_max: int | None = None
+    fetch_max: int | None = None
+
+    def __post_init__(self) -> None:
+        numbers = {
+            "weight": self.weight,
+            "limits.messages_max": self.limits.messages_max,
+            "limits.bytes_max": self.limits.bytes_max,
+            "in_flight_max": self.in_flight_max,
+            "fetch_max": self.fetch_max,
+        }
+        for name, number in numbers.items():
+            if number is not None and number < 1:
+                raise ConfigurationError(
+                    f"The line of the queue {self.queue} has {name} {number}: it has to be at least 1."
+                )
+
+    @property
+    def shares_slots(self) -> bool:
+        """Whether its executions take slots of the worker; the others have threads of their own."""
+        return self.handler.place is not Place.THREAD
+
+    def places(self, settings: WorkerSettings) -> int:
+        """How many executions it may have at once, whatever the others do."""
+        if self.in_flight_max is not None:
+            return self.in_flight_max
+        return settings.concurrency if self.shares_slots else 1
+
+    def fetch(self, settings: WorkerSettings) -> int:
+        """How many messages one receive asks for, at most."""
+        return settings.fetch_max if self.fetch_max is None else self.fetch_max
+
+
+def check_lines(lines: tuple[Line, ...]) -> None:
+    """Raises `ConfigurationError` for lines that cannot be served together."""
+    if not lines:
+        raise ConfigurationError("A worker needs at least one queue to serve; give it a handler.")
+    queues = [line.queue for line in lines]
+    twice = sorted({queue for queue in queues if queues.count(queue) > 1})
+    if twice:
+        raise ConfigurationError(
+            f"The queue {twice[0]} has more than one handler, and they would take each other's messages; give each "
+            "handler a queue of its own."
+        )

@@ -1,0 +1,148 @@
+"""What a worker was given, and how its parts are made of it."""
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from penstock.events import Bus
+from penstock.messaging.broker import Broker
+from penstock.messaging.clock import Clock
+from penstock.messaging.steps import Probe
+from penstock.messaging.waits import Random
+from penstock.worker.asking import Asking
+from penstock.worker.executors import Executors, Slots
+from penstock.worker.flight import Flight
+from penstock.worker.heartbeat import Book, Heartbeat
+from penstock.worker.intake import Intake
+from penstock.worker.line import Line
+from penstock.worker.loop import Loop, Until
+from penstock.worker.places import Places
+from penstock.worker.service import Service
+from penstock.worker.settings import WorkerSettings
+from penstock.worker.settler import Settler
+from penstock.worker.upkeep import Upkeep
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tools:
+    """What a worker was given."""
+
+    broker: Broker
+    lines: tuple[Line, ...]
+    settings: WorkerSettings
+    clock: Clock
+    bus: Bus
+    probe: Probe
+    random: Random
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Calls:
+    """Whom the parts tell."""
+
+    freed: Callable[[], None]
+    changed: Callable[[], None]
+    until_met: Callable[[], None]
+    fail: Callable[[BaseException], None]
+
+
+class Parts:
+    """The parts of one life."""
+
+    def __init__(self, tools: Tools, calls: Calls, *, wake: threading.Event, until: Until | None) -> None:
+        self._tools = tools
+        self._calls = calls
+        self.book = Book(clock=tools.clock, lease_seconds=tools.settings.lease_seconds)
+        self.settler = Settler(
+            broker=tools.broker,
+            book=self.book,
+            settings=tools.settings,
+            clock=tools.clock,
+            bus=tools.bus,
+            probe=tools.probe,
+            random=tools.random,
+        )
+        self.places = Places(concurrency=tools.settings.concurrency, ended=calls.changed)
+        slots = Slots(tools.settings.concurrency)
+        first_ask_at = tools.clock.monotonic() + tools.settings.start_jitter_seconds * tools.random()
+        self.services = [
+            Service(
+                line=line,
+                intake=self._intake(line),
+                executors=self._executors(line, slots),
+                upkeep=self._upkeep(line, in_a_hurry=until is not None),
+                ask_at=first_ask_at,
+            )
+            for line in tools.lines
+        ]
+        self.loop = self._loop(wake, until)
+        self.heartbeat = Heartbeat(
+            broker=tools.broker,
+            book=self.book,
+            claims=self.unended,
+            settings=tools.settings,
+            clock=tools.clock,
+            bus=tools.bus,
+            random=tools.random,
+        )
+
+    def unended(self) -> Sequence[Flight]:
+        """The batches whose end is open."""
+        return [flight for service in self.services for flight in service.executors.unended()]
+
+    def _intake(self, line: Line) -> Intake:
+        tools = self._tools
+        return Intake(
+            line=line,
+            broker=tools.broker,
+            book=self.book,
+            settings=tools.settings,
+            bus=tools.bus,
+            probe=tools.probe,
+        )
+
+    def _executors(self, line: Line, slots: Slots) -> Executors:
+        tools = self._tools
+        return Executors(
+            line=line,
+            places=self.places,
+            slots=slots,
+            settler=self.settler,
+            settings=tools.settings,
+            clock=tools.clock,
+            bus=tools.bus,
+            random=tools.random,
+            freed=self._calls.freed,
+            fail=self._calls.fail,
+        )
+
+    def _upkeep(self, line: Line, *, in_a_hurry: bool) -> Upkeep:
+        tools = self._tools
+        return Upkeep(
+            handler=line.handler,
+            in_a_hurry=in_a_hurry,
+            settings=tools.settings,
+            clock=tools.clock,
+            bus=tools.bus,
+            random=tools.random,
+        )
+
+    def _loop(self, wake: threading.Event, until: Until | None) -> Loop:
+        tools = self._tools
+        return Loop(
+            services=self.services,
+            asking=Asking(
+                services=self.services,
+                settings=tools.settings,
+                clock=tools.clock,
+                bus=tools.bus,
+                random=tools.random,
+            ),
+            settler=self.settler,
+            clock=tools.clock,
+            bus=tools.bus,
+            wake=wake,
+            until=until,
+            until_met=self._calls.until_met,
+            fail=self._calls.fail,
+        )

@@ -1,0 +1,142 @@
+"""Where executions run: threads of their own, a pool of threads, one thread with an event loop.
+
+A place only runs; what becomes of a batch is decided by the `executors`. Pool and loop are made when first needed. All
+threads are daemons: a run that does not end is left behind, never waited for without a bound.
+"""
+
+import asyncio
+import importlib
+import threading
+from collections.abc import Callable, Coroutine, Sequence
+from queue import SimpleQueue
+from typing import Any
+
+from penstock.worker.flight import Flight
+
+LOOP_THREAD = "penstock-loop"
+
+Fly = Callable[[Flight], None]
+FlyAsync = Callable[[Flight], Coroutine[Any, Any, None]]
+
+
+def start_thread(name: str, fly: Fly, flight: Flight) -> None:
+    """A thread of its own, for few and long runs."""
+    threading.Thread(target=fly, args=(flight,), name=name, daemon=True).start()
+
+
+class Pool:
+    """Threads for `def` handlers: made when needed, never more than ``threads_max``."""
+
+    def __init__(self, *, threads_max: int) -> None:
+        self._threads_max = threads_max
+        # The queue needs no bound of its own: a flight has its slot before it comes here.
+        self._flights: SimpleQueue[tuple[Fly, Flight] | None] = SimpleQueue()
+        self._lock = threading.Lock()
+        self._unlanded = 0  # under the lock
+        self._threads = 0  # written by the I/O thread
+
+    def start(self, fly: Fly, flights: Sequence[Flight]) -> None:
+        """Run these. Only the I/O thread calls it."""
+        with self._lock:
+            self._unlanded += len(flights)
+            wanted = min(self._unlanded, self._threads_max)
+        for flight in flights:
+            self._flights.put((fly, flight))
+        while self._threads < wanted:
+            self._threads += 1
+            threading.Thread(target=self._work, name=f"penstock-pool-{self._threads}", daemon=True).start()
+
+    def close(self) -> None:
+        """Let the threads end that have nothing to do, and the others after their run."""
+        for _ in range(self._threads):
+            self._flights.put(None)
+
+    def _work(self) -> None:
+        while (next_one := self._flights.get()) is not None:
+            fly, flight = next_one
+            fly(flight)
+            del fly, flight, next_one  # an idle thread keeps no message alive
+            with self._lock:
+                self._unlanded -= 1
+
+
+class EventLoop:
+    """One thread with an asyncio loop, for `async def` handlers; uvloop's where it is installed."""
+
+    def __init__(self, *, ended: Callable[[], None]) -> None:
+        self._ended = ended
+        self._thread: threading.Thread | None = None  # written by the I/O thread
+        self._ready = threading.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None  # written by the loop's thread
+        self._stop = asyncio.Event()  # set in the loop's thread
+        self._over = False  # written by the loop's thread
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop | None:
+        """The loop while it runs."""
+        return self._loop
+
+    @property
+    def done(self) -> bool:
+        """Whether its thread has ended, or never was."""
+        return self._thread is None or self._over
+
+    def start(self, fly: FlyAsync, flights: Sequence[Flight]) -> None:
+        """Run these, handed over in one call. Only the I/O thread calls it."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name=LOOP_THREAD, daemon=True)
+            self._thread.start()
+            self._ready.wait()  # a moment: nothing of a handler runs before
+        loop = self._loop
+        if loop is None:
+            raise RuntimeError("the event loop ended by itself")
+        loop.call_soon_threadsafe(self._take, fly, flights)
+
+    def close(self) -> None:
+        """Let the thread end. Tasks left over are cancelled; one that ignores it keeps the thread from ending."""
+        loop = self._loop
+        if loop is not None:
+            loop.call_soon_threadsafe(self._stop.set)
+
+    def _run(self) -> None:
+        try:
+            with asyncio.Runner(loop_factory=_new_loop()) as runner:
+                runner.run(self._serve())
+        finally:
+            self._loop = None
+            self._over = True
+            self._ready.set()
+            self._ended()
+
+    async def _serve(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._ready.set()
+        await self._stop.wait()
+
+    def _take(self, fly: FlyAsync, flights: Sequence[Flight]) -> None:
+        loop = asyncio.get_running_loop()
+        for flight in flights:
+            # The loop itself keeps tasks by weak references only; the flight is kept until it has landed.
+            flight.task = loop.create_task(fly(flight), name=flight.name)
+
+
+class Places:
+    """The places that all lines of a worker share."""
+
+    def __init__(self, *, concurrency: int, ended: Callable[[], None]) -> None:
+        self.pool = Pool(threads_max=concurrency)
+        self.loop = EventLoop(ended=ended)
+
+    def close(self) -> None:
+        """Let the threads end; does not wait for them."""
+        self.pool.close()
+        self.loop.close()
+
+
+def _new_loop() -> Callable[[], asyncio.AbstractEventLoop]:
+    try:
+        uvloop = importlib.import_module("uvloop")
+    except ImportError:
+        return asyncio.new_event_loop
+    factory: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
+    return factory

@@ -1,0 +1,39 @@
+"""One line being served: its parts, and when it is asked again."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from penstock.messaging.delivery import Delivery
+from penstock.worker.executors import Executors
+from penstock.worker.intake import Intake
+from penstock.worker.line import Line
+from penstock.worker.upkeep import Upkeep
+
+
+@dataclass(slots=True, kw_only=True)
+class Service:
+    """A line with what serves it. The mutable fields are the I/O thread's."""
+
+    line: Line
+    intake: Intake
+    executors: Executors
+    upkeep: Upkeep
+    ask_at: float  # monotonic: not before
+    receive_failures: int = 0  # in a row
+
+    @property
+    def idle(self) -> bool:
+        """Nothing at work, nothing held."""
+        return not self.executors.busy and self.intake.empty
+
+    @property
+    def room(self) -> int:
+        """How many more messages may be received."""
+        return self.intake.room(self.executors.free)
+
+    def due_batches(self, now: float) -> Sequence[Sequence[Delivery]]:
+        """The batches to begin now: those that share slots as a group, others one at a time and not too soon."""
+        free = self.executors.free
+        if free < 1 or now < self.executors.not_before:
+            return ()
+        return self.intake.next_batches(free if self.line.shares_slots else 1, now)
