@@ -1,92 +1,17 @@
-"""What every broker promises, asserted against each. A new broker joins by one more entry in `STANDS`."""
+"""What every broker promises, asserted against each (`tests.conformance.broker_stands`)."""
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.conformance.broker_stands import LEASE, Stand, bodies, outgoing, receive
 
-from penstock.brokers.memory import MemoryBroker
-from penstock.brokers.sqlite import SqliteBroker
 from penstock.errors import ConfigurationError, TemporaryError
-from penstock.messaging.broker import Broker, QueueSettings
+from penstock.messaging.broker import QueueSettings
 from penstock.messaging.death import death_of
 from penstock.messaging.delivery import Delivery
 from penstock.messaging.message import Outgoing
 from penstock.messaging.settlement import Ack, DeadLetter, Release, Settlement
-from penstock.testing import FakeClock
-
-LEASE = 30.0
-
-
-class MemoryStand:
-    """One system, and as many workers' views of it as a test wants."""
-
-    leases_end_by_time = True  # else: only when somebody else has the message
-
-    def __init__(self, folder: Path) -> None:
-        self.clock = FakeClock()
-        self._folder = folder
-        self._first: MemoryBroker | None = None
-        self._open: list[MemoryBroker] = []
-
-    def broker(self, holder: str = "w1", queues: Sequence[QueueSettings] = ()) -> Broker:
-        if self._first is None:
-            self._first = MemoryBroker(clock=self.clock, queues=queues, holder=holder)
-        self._open.append(self._first.held_by(holder))
-        return self._open[-1]
-
-    def advance(self, seconds: float) -> None:
-        self.clock.advance(seconds)
-
-    def close(self) -> None:
-        for broker in self._open:
-            broker.close()
-
-
-class SqliteStand:
-    leases_end_by_time = True
-
-    def __init__(self, folder: Path) -> None:
-        self.clock = FakeClock()
-        self._folder = folder
-        self._open: list[SqliteBroker] = []
-
-    def broker(self, holder: str = "w1", queues: Sequence[QueueSettings] = ()) -> Broker:
-        self._open.append(SqliteBroker(self._folder / "queue.db", holder=holder, clock=self.clock, queues=queues))
-        return self._open[-1]
-
-    def advance(self, seconds: float) -> None:
-        self.clock.advance(seconds)
-
-    def close(self) -> None:
-        for broker in self._open:
-            broker.close()
-
-
-Stand = MemoryStand | SqliteStand
-STANDS: dict[str, Callable[[Path], Stand]] = {"memory": MemoryStand, "sqlite": SqliteStand}
-
-
-@pytest.fixture(params=list(STANDS))
-def stand(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Stand]:
-    made = STANDS[request.param](tmp_path)
-    yield made
-    made.close()
-
-
-def outgoing(*bodies: str, **fields: Any) -> list[Outgoing]:
-    return [Outgoing(body=body.encode(), **fields) for body in bodies]
-
-
-def receive(broker: Broker, count: int = 10, *, queue: str = "q", lease: float = LEASE) -> list[Delivery]:
-    return list(broker.receive(queue, messages_max=count, lease_seconds=lease))
-
-
-def bodies(deliveries: Sequence[Delivery]) -> list[str]:
-    return [delivery.message.body.decode() for delivery in deliveries]
-
 
 # --- sending and receiving
 
@@ -581,6 +506,7 @@ def test_stats_count_every_state_and_the_oldest_visible_age(stand: Stand) -> Non
     stats = broker.stats("q")
     assert (stats.visible, stats.in_flight, stats.delayed) == (0, 0, 0)
     assert stats.oldest_visible_message_age_seconds is None
+    assert stats.oldest_message_age_seconds is None
     broker.send("q", outgoing("a"))
     stand.advance(10)
     broker.send("q", outgoing("b", "c"))

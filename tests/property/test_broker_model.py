@@ -40,7 +40,7 @@ MESSAGES: st.SearchStrategy[list[dict[str, Any]]] = st.lists(
 )
 SETTLEMENTS: st.SearchStrategy[Settlement] = st.one_of(
     st.just(Ack()),
-    st.builds(Release, delay_seconds=SECONDS, refund=st.booleans()),
+    st.builds(Release, delay_seconds=SECONDS, refund=st.booleans(), reason=st.none() | st.text(max_size=3)),
     st.builds(DeadLetter, reason=st.text(max_size=3)),
 )
 HOLDERS = st.sampled_from([0, 1])
@@ -110,6 +110,11 @@ class Brokers(RuleBasedStateMachine):
         ours = self.memory[holder].release_holder(f"w{dead}")
         assert ours == self.sqlite[holder].release_holder(f"w{dead}")
 
+    @rule(queue=NAMES, paused=st.sampled_from([True, False, False, False]))
+    def pause(self, queue: str, paused: bool) -> None:
+        for broker in (self.memory[0], self.sqlite[0]):
+            broker.pause(queue) if paused else broker.resume(queue)
+
     @rule(queue=NAMES)
     def purge(self, queue: str) -> None:
         assert self.memory[0].purge(queue) == self.sqlite[0].purge(queue)
@@ -127,6 +132,7 @@ class Brokers(RuleBasedStateMachine):
     def look(self, queue: str) -> None:
         assert self.memory[0].stats(queue) == self.sqlite[1].stats(queue)
         assert self.memory[1].dropped(queue) == self.sqlite[0].dropped(queue)
+        assert self.memory[1].paused(queue) == self.sqlite[1].paused(queue)
 
     @invariant()
     def know_the_same_queues(self) -> None:
@@ -160,7 +166,8 @@ def held(message: Message) -> tuple[Any, ...]:
 
 def handed_over(delivery: Delivery) -> tuple[Any, ...]:
     receipt = delivery.receipt.split("-")[1:]
-    return (held(delivery.message), delivery.queue, receipt, delivery.attempt, delivery.received_at)
+    hand_over = (delivery.queue, receipt, delivery.attempt, delivery.received_at, delivery.previous)
+    return (held(delivery.message), *hand_over)
 
 
 TestBrokers = Brokers.TestCase

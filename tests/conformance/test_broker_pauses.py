@@ -1,0 +1,112 @@
+"""Pausing a queue: nothing is handed over, and all else goes on."""
+
+import threading
+
+import pytest
+from tests.conformance.broker_stands import LEASE, Stand, bodies, outgoing, receive
+
+from penstock.errors import ConfigurationError
+from penstock.messaging.broker import Broker, QueueSettings
+from penstock.messaging.delivery import Delivery
+from penstock.messaging.settlement import Ack
+
+
+@pytest.fixture
+def broker(stand: Stand) -> Broker:
+    broker = stand.broker("w1")
+    if not broker.capabilities.pausable:
+        pytest.skip("this broker cannot pause a queue")
+    return broker
+
+
+def test_a_paused_queue_hands_nothing_over_to_anybody_until_it_is_resumed(stand: Stand, broker: Broker) -> None:
+    other = stand.broker("w2")
+    broker.send("q", outgoing("a"))
+    broker.pause("q")
+    broker.pause("q")
+    broker.send("q", outgoing("b"))
+    assert receive(broker) == receive(other) == []
+    assert broker.paused("q")
+    assert other.paused("q")
+    assert broker.stats("q").visible == 2
+    other.resume("q")
+    assert not broker.paused("q")
+    assert bodies(receive(broker)) == ["a", "b"]
+
+
+def test_other_queues_go_on(stand: Stand, broker: Broker) -> None:
+    broker.pause("q")
+    broker.send("other", outgoing("a"))
+    assert not broker.paused("other")
+    assert bodies(receive(broker, queue="other")) == ["a"]
+
+
+def test_leases_are_extended_settled_and_end_during_a_pause(stand: Stand, broker: Broker) -> None:
+    broker.send("q", outgoing("acked", "extended", "lost"))
+    acked, extended, lost = receive(broker)
+    broker.pause("q")
+    assert not broker.settle([(acked, Ack())])
+    assert not broker.extend([extended], lease_seconds=2 * LEASE)
+    stand.advance(LEASE)
+    assert receive(broker) == []
+    stats = broker.stats("q")
+    assert (stats.visible, stats.in_flight) == (1, 1)
+    assert list(broker.extend([lost], lease_seconds=LEASE)) == [lost]
+    broker.resume("q")
+    assert bodies(receive(broker)) == ["lost"]
+
+
+def test_what_died_of_its_leases_dies_during_a_pause(stand: Stand) -> None:
+    broker = stand.broker(queues=[QueueSettings(name="q", receives_max=1)])
+    if not broker.capabilities.pausable:
+        pytest.skip("this broker cannot pause a queue")
+    broker.send("q", outgoing("a"))
+    receive(broker)
+    broker.pause("q")
+    stand.advance(LEASE)
+    assert receive(broker) == []
+    assert bodies(receive(broker, queue="q-dlq")) == ["a"]
+
+
+def test_a_queue_is_paused_before_it_is_sent_to_and_settings_leave_it_so(stand: Stand, broker: Broker) -> None:
+    assert not broker.paused("q")
+    broker.resume("q")
+    assert list(broker.queue_names()) == []
+    broker.pause("q")
+    assert list(broker.queue_names()) == ["q"]
+    again = stand.broker("w2", queues=[QueueSettings(name="q", receives_max=3)])
+    again.send("q", outgoing("a"))
+    assert again.paused("q")
+    assert receive(again) == []
+
+
+def test_purging_leaves_the_pause(stand: Stand, broker: Broker) -> None:
+    broker.send("q", outgoing("a", "b", "c"))
+    receive(broker, 1)
+    broker.pause("q")
+    assert broker.purge("q") == 3
+    assert broker.purge("never heard of") == 0
+    assert broker.paused("q")
+
+
+def test_a_waiting_receiver_goes_on_when_the_queue_is_resumed(stand: Stand, broker: Broker) -> None:
+    broker.send("q", outgoing("a"))
+    broker.pause("q")
+    got: list[Delivery] = []
+
+    def run() -> None:
+        got.extend(broker.receive("q", messages_max=5, lease_seconds=LEASE, wait_seconds=3_600))
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    stand.broker("w2").resume("q")
+    while thread.is_alive():
+        stand.advance(0.1)  # brokers that poll need time to pass; far less than the wait
+        thread.join(0.01)
+        assert stand.clock.monotonic() < 600
+    assert bodies(got) == ["a"]
+
+
+def test_a_name_that_no_queue_can_have_is_refused(stand: Stand, broker: Broker) -> None:
+    with pytest.raises(ConfigurationError):
+        broker.pause("")
