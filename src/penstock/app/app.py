@@ -86,6 +86,13 @@ class App(Handlers):
                 self._ledger = open_ledger(self.settings)
             return self._ledger
 
+    def swap(self, *, broker: Any, ledger: Any) -> tuple[Any, Any]:
+        """Stand on these from now on (None: on those of the settings); answers what it stood on. For tests."""
+        with self._lock:
+            before = (self._broker, self._ledger)
+            self._broker, self._ledger = broker, ledger
+        return before
+
     def close(self) -> None:
         """Give back connections. The app can be used again."""
         with self._lock:

@@ -13,7 +13,7 @@ from penstock.app.service import Host, Service
 from penstock.errors import ConfigurationError
 from penstock.events import Bus, Listener
 from penstock.handlers.ticker import Ticker
-from penstock.messaging.clock import Clock, SystemClock
+from penstock.messaging.clock import SystemClock
 from penstock.worker.line import Line
 from penstock.worker.places import EventLoop
 from penstock.worker.settings import WorkerSettings
@@ -33,27 +33,28 @@ def serve(
     queues: Mapping[str, int] | None = None,
     until: Callable[[], bool] | None = None,
     listeners: Sequence[Listener] = (),
-    clock: Clock | None = None,
+    settings: WorkerSettings | None = None,
+    resident: bool = True,
 ) -> Conclusion:
     """Run a worker on the app's queues until ``stop``, or until ``until`` (asked when idle) answers True.
 
     ``queues`` names those to serve with their weights; by default those of the settings, else all that have a handler.
-    Raises `ConfigurationError` for a queue without a handler, and what stopped the worker.
+    A worker that is not ``resident`` leaves no trace in the state folder and sends no ticks: for tests. Raises
+    `ConfigurationError` for a queue without a handler, and what stopped the worker.
     """
     services = chosen(app, queues)
-    time = clock or SystemClock()
     host = Host(
         worker=app.worker,
         settings=app.settings,
         broker=app.broker,
         ledger=lambda: app.ledger,
         bus=Bus(*app.listeners, *listeners),
-        clock=time,
+        clock=SystemClock(),
         random=random.random,
         probe=killing_probe(app.settings.kill_at),
         stop=stop,
     )
-    settings = worker_settings(app)
+    numbers = settings or worker_settings(app)
     with ExitStack() as stack:
         event_loop = EventLoop()
         stack.callback(event_loop.close)
@@ -63,11 +64,12 @@ def serve(
         stack.callback(lifetimes.close)
         host = replace(host, resources=lifetimes.open())
         lines = _open(services, host, stack)
-        _tick(app, services, host, stack)
+        if resident:
+            _tick(app, services, host, stack)
         worker = Worker(
             broker=host.broker,
             lines=lines,
-            settings=settings,
+            settings=numbers,
             clock=host.clock,
             bus=host.bus,
             probe=host.probe,

@@ -11,7 +11,7 @@ Body = TypeVar("Body")
 Upcast = Callable[[Any], Any]  # the JSON value of one version -> that of the next
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)  # without slots: `Queue[Model](...)` sets an attribute
 class Queue(Generic[Body]):
     """The contract of one queue; sender and handler import the same one.
 

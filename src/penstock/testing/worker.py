@@ -1,0 +1,158 @@
+"""A real worker over queues in memory, in which no wait takes time."""
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self
+
+from penstock.app.app import App
+from penstock.app.serving import serve, worker_settings
+from penstock.brokers.memory import MemoryBroker
+from penstock.errors import PenstockError, Reject
+from penstock.events import Event, MessageFailed
+from penstock.messaging.broker import DEAD_LETTER_SUFFIX
+from penstock.messaging.clock import SystemClock
+from penstock.messaging.death import death_of
+from penstock.messaging.message import Message
+from penstock.messaging.queue import Queue
+from penstock.testing.fake_clock import FakeClock
+from penstock.worker.settings import WorkerSettings
+from penstock.worker.shutdown import StopSignal
+
+STEP_SECONDS = 1.0  # how far the queues' clock is moved while only delayed messages are left
+PAGE = 1_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeadMessage:
+    """A message that was given up on."""
+
+    message: Message
+    reason: str
+    attempts: int
+    exception: str | None
+
+    @property
+    def body(self) -> Any:
+        """The JSON value of the body; the bytes, where it is none."""
+        try:
+            return json.loads(self.message.body)
+        except ValueError:
+            return self.message.body
+
+
+class TestWorker:
+    """The app's handlers behind queues in memory, with a ledger in memory: ``with TestWorker(app) as worker: ...``.
+
+    Inside the block `App.send` sends to these queues too, from the test and from handlers. Retries and delays are
+    honoured in their order and take no time; what handlers themselves wait for does.
+    """
+
+    __test__ = False  # pytest must not take it for a test
+
+    def __init__(self, app: App) -> None:
+        self._app = app
+        self.clock = FakeClock(SystemClock().now())  # the queues' clock
+        self.broker = MemoryBroker(clock=self.clock)
+        self.events: list[Event] = []
+        self._before: tuple[Any, Any] | None = None
+
+    def __enter__(self) -> Self:
+        from penstock.ledger import Ledger
+
+        self._before = self._app.swap(broker=self.broker, ledger=Ledger.open("sqlite://"))
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, raised: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._before is not None:
+            _, ledger = self._app.swap(broker=self._before[0], ledger=self._before[1])
+            ledger.close()
+
+    def send(self, queue: Queue[Any] | str, body: Any, **options: Any) -> str:
+        """As `App.send`."""
+        return self._app.send(queue, body, **options)
+
+    def send_many(self, queue: Queue[Any] | str, bodies: Iterable[Any], **options: Any) -> list[str]:
+        """As `App.send_many`."""
+        return self._app.send_many(queue, bodies, **options)
+
+    def run_until_empty(self, *, timeout_seconds: float = 30.0, raises: bool = True) -> None:
+        """Work until no served queue holds a message, delayed ones included.
+
+        Where a message was given up because its handler raised, the first such exception is raised here, so that a
+        test fails with the handler's own traceback; not for `Reject`, and not with ``raises=False``. Raises
+        AssertionError when it takes longer than ``timeout_seconds``.
+        """
+        watch = _Watch(self, timeout_seconds)
+        serve(
+            self._app,
+            stop=StopSignal(),
+            until=watch.empty,
+            listeners=(self.events.append, watch),
+            settings=_quick(worker_settings(self._app)),
+            resident=False,
+        )
+        if raises and watch.fatal is not None:
+            raise watch.fatal
+
+    def dead(self, queue: Queue[Any] | str) -> list[DeadMessage]:
+        """The dead letters of a queue, oldest first."""
+        name = f"{queue if isinstance(queue, str) else queue.name}{DEAD_LETTER_SUFFIX}"
+        return [_dead(message) for message in self.broker.browse(name, messages_max=PAGE)]
+
+    def waiting(self, queue: Queue[Any] | str) -> list[Message]:
+        """The messages of a queue, oldest first; of queues without a handler, too."""
+        return list(self.broker.browse(queue if isinstance(queue, str) else queue.name, messages_max=PAGE))
+
+    def queues(self) -> list[str]:
+        """The names of the served queues."""
+        return [service.queue_name for service in self._app.services]
+
+
+class _Watch:
+    """Tells when all is done, and moves the queues' clock while nothing but delays is left."""
+
+    def __init__(self, worker: TestWorker, timeout_seconds: float) -> None:
+        self.fatal: BaseException | None = None  # written by the thread that emits
+        self._worker = worker
+        self._timeout_seconds = timeout_seconds
+        self._clock = SystemClock()
+        self._ends_at = self._clock.monotonic() + timeout_seconds
+
+    def __call__(self, event: Event) -> None:
+        if isinstance(event, MessageFailed) and event.final and self.fatal is None:
+            self.fatal = None if isinstance(event.exception, Reject) else event.exception
+
+    def empty(self) -> bool:
+        """Asked by the idle worker."""
+        stats = [self._worker.broker.stats(queue) for queue in self._worker.queues()]
+        if not any(one.visible or one.in_flight or one.delayed for one in stats):
+            return True
+        if self._clock.monotonic() > self._ends_at:
+            raise _TookTooLong(f"the queues were not empty after {self._timeout_seconds:g} s")
+        if not any(one.visible or one.in_flight for one in stats):
+            self._worker.clock.advance(STEP_SECONDS)
+        return False
+
+
+class _TookTooLong(PenstockError, AssertionError):
+    """The test's time is over."""
+
+
+def _quick(settings: WorkerSettings) -> WorkerSettings:
+    from dataclasses import replace
+
+    return replace(settings, idle_floor_seconds=0.001, idle_ceiling_seconds=0.002, upkeep_seconds=0.05)
+
+
+def _dead(message: Message) -> DeadMessage:
+    death = death_of(message.attributes)
+    return DeadMessage(
+        message=message,
+        reason=death.reason if death else "",
+        attempts=death.attempts if death else 0,
+        exception=death.exception if death else None,
+    )

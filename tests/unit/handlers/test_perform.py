@@ -1,0 +1,294 @@
+"""Functions called on one message: what comes of returning, raising, and asking."""
+
+import asyncio
+from dataclasses import dataclass
+
+import pytest
+from pydantic import BaseModel
+
+from penstock import App, Context, Handlers, Message, Queue, Reject, Retry
+from penstock.errors import UsageError
+from penstock.events import MessageFailed, MessageFinished, MessageInvalid, MessageRetrying, MessageSkipped
+from penstock.messaging.settlement import DeadLetter, Release
+from penstock.testing import perform
+
+
+class Thumbnail(BaseModel):
+    key: str
+    width: int = 100
+
+
+THUMBNAILS = Queue("thumbnails", Thumbnail)
+
+
+def test_a_plain_function_gets_the_typed_body_and_returning_acks() -> None:
+    app, seen = Handlers(), []
+
+    @app.handler(THUMBNAILS)
+    def make(body: Thumbnail) -> None:
+        seen.append(body)
+
+    done = perform(app, make, Thumbnail(key="a.png"))
+    assert done.acked
+    assert seen == [Thumbnail(key="a.png", width=100)]
+    assert [type(event) for event in done.events][-1] is MessageFinished
+
+
+def test_an_async_function_gets_the_context() -> None:
+    app, seen = Handlers(), []
+
+    @app.handler(THUMBNAILS)
+    async def make(body: Thumbnail, ctx: Context) -> None:
+        await asyncio.sleep(0)
+        seen.append((body.key, ctx.attempt, ctx.message.group, ctx.queue, ctx.handler))
+
+    assert perform(app, make, {"key": "a"}, attempt=3, group="blue").acked
+    assert seen == [("a", 3, "blue", "thumbnails", "make")]
+
+
+def test_without_a_model_the_message_itself_is_handed_over() -> None:
+    app, seen = Handlers(), []
+
+    @app.handler("raw")
+    def look(message: Message) -> None:
+        seen.append(message.body)
+
+    assert perform(app, look, b"\xff\x00 anything").acked
+    assert seen == [b"\xff\x00 anything"]
+
+
+def test_reject_is_a_dead_letter_at_once() -> None:
+    app = Handlers()
+
+    @app.handler(THUMBNAILS)
+    def make(body: Thumbnail) -> None:
+        raise Reject("not an image")
+
+    done = perform(app, make, Thumbnail(key="a"))
+    assert done.settlement == DeadLetter(reason="not an image")
+
+
+def test_retry_waits_as_long_as_it_says() -> None:
+    app = Handlers()
+
+    @app.handler(THUMBNAILS)
+    def make(body: Thumbnail) -> None:
+        raise Retry("busy", delay_seconds=42.0)
+
+    assert perform(app, make, Thumbnail(key="a")).settlement == Release(delay_seconds=42.0, reason="Retry: busy")
+
+
+@pytest.mark.parametrize("attempt", [1, 2, 4])
+def test_an_exception_waits_by_backoff_until_the_attempts_are_used_up(attempt: int) -> None:
+    app = Handlers()
+
+    @app.handler(THUMBNAILS, max_attempts=5, retry_base=2.0, retry_cap=5.0)
+    def make(body: Thumbnail) -> None:
+        raise ValueError("no such thing")
+
+    settlement = perform(app, make, Thumbnail(key="a"), attempt=attempt).settlement
+    assert isinstance(settlement, Release)
+    assert 0 <= settlement.delay_seconds < min(5.0, 2.0 * 2 ** (attempt - 1))
+    assert not settlement.refund
+    last = perform(app, make, Thumbnail(key="a"), attempt=5)
+    assert isinstance(last.settlement, DeadLetter)
+    assert last.settlement.exception == "ValueError: no such thing"
+    assert "no such thing" in (last.settlement.traceback or "")
+    failed = [event for event in last.events if isinstance(event, MessageFailed)]
+    assert [event.final for event in failed] == [True]
+
+
+def test_a_traceback_names_no_values_of_variables() -> None:
+    app = Handlers()
+
+    @app.handler(THUMBNAILS, max_attempts=1)
+    def make(body: Thumbnail) -> None:
+        password = "".join(["se", "cret"])
+        raise ValueError(len(password))
+
+    settlement = perform(app, make, Thumbnail(key="a")).settlement
+    assert isinstance(settlement, DeadLetter)
+    assert "secret" not in (settlement.traceback or "")
+
+
+@pytest.mark.parametrize("raised", [SystemExit(3), KeyboardInterrupt(), GeneratorExit(), StopIteration()])
+def test_whatever_is_raised_is_an_attempt(raised: BaseException) -> None:
+    app = Handlers()
+
+    @app.handler(THUMBNAILS)
+    def make(body: Thumbnail) -> None:
+        raise raised
+
+    assert isinstance(perform(app, make, Thumbnail(key="a")).settlement, Release)
+
+
+def test_a_coroutine_that_cancels_itself_has_failed() -> None:
+    app = Handlers()
+
+    @app.handler(THUMBNAILS)
+    async def make(body: Thumbnail) -> None:
+        raise asyncio.CancelledError
+
+    assert isinstance(perform(app, make, Thumbnail(key="a")).settlement, Release)
+
+
+def test_an_exception_whose_text_raises_is_an_attempt_too() -> None:
+    class Vicious(Exception):
+        def __str__(self) -> str:
+            raise RuntimeError("and now?")
+
+    app = Handlers()
+
+    @app.handler(THUMBNAILS)
+    def make(body: Thumbnail) -> None:
+        raise Vicious
+
+    assert isinstance(perform(app, make, Thumbnail(key="a")).settlement, Release)
+
+
+def test_a_call_inside_is_retried_there_and_every_retry_is_told() -> None:
+    app, tries = Handlers(), []
+
+    @app.handler(THUMBNAILS)
+    def make(body: Thumbnail, ctx: Context) -> None:
+        for attempt in ctx.retrying(ConnectionError, attempts=3, base_seconds=0.001):
+            with attempt:
+                tries.append(1)
+                if len(tries) < 3:
+                    raise ConnectionError("blip")
+
+    done = perform(app, make, Thumbnail(key="a"))
+    assert done.acked
+    told = [event for event in done.events if isinstance(event, MessageRetrying)]
+    assert [(event.tries, event.error) for event in told] == [(1, "blip"), (2, "blip")]
+
+
+def test_an_async_call_inside_is_retried_too_and_the_last_failure_comes_through() -> None:
+    app = Handlers()
+
+    @app.handler(THUMBNAILS)
+    async def make(body: Thumbnail, ctx: Context) -> None:
+        async for attempt in ctx.retrying_async(ConnectionError, attempts=2, base_seconds=0.001):
+            with attempt:
+                raise ConnectionError("still")
+
+    done = perform(app, make, Thumbnail(key="a"))
+    assert isinstance(done.error, ConnectionError)
+    assert sum(isinstance(event, MessageRetrying) for event in done.events) == 1
+
+
+def test_cleanup_comes_before_a_further_attempt_only() -> None:
+    app, calls = Handlers(), []
+
+    def sweep(body: Thumbnail, ctx: Context) -> None:
+        calls.append(f"sweep {ctx.attempt}")
+
+    @app.handler(THUMBNAILS, cleanup=sweep)
+    def make(body: Thumbnail) -> None:
+        calls.append("make")
+
+    assert perform(app, make, Thumbnail(key="a")).acked
+    assert perform(app, make, Thumbnail(key="a"), attempt=2).acked
+    assert calls == ["make", "sweep 2", "make"]
+
+
+def test_a_batch_answers_for_each_of_its_messages() -> None:
+    app = App(broker="memory://")
+
+    @app.handler(THUMBNAILS, batch=10)
+    def make(items: list[object]) -> list[BaseException | None]:
+        return [None for _ in items]
+
+    assert perform(app, make, Thumbnail(key="a")).acked
+
+    @app.handler("other", batch=10)
+    def wrong(items: list[object]) -> list[None]:
+        return []
+
+    assert "returns None, or a list" in (perform(app, wrong, b"x").reason or "")
+
+
+def test_a_message_of_a_newer_schema_waits_for_a_newer_worker_uncharged() -> None:
+    app = Handlers()
+
+    @app.handler(THUMBNAILS)
+    def make(body: Thumbnail) -> None:
+        raise AssertionError("not to be called")
+
+    done = perform(app, make, Thumbnail(key="a"), attributes={"penstock-schema": "2"})
+    assert isinstance(done.settlement, Release)
+    assert done.settlement.refund
+    assert done.settlement.delay_seconds > 0
+    assert [event.reason for event in done.events if isinstance(event, MessageSkipped)] == ["newer_schema"]
+
+
+def test_a_body_that_does_not_fit_names_the_field_and_what_was_expected() -> None:
+    app = Handlers()
+
+    @app.handler(THUMBNAILS)
+    def make(body: Thumbnail) -> None:
+        raise AssertionError("not to be called")
+
+    done = perform(app, make, b'{"key": "a", "width": "wide"}')
+    assert done.dead
+    assert "width" in (done.reason or "")
+    assert "integer" in (done.reason or "")
+    assert [type(event) for event in done.events] == [MessageInvalid]
+
+
+@dataclass
+class Wrong:
+    options: dict[str, object]
+    words: str
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        Wrong({"max_attempts": 0}, "max_attempts"),
+        Wrong({"timeout": "soon"}, "timeout"),
+        Wrong({"timeout": -1}, "timeout"),
+        Wrong({"concurrency": 0}, "concurrency"),
+        Wrong({"batch": 0}, "batch"),
+        Wrong({"isolation": "thread"}, "isolation"),
+        Wrong({"on_stop": "die"}, "on_stop"),
+        Wrong({"batch": 2, "idempotency": str}, "idempotency"),
+        Wrong({"every": "10m", "cron": "* * * * *"}, "not both"),
+        Wrong({"cron": "every day"}, "cron"),
+        Wrong({"every": 0.1}, "too often"),
+    ],
+    ids=lambda wrong: wrong.words,
+)
+def test_options_that_cannot_be_are_refused_by_name(wrong: Wrong) -> None:
+    with pytest.raises(UsageError, match=wrong.words):
+        Handlers().handler("q", **wrong.options)(lambda message: None)  # type: ignore[arg-type]
+
+
+def test_functions_of_other_arguments_are_refused() -> None:
+    with pytest.raises(UsageError, match="other arguments"):
+        Handlers().handler("q")(lambda: None)
+    with pytest.raises(UsageError, match="other arguments"):
+        Handlers().handler("q")(lambda a, b, c: None)
+
+
+def test_one_queue_has_one_handler() -> None:
+    group, app = Handlers(), Handlers()
+    group.handler("q")(_nothing)
+    app.handler("q")(_other)
+    with pytest.raises(UsageError, match="one queue has one handler"):
+        app.include(group)
+
+
+def test_a_scheduled_handler_needs_a_model_that_takes_a_tick() -> None:
+    app = Handlers()
+    with pytest.raises(UsageError, match="scheduled_at"):
+        app.handler(THUMBNAILS, every="10m")(_nothing)
+    app.handler("ticks", every="10m")(_nothing)
+
+
+def _nothing(message: object) -> None:
+    """Does nothing."""
+
+
+def _other(message: object) -> None:
+    """Does nothing, under another name."""
