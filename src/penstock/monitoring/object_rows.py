@@ -7,6 +7,7 @@ from penstock.monitoring.rows import Cases, Level, Row, Rows, Source, same
 
 _OBJECT: Mapping[str, Source] = {"pipeline": "pipeline", "object": "object_uri", "attempt_id": "attempt_id"}
 _NAMED: Mapping[str, Source] = {"pipeline": "pipeline", "object": "object_uri", "reason": "reason"}
+_LEFT: Mapping[str, Source] = {**_OBJECT, "reason": "reason", "error.type": "error_type", "exception": "traceback"}
 _BATCH = same("pipeline", "attempt_id")
 
 
@@ -15,9 +16,7 @@ def _sample(event: events.LinesQuarantined) -> object:
 
 
 def _left(name: str, level: Level, msg: str) -> Row:
-    # Whether this event has an attempt depends on what became of the object, so it is asked for and not required.
-    attempt_id: Source = lambda event: getattr(event, "attempt_id", None)  # noqa: E731 - one cell of the table
-    return Row(name=name, level=level, msg=msg, fields={**_NAMED, "attempt_id": attempt_id})
+    return Row(name=name, level=level, msg=msg, fields=_LEFT)
 
 
 OBJECT_ROWS: Rows = {
@@ -36,8 +35,8 @@ OBJECT_ROWS: Rows = {
     events.ObjectGivenBack: Row(
         name="object.given_back",
         level="info",
-        msg="A stop broke the attempt off; the object is free for another.",
-        fields=_OBJECT,
+        msg="The attempt was broken off, for no fault of the object's; it is free for another.",
+        fields={**_OBJECT, "reason": "reason"},
     ),
     events.ObjectSkipped: Row(
         name="object.skipped",

@@ -68,11 +68,13 @@ def _object_failed(event: events.ObjectFailed) -> Occurrence | None:
         return None
     return Occurrence(
         handler=event.pipeline,
-        error_type=_type_in(event.reason, otherwise="ObjectFailed"),
+        error_type=event.error_type or _type_in(event.reason, otherwise="ObjectFailed"),
         error=event.reason,
         final=event.outcome == "dead",
+        exception=event.exception,
+        traceback=event.traceback,
         object_uri=event.object_uri,
-        attempt_id=getattr(event, "attempt_id", None),
+        attempt_id=event.attempt_id,
     )
 
 

@@ -60,6 +60,12 @@ WORKER_ROWS: Rows = {
         msg="One step of giving back failed; the steps after it were taken.",
         fields={**HANDLER_ERROR, "step": "step"},
     ),
+    events.LifespanFailed: Row(
+        name="lifespan.failed",
+        level="warning",
+        msg="A lifespan did not put its resources away; the others were left nevertheless.",
+        fields={"lifespan": "lifespan", "error.message": "error"},
+    ),
     events.ThreadLeftBehind: Row(
         name="thread.left_behind",
         level="warning",
