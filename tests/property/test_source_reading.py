@@ -18,8 +18,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from penstock.objects.reference import ObjectRef
-from penstock.pipeline.source.blocks import BlockDecoder
 from penstock.pipeline.source.ddl import parse_ddl
+from penstock.pipeline.source.jsonl import JsonlDecoder
 from penstock.pipeline.source.lines import Classifier
 from penstock.pipeline.source.plan import Piece, ReadOptions, ReadPlan
 from penstock.pipeline.source.reading import partition_task, read_partition
@@ -155,7 +155,7 @@ def boolean(value: Any) -> bool:
 
 
 MOMENT = re.compile(
-    r"(\d{4})-(\d\d)-(\d\d)(?:[T ](\d\d)(?::(\d\d)(?::(\d\d)(?:\.(\d{1,6}))?)?)?(Z|([+-])(\d\d):?(\d\d)?)?)?", re.ASCII
+    r"(\d{4})-(\d\d)-(\d\d)(?:[T ](\d\d)(?::(\d\d)(?::(\d\d)(?:\.(\d{1,9}))?)?)?(Z|([+-])(\d\d):?(\d\d)?)?)?", re.ASCII
 )
 
 
@@ -164,7 +164,7 @@ def moment(value: Any) -> datetime:
     if match is None or (match[10] and match[0].endswith(":")):
         raise WrongType
     year, month, day, hour, minute, second = (int(part or 0) for part in match.group(1, 2, 3, 4, 5, 6))
-    micros = int((match[7] or "0").ljust(6, "0"))
+    micros = int((match[7] or "0").ljust(6, "0")[:6])
     hours, minutes = int(match[10] or 0), int(match[11] or 0)
     if hours > 23 or minutes > 59:
         raise WrongType
@@ -457,7 +457,7 @@ def test_any_files_in_any_pieces_are_read_as_the_reference_reads_them(
 @given(lines=st.lists(st.one_of(LINES, _objects()), min_size=1, max_size=30), repeat=st.sampled_from([1, 1, 40]))
 @example(lines=[b'{"v":Inf}', b'{"v":9e308}', b'{"f":-Inf,"x":1}'], repeat=1)
 def test_a_line_fares_alone_as_it_fares_among_others(lines: list[bytes], repeat: int) -> None:
-    decoder = BlockDecoder(parse_ddl(DDL))
+    decoder = JsonlDecoder(parse_ddl(DDL))
     lines = [line.replace(b"\n", b"") for line in lines] * repeat
     together = decoder.decode(b"".join(line + b"\n" for line in lines))
     rows = iter(together.rows.to_pylist())
@@ -488,6 +488,6 @@ def test_the_classifier_never_refuses_what_the_block_decoder_takes(line: bytes, 
         line.decode()
     except UnicodeDecodeError:
         return
-    decoded = BlockDecoder(parse_ddl(DDL)).decode(line + b"\n")
+    decoded = JsonlDecoder(parse_ddl(DDL)).decode(line + b"\n")
     if decoded.rows.num_rows:
         assert Classifier(parse_ddl(DDL)).reason(line) is None

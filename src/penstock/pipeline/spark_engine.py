@@ -103,6 +103,8 @@ def read_failure(failure: ObjectFailure) -> ReadFailure:
             return ReadFailure(failure=Failure.GONE, reason=failure.reason)
         case FailureKind.SUPERSEDED:
             return ReadFailure(failure=Failure.SUPERSEDED, reason=failure.reason)
+        case FailureKind.TOO_LARGE:
+            return ReadFailure(failure=Failure.DEAD, reason=failure.reason)
         case FailureKind.UNREADABLE | FailureKind.QUARANTINE_RATIO | FailureKind.DISAGREED:
             return ReadFailure(failure=Failure.RETRY, reason=failure.reason)
 

@@ -8,13 +8,15 @@ from pyspark.sql import DataFrame, SparkSession
 from penstock.pipeline.source.datasource import NAME, PARTITIONS, PLAN, PenstockSource
 from penstock.pipeline.source.ddl import columns_read, format_ddl, parse_ddl
 from penstock.pipeline.source.infer import infer_schema
-from penstock.pipeline.source.plan import ReadOptions, ReadPlan, make_plan
+from penstock.pipeline.source.options import CsvOptions, ReadOptions
+from penstock.pipeline.source.plan import ReadPlan, make_plan
 from penstock.pipeline.source.quarantine import QUARANTINE_SCHEMA
 from penstock.pipeline.source.report import FailureKind, ObjectFailure
 from penstock.pipeline.source.summary import ObjectReading, Summary, summarise
 
 __all__ = [
     "QUARANTINE_SCHEMA",
+    "CsvOptions",
     "FailureKind",
     "ObjectFailure",
     "ObjectReading",

@@ -1,34 +1,26 @@
-"""Decode blocks of lines to typed rows by Arrow's JSON reader, behind guards.
+"""Blocks of lines, and how one is decoded that cannot be taken whole. What a format brings to it is a `LineFormat`.
 
-Arrow's reader is fast and does not think in lines (measured with pyarrow 26: a block that begins with the line ``null``
-ends the process; two objects on one line and one object across two lines keep the row count and shift every offset;
-invalid UTF-8 passes). So a block is looked at before it is parsed, and taken whole only when
-
-- every line that is not blank begins with ``{`` and ends with ``}``, a carriage return aside. An object can then not
-  cross a newline: what would join the halves (``}`` newline ``{``) is JSON nowhere;
-- it is UTF-8;
-- Arrow gives exactly one row a line that is not blank. No line gives less than one, so none gave two;
-- no number overflowed its type.
-
-Otherwise the lines that stand out are judged alone, painted over with blanks where they are bad, and the rest is parsed
-in runs that are narrowed down around what Arrow refuses. One bad line costs about one more pass over its block.
-Whoever judges, every value that leaves was made by Arrow; a line's fate does not depend on its neighbours.
+Arrow's readers are fast and do not think in lines. So a decoder looks at a block before Arrow parses it, and takes it
+whole only where its guards hold. Otherwise the lines that stand out are judged alone, painted over where they are bad,
+and the rest is parsed in runs that are narrowed down around what Arrow refuses. One bad line costs about one more pass
+over its block. Whoever judges, every value that leaves was made by Arrow; a line's fate does not depend on its
+neighbours.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.json as pj
 
-from penstock.pipeline.source.lines import BLANKS, Classifier, Reason
+from penstock.pipeline.source.lines import Reason
 
 Positions = npt.NDArray[np.int64]
+Flags = npt.NDArray[np.bool_]
 
-_NEWLINE, _RETURN, _OPEN, _CLOSE = b"\n\r{}"
+NEWLINE, RETURN = b"\n\r"
 _JUDGED_ALONE_MAX = 512  # lines: below that, asking Python about each costs less than another pass
 _WINDOW_BYTES = 1 << 14  # decoded at once where lines are bad: a decoder makes room for all it is given
 _NARROWING = 8  # parts into which a refused run is cut
@@ -53,68 +45,68 @@ class Decoded:
     bad: tuple[BadLine, ...]
 
 
-class BlockDecoder:
-    """Decodes blocks under one schema. Holds no state between blocks."""
-
-    def __init__(self, schema: pa.Schema) -> None:
-        self._schema = schema
-        self._reading = pa.schema([pa.field(field.name, _reading_type(field.type)) for field in schema])
-        self._options = pj.ParseOptions(
-            explicit_schema=self._reading, unexpected_field_behavior="ignore", newlines_in_values=False
-        )
-        self._checked = [index for index, field in enumerate(schema) if _may_overflow(field.type)]
-        self._classifier = Classifier(schema)
+class Decoder(Protocol):
+    """Makes typed rows of blocks of one format under one schema. Holds no state between blocks."""
 
     def decode(self, block: bytes) -> Decoded:
         """Decode lines that each end with a newline, the last one too."""
-        lines = _Lines.of(block)
-        if lines.shaped.all() and is_utf8(block):
-            table = self._parse(pa.py_buffer(block), len(lines.starts), verified=False)
-            if isinstance(table, pa.Table):
-                return Decoded(rows=table, starts=lines.starts, bad=())
-        return _Repair(self, block, lines).decode()
+        ...
+
+
+class LineFormat(Protocol):
+    """What one format knows of its lines."""
+
+    @property
+    def schema(self) -> pa.Schema:
+        """Of the rows."""
+        ...
+
+    @property
+    def filler(self) -> bytes:
+        """One byte; a line painted over with it is nothing to `parse`."""
+        ...
+
+    def is_blank(self, line: bytes) -> bool:
+        """Whether the line is neither a row nor bad."""
+        ...
 
     def reason(self, line: bytes) -> tuple[Reason, str] | None:
-        """Why a line is refused, without Arrow; None where it seems good."""
-        return self._classifier.reason(line)
+        """Why a line of UTF-8 that is not blank is refused, without Arrow; None where it seems good."""
+        ...
 
-    def _parse(self, block: pa.Buffer, rows: int, *, verified: bool) -> pa.Table | Exception:
+    def parse(self, block: bytes, rows: int, *, verified: bool) -> pa.Table | Exception:
         """The typed rows of guarded lines, or why they are not exactly ``rows`` of them.
 
-        ``verified``: the classifier saw every line, so an infinite number is one that is written so.
+        ``verified``: `reason` was asked about every line, so an infinite number is one that is written so.
         """
-        if rows == 0:
-            return self._schema.empty_table()
-        try:
-            table = pj.read_json(
-                pa.BufferReader(block),
-                read_options=pj.ReadOptions(use_threads=False, block_size=block.size + 1),
-                parse_options=self._options,
-            )
-            if table.num_rows != rows:
-                return ValueError("not one object")
-            self._refuse_overflow(table, verified=verified)
-            return self._cast(table)
-        except pa.ArrowException as refused:
-            return refused
+        ...
 
-    def _refuse_overflow(self, table: pa.Table, *, verified: bool) -> None:
-        for index in self._checked:
-            column = table.column(index)
-            if pa.types.is_floating(column.type):
-                leaves = [] if verified else [column]
-            else:
-                column.validate(full=True)  # Arrow's reader lets 1e8 into a decimal(10,2): measured
-                leaves = [] if verified else list(_floats(column))
-            if any(pc.any(pc.is_inf(leaf)).as_py() for leaf in leaves):
-                raise pa.ArrowInvalid("Failed to convert JSON: a number too large for its type")
+    def explain(self, refused: Exception) -> tuple[Reason, str]:
+        """What `parse` said about a single line that seemed good."""
+        ...
 
-    def _cast(self, table: pa.Table) -> pa.Table:
-        columns = [
-            column if column.type == field.type else column.cast(field.type)
-            for column, field in zip(table.columns, self._schema, strict=True)
-        ]
-        return pa.Table.from_arrays(columns, schema=self._schema)
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lines:
+    """Where the lines of a block are."""
+
+    starts: Positions
+    ends: Positions  # of the newlines
+
+    @staticmethod
+    def of(block: bytes) -> "Lines":
+        """Find the lines; each ends with a newline, the last one too."""
+        ends = np.flatnonzero(np.frombuffer(block, dtype=np.uint8) == NEWLINE)
+        starts = np.empty_like(ends)
+        starts[:1] = 0
+        starts[1:] = ends[:-1] + 1
+        return Lines(starts=starts, ends=ends)
+
+    def bad(self, block: bytes, index: int, reason: Reason, detail: str) -> BadLine:
+        """The line of that number as a bad one."""
+        start = int(self.starts[index])
+        raw = block[start : int(self.ends[index])].removesuffix(b"\r")
+        return BadLine(start=start, raw=raw, reason=reason, detail=detail)
 
 
 def is_utf8(block: bytes) -> bool:
@@ -128,83 +120,71 @@ def is_utf8(block: bytes) -> bool:
     return True
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Lines:
-    """Where the lines are, and which of them look like one object."""
+def invalid_utf8(block: bytes, lines: Lines) -> Iterator[tuple[int, str]]:
+    """The numbers of the lines that are not UTF-8, and where in them.
 
-    starts: Positions
-    ends: Positions  # of the newlines
-    shaped: npt.NDArray[np.bool_]
+    Decodes window by window, each of whole lines; behind a bad line the window begins anew.
+    """
+    if is_utf8(block):
+        return
+    view, ends = memoryview(block), lines.ends
+    at = 0
+    while at < len(view):
+        last = min(int(np.searchsorted(ends, at + _WINDOW_BYTES)), len(ends) - 1)
+        stop = int(ends[last]) + 1
+        try:
+            str(view[at:stop], "utf-8")
+            at = stop
+        except UnicodeDecodeError as error:
+            index = int(np.searchsorted(ends, at + error.start))
+            yield index, f"at byte {at + error.start - lines.starts[index]}"
+            at = int(ends[index]) + 1
 
-    @staticmethod
-    def of(block: bytes) -> "_Lines":
-        data = np.frombuffer(block, dtype=np.uint8)
-        ends = np.flatnonzero(data == _NEWLINE)
-        starts = np.empty_like(ends)
-        starts[:1] = 0
-        starts[1:] = ends[:-1] + 1
-        last = data[ends - 1]  # an empty line looks at its neighbour's byte, but does not begin with `{` either
-        returns = last == _RETURN
-        if returns.any():
-            last = np.where(returns, data[ends - 2], last)
-        return _Lines(starts=starts, ends=ends, shaped=(data[starts] == _OPEN) & (last == _CLOSE))
+
+def repair(form: LineFormat, block: bytes, lines: Lines, shaped: Flags) -> Decoded:
+    """Decode a block that cannot be taken whole; lines that are not ``shaped`` are judged alone."""
+    return _Repair(form, block, lines).decode(shaped)
 
 
 class _Repair:
     """One block that cannot be taken whole."""
 
-    def __init__(self, decoder: BlockDecoder, block: bytes, lines: _Lines) -> None:
-        self._decoder = decoder
+    def __init__(self, form: LineFormat, block: bytes, lines: Lines) -> None:
+        self._form = form
         self._block = block
         self._lines = lines
-        self._painted = bytearray(block)  # bad lines are overwritten by blanks
+        self._painted = bytearray(block)  # bad and blank lines are overwritten
         self._kept = np.ones(len(lines.starts), dtype=np.bool_)
         self._bad: dict[int, BadLine] = {}
 
-    def decode(self) -> Decoded:
-        self._refuse_invalid_utf8()
-        for index in np.flatnonzero(~self._lines.shaped & self._kept).tolist():
+    def decode(self, shaped: Flags) -> Decoded:
+        for index, detail in invalid_utf8(self._block, self._lines):
+            self._refuse(index, Reason.INVALID_UTF8, detail)
+        for index in np.flatnonzero(~shaped & self._kept).tolist():
             self._judge(index)
         tables = [table for table in self._runs(0, len(self._kept)) if table.num_rows]
         return Decoded(
-            rows=pa.concat_tables(tables) if tables else self._decoder._schema.empty_table(),
+            rows=pa.concat_tables(tables) if tables else self._form.schema.empty_table(),
             starts=self._lines.starts[self._kept],
             bad=tuple(self._bad[index] for index in sorted(self._bad)),
         )
 
-    def _raw(self, index: int) -> bytes:
-        return self._block[int(self._lines.starts[index]) : int(self._lines.ends[index])]
-
     def _judge(self, index: int) -> None:
         """Look at one line alone, the blank ones too, and refuse it with a reason where it is bad."""
-        raw = self._raw(index)
-        if not raw.strip(BLANKS):
-            self._kept[index] = False
-        elif (verdict := self._decoder.reason(raw)) is not None:
+        raw = self._block[int(self._lines.starts[index]) : int(self._lines.ends[index])]
+        if self._form.is_blank(raw):
+            self._paint(index)
+        elif (verdict := self._form.reason(raw)) is not None:
             self._refuse(index, *verdict)
 
     def _refuse(self, index: int, reason: Reason, detail: str) -> None:
-        start, end = int(self._lines.starts[index]), int(self._lines.ends[index])
-        self._bad[index] = BadLine(start=start, raw=self._raw(index).removesuffix(b"\r"), reason=reason, detail=detail)
-        self._kept[index] = False
-        self._painted[start:end] = b" " * (end - start)
+        self._bad[index] = self._lines.bad(self._block, index, reason, detail)
+        self._paint(index)
 
-    def _refuse_invalid_utf8(self) -> None:
-        """Decode window by window, each of whole lines; behind a bad line the window begins anew."""
-        if is_utf8(self._block):
-            return
-        view, ends = memoryview(self._block), self._lines.ends
-        at = 0
-        while at < len(view):
-            last = min(int(np.searchsorted(ends, at + _WINDOW_BYTES)), len(ends) - 1)
-            stop = int(ends[last]) + 1
-            try:
-                str(view[at:stop], "utf-8")
-                at = stop
-            except UnicodeDecodeError as error:
-                index = int(np.searchsorted(ends, at + error.start))
-                self._refuse(index, Reason.INVALID_UTF8, f"at byte {at + error.start - self._lines.starts[index]}")
-                at = int(ends[index]) + 1
+    def _paint(self, index: int) -> None:
+        start, end = int(self._lines.starts[index]), int(self._lines.ends[index])
+        self._kept[index] = False
+        self._painted[start:end] = self._form.filler * (end - start)
 
     def _runs(self, low: int, high: int, *, judged: bool = False) -> Iterator[pa.Table]:
         """The rows of lines ``low`` to ``high``, in order; what Arrow refuses is narrowed down and refused."""
@@ -221,7 +201,8 @@ class _Repair:
                 self._judge(index)
             yield from self._runs(low, high, judged=True)
         elif rows == 1:
-            self._refuse(low + int(np.flatnonzero(self._kept[low:high])[0]), *_reason_of(parsed))
+            index = low + int(np.flatnonzero(self._kept[low:high])[0])
+            self._refuse(index, *self._form.explain(parsed))
         else:
             yield from self._narrowed(low, high, 2, judged=True)
 
@@ -233,44 +214,4 @@ class _Repair:
     def _parse(self, low: int, high: int, rows: int, *, judged: bool) -> pa.Table | Exception:
         start, end = int(self._lines.starts[low]), int(self._lines.ends[high - 1]) + 1
         # A copy: the lines are painted over later, and Arrow's columns may look into what they were read from.
-        return self._decoder._parse(pa.py_buffer(bytes(self._painted[start:end])), rows, verified=judged)
-
-
-def _reason_of(refused: Exception) -> tuple[Reason, str]:
-    """Arrow's words about a single line. A declared field of another kind of value is told by "changed from"."""
-    text = str(refused).splitlines()[0]
-    if text.startswith("JSON parse error") and "changed from" not in text:
-        return Reason.MALFORMED, text.removeprefix("JSON parse error: ").removesuffix(" in row 0")
-    if isinstance(refused, pa.ArrowException):
-        return Reason.WRONG_TYPE, text.removeprefix("JSON parse error: ").removesuffix(" in row 0")
-    return Reason.MALFORMED, text
-
-
-def _reading_type(kind: pa.DataType) -> pa.DataType:
-    """The type to parse as: dates are parsed as strings and cast, Arrow's reader takes them for numbers (measured)."""
-    if pa.types.is_date(kind):
-        return pa.string()
-    if pa.types.is_list(kind):
-        return pa.list_(kind.value_field.with_type(_reading_type(kind.value_type)))
-    if pa.types.is_struct(kind):
-        return pa.struct([field.with_type(_reading_type(field.type)) for field in kind])
-    return kind
-
-
-def _may_overflow(kind: pa.DataType) -> bool:
-    if pa.types.is_nested(kind):
-        return any(_may_overflow(kind.field(index).type) for index in range(kind.num_fields))
-    return bool(pa.types.is_floating(kind) or pa.types.is_decimal(kind))
-
-
-def _floats(column: pa.ChunkedArray) -> Iterator[pa.Array]:
-    """The floating leaves inside a nested column."""
-    arrays = list(column.chunks)
-    while arrays:
-        array = arrays.pop()
-        if pa.types.is_floating(array.type):
-            yield array
-        elif pa.types.is_list(array.type):
-            arrays.append(array.flatten())
-        elif pa.types.is_struct(array.type):
-            arrays.extend(array.flatten())
+        return self._form.parse(bytes(self._painted[start:end]), rows, verified=judged)

@@ -10,11 +10,15 @@ from dataclasses import dataclass
 
 from penstock.errors import ObjectUnreadable
 from penstock.objects.store import ObjectReader
-from penstock.pipeline.source.inflate import inflate_gzip
-from penstock.pipeline.source.plan import Piece, ReadOptions, is_gzip
+from penstock.pipeline.source.inflate import CODECS, codec_of, inflate
+from penstock.pipeline.source.options import ReadOptions
+from penstock.pipeline.source.plan import Piece
 
 BOM = b"\xef\xbb\xbf"
 _SEARCH_BYTES = 64 << 10  # read at once in search of a newline
+_ZIP_SUFFIX = b".zip"
+_ZIP_MAGICS = (b"PK\x03\x04", b"PK\x05\x06")  # an archive; an empty one
+_GZIP_MAGIC = b"\x1f\x8b\x08"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,31 +26,38 @@ class Part:
     """Whole lines of one object, each with its newline (the object's last line gets one where it has none).
 
     ``offset``: where ``lines`` begins in the (inflated) object. A byte order mark at the object's start is left out:
-    then ``offset`` is 3 and ``marked`` is set: the line it stood on begins at 0 all the same.
+    then ``offset`` is 3 and ``marked`` is set: the line it stood on begins at 0 all the same. ``header``: the line that
+    names the object's columns, where it has one (see headers.py).
     """
 
     lines: bytes
     offset: int
     marked: bool = False
+    header: bytes = b""
 
 
-def read_parts(reader: ObjectReader, piece: Piece, options: ReadOptions) -> Iterator[Part]:
+def read_lines(reader: ObjectReader, piece: Piece, options: ReadOptions) -> Iterator[Part]:
     """The lines that begin in the piece, in order. Raises the store's `ObjectError`, and `ObjectUnreadable`."""
     uri = reader.ref.uri
-    if is_gzip(reader.ref):
-        chunks = inflate_gzip(
-            reader.read, piece_bytes=options.block_bytes, total_bytes_max=options.inflated_bytes_max, uri=uri
+    codec = codec_of(reader.ref)
+    if reader.ref.key_bytes.lower().endswith(_ZIP_SUFFIX):
+        raise _zipped(uri)
+    if codec is not None:
+        chunks = inflate(
+            reader.read, codec, piece_bytes=options.block_bytes, total_bytes_max=options.inflated_bytes_max, uri=uri
         )
         held_bytes_max, start = options.inflated_bytes_verified_max, 0
     else:
-        start = _first_line(reader, piece)
+        start = first_line(reader, piece)
         chunks = _piece_chunks(reader, start, piece.stop, options.block_bytes)
         held_bytes_max = options.block_bytes
+        if start == 0:
+            chunks = _undisguised(chunks, uri)
     verified = _verified(reader, chunks, held_bytes_max)
     return _whole_lines(verified, start, options.line_bytes_max, uri)
 
 
-def _first_line(reader: ObjectReader, piece: Piece) -> int:
+def first_line(reader: ObjectReader, piece: Piece) -> int:
     """Where the first line begins that begins in the piece; the piece's end when none does."""
     if piece.start == 0:
         return 0
@@ -79,6 +90,16 @@ def _piece_chunks(reader: ObjectReader, start: int, stop: int, block_bytes: int)
         data = data[: data.find(b"\n") + 1] or data
         yield data
         at += len(data)
+
+
+def _undisguised(chunks: Iterator[bytes], uri: str) -> Iterator[bytes]:
+    """The chunks of an object that is named like plain lines, unless it begins like an archive or a compressed one."""
+    for number, chunk in enumerate(chunks):
+        if number == 0 and chunk.startswith(_ZIP_MAGICS):
+            raise _zipped(uri)
+        if number == 0 and chunk.startswith(_GZIP_MAGIC):
+            raise ObjectUnreadable(f"{uri} is gzip and not named so: give it a name that ends in .gz")
+        yield chunk
 
 
 def _verified(reader: ObjectReader, chunks: Iterator[bytes], held_bytes_max: int) -> Iterator[bytes]:
@@ -117,8 +138,9 @@ def _whole_lines(chunks: Iterator[bytes], offset: int, line_bytes_max: int, uri:
             rest_bytes += len(rest[-1])
         if rest_bytes > line_bytes_max:
             raise _too_long(uri, offset, line_bytes_max)
-    if rest:
-        yield _part(b"".join((*rest, b"\n")), offset)
+    last = b"".join((*rest, b"\n"))
+    if rest and (offset, last) != (0, BOM + b"\n"):
+        yield _part(last, offset)
 
 
 def _part(lines: bytes, offset: int) -> Part:
@@ -129,3 +151,8 @@ def _part(lines: bytes, offset: int) -> Part:
 
 def _too_long(uri: str, offset: int, line_bytes_max: int) -> ObjectUnreadable:
     return ObjectUnreadable(f"{uri} has a line of more than {line_bytes_max} bytes at offset {offset}")
+
+
+def _zipped(uri: str) -> ObjectUnreadable:
+    names = ", ".join(suffix.decode() for codec in CODECS for suffix in codec.suffixes)
+    return ObjectUnreadable(f"{uri} is a zip archive, which is not read: unpack it, or compress each file ({names})")

@@ -3,24 +3,20 @@
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import islice
 from typing import Any
 
 import pyarrow as pa
 
-from penstock.errors import ObjectError, UsageError
+from penstock.errors import UsageError
 from penstock.objects.reference import ObjectRef
 from penstock.objects.store import ObjectStore
-from penstock.pipeline.source.contents import read_parts
 from penstock.pipeline.source.ddl import PROVENANCE, TIMESTAMP, format_ddl
 from penstock.pipeline.source.lines import Classifier
-from penstock.pipeline.source.plan import Piece, ReadOptions, is_gzip
+from penstock.pipeline.source.options import ReadOptions, checked
+from penstock.pipeline.source.samples import samples
 
-_OBJECTS_MAX = 20
-_LINES_MAX = 1_000  # of one object
-_BYTES_MAX = 1 << 20  # of one object
 _PLAIN_NAME = re.compile(r"\S(?:.*\S)?")
 _TIME_LIKE = re.compile(r"\d{4}-\d{2}-\d{2}[T ]\d{2}:\d{2}")
 _MOMENTS = Classifier(pa.schema([("value", TIMESTAMP)]))
@@ -46,59 +42,34 @@ class _Votes:
     fields: "dict[str, _Votes]" = field(default_factory=dict)
 
 
-def infer_schema(objects: Sequence[ObjectRef], store: ObjectStore) -> Inferred:
+def infer_schema(objects: Sequence[ObjectRef], store: ObjectStore, options: ReadOptions | None = None) -> Inferred:
     """The DDL of what the first lines of some objects hold, spread over all that there are.
+
+    ``options``: the format and how it is written; JSON lines without. Text has one column whatever it holds; columns of
+    CSV without a header are _c0, _c1 and so on.
 
     Whole numbers are bigint, with others among them double; text is timestamp if all of it is times, else string. Where
     values do not agree the majority decides, so that one bad line does not cost the others their column; lines of the
     minority will be quarantined, and the notes say so. Columns come in the order they were first seen; what holds no
     value anywhere is string. Raises `UsageError` when no line of the sample is an object with a field.
     """
+    options = options or ReadOptions()
+    if options.format == "text":
+        return Inferred(ddl=checked(options).schema_ddl, notes=())
     root = _Votes()
-    for value in _samples(objects, store):
+    for value in samples(objects, store, options):
         _vote(root, value, depth=0)
+    if options.format == "csv":
+        _let_strings_hold_all(root)
     notes: list[str] = []
     kind = _settled(root, (), notes)
     if kind is None or not pa.types.is_struct(kind):
+        wanted = "is a JSON object with a field" if options.format == "jsonl" else "can be read as CSV with a column"
         raise UsageError(
-            f"No line of the sample ({objects[0].uri if objects else 'it is empty'}, ...) is a JSON object with a "
-            f"field: give the schema (--schema), or look at the files."
+            f"No line of the sample ({objects[0].uri if objects else 'it is empty'}, ...) {wanted}: give the schema "
+            "(--schema), or look at the files."
         )
     return Inferred(ddl=format_ddl(pa.schema(list(kind))), notes=tuple(notes[:_NOTES_MAX]))
-
-
-def _samples(objects: Sequence[ObjectRef], store: ObjectStore) -> Iterator[Mapping[str, Any]]:
-    step = max(1, len(objects) // _OBJECTS_MAX)
-    for ref in islice(objects[::step], _OBJECTS_MAX):
-        yield from _object_samples(ref, store)
-
-
-def _object_samples(ref: ObjectRef, store: ObjectStore) -> Iterator[Mapping[str, Any]]:
-    try:
-        lines = _first_lines(ref, store)
-    except ObjectError:
-        return  # it will fail, and be told of, when its turn comes
-    for line in lines:
-        try:
-            value = json.loads(line)
-        except (ValueError, RecursionError):
-            continue
-        if isinstance(value, dict):
-            yield value
-
-
-def _first_lines(ref: ObjectRef, store: ObjectStore) -> list[bytes]:
-    stop = ref.size_bytes if is_gzip(ref) else min(ref.size_bytes, _BYTES_MAX)
-    options = ReadOptions(schema_ddl="", block_bytes=_BYTES_MAX, inflated_bytes_verified_max=0)
-    lines: list[bytes] = []
-    size_bytes = 0
-    with store.open(ref) as reader:
-        for part in read_parts(reader, Piece(object=0, start=0, stop=stop), options):
-            lines.extend(part.lines.split(b"\n"))
-            size_bytes += len(part.lines)
-            if len(lines) > _LINES_MAX or size_bytes >= _BYTES_MAX:
-                break
-    return lines[:_LINES_MAX]
 
 
 def _vote(votes: _Votes, value: Any, *, depth: int) -> None:
@@ -158,6 +129,15 @@ _FAMILIES = (
     ("objects", ("object",)),
     ("lists", ("list",)),
 )
+
+
+def _let_strings_hold_all(root: _Votes) -> None:
+    """In CSV a column of strings takes numbers, too: nothing of them is lost, and there is nothing to note."""
+    for votes in root.fields.values():
+        text = votes.kinds["text"] + votes.kinds["time"]
+        others = votes.kinds.total() - text - votes.kinds["null"]
+        if votes.kinds["text"] and text >= max(others - votes.kinds["boolean"], votes.kinds["boolean"]):
+            votes.kinds = Counter(text=text + others)
 
 
 def _settled(votes: _Votes, path: tuple[str, ...], notes: list[str]) -> pa.DataType | None:

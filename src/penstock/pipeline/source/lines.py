@@ -16,14 +16,15 @@ float, double        any JSON number within the type's range, and NaN, Infinity,
 decimal(p, s)        a number, or one in a string, that p digits with s of them after the point hold exactly
 boolean              true or false
 string               a JSON string; numbers are not turned into text
-timestamp            "2024-05-06T07:08:09.123456+02:00": T or a blank, at most six digits of fraction; without a zone it
-                     is UTC; the time may end after day, hour or minute. timestamp_ntz takes the same, as UTC
+timestamp            "2024-05-06T07:08:09.123456+02:00": T or a blank, at most nine digits of fraction, of which six are
+                     kept; without a zone it is UTC; the time may end after day, hour or minute. timestamp_ntz takes the
+                     same, as UTC
 date                 "2024-05-06"
 array, struct        an array, an object, by these same rules
 any other value      "wrong type"
 ===================  ==============================================================================================
 
-Arrow's JSON reader decides and makes every value (see blocks.py). The classifier here says why a line was refused, and
+Arrow's JSON reader decides and makes every value (see jsonl.py). The classifier here says why a line was refused, and
 finds the refused ones among many quickly; it must never refuse a line that Arrow, under the guards, takes. Where it
 cannot tell, it accepts and Arrow speaks.
 """
@@ -55,7 +56,7 @@ Check = Callable[[Any], bool]
 _ARROW_SPELLINGS = re.compile(r"-?(?:Inf|NaN)")  # where Python stops at one of these, Arrow goes on: it decides
 _MOMENT = re.compile(
     r"([0-9]{4})-([0-9]{2})-([0-9]{2})"
-    r"(?:[T ](?:[01][0-9]|2[0-3])(?::[0-5][0-9](?::[0-5][0-9](?:\.[0-9]{1,6})?)?)?"
+    r"(?:[T ](?:[01][0-9]|2[0-3])(?::[0-5][0-9](?::[0-5][0-9](?:\.[0-9]{1,9})?)?)?"
     r"(?:Z|[+-](?:[01][0-9]|2[0-3])(?::?[0-5][0-9])?)?)?",
 )
 _DAY = re.compile(r"([0-9]{4})-([0-9]{2})-([0-9]{2})")
@@ -131,6 +132,46 @@ class Classifier:
         return (Reason.WRONG_TYPE, f"field {wrong}") if wrong is not None else None
 
 
+def is_moment(text: str) -> bool:
+    """Whether the text is a time."""
+    return _is_day(_MOMENT.fullmatch(text))
+
+
+def is_date(text: str) -> bool:
+    """Whether the text is a day."""
+    return _is_day(_DAY.fullmatch(text))
+
+
+def fits_float(number: float, bits: int) -> bool:
+    """Whether a number as read is finite, and is so in 32 or 64 bits."""
+    if not math.isfinite(number):
+        return False
+    try:
+        struct.pack("<f" if bits == 32 else "<d", number)
+    except OverflowError:
+        return False
+    return True
+
+
+def decimal_check(precision: int, scale: int) -> Check:
+    """The test for a number, as text, that so many digits hold."""
+
+    def fits(value: object) -> bool:
+        if type(value) not in (_Integer, _Float, str):
+            return False
+        try:
+            number = Decimal(str(value))
+        except InvalidOperation:
+            return False
+        if not number.is_finite() or number == 0:
+            return True
+        digits = number.normalize().as_tuple()
+        exponent = int(digits.exponent)
+        return exponent >= -scale and len(digits.digits) + exponent <= precision - scale
+
+    return fits
+
+
 class _Fields:
     """The fields of one object, and the checks of their values."""
 
@@ -158,15 +199,15 @@ def _check(kind: pa.DataType) -> Check:
     if pa.types.is_integer(kind):
         return _integer_check(kind.bit_width)
     if pa.types.is_floating(kind):
-        return _in_float_range if kind.bit_width == 32 else _in_double_range
+        return _float_check(kind.bit_width)
     if pa.types.is_decimal(kind):
-        return _decimal_check(kind.precision, kind.scale)
+        return decimal_check(kind.precision, kind.scale)
     if pa.types.is_boolean(kind):
         return lambda value: value is True or value is False
     if pa.types.is_timestamp(kind):
-        return lambda value: type(value) is str and _is_day(_MOMENT.fullmatch(value))
+        return lambda value: type(value) is str and is_moment(value)
     if pa.types.is_date(kind):
-        return lambda value: type(value) is str and _is_day(_DAY.fullmatch(value))
+        return lambda value: type(value) is str and is_date(value)
     if pa.types.is_list(kind):
         return _list_check(_check(kind.value_type))
     if pa.types.is_struct(kind):
@@ -179,35 +220,11 @@ def _integer_check(bits: int) -> Check:
     return lambda value: type(value) is _Integer and len(value) <= 20 and least <= int(value) <= most
 
 
-def _in_double_range(value: object) -> bool:
-    return type(value) is _Constant or (type(value) in (_Integer, _Float) and math.isfinite(float(value)))  # type: ignore[arg-type] # both are text
-
-
-def _in_float_range(value: object) -> bool:
-    if type(value) is _Constant:
-        return True
-    if not _in_double_range(value):
-        return False
-    try:
-        struct.pack("<f", float(value))  # type: ignore[arg-type] # it is text
-    except OverflowError:
-        return False
-    return True
-
-
-def _decimal_check(precision: int, scale: int) -> Check:
+def _float_check(bits: int) -> Check:
     def fits(value: object) -> bool:
-        if type(value) not in (_Integer, _Float, str):
-            return False
-        try:
-            number = Decimal(str(value))
-        except InvalidOperation:
-            return False
-        if not number.is_finite() or number == 0:
+        if type(value) is _Constant:
             return True
-        digits = number.normalize().as_tuple()
-        exponent = int(digits.exponent)
-        return exponent >= -scale and len(digits.digits) + exponent <= precision - scale
+        return type(value) in (_Integer, _Float) and fits_float(float(value), bits)  # type: ignore[arg-type] # both are text
 
     return fits
 

@@ -9,20 +9,21 @@ import heapq
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote_from_bytes, unquote_to_bytes
 
-from penstock.errors import UsageError
 from penstock.objects.reference import ObjectRef, decode_key
 from penstock.pipeline.layout import run_files
-from penstock.pipeline.source.ddl import format_ddl, parse_ddl
+from penstock.pipeline.source.inflate import codec_of
+from penstock.pipeline.source.options import FORMATS, CsvOptions, ReadOptions, checked
 
-FORMATS = ("jsonl",)
+__all__ = ["FORMATS", "CsvOptions", "Piece", "ReadOptions", "ReadPlan", "make_plan"]
+
 _MIB = 1 << 20
-_VERSION = 1
+_VERSION = 2
 
 # What an object costs beyond its bytes, and what a compressed byte costs, in bytes of plain lines.
 _OBJECT_COST_BYTES = 64 << 10
@@ -30,20 +31,6 @@ _INFLATION = 6
 _PARTITIONS_A_CORE = 3
 _PARTITION_COST_MIN = 4 * _MIB
 _PARTITION_COST_MAX = 256 * _MIB
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReadOptions:
-    """How the objects of a source are read. ``schema_ddl`` is in canonical form once the plan is made."""
-
-    schema_ddl: str
-    format: str = "jsonl"
-    provenance: bool = True  # rows carry _object and _offset
-    quarantine_ratio_max: float = 1.0  # of an object's lines; an object above it fails
-    inflated_bytes_verified_max: int = 64 * _MIB  # up to here a compressed object is verified before its first row
-    inflated_bytes_max: int = 16 << 30  # of one compressed object
-    line_bytes_max: int = 128 * _MIB
-    block_bytes: int = 8 * _MIB  # decoded at once
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,11 +82,6 @@ class ReadPlan:
         return _from_json(json.loads(Path(path).read_text(encoding="utf-8")))
 
 
-def is_gzip(ref: ObjectRef) -> bool:
-    """Compression goes by the name, as Hadoop has it: what is named otherwise is lines."""
-    return ref.key_bytes.lower().endswith(b".gz")
-
-
 def make_plan(
     objects: Sequence[ObjectRef],
     *,
@@ -115,21 +97,13 @@ def make_plan(
     return ReadPlan(
         attempt_id=attempt_id,
         run=run,
-        options=_checked(options),
+        options=checked(options),
         objects=tuple(objects),
         partitions=_partitions(objects, cores),
         roots=tuple(roots),
         quarantine_root=quarantine_root,
         work_dir=work_dir,
     )
-
-
-def _checked(options: ReadOptions) -> ReadOptions:
-    if options.format not in FORMATS:
-        known = ", ".join(FORMATS)
-        raise UsageError(f"The format {options.format!r} is unknown: this version reads {known}.")
-    values = {field.name: getattr(options, field.name) for field in fields(options)}
-    return ReadOptions(**values | {"schema_ddl": format_ddl(parse_ddl(options.schema_ddl))})
 
 
 def _partitions(objects: Sequence[ObjectRef], cores: int) -> tuple[tuple[Piece, ...], ...]:
@@ -142,13 +116,13 @@ def _partitions(objects: Sequence[ObjectRef], cores: int) -> tuple[tuple[Piece, 
 
 
 def _cost(ref: ObjectRef) -> int:
-    return _OBJECT_COST_BYTES + ref.size_bytes * (_INFLATION if is_gzip(ref) else 1)
+    return _OBJECT_COST_BYTES + ref.size_bytes * (_INFLATION if codec_of(ref) else 1)
 
 
 def _pieces(index: int, ref: ObjectRef, target_bytes: int) -> list[Piece]:
     """The whole object, or equal pieces of at most the target."""
     size = ref.size_bytes
-    count = 1 if is_gzip(ref) or size <= max(target_bytes, _PARTITION_COST_MIN) else -(-size // target_bytes)
+    count = 1 if codec_of(ref) or size <= max(target_bytes, _PARTITION_COST_MIN) else -(-size // target_bytes)
     edges = [size * part // count for part in range(count + 1)]
     return [Piece(object=index, start=start, stop=stop) for start, stop in pairwise(edges)]
 
@@ -157,8 +131,8 @@ def _balance(pieces: Sequence[Piece], objects: Sequence[ObjectRef], count: int) 
     """Longest first, each to the partition with the least so far; inside a partition the objects keep their order."""
 
     def cost(piece: Piece) -> int:
-        share = piece.stop - piece.start
-        return _cost(objects[piece.object]) if is_gzip(objects[piece.object]) else _OBJECT_COST_BYTES + share
+        ref = objects[piece.object]
+        return _cost(ref) if codec_of(ref) else _OBJECT_COST_BYTES + piece.stop - piece.start
 
     loads = [(0, index) for index in range(min(count, len(pieces)))]
     parts: list[list[Piece]] = [[] for _ in loads]
@@ -192,7 +166,7 @@ def _from_json(values: dict[str, Any]) -> ReadPlan:
     return ReadPlan(
         attempt_id=values["attempt_id"],
         run=values["run"],
-        options=ReadOptions(**values["options"]),
+        options=ReadOptions(**values["options"] | {"csv": CsvOptions(**values["options"]["csv"])}),
         objects=tuple(_ref(*row) for row in values["objects"]),
         partitions=tuple(
             tuple(Piece(object=index, start=start, stop=stop) for index, start, stop in part)

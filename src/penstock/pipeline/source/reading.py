@@ -15,12 +15,15 @@ import pyarrow as pa
 from penstock.errors import ObjectError
 from penstock.objects.reference import ObjectRef
 from penstock.objects.store import ObjectStore
-from penstock.pipeline.source.blocks import BlockDecoder, Decoded
-from penstock.pipeline.source.contents import BOM, Part, read_parts
-from penstock.pipeline.source.ddl import PROVENANCE, parse_ddl
-from penstock.pipeline.source.plan import Piece, ReadOptions, ReadPlan
+from penstock.pipeline.source.blocks import Decoded, Decoder
+from penstock.pipeline.source.contents import BOM, Part
+from penstock.pipeline.source.ddl import PROVENANCE
+from penstock.pipeline.source.decoders import Decoders
+from penstock.pipeline.source.headers import read_parts
+from penstock.pipeline.source.options import ReadOptions
+from penstock.pipeline.source.plan import Piece, ReadPlan
 from penstock.pipeline.source.quarantine import QuarantineFile
-from penstock.pipeline.source.report import ObjectFailure, PieceReading, ReadingId, Report
+from penstock.pipeline.source.report import FailureKind, ObjectFailure, PieceReading, ReadingId, Report
 
 _URI_BYTES_MAX = 64 << 20  # of the _object column of one batch: uris may be longer than lines
 
@@ -89,21 +92,24 @@ class _Scan:
         self._task = task
         self._store = store
         self._quarantine = quarantine
-        self._decoder = BlockDecoder(parse_ddl(task.options.schema_ddl))
+        self._decoders = Decoders(task.options)
         self._tallies = [_Tally() for _ in task.pieces]
         self._uris = [ref.uri for ref, _ in task.pieces]
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         pack: list[tuple[int, Part]] = []
         packed_bytes = 0
-        for slot, part in self._parts():
-            if pack and packed_bytes + len(part.lines) > self._task.options.block_bytes:
-                yield from self._decode(pack)
+        packed_for: Decoder | None = None
+        for slot, part, decoder in self._parts():
+            full = packed_bytes + len(part.lines) > self._task.options.block_bytes
+            if packed_for is not None and (full or decoder is not packed_for):
+                yield from self._decode(pack, packed_for)
                 pack, packed_bytes = [], 0
             pack.append((slot, part))
             packed_bytes += len(part.lines)
-        if pack:
-            yield from self._decode(pack)
+            packed_for = decoder
+        if packed_for is not None:
+            yield from self._decode(pack, packed_for)
 
     def readings(self) -> tuple[PieceReading, ...]:
         return tuple(
@@ -117,22 +123,27 @@ class _Scan:
             for (_, piece), tally in zip(self._task.pieces, self._tallies, strict=True)
         )
 
-    def _parts(self) -> Iterator[tuple[int, Part]]:
+    def _parts(self) -> Iterator[tuple[int, Part, Decoder]]:
         """The parts of all pieces in turn; an object that fails ends, and its siblings go on."""
         for slot, (ref, piece) in enumerate(self._task.pieces):
             tally = self._tallies[slot]
+            tally.failure = _too_large(ref, self._task.options.object_bytes_max)
+            if tally.failure is not None:
+                continue
             try:
                 with self._store.open(ref) as reader:
                     for part in read_parts(reader, piece, self._task.options):
-                        tally.parts += 1
-                        yield slot, part
+                        decoder = self._decoders.of(part.header, ref.uri)
+                        if part.lines:
+                            tally.parts += 1
+                            yield slot, part, decoder
             except ObjectError as error:
                 tally.failure = ObjectFailure.of(error)
 
-    def _decode(self, pack: Sequence[tuple[int, Part]]) -> Iterator[pa.RecordBatch]:
+    def _decode(self, pack: Sequence[tuple[int, Part]], decoder: Decoder) -> Iterator[pa.RecordBatch]:
         block = pack[0][1].lines if len(pack) == 1 else b"".join(part.lines for _, part in pack)
         origin = _Origin.of(pack)
-        decoded = self._decoder.decode(block)
+        decoded = decoder.decode(block)
         self._keep_bad_lines(decoded, origin)
         owners, offsets = origin.locate(decoded.starts)
         for owner, rows in enumerate(np.bincount(owners, minlength=len(pack)).tolist()):
@@ -151,6 +162,13 @@ class _Scan:
             raw = BOM + bad.raw if part.marked and offset == 0 else bad.raw
             self._quarantine.add(self._uris[slot], offset, raw, bad.reason.value, bad.detail)
             self._tallies[slot].lines_quarantined += 1
+
+
+def _too_large(ref: ObjectRef, bytes_max: int) -> ObjectFailure | None:
+    if ref.size_bytes <= bytes_max:
+        return None
+    reason = f"{ref.uri} has {ref.size_bytes} bytes, more than the limit of {bytes_max} for one object"
+    return ObjectFailure(kind=FailureKind.TOO_LARGE, reason=reason)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -27,6 +27,7 @@ class FailureKind(StrEnum):
     GONE = "gone"
     SUPERSEDED = "superseded"
     UNREADABLE = "unreadable"
+    TOO_LARGE = "too_large"  # another attempt would not make it smaller
     QUARANTINE_RATIO = "quarantine_ratio"  # too many of its lines are bad
     DISAGREED = "disagreed"  # two readings of one run saw different things
 

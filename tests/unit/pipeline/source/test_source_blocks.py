@@ -2,10 +2,10 @@
 
 import numpy as np
 
-from penstock.pipeline.source.blocks import BlockDecoder
 from penstock.pipeline.source.ddl import parse_ddl
+from penstock.pipeline.source.jsonl import JsonlDecoder
 
-DECODER = BlockDecoder(parse_ddl("id bigint, v double, d date"))
+DECODER = JsonlDecoder(parse_ddl("id bigint, v double, d date"))
 
 
 def test_a_few_bad_lines_among_many_are_found_where_they_are() -> None:
@@ -61,7 +61,7 @@ def test_numbers_of_any_length_are_told_right() -> None:
 
 
 def test_a_decimal_never_holds_more_than_it_declares() -> None:
-    decoder = BlockDecoder(parse_ddl("n decimal(10,2), l array<decimal(3,1)>"))
+    decoder = JsonlDecoder(parse_ddl("n decimal(10,2), l array<decimal(3,1)>"))
     lines = [b'{"n":1e8}', b'{"n":12345678.91}', b'{"l":["99.9",1e2]}', b'{"n":"1e7"}', b'{"n":1.001}', b'{"n":"NaN"}']
     decoded = decoder.decode(b"\n".join(lines) + b"\n")
     assert [str(value) for value in decoded.rows.column("n").to_pylist()] == ["12345678.91", "10000000.00"]

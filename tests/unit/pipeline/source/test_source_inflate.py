@@ -1,65 +1,150 @@
 """Bounded inflation: all of it, or a reason."""
 
+import bz2
 import gzip
 import io
 import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import pytest
+import zstandard
 
 from penstock.errors import ObjectUnreadable
-from penstock.pipeline.source.inflate import inflate_gzip
+from penstock.objects.reference import ObjectRef
+from penstock.pipeline.source.inflate import CODECS, Codec, codec_of, inflate
+from penstock.pipeline.source.inflate_zstd import WINDOW_BYTES_MAX
 
 LINES = b"".join(b'{"id":%d}\n' % number for number in range(60))
+SKIPPABLE = b"\x53\x2a\x4d\x18\x04\x00\x00\x00skip"
 
 
-def inflate(data: bytes, *, piece_bytes: int = 64, total_bytes_max: int = 1 << 20) -> bytes:
-    pieces = list(
-        inflate_gzip(io.BytesIO(data).read, piece_bytes=piece_bytes, total_bytes_max=total_bytes_max, uri="u")
-    )
+@dataclass(frozen=True)
+class Squeezed:
+    codec: Codec
+    squeeze: Callable[[bytes], bytes]
+
+
+def zstd(data: bytes) -> bytes:
+    return zstandard.ZstdCompressor(write_checksum=True, write_content_size=False).compress(data)
+
+
+SQUEEZES: dict[str, Callable[[bytes], bytes]] = {"gzip": gzip.compress, "bzip2": bz2.compress, "zstd": zstd}
+KINDS = {codec.name: Squeezed(codec, SQUEEZES[codec.name]) for codec in CODECS}
+
+
+@pytest.fixture(params=KINDS)
+def kind(request: pytest.FixtureRequest) -> Squeezed:
+    return KINDS[request.param]
+
+
+def inflated(kind: Squeezed, data: bytes, *, piece_bytes: int = 64, total_bytes_max: int = 1 << 20) -> bytes:
+    read = io.BytesIO(data).read
+    pieces = list(inflate(read, kind.codec, piece_bytes=piece_bytes, total_bytes_max=total_bytes_max, uri="u"))
     assert all(0 < len(piece) <= piece_bytes for piece in pieces)
     return b"".join(pieces)
 
 
+def test_a_codec_goes_by_the_name() -> None:
+    def name(key: str) -> str | None:
+        codec = codec_of(ObjectRef(bucket="b", key=key, size_bytes=1, etag="e"))
+        return codec.name if codec else None
+
+    assert [name(key) for key in ("a.jsonl.gz", "a.csv.BZ2", "a.zst", "a.ZSTD", "a.gz.csv", "gz", "a.zip")] == [
+        "gzip",
+        "bzip2",
+        "zstd",
+        "zstd",
+        None,
+        None,
+        None,
+    ]
+
+
 @pytest.mark.parametrize("piece_bytes", [1, 7, 64, 1 << 20])
-def test_members_follow_each_other_and_zeros_may_follow_them(piece_bytes: int) -> None:
-    data = gzip.compress(LINES) + gzip.compress(b"") + gzip.compress(b"x\n" * 500) + b"\0" * 700
-    assert inflate(data, piece_bytes=piece_bytes) == LINES + b"x\n" * 500
+def test_members_follow_each_other_and_zeros_may_follow_them(kind: Squeezed, piece_bytes: int) -> None:
+    data = kind.squeeze(LINES) + kind.squeeze(b"") + kind.squeeze(b"x\n" * 500) + b"\0" * 700
+    assert inflated(kind, data, piece_bytes=piece_bytes) == LINES + b"x\n" * 500
 
 
-def test_nothing_inflates_to_nothing() -> None:
-    assert inflate(b"") == b""
+def test_what_is_read_in_the_smallest_steps_is_the_same(kind: Squeezed) -> None:
+    data = io.BytesIO(kind.squeeze(LINES) + kind.squeeze(LINES))
+    pieces = inflate(lambda size: data.read(1), kind.codec, piece_bytes=8, total_bytes_max=1 << 20, uri="u")
+    assert b"".join(pieces) == LINES * 2
 
 
-def test_cut_off_at_any_byte_it_is_truncated() -> None:
-    data = gzip.compress(LINES)
+def test_nothing_inflates_to_nothing(kind: Squeezed) -> None:
+    assert inflated(kind, b"") == b""
+
+
+def test_a_frame_to_skip_is_skipped() -> None:
+    kind = KINDS["zstd"]
+    assert inflated(kind, SKIPPABLE + zstd(LINES) + SKIPPABLE + zstd(b"x")) == LINES + b"x"
+
+
+def test_cut_off_at_any_byte_it_is_truncated(kind: Squeezed) -> None:
+    data = kind.squeeze(LINES)
     for length in range(1, len(data)):
-        with pytest.raises(ObjectUnreadable, match="truncated gzip"):
-            inflate(data[:length])
+        with pytest.raises(ObjectUnreadable, match=f"truncated {kind.codec.name}"):
+            inflated(kind, data[:length])
 
 
-def test_a_second_member_cut_off_at_any_byte_is_truncated() -> None:
-    first, second = gzip.compress(b"a\n"), gzip.compress(LINES)
+def test_a_second_member_cut_off_at_any_byte_is_truncated(kind: Squeezed) -> None:
+    first, second = kind.squeeze(b"a\n"), kind.squeeze(LINES)
     for length in range(1, len(second)):
-        with pytest.raises(ObjectUnreadable, match="truncated gzip"):
-            inflate(first + second[:length])
+        with pytest.raises(ObjectUnreadable, match=f"truncated {kind.codec.name}"):
+            inflated(kind, first + second[:length])
 
 
-def test_any_flipped_bit_of_the_data_or_the_trailer_is_noticed() -> None:
-    data = gzip.compress(LINES, mtime=0)
-    for at in range(10, len(data)):
-        with pytest.raises(ObjectUnreadable):
-            inflate(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
+# What the checksum covers: gzip's header has a time and a name, a zstd frame's header the window and an unused bit.
+COVERED_FROM = {"gzip": 10, "bzip2": 4, "zstd": 6}
 
 
-def test_what_follows_the_end_or_is_no_gzip_is_named() -> None:
-    with pytest.raises(ObjectUnreadable, match="behind the end"):
-        inflate(gzip.compress(LINES) + b"garbage")
+def test_any_flipped_bit_of_the_data_or_the_trailer_is_noticed(kind: Squeezed) -> None:
+    data = kind.squeeze(LINES)
+    for at in range(COVERED_FROM[kind.codec.name], len(data)):
+        damaged = data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
+        try:
+            assert inflated(kind, damaged) == LINES, "what passes is what it was"
+        except ObjectUnreadable:
+            continue
+        assert kind.codec.name == "bzip2", "only bzip2 has bits behind its end, up to the byte's"
+
+
+def test_what_follows_the_end_or_is_something_else_is_named(kind: Squeezed) -> None:
+    for garbage in (b"g", b"garbage", b"\0\0garbage"):
+        with pytest.raises(ObjectUnreadable, match="behind the end"):
+            inflated(kind, kind.squeeze(LINES) + garbage)
     with pytest.raises(ObjectUnreadable, match="is none"):
-        inflate(LINES)
+        inflated(kind, LINES)
 
 
-def test_row_28_a_bomb_ends_at_the_limit() -> None:
+def gzip_bomb() -> bytes:
     squeezer = zlib.compressobj(9, zlib.DEFLATED, 31)
-    bomb = b"".join(squeezer.compress(bytes(1 << 20)) for _ in range(20)) + squeezer.flush()
+    return b"".join(squeezer.compress(bytes(1 << 20)) for _ in range(20)) + squeezer.flush()
+
+
+def bzip2_bomb() -> bytes:
+    squeezer = bz2.BZ2Compressor()
+    return b"".join(squeezer.compress(bytes(1 << 20)) for _ in range(20)) + squeezer.flush()
+
+
+def zstd_bomb() -> bytes:
+    """A gigabyte in 32 KB: blocks of one byte repeated 128 Ki times, 4 bytes each (RFC 8878, 3.1.1.2)."""
+    block = (1 << 1 | (128 << 10) << 3).to_bytes(3, "little") + b"\0"
+    return b"\x28\xb5\x2f\xfd" + b"\x00\x38" + block * 8_192
+
+
+@pytest.mark.parametrize(("name", "bomb"), [("gzip", gzip_bomb()), ("bzip2", bzip2_bomb()), ("zstd", zstd_bomb())])
+def test_row_28_a_bomb_ends_at_the_limit(name: str, bomb: bytes) -> None:
     with pytest.raises(ObjectUnreadable, match="more than 1048576 bytes"):
-        inflate(bomb, piece_bytes=4096)
+        inflated(KINDS[name], bomb, piece_bytes=4096)
+
+
+def test_a_frame_that_asks_for_a_great_window_is_refused() -> None:
+    parameters = zstandard.ZstdCompressionParameters(window_log=28, write_content_size=False)
+    squeezer = zstandard.ZstdCompressor(compression_params=parameters).compressobj()
+    data = squeezer.compress(LINES) + squeezer.flush()
+    assert WINDOW_BYTES_MAX < 1 << 28
+    with pytest.raises(ObjectUnreadable, match=r"corrupt zstd .* too much memory"):
+        inflated(KINDS["zstd"], data)
