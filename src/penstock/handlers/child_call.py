@@ -1,5 +1,6 @@
 """One delivery in the hands of a function in another process."""
 
+from dataclasses import replace
 from typing import Any
 
 from penstock.handlers.call import Opened, PlainCall, Surroundings
@@ -34,7 +35,7 @@ class ChildCall(PlainCall):
     def _invoke(self, opened: Opened) -> Any:
         context = opened.context
         job = Job(
-            message=context.message,
+            message=replace(context.message, attributes=dict(context.message.attributes)),  # a proxy cannot travel
             queue=context.queue,
             handler=context.handler,
             attempt=context.attempt,

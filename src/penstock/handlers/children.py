@@ -20,7 +20,7 @@ from typing import Any
 from penstock.errors import ConfigurationError, PenstockError, Reject, Retry
 from penstock.handlers.context import Context
 from penstock.messaging.delivery import PreviousAttempt
-from penstock.messaging.failure import failure_of
+from penstock.messaging.failure import Failure, failure_of
 from penstock.messaging.message import Message
 from penstock.messaging.queue import Queue
 from penstock.messaging.schema import Codec
@@ -31,10 +31,9 @@ END_SECONDS = 0.5  # for a child that was asked to end
 class ChildFailed(PenstockError):
     """What a child's function raised, in words; ``traceback`` is the child's."""
 
-    def __init__(self, error_type: str, error: str, traceback: str) -> None:
-        super().__init__(f"{error_type}: {error}" if error else error_type)
-        self.error_type = error_type
-        self.traceback = traceback
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(failure.summary)
+        self.failure = failure  # `failure_of` takes it as it is
 
 
 class ChildDied(PenstockError):
@@ -61,9 +60,7 @@ class _Returned:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Raised:
     kind: str  # reject, retry, other
-    error_type: str
-    error: str
-    traceback: str
+    failure: Failure
     delay_seconds: float | None
 
 
@@ -78,6 +75,7 @@ class Child:
         )
         self._process.start()
         theirs.close()
+        self.busy = False  # written by the thread that took it
 
     @property
     def alive(self) -> bool:
@@ -97,7 +95,9 @@ class Child:
         """Run it there; raises what the function raised, or `ChildDied`."""
         try:
             self._connection.send(job)
+            self.busy = True
             answer = self._connection.recv()
+            self.busy = False
         except (EOFError, OSError) as error:
             self._process.join(END_SECONDS)
             code = self._process.exitcode
@@ -185,22 +185,16 @@ def _run(job: Job, function: Callable[..., Any], codec: Codec[Any], wants_contex
         failure = failure_of(raised)
         kind = "reject" if isinstance(raised, Reject) else "retry" if isinstance(raised, Retry) else "other"
         delay_seconds = raised.delay_seconds if isinstance(raised, Retry) else None
-        return _Raised(
-            kind=kind,
-            error_type=failure.error_type,
-            error=failure.error,
-            traceback=failure.traceback,
-            delay_seconds=delay_seconds,
-        )
+        return _Raised(kind=kind, failure=failure, delay_seconds=delay_seconds)
     return _Returned(result=result)
 
 
 def _exception_of(raised: _Raised) -> PenstockError:
     if raised.kind == "reject":
-        return Reject(raised.error)
+        return Reject(raised.failure.error)
     if raised.kind == "retry":
-        return Retry(raised.error, delay_seconds=raised.delay_seconds)
-    return ChildFailed(raised.error_type, raised.error, raised.traceback)
+        return Retry(raised.failure.error, delay_seconds=raised.delay_seconds)
+    return ChildFailed(raised.failure)
 
 
 def _check_importable(function: Callable[..., Any]) -> None:

@@ -21,7 +21,13 @@ class Failure:
 
 
 def failure_of(raised: BaseException) -> Failure:
-    """Describe it. Nothing that the exception's own methods do can make this raise."""
+    """Describe it; one that has a ``failure`` of its own, because it comes from another process, is described by that.
+
+    Nothing that the exception's own methods do can make this raise.
+    """
+    described = vars(raised).get("failure")
+    if isinstance(described, Failure):
+        return described
     try:
         error = str(raised)
     except Exception:

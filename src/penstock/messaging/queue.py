@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Any, Generic, TypeVar
 
 from penstock.errors import ConfigurationError
@@ -27,7 +26,7 @@ class Queue(Generic[Body]):
     model: type[Body] | None = None
     schema: int = field(default=1, kw_only=True)
     type: str | None = field(default=None, kw_only=True)
-    upcasts: Mapping[int, Upcast] = field(default_factory=lambda: MappingProxyType({}), kw_only=True)
+    upcasts: Mapping[int, Upcast] = field(default_factory=dict, kw_only=True)
 
     def __post_init__(self) -> None:
         if not self.name:
