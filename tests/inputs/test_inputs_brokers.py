@@ -1,0 +1,287 @@
+"""INPUTS, the rows that the embedded brokers decide, against both; those about the file against the SQLite broker."""
+
+import re
+import sqlite3
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from penstock.brokers.memory import MemoryBroker
+from penstock.brokers.sqlite import SqliteBroker
+from penstock.brokers.sqlite_script import statements
+from penstock.errors import ConfigurationError
+from penstock.messaging.broker import QueueSettings
+from penstock.messaging.death import death_of
+from penstock.messaging.delivery import AttemptEnd, Delivery
+from penstock.messaging.message import Outgoing
+from penstock.messaging.settlement import Ack, DeadLetter, Release, Settlement
+from penstock.testing import FakeClock
+
+LEASE = 30.0
+EmbeddedBroker = MemoryBroker | SqliteBroker
+Opener = Callable[[str], EmbeddedBroker]  # holder -> another worker's view of the same queues
+
+
+class HostClock(FakeClock):
+    """A wall clock that somebody sets, or that differs from another worker's; monotonic time goes on as ever."""
+
+    def __init__(self, source: FakeClock, ahead_seconds: float = 0.0) -> None:
+        super().__init__()
+        self.source = source
+        self.ahead_seconds = ahead_seconds
+
+    def now(self) -> float:
+        return self.source.now() + self.ahead_seconds
+
+    def monotonic(self) -> float:
+        return self.source.monotonic()
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock()
+
+
+@pytest.fixture(params=["memory", "sqlite"])
+def opened(request: pytest.FixtureRequest, tmp_path: Path, clock: FakeClock) -> Iterator[Opener]:
+    brokers: list[EmbeddedBroker] = []
+    queues = [QueueSettings(name="q", receives_max=6)]
+    shared = MemoryBroker(clock=clock, queues=queues)
+
+    def open_view(holder: str) -> EmbeddedBroker:
+        sqlite = request.param == "sqlite"
+        path = tmp_path / "queue.db"
+        view = SqliteBroker(path, holder=holder, clock=clock, queues=queues) if sqlite else shared.held_by(holder)
+        brokers.append(view)
+        return view
+
+    yield open_view
+    for broker in brokers:
+        broker.close()
+
+
+def receive(broker: EmbeddedBroker, *, queue: str = "q", lease: float = LEASE) -> list[Delivery]:
+    return list(broker.receive(queue, messages_max=10, lease_seconds=lease))
+
+
+def put_past_the_checks(path: Path, body: bytes) -> None:
+    """As a file holds it whose writer had another limit."""
+    connection = sqlite3.connect(path)
+    connection.execute("UPDATE messages SET body = ? WHERE body = x'00'", (body,))
+    connection.commit()
+    connection.close()
+
+
+def test_row_25_a_body_over_the_limit_is_refused_at_send_and_nothing_of_that_send_is_kept(opened: Opener) -> None:
+    broker = opened("w1")
+    most = broker.capabilities.body_bytes_max
+    with pytest.raises(ConfigurationError, match=re.escape(f"a body of {most + 1} bytes")) as caught:
+        broker.send("q", [Outgoing(body=b"good"), Outgoing(body=b"x" * (most + 1))])
+    assert "reference" in str(caught.value)  # what to do instead
+    assert receive(broker) == []
+    broker.send("q", [Outgoing(body=b"x" * most)])
+    assert [len(delivery.message.body) for delivery in receive(broker)] == [most]
+
+
+def test_row_25_a_body_over_the_limit_in_the_queue_is_dead_and_the_others_come(tmp_path: Path) -> None:
+    path = tmp_path / "queue.db"
+    broker = SqliteBroker(path, holder="w1", clock=FakeClock())
+    most = broker.capabilities.body_bytes_max
+    broker.send("q", [Outgoing(body=b"\x00", group="a", attributes={"k": b"\x01"}), Outgoing(body=b"good", group="a")])
+    put_past_the_checks(path, b"x" * (most + 1))
+    (good,) = receive(broker)
+    assert good.message.body == b"good"
+    for _ in range(2):  # dead letters are handed over and given back like any other
+        (dead,) = receive(broker, queue="q-dlq")
+        assert not broker.settle([(dead, Release())])
+    assert len(dead.message.body) == most + 1
+    assert (dead.message.group, dead.message.attributes["k"]) == ("a", b"\x01")
+    death = death_of(dead.message.attributes)
+    assert death is not None
+    assert str(most + 1) in death.reason
+    assert (death.attempts, death.queue) == (0, "q")
+    broker.close()
+
+
+def test_row_25_a_queue_of_nothing_but_such_bodies_ends_the_receive(tmp_path: Path) -> None:
+    path = tmp_path / "queue.db"
+    broker = SqliteBroker(path, holder="w1", clock=FakeClock())
+    broker.send("q", [Outgoing(body=b"\x00", group=str(n)) for n in range(25)])
+    put_past_the_checks(path, b"x" * (broker.capabilities.body_bytes_max + 1))
+    assert receive(broker) == []
+    assert broker.stats("q-dlq").visible == 25
+    broker.close()
+
+
+def test_row_76_what_arrives_during_the_draining_poll_is_released_for_another_with_its_attempt(opened: Opener) -> None:
+    draining, other = opened("w1"), opened("w2")
+    arrived: list[Delivery] = []
+
+    def poll() -> None:
+        arrived.extend(draining.receive("q", messages_max=10, lease_seconds=LEASE, wait_seconds=20))
+
+    clock = draining._store.clock if isinstance(draining, MemoryBroker) else draining._clock
+    assert isinstance(clock, FakeClock)
+    thread = threading.Thread(target=poll)
+    thread.start()
+    other.send("q", [Outgoing(body=b"late")])
+    while thread.is_alive():  # the poll of another view of the file needs time to pass
+        clock.advance(0.05)
+        thread.join(0.01)
+    assert [delivery.message.body for delivery in arrived] == [b"late"]
+    assert not draining.settle([(delivery, Release(refund=True, reason="the worker stops")) for delivery in arrived])
+    draining.close()
+    (again,) = receive(other)
+    assert again.attempt == 1
+    assert again.previous is not None
+    assert (again.previous.worker, again.previous.end) == ("w1", AttemptEnd.GIVEN_BACK)
+    assert again.previous.reason == "the worker stops"
+
+
+def test_row_77_while_everything_is_in_flight_no_visible_age_and_an_oldest_age(
+    opened: Opener, clock: FakeClock
+) -> None:
+    broker = opened("w1")
+    broker.send("q", [Outgoing(body=b"a"), Outgoing(body=b"b")])
+    clock.advance(5)
+    assert len(receive(broker)) == 2
+    clock.advance(10)
+    stats = broker.stats("q")
+    assert (stats.visible, stats.in_flight) == (0, 2)
+    assert stats.oldest_visible_message_age_seconds is None  # no message waits: shown as 0
+    assert stats.oldest_message_age_seconds == 15
+
+
+@pytest.mark.parametrize("by_release", [True, False], ids=["released", "expired"])
+def test_row_78_the_age_resets_after_the_3rd_failed_receive_and_the_6th_takes_the_message_away(
+    opened: Opener, clock: FakeClock, by_release: bool
+) -> None:
+    broker = opened("w1")
+    broker.send("q", [Outgoing(body=b"poison")])
+    ages = []
+    for _ in range(6):
+        (delivery,) = receive(broker)
+        clock.advance(LEASE - 1 if by_release else LEASE)
+        if by_release:
+            assert not broker.settle([(delivery, Release(delay_seconds=1))])
+            clock.advance(1)
+        ages.append(broker.stats("q").oldest_message_age_seconds)
+    since = 1.0 if by_release else 0.0  # from the release on, also while its delay runs
+    assert ages == [LEASE, 2 * LEASE, since, since + LEASE, since + 2 * LEASE, 0]
+    assert broker.stats("q-dlq").visible == 1
+
+
+def test_row_78_without_a_limit_the_6th_failed_receive_resets_the_age_again(tmp_path: Path, clock: FakeClock) -> None:
+    for broker in (MemoryBroker(clock=clock), SqliteBroker(tmp_path / "queue.db", holder="w1", clock=clock)):
+        broker.send("q", [Outgoing(body=b"poison")])
+        ages = []
+        for _ in range(9):
+            assert len(receive(broker)) == 1
+            clock.advance(LEASE)
+            ages.append(broker.stats("q").oldest_message_age_seconds)
+        assert ages == [LEASE, 2 * LEASE, 0] * 3
+        broker.close()
+
+
+def test_row_84_a_stale_receipt_deletes_nothing(opened: Opener, clock: FakeClock) -> None:
+    slow, other = opened("slow"), opened("other")
+    slow.send("q", [Outgoing(body=b"a")])
+    (stale,) = receive(slow)
+    clock.advance(LEASE)
+    settlements: list[Settlement] = [Ack(), DeadLetter(reason="late"), Release()]
+    for settlement in settlements:  # over, though nobody else has the message yet
+        (failure,) = slow.settle([(stale, settlement)])
+        assert failure.lost
+    (fresh,) = receive(other)
+    for settlement in settlements:  # and while somebody else has it
+        (failure,) = slow.settle([(stale, settlement)])
+        assert failure.lost
+    assert not other.extend([fresh], lease_seconds=LEASE)
+    stats, dead = other.stats("q"), other.stats("q-dlq")
+    assert (stats.in_flight, stats.visible, dead.visible) == (1, 0, 0)
+    assert not other.settle([(fresh, Ack())])
+
+
+@pytest.mark.parametrize("ahead_seconds", [-5.0, -0.5, 0.5, 5.0])
+def test_row_85_clocks_some_seconds_apart_steal_no_lease_that_is_extended(
+    tmp_path: Path, clock: FakeClock, ahead_seconds: float
+) -> None:
+    """On one host there is one clock; should two workers differ all the same, a heartbeat's room covers it."""
+    holder = SqliteBroker(tmp_path / "queue.db", holder="w1", clock=clock)
+    other = SqliteBroker(tmp_path / "queue.db", holder="w2", clock=HostClock(clock, ahead_seconds))
+    holder.send("q", [Outgoing(body=b"mine")])
+    (mine,) = receive(holder)
+    for _ in range(20):  # the heartbeat comes after each third of the lease
+        clock.advance(LEASE / 3)
+        other.send("q", [Outgoing(body=b"other")])
+        theirs = receive(other)
+        assert [delivery.message.body for delivery in theirs] == [b"other"]
+        assert not other.settle([(delivery, Ack()) for delivery in theirs])
+        assert not holder.extend([mine], lease_seconds=LEASE)
+    assert not holder.settle([(mine, Ack())])
+    holder.close()
+    other.close()
+
+
+def test_row_85_clocks_further_apart_than_a_lease_let_one_of_two_settle(tmp_path: Path, clock: FakeClock) -> None:
+    holder = SqliteBroker(tmp_path / "queue.db", holder="w1", clock=clock)
+    thief = SqliteBroker(tmp_path / "queue.db", holder="w2", clock=HostClock(clock, 2 * LEASE))
+    holder.send("q", [Outgoing(body=b"a")])
+    (first,) = receive(holder)
+    (second,) = receive(thief)  # no fence can hinder that; but
+    (failure,) = holder.settle([(first, Ack())])
+    assert failure.lost
+    assert not thief.settle([(second, Ack())])
+    holder.close()
+    thief.close()
+
+
+@pytest.mark.parametrize("back_seconds", [0.5, 20.0, 86_400.0])
+def test_row_85_a_clock_set_back_neither_ends_a_lease_nor_lets_it_last_past_its_own_length(
+    tmp_path: Path, clock: FakeClock, back_seconds: float
+) -> None:
+    host = HostClock(clock)
+    dead, other = (SqliteBroker(tmp_path / "queue.db", holder=name, clock=host) for name in ("dead", "other"))
+    dead.send("q", [Outgoing(body=b"given"), Outgoing(body=b"extended")])
+    deliveries = receive(dead)
+    clock.advance(LEASE / 2)
+    extended = next(delivery for delivery in deliveries if delivery.message.body == b"extended")
+    dead.extend([extended], lease_seconds=3 * LEASE)
+    host.ahead_seconds -= back_seconds
+    assert receive(other) == []  # nobody's lease ended
+    assert not dead.extend([extended], lease_seconds=LEASE)
+    clock.advance(LEASE + 1)
+    assert {delivery.message.body for delivery in receive(other)} == {b"given", b"extended"}
+    dead.close()
+    other.close()
+
+
+def test_row_85_a_clock_set_back_many_times_does_not_wear_a_lease_down(tmp_path: Path, clock: FakeClock) -> None:
+    host = HostClock(clock)
+    holder, other = (SqliteBroker(tmp_path / "queue.db", holder=name, clock=host) for name in ("holder", "other"))
+    holder.send("q", [Outgoing(body=b"a")])
+    (mine,) = receive(holder)
+    for _ in range(10):
+        host.ahead_seconds -= 3_600
+        assert receive(other) == []
+        clock.advance(1)
+    assert not holder.settle([(mine, Ack())])
+    holder.close()
+    other.close()
+
+
+def test_row_85_the_time_comes_from_one_source(tmp_path: Path) -> None:
+    """The clock given, which is the host's: neither SQLite's nor the file's own, however long ago it may be."""
+    asks_sqlite = re.compile(r"\b(julianday|unixepoch|datetime|strftime|date|time|current_\w+)\b", re.IGNORECASE)
+    assert [name for name, statement in statements().items() if asks_sqlite.search(statement)] == []
+    clock = FakeClock(start=1_000.0)
+    broker = SqliteBroker(tmp_path / "queue.db", holder="w1", clock=clock)
+    broker.send("q", [Outgoing(body=b"a", delay_seconds=10)])
+    assert receive(broker) == []
+    clock.advance(10)
+    (delivery,) = receive(broker)
+    assert (delivery.message.enqueued_at, delivery.received_at) == (1_000.0, 1_010.0)
+    assert not broker.settle([(delivery, Ack())])
+    broker.close()
