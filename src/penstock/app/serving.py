@@ -17,8 +17,9 @@ from penstock.messaging.clock import SystemClock
 from penstock.worker.line import Line
 from penstock.worker.places import EventLoop
 from penstock.worker.settings import WorkerSettings
+from penstock.worker.shift import Conclusion
 from penstock.worker.shutdown import StopSignal
-from penstock.worker.worker import Conclusion, Worker
+from penstock.worker.worker import Worker
 
 if TYPE_CHECKING:
     from penstock.app.app import App

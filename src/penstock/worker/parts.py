@@ -16,7 +16,7 @@ from penstock.worker.heartbeat import Book, Heartbeat
 from penstock.worker.intake import Intake
 from penstock.worker.line import Line
 from penstock.worker.loop import Loop, Until
-from penstock.worker.places import Places
+from penstock.worker.places import EventLoop, Places
 from penstock.worker.service import Service
 from penstock.worker.settings import WorkerSettings
 from penstock.worker.settler import Settler
@@ -34,6 +34,7 @@ class Tools:
     bus: Bus
     probe: Probe
     random: Random
+    event_loop: EventLoop | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +63,7 @@ class Parts:
             probe=tools.probe,
             random=tools.random,
         )
-        self.places = Places(concurrency=tools.settings.concurrency, ended=calls.changed)
+        self.places = Places(concurrency=tools.settings.concurrency, ended=calls.changed, event_loop=tools.event_loop)
         slots = Slots(tools.settings.concurrency)
         first_ask_at = tools.clock.monotonic() + tools.settings.start_jitter_seconds * tools.random()
         self.services = [

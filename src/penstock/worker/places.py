@@ -63,9 +63,9 @@ class Pool:
 class EventLoop:
     """One thread with an asyncio loop, for `async def` handlers; uvloop's where it is installed."""
 
-    def __init__(self, *, ended: Callable[[], None]) -> None:
+    def __init__(self, *, ended: Callable[[], None] | None = None) -> None:
         self._ended = ended
-        self._thread: threading.Thread | None = None  # written by the I/O thread
+        self._thread: threading.Thread | None = None  # written by the thread that first starts it
         self._ready = threading.Event()
         self._loop: asyncio.AbstractEventLoop | None = None  # written by the loop's thread
         self._stop = asyncio.Event()  # set in the loop's thread
@@ -83,6 +83,10 @@ class EventLoop:
 
     def start(self, fly: FlyAsync, flights: Sequence[Flight]) -> None:
         """Run these, handed over in one call. Only the I/O thread calls it."""
+        self.started().call_soon_threadsafe(self._take, fly, flights)
+
+    def started(self) -> asyncio.AbstractEventLoop:
+        """The loop, started if need be. Not to be called by two threads at once."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name=LOOP_THREAD, daemon=True)
             self._thread.start()
@@ -90,7 +94,7 @@ class EventLoop:
         loop = self._loop
         if loop is None:
             raise RuntimeError("the event loop ended by itself")
-        loop.call_soon_threadsafe(self._take, fly, flights)
+        return loop
 
     def close(self) -> None:
         """Let the thread end. Tasks left over are cancelled; one that ignores it keeps the thread from ending."""
@@ -106,7 +110,8 @@ class EventLoop:
             self._loop = None
             self._over = True
             self._ready.set()
-            self._ended()
+            if self._ended is not None:
+                self._ended()
 
     async def _serve(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -121,16 +126,23 @@ class EventLoop:
 
 
 class Places:
-    """The places that all lines of a worker share."""
+    """The places that all lines of a worker share. A loop handed in is used, and left as it is at the end."""
 
-    def __init__(self, *, concurrency: int, ended: Callable[[], None]) -> None:
+    def __init__(self, *, concurrency: int, ended: Callable[[], None], event_loop: EventLoop | None = None) -> None:
         self.pool = Pool(threads_max=concurrency)
-        self.loop = EventLoop(ended=ended)
+        self.loop = event_loop or EventLoop(ended=ended)
+        self._owns_loop = event_loop is None
+
+    @property
+    def done(self) -> bool:
+        """Whether no thread of a loop of our own is left."""
+        return self.loop.done or not self._owns_loop
 
     def close(self) -> None:
         """Let the threads end; does not wait for them."""
         self.pool.close()
-        self.loop.close()
+        if self._owns_loop:
+            self.loop.close()
 
 
 def _new_loop() -> Callable[[], asyncio.AbstractEventLoop]:

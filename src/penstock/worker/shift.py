@@ -157,14 +157,14 @@ class Shift:
         unapplied = self._parts.settler.unapplied()
         self._end_threads()
         own = (self._io, self._beating, self._telling)
-        loop = self._parts.places.loop
-        self._await(lambda: all(helper.done for helper in own) and loop.done, lambda: flush_ends_at)
+        places = self._parts.places
+        self._await(lambda: all(helper.done for helper in own) and places.done, lambda: flush_ends_at)
         self._leave_behind(helper.name for helper in own if not helper.done)
         self._leave_behind(self._running(shares_slots=False))
         forced = bool(self._threads_left or self._refused)
         # A user's function on a shared place that goes on after its message was given back holds nothing any more.
         self._leave_behind(self._running(shares_slots=True))
-        self._leave_behind(() if loop.done else (LOOP_THREAD,))
+        self._leave_behind(() if places.done else (LOOP_THREAD,))
         returned = [*given_back, *unapplied]
         self._outcome = "forced" if forced else "given_back" if returned else "drained"
         ids = tuple(delivery.message.id for delivery in returned)

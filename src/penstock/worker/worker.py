@@ -12,6 +12,7 @@ from penstock.messaging.waits import Random
 from penstock.worker.line import Line, check_lines
 from penstock.worker.loop import Until
 from penstock.worker.parts import Tools
+from penstock.worker.places import EventLoop
 from penstock.worker.settings import WorkerSettings
 from penstock.worker.shift import Conclusion, Shift
 from penstock.worker.shutdown import StopSignal
@@ -20,7 +21,10 @@ _JOIN_SECONDS = 1.0  # a signal that another thread of the process took is seen 
 
 
 class Worker:
-    """Feeds the messages of queues to their handlers. Raises `ConfigurationError` for two lines of one queue."""
+    """Feeds the messages of queues to their handlers. Raises `ConfigurationError` for two lines of one queue.
+
+    ``event_loop`` is one that others use too, before and after; without it the worker has one of its own.
+    """
 
     def __init__(
         self,
@@ -32,6 +36,7 @@ class Worker:
         bus: Bus,
         probe: Probe = no_probe,
         random: Random = system_random,
+        event_loop: EventLoop | None = None,
     ) -> None:
         check_lines(tuple(lines))
         self._tools = Tools(
@@ -42,6 +47,7 @@ class Worker:
             bus=bus,
             probe=probe,
             random=random,
+            event_loop=event_loop,
         )
 
     def run(self, stop: StopSignal, until: Until | None = None) -> Conclusion:

@@ -182,7 +182,7 @@ def test_a_timeout_is_an_attempt_and_tells_where_the_work_hangs() -> None:
     assert "timeout of 5 s" in settlement.reason
     assert "in hang" in (settlement.traceback or "")
     assert keys.told[1].startswith("fail TimedOut")
-    assert [event.error_type for event in desk.told(MessageFailed)][0] == "TimedOut"
+    assert next(event.error_type for event in desk.told(MessageFailed)) == "TimedOut"
 
 
 @pytest.mark.parametrize("on_stop", ["finish", "give_back"])
