@@ -20,6 +20,7 @@ _SHOWN_CHARS_MAX = 60
 
 _UTF8_BOM = b"\xef\xbb\xbf"
 _UTF16_BOMS = (b"\xff\xfe", b"\xfe\xff")
+_ARCHIVES = {b"\x1f\x8b": "gzip", b"PK\x03\x04": "a zip archive"}  # never inflated: a bomb has nobody to go off at
 
 # A string (the closing quote is optional, so that an unclosed one costs one pass and no restarts) or one bracket.
 _TOKENS = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"?|[\[\]{}]', re.DOTALL)
@@ -32,6 +33,9 @@ def decode(body: bytes) -> str:
         raise InvalidMessage("the body is empty; expected JSON")
     if body.startswith(_UTF8_BOM):
         raise InvalidMessage("the body starts with a byte order mark; send plain UTF-8")
+    for magic, kind in _ARCHIVES.items():
+        if body.startswith(magic):
+            raise InvalidMessage(f"the body is {kind}; send plain UTF-8")
     if body.startswith(_UTF16_BOMS) or b"\0" in body[:4]:
         raise InvalidMessage("the body is UTF-16 or UTF-32; send UTF-8")
     try:
