@@ -31,6 +31,7 @@ from penstock.ledger.records import (
     ObjectState,
     PipelineRow,
 )
+from penstock.ledger.tellings import Tellings
 from penstock.ledger.work_queries import WorkQueries
 from penstock.ledger.work_records import WorkEnding, WorkRow, WorkStanding, WorkState
 from penstock.ledger.works import Works
@@ -48,6 +49,7 @@ class Ledger:
         self._abandonments = Abandonments(database, probe)
         self._claims = Claims(database, probe, self._abandonments)
         self._commits = Commits(database, probe)
+        self._tellings = Tellings(database)
         self._queries = Queries(database)
         self._works = Works(database)
         self._work_queries = WorkQueries(database)
@@ -154,6 +156,21 @@ class Ledger:
         `TemporaryError` when the outcome stays unknown; nothing is changed by a commit that raises the first two.
         """
         return self._commits.commit(outcome)
+
+    # Telling
+
+    def begin_telling(self, pipeline: str) -> int:
+        """Keep account from now on of the batches that were told of; answers the last one told. Where nobody kept it
+        before, those committed until now count as told."""
+        return self._tellings.begin(pipeline)
+
+    def told(self, pipeline: str) -> int | None:
+        """The last batch told of; None where nobody keeps account."""
+        return self._tellings.told(pipeline)
+
+    def advance_told(self, pipeline: str, seq: int) -> None:
+        """Every batch up to this one was told of; an account that is further stays so."""
+        self._tellings.advance(pipeline, seq)
 
     # Works
 

@@ -14,7 +14,7 @@ from penstock.ledger.schema import VERSION_TABLE, metadata
 if TYPE_CHECKING:
     from alembic.config import Config
 
-HEAD = "0002"
+HEAD = "0003"
 SCRIPTS = "penstock.ledger:migrations"
 
 _VERSION = select(column("version_num", String)).select_from(table(VERSION_TABLE))

@@ -170,6 +170,13 @@ works = Table(  # one row a key of a handler; the attempt that stands in it is t
     Index("ix_works_ended", "ended_at"),
 )
 
+tellings = Table(  # up to which batch messages were sent that it became visible
+    "tellings",
+    metadata,
+    Column("pipeline", PIPELINE, primary_key=True),
+    Column("told_seq", BigInteger, nullable=False),
+)
+
 # Each connection has its own: a set of objects handed to the database once, so that every statement after it is one
 # for thousands of objects. They live in memory and are not part of the schema that is migrated.
 session_metadata = MetaData()

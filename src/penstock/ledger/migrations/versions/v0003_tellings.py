@@ -1,0 +1,24 @@
+"""Tellings: how far the batches of a pipeline were told of."""
+
+import sqlalchemy as sa
+from alembic import op
+from sqlalchemy.dialects import mysql
+
+revision = "0003"
+down_revision = "0002"
+branch_labels = None
+depends_on = None
+
+PIPELINE = sa.String(512).with_variant(mysql.VARCHAR(512, collation="utf8mb4_bin"), "mysql", "mariadb")
+
+
+def upgrade() -> None:
+    op.create_table(
+        "tellings",
+        sa.Column("pipeline", PIPELINE, primary_key=True),
+        sa.Column("told_seq", sa.BigInteger, nullable=False),
+    )
+
+
+def downgrade() -> None:
+    op.drop_table("tellings")
