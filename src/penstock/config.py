@@ -1,15 +1,22 @@
 """Settings: read once, checked loudly, then frozen.
 
-Precedence: what the caller gives (flags) > environment (``PENSTOCK_...``) > ``penstock.toml`` > default. No other room
-reads the environment.
+Precedence: what the caller gives (flags) > environment (``PENSTOCK_...``) > secrets directory > ``penstock.toml`` >
+default. No other room reads the environment.
 """
 
-from typing import Any
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError
 from pydantic_settings import (
     BaseSettings,
+    EnvSettingsSource,
     PydanticBaseSettingsSource,
+    SecretsSettingsSource,
     SettingsConfigDict,
     SettingsError,
     TomlConfigSettingsSource,
@@ -18,31 +25,59 @@ from pydantic_settings import (
 from penstock.errors import ConfigurationError
 
 SETTINGS_FILE = "penstock.toml"
+PREFIX = "PENSTOCK_"
+SECRETS_VARIABLE = "PENSTOCK_SECRETS_DIR"
 GIB = 1024**3
+
+MASK = "***"
+
+LogLevel = Literal["debug", "info", "warning", "error"]
+
+_SECRET_NAME = re.compile(r"(password|passwd|secret|token|credential|access[._-]?key)", re.IGNORECASE)
+_PASSWORD_IN_ADDRESS = re.compile(r"(?<=://)([^/?#@:\s]*):[^/?#\s]*@")
+_SECRET_PARAMETER = re.compile(r"([?&;][^=&;\s]*(?:password|secret|token)[^=&;\s]*=)[^&;\s]*", re.IGNORECASE)
 
 
 class Settings(BaseSettings):
-    """What can be set. Every field is also ``PENSTOCK_<FIELD>`` in the environment and ``<field>`` in penstock.toml."""
+    """What can be set. Every field is also ``PENSTOCK_<FIELD>`` in the environment, a file ``penstock_<field>`` in the
+    secrets directory, and ``<field>`` in penstock.toml."""
 
-    model_config = SettingsConfigDict(env_prefix="PENSTOCK_", frozen=True, extra="forbid", toml_file=SETTINGS_FILE)
+    model_config = SettingsConfigDict(env_prefix=PREFIX, frozen=True, extra="forbid", toml_file=SETTINGS_FILE)
 
     broker: str = Field("sqlite:///.penstock/queue.db", description="where messages wait: sqlite:///FILE or memory://")
     ledger: str = Field("sqlite:///.penstock/ledger.db", description="what was done: a database URL")
     state: str = Field(".penstock", description="a folder of this host for locks, scratch files and logs")
-    queues: dict[str, int] = Field(default_factory=dict, description="the queues a worker serves, each with its weight")
+    queues: dict[str, Annotated[int, Field(ge=1, le=1_000)]] = Field(
+        default_factory=dict, description="the queues a worker serves, each with its weight"
+    )
     concurrency: int = Field(100, ge=1, le=10_000, description="messages in work at once in one worker")
+    processes: int = Field(1, ge=1, le=256, description="worker processes that `penstock worker` starts and watches")
     spark_master: str = Field("local[*]", description="where Spark runs")
     spark_driver_memory: str = Field("2g", pattern=r"^\d+[kmgKMG]$", description="the JVM's heap")
     spark_conf: dict[str, str] = Field(default_factory=dict, description="further Spark settings")
     lease_seconds: float = Field(60.0, ge=3, le=43_200, description="how long a claim or a delivery is held unextended")
     stop_timeout_seconds: float = Field(30.0, ge=10, description="from SIGTERM to the platform's SIGKILL")
+    drain_seconds: float | None = Field(
+        None, ge=0, description="of the stop timeout: how long work in flight may go on; unset: all but 8 seconds of it"
+    )
     max_objects: int = Field(5_000, ge=1, le=100_000, description="objects a batch")
     max_bytes: int = Field(8 * GIB, ge=1, description="bytes a batch, as stored")
     max_attempts: int = Field(4, ge=1, le=100, description="attempts on an object before it is dead")
     retry_base_seconds: float = Field(0.5, gt=0, description="the wait after the first failure is uniform(0, this)")
     retry_cap_seconds: float = Field(60.0, gt=0, description="no wait is longer")
-    kill_at: str | None = Field(None, description="for crash tests: SIGKILL the process group at this step, `step[:n]`")
     max_quarantine_ratio: float = Field(1.0, ge=0, le=1, description="an object with more bad lines than this fails")
+    log_format: Literal["auto", "json", "console"] = Field(
+        "auto", description="how the log is written: auto is json unless it goes to a terminal"
+    )
+    log_level: LogLevel = Field("info", description="the lowest level that is logged")
+    log_levels: dict[str, LogLevel] = Field(default_factory=dict, description="events of the log with another level")
+    log_sampling: dict[str, float] = Field(
+        default_factory=dict, description="events of which a share is logged, 0 to 1"
+    )
+    service: str = Field("penstock", description="what the log calls this service")
+    service_version: str | None = Field(None, description="which version of the service the log names")
+    environment: str | None = Field(None, description="which environment the log names, such as production")
+    kill_at: str | None = Field(None, description="for crash tests: SIGKILL the process group at this step, `step[:n]`")
 
     @classmethod
     def settings_customise_sources(
@@ -51,9 +86,17 @@ class Settings(BaseSettings):
         init_settings: PydanticBaseSettingsSource,
         env_settings: PydanticBaseSettingsSource,
         dotenv_settings: PydanticBaseSettingsSource,  # noqa: ARG003 - the signature is pydantic's; .env is not read
-        file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003 - as above; no secrets directory is read
+        file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        return init_settings, env_settings, TomlConfigSettingsSource(settings_cls)
+        return init_settings, env_settings, file_secret_settings, TomlConfigSettingsSource(settings_cls)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Effective:
+    """The settings, and where each of them comes from."""
+
+    settings: Settings
+    origins: Mapping[str, str]  # by setting: flag, the variable, the secrets directory, penstock.toml or default
 
 
 def load_settings(**given: Any) -> Settings:
@@ -62,15 +105,83 @@ def load_settings(**given: Any) -> Settings:
     Raises `ConfigurationError` naming the first setting that does not fit, or a penstock.toml that cannot be read.
     """
     try:
-        return Settings(**{name: value for name, value in given.items() if value is not None})
+        return Settings(_secrets_dir=_secrets_folder(), **_present(given))
     except ValidationError as error:
-        first = error.errors()[0]
-        name = ".".join(str(part) for part in first["loc"]) or "settings"
-        raise ConfigurationError(
-            f"The setting {name} (flag, PENSTOCK_{name.upper()} or {SETTINGS_FILE}) does not fit: "
-            f"{first['msg']}, given {first.get('input')!r}."
-        ) from error
+        raise _does_not_fit(error) from error
     except SettingsError as error:  # a variable that should hold JSON
-        raise ConfigurationError(f"A PENSTOCK_ variable in the environment cannot be read: {error}.") from error
+        raise ConfigurationError(
+            f"A PENSTOCK_ variable or secret in the environment cannot be read: {error}."
+        ) from error
     except (OSError, ValueError) as error:  # TOML that is no TOML, or a file that cannot be read
         raise ConfigurationError(f"{SETTINGS_FILE} in the current folder cannot be read: {error}.") from error
+
+
+def load_effective(**given: Any) -> Effective:
+    """As `load_settings`, and where each of them comes from."""
+    settings = load_settings(**given)
+    folder = _secrets_folder()
+    origins = dict.fromkeys(Settings.model_fields, "default")
+    origins |= dict.fromkeys(TomlConfigSettingsSource(Settings)(), SETTINGS_FILE)
+    if folder is not None:
+        origins |= dict.fromkeys(SecretsSettingsSource(Settings, secrets_dir=folder)(), f"secrets directory {folder}")
+    origins |= {name: f"{PREFIX}{name.upper()}" for name in EnvSettingsSource(Settings)()}
+    origins |= dict.fromkeys(_present(given), "flag")
+    return Effective(settings=settings, origins=origins)
+
+
+def with_flags(settings: Settings, **given: Any) -> Settings:
+    """These settings with what a command line gave, None for what it did not. Raises `ConfigurationError`."""
+    update: dict[str, Any] = {}
+    for name, value in _present(given).items():
+        field = Settings.model_fields[name]
+        annotated: Any = Annotated[field.annotation, field]
+        try:
+            update[name] = TypeAdapter(annotated).validate_python(value)
+        except ValidationError as error:
+            raise _does_not_fit(error, name) from error
+    return settings.model_copy(update=update)
+
+
+def shown(name: str, value: Any) -> Any:
+    """A setting's value for people and logs: what looks like a secret is masked, also inside addresses and tables."""
+    if isinstance(value, Mapping):
+        return {key: shown(str(key), inner) for key, inner in value.items()}
+    if value is None or value == "":
+        return value
+    if _SECRET_NAME.search(name):
+        return MASK
+    if isinstance(value, str):
+        return _SECRET_PARAMETER.sub(rf"\1{MASK}", _PASSWORD_IN_ADDRESS.sub(rf"\1:{MASK}@", value))
+    return value
+
+
+def unknown_variables() -> list[str]:
+    """The PENSTOCK_ variables that name no setting: slips, or what Kubernetes injects for a service called penstock."""
+    known = {f"{PREFIX}{name.upper()}" for name in Settings.model_fields} | {SECRETS_VARIABLE}
+    return sorted(name for name in os.environ if name.upper().startswith(PREFIX) and name.upper() not in known)
+
+
+def _secrets_folder() -> Path | None:
+    named = os.environ.get(SECRETS_VARIABLE)
+    if not named:
+        return None
+    folder = Path(named)
+    if not folder.is_dir():
+        raise ConfigurationError(
+            f"{SECRETS_VARIABLE} names {named}, which is no folder; mount the secrets there, or unset the variable."
+        )
+    return folder
+
+
+def _present(given: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def _does_not_fit(error: ValidationError, flag: str = "") -> ConfigurationError:
+    first = error.errors()[0]
+    path = [part for part in (flag, *map(str, first["loc"])) if part]
+    name = path[0] if path else "settings"
+    return ConfigurationError(
+        f"The setting {'.'.join(path) or name} (flag, {PREFIX}{name.upper()} or {SETTINGS_FILE}) does not fit: "
+        f"{first['msg']}, given {shown(name, first.get('input'))!r}."
+    )

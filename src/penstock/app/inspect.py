@@ -5,8 +5,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from penstock.app.places import LEDGER_FILE, Places
-from penstock.app.processes import ProcessRegistry
-from penstock.app.state import PROCESSES_FOLDER, QUEUE_FILE, check_owner
+from penstock.app.processes import PROCESSES_FOLDER, ProcessRegistry
+from penstock.app.state import QUEUE_FILE, check_owner
 from penstock.brokers.sqlite import SqliteBroker
 from penstock.ledger import Ledger
 from penstock.messaging.broker import DEAD_LETTER_SUFFIX

@@ -7,6 +7,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from penstock.app.housekeeping import Presence
 from penstock.app.kill import killing_probe
 from penstock.app.lifetimes import Lifetimes
 from penstock.app.service import Host, Service
@@ -44,19 +45,23 @@ def serve(
     `ConfigurationError` for a queue without a handler, and what stopped the worker.
     """
     services = chosen(app, queues)
+    clock = SystemClock()
+    presence = Presence(settings=app.settings, broker=app.broker, worker=app.worker, stop=stop, clock=clock)
     host = Host(
         worker=app.worker,
         settings=app.settings,
         broker=app.broker,
         ledger=lambda: app.ledger,
-        bus=Bus(*app.listeners, *listeners),
-        clock=SystemClock(),
+        bus=Bus(*app.listeners, *listeners, *(presence.listeners if resident else ())),
+        clock=clock,
         random=random.random,
         probe=killing_probe(app.settings.kill_at),
         stop=stop,
     )
     numbers = settings or worker_settings(app)
     with ExitStack() as stack:
+        if resident:
+            stack.enter_context(presence.kept(ledger=host.ledger, tell=host.bus.emit, random=host.random))
         event_loop = EventLoop()
         stack.callback(event_loop.close)
         lifetimes = Lifetimes(
@@ -105,6 +110,7 @@ def worker_settings(app: "App") -> WorkerSettings:
         concurrency=settings.concurrency,
         lease_seconds=settings.lease_seconds,
         stop_timeout_seconds=settings.stop_timeout_seconds,
+        drain_seconds=settings.drain_seconds,
     )
 
 

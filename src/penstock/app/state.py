@@ -10,16 +10,15 @@ from pathlib import Path
 
 from ulid import ULID
 
+from penstock.app.housekeeping import SCRATCH_FOLDER, Sweeper
 from penstock.app.places import LEDGER_FILE, Places
-from penstock.app.processes import ProcessRegistry
+from penstock.app.processes import PROCESSES_FOLDER, ProcessRegistry
 from penstock.brokers.sqlite import SqliteBroker
 from penstock.errors import ConfigurationError
 from penstock.ledger import Ledger
 from penstock.messaging.steps import Probe, no_probe
 
 QUEUE_FILE = "queue.db"
-PROCESSES_FOLDER = "processes"
-SCRATCH_FOLDER = "scratch"
 SPARK_LOG_FILE = "spark.log"
 
 
@@ -44,14 +43,10 @@ class State:
 
     def free_what_the_dead_held(self) -> int:
         """Abandon attempts and works, end leases and remove scratch of processes proven dead; answers how many."""
-        with self.processes.dead() as workers:
-            for worker in workers:
-                for pipeline in self.ledger.pipelines():
-                    self.ledger.abandon_worker(pipeline.id, worker)
-                self.ledger.abandon_worker_works(worker)
-                self.broker.release_holder(worker)
-                shutil.rmtree(self.directory / SCRATCH_FOLDER / worker, ignore_errors=True)
-        return len(workers)
+        scratch = self.directory / SCRATCH_FOLDER
+        return Sweeper(
+            processes=self.processes, broker=self.broker, ledger=lambda: self.ledger, scratch=scratch
+        ).sweep()
 
 
 def check_owner(ledger: Ledger, where: Places) -> None:

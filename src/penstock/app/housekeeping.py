@@ -1,0 +1,166 @@
+"""Beside a worker on this host's state: its lock and record, and freeing what processes proven dead held.
+
+A worker that was killed leaves leases behind, in the queue and in the ledger. Its lock is free, which is proof, so its
+successor need not wait for them to end.
+"""
+
+import shutil
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from penstock.app.backends import SQLITE
+from penstock.app.processes import PROCESSES_FOLDER, RECORD_SUFFIX, ProcessRegistry
+from penstock.app.registry import RecordKeeper
+from penstock.brokers.sqlite import SqliteBroker
+from penstock.config import Settings
+from penstock.errors import ConfigurationError
+from penstock.events import Listener, UpkeepFailed
+from penstock.messaging.broker import Broker
+from penstock.messaging.clock import Clock
+from penstock.messaging.waits import Random
+from penstock.worker.shutdown import StopSignal
+
+if TYPE_CHECKING:
+    from penstock.ledger import Ledger
+
+SCRATCH_FOLDER = "scratch"
+HOUSEKEEPING = "housekeeping"
+SWEEP_SECONDS_MAX = 5.0  # a look at the locks costs next to nothing, and a dead worker's messages wait for it
+
+
+class Holding(Protocol):
+    """A broker that knows who holds what."""
+
+    def release_holder(self, holder: str) -> int:
+        """End all leases of a worker that is proven dead."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sweeper:
+    """Frees what the dead held: in the queue, in the ledger where there is one, and on the disk."""
+
+    processes: ProcessRegistry
+    broker: Holding
+    ledger: "Callable[[], Ledger | None]"  # asked only when somebody is dead
+    scratch: Path  # holds a folder for each process
+
+    def sweep(self) -> int:
+        """Abandon attempts and works, end leases, remove scratch; answers of how many processes."""
+        with self.processes.dead() as workers:
+            ledger = self.ledger() if workers else None
+            for worker in workers:
+                if ledger is not None:
+                    for pipeline in ledger.pipelines():
+                        ledger.abandon_worker(pipeline.id, worker)
+                    ledger.abandon_worker_works(worker)
+                self.broker.release_holder(worker)
+                shutil.rmtree(self.scratch / worker, ignore_errors=True)
+        return len(workers)
+
+
+class Housekeeper:
+    """Sweeps at once and then every so often, with jitter, in a thread of its own."""
+
+    def __init__(
+        self, sweep: Callable[[], int], *, every_seconds: float, clock: Clock, random: Random, tell: Listener
+    ) -> None:
+        self._sweep = sweep
+        self._every_seconds = every_seconds
+        self._clock = clock
+        self._random = random
+        self._tell = tell
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="penstock-housekeeping", daemon=True)
+
+    def start(self) -> None:
+        """Begin, with a first sweep."""
+        self._thread.start()
+
+    def end(self) -> None:
+        """Sweep no more; a sweep at work is not waited for longer than a moment, for another process can finish it."""
+        self._ended.set()
+        self._thread.join(1.0)
+
+    def _run(self) -> None:
+        while not self._ended.is_set():
+            try:
+                self._sweep()
+            except Exception as error:  # broker or ledger away: the files stay, and so does the work
+                self._tell(UpkeepFailed(handler=HOUSEKEEPING, error=f"{type(error).__name__}: {error}"))
+            self._clock.wait(self._ended, self._every_seconds * (0.5 + self._random()))
+
+
+class Presence:
+    """A worker's place among the others of its state: a lock, a record, and the housekeeping that all of them share.
+
+    Only on the embedded queue, which belongs to one host; on others it is nothing at all.
+    """
+
+    def __init__(self, *, settings: Settings, broker: Broker, worker: str, stop: StopSignal, clock: Clock) -> None:
+        self._settings = settings
+        self._broker = broker if isinstance(broker, SqliteBroker) else None
+        self._worker = worker
+        self._clock = clock
+        self._state = Path(settings.state)
+        version = settings.service_version or own_version()
+        path = self._state / PROCESSES_FOLDER / f"{worker}{RECORD_SUFFIX}"
+        self._keeper = RecordKeeper(path, worker=worker, version=version, stop=stop, clock=clock)
+
+    @property
+    def listeners(self) -> Sequence[Listener]:
+        """What has to hear the worker's events."""
+        return () if self._broker is None else (self._keeper,)
+
+    @contextmanager
+    def kept(self, *, ledger: "Callable[[], Ledger]", tell: Listener, random: Random) -> Iterator[None]:
+        """Be known as alive until the block ends, and keep house for those who are not any more.
+
+        ``tell`` hears of a housekeeping that failed. Raises `ConfigurationError` where the state folder cannot be
+        written.
+        """
+        if self._broker is None:
+            yield
+            return
+        with ExitStack() as stack:
+            try:
+                processes = ProcessRegistry(self._state / PROCESSES_FOLDER)
+                stack.enter_context(processes.registered(self._worker))
+                self._keeper.start()
+            except OSError as error:
+                raise ConfigurationError(
+                    f"The state folder {self._state} cannot be written: {error.strerror}; name another one in the "
+                    "setting state."
+                ) from error
+            stack.callback(self._keeper.end)
+            sweeper = Sweeper(
+                processes=processes,
+                broker=self._broker,
+                ledger=lambda: ledger() if _has_ledger(self._settings) else None,
+                scratch=self._state / SCRATCH_FOLDER,
+            )
+            every_seconds = min(self._settings.lease_seconds / 3, SWEEP_SECONDS_MAX)
+            house = Housekeeper(sweeper.sweep, every_seconds=every_seconds, clock=self._clock, random=random, tell=tell)
+            house.start()
+            stack.callback(house.end)
+            yield
+
+
+def _has_ledger(settings: Settings) -> bool:
+    """Whether there is a ledger to free anything in: one on this host may never have been made."""
+    file = settings.ledger.removeprefix(SQLITE)
+    return file == settings.ledger or Path(file).is_file()
+
+
+def own_version() -> str:
+    """Of Penstock."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("penstock")
+    except PackageNotFoundError:
+        return "source"
