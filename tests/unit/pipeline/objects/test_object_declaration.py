@@ -1,0 +1,57 @@
+"""What a user says of a function for objects."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from penstock.errors import UsageError
+from penstock.pipeline.objects.declaration import ObjectHandlerDeclaration, takes_context
+
+
+def with_context(obj: Any, ctx: Any) -> None: ...
+
+
+def without_context(obj: Any) -> None: ...
+
+
+def nothing() -> None: ...
+
+
+async def asynchronous(obj: Any, ctx: Any) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("declared", "said"),
+    [
+        ({"name": ""}, "name"),
+        ({"function": "x"}, "no function"),
+        ({"attempts_max": 0}, "attempts_max"),
+        ({"timeout_seconds": 0.0}, "timeout_seconds"),
+        ({"on_stop": "panic"}, "on_stop"),
+        ({"object_bytes_max": 0}, "object_bytes_max"),
+        ({"line_bytes_max": -1}, "line_bytes_max"),
+        ({"encoding": "klingon"}, "encoding"),
+        ({"encoding": "utf-16"}, "encoding"),
+        ({"encoding": "base64"}, "encoding"),
+        ({"function": nothing}, "takes"),
+        ({"cleanup": nothing}, "takes"),
+    ],
+)
+def test_mistakes_are_told(declared: dict[str, Any], said: str) -> None:
+    arguments: dict[str, Any] = {"name": "h", "function": without_context, **declared}
+    with pytest.raises(UsageError, match=said):
+        ObjectHandlerDeclaration(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("function", "answer"),
+    [(with_context, True), (without_context, False), (asynchronous, True), (print, True), ([].append, False)],
+)
+def test_a_function_may_take_the_context_or_leave_it(function: Callable[..., Any], answer: bool) -> None:
+    assert takes_context(function, "h") is answer
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "latin-1", "cp1252", "shift_jis"])
+def test_encodings_that_extend_ascii_are_taken(encoding: str) -> None:
+    ObjectHandlerDeclaration(name="h", function=without_context, encoding=encoding)

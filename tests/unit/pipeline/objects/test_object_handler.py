@@ -1,0 +1,500 @@
+"""A function for objects: what it may raise, what it is told, and how it stops."""
+
+import asyncio
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from tests.unit.pipeline.objects.scene import HANDLER, LEASE_SECONDS, Scene, run
+
+from penstock.errors import Interrupted, Reject, Retry, TemporaryError
+from penstock.events import (
+    AttemptAbandoned,
+    BatchCommitted,
+    ObjectEvent,
+    ObjectFailed,
+    ObjectFinished,
+    ObjectGivenBack,
+    ObjectStarted,
+)
+from penstock.ledger.records import ObjectState
+from penstock.messaging.delivery import AttemptEnd, PreviousAttempt
+from penstock.messaging.handler import Place
+from penstock.messaging.settlement import Ack, DeadLetter, Release
+from penstock.objects.announcement import announce
+from penstock.objects.reference import ObjectRef
+from penstock.objects.store import ObjectReader
+from penstock.pipeline.engine import RunCancelled
+from penstock.pipeline.objects.context import ObjectContext
+from penstock.pipeline.objects.stream import IncomingObject
+from penstock.pipeline.parcel import REPLAY_ID_ATTRIBUTE
+
+Seen = list[PreviousAttempt | None]
+
+
+def raising(raised: BaseException) -> Callable[[IncomingObject], None]:
+    def function(obj: IncomingObject) -> None:
+        raise raised
+
+    return function
+
+
+def test_an_object_is_worked_on_acked_and_told(scene: Scene) -> None:
+    ref = scene.put("a")
+    scene.announce(ref)
+    assert scene.serve(scene.handler(lambda obj: obj.read())) == [Ack()]
+    row = scene.row(ref)
+    assert (row.state, row.attempts, row.rows) == (ObjectState.PROCESSED, 1, 0)
+    assert [type(event) for event in scene.events] == [ObjectStarted, ObjectFinished]
+    started, finished = scene.told(ObjectEvent)
+    assert started.attempt_id == finished.attempt_id
+    [batch] = scene.ledger.batches(HANDLER)
+    assert (batch.objects, batch.bytes, batch.manifest) == (1, ref.size_bytes, "")
+
+
+def test_the_function_is_told_all_about_the_object(scene: Scene) -> None:
+    seen: list[IncomingObject] = []
+    ref = scene.put(b"caf\xe9", b"12")
+    message_id = scene.send(announce(ref))
+    scene.serve(scene.handler(seen.append))
+    [obj] = seen
+    assert (obj.uri, obj.bucket, obj.key, obj.key_bytes) == (ref.uri, "file", ref.key, ref.key_bytes)
+    assert (obj.size_bytes, obj.version_id, obj.etag) == (2, None, ref.etag)
+    assert (obj.message_id, obj.enqueued_at) == (message_id, scene.clock.now())
+    assert obj.object_id == ref.object_id
+
+
+def test_an_exception_costs_an_attempt_and_the_last_one_is_final(scene: Scene) -> None:
+    ref = scene.put("a")
+    scene.announce(ref)
+    ends = scene.serve_to_the_end(scene.handler(raising(ValueError("no")), attempts_max=3))
+    assert [type(end) for end in ends] == [Release, Release, DeadLetter]
+    [death] = scene.dead()
+    assert (death.reason, death.exception) == ("ValueError: no", "ValueError: no")
+    assert death.traceback is not None
+    assert "in function" in death.traceback
+    failures = scene.told(ObjectFailed)
+    assert [failure.outcome for failure in failures] == ["retry", "retry", "dead"]
+    assert {(failure.error_type, failure.reason) for failure in failures} == {("ValueError", "ValueError: no")}
+    assert all(isinstance(failure.exception, ValueError) for failure in failures)
+
+
+def test_a_traceback_holds_no_values_of_variables(scene: Scene) -> None:
+    def secretive(obj: IncomingObject) -> None:
+        password = "hunter" + str(len(obj.uri) * 0 + 2)
+        raise ValueError(len(password))
+
+    scene.announce(scene.put("a"))
+    scene.serve(scene.handler(secretive))
+    [failure] = scene.told(ObjectFailed)
+    assert failure.traceback is not None
+    assert "secretive" in failure.traceback
+    assert "hunter2" not in failure.traceback
+
+
+def test_reject_is_final_at_once_with_its_reason(scene: Scene) -> None:
+    ref = scene.put("a")
+    scene.announce(ref)
+    [end] = scene.serve(scene.handler(raising(Reject("not an image"))))
+    assert isinstance(end, DeadLetter)
+    assert end.reason == "not an image"
+    assert scene.state(ref) is ObjectState.DEAD
+    assert scene.row(ref).attempts == 1
+
+
+@pytest.mark.parametrize("delay_seconds", [None, 0.0, 1_234.5])
+def test_retry_may_choose_its_delay(scene: Scene, delay_seconds: float | None) -> None:
+    scene.announce(scene.put("a"))
+    [end] = scene.serve(scene.handler(raising(Retry("not there yet", delay_seconds=delay_seconds))))
+    assert end == Release(delay_seconds=0.5 if delay_seconds is None else delay_seconds)
+    assert [failure.reason for failure in scene.told(ObjectFailed)] == ["not there yet"]
+
+
+@pytest.mark.parametrize("raised", [SystemExit(1), KeyboardInterrupt(), Interrupted(), asyncio.CancelledError()])
+def test_whatever_a_function_raises_is_an_attempt_and_no_more(scene: Scene, raised: BaseException) -> None:
+    ref = scene.put("a")
+    scene.announce(ref)
+    [end] = scene.serve(scene.handler(raising(raised)))
+    assert end == Release(delay_seconds=0.5)
+    assert scene.row(ref).attempts == 1
+    assert not scene.ledger.open_attempts(HANDLER)
+
+
+def test_a_temporary_error_of_the_function_is_an_attempt_and_one_of_the_store_is_not(scene: Scene) -> None:
+    scene.announce(scene.put("a"))
+    [end] = scene.serve(scene.handler(raising(TemporaryError("the mail server is away"))))
+    assert end == Release(delay_seconds=0.5)
+
+    class Away:
+        def open(self, ref: ObjectRef) -> ObjectReader:
+            raise TemporaryError("too many open files")
+
+        def read_range(self, ref: ObjectRef, offset: int, length_bytes: int) -> bytes:
+            raise TemporaryError("too many open files")
+
+    ref = scene.put("b")
+    scene.announce(ref)
+    scene.store = Away()
+    ends = scene.serve(scene.handler(lambda obj: None))
+    assert ends == [Release(delay_seconds=0.5, refund=True)]
+    assert scene.row(ref).attempts == 0
+    assert [event.reason for event in scene.told(ObjectGivenBack)] == ["too many open files"]
+
+
+def test_waits_grow_while_the_machinery_fails_and_begin_anew_after_a_success(scene: Scene) -> None:
+    class Flaky:
+        away = True
+
+        def open(self, ref: ObjectRef) -> ObjectReader:
+            if self.away:
+                raise TemporaryError("away")
+            return store.open(ref)
+
+        def read_range(self, ref: ObjectRef, offset: int, length_bytes: int) -> bytes:
+            raise NotImplementedError
+
+    store, flaky = scene.store, Flaky()
+    scene.store = flaky
+    refs = [scene.put(str(number)) for number in range(3)]
+    handler = scene.handler(lambda obj: None)
+    scene.announce(*refs)
+    delays = [end.delay_seconds for end in scene.serve(handler) if isinstance(end, Release)]
+    assert delays == [0.5, 1.0, 2.0]
+    flaky.away = False
+    scene.serve_to_the_end(handler)
+    flaky.away = True
+    scene.announce(scene.put("again"))
+    assert scene.serve(handler) == [Release(delay_seconds=0.5, refund=True)]
+
+
+def test_the_context_tells_of_the_attempt_before_and_cleanup_comes_first(scene: Scene) -> None:
+    story: list[str] = []
+    seen: Seen = []
+
+    def cleanup(obj: IncomingObject, ctx: ObjectContext) -> None:
+        story.append(f"cleanup {ctx.attempt}")
+
+    def function(obj: IncomingObject, ctx: ObjectContext) -> None:
+        story.append(f"function {ctx.attempt}")
+        seen.append(ctx.previous_attempt)
+        if ctx.attempt == 1:
+            raise ValueError("no")
+
+    scene.announce(scene.put("a"))
+    began_at = scene.clock.now()
+    scene.serve_to_the_end(scene.handler(function, cleanup=cleanup))
+    assert story == ["function 1", "cleanup 2", "function 2"]
+    first, second = seen
+    assert first is None
+    assert second is not None
+    assert (second.end, second.reason, second.worker) == (AttemptEnd.FAILED, "ValueError: no", "w1")
+    assert (second.started_at, second.ended_at) == (began_at, began_at)
+
+
+def test_a_cleanup_that_fails_keeps_the_function_from_being_called(scene: Scene) -> None:
+    calls: list[int] = []
+
+    def function(obj: IncomingObject, ctx: ObjectContext) -> None:
+        calls.append(ctx.attempt)
+        raise ValueError("first")
+
+    scene.announce(scene.put("a"))
+    ends = scene.serve_to_the_end(scene.handler(function, cleanup=raising(KeyError("x")), attempts_max=2))
+    assert calls == [1]
+    assert isinstance(ends[-1], DeadLetter)
+    assert ends[-1].reason == "KeyError: 'x'"
+
+
+def test_an_expired_attempt_and_a_given_back_one_are_told_apart(scene: Scene) -> None:
+    seen: Seen = []
+    ref = scene.put("a")
+    scene.announce(ref)
+
+    def function(obj: IncomingObject, ctx: ObjectContext) -> None:
+        seen.append(ctx.previous_attempt)
+        if len(seen) == 1:
+            scene.clock.advance(LEASE_SECONDS + 1)
+            handler.upkeep()  # of another worker
+        elif len(seen) == 2:
+            execution.give_back()
+
+    handler = scene.handler(function)
+    for _ in range(3):
+        _, execution = scene.begin(handler)
+        run(execution)
+        scene.clock.advance(LEASE_SECONDS + 1)
+    ends = [attempt.end for attempt in seen if attempt is not None]
+    assert ends == [AttemptEnd.EXPIRED, AttemptEnd.GIVEN_BACK]
+    assert scene.row(ref).attempts == 2, "what was given back does not count"
+    assert [event.reason for event in scene.told(AttemptAbandoned)] == [
+        "its lease ran out",
+        "given back at shutdown",
+    ]
+
+
+def test_a_dead_object_lives_again_by_a_replay(scene: Scene) -> None:
+    ref = scene.put("a")
+    scene.announce(ref)
+    scene.serve(scene.handler(raising(Reject("no"))))
+    scene.send(announce(ref), **{REPLAY_ID_ATTRIBUTE: "r1"})
+    assert scene.serve(scene.handler(lambda obj: None)) == [Ack()]
+    assert scene.state(ref) is ObjectState.PROCESSED
+
+
+# Stopping
+
+
+def test_work_goes_on_after_the_stop_by_default(scene: Scene) -> None:
+    stopping: list[bool] = []
+
+    def function(obj: IncomingObject, ctx: ObjectContext) -> None:
+        stopping.append(ctx.stopping)
+        execution.drain()
+        ctx.checkpoint()
+        stopping.append(ctx.stopping)
+
+    scene.announce(scene.put("a"))
+    _, execution = scene.begin(scene.handler(function))
+    assert list(run(execution).values()) == [Ack()]
+    assert stopping == [False, True]
+
+
+def test_work_that_gives_back_at_a_stop_does_so_at_its_next_checkpoint(scene: Scene) -> None:
+    reached: list[str] = []
+
+    def function(obj: IncomingObject, ctx: ObjectContext) -> None:
+        execution.drain()
+        reached.append("after the stop")
+        obj.read()
+        reached.append("never")
+
+    ref = scene.put("a")
+    scene.announce(ref)
+    _, execution = scene.begin(scene.handler(function, on_stop="give_back"))
+    assert list(run(execution).values()) == [Release(refund=True)]
+    assert reached == ["after the stop"]
+    assert (scene.state(ref), scene.row(ref).attempts) == (ObjectState.UNPROCESSED, 0)
+    [given_back] = scene.told(ObjectGivenBack)
+    assert given_back.object_uri == ref.uri
+    assert not scene.told(ObjectFailed)
+
+
+def test_after_giving_back_the_other_objects_of_the_message_are_not_begun(scene: Scene) -> None:
+    calls: list[str] = []
+
+    def function(obj: IncomingObject, ctx: ObjectContext) -> None:
+        calls.append(obj.key)
+        if len(calls) == 2:
+            execution.drain()
+        ctx.checkpoint()
+
+    refs = [scene.put(str(number)) for number in range(4)]
+    scene.send(_together(*refs))
+    handler = scene.handler(function, on_stop="give_back")
+    delivery, execution = scene.begin(handler)
+    [end] = scene.settle([(delivery, run(execution))])
+    assert end == Release(refund=True)
+    assert calls == [ref.key for ref in refs[:2]]
+    assert scene.serve(handler) == [Ack()]
+    assert calls == [ref.key for ref in (refs[0], refs[1], refs[1], refs[2], refs[3])], "the first one was recorded"
+
+
+def test_given_back_work_ends_at_its_next_checkpoint_and_counts_nothing(scene: Scene) -> None:
+    def function(obj: IncomingObject, ctx: ObjectContext) -> None:
+        execution.give_back()
+        execution.interrupt()
+        ctx.checkpoint()
+        raise AssertionError("it went on")
+
+    ref = scene.put("a")
+    scene.announce(ref)
+    _, execution = scene.begin(scene.handler(function))
+    with pytest.raises(RunCancelled):
+        run(execution)
+    assert (scene.state(ref), scene.row(ref).attempts) == (ObjectState.UNPROCESSED, 0)
+    assert [type(event) for event in scene.told(ObjectEvent)] == [ObjectStarted, ObjectGivenBack]
+
+
+def test_work_whose_claim_was_lost_is_told_once_and_cannot_commit(scene: Scene) -> None:
+    def function(obj: IncomingObject) -> None:
+        scene.clock.advance(LEASE_SECONDS + 1)
+        scene.ledger.abandon_expired(HANDLER)
+        assert not execution.extend()
+
+    ref = scene.put("a")
+    scene.announce(ref)
+    _, execution = scene.begin(scene.handler(function))
+    run(execution)
+    [failure] = scene.told(ObjectFailed)
+    assert "claim was lost" in failure.reason
+    assert scene.state(ref) is ObjectState.UNPROCESSED
+
+
+# Timeouts
+
+
+def test_a_timeout_costs_an_attempt_and_says_where_the_work_was(scene: Scene) -> None:
+    answers: list[Any] = []
+
+    def stuck_here(obj: IncomingObject, ctx: ObjectContext) -> None:
+        answers.append(execution.time_out())
+        execution.interrupt()
+        ctx.checkpoint()
+
+    ref = scene.put("a")
+    scene.announce(ref)
+    handler = scene.handler(stuck_here, timeout_seconds=5.0, attempts_max=2)
+    assert handler.timeout_seconds == 5.0
+    for _ in range(2):
+        delivery, execution = scene.begin(handler)
+        with pytest.raises(RunCancelled):
+            run(execution)
+        scene.settle([(delivery, answers[-1])])
+        scene.clock.advance(400.0)
+    [first] = answers[0].values()
+    [second] = answers[1].values()
+    assert first == Release(delay_seconds=0.5)
+    assert isinstance(second, DeadLetter)
+    assert second.reason == "timed out after 5 s"
+    assert second.traceback is not None
+    assert "stuck_here" in second.traceback
+    assert scene.state(ref) is ObjectState.DEAD
+    assert [failure.outcome for failure in scene.told(ObjectFailed)] == ["retry", "dead"]
+
+
+def test_of_several_objects_the_one_that_had_the_time_to_itself_is_charged(scene: Scene) -> None:
+    answers: list[Any] = []
+    slow = scene.put("1-slow")
+    refs = [scene.put("0"), slow, scene.put("2")]
+
+    def function(obj: IncomingObject) -> None:
+        if obj.key == slow.key:
+            answers.append(execution.time_out())
+            raise ValueError("too late to matter")
+
+    scene.send(_together(*refs))
+    handler = scene.handler(function, timeout_seconds=5.0, attempts_max=1)
+    delivery, execution = scene.begin(handler)
+    with pytest.raises(RunCancelled):
+        run(execution)
+    assert scene.settle([(delivery, answers[0])]) == [Release(delay_seconds=0.5, refund=True)]
+    assert (scene.state(refs[0]), scene.row(slow).attempts) == (ObjectState.PROCESSED, 0)
+
+    scene.clock.advance(1.0)
+    delivery, execution = scene.begin(handler)
+    with pytest.raises(RunCancelled):
+        run(execution)
+    [end] = scene.settle([(delivery, answers[1])])
+    assert isinstance(end, Release), "the third object was not reached yet"
+    assert scene.state(slow) is ObjectState.DEAD
+    [last] = scene.serve(handler)
+    assert last == DeadLetter(reason="timed out after 5 s")
+    assert scene.state(refs[2]) is ObjectState.PROCESSED
+
+
+def test_a_timeout_after_the_commit_changes_nothing(scene: Scene) -> None:
+    ref = scene.put("a")
+    scene.announce(ref)
+    _, execution = scene.begin(scene.handler(lambda obj: None, timeout_seconds=5.0))
+    assert run(execution) == execution.time_out()
+    assert scene.state(ref) is ObjectState.PROCESSED
+
+
+def test_a_timeout_before_the_work_began_costs_nothing(scene: Scene) -> None:
+    calls: list[str] = []
+    scene.announce(scene.put("a"))
+    _, execution = scene.begin(scene.handler(lambda obj: calls.append(obj.key), timeout_seconds=5.0))
+    assert list(execution.time_out().values()) == [Release(refund=True)]
+    with pytest.raises(RunCancelled):
+        run(execution)
+    assert calls == []
+
+
+# Async functions
+
+
+def test_an_async_function_is_worked_to_its_end(scene: Scene) -> None:
+    calls: list[str] = []
+
+    async def function(obj: IncomingObject, ctx: ObjectContext) -> None:
+        await asyncio.sleep(0)
+        calls.append(obj.read().decode())
+
+    ref = scene.put("a")
+    scene.announce(ref)
+    assert scene.serve(scene.handler(function)) == [Ack()]
+    assert calls == ["x\n"]
+
+
+def test_an_async_function_s_exception_is_its_failure(scene: Scene) -> None:
+    async def function(obj: IncomingObject) -> None:
+        raise Reject("no")
+
+    scene.announce(scene.put("a"))
+    [end] = scene.serve(scene.handler(function))
+    assert isinstance(end, DeadLetter)
+    assert end.reason == "no"
+
+
+def test_an_async_function_is_cancelled_where_it_waits(scene: Scene) -> None:
+    waits = threading.Event()
+    cancelled: list[bool] = []
+
+    async def function(obj: IncomingObject) -> None:
+        waits.set()
+        try:
+            await asyncio.Event().wait()  # for ever
+        except asyncio.CancelledError:
+            cancelled.append(True)
+            raise
+
+    def stop() -> None:
+        waits.wait(10)
+        execution.give_back()
+        execution.interrupt()
+
+    ref = scene.put("a")
+    scene.announce(ref)
+    _, execution = scene.begin(scene.handler(function))
+    stopper = threading.Thread(target=stop)
+    stopper.start()
+    with pytest.raises(RunCancelled):
+        run(execution)
+    stopper.join(10)
+    assert cancelled == [True]
+    assert scene.state(ref) is ObjectState.UNPROCESSED
+
+
+# The seam to the worker
+
+
+def test_the_worker_s_questions(scene: Scene) -> None:
+    handler = scene.handler(lambda obj: None)
+    scene.announce(scene.put("a", b"12345"))
+    scene.send(b"no notification")
+    first, second = scene.receive()
+    assert (handler.name, handler.place, handler.timeout_seconds) == (HANDLER, Place.POOL, None)
+    assert (handler.weigh(first), handler.weigh(second)) == (5, 0)
+
+
+def test_nothing_heavy_is_imported() -> None:
+    code = (
+        "import sys, penstock.pipeline.objects.handler;"
+        "print(*{'pyspark', 'pyarrow', 'deltalake', 'numpy', 'pandas'} & set(sys.modules))"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert ran.stdout.strip() == ""
+
+
+def test_batches_of_one_object_are_not_told(scene: Scene) -> None:
+    scene.announce(scene.put("a"))
+    scene.serve(scene.handler(lambda obj: None))
+    assert not scene.told(BatchCommitted)
+
+
+def _together(*refs: Any) -> bytes:
+    return json.dumps({"Records": [json.loads(announce(ref))["Records"][0] for ref in refs]}).encode()
