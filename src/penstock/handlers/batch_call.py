@@ -33,7 +33,7 @@ class BatchCall:
         return True
 
     def drain(self) -> None:
-        self._flag.stopping.set()
+        self._flag.stopping = True
 
     def time_out(self) -> Answer:
         raised = TimedOut(f"the batch ran longer than its timeout of {self._around.declaration.timeout_seconds:g} s")
@@ -44,7 +44,7 @@ class BatchCall:
             call.give_back()
 
     def interrupt(self) -> None:
-        self._flag.over.set()
+        self._flag.end()
 
     def _begin(self) -> Sequence[Item[Any]]:
         for delivery, call in zip(self._deliveries, self._calls, strict=True):
@@ -82,7 +82,7 @@ class BatchCall:
         return settlements
 
     def _failed(self, raised: BaseException) -> Answer:
-        if isinstance(raised, Interrupted) and self._flag.over.is_set():
+        if isinstance(raised, Interrupted) and self._flag.over:
             return {}
         settlements = dict(self._settled)
         for call, _ in self._open:
@@ -119,7 +119,7 @@ class AsyncBatchCall(BatchCall):
         try:
             result = await self._around.function(*self._arguments(items))
         except asyncio.CancelledError as cancelled:
-            if self._flag.over.is_set():
+            if self._flag.over:
                 raise
             return self._failed(cancelled)
         except BaseException as raised:

@@ -84,7 +84,7 @@ class Call:
         return self._claim is None or self._claim.extend()
 
     def drain(self) -> None:
-        self._flag.stopping.set()
+        self._flag.stopping = True
 
     def time_out(self) -> Answer:
         raised = TimedOut(f"it ran longer than its timeout of {self._around.declaration.timeout_seconds:g} s")
@@ -97,7 +97,7 @@ class Call:
         self._emit(MessageGivenBack)
 
     def interrupt(self) -> None:
-        self._flag.over.set()
+        self._flag.end()
 
     # -- steps of a run ------------------------------------------------------------------------------------------
 
@@ -205,7 +205,7 @@ class Call:
         if self._claim is not None:
             with suppress(TemporaryError):
                 self._claim.give_back()
-        if not self._flag.over.is_set():  # else whoever broke it off has told so
+        if not self._flag.over:  # else whoever broke it off has told so
             self._emit(MessageGivenBack)
         return GIVEN_BACK
 
@@ -323,7 +323,7 @@ class AsyncCall(Call):
                 await _awaited(self._around.declaration.cleanup(opened.body, opened.context))
             result = await self._invoke(opened)
         except asyncio.CancelledError as cancelled:
-            if self._flag.over.is_set():
+            if self._flag.over:
                 raise
             return await self._aside(self.failed, cancelled)  # the function's own doing
         except BaseException as raised:

@@ -29,15 +29,31 @@ def tell_nobody(tries: int, delay_seconds: float, raised: BaseException) -> None
 class Flag:
     """What a call is told from outside. Each field is set once, by whichever thread comes to it."""
 
+    __slots__ = ("_gives_back", "_sleeper", "over", "stopping")
+
     def __init__(self, *, gives_back: bool = False) -> None:
-        self.stopping = threading.Event()
-        self.over = threading.Event()
+        self.stopping = False
+        self.over = False
         self._gives_back = gives_back
+        self._sleeper: threading.Event | None = None  # made by the call, when it first sleeps: most never do
+
+    def end(self) -> None:
+        """The work is no longer ours."""
+        self.over = True
+        if self._sleeper is not None:
+            self._sleeper.set()
 
     def check(self) -> None:
         """Raise `Interrupted` when the work is no longer ours, or is to be given back now."""
-        if self.over.is_set() or (self._gives_back and self.stopping.is_set()):
+        if self.over or (self._gives_back and self.stopping):
             raise Interrupted
+
+    def sleep(self, seconds: float) -> None:
+        """Wait, no longer than the work is ours."""
+        if self._sleeper is None:
+            self._sleeper = threading.Event()
+        if not self.over:  # looked at after the sleeper was made, so that `end` cannot slip between
+            self._sleeper.wait(seconds)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +69,7 @@ class BatchContext:
     @property
     def stopping(self) -> bool:
         """Whether the worker is stopping: work goes on until the drain deadline."""
-        return self.flag.stopping.is_set()
+        return self.flag.stopping
 
     def checkpoint(self) -> None:
         """A place where the work may end early. Call it now and then in long work.
@@ -100,7 +116,7 @@ class BatchContext:
             self.tell_retry(state.attempt_number, state.upcoming_sleep, raised)
 
     def _sleep(self, seconds: float) -> None:
-        self.flag.over.wait(seconds)
+        self.flag.sleep(seconds)
         self.checkpoint()
 
 

@@ -36,6 +36,7 @@ class FunctionHandler:
             raise ConfigurationError(f"The handler {declaration.name} is idempotent and was given no ledger.")
         wants_context = takes_context(declaration.function, declaration.name)
         self._declaration = declaration
+        self._is_async = declaration.is_async  # asked once: the answer takes a while
         self._around = Surroundings(
             declaration=declaration,
             codec=Codec(declaration.queue),
@@ -59,7 +60,7 @@ class FunctionHandler:
 
     @property
     def place(self) -> Place:
-        return Place.LOOP if self._declaration.is_async else Place.POOL
+        return Place.LOOP if self._is_async else Place.POOL
 
     @property
     def timeout_seconds(self) -> float | None:
@@ -70,12 +71,12 @@ class FunctionHandler:
 
     def begin(self, deliveries: Sequence[Delivery]) -> Execution:
         if self._declaration.batch is not None:
-            kind = AsyncBatchCall if self._declaration.is_async else PlainBatchCall
+            kind = AsyncBatchCall if self._is_async else PlainBatchCall
             return kind(deliveries, self._around)
         (delivery,) = deliveries
         if self._children is not None:
             return ChildCall(delivery, self._around, self._children)
-        return AsyncCall(delivery, self._around) if self._declaration.is_async else PlainCall(delivery, self._around)
+        return AsyncCall(delivery, self._around) if self._is_async else PlainCall(delivery, self._around)
 
     def upkeep(self) -> None:
         """Nothing to look after."""

@@ -50,13 +50,7 @@ def load(text: str) -> object:
         raise InvalidMessage("the text starts with a byte order mark; send plain UTF-8")
     _check_nesting(text)
     try:
-        value: object = json.loads(
-            text,
-            object_pairs_hook=_object,
-            parse_constant=_refuse_constant,
-            parse_float=_float,
-            parse_int=_integer,
-        )
+        value: object = _DECODER.decode(text)
         _check_surrogates(text, value)
     except json.JSONDecodeError as error:
         raise InvalidMessage(f"not JSON: {error.msg} at line {error.lineno} column {error.colno}") from None
@@ -125,3 +119,8 @@ def _check_surrogates(text: str, value: object) -> None:
         raise InvalidMessage(
             f"the JSON holds a lone surrogate, \\u{ord(error.object[error.start]):04x}: half a character"
         ) from None
+
+
+_DECODER = json.JSONDecoder(
+    object_pairs_hook=_object, parse_constant=_refuse_constant, parse_float=_float, parse_int=_integer
+)
