@@ -231,17 +231,24 @@ UPDATE messages SET
 WHERE id IN (SELECT value FROM json_each(:ids))
 
 -- One statement, so one moment. The pluses keep SQLite off the indexes of ready messages and of resets, which it would
--- have to sort; the question whether any message is ready spares it a walk past all that are not.
+-- have to sort; where none is ready, the walk past all that are not is spared.
 -- name: stats
 SELECT
-    (SELECT COUNT(*) FROM messages WHERE queue_id = :queue_id AND state = 0),
-    (SELECT COALESCE(SUM(state = 2), 0) FROM messages WHERE queue_id = :queue_id AND state <> 0),
-    (SELECT COALESCE(SUM(state = 1), 0) FROM messages WHERE queue_id = :queue_id AND state <> 0),
-    CASE WHEN EXISTS (SELECT 1 FROM messages WHERE queue_id = :queue_id AND state = 0) THEN
+    ready.messages,
+    waiting.leased,
+    waiting.messages - waiting.leased,
+    CASE WHEN ready.messages > 0 THEN
         (SELECT enqueued_at FROM messages WHERE queue_id = :queue_id AND +state = 0 ORDER BY enqueued_at LIMIT 1)
     END,
     (SELECT enqueued_at FROM messages WHERE queue_id = :queue_id AND +age_from IS NULL ORDER BY enqueued_at LIMIT 1),
     (SELECT age_from FROM messages WHERE queue_id = :queue_id AND age_from IS NOT NULL ORDER BY age_from LIMIT 1)
+FROM
+    (SELECT COUNT(*) AS messages FROM messages WHERE queue_id = :queue_id AND state = 0) AS ready,
+    (
+        SELECT COUNT(*) AS messages, COALESCE(SUM(state = 2), 0) AS leased
+        FROM messages
+        WHERE queue_id = :queue_id AND state <> 0
+    ) AS waiting
 
 -- name: browse
 SELECT id, body, enqueued_at, attributes, grp
