@@ -177,7 +177,7 @@ class BatchExecution:
                 self._around.streak.add_fault(unknown)
                 return None
             if claim.claimed:
-                self._held = Work(claim=claim, refs={object_id: refs[object_id] for object_id in claim.claimed})
+                self._held = Work(claim=claim, refs={id: ref for id, ref in refs.items() if id in claim.claimed})
                 self._committing = False
         return claim
 

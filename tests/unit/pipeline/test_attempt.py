@@ -8,7 +8,20 @@ from functools import partial
 import pytest
 
 from penstock.errors import FaultPersists, TableError, TemporaryError, TransformError
-from penstock.events import BatchCommitted, Bus, Event, RunFailed
+from penstock.events import (
+    BatchCommitted,
+    Bus,
+    Event,
+    LinesQuarantined,
+    Listener,
+    ObjectEvent,
+    ObjectFailed,
+    ObjectFinished,
+    ObjectGivenBack,
+    ObjectSkipped,
+    ObjectStarted,
+    RunFailed,
+)
 from penstock.ledger import Ledger
 from penstock.ledger.records import Failure, ObjectResult, ObjectState
 from penstock.messaging.delivery import Delivery
@@ -69,7 +82,9 @@ class Engine:
 class Pipeline:
     """Batches of one pipeline, one after another."""
 
-    def __init__(self, ledger: Ledger, engine: Engine, *, objects_max: int = 100) -> None:
+    def __init__(
+        self, ledger: Ledger, engine: Engine, *, objects_max: int = 100, listen: Listener = lambda event: None
+    ) -> None:
         self.ledger = ledger
         self.events: list[Event] = []
         self._settings = AttemptSettings(
@@ -87,7 +102,7 @@ class Pipeline:
             parse=partial(parse, buckets_allowed=None),
             publish=lambda: None,
             streak=FailureStreak(faults_max=3),
-            bus=Bus(self.events.append),
+            bus=Bus(self.events.append, listen),
             random=lambda: 0.5,
         )
         self._receipts = itertools.count()
@@ -362,3 +377,160 @@ def test_an_object_that_another_worker_has_waits_for_its_lease_and_costs_nothing
     assert isinstance(end, Release)
     assert end.refund
     assert 55 < end.delay_seconds < 65
+
+
+# What is told of each object
+
+
+def objects_told(pipeline: Pipeline) -> list[tuple[str, str]]:
+    return [
+        (type(event).__name__, event.object_uri.removeprefix("s3://bucket/"))
+        for event in pipeline.events
+        if isinstance(event, ObjectEvent | ObjectSkipped | LinesQuarantined)
+    ]
+
+
+def test_every_object_is_told_started_and_finished_or_failed(ledger: Ledger) -> None:
+    def some_bad_lines(request: RunRequest) -> RunResult:
+        whole = unreadable("bad")(request)
+        return replace(whole, processed=[replace(one, lines_quarantined=3) for one in whole.processed])
+
+    pipeline = Pipeline(ledger, Engine(some_bad_lines))
+    pipeline.run("a", "bad")
+    assert objects_told(pipeline) == [
+        ("ObjectStarted", "a"),
+        ("ObjectStarted", "bad"),
+        ("ObjectFinished", "a"),
+        ("LinesQuarantined", "a"),
+        ("ObjectFailed", "bad"),
+    ]
+    [batch] = ledger.batches(PIPELINE)
+    assert {event.attempt_id for event in pipeline.events if isinstance(event, ObjectEvent)} == {batch.attempt_id}
+    pipeline.events.clear()
+    pipeline.run("bad", "a")
+    assert objects_told(pipeline) == [("ObjectSkipped", "a"), ("ObjectStarted", "bad"), ("ObjectFailed", "bad")]
+    [second] = [event.attempt for event in pipeline.events if isinstance(event, ObjectStarted)]
+    assert second == 2
+
+
+def test_objects_are_told_after_the_ledger_has_recorded_them(ledger: Ledger) -> None:
+    states: list[ObjectState] = []
+
+    def listen(event: Event) -> None:
+        if isinstance(event, ObjectFinished | ObjectFailed | ObjectGivenBack):
+            states.append(pipeline.state(event.object_uri.removeprefix("s3://bucket/")))
+
+    pipeline = Pipeline(ledger, Engine(unreadable("gone", failure=Failure.SUPERSEDED)), listen=listen)
+    pipeline.run("a", "gone")
+    assert states == [ObjectState.PROCESSED, ObjectState.SUPERSEDED]
+
+
+def test_objects_of_a_broken_batch_and_of_a_faulty_machine_have_an_end_too(ledger: Ledger) -> None:
+    def disk_full(request: RunRequest) -> RunResult:
+        raise TemporaryError("disk full")
+
+    engine = Engine(culprit("a"))
+    pipeline = Pipeline(ledger, engine)
+    pipeline.run("a")
+    engine.answer = disk_full
+    pipeline.run("a")
+    assert [kind for kind, _ in objects_told(pipeline)] == [
+        "ObjectStarted",
+        "ObjectFailed",
+        "ObjectStarted",
+        "ObjectGivenBack",
+    ]
+
+
+def test_a_pipeline_that_stops_gives_its_objects_back(ledger: Ledger) -> None:
+    def always(request: RunRequest) -> RunResult:
+        raise RunBroken("NameError: x", fingerprint="NameError")
+
+    pipeline = Pipeline(ledger, Engine(always))
+    pipeline.run("a")
+    pipeline.run("b")
+    with pytest.raises(TransformError):
+        pipeline.run("c")
+    assert objects_told(pipeline)[-2:] == [("ObjectStarted", "c"), ("ObjectGivenBack", "c")]
+
+
+def test_given_back_objects_are_told_once(ledger: Ledger) -> None:
+    executions: list[BatchExecution] = []
+
+    def given_back_meanwhile(request: RunRequest) -> RunResult:
+        executions[0].give_back()
+        executions[0].give_back()
+        return result(request)
+
+    pipeline = Pipeline(ledger, Engine(given_back_meanwhile))
+    executions.append(pipeline.execution("a", "b"))
+    executions[0].run()
+    assert [kind for kind, _ in objects_told(pipeline)] == ["ObjectStarted"] * 2 + ["ObjectGivenBack"] * 2
+
+
+def test_what_another_worker_has_is_told_skipped(ledger: Ledger) -> None:
+    inner = Pipeline(ledger, Engine())
+
+    def meanwhile(request: RunRequest) -> RunResult:
+        inner.run("a")
+        return result(request)
+
+    Pipeline(ledger, Engine(meanwhile)).run("a")
+    [skipped] = [event for event in inner.events if isinstance(event, ObjectSkipped)]
+    assert skipped.reason == "in_progress"
+
+
+# Timeouts
+
+
+def test_a_batch_that_ran_out_of_time_makes_its_objects_suspects(ledger: Ledger) -> None:
+    executions: list[BatchExecution] = []
+    answers: list[dict[str, Settlement]] = []
+
+    def slow(request: RunRequest) -> RunResult:
+        answers.append(dict(executions[-1].time_out()))
+        executions[-1].interrupt()
+        return result(request)
+
+    engine = Engine(slow)
+    pipeline = Pipeline(ledger, engine)
+    executions.append(pipeline.execution("a", "b"))
+    executions[0].run()
+    assert list(answers[0].values()) == [Release(delay_seconds=0.5)] * 2
+    assert engine.cancelled == [engine.requests[0].attempt_id]
+    assert (pipeline.state("a"), pipeline.attempts("a")) == (ObjectState.UNPROCESSED, 1)
+    assert set(ledger.unattributed_failures(PIPELINE, [ref(name).object_id for name in "ab"]).values()) == {1}
+    assert [kind for kind, _ in objects_told(pipeline)] == ["ObjectStarted"] * 2 + ["ObjectFailed"] * 2
+    assert not ledger.open_attempts(PIPELINE)
+
+
+def test_a_timeout_while_the_ledger_is_away_leaves_the_lease_to_end_by_itself(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    executions: list[BatchExecution] = []
+    answers: list[dict[str, Settlement]] = []
+
+    def away(outcome: object) -> int:
+        raise TemporaryError("the ledger is away")
+
+    def slow(request: RunRequest) -> RunResult:
+        monkeypatch.setattr(ledger, "commit", away)
+        answers.append(dict(executions[-1].time_out()))
+        monkeypatch.undo()
+        raise RunCancelled("interrupted")
+
+    pipeline = Pipeline(ledger, Engine(slow))
+    executions.append(pipeline.execution("a"))
+    with pytest.raises(RunCancelled):
+        executions[0].run()
+    assert list(answers[0].values()) == [Release(delay_seconds=0.5)]
+    assert pipeline.state("a") is ObjectState.PROCESSING
+    assert [kind for kind, _ in objects_told(pipeline)] == ["ObjectStarted"], "nothing is recorded, so nothing is told"
+
+
+def test_where_runs_hold_one_object_each_is_committed_by_itself(ledger: Ledger) -> None:
+    engine = Engine(unreadable("b"))
+    pipeline = Pipeline(ledger, engine, objects_max=1)
+    assert pipeline.run("a", "b", "c") == [Ack(), Release(delay_seconds=0.5), Ack()]
+    assert engine.group_sizes == [1, 1, 1]
+    assert [batch.objects for batch in ledger.batches(PIPELINE)] == [1, 1]

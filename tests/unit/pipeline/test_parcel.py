@@ -110,6 +110,23 @@ def test_suspects_of_a_delivery_are_parts_of_their_own() -> None:
     assert [part.failures for part in parts(whole, {A.object_id: 1, B.object_id: 2, C.object_id: 1})] == [1, 2, 1]
 
 
+def test_where_runs_hold_one_object_each_is_a_part_of_its_own() -> None:
+    assert parts(parcel(A, B), {B.object_id: 1}, singly=True) == [
+        parcel(A),
+        replace(parcel(B), failures=1),
+    ]
+
+
+def test_a_dead_letter_tells_the_first_exception_that_its_objects_died_of() -> None:
+    outcomes: dict[bytes, ObjectOutcome] = {
+        A.object_id: Dead(reason="too large", carrier_message_id="m1"),
+        B.object_id: Dead(reason="no", carrier_message_id="m1", exception="ValueError: no", traceback="where"),
+    }
+    assert settle_parcel(parcel(A, B), outcomes) == DeadLetter(
+        reason="too large; no", exception="ValueError: no", traceback="where"
+    )
+
+
 def test_a_replayed_message_carries_its_replay_id() -> None:
     replayed = Parcel(delivery=delivery("m9", **{"penstock-replay-id": "r7"}), objects=(A,), problems=())
     assert [candidate.carrier.replay_id for candidate in candidates([replayed])] == ["r7"]

@@ -1,0 +1,72 @@
+"""What becomes of objects that left their attempt unprocessed."""
+
+import pytest
+
+from penstock.ledger.records import Carrier, ClaimedObject, FailedObject, Failure
+from penstock.messaging.failure import Failure as Raised
+from penstock.pipeline.engine import ReadFailure
+from penstock.pipeline.parcel import Dead, Done, Later
+from penstock.pipeline.verdicts import failure_outcome, timed_out, verdict
+
+CARRIER = Carrier(message_id="m1", enqueued_at=1.0)
+LATER = Later(delay_seconds=7.0)
+
+
+def claimed(attempts: int = 1, name: bytes = b"a") -> ClaimedObject:
+    return ClaimedObject(object_id=name, attempts=attempts, unattributed_failures=0, carrier=CARRIER)
+
+
+@pytest.mark.parametrize(
+    ("failure", "attempts", "expected"),
+    [
+        (Failure.RETRY, 1, Failure.RETRY),
+        (Failure.RETRY, 3, Failure.DEAD),
+        (Failure.GONE, 1, Failure.RETRY),
+        (Failure.GONE, 2, Failure.GONE),
+        (Failure.SUPERSEDED, 1, Failure.SUPERSEDED),
+        (Failure.DEAD, 1, Failure.DEAD),
+    ],
+)
+def test_an_object_is_judged_by_its_own_attempts(failure: Failure, attempts: int, expected: Failure) -> None:
+    judged = verdict(claimed(attempts), ReadFailure(failure=failure, reason="no"), attempts_max=3)
+    assert judged == FailedObject(object_id=b"a", failure=expected, reason="no")
+
+
+def test_what_is_hardly_the_object_s_fault_is_refunded_also_at_its_last_attempt() -> None:
+    failure = ReadFailure(failure=Failure.RETRY, reason="denied", refund=True)
+    judged = verdict(claimed(3), failure, attempts_max=3)
+    assert (judged.failure, judged.refund) == (Failure.RETRY, True)
+
+
+def test_running_out_of_time_alone_is_an_attempt() -> None:
+    [first] = timed_out([claimed(1)], "late", attempts_max=2, first=True)
+    [last] = timed_out([claimed(2)], "late", attempts_max=2, first=True)
+    assert (first.failure, first.refund, first.reason) == (Failure.RETRY, False, "late")
+    assert (last.failure, last.reason) == (Failure.DEAD, "late")
+
+
+def test_running_out_of_what_others_left_of_the_time_is_none() -> None:
+    [judged] = timed_out([claimed(2)], "late", attempts_max=2, first=False)
+    assert (judged.failure, judged.refund) == (Failure.RETRY, True)
+
+
+def test_running_out_of_time_together_makes_suspects() -> None:
+    judged = timed_out([claimed(1, b"a"), claimed(2, b"b")], "late", attempts_max=2, first=True)
+    assert [(one.failure, one.refund, one.unattributed) for one in judged] == [
+        (Failure.RETRY, False, True),
+        (Failure.RETRY, True, True),  # it keeps its last attempt for a run of its own
+    ]
+
+
+def test_a_cause_may_choose_the_delay_and_tell_what_was_raised() -> None:
+    retry = FailedObject(object_id=b"a", failure=Failure.RETRY, reason="no")
+    dead = FailedObject(object_id=b"a", failure=Failure.DEAD, reason="no")
+    raised = Raised(error_type="ValueError", error="no", traceback="where")
+    cause = ReadFailure(failure=Failure.RETRY, reason="no", delay_seconds=0.0, raised=raised)
+    assert failure_outcome(retry, claimed(), later=LATER, cause=cause) == Later(delay_seconds=0.0)
+    assert failure_outcome(retry, claimed(), later=LATER) == LATER
+    assert failure_outcome(dead, claimed(), later=LATER, cause=cause) == Dead(
+        reason="no", carrier_message_id="m1", exception="ValueError: no", traceback="where"
+    )
+    gone = FailedObject(object_id=b"a", failure=Failure.GONE, reason="no")
+    assert failure_outcome(gone, claimed(), later=LATER) == Done()
