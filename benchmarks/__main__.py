@@ -3,7 +3,7 @@
 import subprocess
 import sys
 
-BENCHMARKS = ("chain", "reader", "broker", "ledger")
+BENCHMARKS = ("chain", "reader", "broker", "worker", "ledger")
 
 
 def main() -> int:

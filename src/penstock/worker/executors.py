@@ -57,6 +57,7 @@ class Executors:
         self._line = line
         self._handler = line.handler
         self._place = line.handler.place
+        self._shares_slots = line.shares_slots
         self._timeout_seconds = line.handler.timeout_seconds
         self._flights_max = line.places(settings)
         self._places = places
@@ -91,7 +92,7 @@ class Executors:
     def free(self) -> int:
         """How many more batches may begin."""
         free = self._flights_max - len(self._running)
-        return min(free, self._slots.free) if self._line.shares_slots else free
+        return min(free, self._slots.free) if self._shares_slots else free
 
     @property
     def busy(self) -> bool:
@@ -121,11 +122,13 @@ class Executors:
 
         Raises what the handler raises if that is fatal; anything else counts as a failed run.
         """
+        timeout_seconds = self._timeout_seconds
+        deadline = None if timeout_seconds is None else self._clock.monotonic() + timeout_seconds
         flights: list[Flight] = []
         try:
             for number, deliveries in enumerate(batches):
                 try:
-                    flights.append(self._flight(deliveries))
+                    flights.append(self._flight(deliveries, deadline))
                 except (UserError, PublishHalted):
                     unstarted = [delivery for rest in batches[number:] for delivery in rest]
                     self._settler.submit((delivery, Release(refund=True)) for delivery in unstarted)
@@ -154,10 +157,9 @@ class Executors:
             flights = [flight for flight in self._running if not flight.ended]
         self._tell_drain(flights)
 
-    def _flight(self, deliveries: Sequence[Delivery]) -> Flight:
+    def _flight(self, deliveries: Sequence[Delivery], deadline: float | None) -> Flight:
         execution = self._handler.begin(deliveries)
         self._begun += 1
-        timeout_seconds = self._timeout_seconds
         name = f"penstock-run-{self._handler.name}-{self._begun}"
         return Flight(
             execution=execution,
@@ -166,7 +168,7 @@ class Executors:
             queue=self._line.queue,
             name=name,
             thread=LOOP_THREAD if self._place is Place.LOOP else name,
-            deadline=None if timeout_seconds is None else self._clock.monotonic() + timeout_seconds,
+            deadline=deadline,
             lock=self._lock,
             lost=self._lose,
         )
@@ -176,7 +178,7 @@ class Executors:
             return
         with self._lock:
             self._running.update(dict.fromkeys(flights))
-            if self._line.shares_slots:
+            if self._shares_slots:
                 self._slots.taken += len(flights)
             draining = self._draining
         match self._place:
@@ -217,7 +219,7 @@ class Executors:
         """The run is over, and its place is free."""
         with self._lock:
             del self._running[flight]
-            if self._line.shares_slots:
+            if self._shares_slots:
                 self._slots.taken -= 1
             if not flight.ended:
                 self._stranded.append(flight)
@@ -314,7 +316,7 @@ class Executors:
         with self._lock:
             self._concluded += 1
             self._failures_in_a_row = self._failures_in_a_row + 1 if failed else 0
-            if failed and not self._line.shares_slots:
+            if failed and not self._shares_slots:
                 self._not_before = self._clock.monotonic() + self._backoff_seconds(self._failures_in_a_row)
 
     def _backoff_seconds(self, attempt: int) -> float:

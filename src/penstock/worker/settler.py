@@ -61,6 +61,7 @@ class Settler:
         self._bus = bus
         self._probe = probe
         self._random = random
+        self._delay_seconds_max = broker.capabilities.delay_seconds_max
         self._lock = threading.Lock()
         # Under the lock: added to by any thread, taken from by the I/O thread.
         self._fresh: list[tuple[Delivery, Settlement]] = []
@@ -69,7 +70,7 @@ class Settler:
 
     def submit(self, settlements: Iterable[tuple[Delivery, Settlement]]) -> None:
         """Take settlements over; any thread may call it. Delays beyond what the broker can do are cut to that."""
-        delay_seconds_max = self._broker.capabilities.delay_seconds_max
+        delay_seconds_max = self._delay_seconds_max
         arrived = [(delivery, _within(settlement, delay_seconds_max)) for delivery, settlement in settlements]
         with self._lock:
             self._fresh += arrived

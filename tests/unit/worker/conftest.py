@@ -1,12 +1,15 @@
 """Doubles for the worker's tests: a clock that is told the time, a broker and a handler that do what the test says."""
 
+import asyncio
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 
+from penstock.errors import TemporaryError
 from penstock.events import Bus, Event
 from penstock.messaging.broker import Capabilities, QueueStats, SettleFailure
 from penstock.messaging.clock import Clock, SystemClock
@@ -64,13 +67,13 @@ class SkippingClock(FakeClock):
         return event.is_set()
 
 
-def make_delivery(number: int, attempt: int = 1) -> Delivery:
+def make_delivery(number: int, attempt: int = 1, queue: str = "q") -> Delivery:
     message = Message(id=f"m{number}", body=b"{}", enqueued_at=0.0)
-    return Delivery(message=message, queue="q", receipt=f"r{number}-{attempt}", attempt=attempt, received_at=0.0)
+    return Delivery(message=message, queue=queue, receipt=f"r{number}-{attempt}", attempt=attempt, received_at=0.0)
 
 
 class FakeBroker:
-    """One queue in memory. Leases never end by themselves; the test takes them away with `steal`."""
+    """Queues in memory; "q" unless said otherwise. Leases never end by themselves; the test takes them with `steal`."""
 
     capabilities = Capabilities(
         delay_seconds_max=900,
@@ -88,10 +91,13 @@ class FakeBroker:
     def __init__(self, journal: list[str]) -> None:
         self.journal = journal
         self.lock = threading.RLock()
-        self.waiting: list[tuple[int, int]] = []  # number, attempt
+        self.queues: dict[str, list[tuple[int, int]]] = {"q": []}  # number, attempt
         self.leased: dict[str, Delivery] = {}
         self.settled: list[tuple[str, Settlement]] = []  # message id
         self.asked: list[int] = []
+        self.asked_of: list[str] = []
+        self.waited: set[float] = set()
+        self.away: set[str] = set()  # queues that cannot be reached
         self.extensions: list[Sequence[str]] = []
         self.receive_faults: list[Exception] = []
         self.settle_faults: list[Exception] = []
@@ -102,9 +108,13 @@ class FakeBroker:
         self.receiving = threading.Event()
         self.extending = threading.Event()
 
-    def put(self, *numbers: int) -> None:
+    @property
+    def waiting(self) -> list[tuple[int, int]]:
+        return self.queues["q"]
+
+    def put(self, *numbers: int, queue: str = "q") -> None:
         with self.lock:
-            self.waiting.extend((number, 1) for number in numbers)
+            self.queues.setdefault(queue, []).extend((number, 1) for number in numbers)
 
     def steal(self, message_id: str) -> None:
         with self.lock:
@@ -119,14 +129,19 @@ class FakeBroker:
         self, queue: str, *, messages_max: int, lease_seconds: float, wait_seconds: float = 0.0
     ) -> Sequence[Delivery]:
         self.asked.append(messages_max)
+        self.asked_of.append(queue)
+        self.waited.add(wait_seconds)
         self.receiving.set()
         if self.receive_gate is not None:
             assert self.receive_gate.wait(DEADLINE_SECONDS)
         with self.lock:
             if self.receive_faults:
                 raise self.receive_faults.pop(0)
-            taken, self.waiting = self.waiting[:messages_max], self.waiting[messages_max:]
-            deliveries = [make_delivery(number, attempt) for number, attempt in taken]
+            if queue in self.away:
+                raise TemporaryError(f"{queue} is away")
+            waiting = self.queues.setdefault(queue, [])
+            taken, waiting[:] = waiting[:messages_max], waiting[messages_max:]
+            deliveries = [make_delivery(number, attempt, queue) for number, attempt in taken]
             self.leased.update((delivery.receipt, delivery) for delivery in deliveries)
             return deliveries
 
@@ -201,11 +216,14 @@ class ToyExecution:
         self.go_on = threading.Event()
         self.held = True
 
-    def run(self) -> Mapping[str, Settlement]:
+    def run(self) -> Answer | Coroutine[Any, Any, Answer]:
         self.started.set()
         if self.handler.blocking:
             assert self.go_on.wait(DEADLINE_SECONDS)
         return self.handler.answer(self.deliveries)
+
+    def let_go(self) -> None:
+        self.go_on.set()
 
     def extend(self) -> bool:
         self.handler.journal.append("extend claim")
@@ -232,6 +250,36 @@ class ToyExecution:
         self.interrupted.set()
         if self.handler.obedient:
             self.go_on.set()
+
+
+class LoopExecution(ToyExecution):
+    """The same as a coroutine; interrupting cancels its task."""
+
+    def run(self) -> Coroutine[Any, Any, Answer]:
+        return self._work()
+
+    async def _work(self) -> Answer:
+        self.task, self.loop = asyncio.current_task(), asyncio.get_running_loop()
+        self.gate = asyncio.Event()
+        self.started.set()
+        while self.handler.blocking and not self.go_on.is_set():
+            try:
+                await self.gate.wait()
+            except asyncio.CancelledError:
+                self.handler.journal.append("cancelled")
+                if self.handler.obedient:
+                    raise
+        return self.handler.answer(self.deliveries)
+
+    def let_go(self) -> None:
+        self.go_on.set()
+        self.loop.call_soon_threadsafe(self.gate.set)
+
+    def interrupt(self) -> None:
+        self.handler.journal.append("interrupt")
+        self.interrupted.set()
+        assert self.task is not None
+        self.loop.call_soon_threadsafe(self.task.cancel)
 
 
 def ack_all(deliveries: Sequence[Delivery]) -> Mapping[str, Settlement]:
@@ -262,7 +310,7 @@ class ToyHandler:
     def begin(self, deliveries: Sequence[Delivery]) -> ToyExecution:
         if self.begin_faults:
             raise self.begin_faults.pop(0)
-        execution = ToyExecution(self, deliveries)
+        execution = (LoopExecution if self.place is Place.LOOP else ToyExecution)(self, deliveries)
         self.executions.append(execution)
         return execution
 
@@ -310,6 +358,7 @@ class Life:
         in_flight_max: int | None = settings.pop("in_flight_max", None)  # type: ignore[assignment]
         fetch_max: int = settings.pop("fetch_max", 500)  # type: ignore[assignment]
         line = Line(queue="q", handler=self.handler, limits=limits, in_flight_max=in_flight_max, fetch_max=fetch_max)
+        settings.setdefault("fetch_max", fetch_max)
         return Worker(
             broker=self.broker,
             lines=self.lines or [line],
@@ -339,11 +388,22 @@ class Life:
         assert not self._thread.is_alive(), "the worker did not end"
         return None if self.conclusion is None else self.conclusion.outcome
 
-    def running(self, number: int = 0) -> ToyExecution:
-        eventually(lambda: len(self.handler.executions) > number, "an execution begins")
-        execution = self.handler.executions[number]
+    def running(self, number: int = 0, handler: "ToyHandler | None" = None) -> ToyExecution:
+        executions = (handler or self.handler).executions
+        eventually(lambda: len(executions) > number, "an execution begins")
+        execution = executions[number]
         assert execution.started.wait(DEADLINE_SECONDS)
         return execution
+
+    def serve(self, place: Place, **numbers: Any) -> ToyHandler:
+        """One more line, of its own handler, each message alone; its queue has the handler's name."""
+        handler = ToyHandler(self.journal, place=place, **numbers.pop("handler", {}))
+        handler.name = numbers.setdefault("queue", handler.name)
+        self.lines = [*self.lines, Line(handler=handler, **numbers)]
+        return handler
+
+    def handlers(self) -> list[ToyHandler]:
+        return [line.handler for line in self.lines if isinstance(line.handler, ToyHandler)]
 
     def told(self, kind: type[Event]) -> list[Event]:
         return [event for event in list(self.events) if type(event) is kind]

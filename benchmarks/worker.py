@@ -1,0 +1,173 @@
+"""What the worker itself costs: handlers that do nothing, handlers that sleep, and no messages at all.
+
+    python benchmarks/worker.py [--folder DIR] [--messages N] [--only NAME]
+
+Prints messages a second from the first receive to the last ack, on the embedded queue in one process; how long 2,000
+sleeps of 50 ms take at concurrency 100 (at best 1 s); and what an idle worker of three queues costs.
+"""
+
+import argparse
+import asyncio
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from pathlib import Path
+from typing import Any
+
+from penstock.brokers.sqlite import SqliteBroker
+from penstock.events import Bus
+from penstock.messaging.clock import SystemClock
+from penstock.messaging.delivery import Delivery
+from penstock.messaging.handler import Answer, Place
+from penstock.messaging.message import Outgoing
+from penstock.messaging.settlement import Ack
+from penstock.worker.line import Line
+from penstock.worker.settings import WorkerSettings
+from penstock.worker.shutdown import StopSignal
+from penstock.worker.worker import Worker
+
+BODY = b'{"number": 1}'
+CONCURRENCY = 100
+SLEEPS = 2_000
+SLEEP_SECONDS = 0.05
+IDLE_SECONDS = 8.0
+
+
+class Bare:
+    """An execution of one message, on the pool."""
+
+    def __init__(self, delivery: Delivery, seconds: float) -> None:
+        self.delivery = delivery
+        self.seconds = seconds
+
+    def run(self) -> Answer | Coroutine[Any, Any, Answer]:
+        if self.seconds:
+            time.sleep(self.seconds)
+        return {self.delivery.receipt: Ack()}
+
+    def extend(self) -> bool:
+        return True
+
+    def drain(self) -> None:
+        pass
+
+    def time_out(self) -> Answer:
+        return {}
+
+    def give_back(self) -> None:
+        pass
+
+    def interrupt(self) -> None:
+        pass
+
+
+class BareOnLoop(Bare):
+    """The same on the event loop."""
+
+    def run(self) -> Coroutine[Any, Any, Answer]:
+        return self._run()
+
+    async def _run(self) -> Answer:
+        if self.seconds:
+            await asyncio.sleep(self.seconds)
+        return {self.delivery.receipt: Ack()}
+
+
+class BareHandler:
+    name = "bench"
+    timeout_seconds = 300.0
+
+    def __init__(self, place: Place, seconds: float = 0.0) -> None:
+        self.place = place
+        self.begun = 0
+        self._kind = BareOnLoop if place is Place.LOOP else Bare
+        self._seconds = seconds
+
+    def weigh(self, delivery: Delivery) -> int:  # noqa: ARG002 # the protocol's
+        return 0
+
+    def begin(self, deliveries: Sequence[Delivery]) -> Bare:
+        self.begun += 1
+        return self._kind(deliveries[0], self._seconds)
+
+    def upkeep(self) -> None:
+        pass
+
+
+def worker(broker: SqliteBroker, *lines: Line) -> Worker:
+    settings = WorkerSettings(concurrency=CONCURRENCY, start_jitter_seconds=0.0)
+    return Worker(broker=broker, lines=lines, settings=settings, clock=SystemClock(), bus=Bus())
+
+
+def drained(broker: SqliteBroker, place: Place, messages: int, seconds: float = 0.0) -> float:
+    """Send that many messages, work them off; answers the seconds that the work took."""
+    queue = f"{place} {seconds}"
+    for first in range(0, messages, 5_000):
+        broker.send(queue, [Outgoing(body=BODY)] * min(5_000, messages - first))
+    handler = BareHandler(place, seconds)
+    started_at = time.perf_counter()
+    worker(broker, Line(queue=queue, handler=handler)).run(StopSignal(), until=lambda: handler.begun == messages)
+    took_seconds = time.perf_counter() - started_at
+    stats = broker.stats(queue)
+    assert (stats.visible, stats.in_flight) == (0, 0), stats
+    return took_seconds
+
+
+def empty_handlers(broker: SqliteBroker, messages: int) -> None:
+    print(f"handlers that do nothing, {messages:,} messages, concurrency {CONCURRENCY}: messages a second")
+    for place in (Place.POOL, Place.LOOP):
+        cpu_before = time.process_time()
+        rate = messages / drained(broker, place, messages)
+        microseconds = (time.process_time() - cpu_before) / messages * 1e6
+        print(f"  {place:>5}: {rate:10,.0f}, {microseconds:.0f} us of a core each, sending included")
+
+
+def sleepers(broker: SqliteBroker, _: int) -> None:
+    ideal_seconds = SLEEPS * SLEEP_SECONDS / CONCURRENCY
+    print(f"{SLEEPS:,} sleeps of {SLEEP_SECONDS * 1_000:g} ms, concurrency {CONCURRENCY}; at best {ideal_seconds:g} s")
+    for place in (Place.POOL, Place.LOOP):
+        cpu_before = time.process_time()
+        took_seconds = drained(broker, place, SLEEPS, SLEEP_SECONDS)
+        print(f"  {place:>5}: {took_seconds:10.2f} s, {time.process_time() - cpu_before:.2f} s of a core")
+
+
+def idle(broker: SqliteBroker, _: int) -> None:
+    lines = [Line(queue=f"idle {n}", handler=BareHandler(Place.LOOP)) for n in range(3)]
+    for line in lines:
+        broker.send(line.queue, [Outgoing(body=BODY)])  # which makes the queue
+    stop, quiet = StopSignal(), threading.Event()
+    thread = threading.Thread(target=lambda: worker(broker, *lines).run(stop))
+    thread.start()
+    quiet.wait(2.0)
+    before = time.process_time()
+    quiet.wait(IDLE_SECONDS)
+    share = (time.process_time() - before) / IDLE_SECONDS
+    stop.request()
+    thread.join()
+    print(f"an idle worker of {len(lines)} queues takes {share:.2%} of a core")
+
+
+BENCHMARKS: dict[str, Callable[[SqliteBroker, int], None]] = {
+    "empty": empty_handlers,
+    "sleep": sleepers,
+    "idle": idle,
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--folder", type=Path, help="where to put the queue's file; a temporary folder by default")
+    parser.add_argument("--messages", type=int, default=50_000)
+    parser.add_argument("--only", choices=BENCHMARKS)
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory(dir=arguments.folder) as folder:
+        broker = SqliteBroker(Path(folder) / "queue.db", holder="bench")
+        for name, benchmark in BENCHMARKS.items():
+            if arguments.only in (None, name):
+                benchmark(broker, arguments.messages)
+        broker.close()
+
+
+if __name__ == "__main__":
+    main()

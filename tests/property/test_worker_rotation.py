@@ -1,0 +1,91 @@
+"""Whose turn it is: shares follow the weights, whatever the reads bring, and nobody saves up turns."""
+
+from collections import Counter
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.worker.rotation import Rotation
+
+WEIGHTS = st.lists(st.integers(1, 10), min_size=1, max_size=6)
+READS = st.integers(1, 50)
+
+
+def turn(rotation: Rotation, full: set[int], messages: int) -> int | None:
+    """One round as the worker does it: ask in order, stop at the first that has something."""
+    for line in rotation.order():
+        if line in full:
+            rotation.served(line, messages)
+            return line
+        rotation.passed(line)
+    return None
+
+
+def test_three_to_one() -> None:
+    rotation = Rotation([3, 1])
+    picks = Counter(turn(rotation, {0, 1}, 1) for _ in range(400))
+    assert picks == {0: 300, 1: 100}
+
+
+@given(weights=WEIGHTS, data=st.data())
+def test_lines_that_are_always_full_share_by_weight_whatever_their_reads_bring(
+    weights: list[int], data: st.DataObject
+) -> None:
+    """No line is ever further from its share than one read of each of two lines."""
+    reads = data.draw(st.lists(READS, min_size=len(weights), max_size=len(weights)))
+    rotation, got = Rotation(weights), Counter[int]()
+    everybody = set(range(len(weights)))
+    for _ in range(300):
+        line = rotation.order()[0]
+        got[line] += reads[line]
+        rotation.served(line, reads[line])
+    for one in everybody:
+        for other in everybody:
+            apart = abs(got[one] / weights[one] - got[other] / weights[other])
+            assert apart <= reads[one] / weights[one] + reads[other] / weights[other] + 1e-6
+
+
+@given(weights=st.tuples(st.integers(1, 5), st.integers(1, 5)), reads=st.lists(READS, min_size=600, max_size=600))
+def test_shares_are_within_five_per_cent_when_reads_vary(weights: tuple[int, int], reads: list[int]) -> None:
+    rotation, got = Rotation(weights), Counter[int]()
+    for messages in reads:
+        line = turn(rotation, {0, 1}, messages)
+        assert line is not None
+        got[line] += messages
+    share = weights[0] / sum(weights)
+    slack = max(50, 0.05 * got.total())  # a few single reads may be all there is
+    assert abs(got[0] - share * got.total()) <= slack
+
+
+@given(weights=WEIGHTS, data=st.data())
+def test_an_empty_line_gives_up_its_turn_at_once(weights: list[int], data: st.DataObject) -> None:
+    rotation = Rotation(weights)
+    lines = st.sets(st.integers(0, len(weights) - 1))
+    for full in data.draw(st.lists(lines, max_size=40)):
+        picked = turn(rotation, full, data.draw(READS))
+        assert (picked in full) if full else picked is None
+
+
+@given(weights=st.tuples(st.integers(1, 5), st.integers(1, 5)), alone=st.integers(1, 500))
+def test_who_was_idle_does_not_monopolise_when_it_is_back(weights: tuple[int, int], alone: int) -> None:
+    """However long the other was served alone, from then on the shares are those of the weights."""
+    rotation = Rotation(weights)
+    for _ in range(alone):
+        turn(rotation, {0}, 1)
+    rounds = 20 * sum(weights)
+    picks = Counter(turn(rotation, {0, 1}, 1) for _ in range(rounds))
+    assert abs(picks[0] - 20 * weights[0]) <= 2
+    assert abs(picks[1] - 20 * weights[1]) <= 2
+
+
+@given(weights=st.tuples(st.integers(1, 5), st.integers(1, 5)), alone=st.integers(1, 500))
+def test_who_was_served_alone_does_not_pay_for_it(weights: tuple[int, int], alone: int) -> None:
+    """The second is served alone for a while, then the first is back, which is owed nothing for its absence."""
+    rotation = Rotation(weights)
+    for _ in range(5):
+        turn(rotation, {0}, 1)
+    for _ in range(alone):
+        turn(rotation, {1}, 1)
+    picks = Counter(turn(rotation, {0, 1}, 1) for _ in range(20 * sum(weights)))
+    missed = max(0.0, 5 / weights[0] - alone / weights[1]) * weights[1]  # what the first had before is not taken away
+    assert abs(picks[1] - 20 * weights[1]) <= 2 + missed
