@@ -139,22 +139,22 @@ class ErrorReporter:
 
     def _work(self) -> None:
         while True:
-            self._call(*self._next())  # a call of its own: while it waits it must hold no exception
+            self._call(self._next())  # a call of its own: while it waits it must hold no exception
 
-    def _call(self, report: _Report, dropped: int) -> None:
+    def _call(self, report: _Report) -> None:
         try:
             self._on_error(report.occurrence.exception, self._context(report))
         except BaseException as error:  # SystemExit too: it would end this thread, and with it all reports
             self._complaints.hook_failed(error)
-        self._complaints.reports_dropped(dropped)
+        self._complaints.reports_dropped(self.dropped)
 
-    def _next(self) -> tuple[_Report, int]:
+    def _next(self) -> _Report:
         with self._lock:
             if not self._waiting:
                 self._idle.set()
             while not self._waiting:
                 self._lock.wait()
-            return self._waiting.popleft(), self._dropped
+            return self._waiting.popleft()
 
     def _context(self, report: _Report) -> ErrorContext:
         failed = report.occurrence

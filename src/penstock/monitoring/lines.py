@@ -127,7 +127,7 @@ def _shown(value: object) -> str:
     if isinstance(value, str):
         simple = value.isprintable() and value and not set(value) & set(" '\"=\\")
         return value if simple else repr(value)
-    return repr(value) if isinstance(value, list) else str(value)
+    return str(value)  # of a list this is what Python writes of each item
 
 
 def _indented(text: str) -> str:

@@ -12,6 +12,11 @@ def _stopped(name: str, level: Level, msg: str) -> Row:
     return Row(name=name, level=level, msg=msg, fields=_GIVEN_BACK)
 
 
+def _ended(level: Level, msg: str) -> Row:
+    fields: Mapping[str, Source] = {"process": "process", "exit_code": "exit_code", "delay_s": "restart_in_seconds"}
+    return Row(name="process.ended", level=level, msg=msg, fields=fields)
+
+
 WORKER_ROWS: Rows = {
     events.WorkerStarted: Row(
         name="worker.started", level="info", msg="The worker serves.", fields=same("queues", "concurrency")
@@ -71,6 +76,17 @@ WORKER_ROWS: Rows = {
         level="warning",
         msg="A thread did not end in time; the process leaves without it.",
         fields=same("thread"),
+    ),
+    events.ProcessEnded: Cases(
+        by=lambda event: event.exit_code == 0,
+        rows={True: _ended("info", "A worker process ended.")},
+        otherwise=_ended("error", "A worker process ended with a failure."),
+    ),
+    events.ProcessKilled: Row(
+        name="process.killed",
+        level="error",
+        msg="A worker process did not end in time and was killed.",
+        fields=same("process"),
     ),
     # A person asked for it, who wants to see it whatever the level is.
     events.StacksDumped: Row(

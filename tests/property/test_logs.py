@@ -1,0 +1,82 @@
+"""Whatever an event holds, it becomes one line, of characters that every reader takes, and says what the event said."""
+
+import io
+import json
+import unicodedata
+from operator import attrgetter
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.unit.monitoring.made import ANY_TEXT, lines_in, made
+
+from penstock.events import Event, MessagesReceived, ObjectFailed, ObjectStarted
+from penstock.monitoring.logs import configure_logs
+from penstock.monitoring.plans import LogSettings
+from penstock.monitoring.rows import Row, rows_of
+from penstock.monitoring.table import ROWS
+from penstock.testing import FakeClock
+
+ANY_EVENT = st.one_of([made(kind) for kind in ROWS])
+
+
+def logged(event: Event, **chosen: str) -> io.StringIO:
+    stream = io.StringIO()
+    log = configure_logs(LogSettings(level="debug", **chosen), stream, clock=FakeClock())  # type: ignore[arg-type]
+    log(event)
+    assert log.dropped == 0
+    return stream
+
+
+def lines_expected(event: Event) -> int:
+    return len(event.message_ids) if isinstance(event, MessagesReceived) else 1
+
+
+@settings(max_examples=400)
+@given(event=ANY_EVENT)
+def test_an_event_is_one_line_of_ascii_json(event: Event) -> None:
+    text = logged(event, format="json").getvalue()
+    assert text.isascii()
+    assert len(text.splitlines()) == text.count("\n") == lines_expected(event)
+    for line in text.splitlines():
+        json.loads(line, parse_constant=lambda word: pytest.fail(f"{word} is no JSON"))
+        json.loads(line)["ts"].encode("utf-8")
+        json.dumps(json.loads(line), ensure_ascii=False).encode("utf-8")  # raises for a lone surrogate
+
+
+@settings(max_examples=400)
+@given(event=ANY_EVENT)
+def test_texts_and_whole_numbers_come_back_as_they_were(event: Event) -> None:
+    for line in lines_in(logged(event, format="json")):
+        row = next(row for row in rows_of(ROWS[type(event)]) if (row.name, row.level) == (line["event"], line["level"]))
+        for name, said in said_by(event, row):
+            assert line[name] == said
+
+
+def said_by(event: Event, row: Row) -> list[tuple[str, object]]:
+    values = [(name, attrgetter(source)(event)) for name, source in row.fields.items() if isinstance(source, str)]
+    texts = [(name, value.encode("utf-8", "backslashreplace").decode()) for name, value in values if type(value) is str]
+    return texts + [(name, value) for name, value in values if type(value) in (int, bool)]
+
+
+@settings(max_examples=400)
+@given(event=ANY_EVENT)
+def test_people_see_control_characters_and_their_terminal_does_not(event: Event) -> None:
+    text = logged(event, format="console").getvalue()
+    assert {unicodedata.category(character) for character in text.replace("\n", "")} & {"Cc", "Cf", "Cs"} == set()
+    lines = text.split("\n")[:-1]
+    assert len([line for line in lines if not line.startswith("    | ")]) == lines_expected(event)
+
+
+@given(key=ANY_TEXT)
+def test_a_key_stays_in_its_line_and_comes_back(key: str) -> None:
+    event = ObjectStarted(pipeline="clicks", object_uri=key, attempt_id="a", attempt=1)
+    [line] = lines_in(logged(event, format="json"))
+    assert line["object"] == key.encode("utf-8", "backslashreplace").decode()
+
+
+@given(outcome=ANY_TEXT)
+def test_an_outcome_that_nobody_knows_is_a_failure(outcome: str) -> None:
+    event = ObjectFailed(pipeline="p", object_uri="o", attempt_id="a", outcome=f"?{outcome}", reason="r")
+    [line] = lines_in(logged(event, format="json"))
+    assert (line["event"], line["level"]) == ("object.failed", "error")

@@ -1,0 +1,60 @@
+"""Events, and values for their fields by type."""
+
+import dataclasses
+import inspect
+import io
+import json
+from collections.abc import Iterator
+from typing import Any, get_type_hints
+
+from hypothesis import strategies as st
+
+from penstock import events
+from penstock.events import Event
+from penstock.messaging.settlement import Ack, DeadLetter, Release, Settlement
+
+_NASTY = "\n\r\t\0\x1b\x7f\x85\x9b\u2028\u202e\ufeff\ud800\udcff\"'\\ =|{}"
+ANY_TEXT = st.text(alphabet=st.characters(exclude_categories=()) | st.sampled_from(_NASTY), max_size=60)
+_INTEGERS = st.integers(min_value=-(2**63), max_value=2**63)
+_STRATEGIES: dict[Any, st.SearchStrategy[Any]] = {
+    str: ANY_TEXT,
+    str | None: st.none() | ANY_TEXT,
+    int: _INTEGERS,
+    float: st.floats(),
+    float | None: st.none() | st.floats(),
+    bool: st.booleans(),
+    tuple[str, ...]: st.lists(ANY_TEXT, max_size=3).map(tuple),
+    tuple[tuple[int, str], ...]: st.lists(st.tuples(_INTEGERS, ANY_TEXT), max_size=3).map(tuple),
+    BaseException | None: st.none() | ANY_TEXT.map(ValueError),
+    Settlement: st.just(Ack())
+    | st.builds(Release, delay_seconds=st.floats(), reason=st.none() | ANY_TEXT)
+    | st.builds(DeadLetter, reason=ANY_TEXT, exception=st.none() | ANY_TEXT, traceback=st.none() | ANY_TEXT),
+}
+_WORDS = {  # values that choose a row, so that each is met often
+    "outcome": ("retry", "dead", "gone", "superseded", "drained", "given_back", "forced"),
+    "error_type": ("Reject", "ValueError"),
+}
+
+
+def event_types() -> Iterator[type[Event]]:
+    """Every event there is."""
+    for _, member in inspect.getmembers(events, inspect.isclass):
+        if issubclass(member, Event):
+            yield member
+
+
+def made(kind: type[Event]) -> st.SearchStrategy[Event]:
+    """Events of this type, with any values."""
+    hints = get_type_hints(kind)
+    fields = {field.name: _strategy(field.name, hints[field.name]) for field in dataclasses.fields(kind)}
+    return st.builds(kind, **fields)
+
+
+def _strategy(name: str, hint: Any) -> st.SearchStrategy[Any]:
+    strategy = _STRATEGIES[hint]
+    return strategy | st.sampled_from(_WORDS[name]) if name in _WORDS else strategy
+
+
+def lines_in(stream: io.StringIO) -> list[dict[str, Any]]:
+    """The lines of a JSON log."""
+    return [json.loads(line) for line in stream.getvalue().split("\n")[:-1]]

@@ -1,0 +1,249 @@
+"""When the error hook is called, with what, and what it cannot do to the work."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from penstock import events
+from penstock.errors import Interrupted, TransformError
+from penstock.events import Event, MessageFailed
+from penstock.monitoring.errors import FINGERPRINTS_MAX, WAITING_MAX, ErrorContext, ErrorReporter
+from penstock.testing import FakeClock
+
+DEADLINE_SECONDS = 10.0
+
+
+class Scene:
+    """A reporter, what its hook heard, and what it told of the hook."""
+
+    def __init__(self) -> None:
+        self.clock = FakeClock()
+        self.calls: list[tuple[BaseException | None, ErrorContext]] = []  # written by the hook's thread
+        self.told: list[Event] = []
+        self.raising: BaseException | None = None
+        self.open = threading.Event()  # the hook waits for it
+        self.entered = threading.Event()
+        self.open.set()
+        self.reporter = ErrorReporter(self.hook, worker="w1", tell=self.told.append, clock=self.clock)
+
+    def hook(self, exception: BaseException | None, context: ErrorContext) -> None:
+        self.entered.set()
+        assert self.open.wait(DEADLINE_SECONDS)
+        self.calls.append((exception, context))
+        if self.raising is not None:
+            raise self.raising
+
+    def flushed(self) -> list[ErrorContext]:
+        assert self.reporter.flush(DEADLINE_SECONDS)
+        return [context for _, context in self.calls]
+
+    @contextmanager
+    def stuck(self) -> Iterator[None]:
+        """The hook is at work on one report, and stays there."""
+        self.open.clear()
+        self.entered.clear()
+        self.reporter(failed(error_type="Stuck", final=True))
+        assert self.entered.wait(DEADLINE_SECONDS)
+        try:
+            yield
+        finally:
+            self.open.set()
+
+
+def failed(*, final: bool = False, error_type: str = "ValueError", **changed: Any) -> MessageFailed:
+    fields: dict[str, Any] = {
+        "queue": "q",
+        "handler": "make",
+        "message_id": "m1",
+        "attempt": 2,
+        "enqueued_at": 0.0,
+        "duration_seconds": 1.0,
+        "error_type": error_type,
+        "error": "no",
+        "traceback": None,
+        "exception": None,
+        "final": final,
+        "delay_seconds": None,
+    }
+    return MessageFailed(**{**fields, **changed})
+
+
+def left(outcome: str, **more: Any) -> Event:
+    return events.ObjectFailed(
+        pipeline="p", object_uri="o", attempt_id="a", outcome=outcome, reason="too large", **more
+    )
+
+
+@pytest.fixture
+def scene() -> Scene:
+    return Scene()
+
+
+def test_the_hook_gets_the_exception_and_all_that_is_known(scene: Scene) -> None:
+    try:
+        secret = "hunter" + "2"
+        raise ValueError("no")
+    except ValueError as caught:
+        error = caught
+    assert secret
+    scene.reporter(failed(exception=error))
+    [context] = scene.flushed()
+    assert scene.calls[0][0] is error
+    assert (context.queue, context.handler, context.message_id, context.attempt) == ("q", "make", "m1", 2)
+    assert (context.worker, context.error, context.final, context.occurrences) == ("w1", "no", False, 1)
+    assert context.fingerprint.endswith("test_errors.py:test_the_hook_gets_the_exception_and_all_that_is_known")
+    assert context.traceback is not None
+    assert "ValueError: no" in context.traceback
+    assert "hunter2" not in context.traceback
+
+
+def test_a_traceback_from_elsewhere_is_handed_on(scene: Scene) -> None:
+    scene.reporter(failed(traceback="Traceback of a child"))
+    assert [context.traceback for context in scene.flushed()] == ["Traceback of a child"]
+
+
+def test_the_first_of_its_kind_is_told_and_the_next_after_a_minute(scene: Scene) -> None:
+    for _ in range(5):
+        scene.reporter(failed())
+    scene.clock.advance(59)
+    scene.reporter(failed())
+    assert len(scene.flushed()) == 1
+    scene.clock.advance(1)
+    scene.reporter(failed())
+    assert [context.occurrences for context in scene.flushed()] == [1, 6]
+    scene.reporter(failed())
+    assert len(scene.flushed()) == 2
+
+
+def test_every_final_failure_is_told(scene: Scene) -> None:
+    for message_id in ("m1", "m2", "m3"):
+        scene.reporter(failed(final=True, message_id=message_id))
+    assert [context.message_id for context in scene.flushed()] == ["m1", "m2", "m3"]
+
+
+def test_another_kind_is_told_at_once(scene: Scene) -> None:
+    for error_type in ("ValueError", "KeyError"):
+        scene.reporter(failed(error_type=error_type))
+    assert len({context.fingerprint for context in scene.flushed()}) == 2
+
+
+@pytest.mark.parametrize(
+    ("event", "handler", "error_type", "final"),
+    [
+        (left("retry"), "p", "ObjectFailed", False),
+        (left("dead"), "p", "ObjectFailed", True),
+        (left("dead", error_type="KeyError", exception=KeyError("x")), "p", "KeyError", True),
+        (
+            events.RunFailed(pipeline="p", attempt_id="a", objects=3, error="PySparkError: no"),
+            "p",
+            "PySparkError",
+            False,
+        ),
+        (events.RunFailed(pipeline="p", attempt_id="a", objects=3, error="it all broke"), "p", "RunFailed", False),
+        (events.ExecutionFailed(handler="h", message_ids=("m",), error="OSError: disk"), "h", "OSError", False),
+        (events.UpkeepFailed(handler="gc", error="OSError: disk"), "gc", "OSError", False),
+        (
+            events.MessageInvalid(queue="q", handler="h", message_id="m", attempt=1, reason="no JSON"),
+            "h",
+            "InvalidMessage",
+            True,
+        ),
+    ],
+)
+def test_what_counts_as_a_failure(scene: Scene, event: Event, handler: str, error_type: str, final: bool) -> None:
+    scene.reporter(event)
+    [context] = scene.flushed()
+    assert (context.handler, context.final) == (handler, final)
+    assert context.fingerprint.split("|")[:2] == [handler, error_type]
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        left("gone"),
+        left("superseded"),
+        failed(exception=Interrupted("given back")),
+        events.MessageGivenBack(queue="q", handler="h", message_id="m", attempt=1),
+        events.ObjectGivenBack(pipeline="p", object_uri="o", attempt_id="a", reason="a stop"),
+        events.HeartbeatFailed(queue="q", error="away"),
+    ],
+)
+def test_what_is_no_failure(scene: Scene, event: Event) -> None:
+    scene.reporter(event)
+    assert scene.flushed() == []
+
+
+def test_what_no_event_tells_can_be_reported(scene: Scene) -> None:
+    scene.reporter.report(TransformError("no DataFrame"), handler="clicks")
+    [context] = scene.flushed()
+    assert (context.fingerprint, context.final, context.error) == ("clicks|TransformError|", True, "no DataFrame")
+
+
+@pytest.mark.parametrize("error", [RuntimeError("sentry is away"), SystemExit(1)])
+def test_a_hook_that_raises_is_told_once_a_minute_and_called_again(scene: Scene, error: BaseException) -> None:
+    scene.raising = error
+    for _ in range(3):
+        scene.reporter(failed(final=True))
+    assert len(scene.flushed()) == 3
+    scene.clock.advance(60)
+    scene.reporter(failed(final=True))
+    assert len(scene.flushed()) == 4
+    told = [event for event in scene.told if isinstance(event, events.ErrorHookFailed)]
+    assert [event.count for event in told] == [1, 3]
+    assert str(error) in told[0].error
+
+
+def test_a_slow_hook_holds_nobody_up_and_loses_the_oldest(scene: Scene) -> None:
+    with scene.stuck():
+        for number in range(WAITING_MAX + 3):
+            scene.reporter(failed(final=True, message_id=str(number)))
+        assert scene.reporter.dropped == 3
+        assert not scene.reporter.flush(0)
+    told = [context.message_id for context in scene.flushed()][1:]
+    assert told == [str(number) for number in range(3, WAITING_MAX + 3)]
+    assert scene.told == [events.ErrorReportsDropped(count=3)]
+
+
+def test_drops_are_told_once_a_minute_and_each_once(scene: Scene) -> None:
+    for seconds in (0, 30, 60):
+        scene.clock.advance(seconds)
+        with scene.stuck():
+            for _ in range(WAITING_MAX + 2):
+                scene.reporter(failed(final=True))
+        scene.flushed()
+    assert scene.told == [events.ErrorReportsDropped(count=2), events.ErrorReportsDropped(count=4)]
+
+
+def test_reports_wait_for_nobody_when_there_are_none(scene: Scene) -> None:
+    assert scene.reporter.flush(0)
+
+
+def test_what_is_known_of_fingerprints_is_bounded(scene: Scene) -> None:
+    with scene.stuck():
+        for number in range(FINGERPRINTS_MAX + 1):
+            scene.reporter(failed(error_type=f"E{number}"))
+            scene.reporter(failed(error_type="Frequent"))  # met all the time, so never forgotten
+        dropped = scene.reporter.dropped
+        scene.reporter(failed(error_type=f"E{FINGERPRINTS_MAX}"))  # known: it only counts
+        scene.reporter(failed(error_type="Frequent"))
+        assert scene.reporter.dropped == dropped
+        scene.reporter(failed(error_type="E0"))  # forgotten: the first of its kind again
+        assert scene.reporter.dropped == dropped + 1
+
+
+def test_an_exception_that_cannot_be_looked_at_does_not_reach_the_work(scene: Scene) -> None:
+    class Broken(Exception):
+        @property
+        def __traceback__(self) -> Any:  # type: ignore[override]  # no sound one would do this
+            raise RuntimeError("do not look")
+
+        def __str__(self) -> str:
+            raise RuntimeError("do not ask")
+
+    scene.reporter(failed(exception=Broken()))
+    scene.reporter(failed(final=True, message_id="m2"))
+    assert [context.message_id for context in scene.flushed()] == ["m2"]
+    assert isinstance(scene.told[0], events.ErrorHookFailed)

@@ -1,0 +1,363 @@
+"""Which lines are written, what they hold, and what the log may never do."""
+
+import io
+import logging
+import sys
+from typing import Any
+
+import pytest
+import structlog
+from tests.unit.monitoring.made import lines_in
+
+from penstock.errors import ConfigurationError
+from penstock.events import (
+    BatchClaimed,
+    Bus,
+    DeliverySettled,
+    Event,
+    LeasesExtended,
+    MessageFailed,
+    MessageFinished,
+    MessagesReceived,
+    MessageStarted,
+    StacksDumped,
+    WorkerDraining,
+    WorkerStopped,
+)
+from penstock.messaging.failure import failure_of
+from penstock.messaging.settlement import Ack, DeadLetter, Release
+from penstock.monitoring.logs import configure_logs
+from penstock.monitoring.plans import LogSettings
+from penstock.testing import FakeClock
+
+MESSAGE: dict[str, Any] = {"queue": "thumbnails", "handler": "make", "message_id": "m1", "attempt": 2}
+STARTED = MessageStarted(**MESSAGE, enqueued_at=1_700_000_000.25)
+
+
+def failed(*, final: bool = True, error_type: str = "ValueError", **changed: Any) -> MessageFailed:
+    fields: dict[str, Any] = {
+        **MESSAGE,
+        "enqueued_at": 1_700_000_000.25,
+        "duration_seconds": 0.5,
+        "error_type": error_type,
+        "error": "no number",
+        "traceback": "Traceback (most recent call last):\n  ...\nValueError: no number\n",
+        "exception": ValueError("no number"),
+        "final": final,
+        "delay_seconds": None,
+    }
+    return MessageFailed(**{**fields, **changed})
+
+
+def log_of(*facts: Event, **chosen: Any) -> list[dict[str, Any]]:
+    stream = io.StringIO()
+    bus = Bus(configure_logs(LogSettings(**{"format": "json", **chosen}), stream, clock=FakeClock()))
+    for fact in facts:
+        bus.emit(fact)
+    return lines_in(stream)
+
+
+def console_of(*facts: Event) -> str:
+    stream = io.StringIO()
+    log = configure_logs(LogSettings(format="console", service="shop"), stream, clock=FakeClock())
+    for fact in facts:
+        log(fact)
+    return stream.getvalue()
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+class Broken(io.StringIO):
+    """A stream that can be mended."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__()
+        self.error: Exception | None = error
+
+    def write(self, text: str) -> int:
+        if self.error is not None:
+            raise self.error
+        return super().write(text)
+
+
+class NoClock(FakeClock):
+    def now(self) -> float:
+        raise AssertionError("a line was begun")
+
+
+# What a line holds
+
+
+def test_a_line_has_the_fields_of_its_event_and_those_of_its_process() -> None:
+    [line] = log_of(STARTED, service="shop", version="1.2.3", worker="w1", environment="prod")
+    assert list(line)[:4] == ["ts", "level", "event", "msg"]
+    assert isinstance(line.pop("pid"), int)
+    assert line == {
+        "ts": "2023-11-14T22:13:20.000000Z",
+        "level": "info",
+        "event": "message.started",
+        "msg": "The handler is called.",
+        "service": "shop",
+        "version": "1.2.3",
+        "worker": "w1",
+        "environment": "prod",
+        "queue": "thumbnails",
+        "handler": "make",
+        "message_id": "m1",
+        "attempt": 2,
+        "enqueued_at": "2023-11-14T22:13:20.250000Z",
+    }
+
+
+def test_a_failure_has_its_type_its_words_and_its_traceback() -> None:
+    [line] = log_of(failed(delay_seconds=3.0, final=False))
+    assert line["error.type"] == "ValueError"
+    assert line["error.message"] == "no number"
+    assert line["exception"].endswith("ValueError: no number\n")
+    assert (line["duration_s"], line["delay_s"], line["final"]) == (0.5, 3.0, False)
+
+
+@pytest.mark.parametrize(
+    ("final", "error_type", "level"),
+    [(True, "ValueError", "error"), (True, "Reject", "warning"), (False, "ValueError", "warning")],
+)
+def test_only_an_unexpected_end_is_an_error(final: bool, error_type: str, level: str) -> None:
+    [line] = log_of(failed(final=final, error_type=error_type))
+    assert (line["event"], line["level"]) == ("message.failed", level)
+
+
+def test_each_way_a_delivery_ends_has_its_name() -> None:
+    ways = (Ack(), Release(delay_seconds=2, reason="busy"), DeadLetter(reason="poison", exception="ValueError: no"))
+    lines = log_of(*(DeliverySettled(queue="q", message_id="m", attempt=1, settlement=way) for way in ways))
+    assert [line["event"] for line in lines] == ["message.acked", "message.released", "message.dead_lettered"]
+    assert (lines[1]["delay_s"], lines[1]["reason"]) == (2, "busy")
+    assert (lines[2]["error.message"], lines[2]["reason"]) == ("ValueError: no", "poison")
+
+
+def test_each_message_of_a_receive_has_its_line() -> None:
+    lines = log_of(MessagesReceived(queue="q", message_ids=("m1", "m2"), redelivered=1))
+    assert [(line["event"], line["message_id"]) for line in lines] == [
+        ("message.received", "m1"),
+        ("message.received", "m2"),
+    ]
+
+
+def test_the_end_of_a_worker_names_what_was_given_back() -> None:
+    lines = log_of(
+        WorkerDraining(reason="SIGTERM", in_flight=2), WorkerStopped(outcome="given_back", given_back=("m", "n"))
+    )
+    assert (lines[0]["event"], lines[0]["signal"]) == ("worker.draining", "SIGTERM")
+    assert (lines[1]["event"], lines[1]["count"], lines[1]["ids"]) == ("worker.given_back", 2, ["m", "n"])
+
+
+def test_the_ids_of_the_trace_are_those_of_the_moment() -> None:
+    stream = io.StringIO()
+    spans = iter([("t1", "s1"), None])
+    log = configure_logs(LogSettings(format="json"), stream, trace_ids=lambda: next(spans))
+    log(STARTED)
+    log(STARTED)
+    first, second = lines_in(stream)
+    assert (first["trace_id"], first["span_id"]) == ("t1", "s1")
+    assert "trace_id" not in second
+
+
+def test_no_value_of_a_variable_is_logged() -> None:
+    def handle() -> None:
+        password = "hunter" + "2"
+        assert password
+        raise ValueError("no number")
+
+    with pytest.raises(ValueError, match="no number") as caught:
+        handle()
+    event = failed(traceback=failure_of(caught.value).traceback, exception=caught.value)
+    for text in (log_of(event)[0]["exception"], console_of(event)):
+        assert "in handle" in text
+        assert "hunter2" not in text
+
+
+def test_long_values_end_and_say_so() -> None:
+    [line] = log_of(failed(error="e" * 9_000, traceback="t" * 40_000 + "the end"))
+    assert line["error.message"] == "e" * 8_000 + "[... trimmed ...]"
+    assert line["exception"].startswith("[... trimmed ...]\nttt")
+    assert line["exception"].endswith("the end")
+    ids = tuple(str(number) for number in range(1_500))
+    [line] = log_of(LeasesExtended(queue="q", message_ids=ids), level="debug")
+    assert (line["count"], len(line["ids"]), line["ids"][-1]) == (1_500, 1_001, "[... trimmed ...]")
+
+
+# Which lines are written
+
+
+def test_what_is_below_the_level_is_left_out_before_anything_is_made_of_it() -> None:
+    stream = io.StringIO()
+    log = configure_logs(LogSettings(level="warning"), stream, clock=NoClock())
+    log(STARTED)
+    log(DeliverySettled(queue="q", message_id="m", attempt=1, settlement=Ack()))
+    assert (stream.getvalue(), log.dropped) == ("", 0)
+    log(failed())  # the clock shows that lines are made here
+    assert log.dropped == 1
+
+
+def test_an_event_of_several_levels_is_written_where_its_level_is_wanted() -> None:
+    assert [line["final"] for line in log_of(failed(final=True), failed(final=False), level="error")] == [True]
+
+
+def test_an_event_may_be_given_another_level() -> None:
+    finished = MessageFinished(**MESSAGE, enqueued_at=0, duration_seconds=1)
+    lines = log_of(STARTED, finished, levels={"message.started": "debug", "message.finished": "warning"}, level="info")
+    assert [(line["event"], line["level"]) for line in lines] == [("message.finished", "warning")]
+    assert log_of(LeasesExtended(queue="q", message_ids=("m",))) == []
+    assert log_of(LeasesExtended(queue="q", message_ids=("m",)), levels={"lease.extended": "info"}) != []
+
+
+@pytest.mark.parametrize("make_id", [str, "01JD3M9Z8Q{:016d}".format, "{:032x}".format], ids=["1", "ulid", "hex"])
+def test_sampling_keeps_a_share_and_the_lines_of_a_message_together(make_id: Any) -> None:
+    def life(message_id: str) -> list[Event]:
+        fields = {**MESSAGE, "message_id": message_id}
+        return [
+            MessagesReceived(queue="q", message_ids=(message_id,), redelivered=0),
+            MessageStarted(**fields, enqueued_at=0),
+            MessageStarted(**{**fields, "attempt": 3}, enqueued_at=0),
+        ]
+
+    facts = [fact for number in range(4_000) for fact in life(make_id(number))]
+    lines = log_of(*facts, sampling={"message.received": 0.1, "message.started": 0.1})
+    kept = {line["message_id"] for line in lines}
+    assert 300 <= len(kept) <= 500
+    assert len(lines) == 3 * len(kept)
+    assert kept == {
+        line["message_id"]
+        for line in log_of(*facts, sampling={"message.started": 0.1}, level="info")
+        if line["event"] == "message.started"
+    }
+
+
+def test_a_message_whose_id_is_no_unicode_can_be_sampled() -> None:
+    event = MessageStarted(**{**MESSAGE, "message_id": "m\udcff"}, enqueued_at=0)
+    [line] = log_of(event, sampling={"message.started": 1.0})
+    assert line["message_id"] == r"m\udcff"
+
+
+def test_nothing_and_everything_are_shares_too() -> None:
+    facts = [BatchClaimed(pipeline="p", attempt_id=str(number), objects=1, bytes=1) for number in range(100)]
+    assert len(log_of(*facts, sampling={"batch.claimed": 1.0})) == 100
+    assert log_of(*facts, sampling={"batch.claimed": 0.0}) == []
+
+
+@pytest.mark.parametrize(
+    ("chosen", "said"),
+    [
+        ({"level": "loud"}, "no log level 'loud'"),
+        ({"levels": {"message.failed": "loud"}}, "no log level 'loud'"),
+        ({"format": "xml"}, "no log format 'xml'"),
+        ({"levels": {"message.fnished": "debug"}}, "no log event 'message.fnished'"),
+        ({"sampling": {"message.fnished": 0.5}}, "no log event 'message.fnished'"),
+        ({"sampling": {"message.started": 1.5}}, "from 0 to 1, not 1.5"),
+        ({"sampling": {"message.started": float("nan")}}, "from 0 to 1, not nan"),
+        ({"sampling": {"message.failed": 0.5}}, "never sampled"),
+        ({"sampling": {"lines.quarantined": 0.5}}, "never sampled"),
+        ({"sampling": {"worker.started": 0.5}}, "no single message"),
+    ],
+)
+def test_settings_that_make_no_sense_are_told_at_start(chosen: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigurationError, match=said):
+        configure_logs(LogSettings(**chosen), io.StringIO())
+
+
+# What the log may never do
+
+
+@pytest.mark.parametrize(
+    "error", [BrokenPipeError(32, "Broken pipe"), OSError(28, "No space left"), ValueError("closed")]
+)
+def test_a_stream_that_fails_costs_its_lines_and_no_more(error: Exception) -> None:
+    stream = Broken(error)
+    log = configure_logs(LogSettings(format="json"), stream)
+    log(STARTED)
+    log(STARTED)
+    assert log.dropped == 2
+    stream.error = None
+    log(STARTED)
+    assert (log.dropped, len(lines_in(stream))) == (2, 1)
+
+
+def test_a_process_without_stderr_can_be_logged(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", None)
+    log = configure_logs(LogSettings())
+    log(STARTED)
+    assert log.dropped == 1
+
+
+def test_a_value_that_cannot_be_told_costs_its_line_and_no_more() -> None:
+    class Untold:
+        def __str__(self) -> str:
+            raise RuntimeError
+
+    stream = io.StringIO()
+    log = configure_logs(LogSettings(format="json"), stream)
+    log(failed(error=Untold()))
+    log(STARTED)
+    assert (log.dropped, len(lines_in(stream))) == (1, 1)
+
+
+def test_a_stream_of_few_characters_gets_the_others_written_out() -> None:
+    raw = io.BytesIO()
+    stream = io.TextIOWrapper(raw, encoding="latin-1")
+    log = configure_logs(LogSettings(format="console"), stream)
+    log(MessageStarted(**{**MESSAGE, "message_id": "日é"}, enqueued_at=0))
+    assert log.dropped == 0
+    assert b"message_id=\\u65e5\xe9" in raw.getvalue()
+
+
+def test_an_application_keeps_its_own_structlog_and_logging() -> None:
+    heard: list[Any] = []
+    before = (logging.root.level, list(logging.root.handlers), logging.getLogger().manager.disable)
+
+    def theirs(_logger: object, _name: str, line: Any) -> Any:
+        heard.append(line)
+        return line
+
+    structlog.configure(processors=[theirs])
+    try:
+        settings = structlog.get_config()
+        [line] = log_of(STARTED)
+        assert line["event"] == "message.started"
+        assert heard == []
+        assert structlog.get_config() == settings
+    finally:
+        structlog.reset_defaults()
+    assert before == (logging.root.level, list(logging.root.handlers), logging.getLogger().manager.disable)
+
+
+# For people
+
+
+def test_json_goes_to_machines_and_readable_lines_to_terminals() -> None:
+    for stream, begins in ((io.StringIO(), '{"ts":'), (Terminal(), "\x1b[2m2023-11-14T22:13:20.000000Z")):
+        configure_logs(LogSettings(), stream, clock=FakeClock())(STARTED)
+        assert stream.getvalue().startswith(begins)
+
+
+def test_a_readable_line_has_no_colours_where_there_is_no_terminal() -> None:
+    assert console_of(STARTED) == (
+        "2023-11-14T22:13:20.000000Z [info     ] message.started        The handler is called. queue=thumbnails"
+        " handler=make message_id=m1 attempt=2 enqueued_at=2023-11-14T22:13:20.250000Z\n"
+    )
+
+
+def test_commands_to_the_terminal_are_shown_and_not_obeyed() -> None:
+    text = console_of(MessageStarted(**{**MESSAGE, "message_id": "a\x1b[2J\nb\x9b0m\u202e"}, enqueued_at=0))
+    assert r"message_id='a\x1b[2J\nb\x9b0m\u202e'" in text
+    assert text.count("\n") == 1
+
+
+def test_a_traceback_stands_below_and_cannot_pass_for_a_line() -> None:
+    text = console_of(failed(traceback="Traceback:\n2023 [info] worker.drained\x1b[0m\r\n"))
+    assert text.split("\n")[1:] == ["    | Traceback:", r"    | 2023 [info] worker.drained\x1b[0m\r", ""]
+
+
+def test_stacks_stand_below_too() -> None:
+    assert console_of(StacksDumped(stacks="one\ntwo")).split("\n")[1:] == ["    | one", "    | two", ""]
