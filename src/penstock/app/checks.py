@@ -128,7 +128,7 @@ def _disk(folder: Path) -> Finding:
 
 def _spark(environ: Mapping[str, str]) -> tuple[Verdict, str]:
     """Start a session, send numbers through a Python worker, write Parquet."""
-    from penstock.app.pipeline import session_settings
+    from penstock.app.spark import session_settings
     from penstock.pipeline.java import find_java
     from penstock.pipeline.session import try_spark
 

@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from penstock.app.kill import killing_probe
-from penstock.app.pipeline import IngestRequest, Job, Tools, check
+from penstock.app.pipeline import IngestRequest, Job, check
 from penstock.app.places import Places, places, real
 from penstock.app.state import State, check_owner, open_state
 from penstock.app.tables import Tables
+from penstock.app.wiring import Tools
 from penstock.errors import PenstockError, UsageError
 from penstock.events import BatchCommitted, Bus, Event, Listener, SourceScanned
 from penstock.ledger.records import TERMINAL, ObjectState

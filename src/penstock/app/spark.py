@@ -1,0 +1,92 @@
+"""The Spark session of a process: one for all its pipelines, started when the first asks for it, ended by `close`.
+
+A session that was handed in is used as it is and never stopped.
+"""
+
+import os
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from penstock.config import Settings
+from penstock.events import Bus, SparkStarted
+from penstock.messaging.clock import Clock
+from penstock.worker.shutdown import StopSignal
+
+if TYPE_CHECKING:
+    from penstock.pipeline.java import Java
+    from penstock.pipeline.session import Session, SessionSettings
+
+SESSION_END_SECONDS = 2.0  # of the stop timeout: Spark gets this long to leave by itself
+
+
+class Spark:
+    """Ask `session` from any thread. PySpark is imported when it is asked."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        scratch: Path,
+        log: Path,
+        clock: Clock,
+        bus: Bus,
+        stop: StopSignal,
+        given: "Session | None" = None,
+    ) -> None:
+        self._settings = settings
+        self._scratch = scratch
+        self._log = log
+        self._clock = clock
+        self._bus = bus
+        self._stop = stop
+        self._given = given
+        self._lock = threading.Lock()
+        self._own: Session | None = None  # written under the lock
+
+    def session(self) -> "Session":
+        """The session. Raises `ConfigurationError` where Spark does not start."""
+        if self._given is not None:
+            return self._given
+        with self._lock:
+            if self._own is None:
+                self._own = self._start()
+            return self._own
+
+    def close(self) -> None:
+        """End a session of our own, within a few seconds; at once where the process was asked to stop."""
+        with self._lock:
+            own, self._own = self._own, None
+        if own is not None:
+            from penstock.pipeline.session import end_session
+
+            end_session(own, at_once=self._stop.requested, seconds=SESSION_END_SECONDS)
+
+    def _start(self) -> "Session":
+        from penstock.pipeline.extra import require_spark
+
+        require_spark()
+        from penstock.pipeline.java import find_java
+        from penstock.pipeline.session import start_session
+
+        began_at = self._clock.monotonic()
+        java = find_java(os.environ)
+        spark = start_session(session_settings(self._settings, java, scratch=self._scratch, log=self._log))
+        seconds = self._clock.monotonic() - began_at
+        found = f"Java {java.version} from {java.source}"
+        self._bus.emit(SparkStarted(java=found, notes=java.notes, seconds=seconds))
+        return spark
+
+
+def session_settings(settings: Settings, java: "Java", *, scratch: Path, log: Path) -> "SessionSettings":
+    """How a session of our own is started."""
+    from penstock.pipeline.session import SessionSettings
+
+    return SessionSettings(
+        master=settings.spark_master,
+        java_home=java.home,
+        scratch=scratch,
+        log=log,
+        driver_memory=settings.spark_driver_memory,
+        extra_conf=settings.spark_conf,
+    )

@@ -1,0 +1,139 @@
+"""One pipeline on Spark, wired: engine, handler, line. `penstock ingest` and declared pipelines share it."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+from penstock.app.spark import SESSION_END_SECONDS
+from penstock.app.tables import Tables
+from penstock.config import Settings
+from penstock.events import Bus
+from penstock.ledger import Ledger
+from penstock.messaging.clock import Clock
+from penstock.messaging.steps import Probe
+from penstock.objects.notification import parse
+from penstock.objects.reference import LOCAL_BUCKET
+from penstock.pipeline.attempt import AttemptSettings, Surroundings
+from penstock.pipeline.declaration import Declaration
+from penstock.pipeline.handler import PipelineHandler
+from penstock.pipeline.session import Session
+from penstock.pipeline.source.api import columns_read
+from penstock.pipeline.spark_engine import SparkEngine
+from penstock.pipeline.streak import FailureStreak
+from penstock.pipeline.table_schema import agreement, check_partitions
+from penstock.worker.batcher import Limits
+from penstock.worker.line import Line
+from penstock.worker.settings import WorkerSettings
+from penstock.worker.shutdown import StopSignal
+
+FAULTS_MAX = 3  # infrastructure faults in a row that a bounded job bears before it tells a person
+FETCH_MAX = 500  # notifications are small, and a batch takes thousands
+WAIT_SECONDS = 30.0  # for a batch to fill while messages keep coming
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tools:
+    """What every part of a pipeline's work is handed."""
+
+    stop: StopSignal
+    clock: Clock
+    bus: Bus
+    probe: Probe
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Numbers:
+    """How large batches are, and how often they are tried."""
+
+    max_objects: int
+    max_bytes: int
+    max_wait_seconds: float
+    max_attempts: int
+    lease_seconds: float
+    retry_base_seconds: float
+    retry_cap_seconds: float
+
+    @staticmethod
+    def of(settings: Settings, *, max_wait_seconds: float = WAIT_SECONDS) -> "Numbers":
+        """Those of the settings."""
+        return Numbers(
+            max_objects=settings.max_objects,
+            max_bytes=settings.max_bytes,
+            max_wait_seconds=max_wait_seconds,
+            max_attempts=settings.max_attempts,
+            lease_seconds=settings.lease_seconds,
+            retry_base_seconds=settings.retry_base_seconds,
+            retry_cap_seconds=settings.retry_cap_seconds,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Blueprint:
+    """One pipeline with all that it needs but Spark."""
+
+    declaration: Declaration
+    numbers: Numbers
+    worker: str
+    ledger: Ledger
+    tables: Tables
+    publish: Callable[[], object]  # both tables, and whatever follows from it
+    faults_max: int | None  # infrastructure faults in a row; None bears any number
+    tools: Tools
+
+    def line(self, spark: Session, *, queue: str, weight: int = 1) -> Line:
+        """What a worker serves the pipeline by."""
+        limits = Limits(
+            messages_max=self.numbers.max_objects,
+            bytes_max=self.numbers.max_bytes,
+            wait_seconds=self.numbers.max_wait_seconds,
+        )
+        handler = PipelineHandler(self._attempts(), self._surroundings(spark))
+        return Line(queue=queue, handler=handler, weight=weight, limits=limits, fetch_max=FETCH_MAX)
+
+    def check_columns(self) -> None:
+        """Without a transform what will be written is known: a mistake in it is told before Spark is started."""
+        read = self.declaration.read
+        if self.declaration.transform is None:
+            columns = columns_read(read.schema_ddl, provenance=read.provenance)
+            check_partitions(columns, self.declaration.partition_by)
+            agreement(self.ledger, self.tables.rows, self.declaration.pipeline, columns)
+
+    def _attempts(self) -> AttemptSettings:
+        return AttemptSettings(
+            pipeline=self.declaration.pipeline,
+            worker=self.worker,
+            lease_seconds=self.numbers.lease_seconds,
+            objects_max=self.numbers.max_objects,
+            attempts_max=self.numbers.max_attempts,
+            backoff_base_seconds=self.numbers.retry_base_seconds,
+            backoff_cap_seconds=self.numbers.retry_cap_seconds,
+        )
+
+    def _surroundings(self, spark: Session) -> Surroundings:
+        engine = SparkEngine(
+            spark,
+            self.declaration,
+            agree=partial(agreement, self.ledger, self.tables.rows, self.declaration.pipeline),
+            clock=self.tools.clock,
+            bus=self.tools.bus,
+            probe=self.tools.probe,
+        )
+        return Surroundings(
+            ledger=self.ledger,
+            engine=engine,
+            parse=partial(parse, buckets_allowed=frozenset({LOCAL_BUCKET})),
+            publish=self.publish,
+            streak=FailureStreak(faults_max=self.faults_max),
+            bus=self.tools.bus,
+        )
+
+
+def worker_settings(settings: Settings) -> WorkerSettings:
+    """Of a worker that serves one pipeline alone."""
+    return WorkerSettings(
+        lease_seconds=settings.lease_seconds,
+        backoff_base_seconds=settings.retry_base_seconds,
+        backoff_cap_seconds=settings.retry_cap_seconds,
+        stop_timeout_seconds=settings.stop_timeout_seconds - SESSION_END_SECONDS,
+        upkeep_seconds=1.0,
+    )
