@@ -14,15 +14,19 @@ if TYPE_CHECKING:
     from penstock.handlers.context import BatchContext, Context, Item
     from penstock.messaging.message import Message
     from penstock.messaging.queue import Queue
+    from penstock.pipeline.objects.context import ObjectContext
+    from penstock.pipeline.objects.stream import IncomingObject
 
 _HOMES = {
     "App": "penstock.app.app",
     "BatchContext": "penstock.handlers.context",
     "Context": "penstock.handlers.context",
     "Handlers": "penstock.app.handlers",
+    "IncomingObject": "penstock.pipeline.objects.stream",
     "Interrupted": "penstock.errors",
     "Item": "penstock.handlers.context",
     "Message": "penstock.messaging.message",
+    "ObjectContext": "penstock.pipeline.objects.context",
     "PenstockError": "penstock.errors",
     "Queue": "penstock.messaging.queue",
     "Reject": "penstock.errors",
@@ -34,9 +38,11 @@ __all__ = [
     "BatchContext",
     "Context",
     "Handlers",
+    "IncomingObject",
     "Interrupted",
     "Item",
     "Message",
+    "ObjectContext",
     "PenstockError",
     "Queue",
     "Reject",

@@ -166,6 +166,24 @@ class App(Handlers):
 
         return await asyncio.to_thread(self.send_many, queue, bodies, **options)
 
+    def announce(self, queue: Queue[Any] | str, folder: str) -> int:
+        """Send a notification for every file below a folder; answers how many. For object handlers and pipelines,
+        which take each version once however often it is announced. Files that are hidden or half written are left."""
+        from penstock.app.places import real
+        from penstock.objects.announcement import announce
+        from penstock.objects.local import LocalStore
+        from penstock.objects.scanner import Scanner
+
+        root, count = real(folder), 0
+        if not root.is_dir():
+            raise UsageError(f"The folder {root} does not exist, so nothing in it can be announced.")
+        for chunk in Scanner(root, store=LocalStore(root)).chunks():
+            for start in range(0, len(chunk), SEND_CHUNK):
+                part = chunk[start : start + SEND_CHUNK]
+                self.broker.send(_name(queue), [Outgoing(body=announce(ref)) for ref in part])
+                count += len(part)
+        return count
+
     def outgoing(
         self,
         queue: Queue[Any] | str,

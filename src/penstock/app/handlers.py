@@ -4,10 +4,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from penstock.app.object_service import ObjectService, check_source
 from penstock.app.service import FunctionService, Service
 from penstock.errors import UsageError
 from penstock.handlers.declaration import BatchOptions, HandlerDeclaration, Isolation, OnStop, RetryPolicy
-from penstock.handlers.durations import Duration, seconds_of
+from penstock.handlers.durations import Duration, Size, bytes_of, seconds_of
 from penstock.handlers.schedule import Cron, Every, Schedule
 from penstock.messaging.message import Message
 from penstock.messaging.queue import Queue
@@ -113,6 +114,63 @@ class Handlers:
             if declaration.schedule is not None:
                 _check_tick(declaration)
             self.add(FunctionService(declaration=declaration))
+            return function
+
+        return declare
+
+    def object_handler(
+        self,
+        queue: Queue[Any] | str,
+        *,
+        source: str,
+        name: str | None = None,
+        max_attempts: int = 4,
+        retry_base: Duration = 1.0,
+        retry_cap: Duration = 300.0,
+        timeout: Duration | None = None,
+        concurrency: int | None = None,
+        on_stop: OnStop = "finish",
+        cleanup: Callable[..., Any] | None = None,
+        encoding: str = "utf-8",
+        max_object_bytes: Size = "1 GiB",
+        max_inflated_bytes: Size = "4 GiB",
+    ) -> Callable[[Function], Function]:
+        """Declare the function below as the handler of the objects that the queue's notifications name.
+
+        It is called with an `IncomingObject` and, if it takes two arguments, an `ObjectContext`; once an object
+        version, recorded in the ledger under ``name``. ``source`` is the folder the objects lie in; nothing outside it
+        is read. An object that cannot be read is tried again and then dead, beside its siblings; one that is gone or
+        was overwritten ends as that. ``cleanup`` is called before an attempt that follows a broken one.
+
+        Raises `UsageError` for options that do not go together, and for a second handler of one queue.
+        """
+        queue_name = queue if isinstance(queue, str) else queue.name
+
+        def declare(function: Function) -> Function:
+            from penstock.pipeline.objects.declaration import ObjectHandlerDeclaration
+
+            declaration = ObjectHandlerDeclaration(
+                name=name or _name_of(function),
+                function=function,
+                attempts_max=max_attempts,
+                timeout_seconds=None if timeout is None else seconds_of("timeout", timeout),
+                on_stop=on_stop,
+                cleanup=cleanup,
+                encoding=encoding,
+                object_bytes_max=bytes_of("max_object_bytes", max_object_bytes),
+                inflated_bytes_max=bytes_of("max_inflated_bytes", max_inflated_bytes),
+            )
+            check_source(declaration.name, source)
+            self.add(
+                ObjectService(
+                    declaration=declaration,
+                    queue_name=queue_name,
+                    source=source,
+                    concurrency=concurrency,
+                    retry_base_seconds=seconds_of("retry_base", retry_base),
+                    retry_cap_seconds=seconds_of("retry_cap", retry_cap),
+                )
+            )
             return function
 
         return declare

@@ -1,0 +1,60 @@
+"""An object handler as a service: a folder's files, one call each, by the protocol of pipelines without Spark."""
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from penstock.app.places import real
+from penstock.app.service import Host, Opened
+from penstock.errors import UsageError
+from penstock.worker.line import Line
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObjectService:
+    """A declared function for objects. ``declaration`` is its `ObjectHandlerDeclaration`."""
+
+    declaration: Any
+    queue_name: str
+    source: str
+    concurrency: int | None
+    retry_base_seconds: float
+    retry_cap_seconds: float
+
+    @property
+    def name(self) -> str:
+        name: str = self.declaration.name
+        return name
+
+    def open(self, host: Host, *, weight: int) -> Opened:
+        from penstock.objects.local import LocalStore
+        from penstock.objects.notification import parse
+        from penstock.objects.reference import LOCAL_BUCKET
+        from penstock.pipeline.objects.handler import ObjectHandler, ObjectHandlerTools
+
+        root = real(self.source)
+        if not root.is_dir():
+            raise UsageError(f"The source {root} of the object handler {self.name} is no folder; make it first.")
+        tools = ObjectHandlerTools(
+            ledger=host.ledger(),
+            store=LocalStore(root),
+            parse=partial(parse, buckets_allowed=frozenset({LOCAL_BUCKET})),
+            worker=host.worker,
+            lease_seconds=host.settings.lease_seconds,
+            bus=host.bus,
+            backoff_base_seconds=self.retry_base_seconds,
+            backoff_cap_seconds=self.retry_cap_seconds,
+            resources=host.resources,
+            random=host.random,
+        )
+        handler = ObjectHandler(self.declaration, tools)
+        line = Line(queue=self.queue_name, handler=handler, weight=weight, in_flight_max=self.concurrency)
+        return Opened(line=line, close=lambda: None)
+
+
+def check_source(name: str, source: str) -> None:
+    """Raise `UsageError` for a source that this version cannot read."""
+    if "://" in source and not source.startswith("file://"):
+        raise UsageError(
+            f"The source {source} of the object handler {name} is no local folder; this version reads those."
+        )
