@@ -421,6 +421,22 @@ class WorkerStopped(Event):
     given_back: tuple[str, ...]  # message ids
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessEnded(Event):
+    """A worker process that a supervisor watches has ended. ``exit_code`` is negative for a signal, as in subprocess."""
+
+    process: int
+    exit_code: int
+    restart_in_seconds: float | None  # None: it is not started again
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessKilled(Event):
+    """A worker process did not end within the stop timeout, so its supervisor killed it."""
+
+    process: int
+
+
 Listener = Callable[[Event], None]
 
 

@@ -2,6 +2,7 @@
 
 import os
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NoReturn
@@ -25,3 +26,10 @@ def leave_now(exit_code: int) -> NoReturn:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(exit_code)
+
+
+def leave_within(seconds: float, exit_code: int) -> None:
+    """See to it that the process has ended by then, whatever thread of a library would keep it from that."""
+    timer = threading.Timer(seconds, leave_now, (exit_code,))
+    timer.daemon = True
+    timer.start()

@@ -1,0 +1,55 @@
+"""A worker as a process: over an app, with its log on stderr and the app's error hook beside it."""
+
+from collections.abc import Mapping
+
+from penstock.app.app import App
+from penstock.app.serving import serve
+from penstock.config import Settings
+from penstock.events import Listener
+from penstock.monitoring.errors import ErrorReporter
+from penstock.monitoring.logs import LogListener, configure_logs
+from penstock.monitoring.plans import LogSettings
+from penstock.worker.shift import Conclusion
+from penstock.worker.shutdown import StopSignal
+
+REPORTS_SECONDS = 1.0  # of the stop timeout's margin: for what the error hook has not heard of yet
+
+
+def run_worker(app: App, *, stop: StopSignal, queues: Mapping[str, int] | None = None) -> Conclusion:
+    """Serve until asked to stop. Raises what stopped the worker, after the error hook has heard of it."""
+    log = open_log(app.settings, worker=app.worker)
+    reporter = None if app.on_error is None else ErrorReporter(app.on_error, worker=app.worker, tell=log)
+    listeners: tuple[Listener, ...] = (log,) if reporter is None else (log, reporter)
+    try:
+        conclusion = serve(app, stop=stop, queues=queues, listeners=listeners)
+    except Exception as error:
+        if reporter is not None:
+            reporter.report(error)
+        raise
+    finally:
+        if reporter is not None:
+            reporter.flush(REPORTS_SECONDS)
+    if not must_leave(conclusion):
+        app.close()
+    return conclusion
+
+
+def must_leave(conclusion: Conclusion) -> bool:
+    """Whether something goes on that nobody can end: then the process is left without waiting for it."""
+    return bool(conclusion.threads_left) or conclusion.outcome == "forced"
+
+
+def open_log(settings: Settings, *, worker: str | None) -> LogListener:
+    """The log as the settings say, on stderr. Raises `ConfigurationError` for events and levels there are none of."""
+    return configure_logs(
+        LogSettings(
+            format=settings.log_format,
+            level=settings.log_level,
+            levels=settings.log_levels,
+            sampling=settings.log_sampling,
+            service=settings.service,
+            version=settings.service_version,
+            worker=worker,
+            environment=settings.environment,
+        )
+    )

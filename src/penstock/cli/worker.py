@@ -1,0 +1,262 @@
+"""`penstock worker`: run a worker, or several; see which run, and tell them to drain or to stop."""
+
+import dataclasses
+import os
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+
+import typer
+from typer.core import TyperGroup
+
+from penstock.cli.exits import FAILED
+from penstock.cli.output import Json, counted, moment, print_json, print_table, printable, talk
+from penstock.errors import UsageError
+
+if TYPE_CHECKING:
+    from penstock.app.registry import WorkerRecord, Workers
+
+LEAVING_SECONDS = 1.0  # of the stop timeout's margin
+RUN = "run"
+
+
+class _RunByDefault(TyperGroup):
+    """`penstock worker shop:app` is `penstock worker run shop:app`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if args and args[0] not in self.commands and args[0] not in (*ctx.help_option_names, "--"):
+            args = [RUN, *args]
+        return super().parse_args(ctx, args)
+
+
+app = typer.Typer(
+    cls=_RunByDefault,
+    help="Run a worker on the queues of an app: `penstock worker shop:app`. See which run, and let them drain or stop.",
+    subcommand_metavar="APP | COMMAND",
+    no_args_is_help=True,
+)
+
+State = Annotated[
+    str | None, typer.Option("--state", metavar="FOLDER", help="The workers' state folder, as in the setting state.")
+]
+Worker = Annotated[
+    str | None, typer.Option("--worker", metavar="ID", help="This one: its id, or its process id on this host.")
+]
+All = Annotated[bool, typer.Option("--all", help="All of this host.")]
+
+
+@app.command(RUN)
+def run(
+    app_name: Annotated[str, typer.Argument(metavar="APP", help="module:attribute, as in shop:app.")],
+    queues: Annotated[
+        str | None,
+        typer.Option("--queues", metavar="A=2,B=1", help="The queues to serve, with their weights; default: all."),
+    ] = None,
+    concurrency: Annotated[
+        int | None, typer.Option("--concurrency", min=1, max=10_000, help="Messages in work at once, in each process.")
+    ] = None,
+    processes: Annotated[
+        int | None, typer.Option("--processes", min=1, max=256, help="Worker processes to start and watch.")
+    ] = None,
+    stop_timeout: Annotated[
+        float | None, typer.Option("--stop-timeout", min=10, help="Seconds from SIGTERM to the platform's SIGKILL.")
+    ] = None,
+    lifeline: Annotated[
+        int | None, typer.Option("--lifeline", hidden=True, help="For supervised workers: the supervisor's descriptor.")
+    ] = None,
+) -> None:
+    """Work on the app's queues until SIGTERM or Ctrl-C; then finish what is in flight, or give it back in time.
+
+    A second signal gives back at once. SIGTSTP stops fetching and stays up; SIGUSR1 or SIGTTIN logs what every thread
+    is doing. Exit code 0: drained, or given back. 1: something would not end. 78: a setting or a queue does not fit.
+    """
+    from penstock.config import load_settings
+
+    flags = {
+        "queues": None if queues is None else parse_queues(queues),
+        "concurrency": concurrency,
+        "stop_timeout_seconds": stop_timeout,
+    }
+    if lifeline is None:
+        settings = load_settings(processes=processes, **flags)
+        if settings.processes > 1 or os.getpid() == 1:
+            arguments = _arguments(app_name, queues=queues, concurrency=concurrency, stop_timeout=stop_timeout)
+            raise typer.Exit(_supervise(arguments, processes=settings.processes, flags=flags))
+    _run(app_name, flags, lifeline)
+
+
+@app.command()
+def ps(state: State = None, json_: Json = False) -> None:
+    """List the living workers of this state folder."""
+    import time
+
+    workers = _workers(state)
+    now = time.time()
+    records, silent = workers.records(), workers.silent()
+    if json_:
+        print_json([_document(record, now) for record in records] + [{"worker": worker} for worker in silent])
+        return
+    print_table(
+        ("worker", "host", "pid", "version", "since", "state", "queues", "in flight", "last heartbeat"),
+        [
+            (
+                record.worker,
+                record.host,
+                record.pid,
+                record.version,
+                moment(record.started_at),
+                record.state,
+                ", ".join(record.queues),
+                record.in_flight,
+                f"{max(0.0, now - record.beat_at):.0f} s ago",
+            )
+            for record in records
+        ]
+        + [(worker, "", "", "", "", "keeps no record", "", "", "") for worker in silent],
+        empty="No worker runs on this state folder.",
+    )
+
+
+@app.command()
+def drain(state: State = None, worker: Worker = None, all_: All = False, json_: Json = False) -> None:
+    """Let workers fetch no more, finish what they hold, and stay up."""
+    _signal(_workers(state), signal.SIGTSTP, worker, all_=all_, json_=json_, verb="to drain")
+
+
+@app.command()
+def stop(state: State = None, worker: Worker = None, all_: All = False, json_: Json = False) -> None:
+    """Let workers finish what they hold, or give it back in time, and end."""
+    _signal(_workers(state), signal.SIGTERM, worker, all_=all_, json_=json_, verb="to stop")
+
+
+def parse_queues(text: str) -> dict[str, int]:
+    """`a=2,b` as weights; 1 where none is given. Raises `UsageError` for anything else."""
+    weights: dict[str, int] = {}
+    for part in text.split(","):
+        name, equals, weight = part.strip().rpartition("=")
+        if not equals:
+            name, weight = weight, "1"
+        if not name or not weight.isascii() or not weight.isdigit() or not 1 <= int(weight) <= 1_000:
+            raise UsageError(
+                f"--queues {text!r}: {part.strip()!r} is not NAME or NAME=WEIGHT, the weight from 1 to 1000."
+            )
+        if name in weights:
+            raise UsageError(f"--queues {text!r} names {name} more than once.")
+        weights[name] = int(weight)
+    return weights
+
+
+def _run(app_name: str, flags: Mapping[str, object], lifeline: int | None) -> NoReturn:
+    """The worker of this process. From the first line on a signal is a request, also while the app is loaded."""
+    from penstock.worker.shutdown import StopSignal
+
+    stop = StopSignal()
+    stop.install()
+    try:
+        from penstock.app.loading import load_app
+        from penstock.app.running import must_leave, run_worker
+        from penstock.app.supervisor import end_with_parent, ready_for_signals
+        from penstock.cli.leaving import leave_now, leave_within
+        from penstock.config import with_flags
+
+        ready_for_signals()
+        if lifeline is not None:
+            end_with_parent(lifeline, stop)
+        served = load_app(app_name)
+        served.settings = with_flags(served.settings, **flags)
+        conclusion = run_worker(served, stop=stop)
+    except BaseException:
+        stop.remove()
+        raise
+    exit_code = FAILED if conclusion.outcome == "forced" else 0
+    if must_leave(conclusion):
+        leave_now(exit_code)
+    leave_within(LEAVING_SECONDS, exit_code)
+    raise typer.Exit(exit_code)  # the signals stay handled: one that comes now must not change the exit code
+
+
+def _arguments(
+    app_name: str, *, queues: str | None, concurrency: int | None, stop_timeout: float | None
+) -> Sequence[str]:
+    """The command line of one child, without its lifeline."""
+    given = {"--queues": queues, "--concurrency": concurrency, "--stop-timeout": stop_timeout}
+    options = [text for name, value in given.items() if value is not None for text in (name, str(value))]
+    return ["-m", "penstock", "worker", RUN, app_name, *options]
+
+
+def _supervise(arguments: Sequence[str], *, processes: int, flags: Mapping[str, object]) -> int:
+    """Several workers below this process; or one, where this is PID 1, whose duties are others than a worker's."""
+    import random
+
+    from penstock.app.running import open_log
+    from penstock.app.supervisor import Supervisor, lifeline, spawner
+    from penstock.config import load_settings
+    from penstock.messaging.clock import SystemClock
+    from penstock.worker.settings import budget
+
+    settings = load_settings(**flags)
+    budget(stop_timeout_seconds=settings.stop_timeout_seconds, drain_seconds=settings.drain_seconds)
+    with lifeline() as descriptor:
+        spawn = spawner(
+            [*arguments, "--lifeline", str(descriptor)], executable=sys.executable, environment=dict(os.environ)
+        )
+        return Supervisor(
+            spawn,
+            processes=processes,
+            stop_timeout_seconds=settings.stop_timeout_seconds,
+            restarts=processes > 1,
+            clock=SystemClock(),
+            random=random.random,
+            tell=open_log(settings, worker=None),
+        ).run()
+
+
+def _workers(state: str | None) -> "Workers":
+    from penstock.app.registry import Workers
+    from penstock.config import load_settings
+
+    return Workers(Path(load_settings(state=state).state))
+
+
+def _signal(
+    workers: "Workers", number: signal.Signals, worker: str | None, *, all_: bool, json_: bool, verb: str
+) -> None:
+    from penstock.app.registry import is_local
+
+    asked: list[str] = []
+    elsewhere: list[str] = []
+    for record in _chosen(workers.records(), worker, all_=all_):
+        if not is_local(record):
+            elsewhere.append(record.worker)
+        elif workers.signal(record, number):
+            asked.append(record.worker)
+    if json_:
+        print_json({"asked": asked, "elsewhere": elsewhere})
+    else:
+        print(f"{counted(len(asked), 'worker')} asked {verb}.")
+    for name in elsewhere:
+        talk(printable(f"{name} runs on another host or in another container; ask it there."))
+    if elsewhere and not asked:
+        raise typer.Exit(FAILED)
+
+
+def _chosen(records: "Sequence[WorkerRecord]", worker: str | None, *, all_: bool) -> "Sequence[WorkerRecord]":
+    """Those that are meant. One worker alone need not be named."""
+    if all_ and worker is not None:
+        raise UsageError("Give --worker or --all, not both.")
+    if worker is not None:
+        records = [record for record in records if worker in (record.worker, str(record.pid))]
+        if not records:
+            raise UsageError(f"There is no living worker {worker} on this state; `penstock worker ps` lists them.")
+    elif len(records) > 1 and not all_:
+        names = ", ".join(record.worker for record in records)
+        raise UsageError(f"There are {len(records)} workers: {names}; name one with --worker, or give --all.")
+    return records
+
+
+def _document(record: "WorkerRecord", now: float) -> dict[str, object]:
+    fields = dataclasses.asdict(record)
+    del fields["namespace"]
+    return {**fields, "beat_age_seconds": max(0.0, now - record.beat_at)}
