@@ -103,7 +103,7 @@ class Settler:
         For a worker that stops: the deliveries have to be out of the book already.
         """
         left = [
-            Pending(delivery=delivery, settlement=settlement, lease_ends_at=deadline)
+            Pending(delivery=delivery, settlement=settlement, lease_ends_at=float("inf"))
             for delivery, settlement in settlements
         ]
         never = threading.Event()

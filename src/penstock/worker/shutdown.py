@@ -19,10 +19,11 @@ from penstock.worker.settler import Settler
 UNSTARTED = Release(delay_seconds=0.0, refund=True)  # nobody worked on it, so it costs no attempt
 GIVEN_BACK = Release(delay_seconds=0.0, refund=True)  # a shutdown broke it off, which is no failure of the message
 
-# The book gets this part of the time for releasing to await a heartbeat in flight; the claims may take until the second
-# part is over; the rest is the broker's.
+# Parts of the time for releasing: the book gets the first to await a heartbeat in flight, the claims may take until the
+# second is over, the broker until the third; the rest is for interrupting.
 _BOOK_SHARE = 1 / 3
 _CLAIMS_SHARE = 2 / 3
+_BROKER_SHARE = 0.9
 
 STOPPING = (signal.SIGTERM, signal.SIGINT)
 PAUSING = (signal.SIGTSTP,)
@@ -169,7 +170,7 @@ def give_back(
     def release() -> None:
         nonlocal left
         settlements = [(delivery, GIVEN_BACK) for delivery in deliveries]
-        left = settler.settle_by(settlements, deadline=began_at + seconds)
+        left = settler.settle_by(settlements, deadline=began_at + seconds * _BROKER_SHARE)
 
     tried("leave the heartbeat's book", lambda: book.unregister(deliveries, wait_seconds=seconds * _BOOK_SHARE))
     for flight in flights:

@@ -146,7 +146,7 @@ def test_settling_by_a_deadline_tries_until_then_and_answers_what_is_left(settli
     settling.broker.refuse = {"m1"}
     deadline = settling.clock.time + 3
     left = settling.settler.settle_by([(delivery, Release()) for delivery in deliveries], deadline=deadline)
-    assert [delivery.message.id for delivery in left] in (["m1"], [])
+    assert [delivery.message.id for delivery in left] == ["m1"]
     assert settling.broker.released() == {"m0": Release()}
     assert settling.clock.time == pytest.approx(deadline)
     assert len(settling.broker.journal) > 3

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from penstock.worker.shutdown import StopSignal
+from penstock.worker.shutdown import DUMPING, PAUSING, STOPPING, StopSignal
 
 
 def test_one_request_drains_and_the_second_is_urgent() -> None:
@@ -74,3 +74,41 @@ def test_signals_are_handled_while_installed(number: signal.Signals) -> None:
     finally:
         stop.remove()
     assert signal.getsignal(number) is before
+
+
+def test_a_pause_and_a_wish_for_stacks_wake_the_watchers_and_stop_nobody() -> None:
+    stop, event = StopSignal(), threading.Event()
+    with stop.watched_by(event):
+        stop.pause()
+        assert event.is_set()
+        event.clear()
+        stop.ask_for_stacks()
+        assert event.is_set()
+    assert (stop.paused, stop.stacks_asked, stop.requested) == (True, 1, False)
+
+
+def test_each_signal_asks_for_its_own() -> None:
+    before = {number: signal.getsignal(number) for number in (*PAUSING, *DUMPING, *STOPPING)}
+    stop = StopSignal()
+    stop.install()
+    try:
+        os.kill(os.getpid(), signal.SIGTSTP)
+        assert (stop.paused, stop.requested) == (True, False)
+        os.kill(os.getpid(), signal.SIGTTIN)
+        os.kill(os.getpid(), signal.SIGUSR1)
+        assert (stop.stacks_asked, stop.requested, stop.signal_number) == (2, False, None)
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert (stop.requested, stop.signal_number) == (True, signal.SIGTERM)
+    finally:
+        stop.remove()
+    assert {number: signal.getsignal(number) for number in before} == before
+
+
+def test_only_the_signals_named_are_handled() -> None:
+    before = signal.getsignal(signal.SIGTSTP)
+    stop = StopSignal()
+    stop.install(*STOPPING)
+    try:
+        assert signal.getsignal(signal.SIGTSTP) is before
+    finally:
+        stop.remove()

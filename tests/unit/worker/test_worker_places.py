@@ -1,0 +1,150 @@
+"""Where executions run: on the pool, on the event loop; and what a handler that misbehaves there cannot disturb."""
+
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine, Sequence
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from penstock.events import ExecutionFailed, LeasesExtended
+from penstock.messaging.delivery import Delivery
+from penstock.messaging.handler import Answer, Place
+from penstock.messaging.settlement import Ack, Release
+
+if TYPE_CHECKING:
+    from tests.unit.worker.conftest import Life
+
+Eventually = Callable[..., None]
+
+
+def names_seen(life: "Life", place: Place, concurrency: int) -> list[str]:
+    """The names of the threads in which ten messages were worked on."""
+    names: list[str] = []
+
+    def answer(deliveries: Sequence[Delivery]) -> Answer:
+        names.append(threading.current_thread().name)
+        return {delivery.receipt: Ack() for delivery in deliveries}
+
+    life.serve(place, queue="mail", handler={"answer": answer})
+    life.broker.put(*range(10), queue="mail")
+    life.until = lambda: len(life.broker.acked()) == 10
+    assert life.start(concurrency=concurrency).end() == "drained"
+    return names
+
+
+def test_functions_run_on_at_most_as_many_threads_as_there_are_slots(life: "Life") -> None:
+    assert set(names_seen(life, Place.POOL, 2)) <= {"penstock-pool-1", "penstock-pool-2"}
+
+
+def test_coroutines_run_in_one_thread(life: "Life") -> None:
+    assert set(names_seen(life, Place.LOOP, 5)) == {"penstock-loop"}
+
+
+@pytest.mark.parametrize("place", [Place.POOL, Place.LOOP])
+def test_no_thread_stays_when_the_worker_has_ended(life: "Life", eventually: Eventually, place: Place) -> None:
+    names_seen(life, place, 5)
+    eventually(lambda: not [t for t in threading.enumerate() if t.name.startswith(("penstock-pool", "penstock-loop"))])
+    assert life.conclusion is not None
+    assert life.conclusion.threads_left == ()
+
+
+@pytest.mark.parametrize("error", [ValueError("a bug"), SystemExit(3), asyncio.CancelledError(), KeyboardInterrupt()])
+@pytest.mark.parametrize("place", [Place.POOL, Place.LOOP])
+def test_whatever_a_handler_raises_costs_its_own_message_a_wait_and_nothing_else(
+    life: "Life", place: Place, error: BaseException
+) -> None:
+    raised: list[str] = []
+
+    def answer(deliveries: Sequence[Delivery]) -> Answer:
+        if deliveries[0].message.id == "m0":
+            raised.append("m0")
+            raise error
+        return {delivery.receipt: Ack() for delivery in deliveries}
+
+    life.serve(place, queue="mail", handler={"answer": answer})
+    life.broker.put(*range(5), queue="mail")
+    life.until = lambda: len(life.broker.settled) == 5
+    # With waits of 1,000 s between failures in a row: they hold up lines of long runs only.
+    assert life.start(backoff_base_seconds=1_000.0, backoff_cap_seconds=1_000.0).end() == "drained"
+    assert life.broker.released() == {"m0": Release(delay_seconds=500.0)}
+    assert len(life.broker.acked()) == 4
+    assert raised == ["m0"]
+    assert [event.message_ids for event in life.events if isinstance(event, ExecutionFailed)] == [("m0",)]
+    assert "give back" in life.journal, "what the failed execution held is freed"
+
+
+def test_a_coroutine_on_the_pool_is_a_defect_that_is_told(life: "Life") -> None:
+    async def work() -> Answer:
+        return {}
+
+    def answer(deliveries: Sequence[Delivery]) -> Coroutine[Any, Any, Answer]:
+        return work()
+
+    life.serve(Place.POOL, queue="mail", handler={"answer": answer})
+    life.broker.put(0, queue="mail")
+    life.until = lambda: bool(life.broker.settled)
+    assert life.start().end() == "drained"
+    (failed,) = [event for event in life.events if isinstance(event, ExecutionFailed)]
+    assert "only the place LOOP awaits" in failed.error
+    assert life.broker.released().keys() == {"m0"}
+
+
+def test_a_handler_that_blocks_the_loop_disturbs_neither_heartbeats_nor_settling_nor_other_lines(
+    life: "Life", eventually: Eventually
+) -> None:
+    blocked, let_go = threading.Event(), threading.Event()
+
+    def answer(deliveries: Sequence[Delivery]) -> Answer:
+        blocked.set()
+        assert let_go.wait(10)  # in the loop's thread: nothing else runs there
+        return {delivery.receipt: Ack() for delivery in deliveries}
+
+    life.serve(Place.LOOP, queue="rude", handler={"answer": answer})
+    life.serve(Place.POOL, queue="mail")
+    life.broker.put(0, queue="rude")
+    life.start(lease_seconds=0.2, heartbeat_seconds=0.01)
+    assert blocked.wait(10)
+    told = len(life.told(LeasesExtended))
+    life.broker.put(*range(1, 20), queue="mail")
+    eventually(lambda: len(life.broker.acked()) == 19, "the other line is served and settled")
+    eventually(lambda: len(life.told(LeasesExtended)) > told + 3, "heartbeats go on")
+    assert LeasesExtended(queue="rude", message_ids=("m0",)) in life.told(LeasesExtended)
+    let_go.set()
+    life.stop.request()
+    assert life.end() == "drained"
+    assert len(life.broker.acked()) == 20
+
+
+def test_tasks_run_side_by_side_and_their_references_are_kept(life: "Life", eventually: Eventually) -> None:
+    """A collection of garbage in between takes none of them away, though the loop itself holds them weakly."""
+    import gc
+
+    mail = life.serve(Place.LOOP, queue="mail", handler={"blocking": True})
+    life.broker.put(*range(20), queue="mail")
+    life.start(concurrency=20)
+    eventually(lambda: len(mail.executions) == 20)
+    executions = [life.running(number, mail) for number in range(20)]
+    gc.collect()
+    for execution in executions:
+        execution.let_go()
+    eventually(lambda: len(life.broker.acked()) == 20)
+    life.stop.request()
+    assert life.end() == "drained"
+
+
+@pytest.mark.parametrize("place", [Place.POOL, Place.LOOP])
+def test_a_lost_claim_interrupts_and_its_late_answer_is_ignored(
+    life: "Life", eventually: Eventually, place: Place
+) -> None:
+    mail = life.serve(place, queue="mail", handler={"blocking": True})
+    life.broker.put(0, queue="mail")
+    life.start(lease_seconds=0.2, heartbeat_seconds=0.01)
+    execution = life.running(0, mail)
+    execution.held = False
+    assert execution.interrupted.wait(10)
+    eventually(lambda: life.broker.released())
+    life.stop.request()
+    assert life.end() == "drained"
+    assert life.broker.acked() == []
+    assert len(life.told(ExecutionFailed)) == 1, "the cancellation of an ended run is no failure of its own"

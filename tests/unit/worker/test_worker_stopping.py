@@ -1,0 +1,229 @@
+"""Stopping with several lines: drain told once, groups given back, pausing, stacks, threads left behind."""
+
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import pytest
+
+from penstock.errors import TemporaryError
+from penstock.events import GiveBackFailed, StacksDumped, ThreadLeftBehind, WorkerDraining, WorkerStopped
+from penstock.messaging.handler import Place
+from penstock.messaging.settlement import Release
+from penstock.worker.shift import Conclusion
+
+if TYPE_CHECKING:
+    from tests.unit.worker.conftest import Life
+
+Eventually = Callable[..., None]
+UNSTARTED = Release(delay_seconds=0.0, refund=True)
+AT_ONCE: dict[str, float] = {"drain_seconds": 0.0}
+BLOCKING = {"blocking": True}
+SHARED = [Place.POOL, Place.LOOP]
+
+
+@pytest.mark.parametrize("place", list(Place))
+def test_every_unended_execution_is_told_once_that_it_drains(
+    life: "Life", eventually: Eventually, place: Place
+) -> None:
+    mail = life.serve(place, queue="mail", in_flight_max=3, handler=BLOCKING)
+    life.broker.put(*range(3), queue="mail")
+    life.start(stop_timeout_seconds=3_600.0)
+    executions = [life.running(number, mail) for number in range(3)]
+    life.stop.request()
+    eventually(lambda: life.journal.count("drain") == 3)
+    life.stop.request()
+    assert life.end() == "given_back"
+    assert life.journal.count("drain") == 3
+    assert all(execution.interrupted.is_set() for execution in executions)
+
+
+def test_what_a_drained_execution_answers_counts(life: "Life", eventually: Eventually) -> None:
+    mail = life.serve(Place.LOOP, queue="mail", handler=BLOCKING)
+    life.broker.put(0, queue="mail")
+    life.start()
+    execution = life.running(0, mail)
+    life.stop.request()
+    eventually(lambda: "drain" in life.journal)
+    execution.let_go()
+    assert life.end() == "drained"
+    assert life.broker.acked() == ["m0"]
+
+
+@pytest.mark.parametrize("place", SHARED)
+def test_what_shares_the_slots_is_given_back_as_one_group_in_order(life: "Life", place: Place) -> None:
+    mail = life.serve(place, queue="mail", handler=BLOCKING)
+    images = life.serve(place, queue="images", handler=BLOCKING)
+    life.broker.put(0, 1, queue="mail")
+    life.broker.put(2, 3, queue="images")
+    life.start(**AT_ONCE)
+    for handler in (mail, images):
+        for number in range(2):
+            life.running(number, handler)
+    life.stop.request()
+    assert life.end() == "given_back"
+    steps = [entry for entry in life.journal if not entry.startswith(("extend", "drain", "cancelled"))]
+    assert steps == ["give back"] * 4 + ["settle 4"] + ["interrupt"] * 4
+    assert life.broker.released() == {f"m{number}": UNSTARTED for number in range(4)}
+    assert life.conclusion == Conclusion(outcome="given_back", threads_left=())
+    assert life.events[-1] == WorkerStopped(outcome="given_back", given_back=("m0", "m1", "m2", "m3"))
+
+
+def test_the_group_is_out_of_the_book_before_any_claim_is_freed(life: "Life", eventually: Eventually) -> None:
+    mail = life.serve(Place.POOL, queue="mail", handler=BLOCKING)
+    life.broker.put(0, 1, queue="mail")
+    life.broker.extend_gate = threading.Event()
+    life.start(lease_seconds=0.2, heartbeat_seconds=0.01)
+    for number in range(2):
+        life.running(number, mail)
+    assert life.broker.extending.wait(10)
+    life.stop.request()
+    life.stop.request()
+    eventually(lambda: life.told(WorkerDraining))
+    assert "give back" not in life.journal, "a heartbeat is in flight"
+    life.broker.extend_gate.set()
+    assert life.end() == "given_back"
+    assert life.journal.index("extend") < life.journal.index("give back")
+    assert "extend" not in life.journal[life.journal.index("give back") :]
+
+
+def test_one_claim_that_cannot_be_freed_does_not_keep_the_group(life: "Life") -> None:
+    mail = life.serve(Place.POOL, queue="mail", handler={**BLOCKING, "give_back_fault": OSError("away")})
+    images = life.serve(Place.POOL, queue="images", handler=BLOCKING)
+    life.broker.put(0, queue="mail")
+    life.broker.put(1, queue="images")
+    life.start(**AT_ONCE)
+    for handler in (mail, images):
+        life.running(0, handler)
+    life.stop.request()
+    assert life.end() == "given_back"
+    assert life.broker.released() == {"m0": UNSTARTED, "m1": UNSTARTED}
+    assert life.told(GiveBackFailed) == [
+        GiveBackFailed(handler="mail", step="free what the batch holds", error="OSError: away")
+    ]
+
+
+@pytest.mark.parametrize(("place", "thread"), [(Place.POOL, "penstock-pool-1"), (Place.LOOP, "penstock-loop")])
+def test_a_handler_that_ignores_its_interruption_is_given_back_and_left(
+    life: "Life", place: Place, thread: str
+) -> None:
+    mail = life.serve(place, queue="mail", handler={**BLOCKING, "obedient": False})
+    life.broker.put(0, queue="mail")
+    life.start(**AT_ONCE, flush_seconds=0.6)
+    execution = life.running(0, mail)
+    life.stop.request()
+    assert life.end() == "given_back"
+    assert life.broker.released() == {"m0": UNSTARTED}
+    assert life.conclusion == Conclusion(outcome="given_back", threads_left=(thread,))
+    assert life.told(ThreadLeftBehind) == [ThreadLeftBehind(thread=thread)]
+    execution.let_go()
+
+
+def test_what_could_not_be_given_back_makes_the_end_forced(life: "Life") -> None:
+    mail = life.serve(Place.POOL, queue="mail", handler=BLOCKING)
+    life.broker.put(0, queue="mail")
+    life.start(**AT_ONCE, release_seconds=0.2)
+    life.running(0, mail)
+    life.broker.settle_faults = [TemporaryError("away")] * 10_000
+    life.stop.request()
+    assert life.end() == "forced"
+    assert life.conclusion == Conclusion(outcome="forced", threads_left=())
+
+
+# Pausing
+
+
+@pytest.mark.parametrize("place", list(Place))
+def test_a_paused_worker_fetches_no_more_finishes_what_is_in_flight_and_stays(
+    life: "Life", eventually: Eventually, place: Place
+) -> None:
+    mail = life.serve(place, queue="mail", handler=BLOCKING)
+    life.broker.put(0, queue="mail")
+    life.start(upkeep_seconds=0.001)
+    execution = life.running(0, mail)
+    life.stop.pause()
+    eventually(lambda: life.told(WorkerDraining) == [WorkerDraining(reason="asked to pause", in_flight=1)])
+    asked = len(life.broker.asked)
+    life.broker.put(1, queue="mail")
+    assert "drain" not in life.journal, "it is no stop: work goes on as it likes"
+    execution.let_go()
+    eventually(lambda: life.broker.acked() == ["m0"])
+    upkeeps = mail.upkeeps
+    eventually(lambda: mail.upkeeps > upkeeps, "it is up, and does its upkeep")
+    assert len(life.broker.asked) <= asked + 1, "one that had begun"
+    assert life.broker.queues["mail"] == [(1, 1)]
+    life.stop.request()
+    assert life.end() == "drained"
+    assert life.told(WorkerDraining)[-1] == WorkerDraining(reason="asked to stop", in_flight=0)
+
+
+def test_pausing_puts_back_what_is_unstarted(life: "Life", eventually: Eventually) -> None:
+    life.handler.blocking = True
+    life.broker.put(*range(5))
+    life.start(batch_messages_max=2)
+    execution = life.running()
+    eventually(lambda: len(life.broker.leased) == 4)
+    life.stop.pause()
+    eventually(lambda: life.broker.released() == {"m2": UNSTARTED, "m3": UNSTARTED})
+    execution.let_go()
+    eventually(lambda: sorted(life.broker.acked()) == ["m0", "m1"])
+    assert life.conclusion is None, "it stays up"
+    life.stop.request()
+    assert life.end() == "drained"
+
+
+def test_a_paused_worker_that_is_stopped_gives_back_what_does_not_end(life: "Life", eventually: Eventually) -> None:
+    mail = life.serve(Place.LOOP, queue="mail", handler=BLOCKING)
+    life.broker.put(0, queue="mail")
+    life.start(**AT_ONCE)
+    life.running(0, mail)
+    life.stop.pause()
+    eventually(lambda: life.told(WorkerDraining))
+    life.stop.request()
+    assert life.end() == "given_back"
+    assert life.broker.released() == {"m0": UNSTARTED}
+
+
+# Stacks
+
+
+def test_the_stacks_of_all_threads_and_tasks_are_told_by_name(life: "Life", eventually: Eventually) -> None:
+    mail = life.serve(Place.LOOP, queue="mail", handler=BLOCKING)
+    images = life.serve(Place.POOL, queue="images", handler=BLOCKING)
+    life.broker.put(0, queue="mail")
+    life.broker.put(1, queue="images")
+    life.start()
+    executions = [life.running(0, handler) for handler in (mail, images)]
+    life.stop.ask_for_stacks()
+    eventually(lambda: life.told(StacksDumped))
+    (told,) = [event for event in life.events if isinstance(event, StacksDumped)]
+    for thread in ("penstock-io", "penstock-heartbeat", "penstock-loop", "penstock-pool-1", "MainThread"):
+        assert f"Thread {thread}:" in told.stacks
+    assert "Task penstock-run-mail-1:" in told.stacks
+    assert "in _work" in told.stacks, "down to where the handler waits"
+    for execution in executions:
+        execution.let_go()
+    eventually(lambda: len(life.broker.acked()) == 2, "it goes on")
+    life.stop.ask_for_stacks()
+    eventually(lambda: len(life.told(StacksDumped)) == 2)
+    life.stop.request()
+    assert life.end() == "drained"
+
+
+def test_stacks_are_told_while_a_handler_blocks_the_loop(life: "Life", eventually: Eventually) -> None:
+    blocked, let_go = threading.Event(), threading.Event()
+
+    def the_culprit(deliveries: object) -> dict[str, Release]:
+        blocked.set()
+        assert let_go.wait(10)
+        return {}
+
+    life.serve(Place.LOOP, queue="mail", handler={"answer": the_culprit})
+    life.broker.put(0, queue="mail")
+    life.start()
+    assert blocked.wait(10)
+    life.stop.ask_for_stacks()
+    eventually(lambda: "in the_culprit" in str(life.told(StacksDumped)))
+    let_go.set()
+    life.stop.request()
+    life.end()

@@ -1,0 +1,113 @@
+"""A handler's timeout: settled by what the execution says, interrupted, its lease let go, its slot held to the end."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import pytest
+
+from penstock.events import ExecutionFailed, ThreadLeftBehind
+from penstock.messaging.handler import Place
+from penstock.messaging.settlement import Release
+
+if TYPE_CHECKING:
+    from tests.unit.worker.conftest import Life
+
+Eventually = Callable[..., None]
+SHORT = {"blocking": True, "timeout_seconds": 0.02}
+
+
+@pytest.mark.parametrize("place", list(Place))
+def test_past_its_timeout_work_is_settled_first_and_interrupted_then(
+    life: "Life", eventually: Eventually, place: Place
+) -> None:
+    mail = life.serve(place, queue="mail", handler=SHORT)
+    life.broker.put(0, queue="mail")
+    life.start(idle_floor_seconds=50.0, idle_ceiling_seconds=60.0)  # only the deadline itself can wake it in time
+    execution = life.running(0, mail)
+    assert execution.interrupted.wait(10)
+    eventually(lambda: life.broker.released() == {"m0": Release(delay_seconds=5.0)})
+    life.stop.request()
+    assert life.end() == "drained"
+    assert life.journal.index("time out") < life.journal.index("interrupt")
+    assert life.broker.acked() == []
+    assert len(life.told(ExecutionFailed)) == 1
+    assert "timeout of 0.02 s" in str(life.told(ExecutionFailed))
+
+
+def test_a_thread_that_ignores_it_keeps_its_slot_and_loses_its_lease(life: "Life", eventually: Eventually) -> None:
+    mail = life.serve(Place.POOL, queue="mail", handler={**SHORT, "obedient": False})
+    images = life.serve(Place.THREAD, queue="images", handler={"blocking": True})
+    life.broker.put(0, 1, queue="mail")
+    life.broker.put(2, queue="images")
+    life.start(concurrency=1, lease_seconds=0.2, heartbeat_seconds=0.01)
+    execution = life.running(0, mail)
+    eventually(lambda: life.broker.released().keys() == {"m0"})
+    assert "penstock-pool-1" in str(life.told(ExecutionFailed))
+    before = len(life.broker.extensions)
+    eventually(lambda: len(life.broker.extensions) > before + 5, "other leases are kept")
+    assert {ids for beat in life.broker.extensions[before:] for ids in beat} == {"m2"}, "but none of a hung run"
+    assert len(mail.executions) == 1, "the bound is hard: its slot is taken"
+    mail.blocking = False
+    execution.let_go()
+    eventually(lambda: life.broker.acked() == ["m1"], "its slot is free")
+    life.running(0, images).let_go()
+    life.stop.request()
+    assert life.end() == "drained"
+
+
+def test_other_work_goes_on_while_one_is_past_its_timeout(life: "Life", eventually: Eventually) -> None:
+    mail = life.serve(Place.POOL, queue="mail", handler={**SHORT, "obedient": False})
+    life.serve(Place.LOOP, queue="images", handler={"timeout_seconds": 100.0})
+    life.broker.put(0, queue="mail")
+    life.start()
+    execution = life.running(0, mail)
+    assert execution.interrupted.wait(10)
+    life.broker.put(*range(1, 10), queue="images")
+    eventually(lambda: len(life.broker.acked()) == 9)
+    execution.go_on.set()
+    life.stop.request()
+    assert life.end() == "drained"
+
+
+def test_a_stop_does_not_wait_out_the_drain_for_a_hung_thread_and_names_it(life: "Life") -> None:
+    mail = life.serve(Place.POOL, queue="mail", handler={**SHORT, "obedient": False})
+    life.broker.put(0, queue="mail")
+    life.start(stop_timeout_seconds=3_600.0, flush_seconds=0.6)
+    execution = life.running(0, mail)
+    assert execution.interrupted.wait(10)
+    life.stop.request()
+    assert life.end() == "drained"
+    assert life.conclusion is not None
+    assert life.conclusion.threads_left == ("penstock-pool-1",)
+    assert life.told(ThreadLeftBehind) == [ThreadLeftBehind(thread="penstock-pool-1")]
+    execution.go_on.set()
+
+
+def test_timing_out_that_raises_puts_the_message_off(life: "Life", eventually: Eventually) -> None:
+    mail = life.serve(Place.POOL, queue="mail", handler={**SHORT, "time_out_fault": OSError("the ledger is away")})
+    life.broker.put(0, queue="mail")
+    life.start(backoff_base_seconds=4.0, backoff_cap_seconds=60.0)
+    assert life.running(0, mail).interrupted.wait(10)
+    eventually(lambda: life.broker.released() == {"m0": Release(delay_seconds=2.0)})
+    life.stop.request()
+    assert life.end() == "drained"
+    assert "give back" in life.journal
+
+
+def test_work_within_its_timeout_is_left_alone(life: "Life") -> None:
+    life.serve(Place.POOL, queue="mail", handler={"timeout_seconds": 100.0})
+    life.broker.put(*range(20), queue="mail")
+    life.until = lambda: len(life.broker.acked()) == 20
+    assert life.start().end() == "drained"
+    assert "time out" not in life.journal
+
+
+def test_a_timeout_counts_while_it_drains(life: "Life") -> None:
+    mail = life.serve(Place.LOOP, queue="mail", handler={"blocking": True, "timeout_seconds": 0.2})
+    life.broker.put(0, queue="mail")
+    life.start(stop_timeout_seconds=3_600.0)
+    execution = life.running(0, mail)
+    life.stop.request()
+    assert execution.interrupted.wait(10)
+    assert life.end() == "drained"
+    assert life.broker.released() == {"m0": Release(delay_seconds=5.0)}
