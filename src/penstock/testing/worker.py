@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, Self
 
@@ -143,9 +143,9 @@ class _TookTooLong(PenstockError, AssertionError):
 
 
 def _quick(settings: WorkerSettings) -> WorkerSettings:
-    from dataclasses import replace
-
-    return replace(settings, idle_floor_seconds=0.001, idle_ceiling_seconds=0.002, upkeep_seconds=0.05)
+    return replace(
+        settings, idle_floor_seconds=0.001, idle_ceiling_seconds=0.002, start_jitter_seconds=0.0, upkeep_seconds=0.05
+    )
 
 
 def _dead(message: Message) -> DeadMessage:

@@ -1,0 +1,253 @@
+"""The worker for tests, and through it the App: sending, retries, dead letters, batches, lifespans, keys."""
+
+import asyncio
+import threading
+import time
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import pytest
+from pydantic import BaseModel
+
+from penstock import App, Context, Handlers, Item, Message, Queue, Reject, Retry
+from penstock.errors import ConfigurationError, UsageError
+from penstock.events import LifespanFailed, MessageSkipped
+from penstock.testing import TestWorker
+
+
+class Order(BaseModel):
+    id: int
+
+
+ORDERS = Queue("orders", Order)
+
+
+def test_what_handlers_send_is_worked_off_too() -> None:
+    app, seen = App(), []
+
+    @app.handler(ORDERS)
+    def take(order: Order) -> None:
+        app.send("receipts", {"order": order.id}, group="blue")
+
+    @app.handler("receipts")
+    async def receipt(message: Message) -> None:
+        seen.append((message.body, message.group))
+        if len(seen) < 2:
+            await app.send_async(ORDERS, Order(id=8))
+
+    with TestWorker(app) as worker:
+        worker.send(ORDERS, Order(id=7))
+        worker.run_until_empty()
+    assert seen == [(b'{"order":7}', "blue"), (b'{"order":8}', "blue")]
+
+
+def test_retries_take_no_time_and_the_last_one_is_a_dead_letter() -> None:
+    app, attempts = App(), []
+
+    @app.handler(ORDERS, max_attempts=4, retry_base="1 min", retry_cap="1 h")
+    def take(order: Order, ctx: Context) -> None:
+        attempts.append((ctx.attempt, ctx.previous_attempt.reason if ctx.previous_attempt else None))
+        raise ValueError("never")
+
+    began_at = time.monotonic()
+    with TestWorker(app) as worker:
+        worker.send(ORDERS, Order(id=7))
+        worker.run_until_empty(raises=False)
+        (dead,) = worker.dead(ORDERS)
+    assert attempts == [(1, None), (2, "ValueError: never"), (3, "ValueError: never"), (4, "ValueError: never")]
+    assert dead.body == {"id": 7}
+    assert dead.attempts == 4
+    assert dead.exception == "ValueError: never"
+    assert time.monotonic() - began_at < 25
+
+
+def test_an_unexpected_failure_comes_through_to_the_test() -> None:
+    app = App()
+
+    @app.handler(ORDERS, max_attempts=1)
+    def take(order: Order) -> None:
+        raise LookupError("where is it?")
+
+    with TestWorker(app) as worker:
+        worker.send(ORDERS, Order(id=7))
+        with pytest.raises(LookupError, match="where is it"):
+            worker.run_until_empty()
+
+
+def test_a_rejected_message_is_no_failure_of_the_test() -> None:
+    app = App()
+
+    @app.handler(ORDERS)
+    def take(order: Order) -> None:
+        raise Reject("sold out")
+
+    with TestWorker(app) as worker:
+        worker.send(ORDERS, Order(id=7))
+        worker.run_until_empty()
+        assert [dead.reason for dead in worker.dead(ORDERS)] == ["sold out"]
+
+
+def test_delayed_messages_come_in_their_order() -> None:
+    app, seen = App(), []
+    app.handler(ORDERS)(lambda order: seen.append(order.id))
+    with TestWorker(app) as worker:
+        worker.send(ORDERS, Order(id=2), delay="10 min")
+        worker.send(ORDERS, Order(id=1), delay="5 s")
+        worker.send(ORDERS, Order(id=0))
+        worker.run_until_empty()
+    assert seen == [0, 1, 2]
+
+
+def test_a_retry_chooses_its_own_wait() -> None:
+    app, seen = App(), []
+
+    @app.handler(ORDERS, max_attempts=2)
+    def take(order: Order, ctx: Context) -> None:
+        seen.append((order.id, ctx.attempt))
+        if order.id == 1 and ctx.attempt == 1:
+            raise Retry("not yet", delay_seconds=600)
+
+    with TestWorker(app) as worker:
+        worker.send(ORDERS, Order(id=1))
+        worker.send(ORDERS, Order(id=2), delay="1 min")
+        worker.run_until_empty()
+    assert seen == [(1, 1), (2, 1), (1, 2)]
+
+
+def test_duplicates_of_one_key_have_one_effect() -> None:
+    app, effects, gate = App(), [], threading.Event()
+
+    @app.handler(ORDERS, idempotency=lambda order: str(order.id))
+    def take(order: Order) -> dict[str, int]:
+        effects.append(order.id)
+        return {"paid": order.id}
+
+    with TestWorker(app) as worker:
+        worker.send_many(ORDERS, [Order(id=7)] * 5)
+        worker.run_until_empty()
+        worker.send(ORDERS, Order(id=7))
+        worker.run_until_empty()
+        assert app.ledger.work("take", "7").outcome == '{"paid":7}'
+        skipped = [event.reason for event in worker.events if isinstance(event, MessageSkipped)]
+    assert effects == [7]
+    assert skipped[-1] == "already_done"
+    assert not gate.is_set()
+
+
+def test_batches_are_gathered_and_answered_each_for_itself() -> None:
+    app, sizes = App(), []
+
+    @app.handler(ORDERS, batch=4, max_wait=0.05, max_attempts=1)
+    async def take(items: list[Item[Order]]) -> list[BaseException | None]:
+        sizes.append(len(items))
+        return [Reject("odd") if item.body.id % 2 else None for item in items]
+
+    with TestWorker(app) as worker:
+        worker.send_many(ORDERS, [Order(id=n) for n in range(10)])
+        worker.run_until_empty()
+        assert sorted(dead.body["id"] for dead in worker.dead(ORDERS)) == [1, 3, 5, 7, 9]
+    assert sum(sizes) == 10
+    assert max(sizes) == 4
+
+
+def test_lifespans_are_entered_in_order_and_left_in_reverse_on_the_handlers_own_loop() -> None:
+    app, told = App(), []
+
+    @app.lifespan
+    def database() -> Iterator[dict[str, str]]:
+        told.append("open database")
+        yield {"database": "db"}
+        told.append("close database")
+
+    @app.lifespan
+    async def client() -> AsyncIterator[dict[str, Any]]:
+        told.append("open client")
+        yield {"client": "http", "loop": asyncio.get_running_loop()}
+        told.append("close client")
+
+    @app.handler(ORDERS)
+    async def take(order: Order, ctx: Context) -> None:
+        assert ctx.resources["loop"] is asyncio.get_running_loop()
+        told.append(f"{ctx.resources['database']} {ctx.resources['client']}")
+
+    with TestWorker(app) as worker:
+        worker.send(ORDERS, Order(id=1))
+        worker.run_until_empty()
+    assert told == ["open database", "open client", "db http", "close client", "close database"]
+
+
+def test_a_lifespan_that_fails_at_the_end_is_told_and_one_that_fails_at_the_start_ends_it_all() -> None:
+    app = App()
+
+    @app.lifespan
+    def leaves_badly() -> Iterator[None]:
+        yield None
+        raise OSError("cannot close")
+
+    app.handler(ORDERS)(lambda order: None)
+    with TestWorker(app) as worker:
+        worker.run_until_empty()
+        assert [event.error for event in worker.events if isinstance(event, LifespanFailed)] == ["OSError: cannot close"]
+
+    @app.lifespan
+    def starts_badly() -> Iterator[None]:
+        raise ConnectionError("no database")
+        yield None
+
+    with TestWorker(app) as worker, pytest.raises(ConnectionError, match="no database"):
+        worker.run_until_empty()
+
+
+def test_a_worker_for_a_queue_without_a_handler_is_refused() -> None:
+    from penstock.app.serving import chosen
+
+    app = App()
+    app.handler(ORDERS)(lambda order: None)
+    with pytest.raises(ConfigurationError, match="no handler"):
+        chosen(app, {"other": 1})
+    with pytest.raises(ConfigurationError, match="nothing to serve"):
+        chosen(App(), None)
+    assert [(service.queue_name, weight) for service, weight in chosen(app, {"orders": 3})] == [("orders", 3)]
+
+
+def test_groups_are_included() -> None:
+    group, app, seen = Handlers(), App(), []
+    group.handler(ORDERS)(lambda order: seen.append(order.id))
+    app.include(group)
+    with TestWorker(app) as worker:
+        worker.send("orders", {"id": "12"})
+        worker.run_until_empty()
+    assert seen == [12]
+
+
+def test_a_body_that_does_not_fit_is_refused_when_it_is_sent() -> None:
+    app = App()
+    with TestWorker(app) as worker:
+        with pytest.raises(UsageError, match="id: Input should be a valid integer"):
+            worker.send(ORDERS, {"id": "seven"})
+        with pytest.raises(UsageError, match="neither bytes, text nor a JSON value"):
+            worker.send("raw", object())
+        with pytest.raises(UsageError, match="Penstock's own"):
+            worker.send(ORDERS, Order(id=1), attributes={"penstock-type": "x"})
+        assert worker.waiting(ORDERS) == []
+
+
+def test_a_test_that_takes_too_long_says_so() -> None:
+    app = App()
+
+    @app.handler(ORDERS, retry_base=0.001, retry_cap=0.001)
+    def take(order: Order) -> None:
+        app.send(ORDERS, order)
+
+    with TestWorker(app) as worker:
+        worker.send(ORDERS, Order(id=1))
+        with pytest.raises(AssertionError, match="not empty after"):
+            worker.run_until_empty(timeout_seconds=0.2)
+
+
+def test_duplicates_within_the_window_are_sent_once() -> None:
+    app = App()
+    with TestWorker(app) as worker:
+        ids = {worker.send(ORDERS, Order(id=1), deduplication_id="one") for _ in range(3)}
+        assert len(ids) == 1
+        assert len(worker.waiting(ORDERS)) == 1
