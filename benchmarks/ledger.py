@@ -1,6 +1,6 @@
-"""How long the ledger takes: 5,000 objects claimed and committed in a file, and two objects in memory.
+"""How long the ledger takes: 5,000 objects claimed and committed in a file, two objects in memory, and works.
 
-python benchmarks/ledger.py [--objects N] [--rounds N]
+python benchmarks/ledger.py [--objects N] [--rounds N] [--works N]
 """
 
 import argparse
@@ -15,6 +15,7 @@ from typing import TypeVar
 
 from penstock.ledger import Ledger
 from penstock.ledger.records import BatchOutcome, Candidate, Carrier, Claim, ObjectResult
+from penstock.ledger.work_records import WorkDone, WorkStanding
 
 PIPELINE = "file:///benchmark"
 
@@ -25,11 +26,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--objects", type=int, default=5_000)
     parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--works", type=int, default=3_000)
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         _report("in a file, WAL, synchronous FULL", Ledger.open(Path(folder, "ledger.db")), arguments)
+        _report_works("in a file, WAL, synchronous FULL", Ledger.open(Path(folder, "works.db")), arguments.works)
     small = argparse.Namespace(objects=2, rounds=2_000)
     _report("in memory", Ledger.open("sqlite://"), small)
+    _report_works("in memory", Ledger.open("sqlite://"), arguments.works)
 
 
 def _report(place: str, ledger: Ledger, arguments: argparse.Namespace) -> None:
@@ -41,6 +45,27 @@ def _report(place: str, ledger: Ledger, arguments: argparse.Namespace) -> None:
     print(
         f"{place}: {arguments.objects} objects, median of {arguments.rounds}: "
         f"claim {claim:.3f} ms, extend {extend:.3f} ms, commit {commit:.3f} ms"
+    )
+
+
+def _report_works(place: str, ledger: Ledger, works: int) -> None:
+    """One thread: each key begun and finished, and then met again as a duplicate."""
+
+    def begin(number: int, attempt: str) -> WorkStanding:
+        return ledger.begin_work("handler", f"{number}", attempt_id=attempt, worker="benchmark", lease_seconds=60.0)
+
+    def complete(number: int) -> bool:
+        begin(number, f"attempt-{number}")
+        return ledger.finish_work(f"attempt-{number}", outcome="null")
+
+    finished, finish_seconds = _timed(lambda: [complete(number) for number in range(works)])
+    met, meet_seconds = _timed(lambda: [begin(number, f"duplicate-{number}") for number in range(works)])
+    ledger.close()
+    assert all(finished)
+    assert all(isinstance(standing, WorkDone) for standing in met)
+    print(
+        f"{place}: {works} works: begun and finished {works / finish_seconds:,.0f} a second, "
+        f"duplicates told {works / meet_seconds:,.0f} a second"
     )
 
 

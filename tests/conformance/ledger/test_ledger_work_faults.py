@@ -1,8 +1,10 @@
 """Works, on every database, when COMMIT brings no answer."""
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 
 import pytest
+from sqlalchemy import Connection, Engine, event
 from sqlalchemy.exc import OperationalError
 from tests.conformance.ledger.desk import HANDLER, LEASE_SECONDS, OVER, Desk
 from tests.conformance.ledger.lost import replies_lost
@@ -126,6 +128,66 @@ def test_a_completion_overtaken_by_nobody_but_itself_is_told_true(shared_desk: D
         assert shared_desk.ledger.finish_work("first", outcome='"late"')
     other.close()
     assert shared_desk.work().outcome == '"late"'
+
+
+# What another does between a look and the change that follows from it, where a database lets both be at work
+
+
+@contextlib.contextmanager
+def changed_after_a_look(engine: Engine, change: str) -> Iterator[None]:
+    """Whenever works were looked up, this statement runs before the next one."""
+
+    def listen(connection: Connection, _1: object, statement: str, *_: object) -> None:
+        if statement.startswith("SELECT works.work_id"):
+            connection.exec_driver_sql(change)
+
+    event.listen(engine, "after_cursor_execute", listen)
+    try:
+        yield
+    finally:
+        event.remove(engine, "after_cursor_execute", listen)
+
+
+@pytest.mark.parametrize(
+    "act",
+    [
+        lambda desk: desk.ledger.finish_work("first", outcome="null"),
+        lambda desk: desk.ledger.end_work("first", outcome="failed", reason=""),
+    ],
+    ids=["finish", "end"],
+)
+def test_a_take_over_between_look_and_change_is_not_overwritten(desk: Desk, act: Callable[[Desk], bool]) -> None:
+    desk.begin(attempt="first")
+    before = desk.everything()
+    with (
+        changed_after_a_look(desk.ledger.database.engine, "UPDATE works SET attempt_id = 'next'"),
+        pytest.raises(TemporaryError, match="attempt first: its work changed under each"),
+    ):
+        act(desk)
+    assert desk.everything() == before
+
+
+def test_a_heartbeat_that_comes_after_a_take_over_extends_nothing(desk: Desk) -> None:
+    desk.begin(attempt="first")
+    lease_until = desk.work().lease_until
+    with changed_after_a_look(desk.ledger.database.engine, "UPDATE works SET attempt_id = 'next'"):
+        assert not desk.ledger.extend_work("first", lease_seconds=2 * LEASE_SECONDS)
+    assert desk.work().lease_until == lease_until
+
+
+def test_what_began_again_between_look_and_deletion_is_not_forgotten(desk: Desk) -> None:
+    desk.begin(attempt="first")
+    desk.ledger.end_work("first", outcome="failed", reason="")
+    with changed_after_a_look(desk.ledger.database.engine, "UPDATE works SET state = 'open', ended_at = NULL"):
+        assert desk.ledger.forget_works(older_than_seconds=-1.0, limit=10) == 0
+    assert desk.work().state is WorkState.OPEN
+
+
+def test_a_dead_workers_work_that_another_took_meanwhile_stays_his(desk: Desk) -> None:
+    desk.begin(attempt="first", worker="dead")
+    with changed_after_a_look(desk.ledger.database.engine, "UPDATE works SET attempt_id = 'next', worker = 'alive'"):
+        assert desk.ledger.abandon_worker_works("dead") == 0
+    assert (desk.work().state, desk.work().worker) == (WorkState.OPEN, "alive")
 
 
 def test_an_error_in_the_middle_rolls_back_and_the_connection_serves_again(desk: Desk) -> None:

@@ -3,10 +3,12 @@
 from collections.abc import Callable
 
 import pytest
+from sqlalchemy import select
 from tests.conformance.ledger.desk import HANDLER, LEASE_SECONDS, OVER, Desk
 
 from penstock.ledger.records import TERMINAL
 from penstock.ledger.rules import REASON_CHARS_MAX
+from penstock.ledger.schema import works
 from penstock.ledger.work_records import WorkBegun, WorkBusy, WorkDone, WorkEnd, WorkEnding, WorkRow, WorkState
 
 OUTCOME = '{"pages": 3}'
@@ -178,6 +180,18 @@ def test_an_extended_attempt_is_not_taken_over(desk: Desk) -> None:
     assert standing.seconds == pytest.approx(LEASE_SECONDS, abs=5.0)
 
 
+def test_an_extension_changes_the_row_each_time(desk: Desk) -> None:
+    """Or a database that counts changed rows, not matched ones, would call a heartbeat within its clock's step lost."""
+    begun(desk, "first")
+
+    seqs: list[int] = []
+    for _ in range(3):
+        assert desk.ledger.extend_work("first", lease_seconds=LEASE_SECONDS)
+        with desk.ledger.database.reading() as connection:
+            seqs += connection.scalars(select(works.c.heartbeat_seq)).all()
+    assert seqs == [1, 2, 3]
+
+
 def test_the_works_of_a_dead_worker_are_free_at_once_and_no_others(desk: Desk) -> None:
     desk.begin("a", attempt="a", worker="dead")
     desk.begin("b", attempt="b", worker="dead")
@@ -294,6 +308,14 @@ def test_what_ended_long_ago_is_forgotten_oldest_first(desk: Desk) -> None:
     assert desk.ledger.forget_works(older_than_seconds=now, limit=10) == 2
     assert [row.key for row in desk.ledger.works()] == ["open"], "what is open is never forgotten"
     assert begun(desk, "again", key="first").previous is None
+
+
+def test_what_began_again_is_not_forgotten_for_its_past(desk: Desk) -> None:
+    begun(desk, "first")
+    desk.ledger.end_work("first", outcome="failed", reason="")
+    begun(desk, "second")
+    assert desk.ledger.forget_works(older_than_seconds=-1.0, limit=10) == 0
+    assert desk.ledger.finish_work("second", outcome=OUTCOME)
 
 
 def test_more_is_forgotten_than_fits_into_a_statement(desk: Desk) -> None:

@@ -15,6 +15,7 @@ from penstock.errors import ConfigurationError, PenstockError, TemporaryError
 from penstock.ledger import Ledger
 from penstock.ledger.dialects.sqlite import Sqlite
 from penstock.ledger.records import BatchOutcome, Candidate, Carrier, ObjectResult, ObjectState
+from penstock.ledger.work_records import WorkState
 
 PIPELINE = "file:///table"
 
@@ -184,12 +185,12 @@ def test_the_package_has_nothing_else() -> None:
 # Which way statements go: with 2,000 objects of other claims around, none may read the whole pipeline
 
 
-def plans_of(ledger: Ledger, work: Callable[[], object]) -> dict[str, list[str]]:
-    """What SQLite does for each statement on objects, by statement."""
+def plans_of(ledger: Ledger, work: Callable[[], object], *, table: str = "objects") -> dict[str, list[str]]:
+    """What SQLite does for each statement on that table, by statement."""
     seen: dict[str, Any] = {}
 
     def note(_1: object, _2: object, statement: str, parameters: Any, _3: object, many: bool) -> None:
-        if not many and "objects" in statement and not statement.startswith("EXPLAIN"):
+        if not many and table in statement and not statement.startswith("EXPLAIN"):
             seen[statement] = parameters
 
     event.listen(ledger.database.engine, "before_cursor_execute", note)
@@ -244,3 +245,30 @@ def test_lists_and_counts_are_answered_by_the_index_on_states(crowded: Ledger) -
     for step, statement in reads_of_objects(plans):
         assert "ix_objects_state (state=? AND pipeline=?" in step, (step, statement)
     assert not [step for steps in plans.values() for step in steps if "TEMP B-TREE" in step]
+
+
+def test_no_statement_on_a_work_reads_all_of_them() -> None:
+    ledger = Ledger.open("sqlite://")
+
+    def begin(key: str, attempt: str, lease_seconds: float = 10.0) -> None:
+        ledger.begin_work("make", key, attempt_id=attempt, worker="w", lease_seconds=lease_seconds)
+
+    for number in range(2_000):
+        begin(f"{number}", f"crowd {number}", lease_seconds=-1.0)
+
+    def a_round() -> None:
+        begin("ours", "first")
+        begin("0", "taken over")
+        ledger.extend_work("first", lease_seconds=10.0)
+        ledger.finish_work("first", outcome="null")
+        ledger.end_work("taken over", outcome="failed", reason="")
+        ledger.work("make", "ours")
+        ledger.works("make", state=WorkState.DONE, limit=10)
+        ledger.abandon_worker_works("nobody")
+        ledger.forget_works(older_than_seconds=-1.0, limit=10)
+
+    steps = [step for steps in plans_of(ledger, a_round, table="works").values() for step in steps if "works" in step]
+    assert len(steps) >= 10
+    for step in steps:
+        assert step.startswith("SEARCH works USING"), step
+        assert any(narrow in step for narrow in ("(work_id=?", "(attempt_id=?", "(state=?", "(ended_at<?")), step
