@@ -238,7 +238,7 @@ def test_row_85_clocks_further_apart_than_a_lease_let_one_of_two_settle(tmp_path
     thief.close()
 
 
-@pytest.mark.parametrize("back_seconds", [0.5, 20.0, 86_400.0])
+@pytest.mark.parametrize("back_seconds", [0.5, 10.0, 20.0, 86_400.0])
 def test_row_85_a_clock_set_back_neither_ends_a_lease_nor_lets_it_last_past_its_own_length(
     tmp_path: Path, clock: FakeClock, back_seconds: float
 ) -> None:
@@ -248,14 +248,34 @@ def test_row_85_a_clock_set_back_neither_ends_a_lease_nor_lets_it_last_past_its_
     deliveries = receive(dead)
     clock.advance(LEASE / 2)
     extended = next(delivery for delivery in deliveries if delivery.message.body == b"extended")
-    dead.extend([extended], lease_seconds=3 * LEASE)
+    dead.extend([extended], lease_seconds=LEASE)
     host.ahead_seconds -= back_seconds
     assert receive(other) == []  # nobody's lease ended
-    assert not dead.extend([extended], lease_seconds=LEASE)
     clock.advance(LEASE + 1)
     assert {delivery.message.body for delivery in receive(other)} == {b"given", b"extended"}
     dead.close()
     other.close()
+
+
+def test_row_85_clocks_that_differ_keep_no_lease_of_a_dead_worker_alive(tmp_path: Path, clock: FakeClock) -> None:
+    """To the one behind, the other's every lease looks like a clock set back; each is cut once and not begun anew."""
+    behind = SqliteBroker(tmp_path / "queue.db", holder="behind", clock=clock)
+    ahead = SqliteBroker(tmp_path / "queue.db", holder="ahead", clock=HostClock(clock, 5.0))
+    ahead.send("q", [Outgoing(body=b"held by the dead")])
+    assert len(receive(ahead)) == 1
+    seconds, taken = 0, False
+    while not taken:
+        assert seconds <= LEASE + 5
+        ahead.send("q", [Outgoing(body=b"healthy")])
+        deliveries = receive(ahead)
+        taken = b"held by the dead" in [delivery.message.body for delivery in deliveries]
+        assert not ahead.settle([(delivery, Ack()) for delivery in deliveries])
+        assert receive(behind) == []
+        clock.advance(1)
+        seconds += 1
+    assert seconds >= LEASE - 5
+    behind.close()
+    ahead.close()
 
 
 def test_row_85_a_clock_set_back_many_times_does_not_wear_a_lease_down(tmp_path: Path, clock: FakeClock) -> None:

@@ -5,6 +5,7 @@ import sqlite3
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
@@ -124,6 +125,34 @@ def test_a_file_locked_by_another_for_too_long_is_a_temporary_error(tmp_path: Pa
     assert not broker.receive("q", messages_max=1, lease_seconds=1)  # nor does looking at an idle queue
     other.execute("ROLLBACK")
     broker.send("q", [Outgoing(body=b"a")])
+    assert broker.stats("q").visible == 1
+    other.close()
+    broker.close()
+
+
+def test_receiving_from_a_paused_queue_does_not_wait_for_a_writer(tmp_path: Path) -> None:
+    path = tmp_path / "queue.db"
+    broker = opened(path, busy_timeout_seconds=0.05)
+    broker.send("q", [Outgoing(body=b"a")])
+    broker.pause("q")
+    other = sqlite3.connect(path, isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    assert not broker.receive("q", messages_max=1, lease_seconds=1)
+    other.close()
+    broker.close()
+
+
+def test_a_pause_between_the_look_and_the_lease_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    broker, other = opened(tmp_path / "queue.db"), opened(tmp_path / "queue.db")
+    broker.send("q", [Outgoing(body=b"a")])
+    transaction = broker._file.transaction
+
+    def paused_first() -> AbstractContextManager[sqlite3.Connection]:
+        other.pause("q")
+        return transaction()
+
+    monkeypatch.setattr(broker._file, "transaction", paused_first)
+    assert not broker.receive("q", messages_max=1, lease_seconds=1)
     assert broker.stats("q").visible == 1
     other.close()
     broker.close()
