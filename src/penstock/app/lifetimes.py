@@ -2,6 +2,7 @@
 
 import asyncio
 import inspect
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import ExitStack, asynccontextmanager, contextmanager
@@ -38,8 +39,15 @@ class Lifetimes:
         return MappingProxyType(resources)
 
     def close(self) -> None:
-        """Leave all, in reverse. One that fails, or takes too long, is told and does not keep the others."""
-        self._stack.close()
+        """Leave all, in reverse, within the time they have together. One that fails is told and keeps nobody; where
+        one does not end, that is told and the process has to leave without it."""
+        thread = threading.Thread(target=self._stack.close, name="penstock-lifespans", daemon=True)
+        thread.start()
+        thread.join(self._close_seconds)
+        if thread.is_alive():
+            names = ", ".join(lifetime.name for lifetime in self._lifetimes)
+            error = f"not all ended within {self._close_seconds:g} s"
+            self._bus.emit(LifespanFailed(lifespan=names, error=error))
 
     def _enter(self, lifetime: Lifetime) -> Any:
         if inspect.isasyncgenfunction(lifetime.function):

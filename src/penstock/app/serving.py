@@ -109,7 +109,7 @@ def worker_settings(app: "App") -> WorkerSettings:
     return WorkerSettings(
         concurrency=settings.concurrency,
         lease_seconds=settings.lease_seconds,
-        stop_timeout_seconds=settings.stop_timeout_seconds,
+        stop_timeout_seconds=settings.stop_timeout_seconds - (LIFESPAN_CLOSE_SECONDS if app.lifetimes else 0.0),
         drain_seconds=settings.drain_seconds,
     )
 
