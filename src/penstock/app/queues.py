@@ -1,0 +1,102 @@
+"""How the queues of the settings' broker stand, and who works on them. For looking from outside, and for senders."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from penstock.app.backends import MEMORY, SQLITE, open_broker
+from penstock.app.registry import Workers
+from penstock.config import Settings
+from penstock.errors import ConfigurationError, UsageError
+from penstock.messaging.broker import DEAD_LETTER_SUFFIX, Broker
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueStanding:
+    """How one queue stands now. Ages are None where nothing waits, or where the broker cannot tell."""
+
+    queue: str
+    visible: int
+    in_flight: int
+    delayed: int
+    oldest_visible_message_age_seconds: float | None
+    oldest_message_age_seconds: float | None
+    dead_letters: int
+    paused: bool
+    workers: tuple[str, ...]  # of this state folder
+
+
+@contextmanager
+def opened(settings: Settings, *, make: bool = False) -> Iterator[Broker]:
+    """The broker, from another process than its workers'.
+
+    Raises `ConfigurationError` for one that only lives inside a process, and `UsageError` for an embedded queue that is
+    not there, unless told to ``make`` it.
+    """
+    check_shared(settings)
+    file = settings.broker.removeprefix(SQLITE)
+    if not make and settings.broker.startswith(SQLITE) and not Path(file).is_file():
+        raise UsageError(
+            f"There is no queue in {Path(file).absolute()} yet: the first message that is sent makes it. The setting "
+            "broker names another place."
+        )
+    broker = open_broker(settings, holder="")
+    try:
+        yield broker
+    finally:
+        broker.close()
+
+
+def check_shared(settings: Settings) -> None:
+    """Raise `ConfigurationError` for a broker that another process cannot reach."""
+    if settings.broker == MEMORY:
+        raise ConfigurationError(
+            f"The broker {MEMORY} lives and ends with one process, so nothing can be done with it from outside; set "
+            f"broker to {SQLITE}FILE."
+        )
+
+
+def standings(settings: Settings, broker: Broker) -> Sequence[QueueStanding]:
+    """Of every queue that the broker knows of."""
+    workers = Workers(Path(settings.state)).records()
+    return [
+        _standing(broker, name, tuple(record.worker for record in workers if name in record.queues))
+        for name in broker.queue_names()
+    ]
+
+
+def standing_of(settings: Settings, broker: Broker, queue: str) -> QueueStanding:
+    """Of one queue. Raises `UsageError` for one that the broker does not know of."""
+    check_known(broker, queue)
+    workers = Workers(Path(settings.state)).records()
+    return _standing(broker, queue, tuple(record.worker for record in workers if queue in record.queues))
+
+
+def check_known(broker: Broker, queue: str) -> None:
+    """Raise `UsageError` for a queue that the broker does not know of, with those it does."""
+    known = broker.queue_names()
+    if queue not in known:
+        raise UsageError(f"There is no queue {queue}; queues there are: {', '.join(known) or 'none'}.")
+
+
+def check_pausable(broker: Broker) -> None:
+    """Raise `ConfigurationError` for a broker whose queues cannot be paused."""
+    if not broker.capabilities.pausable:
+        raise ConfigurationError("Queues of this broker cannot be paused; let their workers drain instead.")
+
+
+def _standing(broker: Broker, queue: str, workers: tuple[str, ...]) -> QueueStanding:
+    stats = broker.stats(queue)
+    letters = 0 if queue.endswith(DEAD_LETTER_SUFFIX) else broker.stats(f"{queue}{DEAD_LETTER_SUFFIX}").visible
+    return QueueStanding(
+        queue=queue,
+        visible=stats.visible,
+        in_flight=stats.in_flight,
+        delayed=stats.delayed,
+        oldest_visible_message_age_seconds=stats.oldest_visible_message_age_seconds,
+        oldest_message_age_seconds=stats.oldest_message_age_seconds,
+        dead_letters=letters,
+        paused=broker.paused(queue),
+        workers=workers,
+    )

@@ -1,0 +1,244 @@
+"""`penstock send`: put messages into a queue, a line each."""
+
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, BinaryIO
+
+import typer
+
+from penstock.cli.output import Json, counted, print_json, printable, talk
+from penstock.errors import PenstockError, UsageError
+
+if TYPE_CHECKING:
+    from penstock.app.app import App
+    from penstock.messaging.message import Outgoing
+
+STDIN = "-"
+READ_BYTES = 1024 * 1024
+LINE_BYTES_MAX = 16 * 1024 * 1024  # far beyond what any queue takes
+CHUNK_MAX = 1_000  # messages in one call to the broker
+IDS_SHOWN_MAX = 1_000
+LINE_EVERY_SECONDS = 5.0
+
+Line = tuple[int, bytes]  # its number, from 1, and what it holds
+Sent = Callable[[int, int], None]  # told of messages and bytes
+
+
+def send(
+    queue: Annotated[str, typer.Argument(metavar="QUEUE", help="The queue's name.")],
+    file: Annotated[
+        str | None,
+        typer.Option("--file", metavar="FILE", help="Read the lines from here; default, and -: standard input."),
+    ] = None,
+    body: Annotated[str | None, typer.Option("--body", metavar="JSON", help="One message, given here.")] = None,
+    raw: Annotated[bool, typer.Option("--raw", help="Lines are text of any kind; default: JSON.")] = False,
+    group: Annotated[
+        str | None, typer.Option("--group", metavar="GROUP", help="The tenant that the messages belong to.")
+    ] = None,
+    delay: Annotated[
+        float | None, typer.Option("--delay", metavar="SECONDS", min=0, help="Invisible for so long.")
+    ] = None,
+    deduplication_id: Annotated[
+        str | None,
+        typer.Option(
+            "--deduplication-id", metavar="ID", help="A second message of this id is dropped; for one message."
+        ),
+    ] = None,
+    app: Annotated[
+        str | None, typer.Option("--app", metavar="APP", help="module:attribute; bodies have to fit its queue's model.")
+    ] = None,
+    json_: Json = False,
+) -> None:
+    """Send messages: a JSON value a line, from standard input or a file.
+
+    Lines are sent in chunks, and a chunk only when all its lines are in order; blank lines are left out. What was sent
+    before a bad line stays sent, and how much that was is said.
+    """
+    if body is not None and file is not None:
+        raise UsageError("Give --body or --file, not both.")
+    one = deduplication_id is not None
+    with _sender(app) as sender, _progress(_size(file) if body is None else None) as told:
+        maker = _Maker(sender, queue, raw=raw, group=group, delay_seconds=delay, deduplication_id=deduplication_id)
+        chunks = iter([[(1, body.encode())]]) if body is not None else _chunks_of(file)
+        ids, count = _send_all(maker, _only_one(chunks) if one else chunks, told)
+    if not count:
+        talk("There was nothing to send: the input is empty.")
+    if json_:
+        print_json({"queue": queue, "sent": count, "message_ids": ids[:IDS_SHOWN_MAX]})
+    elif count:
+        print(printable(f"{counted(count, 'message')} sent to {queue}."))
+
+
+class _Maker:
+    """From lines to messages, and on to the broker."""
+
+    def __init__(
+        self,
+        app: "App",
+        queue: str,
+        *,
+        raw: bool,
+        group: str | None,
+        delay_seconds: float | None,
+        deduplication_id: str | None,
+    ) -> None:
+        self._app = app
+        self._queue = queue
+        self._raw = raw
+        self._group = group
+        self._delay_seconds = delay_seconds
+        self._deduplication_id = deduplication_id
+        self._typed = any(one.queue.name == queue and one.queue.model is not None for one in app.declarations)
+        self._bytes_max = app.broker.capabilities.body_bytes_max
+        if raw and self._typed:
+            raise UsageError(
+                f"The queue {queue} has a model in this app, which raw text does not fit; leave out --raw."
+            )
+
+    def messages(self, lines: Sequence[Line]) -> "list[Outgoing]":
+        """All of them, or `UsageError` for the first that is none."""
+        return [self._message(number, line) for number, line in lines]
+
+    def send(self, messages: "Sequence[Outgoing]") -> Sequence[str]:
+        return self._app.broker.send(self._queue, messages)
+
+    def _message(self, number: int, line: bytes) -> "Outgoing":
+        from penstock.messaging import strict_json
+
+        try:
+            value = None if self._raw else strict_json.load(strict_json.decode(line))
+            outgoing = self._app.outgoing(
+                self._queue,
+                value if self._typed else line,  # what is in order goes as it was written
+                group=self._group,
+                delay=self._delay_seconds,
+                deduplication_id=self._deduplication_id,
+            )
+            if len(outgoing.body) > self._bytes_max:
+                raise UsageError(f"its body has {len(outgoing.body):,} bytes, and {self._bytes_max:,} is the most")
+            return outgoing
+        except PenstockError as error:
+            hint = "" if self._raw or self._typed else "; with --raw lines need not be JSON"
+            raise UsageError(f"Line {number:,} cannot be sent: {str(error).rstrip('.')}{hint}.") from error
+
+
+def _send_all(maker: _Maker, chunks: Iterator[Sequence[Line]], told: Sent) -> tuple[list[str], int]:
+    """Send chunk by chunk; answers the first ids, and how many messages it were."""
+    ids: list[str] = []
+    count = 0
+    try:
+        for lines in chunks:
+            messages = maker.messages(lines)
+            sent = maker.send(messages)
+            ids += sent[: IDS_SHOWN_MAX - len(ids)]
+            count += len(sent)
+            told(len(sent), sum(len(line) + 1 for _, line in lines))
+    except BaseException as error:
+        if isinstance(error, (PenstockError, KeyboardInterrupt)):
+            talk(f"{counted(count, 'message')} sent, the rest was not." if count else "Nothing was sent.")
+        raise
+    return ids, count
+
+
+@contextmanager
+def _sender(app_name: str | None) -> "Iterator[App]":
+    from penstock.app.app import App
+    from penstock.app.loading import load_app
+    from penstock.app.queues import check_shared
+
+    app = App.from_config() if app_name is None else load_app(app_name)
+    check_shared(app.settings)
+    with app:
+        yield app
+
+
+def _chunks_of(file: str | None) -> Iterator[Sequence[Line]]:
+    if file is not None and file != STDIN:
+        try:
+            stream = Path(file).open("rb")  # noqa: SIM115 - closed below, however the sending ends
+        except OSError as error:
+            raise UsageError(f"The file {file} cannot be read: {error.strerror}.") from error
+        with stream:
+            yield from chunks_of(stream)
+        return
+    if sys.stdin.isatty():
+        talk("Reading lines from the terminal; Ctrl-D ends them.")
+    yield from chunks_of(sys.stdin.buffer)
+
+
+def chunks_of(stream: BinaryIO) -> Iterator[Sequence[Line]]:
+    """The lines that are not blank, as they come: what a slow pipe has brought is not kept waiting for more."""
+    number = 0
+    rest = b""
+    while True:
+        read: bytes = stream.read1(READ_BYTES)  # type: ignore[attr-defined]  # every buffered stream has it
+        *whole, rest = (rest + read).split(b"\n")
+        if not read:
+            whole, rest = [rest], b""
+        if len(rest) > LINE_BYTES_MAX:
+            raise UsageError(f"Line {number + len(whole) + 1:,} is longer than {LINE_BYTES_MAX:,} bytes.")
+        lines = [(n, line.removesuffix(b"\r")) for n, line in enumerate(whole, start=number + 1) if line.strip()]
+        number += len(whole)
+        for first in range(0, len(lines), CHUNK_MAX):
+            yield lines[first : first + CHUNK_MAX]
+        if not read:
+            return
+
+
+def _only_one(chunks: Iterator[Sequence[Line]]) -> Iterator[Sequence[Line]]:
+    """The one line there is, read to the end before it is sent."""
+    lines: list[Line] = []
+    for chunk in chunks:
+        lines += chunk
+        if len(lines) > 1:
+            raise UsageError("With --deduplication-id all but the first message would be dropped; send one at a time.")
+    if lines:
+        yield lines
+
+
+def _size(file: str | None) -> int | None:
+    try:
+        return None if file is None or file == STDIN else Path(file).stat().st_size
+    except OSError:
+        return None
+
+
+@contextmanager
+def _progress(bytes_total: int | None) -> Iterator[Sent]:
+    """A bar on a terminal, a line now and then elsewhere."""
+    if not sys.stderr.isatty():
+        yield _Lines()
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("{task.fields[sent]:,} sent"), BarColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("send", total=bytes_total, sent=0)
+        sent = 0
+
+        def told(messages: int, size_bytes: int) -> None:
+            nonlocal sent
+            sent += messages
+            with suppress(OSError):  # the terminal has gone
+                progress.update(task, advance=size_bytes, sent=sent)
+
+        yield told
+
+
+class _Lines:
+    """How many were sent, said every few seconds."""
+
+    def __init__(self) -> None:
+        self._sent = 0
+        self._said_at = time.monotonic()
+
+    def __call__(self, messages: int, _size_bytes: int) -> None:
+        self._sent += messages
+        now = time.monotonic()
+        if now - self._said_at >= LINE_EVERY_SECONDS:
+            self._said_at = now
+            talk(f"{counted(self._sent, 'message')} sent so far")
