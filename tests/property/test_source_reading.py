@@ -2,56 +2,35 @@
 
 import json
 import re
-import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal, InvalidOperation
-from itertools import pairwise
-from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
-import numpy as np
-import pyarrow.parquet as pq
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from tests.property.source_run import Case, Expected, any_pieces, check, halves, whole
+from tests.property.source_values import Malformed, WrongType, day, moment, text
 
-from penstock.objects.reference import ObjectRef
 from penstock.pipeline.source.ddl import parse_ddl
 from penstock.pipeline.source.jsonl import JsonlDecoder
 from penstock.pipeline.source.lines import Classifier
-from penstock.pipeline.source.plan import Piece, ReadOptions, ReadPlan
-from penstock.pipeline.source.reading import partition_task, read_partition
-from penstock.pipeline.source.report import ReadingId
-from penstock.pipeline.source.summary import summarise
+from penstock.pipeline.source.options import ReadOptions
+from penstock.pipeline.source.plan import Piece
 
 DDL = (
     "id bigint, t tinyint, v double, f float, s string, b boolean, ts timestamp, tn timestamp_ntz, d date, "
-    "n decimal(6,2), l array<int>, o struct<k: smallint, w: string, e: array<date>>"
+    "n decimal(6,2), l array<int>, o struct<k: smallint, w: string, e: array<date>, t: timestamp>, "
+    "m array<timestamp_ntz>"
 )
 
 # -- the reference ---------------------------------------------------------------------------------------------------
-
-
-class Malformed(Exception):
-    pass
-
-
-class WrongType(Exception):
-    pass
 
 
 class Twice(dict[str, Any]):
     """An object that gives some names twice."""
 
     names: frozenset[str]
-
-
-@dataclass
-class Expected:
-    rows: list[tuple[int, dict[str, Any]]] = field(default_factory=list)  # (offset, values)
-    bad: list[tuple[int, bytes, str]] = field(default_factory=list)  # (offset, raw, reason)
 
 
 def reference(data: bytes) -> Expected:
@@ -142,46 +121,10 @@ def floating(greatest: float) -> Any:
     return convert
 
 
-def text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise WrongType
-    return value
-
-
 def boolean(value: Any) -> bool:
     if not isinstance(value, bool):
         raise WrongType
     return value
-
-
-MOMENT = re.compile(
-    r"(\d{4})-(\d\d)-(\d\d)(?:[T ](\d\d)(?::(\d\d)(?::(\d\d)(?:\.(\d{1,9}))?)?)?(Z|([+-])(\d\d):?(\d\d)?)?)?", re.ASCII
-)
-
-
-def moment(value: Any) -> datetime:
-    match = MOMENT.fullmatch(text(value))
-    if match is None or (match[10] and match[0].endswith(":")):
-        raise WrongType
-    year, month, day, hour, minute, second = (int(part or 0) for part in match.group(1, 2, 3, 4, 5, 6))
-    micros = int((match[7] or "0").ljust(6, "0")[:6])
-    hours, minutes = int(match[10] or 0), int(match[11] or 0)
-    if hours > 23 or minutes > 59:
-        raise WrongType
-    shift = timedelta(hours=hours, minutes=minutes) * (-1 if match[9] == "-" else 1)
-    try:
-        return datetime(year, month, day, hour, minute, second, micros, tzinfo=UTC) - shift
-    except ValueError:
-        raise WrongType from None
-
-
-def day(value: Any) -> date:
-    if not re.fullmatch(r"\d{4}-\d\d-\d\d", text(value), re.ASCII):
-        raise WrongType
-    try:
-        return date.fromisoformat(value)
-    except ValueError:
-        raise WrongType from None
 
 
 def decimal(value: Any) -> Decimal:
@@ -220,106 +163,16 @@ FIELDS: dict[str, Any] = {
     "d": day,
     "n": decimal,
     "l": array(integer(32)),
-    "o": lambda value: convert_object(value, {"k": integer(16), "w": text, "e": array(day)}),
+    "o": lambda value: convert_object(value, {"k": integer(16), "w": text, "e": array(day), "t": moment}),
+    "m": array(lambda value: moment(value).replace(tzinfo=None)),
 }
 
-# -- objects in memory -----------------------------------------------------------------------------------------------
-
-
-@dataclass
-class MemoryReader:
-    ref: ObjectRef
-    data: bytes
-    at: int = 0
-
-    def read(self, size_bytes: int = -1, /) -> bytes:
-        found = self.data[self.at :] if size_bytes < 0 else self.data[self.at : self.at + size_bytes]
-        self.at += len(found)
-        return found
-
-    def pread(self, offset: int, length_bytes: int) -> bytes:
-        return self.data[offset : offset + length_bytes]
-
-    def verify(self) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        pass
-
-
-@dataclass
-class MemoryStore:
-    objects: dict[str, bytes]
-
-    def open(self, ref: ObjectRef) -> MemoryReader:
-        return MemoryReader(ref, self.objects[ref.key])
-
-    def read_range(self, ref: ObjectRef, offset: int, length_bytes: int) -> bytes:
-        return self.objects[ref.key][offset : offset + length_bytes]
-
-
-def make_plan(
-    folder: str, contents: Sequence[bytes], partitions: Sequence[Sequence[Piece]], block_bytes: int
-) -> tuple[ReadPlan, MemoryStore]:
-    refs = [ObjectRef(bucket="b", key=f"k{i}", size_bytes=len(data), etag="e") for i, data in enumerate(contents)]
-    plan = ReadPlan(
-        attempt_id="A",
-        run=1,
-        options=ReadOptions(schema_ddl=DDL, block_bytes=block_bytes),
-        objects=refs,
-        partitions=partitions,
-        roots=(),
-        quarantine_root=f"{folder}/quarantine",
-        work_dir=f"{folder}/work",
-    )
-    return plan, MemoryStore({ref.key: data for ref, data in zip(refs, contents, strict=True)})
+# -- reading it -------------------------------------------------------------------------------------------------------
 
 
 def check_reading(contents: Sequence[bytes], partitions: Sequence[Sequence[Piece]], block_bytes: int) -> None:
-    """Read all partitions; rows, offsets, quarantine and summary must be the reference's, exactly."""
-    with tempfile.TemporaryDirectory() as folder:
-        plan, store = make_plan(folder, contents, partitions, block_bytes)
-        rows: list[tuple[str, int, dict[str, Any]]] = []
-        for number in range(len(partitions)):
-            task = partition_task(plan, number)
-            for batch in read_partition(task, store, ReadingId(plan.reports_dir, number)):
-                batch.validate(full=True)
-                rows.extend((row.pop("_object"), row.pop("_offset"), row) for row in batch.to_pylist())
-        summary = summarise(plan)
-        bad = [
-            (row["object"], row["offset"], row["raw"], row["reason"])
-            for file in summary.quarantine
-            for row in pq.read_table(Path(plan.quarantine_root) / file.path).to_pylist()
-        ]
-    expected = [reference(data) for data in contents]
-    uris = [ref.uri for ref in plan.objects]
-    wanted = [(uri, at, row) for uri, given_ in zip(uris, expected, strict=True) for at, row in given_.rows]
-    assert canonical(sorted(rows, key=lambda row: row[:2])) == canonical(sorted(wanted, key=lambda row: row[:2]))
-    assert sorted(bad) == sorted(
-        (uri, *line) for uri, given_ in zip(uris, expected, strict=True) for line in given_.bad
-    )
-    assert (summary.missing, dict(summary.failures), dict(summary.exclude)) == ((), {}, {})
-    assert {index: (told.rows, told.lines_quarantined) for index, told in summary.readings.items()} == {
-        index: (len(given_.rows), len(given_.bad)) for index, given_ in enumerate(expected)
-    }
-
-
-def canonical(rows: Any) -> str:
-    """Text to compare by: NaN equals itself, and a float is as narrow as its column."""
-    for _, _, row in rows:
-        if row["f"] is not None:
-            row["f"] = float(np.float32(row["f"]))
-    return repr(rows)
-
-
-def whole(contents: Sequence[bytes]) -> list[list[Piece]]:
-    return [[Piece(object=index, start=0, stop=len(data)) for index, data in enumerate(contents)]]
+    options = ReadOptions(schema_ddl=DDL, block_bytes=block_bytes)
+    check(Case(contents=contents, partitions=partitions, options=options), reference)
 
 
 # -- the traps, at every split boundary ------------------------------------------------------------------------------
@@ -348,6 +201,9 @@ TRAPS = {
     "integers": b'{"t":128}\n{"t":127}\n{"id":1.0}\n{"n":1e8}\n',
     "Info is no number": b'{"id":"Info","id":01}\n{"id":"NaN","t":[1,]}\n{"s":"-Inf"\n',
     "great numbers": b'{"v":1e400}\n{"v":9e308}\n{"x":1e400}\n{"f":1e39}\n{"v":NaN}\n',
+    "fractions of a second": b'{"ts":"2024-05-06T07:08:09.1234567"}\n{"ts":"2024-05-06T07:08:09.123456789+02:00"}\n'
+    b'{"o":{"t":"2024-05-06T07:08:09.999999999Z"}}\n{"m":["2024-05-06T07:08:09.1234567",null,"2024-05-06"]}\n'
+    b'{"o":null,"s":"2024-05-06T07:08:09.1234567"}\n{"ts":"2024-05-06T07:08:09.1234567890"}\n{"m":null}\n{"m":[]}\n',
     "empty": b"",
 }
 
@@ -356,8 +212,7 @@ TRAPS = {
 def test_a_trap_is_read_as_the_reference_reads_it_at_every_split_boundary(trap: str) -> None:
     data = TRAPS[trap]
     for cut in range(len(data) + 1):
-        pieces = [[Piece(object=0, start=0, stop=cut)], [Piece(object=0, start=cut, stop=len(data))]]
-        check_reading([data], pieces, block_bytes=(1, 7, 1 << 20)[cut % 3])
+        check_reading([data], halves(data, cut), block_bytes=(1, 7, 1 << 20)[cut % 3])
 
 
 @pytest.mark.parametrize("block_bytes", [1, 3, 16, 1 << 20])
@@ -373,11 +228,13 @@ null true false 0 1 -1 -0 127 128 -129 32768 2147483648 9223372036854775807 9223
 1.230 1e400 -1e400 9e308 1e39 3.4e38 1e-400 NaN Infinity -Infinity 01 +1 .5 5. 1e 0x1 - tru Nan
 "" "x" "1" "1.5" "+1" ".5" "5." "99999.99" 9999.99 10000 1e3 1e4 0.001
 "é" "\u00e9" "\ud800" "\ud83d\ude00" "\x" "\u12" "a\/b" "Info" "NaN"
+["2024-05-06T07:08:09.1234567",null,"2024-05-06T07Z"]
 [] [1] [1,null] [1,"x"] [1.5] [1,] [2147483648] [[1]] nonsense { } [ ]
 {} {"k":1} {"k":"1"} {"k":40000} {"w":"y","k":null} {"w":1} {"e":["2024-02-29",null]} {"e":["2023-02-29"]}
-{"k":1,"k":2} {"z":1,"z":2} {"k":1,} {"z":{"k":"no"}}
+{"t":"2024-05-06T07:08:09.1234567"} {"t":"2024-05-06T07:08:09.1Z"} {"k":1,"k":2} {"z":1,"z":2} {"k":1,} {"z":{"k":"no"}}
 "2024-05-06" "2024-02-30" "2024-5-6" "0000-01-01x" "2024-05-06T07" "2024-05-06T07:08" "2024-05-06T07:08:09"
 "2024-05-06T24:00:00" "2024-05-06T07:08:09.123456" "2024-05-06T07:08:09.1234567" "2024-05-06T07:08:09.Z"
+"2024-05-06T07:08:09.123456789Z" "2024-05-06T07:08:09.1234567890" "2024-05-06T07:08:09.999999999+02:00"
 "2024-05-06T07:08:09Z" "2024-05-06T07:08:09+02:00" "2024-05-06T07:08:09+0230" "2024-05-06T07:08:09-02"
 "2024-05-06T07:08:09+24:00" "2024-05-06Z" "2024-05-06T07:08:09+02:" "2024-05-06T07:08:60"
 """
@@ -443,14 +300,7 @@ def _files(draw: st.DrawFn) -> bytes:
 def test_any_files_in_any_pieces_are_read_as_the_reference_reads_them(
     data: st.DataObject, contents: list[bytes], block_bytes: int
 ) -> None:
-    partitions: list[list[Piece]] = [[], [], []]
-    for index, content in enumerate(contents):
-        cuts = data.draw(st.lists(st.integers(0, len(content)), max_size=3).map(sorted))
-        edges = [0, *cuts, len(content)]
-        for start, stop in pairwise(edges):
-            number = data.draw(st.integers(0, 2))
-            partitions[number].append(Piece(object=index, start=start, stop=stop))
-    check_reading(contents, partitions, block_bytes)
+    check_reading(contents, data.draw(any_pieces(contents)), block_bytes)
 
 
 @settings(max_examples=150, deadline=None)

@@ -84,13 +84,15 @@ def _behind_header(parts: Iterator[Part], csv: CsvOptions, uri: str) -> Iterator
 
 
 def _header_apart(reader: ObjectReader, csv: CsvOptions) -> tuple[bytes, int]:
-    """The header of a plain object, and where it ends, its newline included."""
+    """The header of a plain object, and where the line behind it begins."""
     data = reader.pread(0, _FIRST_READ_BYTES)
     mark = len(BOM) if data.startswith(BOM) else 0
     while (span := _header_span(data[mark:], csv)) is None:
-        more = reader.pread(len(data), len(data))
-        if not more or len(data) > _HEADER_BYTES_MAX:
+        if len(data) > _HEADER_BYTES_MAX:
             raise _no_header(reader.ref.uri)
+        more = reader.pread(len(data), len(data))
+        if not more:
+            return b"", len(data)  # blank lines, or a header and no line more
         data += more
     start, end = span
     return data[mark + start : mark + end].removesuffix(b"\n").removesuffix(b"\r"), mark + end

@@ -1,0 +1,168 @@
+"""Objects in memory, read as a run reads them, and compared with what a plain reference expects of them."""
+
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import pyarrow.parquet as pq
+from hypothesis import strategies as st
+
+from penstock.objects.reference import ObjectRef
+from penstock.pipeline.source.options import ReadOptions
+from penstock.pipeline.source.plan import Piece, ReadPlan
+from penstock.pipeline.source.reading import partition_task, read_partition
+from penstock.pipeline.source.report import ReadingId
+from penstock.pipeline.source.summary import summarise
+
+Reference = Callable[[bytes], "Expected"]
+
+
+@dataclass
+class Expected:
+    rows: list[tuple[int, dict[str, Any]]] = field(default_factory=list)  # (offset, values)
+    bad: list[tuple[int, bytes, str]] = field(default_factory=list)  # (offset, raw, reason)
+
+
+@dataclass
+class MemoryReader:
+    ref: ObjectRef
+    data: bytes
+    at: int = 0
+
+    def read(self, size_bytes: int = -1, /) -> bytes:
+        found = self.data[self.at :] if size_bytes < 0 else self.data[self.at : self.at + size_bytes]
+        self.at += len(found)
+        return found
+
+    def pread(self, offset: int, length_bytes: int) -> bytes:
+        return self.data[offset : offset + length_bytes]
+
+    def verify(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        pass
+
+
+@dataclass
+class MemoryStore:
+    objects: dict[str, bytes]
+
+    def open(self, ref: ObjectRef) -> MemoryReader:
+        return MemoryReader(ref, self.objects[ref.key])
+
+    def read_range(self, ref: ObjectRef, offset: int, length_bytes: int) -> bytes:
+        return self.objects[ref.key][offset : offset + length_bytes]
+
+
+@dataclass(frozen=True)
+class Case:
+    """Objects, how they are cut, and how they are read."""
+
+    contents: Sequence[bytes]
+    partitions: Sequence[Sequence[Piece]]
+    options: ReadOptions
+    suffix: str = ""  # of every name
+
+
+@dataclass
+class Found:
+    """What a run gave. ``rows``: (uri, offset, values); ``bad``: (uri, offset, raw, reason)."""
+
+    plan: ReadPlan
+    rows: list[tuple[str, int, dict[str, Any]]]
+    bad: list[tuple[str, int, bytes, str]]
+    failures: dict[int, str]
+    counts: dict[int, tuple[int, int]]
+
+
+def read(case: Case) -> Found:
+    """Read all partitions, once each."""
+    refs = [
+        ObjectRef(bucket="b", key=f"k{number}{case.suffix}", size_bytes=len(data), etag="e")
+        for number, data in enumerate(case.contents)
+    ]
+    store = MemoryStore({ref.key: data for ref, data in zip(refs, case.contents, strict=True)})
+    with tempfile.TemporaryDirectory() as folder:
+        plan = ReadPlan(
+            attempt_id="A",
+            run=1,
+            options=case.options,
+            objects=refs,
+            partitions=case.partitions,
+            roots=(),
+            quarantine_root=f"{folder}/quarantine",
+            work_dir=f"{folder}/work",
+        )
+        rows: list[tuple[str, int, dict[str, Any]]] = []
+        for number in range(len(case.partitions)):
+            task = partition_task(plan, number)
+            for batch in read_partition(task, store, ReadingId(plan.reports_dir, number)):
+                batch.validate(full=True)
+                rows.extend((row.pop("_object"), row.pop("_offset"), row) for row in batch.to_pylist())
+        summary = summarise(plan)
+        bad = [
+            (row["object"], row["offset"], row["raw"], row["reason"])
+            for file in summary.quarantine
+            for row in pq.read_table(Path(plan.quarantine_root) / file.path).to_pylist()
+        ]
+    assert summary.missing == ()
+    return Found(
+        plan=plan,
+        rows=rows,
+        bad=bad,
+        failures={number: told.reason for number, told in (*summary.failures.items(), *summary.exclude.items())},
+        counts={number: (told.rows, told.lines_quarantined) for number, told in summary.readings.items()},
+    )
+
+
+def check(case: Case, reference: Reference) -> None:
+    """Rows, offsets, quarantine and summary must be the reference's, exactly."""
+    found = read(case)
+    expected = [reference(data) for data in case.contents]
+    uris = [ref.uri for ref in found.plan.objects]
+    wanted = [(uri, at, row) for uri, told in zip(uris, expected, strict=True) for at, row in told.rows]
+    assert canonical(sorted(found.rows, key=lambda row: row[:2])) == canonical(sorted(wanted, key=lambda row: row[:2]))
+    assert sorted(found.bad) == sorted(
+        (uri, *line) for uri, told in zip(uris, expected, strict=True) for line in told.bad
+    )
+    assert found.failures == {}
+    assert found.counts == {number: (len(told.rows), len(told.bad)) for number, told in enumerate(expected)}
+
+
+def canonical(rows: Any) -> str:
+    """Text to compare by: NaN equals itself, the column f is as narrow as a float, and UTC is UTC."""
+    for _, _, row in rows:
+        if row.get("f") is not None:
+            row["f"] = float(np.float32(row["f"]))
+    return repr(rows).replace("zoneinfo.ZoneInfo(key='UTC')", "datetime.timezone.utc")
+
+
+def whole(contents: Sequence[bytes]) -> list[list[Piece]]:
+    """One partition with all of every object."""
+    return [[Piece(object=number, start=0, stop=len(data)) for number, data in enumerate(contents)]]
+
+
+def halves(data: bytes, cut: int) -> list[list[Piece]]:
+    """One object in two partitions."""
+    return [[Piece(object=0, start=0, stop=cut)], [Piece(object=0, start=cut, stop=len(data))]]
+
+
+@st.composite
+def any_pieces(draw: st.DrawFn, contents: Sequence[bytes]) -> list[list[Piece]]:
+    """The objects cut anywhere, the pieces spread over three partitions."""
+    partitions: list[list[Piece]] = [[], [], []]
+    for number, content in enumerate(contents):
+        cuts = draw(st.lists(st.integers(0, len(content)), max_size=3).map(sorted))
+        for start, stop in zip([0, *cuts], [*cuts, len(content)], strict=True):
+            partitions[draw(st.integers(0, 2))].append(Piece(object=number, start=start, stop=stop))
+    return partitions
