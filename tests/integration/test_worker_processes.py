@@ -258,3 +258,50 @@ def test_what_was_prefetched_comes_back_without_costing_an_attempt(start: Start,
     assert (delivery.message.id, delivery.attempt) == (ids[1], 1)
     worker.go_on()
     assert worker.outcome() == "drained"
+
+
+def test_sigtstp_stops_fetching_and_sigterm_ends_it(start: Start, broker: SqliteBroker) -> None:
+    (message_id,) = send(broker)
+    worker = start(place="pool", batch_messages_max=1)
+    worker.expect("started", ids=[message_id])
+    worker.signal(signal.SIGTSTP)
+    worker.expect("WorkerDraining", reason="asked to pause", in_flight=1)
+    (later,) = send(broker)
+    worker.go_on()
+    worker.expect("DeliverySettled", message_id=message_id, settlement="Ack")
+    # It is up: another signal is answered. And it has not fetched what came meanwhile.
+    worker.signal(signal.SIGUSR1)
+    worker.expect("StacksDumped")
+    assert broker.stats("q").visible == 1
+    worker.signal(signal.SIGTERM)
+    assert worker.outcome() == "drained"
+    assert {"event": "held", "ids": [later]} not in [
+        {k: v for k, v in line.items() if k != "at"} for line in worker.said
+    ]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTTIN, signal.SIGUSR1])
+def test_a_signal_dumps_the_stacks_and_nothing_else_happens(
+    start: Start, broker: SqliteBroker, number: signal.Signals
+) -> None:
+    send(broker)
+    worker = start(place="pool", batch_messages_max=1)
+    worker.expect("started")
+    worker.signal(number)
+    stacks = worker.expect("StacksDumped")["stacks"]
+    for thread in ("MainThread", "penstock-io", "penstock-heartbeat", "penstock-pool-1"):
+        assert f"Thread {thread}:" in stacks
+    assert "toy_worker.py" in stacks
+    worker.go_on()
+    worker.expect("DeliverySettled", settlement="Ack")
+
+
+def test_a_function_that_ignores_its_end_is_given_back_and_left_behind(start: Start, broker: SqliteBroker) -> None:
+    (message_id,) = send(broker)
+    worker = start(place="pool", batch_messages_max=1, stubborn=True, drain_seconds=0.0)
+    worker.expect("started")
+    worker.signal(signal.SIGTERM)
+    assert worker.outcome() == "given_back"
+    assert worker.expect("outcome")["threads_left"] == ["penstock-pool-1"]
+    (delivery,) = broker.receive("q", messages_max=10, lease_seconds=5.0)
+    assert (delivery.message.id, delivery.attempt) == (message_id, 1)

@@ -89,11 +89,11 @@ class ToyExecution:
 
 class ToyHandler:
     name = "toy"
-    place = Place.THREAD
     timeout_seconds = None
 
-    def __init__(self, stubborn: bool) -> None:
+    def __init__(self, stubborn: bool, place: Place) -> None:
         self.stubborn = stubborn
+        self.place = place
 
     def weigh(self, delivery: Delivery) -> int:
         return 1
@@ -112,7 +112,7 @@ def listen() -> None:
 
 def main() -> None:
     path, name, options = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])
-    stubborn = options.pop("stubborn", False)
+    handler = ToyHandler(stubborn=options.pop("stubborn", False), place=Place(options.pop("place", "thread")))
     limits = Limits(messages_max=options.pop("batch_messages_max", 5_000), bytes_max=2**40, wait_seconds=30.0)
     stop = StopSignal()
     stop.install()
@@ -120,14 +120,14 @@ def main() -> None:
     broker = TalkingBroker(path, holder=name)
     worker = Worker(
         broker=broker,
-        lines=[Line(queue="q", handler=ToyHandler(stubborn), limits=limits)],
+        lines=[Line(queue="q", handler=handler, limits=limits)],
         settings=WorkerSettings(**options),
         clock=SystemClock(),
         bus=Bus(tell),
     )
     say("ready")
     conclusion = worker.run(stop)
-    say("outcome", outcome=conclusion.outcome)
+    say("outcome", outcome=conclusion.outcome, threads_left=conclusion.threads_left)
     if conclusion.outcome == "forced" or conclusion.threads_left:
         os._exit(0)
     broker.close()

@@ -1,4 +1,4 @@
-"""The executions of one line: begins batches in their place, concludes them, and ends those that take too long.
+"""The executions of one line: begins batches in their place, and ends those that take too long.
 
 A place is taken until the run really ends, whatever was decided about its batch before: the bounds are hard.
 """
@@ -8,19 +8,16 @@ import threading
 from collections.abc import Callable, Sequence
 
 from penstock.errors import PublishHalted, UserError
-from penstock.events import Bus, ExecutionFailed, SettlementMissing
 from penstock.messaging.clock import Clock
 from penstock.messaging.delivery import Delivery
-from penstock.messaging.handler import Answer, Place
-from penstock.messaging.settlement import Release, Settlement
-from penstock.messaging.waits import Random, backoff_seconds
+from penstock.messaging.handler import Place
+from penstock.messaging.settlement import Release
+from penstock.worker.endings import Endings
 from penstock.worker.flight import Answered, Failed, Fatal, Flight, Result, awaited_result_of, result_of
 from penstock.worker.line import Line
 from penstock.worker.places import LOOP_THREAD, Places, start_thread
 from penstock.worker.settings import WorkerSettings
 from penstock.worker.settler import Settler
-
-CLAIM_LOST = "the claim was lost: somebody else works on it, or will"
 
 
 class Slots:
@@ -46,27 +43,24 @@ class Executors:
         line: Line,
         places: Places,
         slots: Slots,
+        endings: Endings,
         settler: Settler,
         settings: WorkerSettings,
         clock: Clock,
-        bus: Bus,
-        random: Random,
         freed: Callable[[], None],
         fail: Callable[[BaseException], None],
     ) -> None:
-        self._line = line
         self._handler = line.handler
+        self._queue = line.queue
         self._place = line.handler.place
         self._shares_slots = line.shares_slots
         self._timeout_seconds = line.handler.timeout_seconds
         self._flights_max = line.places(settings)
         self._places = places
         self._slots = slots
+        self._endings = endings
         self._settler = settler
-        self._settings = settings
         self._clock = clock
-        self._bus = bus
-        self._random = random
         self._freed = freed
         self._fail = fail
         self._lock = slots.lock
@@ -74,19 +68,16 @@ class Executors:
         self._stranded: list[Flight] = []  # under the lock; the run ended and the end of the batch is open
         self._draining = False  # under the lock
         self._begun = 0  # written by the I/O thread
-        self._concluded = 0  # under the lock; written by the flights' threads and the heartbeat
-        self._failures_in_a_row = 0  # as above
-        self._not_before = 0.0  # as above; monotonic
 
     @property
     def concluded(self) -> int:
         """How many batches were decided on so far."""
-        return self._concluded
+        return self._endings.concluded
 
     @property
     def not_before(self) -> float:
-        """When the next batch may begin (monotonic): failures in a row make a line of few and long runs wait."""
-        return self._not_before
+        """When the next batch may begin (monotonic)."""
+        return self._endings.not_before
 
     @property
     def free(self) -> int:
@@ -134,7 +125,7 @@ class Executors:
                     self._settler.submit((delivery, Release(refund=True)) for delivery in unstarted)
                     raise
                 except Exception as error:
-                    self._put_off(deliveries, error=error)
+                    self._endings.put_off(deliveries, f"{type(error).__name__}: {error}")
         finally:
             self._start(flights)
 
@@ -147,7 +138,8 @@ class Executors:
                 overdue = [f for f in self._running if f.deadline is not None and f.deadline <= now and not f.ended]
             for flight in overdue:
                 if flight.end():
-                    self._time_out(flight)
+                    self._endings.timed_out(flight)
+                    self._part(flight)
             deadline = self.next_deadline()
 
     def drain(self) -> None:
@@ -155,7 +147,8 @@ class Executors:
         with self._lock:
             self._draining = True
             flights = [flight for flight in self._running if not flight.ended]
-        self._tell_drain(flights)
+        for flight in flights:
+            self._endings.drain(flight)
 
     def _flight(self, deliveries: Sequence[Delivery], deadline: float | None) -> Flight:
         execution = self._handler.begin(deliveries)
@@ -165,7 +158,7 @@ class Executors:
             execution=execution,
             deliveries=deliveries,
             handler=self._handler.name,
-            queue=self._line.queue,
+            queue=self._queue,
             name=name,
             thread=LOOP_THREAD if self._place is Place.LOOP else name,
             deadline=deadline,
@@ -190,7 +183,8 @@ class Executors:
                 for flight in flights:
                     start_thread(flight.name, self._fly, flight)
         if draining:
-            self._tell_drain(flights)
+            for flight in flights:
+                self._endings.drain(flight)
 
     def _fly(self, flight: Flight) -> None:
         flight.thread = threading.current_thread().name
@@ -226,103 +220,25 @@ class Executors:
         self._freed()
 
     def _conclude(self, flight: Flight, result: Result) -> None:
-        """The one place that turns a result into settlements."""
+        """The one place that turns a result into an ending."""
         if isinstance(result, Fatal):
             self._fail(result.error)  # the batch stays unended: stopping gives it back with everything else
         elif not flight.end():
             return
         elif isinstance(result, Answered):
-            self._settler.submit(self._settlements(flight, result.settlements))
-            self._count(failed=False)
+            self._endings.answered(flight, result.settlements)
         else:
-            self._free_claim(flight)
-            self._put_off(flight.deliveries, error=result.error)
-
-    def _settlements(self, flight: Flight, answer: Answer) -> Sequence[tuple[Delivery, Settlement]]:
-        settlements: list[tuple[Delivery, Settlement]] = []
-        for delivery in flight.deliveries:
-            settlement = answer.get(delivery.receipt)
-            if settlement is None:
-                self._bus.emit(SettlementMissing(queue=delivery.queue, message_id=delivery.message.id))
-                settlement = self._delayed(delivery)
-            settlements.append((delivery, settlement))
-        return settlements
-
-    def _free_claim(self, flight: Flight) -> None:
-        # A run that failed should have freed its claim itself. One that could not would keep the objects of its batch
-        # from everybody until the lease ends; to free them twice does no harm.
-        try:
-            flight.execution.give_back()
-        except Exception as error:
-            self._told(flight.deliveries, f"giving the claim back failed: {type(error).__name__}: {error}")
-
-    def _time_out(self, flight: Flight) -> None:
-        """In the I/O thread. Settling takes the deliveries out of the heartbeat's book: a hung run keeps no lease."""
-        try:
-            answer = flight.execution.time_out()
-        except Exception as error:
-            self._free_claim(flight)
-            self._put_off(flight.deliveries, error=error)
-        else:
-            self._settler.submit(self._settlements(flight, answer))
-            self._count(failed=True)
-            self._told(
-                flight.deliveries,
-                f"no end within its timeout of {self._timeout_seconds:g} s; it is interrupted, and holds its place on "
-                f"{flight.thread} until it ends",
-            )
-        self._part(flight)
+            self._endings.failed(flight, result.error)
 
     def _lose(self, flight: Flight) -> None:
-        """In the heartbeat's thread. Nothing is acked: what the run comes to is fenced off by now."""
-        if not flight.end():
-            return
-        self._put_off(flight.deliveries, error=None)
-        self._part(flight)
-        self._freed()
+        """In the heartbeat's thread."""
+        if flight.end():
+            self._endings.claim_lost(flight)
+            self._part(flight)
+            self._freed()
 
     def _part(self, flight: Flight) -> None:
         flight.parted = True
-        # Interrupting may block (it cancels a Spark run), and the caller has other things to keep going.
-        threading.Thread(target=self._interrupt, args=(flight,), name="penstock-interrupt", daemon=True).start()
-
-    def _interrupt(self, flight: Flight) -> None:
-        try:
-            flight.execution.interrupt()
-        except Exception as error:
-            self._told(flight.deliveries, f"interrupting failed: {type(error).__name__}: {error}")
-
-    def _tell_drain(self, flights: Sequence[Flight]) -> None:
-        for flight in flights:
-            try:
-                flight.execution.drain()
-            except Exception as error:
-                self._told(flight.deliveries, f"telling it of the stop failed: {type(error).__name__}: {error}")
-
-    def _put_off(self, deliveries: Sequence[Delivery], *, error: BaseException | None) -> None:
-        """No settlement came of these: back they go, each after a wait that grows with its attempts."""
-        self._settler.submit([(delivery, self._delayed(delivery)) for delivery in deliveries])
-        self._count(failed=error is not None)
-        self._told(deliveries, CLAIM_LOST if error is None else f"{type(error).__name__}: {error}")
-
-    def _told(self, deliveries: Sequence[Delivery], error: str) -> None:
-        ids = tuple(delivery.message.id for delivery in deliveries)
-        self._bus.emit(ExecutionFailed(handler=self._handler.name, message_ids=ids, error=error))
-
-    def _delayed(self, delivery: Delivery) -> Release:
-        return Release(delay_seconds=self._backoff_seconds(delivery.attempt))
-
-    def _count(self, *, failed: bool) -> None:
-        with self._lock:
-            self._concluded += 1
-            self._failures_in_a_row = self._failures_in_a_row + 1 if failed else 0
-            if failed and not self._shares_slots:
-                self._not_before = self._clock.monotonic() + self._backoff_seconds(self._failures_in_a_row)
-
-    def _backoff_seconds(self, attempt: int) -> float:
-        return backoff_seconds(
-            attempt=attempt,
-            base_seconds=self._settings.backoff_base_seconds,
-            cap_seconds=self._settings.backoff_cap_seconds,
-            random=self._random,
-        )
+        # Interrupting may block, and the caller has other things to keep going.
+        name = "penstock-interrupt"
+        threading.Thread(target=self._endings.interrupt, args=(flight,), name=name, daemon=True).start()

@@ -10,6 +10,7 @@ from penstock.messaging.clock import Clock
 from penstock.messaging.steps import Probe
 from penstock.messaging.waits import Random
 from penstock.worker.asking import Asking
+from penstock.worker.endings import Endings
 from penstock.worker.executors import Executors, Slots
 from penstock.worker.flight import Flight
 from penstock.worker.heartbeat import Book, Heartbeat
@@ -108,11 +109,18 @@ class Parts:
             line=line,
             places=self.places,
             slots=slots,
+            endings=Endings(
+                line=line,
+                lock=slots.lock,
+                settler=self.settler,
+                settings=tools.settings,
+                clock=tools.clock,
+                bus=tools.bus,
+                random=tools.random,
+            ),
             settler=self.settler,
             settings=tools.settings,
             clock=tools.clock,
-            bus=tools.bus,
-            random=tools.random,
             freed=self._calls.freed,
             fail=self._calls.fail,
         )
