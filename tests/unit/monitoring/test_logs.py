@@ -178,6 +178,11 @@ def test_no_value_of_a_variable_is_logged() -> None:
         assert "hunter2" not in text
 
 
+def test_a_traceback_with_a_lone_surrogate_is_readable_by_strict_readers() -> None:
+    [line] = log_of(failed(traceback="in \ud800 work"))
+    assert line["exception"] == r"in \ud800 work"
+
+
 def test_long_values_end_and_say_so() -> None:
     [line] = log_of(failed(error="e" * 9_000, traceback="t" * 40_000 + "the end"))
     assert line["error.message"] == "e" * 8_000 + "[... trimmed ...]"
