@@ -28,6 +28,7 @@ SETTINGS_FILE = "penstock.toml"
 PREFIX = "PENSTOCK_"
 SECRETS_VARIABLE = "PENSTOCK_SECRETS_DIR"
 GIB = 1024**3
+STOP_TIMEOUT_SECONDS_MIN = 10.0
 
 MASK = "***"
 
@@ -56,7 +57,9 @@ class Settings(BaseSettings):
     spark_driver_memory: str = Field("2g", pattern=r"^\d+[kmgKMG]$", description="the JVM's heap")
     spark_conf: dict[str, str] = Field(default_factory=dict, description="further Spark settings")
     lease_seconds: float = Field(60.0, ge=3, le=43_200, description="how long a claim or a delivery is held unextended")
-    stop_timeout_seconds: float = Field(30.0, ge=10, description="from SIGTERM to the platform's SIGKILL")
+    stop_timeout_seconds: float = Field(
+        30.0, ge=STOP_TIMEOUT_SECONDS_MIN, description="from SIGTERM to the platform's SIGKILL"
+    )
     drain_seconds: float | None = Field(
         None, ge=0, description="of the stop timeout: how long work in flight may go on; unset: all but 8 seconds of it"
     )

@@ -10,7 +10,7 @@ from enum import StrEnum
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from penstock.config import load_settings
+from penstock.config import load_settings, unknown_variables
 from penstock.errors import PenstockError
 
 PYTHON_MIN = (3, 11)
@@ -39,7 +39,7 @@ def machine_checks(environ: Mapping[str, str]) -> Iterator[Finding]:
     """Python, settings, the extra, Java, disk, and a Spark that runs a real job. In this order; what hangs on a failed
     one is left out."""
     yield _python()
-    yield _guarded("settings", _settings)
+    yield _guarded("settings", _settings, hint="Mend the name, or unset the variable; nothing reads it.")
     spark_extra = _guarded("spark extra", _extra)
     yield spark_extra
     java = _guarded("java", lambda: _java(environ), hint="Set JAVA_HOME to the Java in use, or unset it.")
@@ -92,7 +92,11 @@ def _python() -> Finding:
 def _settings() -> tuple[Verdict, str]:
     settings = load_settings()
     changed = sorted(settings.model_fields_set)
-    return Verdict.OK, f"set: {', '.join(changed)}" if changed else "all at their defaults"
+    found = f"set: {', '.join(changed)}" if changed else "all at their defaults"
+    unknown = unknown_variables()
+    if unknown:
+        return Verdict.WARNING, f"{found}; variables that name no setting: {', '.join(unknown)}"
+    return Verdict.OK, found
 
 
 def _extra() -> tuple[Verdict, str]:

@@ -9,7 +9,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from penstock.cli import batches, dead, demo, doctor, gc, ingest, objects, queues, send, status, worker
+from penstock.cli import batches, config, dead, demo, doctor, gc, ingest, init, objects, queues, send, status, worker
 from penstock.cli.exits import FAILED, INTERRUPTED, TEMPORARY_FAILURE
 from penstock.cli.output import printable, talk
 from penstock.cli.streams import deliver, prepare_streams
@@ -30,12 +30,14 @@ app.command("demo")(demo.demo)
 app.command("status")(status.status)
 app.command("doctor")(doctor.doctor)
 app.command("gc")(gc.gc)
+app.command("init")(init.init)
 app.command("send")(send.send)
 app.add_typer(objects.app, name="objects")
 app.add_typer(batches.app, name="batches")
 app.add_typer(dead.app, name="dead")
 app.add_typer(worker.app, name="worker")
 app.add_typer(queues.app, name="queues")
+app.add_typer(config.app, name="config")
 
 
 def _print_version(wanted: bool) -> None:

@@ -1,0 +1,154 @@
+"""Does stopping fit into what a platform grants? The arithmetic, a platform's limits, and its line of configuration."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from penstock.config import STOP_TIMEOUT_SECONDS_MIN
+from penstock.errors import ConfigurationError
+from penstock.worker.settings import StopBudget, budget
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Platform:
+    """What kills our processes, and when."""
+
+    name: str
+    default_seconds: float
+    max_seconds: float | None
+    pre_stop: bool  # it runs a hook first, within the same seconds
+    line: str  # with {seconds}
+    where: str
+
+
+PLATFORMS: Mapping[str, Platform] = MappingProxyType(
+    {
+        platform.name: platform
+        for platform in (
+            Platform(
+                name="ecs",
+                default_seconds=30,
+                max_seconds=None,
+                pre_stop=False,
+                line='"stopTimeout": {seconds}',
+                where="the container definition; on EC2 the agent's ECS_CONTAINER_STOP_TIMEOUT is the default",
+            ),
+            Platform(
+                name="fargate",
+                default_seconds=30,
+                max_seconds=120,
+                pre_stop=False,
+                line='"stopTimeout": {seconds}',
+                where="the container definition",
+            ),
+            Platform(
+                name="kubernetes",
+                default_seconds=30,
+                max_seconds=None,
+                pre_stop=True,
+                line="terminationGracePeriodSeconds: {seconds}",
+                where="the pod's spec",
+            ),
+            Platform(
+                name="systemd",
+                default_seconds=90,
+                max_seconds=None,
+                pre_stop=False,
+                line="TimeoutStopSec={seconds}",
+                where="the unit's [Service]",
+            ),
+            Platform(
+                name="docker",
+                default_seconds=10,
+                max_seconds=None,
+                pre_stop=False,
+                line="stop_grace_period: {seconds}s",
+                where="the compose file's service; or docker run --stop-timeout {seconds}",
+            ),
+        )
+    }
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """A part of stopping, in its order."""
+
+    name: str
+    seconds: float
+    ends_at_seconds: float  # after the platform began to stop
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """A budget that fits."""
+
+    platform: str
+    platform_seconds: float
+    stop_timeout_seconds: float  # what is left for the worker: its setting
+    parts: Sequence[Part]
+    platform_line: str
+    platform_where: str
+    setting_line: str
+
+
+def plan(
+    platform_name: str,
+    *,
+    platform_seconds: float | None = None,
+    pre_stop_seconds: float = 0.0,
+    drain_seconds: float | None = None,
+) -> Plan:
+    """How the platform's seconds are spent; by default as many as it grants by itself.
+
+    Raises `ConfigurationError` when stopping cannot fit, or the platform never grants so much.
+    """
+    platform = PLATFORMS[platform_name]
+    granted = platform.default_seconds if platform_seconds is None else platform_seconds
+    if platform.max_seconds is not None and granted > platform.max_seconds:
+        raise ConfigurationError(
+            f"{platform.name} grants at most {platform.max_seconds:g} s, and {granted:g} s are asked for."
+        )
+    if pre_stop_seconds and not platform.pre_stop:
+        raise ConfigurationError(
+            f"{platform.name} has no hook before the signal; leave out the {pre_stop_seconds:g} s."
+        )
+    left = granted - pre_stop_seconds
+    hook = f", of which the hook before the signal takes {pre_stop_seconds:g} s" if pre_stop_seconds else ""
+    if left < STOP_TIMEOUT_SECONDS_MIN:
+        raise ConfigurationError(
+            f"{platform.name} grants {granted:g} s{hook}: the worker needs at least {STOP_TIMEOUT_SECONDS_MIN:g} s, so "
+            f"grant {STOP_TIMEOUT_SECONDS_MIN + pre_stop_seconds:g} s or more."
+        )
+    try:
+        found = budget(stop_timeout_seconds=left, drain_seconds=drain_seconds)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{platform.name} grants {granted:g} s{hook}: {error}.") from error
+    seconds = f"{granted:g}"
+    return Plan(
+        platform=platform.name,
+        platform_seconds=granted,
+        stop_timeout_seconds=left,
+        parts=_parts(found, pre_stop_seconds),
+        platform_line=platform.line.format(seconds=seconds),
+        platform_where=platform.where.format(seconds=seconds),
+        setting_line=f"stop_timeout_seconds = {left:g}",
+    )
+
+
+def _parts(found: StopBudget, pre_stop_seconds: float) -> Sequence[Part]:
+    spent = (
+        ("hook before the signal", pre_stop_seconds),
+        ("stop fetching", found.intake_seconds),
+        ("drain: work in flight goes on", found.drain_seconds),
+        ("give back what is left", found.release_seconds),
+        ("flush settlements, logs, reports", found.flush_seconds),
+        ("margin", found.margin_seconds),
+    )
+    parts: list[Part] = []
+    at_seconds = 0.0
+    for name, seconds in spent:
+        at_seconds += seconds
+        if seconds or name != "hook before the signal":
+            parts.append(Part(name=name, seconds=seconds, ends_at_seconds=at_seconds))
+    return parts
