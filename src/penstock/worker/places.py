@@ -8,6 +8,7 @@ import asyncio
 import importlib
 import threading
 from collections.abc import Callable, Coroutine, Sequence
+from contextlib import suppress
 from queue import SimpleQueue
 from typing import Any
 
@@ -100,14 +101,14 @@ class EventLoop:
         """Let the thread end. Tasks left over are cancelled; one that ignores it keeps the thread from ending."""
         loop = self._loop
         if loop is not None:
-            loop.call_soon_threadsafe(self._stop.set)
+            with suppress(RuntimeError):  # it was closed a moment ago
+                loop.call_soon_threadsafe(self._stop.set)
 
     def _run(self) -> None:
         try:
             with asyncio.Runner(loop_factory=_new_loop()) as runner:
                 runner.run(self._serve())
         finally:
-            self._loop = None
             self._over = True
             self._ready.set()
             if self._ended is not None:
@@ -116,7 +117,10 @@ class EventLoop:
     async def _serve(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._ready.set()
-        await self._stop.wait()
+        try:
+            await self._stop.wait()
+        finally:
+            self._loop = None
 
     def _take(self, fly: FlyAsync, flights: Sequence[Flight]) -> None:
         loop = asyncio.get_running_loop()

@@ -19,6 +19,7 @@ from penstock.messaging.message import Message, Outgoing
 from penstock.messaging.settlement import Ack, Release, Settlement
 from penstock.worker.batcher import Limits
 from penstock.worker.line import Line
+from penstock.worker.places import EventLoop
 from penstock.worker.settings import WorkerSettings
 from penstock.worker.shift import Conclusion
 from penstock.worker.shutdown import StopSignal
@@ -344,6 +345,7 @@ class Life:
         self.steps: list[str] = []
         self.until: Callable[[], bool] | None = None
         self.lines: Sequence[Line] = ()
+        self.event_loop: EventLoop | None = None
         self.conclusion: Conclusion | None = None
         self.error: BaseException | None = None
         self._thread: threading.Thread | None = None
@@ -367,6 +369,7 @@ class Life:
             bus=Bus(self.events.append),
             probe=self.steps.append,
             random=lambda: 0.5,
+            event_loop=self.event_loop,
         )
 
     def start(self, **settings: object) -> "Life":

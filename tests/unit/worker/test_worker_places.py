@@ -11,6 +11,7 @@ from penstock.events import ExecutionFailed, LeasesExtended
 from penstock.messaging.delivery import Delivery
 from penstock.messaging.handler import Answer, Place
 from penstock.messaging.settlement import Ack, Release
+from penstock.worker.places import EventLoop
 
 if TYPE_CHECKING:
     from tests.unit.worker.conftest import Life
@@ -148,3 +149,21 @@ def test_a_lost_claim_interrupts_and_its_late_answer_is_ignored(
     assert life.end() == "drained"
     assert life.broker.acked() == []
     assert len(life.told(ExecutionFailed)) == 1, "the cancellation of an ended run is no failure of its own"
+
+
+def test_a_loop_that_was_handed_in_is_used_and_left_running(life: "Life") -> None:
+    event_loop = EventLoop()
+    loops: list[asyncio.AbstractEventLoop] = []
+
+    def answer(deliveries: Sequence[Delivery]) -> Answer:
+        loops.append(asyncio.get_running_loop())
+        return {delivery.receipt: Ack() for delivery in deliveries}
+
+    life.event_loop = event_loop
+    life.serve(Place.LOOP, queue="mail", handler={"answer": answer})
+    life.broker.put(0, queue="mail")
+    life.until = lambda: bool(life.broker.acked())
+    assert life.start().end() == "drained"
+    assert loops == [event_loop.started()], "it is up still"
+    assert not event_loop.done
+    event_loop.close()
