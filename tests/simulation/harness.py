@@ -469,7 +469,7 @@ class Worker:
 
     def _busy(self, flight: Flight) -> bool:
         # A thread would wait for the claim in the making; an actor that waited would stop the play.
-        return flight.execution._lock.locked()
+        return flight.execution._hold.lock.locked()
 
     def _fenceless(self, ledger: Faulty) -> Any:
         """Under sabotage: a ledger whose commit takes back what it lost, and one that charges what was given back."""

@@ -24,7 +24,6 @@ from penstock.messaging.failure import Failure as Raised
 from penstock.messaging.handler import Answer
 from penstock.messaging.settlement import Release, Settlement
 from penstock.messaging.waits import Random, backoff_seconds
-from penstock.objects.reference import ObjectRef
 from penstock.pipeline.engine import (
     Engine,
     ReadFailure,
@@ -35,6 +34,7 @@ from penstock.pipeline.engine import (
     RunResult,
 )
 from penstock.pipeline.grouping import groups
+from penstock.pipeline.hold import Hold
 from penstock.pipeline.parcel import (
     Done,
     Later,
@@ -90,13 +90,8 @@ class BatchExecution:
         self._settings = settings
         self._around = around
         self._telling = Telling(settings.pipeline, around.bus, batches=settings.tells_batches)
-        # The fields up to the next comment are written under the lock, by the run thread and by whoever ends the batch.
-        self._lock = threading.Lock()
-        self._held: Work | None = None  # the attempt that is ours and open, as far as we know
-        self._ended: Work | None = None  # the attempt whose end was told
-        self._committing = False  # the ledger decides now; a heartbeat has nothing to say any more
-        self._stopped = False
-        # These are written by the run thread: always as a whole, so that others read one state or the next.
+        self._hold = Hold(around.ledger, self._telling, lease_seconds=settings.lease_seconds)
+        # The rest is written by the run thread: always as a whole, so that others read one state or the next.
         self._settled: Mapping[str, Settlement] = {}  # by receipt: messages without objects to work on
         self._parcels: Sequence[Parcel] = ()
         self._outcomes: Mapping[bytes, ObjectOutcome] = {}  # of objects that the batch is done with
@@ -148,38 +143,31 @@ class BatchExecution:
 
     def _run_group(self, group: Sequence[Parcel]) -> Mapping[bytes, ObjectOutcome]:
         refs = {ref.object_id: ref for parcel in group for ref in parcel.objects}
-        claim = self._claim(group, refs)
+        claim, work = self._hold.take(lambda: self._claim(group), refs)
         if claim is None:
             return dict.fromkeys(refs, self._later(1))
         self._telling.skipped(claim, refs)
         outcomes = self._unclaimed(claim)
-        if self._held is not None and self._held.claim is claim:
-            outcomes |= self._work(self._held)
+        if work is not None:
+            outcomes |= self._work(work)
             self._worked = True
         return outcomes
 
-    def _claim(self, group: Sequence[Parcel], refs: Mapping[bytes, ObjectRef]) -> Claim | None:
+    def _claim(self, group: Sequence[Parcel]) -> Claim | None:
         """Claim what is free of the group; None when the ledger could not tell whether we did."""
         attempt_id = self._around.new_attempt_id()
-        with self._lock:  # so that giving back never misses a claim in the making
-            if self._stopped:
-                raise RunCancelled("the batch was given back")
-            try:
-                claim = self._around.ledger.claim(
-                    self._settings.pipeline,
-                    candidates(group),
-                    attempt_id=attempt_id,
-                    worker=self._settings.worker,
-                    lease_seconds=self._settings.lease_seconds,
-                )
-            except TemporaryError as unknown:
-                self._abandon_unknown(attempt_id, str(unknown))
-                self._around.streak.add_fault(unknown)
-                return None
-            if claim.claimed:
-                self._held = Work(claim=claim, refs={id: ref for id, ref in refs.items() if id in claim.claimed})
-                self._committing = False
-        return claim
+        try:
+            return self._around.ledger.claim(
+                self._settings.pipeline,
+                candidates(group),
+                attempt_id=attempt_id,
+                worker=self._settings.worker,
+                lease_seconds=self._settings.lease_seconds,
+            )
+        except TemporaryError as unknown:
+            self._abandon_unknown(attempt_id, str(unknown))
+            self._around.streak.add_fault(unknown)
+            return None
 
     def _abandon_unknown(self, attempt_id: str, reason: str) -> None:
         with suppress(TemporaryError):  # where even this fails the attempt's lease ends by itself
@@ -202,15 +190,15 @@ class BatchExecution:
         except TemporaryError as fault:
             return self._infrastructure(work, fault)
         except SchemaMoved as moved:
-            self._abandon(work, reason=str(moved), outcome="given_back", refund=True)
+            self._hold.abandon(work, reason=str(moved), outcome="given_back")
             return dict.fromkeys(work.refs, _AT_ONCE)
         except RunGivenBack as stopped:
-            self._abandon(work, reason=str(stopped), outcome="given_back", refund=True)
+            self._hold.abandon(work, reason=str(stopped), outcome="given_back")
             raise
         except ClaimLost:
             return self._lost(work)
         except UserError as mistake:
-            self._abandon(work, reason=str(mistake), outcome="given_back", refund=True)
+            self._hold.abandon(work, reason=str(mistake), outcome="given_back")
             raise
         except RunCancelled:
             raise  # whoever interrupted us gave the claim back before
@@ -235,7 +223,7 @@ class BatchExecution:
         return done | self._failed(work, failed, result.failed)
 
     def _commit(self, work: Work, result: RunResult, failed: Sequence[FailedObject]) -> None:
-        seq = self._commit_outcome(
+        seq = self._hold.commit(
             work,
             BatchOutcome(
                 pipeline=self._settings.pipeline,
@@ -255,14 +243,6 @@ class BatchExecution:
         if seq is not None:
             self._telling.committed(work, result, seq)
 
-    def _commit_outcome(self, work: Work, outcome: BatchOutcome) -> int | None:
-        with self._lock:
-            self._committing = True
-        seq = self._around.ledger.commit(outcome)
-        with self._lock:
-            self._held, self._ended = None, work
-        return seq
-
     def _broken(self, work: Work, broken: RunBroken) -> dict[bytes, ObjectOutcome]:
         """Nobody could be blamed: everybody is a suspect, and nobody dies of it in company."""
         self._telling.broken(work, broken)
@@ -276,7 +256,7 @@ class BatchExecution:
             pipeline=self._settings.pipeline, attempt_id=work.attempt_id, processed=(), failed=failed
         )
         try:
-            self._commit_outcome(work, outcome)
+            self._hold.commit(work, outcome)
         except ClaimLost:
             return self._lost(work)
         except TemporaryError:
@@ -293,22 +273,10 @@ class BatchExecution:
 
     def _infrastructure(self, work: Work, fault: TemporaryError) -> dict[bytes, ObjectOutcome]:
         """The machinery failed: nobody is charged, and when it goes on failing the worker hears of it."""
-        self._abandon(work, reason=str(fault), outcome="failed", refund=True)
+        self._hold.abandon(work, reason=str(fault), outcome="failed")
         self._around.streak.add_fault(fault)
         later = self._later(self._around.streak.faults)
         return dict.fromkeys(work.refs, replace(later, refund=True))
-
-    def _abandon(self, work: Work, *, reason: str, outcome: str, refund: bool) -> None:
-        with suppress(TemporaryError):  # where the ledger is away too, the attempt's lease ends by itself
-            self._give_up(work, reason=reason, outcome=outcome, refund=refund)
-        with self._lock:
-            self._held = None
-
-    def _give_up(self, work: Work, *, reason: str, outcome: str, refund: bool) -> None:
-        if self._around.ledger.abandon(
-            work.attempt_id, reason=reason, outcome=outcome, refund=refund, unattributed=False
-        ) and self._end(work):
-            self._telling.given_back(work, reason)
 
     def _failed(
         self, work: Work, failed: Sequence[FailedObject], causes: Mapping[bytes, ReadFailure] | None = None
@@ -323,16 +291,8 @@ class BatchExecution:
         return outcomes
 
     def _lost(self, work: Work) -> dict[bytes, ObjectOutcome]:
-        """Somebody ended the attempt. Whoever of us did has told so."""
-        if self._end(work):
-            self._telling.lost(work)
+        self._hold.lost(work)
         return dict.fromkeys(work.refs, self._later(1))
-
-    def _end(self, work: Work) -> bool:
-        """True for the one who tells the attempt's end."""
-        with self._lock:
-            first, self._ended = self._ended is not work, work
-        return first
 
     def _later(self, attempt: int) -> Later:
         return Later(
@@ -347,25 +307,13 @@ class BatchExecution:
     # -- other threads -------------------------------------------------------------------------------------------
 
     def extend(self) -> bool:
-        with self._lock:
-            work = None if self._committing else self._held
-        if work is None:
-            return True
-        if self._around.ledger.extend(work.attempt_id, lease_seconds=self._settings.lease_seconds):
-            return True
-        with self._lock:  # a commit that overtook us ended the attempt, and rightly so
-            if self._committing or self._held is not work:
-                return True
-        self._lost(work)
-        return False
+        return self._hold.extend()
 
     def drain(self) -> None:
         """A run goes on until it is given back."""
 
     def time_out(self) -> Answer:
-        with self._lock:
-            self._stopped = True
-            work = self._held
+        work = self._hold.stop()
         return self._answer({**self._outcomes, **(self._timed_out(work) if work is not None else {})})
 
     def _timed_out(self, work: Work) -> Mapping[bytes, ObjectOutcome]:
@@ -380,14 +328,14 @@ class BatchExecution:
             pipeline=self._settings.pipeline, attempt_id=work.attempt_id, processed=(), failed=failed
         )
         try:
-            self._around.ledger.commit(outcome)
-        except ClaimLost:  # the run came to its end just now, or somebody took it over: the next delivery finds out
-            return {}
+            ours = self._hold.fail(work, outcome)
         except TemporaryError:  # its lease ends by itself
             return dict.fromkeys(work.refs, self._later(1))
+        if not ours:  # the run came to its end just now, or somebody took it over: the next delivery finds out
+            return {}
         where = Raised(error_type="TimedOut", error=reason, traceback=self._where())
         cause = ReadFailure(failure=Failure.RETRY, reason=reason, raised=where)
-        return self._failed(work, failed, dict.fromkeys(work.refs, cause)) if self._end(work) else {}
+        return self._failed(work, failed, dict.fromkeys(work.refs, cause))
 
     def _where(self) -> str:
         """What the run is doing now, as a stack without variables."""
@@ -395,15 +343,11 @@ class BatchExecution:
         return "" if frame is None else "".join(traceback.format_stack(frame))
 
     def give_back(self) -> None:
-        with self._lock:
-            self._stopped = True
-            work = self._held
+        work = self._hold.stop()
         if work is not None:
-            self._give_up(work, reason="given back at shutdown", outcome="given_back", refund=True)
+            self._hold.give_up(work, reason="given back at shutdown", outcome="given_back")
 
     def interrupt(self) -> None:
-        with self._lock:
-            self._stopped = True
-            work = self._held
+        work = self._hold.stop()
         if work is not None:
             self._around.engine.cancel(work.attempt_id)
