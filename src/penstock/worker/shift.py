@@ -16,7 +16,7 @@ from penstock.worker.helper import Helper
 from penstock.worker.loop import Until
 from penstock.worker.parts import Calls, Parts, Tools
 from penstock.worker.places import LOOP_THREAD
-from penstock.worker.shutdown import UNSTARTED, StopSignal, give_back
+from penstock.worker.shutdown import BROKER_SHARE, UNSTARTED, StopSignal, give_back
 from penstock.worker.stacks import stacks
 
 Outcome = Literal["drained", "given_back", "forced"]
@@ -142,7 +142,7 @@ class Shift:
         if group:
             helpers.append(self._helper("penstock-give-back-group", partial(self._give_back_flights, group, seconds)))
         if not all(service.intake.empty for service in self._parts.services):
-            helpers.append(self._helper("penstock-give-back-unstarted", partial(self._put_back, deadline)))
+            helpers.append(self._helper("penstock-give-back-unstarted", partial(self._put_back, seconds)))
         for helper in helpers:
             helper.start()
         self._await(lambda: all(helper.done for helper in helpers), lambda: deadline)
@@ -217,8 +217,9 @@ class Shift:
             seconds=seconds,
         )
 
-    def _put_back(self, deadline: float) -> None:
+    def _put_back(self, seconds: float) -> None:
         """What nobody began, when the I/O thread has not come to it (a poll may hold it)."""
+        deadline = self._clock.monotonic() + seconds * BROKER_SHARE
         unstarted = [delivery for service in self._parts.services for delivery in service.intake.take_all()]
         self._parts.book.unregister(unstarted, wait_seconds=deadline - self._clock.monotonic())
         settlements = [(delivery, UNSTARTED) for delivery in unstarted]

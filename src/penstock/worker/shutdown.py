@@ -23,7 +23,7 @@ GIVEN_BACK = Release(delay_seconds=0.0, refund=True)  # a shutdown broke it off,
 # second is over, the broker until the third; the rest is for interrupting.
 _BOOK_SHARE = 1 / 3
 _CLAIMS_SHARE = 2 / 3
-_BROKER_SHARE = 0.9
+BROKER_SHARE = 0.9
 
 STOPPING = (signal.SIGTERM, signal.SIGINT)
 PAUSING = (signal.SIGTSTP,)
@@ -170,7 +170,7 @@ def give_back(
     def release() -> None:
         nonlocal left
         settlements = [(delivery, GIVEN_BACK) for delivery in deliveries]
-        left = settler.settle_by(settlements, deadline=began_at + seconds * _BROKER_SHARE)
+        left = settler.settle_by(settlements, deadline=began_at + seconds * BROKER_SHARE)
 
     tried("leave the heartbeat's book", lambda: book.unregister(deliveries, wait_seconds=seconds * _BOOK_SHARE))
     for flight in flights:
