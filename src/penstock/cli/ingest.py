@@ -15,7 +15,7 @@ def ingest(
     source: Annotated[str, typer.Argument(metavar="SOURCE", help="The folder to read.")],
     table: Annotated[str, typer.Argument(metavar="TABLE", help="The folder of the Delta table; made if need be.")],
     format_: Annotated[
-        str, typer.Option("--format", help="How the files are written: jsonl (also gzipped).")
+        str, typer.Option("--format", help="How the files are written: jsonl, csv, text (also .gz, .bz2, .zst).")
     ] = "jsonl",
     schema: Annotated[
         str | None,

@@ -154,7 +154,7 @@ class _Repair:
         self._block = block
         self._lines = lines
         self._painted = bytearray(block)  # bad and blank lines are overwritten
-        self._kept = np.ones(len(lines.starts), dtype=np.bool_)
+        self._kept = lines.starts < lines.ends  # an empty line is blank in every format that comes here
         self._bad: dict[int, BadLine] = {}
 
     def decode(self, shaped: Flags) -> Decoded:

@@ -1,0 +1,121 @@
+"""CSV: its header, its options, and blocks at sizes where the narrowing has work to do."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from penstock.errors import ObjectUnreadable, UsageError
+from penstock.pipeline.source.csv_lines import Layout
+from penstock.pipeline.source.ddl import parse_ddl
+from penstock.pipeline.source.delimited import CsvDecoder
+from penstock.pipeline.source.headers import layout_of
+from penstock.pipeline.source.options import CsvOptions, ReadOptions, checked
+
+SCHEMA = parse_ddl("id bigint, s string, d date")
+DECODER = CsvDecoder(SCHEMA, CsvOptions(), Layout(fields=3, places=(0, 1, 2)))
+
+
+def places(header: str, csv: CsvOptions | None = None) -> tuple[int | None, ...]:
+    return layout_of(header.encode(), SCHEMA, csv or CsvOptions(), "u").places
+
+
+def test_columns_go_by_the_header_s_names() -> None:
+    assert places("d,s,id") == (2, 1, 0)
+    assert places(' ID ,"S",other') == (0, 1, None)
+    assert places("other;other;s", CsvOptions(delimiter=";")) == (None, 2, None)
+    assert places("anything", CsvOptions(header=False)) == (0, 1, 2)
+
+
+@pytest.mark.parametrize(
+    ("header", "words"),
+    [
+        (b"id,s,ID", "names the column 'id' twice"),
+        (b"id;s;d", "names no column of the schema, it begins 'id;s;d'"),
+        (b"", "names no column"),
+        (b'id,"s', "a header with a quote that is not closed"),
+        (b"id\rs\r1\r2", "a header with a carriage return without a newline"),
+        (b"id,\xff", "a header that is not UTF-8, at byte 3"),
+    ],
+)
+def test_a_header_that_cannot_be_meant_makes_the_object_unreadable(header: bytes, words: str) -> None:
+    with pytest.raises(ObjectUnreadable) as told:
+        layout_of(header, SCHEMA, CsvOptions(), "s3://b/k")
+    assert words in str(told.value)
+    assert str(told.value).startswith("s3://b/k has a header")
+
+
+def test_a_few_bad_lines_among_many_are_found_where_they_are() -> None:
+    bad = {
+        7: (b"1", "malformed"),
+        1_000: (b"x,a,", "wrong type"),
+        1_001: (b"1,,2024-02-30", "wrong type"),
+        9_999: (b"1,\xff,", "invalid UTF-8"),
+        20_000: (b'1,"a,', "malformed"),
+        25_000: (b'1,a"b,"c', "malformed"),
+        30_000: (b"1,a,,", "malformed"),
+    }
+    blank = {5: b"", 25_001: b" \r"}
+    lines = [blank.get(n, bad[n][0] if n in bad else b'%d,"a",2024-05-06' % n) + b"\n" for n in range(40_000)]
+    decoded = DECODER.decode(b"".join(lines))
+    starts = np.cumsum([0, *map(len, lines)])[:-1]
+    kept = [n for n in range(40_000) if n not in bad and n not in blank]
+    assert decoded.rows.column("id").to_pylist() == kept
+    assert decoded.starts.tolist() == starts[kept].tolist()
+    assert [(line.start, line.raw, line.reason.value) for line in decoded.bad] == [
+        (starts[n], raw, reason) for n, (raw, reason) in bad.items()
+    ]
+
+
+def test_nothing_but_bad_lines_is_no_row() -> None:
+    decoded = DECODER.decode(b"nonsense\n" * 3_000)
+    assert (decoded.rows.num_rows, len(decoded.bad)) == (0, 3_000)
+    assert decoded.rows.schema == SCHEMA
+
+
+def test_a_quoted_empty_field_is_an_empty_string_and_no_number() -> None:
+    decoded = DECODER.decode(b'"","",""\n,,\n"1","a","2024-05-06"\n')
+    assert decoded.rows.column("id").to_pylist() == [None, None, 1]
+    assert decoded.rows.column("s").to_pylist() == ["", None, "a"]
+    assert decoded.rows.column("d").null_count == 2
+
+
+def test_the_null_text_is_null_beside_the_empty_field() -> None:
+    decoder = CsvDecoder(SCHEMA, CsvOptions(null_text="NA"), Layout(fields=3, places=(0, 1, 2)))
+    decoded = decoder.decode(b'NA,NA,NA\n"NA","NA",""\n,,\nna,,\n')
+    assert decoded.rows.column("s").to_pylist() == [None, "NA", None]
+    assert decoded.rows.column("id").null_count == 3
+    assert [line.raw for line in decoded.bad] == [b"na,,"]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (ReadOptions(format="text", schema_ddl="a string, b string"), "one column of strings"),
+        (ReadOptions(format="text", schema_ddl="a bigint"), "one column of strings"),
+        (ReadOptions(format="csv", schema_ddl="a array<int>"), "no place for a list or struct, as in a ARRAY<INT>"),
+        (ReadOptions(format="csv", schema_ddl="a struct<b: int>"), "no place for a list or struct"),
+        (ReadOptions(format="csv"), "schema is empty"),
+        (ReadOptions(format="csv", schema_ddl="a int", csv=CsvOptions(delimiter="||")), "delimiter '||'"),
+        (ReadOptions(format="csv", schema_ddl="a int", csv=CsvOptions(delimiter="")), "delimiter ''"),
+        (ReadOptions(format="csv", schema_ddl="a int", csv=CsvOptions(delimiter="é")), "delimiter 'é'"),
+        (ReadOptions(format="csv", schema_ddl="a int", csv=CsvOptions(delimiter="\n")), r"delimiter '\n'"),
+        (ReadOptions(format="csv", schema_ddl="a int", csv=CsvOptions(quote=",")), "quote ','"),
+        (ReadOptions(format="csv", schema_ddl="a int", csv=CsvOptions(quote="''")), "quote"),
+    ],
+)
+def test_options_that_cannot_be_meant_get_one_sentence(options: ReadOptions, words: str) -> None:
+    with pytest.raises(UsageError) as told:
+        checked(options)
+    assert words in str(told.value)
+    assert "\n" not in str(told.value)
+
+
+def test_what_is_typed_for_a_tab_is_a_tab() -> None:
+    options = ReadOptions(format="csv", schema_ddl="a int", csv=CsvOptions(delimiter=r"\t"))
+    assert checked(options).csv == replace(options.csv, delimiter="\t")
+
+
+def test_text_needs_no_schema_and_takes_a_name() -> None:
+    assert checked(ReadOptions(format="text")).schema_ddl == "value STRING"
+    assert checked(ReadOptions(format="text", schema_ddl="line string")).schema_ddl == "line STRING"
