@@ -1,0 +1,176 @@
+"""Worker processes over one embedded queue, and a journal of what their handlers did, written by the handlers.
+
+The journal is the oracle: a file that every handler appends a line to (one write each, so lines never mix), and that
+nothing of Penstock's knows of. A message is lost when nobody ended it and the queue does not hold it any more.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from penstock.app.app import App
+from penstock.brokers.sqlite import SqliteBroker
+
+APP = '''
+"""Handlers that say in a journal what they do: written by the tests."""
+
+import asyncio
+import json
+import os
+import time
+
+from penstock import App, Context, Queue
+
+app = App.from_config()
+JOURNAL = os.open(os.environ["JOURNAL"], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+
+
+def note(what, body, ctx):
+    line = {"what": what, "id": body["id"], "message": ctx.message.id, "pid": os.getpid(), "attempt": ctx.attempt}
+    line["at"] = time.time()
+    os.write(JOURNAL, (json.dumps(line) + "\\n").encode())
+
+
+@app.handler(Queue("plain", dict), retry_base=0.1, retry_cap=0.5)
+def plain(body, ctx):
+    note("start", body, ctx)
+    ends_at = time.monotonic() + body["seconds"]
+    while (left := ends_at - time.monotonic()) > 0:
+        time.sleep(min(left, 0.05))
+        ctx.checkpoint()
+    note("end", body, ctx)
+
+
+@app.handler(Queue("stubborn", dict), retry_base=0.1, retry_cap=0.5)
+def stubborn(body, ctx):
+    note("start", body, ctx)
+    time.sleep(body["seconds"])
+    note("end", body, ctx)
+
+
+@app.handler(Queue("looped", dict), retry_base=0.1, retry_cap=0.5)
+async def looped(body, ctx):
+    note("start", body, ctx)
+    if body.get("block"):
+        time.sleep(body["seconds"])
+    else:
+        await asyncio.sleep(body["seconds"])
+    note("end", body, ctx)
+'''
+QUEUES = ("plain", "stubborn", "looped")
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line of the journal."""
+
+    what: str
+    id: str
+    message: str
+    pid: int
+    attempt: int
+    at: float
+
+
+class Fleet:
+    """A folder with a queue, an app, a journal, and the workers started on it."""
+
+    def __init__(self, folder: Path, **settings: object) -> None:
+        self.folder = folder
+        self.journal = folder / "journal"
+        self.journal.touch()
+        (folder / "fleet_app.py").write_text(APP, encoding="utf-8")
+        self.environment = {
+            **os.environ,
+            "JOURNAL": str(self.journal),
+            "PENSTOCK_BROKER": f"sqlite:///{folder / 'queue.db'}",
+            "PENSTOCK_LEDGER": f"sqlite:///{folder / 'ledger.db'}",
+            "PENSTOCK_STATE": str(folder / "state"),
+            **{f"PENSTOCK_{name.upper()}": str(value) for name, value in settings.items()},
+        }
+        self.broker = SqliteBroker(folder / "queue.db", holder="test")
+        self.app = App(broker=self.broker)
+        self.workers: list[WorkerProcess] = []
+
+    def start(self, *options: str, prefix: Sequence[str] = ()) -> "WorkerProcess":
+        worker = WorkerProcess(self, options, prefix, number=len(self.workers))
+        self.workers.append(worker)
+        return worker
+
+    def send(self, queue: str, *bodies: dict[str, Any]) -> None:
+        self.app.send_many(queue, [json.dumps(body) for body in bodies])
+
+    def lines(self) -> list[Line]:
+        text = self.journal.read_text(encoding="utf-8")
+        return [Line(**json.loads(line)) for line in text.splitlines()]
+
+    def ended(self) -> set[str]:
+        return {line.id for line in self.lines() if line.what == "end"}
+
+    def started(self) -> set[str]:
+        return {line.id for line in self.lines() if line.what == "start"}
+
+    def empty(self) -> bool:
+        stats = [self.broker.stats(queue) for queue in QUEUES]
+        return not any(one.visible or one.in_flight or one.delayed for one in stats)
+
+    def dead(self) -> int:
+        return sum(len(self.broker.browse(f"{queue}-dlq", messages_max=1000)) for queue in QUEUES)
+
+    def close(self) -> None:
+        for worker in self.workers:
+            worker.kill()
+        self.broker.close()
+
+
+class WorkerProcess:
+    """`penstock worker` as a process of its own; its log is a file of JSON lines."""
+
+    def __init__(self, fleet: Fleet, options: Sequence[str], prefix: Sequence[str], *, number: int) -> None:
+        self.log = fleet.folder / f"worker-{number}.log"
+        command = [*prefix, sys.executable, "-m", "penstock", "worker", "fleet_app:app", *options]
+        with self.log.open("wb") as stream:
+            self.process = subprocess.Popen(
+                command, cwd=fleet.folder, env=fleet.environment, stderr=stream, stdin=subprocess.DEVNULL
+            )
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    def events(self, name: str | None = None) -> list[dict[str, Any]]:
+        lines = self.log.read_text(encoding="utf-8").splitlines()
+        found = [json.loads(line) for line in lines if line.startswith("{") and line.endswith("}")]
+        return [line for line in found if name in (None, line["event"])]
+
+    def ready(self) -> "WorkerProcess":
+        wait_for(lambda: self.events("worker.started") or self.process.poll() is not None, f"{self.log} says started")
+        assert self.process.poll() is None, self.log.read_text()
+        return self
+
+    def signal(self, number: signal.Signals) -> None:
+        self.process.send_signal(number)
+
+    def end(self, *, within: float) -> int:
+        """Wait for its end; answers the exit code."""
+        return self.process.wait(within)
+
+    def kill(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait(10)
+
+
+def wait_for(condition: Callable[[], object], what: str, *, within: float = 60.0) -> None:
+    ends_at, tick = time.monotonic() + within, threading.Event()
+    while not condition():
+        assert time.monotonic() < ends_at, f"it did not come true within {within} s: {what}"
+        tick.wait(0.02)
