@@ -10,6 +10,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from penstock.app.app import App
     from penstock.app.handlers import Handlers
+    from penstock.app.pipelines.declaration import DeltaSink, ObjectSource
+    from penstock.app.pipelines.pipeline import Pipeline
+    from penstock.app.pipelines.published import PublishedBatch
     from penstock.errors import Interrupted, PenstockError, Reject, Retry
     from penstock.handlers.context import BatchContext, Context, Item
     from penstock.messaging.message import Message
@@ -21,13 +24,17 @@ _HOMES = {
     "App": "penstock.app.app",
     "BatchContext": "penstock.handlers.context",
     "Context": "penstock.handlers.context",
+    "DeltaSink": "penstock.app.pipelines.declaration",
     "Handlers": "penstock.app.handlers",
     "IncomingObject": "penstock.pipeline.objects.stream",
     "Interrupted": "penstock.errors",
     "Item": "penstock.handlers.context",
     "Message": "penstock.messaging.message",
     "ObjectContext": "penstock.pipeline.objects.context",
+    "ObjectSource": "penstock.app.pipelines.declaration",
     "PenstockError": "penstock.errors",
+    "Pipeline": "penstock.app.pipelines.pipeline",
+    "PublishedBatch": "penstock.app.pipelines.published",
     "Queue": "penstock.messaging.queue",
     "Reject": "penstock.errors",
     "Retry": "penstock.errors",
@@ -37,13 +44,17 @@ __all__ = [
     "App",
     "BatchContext",
     "Context",
+    "DeltaSink",
     "Handlers",
     "IncomingObject",
     "Interrupted",
     "Item",
     "Message",
     "ObjectContext",
+    "ObjectSource",
     "PenstockError",
+    "Pipeline",
+    "PublishedBatch",
     "Queue",
     "Reject",
     "Retry",

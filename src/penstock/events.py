@@ -165,6 +165,14 @@ class SourceScanned(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WatchDisturbed(Event):
+    """A folder that is watched is gone, or its notifications fail; watching goes on."""
+
+    source: str
+    reason: str  # a sentence
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SchemaInferred(Event):
     """No schema was given, so one was made from a sample and is remembered."""
 

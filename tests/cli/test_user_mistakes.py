@@ -64,7 +64,7 @@ def one_sentence(said: Said, *parts: str) -> None:
         (("in/_penstock", "in"), ("in/_penstock",)),
         (("in", "in/a.jsonl"), ("is a file",)),
         (("in", "t", "--transform", "nomodule"), ("nomodule", "module:function")),
-        (("in", "t", "--transform", "nomodule:f"), ("nomodule", "ModuleNotFoundError")),
+        (("in", "t", "--transform", "nomodule:f"), ("no module nomodule", "looked for")),
         (("in", "t", "--transform", "json:nothing"), ("json", "nothing")),
         (("in", "t", "--transform", "os:sep"), ("os", "sep")),
         (("in", "t", "--transform", "raising:f"), ("raising", "ZeroDivisionError")),

@@ -7,6 +7,8 @@ from typing import Any, Self
 
 from penstock.app.handlers import Handlers
 from penstock.app.identity import worker_id
+from penstock.app.pipelines.service import PipelineService
+from penstock.app.service import Service
 from penstock.config import Settings, load_settings
 from penstock.errors import UsageError
 from penstock.events import Listener
@@ -106,6 +108,12 @@ class App(Handlers):
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def add(self, service: Service) -> None:
+        """As `Handlers.add`; a pipeline knows from here on which app it can be run by."""
+        super().add(service)
+        if isinstance(service, PipelineService):
+            service.pipeline.belongs_to(self)
 
     # Sending
 

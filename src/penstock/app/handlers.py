@@ -5,6 +5,9 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from penstock.app.object_service import ObjectService, check_source
+from penstock.app.pipelines.declaration import DeltaSink, ObjectSource, Transform, declared
+from penstock.app.pipelines.pipeline import Pipeline
+from penstock.app.pipelines.service import PipelineService
 from penstock.app.service import FunctionService, Service
 from penstock.errors import UsageError
 from penstock.handlers.declaration import BatchOptions, HandlerDeclaration, Isolation, OnStop, RetryPolicy
@@ -17,6 +20,7 @@ from penstock.messaging.schema import Codec
 Function = TypeVar("Function", bound=Callable[..., Any])
 Lifespan = Callable[..., Any]
 BATCH_WAIT_SECONDS = 1.0
+PIPELINE_WAIT_SECONDS = 30.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +47,11 @@ class Handlers:
     def declarations(self) -> tuple[HandlerDeclaration, ...]:
         """The functions among the services."""
         return tuple(one.declaration for one in self.services if isinstance(one, FunctionService))
+
+    @property
+    def pipelines(self) -> tuple[Pipeline, ...]:
+        """The pipelines among the services."""
+        return tuple(one.pipeline for one in self.services if isinstance(one, PipelineService))
 
     @property
     def lifetimes(self) -> tuple[Lifetime, ...]:
@@ -174,6 +183,44 @@ class Handlers:
             return function
 
         return declare
+
+    def pipeline(
+        self,
+        name: str,
+        *,
+        source: ObjectSource,
+        sink: DeltaSink,
+        transform: Transform | None = None,
+        provenance: bool = True,
+        max_objects: int | None = None,
+        max_bytes: Size | None = None,
+        max_wait: Duration = PIPELINE_WAIT_SECONDS,
+        max_attempts: int | None = None,
+        max_quarantine_ratio: float | None = None,
+    ) -> Pipeline:
+        """Declare a pipeline on Spark: the objects of ``source``, each version once, through ``transform`` (DataFrame
+        -> DataFrame) into ``sink``.
+
+        A batch takes up to ``max_objects`` and ``max_bytes``, and waits up to ``max_wait`` while more keep coming.
+        An object is dead after ``max_attempts``, and fails where more than ``max_quarantine_ratio`` of its lines cannot
+        be read. Numbers that are not given are those of the app's settings. ``provenance`` adds the columns _object
+        and _offset. Raises `UsageError` for what does not fit, and for a second handler of the source's queue.
+        """
+        declaration = declared(
+            name,
+            source=source,
+            sink=sink,
+            transform=transform,
+            provenance=provenance,
+            max_objects=max_objects,
+            max_bytes=max_bytes,
+            max_wait=max_wait,
+            max_attempts=max_attempts,
+            max_quarantine_ratio=max_quarantine_ratio,
+        )
+        made = Pipeline(declaration)
+        self.add(PipelineService(pipeline=made))
+        return made
 
     def lifespan(self, function: Function) -> Function:
         """Declare a generator function, plain or async, that makes resources before the worker serves, yields them

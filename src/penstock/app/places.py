@@ -2,6 +2,7 @@
 
 import hashlib
 from dataclasses import dataclass
+from os import PathLike
 from pathlib import Path
 
 from penstock.errors import UsageError
@@ -18,11 +19,12 @@ class Places:
     table: Path
     quarantine: Path
     state: Path
+    name: str | None = None  # of a declared pipeline
 
     @property
     def pipeline(self) -> str:
-        """The pipeline's id: the table's canonical address."""
-        return self.table.as_uri()
+        """The pipeline's id: the name it was declared with, else the table's canonical address."""
+        return self.name or self.table.as_uri()
 
     @property
     def work(self) -> Path:
@@ -35,7 +37,7 @@ class Places:
         return f"ingest-{digest}"
 
 
-def real(path: str | Path) -> Path:
+def real(path: str | PathLike[str]) -> Path:
     """The real path behind a user's path or file address. Raises `UsageError` where that leads nowhere."""
     try:
         return Path(str(path).removeprefix("file://")).expanduser().resolve()
@@ -43,7 +45,7 @@ def real(path: str | Path) -> Path:
         raise UsageError(f"The path {path} leads nowhere: {error}.") from error
 
 
-def places(table: str | Path, state: str | Path | None = None) -> Places:
+def places(table: str | PathLike[str], state: str | PathLike[str] | None = None) -> Places:
     """The places of a table. Raises `UsageError` for an address that is no local path."""
     if "://" in str(table) and not str(table).startswith("file://"):
         raise UsageError(f"{table} is no local path; this version writes tables to local folders.")
@@ -57,6 +59,24 @@ def places(table: str | Path, state: str | Path | None = None) -> Places:
         quarantine=root.with_name(f"{root.name}_quarantine"),
         state=real(state) if state is not None else root / STATE_FOLDER,
     )
+
+
+def source_folder(source: str | PathLike[str], where: Places) -> Path:
+    """The real path of the folder to read. Raises `UsageError` where it is none, or one that Penstock writes itself."""
+    if "://" in str(source) and not str(source).startswith("file://"):
+        raise UsageError(f"{source} is no local folder; this version reads local folders.")
+    folder = real(source)
+    if not folder.is_dir():
+        what = "is a file; give the folder it lies in" if folder.exists() else "does not exist; give the folder to read"
+        raise UsageError(f"The source {folder} {what}.")
+    for own in (where.table, where.quarantine, where.state):
+        if folder == own:
+            raise UsageError(
+                f"The source {folder} is a folder that Penstock writes itself; give another table or source."
+            )
+        if own in folder.parents:
+            raise UsageError(f"The source {folder} lies in {own}, which Penstock writes itself; give another folder.")
+    return folder
 
 
 def find_table(table: str | None, state: str | None, *, here: Path) -> Places:

@@ -20,6 +20,11 @@ from penstock.worker.shutdown import StopSignal
 if TYPE_CHECKING:
     from penstock.ledger import Ledger
 
+
+def _no_spark() -> Any:
+    raise RuntimeError("this worker was made without Spark")  # a defect: whoever makes a host for pipelines gives one
+
+
 BATCH_BYTES_MAX = 1024**3  # of one batch's bodies; their number is what bounds it
 
 
@@ -36,6 +41,8 @@ class Host:
     random: Random
     probe: Probe
     stop: StopSignal
+    spark: Callable[[], Any] = _no_spark  # the session that the worker's pipelines share, started when first asked for
+    handled: frozenset[str] = frozenset()  # every queue of the app that has a handler, served here or elsewhere
     resources: Mapping[str, Any] = field(default_factory=lambda: NO_RESOURCES)
 
 

@@ -11,6 +11,7 @@ from penstock.app.housekeeping import Presence
 from penstock.app.kill import killing_probe
 from penstock.app.lifetimes import Lifetimes
 from penstock.app.service import Host, Service
+from penstock.app.spark import app_spark
 from penstock.errors import ConfigurationError
 from penstock.events import Bus, Listener
 from penstock.handlers.ticker import Ticker
@@ -47,16 +48,20 @@ def serve(
     services = chosen(app, queues)
     clock = SystemClock()
     presence = Presence(settings=app.settings, broker=app.broker, worker=app.worker, stop=stop, clock=clock)
+    bus = Bus(*app.listeners, *listeners, *(presence.listeners if resident else ()))
+    spark = app_spark(app.settings, worker=app.worker, clock=clock, bus=bus, stop=stop)
     host = Host(
         worker=app.worker,
         settings=app.settings,
         broker=app.broker,
         ledger=lambda: app.ledger,
-        bus=Bus(*app.listeners, *listeners, *(presence.listeners if resident else ())),
+        bus=bus,
         clock=clock,
         random=random.random,
         probe=killing_probe(app.settings.kill_at),
         stop=stop,
+        spark=spark.session,
+        handled=frozenset(service.queue_name for service in app.services),
     )
     numbers = settings or worker_settings(app)
     with ExitStack() as stack:
@@ -69,6 +74,7 @@ def serve(
         )
         stack.callback(lifetimes.close)
         host = replace(host, resources=lifetimes.open())
+        stack.callback(spark.close)
         lines = _open(services, host, stack)
         if resident:
             _tick(app, services, host, stack)

@@ -4,10 +4,12 @@ A session that was handed in is used as it is and never stopped.
 """
 
 import os
+import shutil
 import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from penstock.app.housekeeping import SCRATCH_FOLDER
 from penstock.config import Settings
 from penstock.events import Bus, SparkStarted
 from penstock.messaging.clock import Clock
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
     from penstock.pipeline.java import Java
     from penstock.pipeline.session import Session, SessionSettings
 
+SPARK_LOG_FILE = "spark.log"
 SESSION_END_SECONDS = 2.0  # of the stop timeout: Spark gets this long to leave by itself
 
 
@@ -61,6 +64,7 @@ class Spark:
             from penstock.pipeline.session import end_session
 
             end_session(own, at_once=self._stop.requested, seconds=SESSION_END_SECONDS)
+            shutil.rmtree(self._scratch, ignore_errors=True)
 
     def _start(self) -> "Session":
         from penstock.pipeline.extra import require_spark
@@ -76,6 +80,22 @@ class Spark:
         found = f"Java {java.version} from {java.source}"
         self._bus.emit(SparkStarted(java=found, notes=java.notes, seconds=seconds))
         return spark
+
+
+def app_spark(
+    settings: Settings, *, worker: str, clock: Clock, bus: Bus, stop: StopSignal, given: "Session | None" = None
+) -> Spark:
+    """The session of an app's worker; its files lie in the state folder of the settings."""
+    state = Path(settings.state).absolute()
+    return Spark(
+        settings,
+        scratch=state / SCRATCH_FOLDER / worker,
+        log=state / SPARK_LOG_FILE,
+        clock=clock,
+        bus=bus,
+        stop=stop,
+        given=given,
+    )
 
 
 def session_settings(settings: Settings, java: "Java", *, scratch: Path, log: Path) -> "SessionSettings":

@@ -13,13 +13,13 @@ from ulid import ULID
 from penstock.app.housekeeping import SCRATCH_FOLDER, Sweeper
 from penstock.app.places import LEDGER_FILE, Places
 from penstock.app.processes import PROCESSES_FOLDER, ProcessRegistry
+from penstock.app.spark import SPARK_LOG_FILE
 from penstock.brokers.sqlite import SqliteBroker
 from penstock.errors import ConfigurationError
 from penstock.ledger import Ledger
 from penstock.messaging.steps import Probe, no_probe
 
 QUEUE_FILE = "queue.db"
-SPARK_LOG_FILE = "spark.log"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -69,6 +69,12 @@ class Tables:
             after=self._quarantine_published,
         )
 
+    @property
+    def visible_to(self) -> int:
+        """Up to which batch both tables show what there is to show, as far as this process has seen it."""
+        looks = (self._rows_published, self._quarantine_published)
+        return min(0 if look is None else max(look.seq, look.looked_to) for look in looks)
+
     def version(self) -> int | None:
         """The rows table's version; None where there is no table yet."""
         table = self.rows.load()

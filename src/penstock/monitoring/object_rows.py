@@ -110,6 +110,12 @@ BATCH_ROWS: Rows = {
         msg="A folder was walked.",
         fields=same("source", "found", "unfinished"),
     ),
+    events.WatchDisturbed: Row(
+        name="watch.disturbed",
+        level="warning",
+        msg="A folder that is watched is gone, or its notifications fail.",
+        fields=same("source", "reason"),
+    ),
     events.SchemaInferred: Row(
         name="schema.inferred",
         level="info",

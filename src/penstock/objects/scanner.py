@@ -63,6 +63,27 @@ class _Problem:
     text: str
 
 
+class _Entry:
+    """What `os.scandir` would say of one path. Raises OSError where there is nothing."""
+
+    def __init__(self, path: bytes) -> None:
+        self.path = path
+        self.name = os.path.basename(path)  # noqa: PTH119 - pathlib takes no bytes
+        self._status = os.lstat(path)
+
+    def stat(self, *, follow_symlinks: bool) -> os.stat_result:  # noqa: ARG002 - as `os.DirEntry` has it
+        return self._status
+
+    def is_file(self, *, follow_symlinks: bool) -> bool:  # noqa: ARG002 - as above
+        return stat.S_ISREG(self._status.st_mode)
+
+    def is_dir(self, *, follow_symlinks: bool) -> bool:  # noqa: ARG002 - as above
+        return stat.S_ISDIR(self._status.st_mode)
+
+    def is_symlink(self) -> bool:
+        return stat.S_ISLNK(self._status.st_mode)
+
+
 @dataclass(slots=True)
 class _Tally:
     """The report in the making; written by the thread that walks."""
@@ -101,9 +122,24 @@ class Scanner:
         Holds the entries of one folder at a time, never those of the whole tree.
         """
         self._tally = _Tally()
-        objects = self._walk()
+        objects = self._walk(self._folder)
         while chunk := tuple(islice(objects, self._chunk_objects)):
             yield chunk
+
+    def at(self, path: AnyPath) -> Iterator[ObjectRef]:
+        """What a walk would find at this path: an object, all those of a folder, or nothing. The report begins anew."""
+        self._tally = _Tally()
+        named = os.fsencode(path)
+        if not named.startswith(self._folder.rstrip(b"/") + b"/") or self._is_passed_over(named):
+            return
+        try:
+            found = self._look(_Entry(named))
+        except OSError:  # gone again, or not to be looked at: the next walk tells
+            return
+        if isinstance(found, ObjectRef):
+            yield found
+        elif isinstance(found, _Folder):
+            yield from self._walk(found.path)
 
     def report(self) -> ScanReport:
         """Of the walk so far."""
@@ -116,8 +152,19 @@ class Scanner:
             problems_count=tally.problems_count,
         )
 
-    def _walk(self) -> Iterator[ObjectRef]:
-        pending = [self._folder]
+    def _is_passed_over(self, path: bytes) -> bool:
+        """Whether a walk never comes there: a folder on the way is hidden, excluded, a table, or a link."""
+        folder = os.path.dirname(path)  # noqa: PTH120 - pathlib takes no bytes
+        if os.path.realpath(folder) != folder:
+            return True
+        while folder != self._folder:
+            folder, name = os.path.split(folder)
+            if name.startswith(b".") or (whole := folder + b"/" + name) in self._excluded or _is_table(whole):
+                return True
+        return False
+
+    def _walk(self, start: bytes) -> Iterator[ObjectRef]:
+        pending = [start]
         while pending:
             folders: list[bytes] = []
             for entry in self._list(pending.pop()):
@@ -149,7 +196,7 @@ class Scanner:
         if len(self._tally.problems) < PROBLEMS_MAX:
             self._tally.problems.append(problem.text)
 
-    def _look(self, entry: os.DirEntry[bytes]) -> ObjectRef | Reason | _Problem | _Folder:
+    def _look(self, entry: "os.DirEntry[bytes] | _Entry") -> ObjectRef | Reason | _Problem | _Folder:
         try:
             if entry.name.startswith(b"."):
                 return Reason.HIDDEN

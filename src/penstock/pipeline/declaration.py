@@ -8,6 +8,7 @@ from pyspark.sql import DataFrame
 
 from penstock.pipeline.source.plan import ReadOptions
 
+Frame = DataFrame  # for the rooms above, which name the type and never import Spark
 Transform = Callable[[DataFrame], DataFrame]
 
 
@@ -15,7 +16,7 @@ Transform = Callable[[DataFrame], DataFrame]
 class Declaration:
     """One pipeline from a folder into a local table. All paths are real paths that executors can reach."""
 
-    pipeline: str  # the table's canonical address
+    pipeline: str  # its id in the ledger
     source_root: Path
     table_root: Path
     quarantine_root: Path

@@ -10,10 +10,11 @@ import errno
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, Schema, Transaction
@@ -24,6 +25,7 @@ from penstock.errors import PublishConflict, PublishHalted, TableError, Temporar
 from penstock.sinks.delta_features import check_features
 from penstock.sinks.manifest import DataFile, attempt_token
 from penstock.sinks.parquet import check_partition_types
+from penstock.sinks.reading import TableFile
 from penstock.sinks.schema import additions, canonical
 from penstock.sinks.sink import Append, Position
 
@@ -118,6 +120,22 @@ class LoadedDelta:
     @property
     def schema(self) -> pa.Schema:
         return canonical(pa.schema(self._table.schema()))
+
+    @property
+    def schema_document(self) -> Mapping[str, Any]:
+        document: Mapping[str, Any] = json.loads(self._table.schema().to_json())
+        return document
+
+    def files(self) -> Sequence[TableFile]:
+        """What this snapshot names. The log has paths with escapes, below the root unless they are absolute."""
+        actions = pa.table(self._table.get_add_actions(flatten=True)).to_pylist()
+        return [
+            TableFile(
+                path=str(self._root / unquote(action["path"]).removeprefix("file://")),
+                partition_values={name: action[f"partition.{name}"] for name in self.partition_by},
+            )
+            for action in actions
+        ]
 
     def append(self, append: Append) -> int:
         """Commit files and position as this snapshot's next version, which is answered; see `LoadedTable.append`."""

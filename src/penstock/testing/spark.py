@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from penstock.app.pipeline import session_settings
+from penstock.app.spark import session_settings
 from penstock.config import Settings
 from penstock.pipeline.extra import require_spark
 from penstock.pipeline.java import find_java

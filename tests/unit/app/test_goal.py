@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.app.ingest import Goal
+from penstock.app.goal import Goal
 from penstock.app.places import Places, places
 from penstock.app.state import State, open_state
 from penstock.ledger.records import BatchOutcome, Candidate, Carrier, ObjectResult
@@ -32,7 +32,15 @@ def state(where: Places) -> Iterator[State]:
 
 
 def new_goal(state: State, where: Places) -> Goal:
-    return Goal(state, where, REFS, queue=QUEUE, probe=no_probe)
+    return Goal(
+        ledger=state.ledger,
+        broker=state.broker,
+        pipeline=where.pipeline,
+        queue=QUEUE,
+        free_the_dead=state.free_what_the_dead_held,
+        probe=no_probe,
+        objects=REFS,
+    )
 
 
 def received(state: State) -> list[Delivery]:

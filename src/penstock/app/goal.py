@@ -1,0 +1,137 @@
+"""What a scan found, in a terminal state: announcing it, and when that is reached."""
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+
+from penstock.errors import PenstockError
+from penstock.ledger import Ledger
+from penstock.ledger.records import TERMINAL, ObjectState
+from penstock.messaging.broker import Broker
+from penstock.messaging.message import Outgoing
+from penstock.messaging.steps import Probe, Step
+from penstock.objects.announcement import announce
+from penstock.objects.reference import ObjectRef
+
+ANNOUNCEMENTS_MAX = 5  # of one object by one process, before we say that something is wrong with it
+SEND_CHUNK = 1_000
+
+
+class Goal:
+    """Every object of a scan in a terminal state. Objects may be added; any thread may call it."""
+
+    def __init__(
+        self,
+        *,
+        ledger: Ledger,
+        broker: Broker,
+        pipeline: str,
+        queue: str,
+        free_the_dead: Callable[[], object],
+        probe: Probe,
+        objects: Sequence[ObjectRef],
+    ) -> None:
+        """``free_the_dead`` frees what processes proven dead hold."""
+        self._ledger = ledger
+        self._broker = broker
+        self._pipeline = pipeline
+        self._queue = queue
+        self._free_the_dead = free_the_dead
+        self._probe = probe
+        self._lock = threading.RLock()  # every field below is read and written under it
+        self._announcements: Counter[bytes] = Counter()
+        self._refs: dict[bytes, ObjectRef] = {}
+        self.before: dict[bytes, ObjectState] = {}
+        self.unfinished: set[bytes] = set()
+        self.take(objects)
+
+    @property
+    def size(self) -> int:
+        """How many objects there are."""
+        return len(self._refs)
+
+    def reached_before(self) -> bool:
+        """Whether there is nothing to do, not even messages that a killed process did not live to settle."""
+        return not self.unfinished and not self._broker.stats(self._queue).visible
+
+    def begin(self) -> None:
+        """Announce, unless messages of a process that was killed, or of one beside us, still wait: those are worked
+        off first, and `reached` announces what they did not name. Else every death would double the queue."""
+        if not self._messages():
+            self.announce()
+
+    def take(self, objects: Iterable[ObjectRef]) -> Sequence[bytes]:
+        """Make them part of the goal, without a word; answers those that are not done."""
+        refs = {ref.object_id: ref for ref in objects}
+        with self._lock:
+            known = self._ledger.states(self._pipeline, list(refs)) if refs else {}
+            new = [object_id for object_id in refs if known.get(object_id) not in TERMINAL]
+            self._refs |= refs
+            self.before |= known
+            self.unfinished.update(new)
+            return new
+
+    def add(self, objects: Iterable[ObjectRef]) -> None:
+        """Objects that were found later: announced at once unless they are done, or known already."""
+        with self._lock:
+            new = self.take([ref for ref in objects if ref.object_id not in self._refs])
+            self._send([self._refs[object_id] for object_id in new])
+
+    def announce(self) -> None:
+        """Send a notification for every unfinished object that nobody works on. Repeats do no harm."""
+        with self._lock:
+            live = self._ledger.live(self._pipeline, list(self.unfinished))
+            self._send([ref for object_id, ref in self._refs.items() if object_id in self.unfinished - live])
+
+    def reached(self) -> bool:
+        """Asked by the idle worker. Where messages are gone but objects are not done (a message was purged, or its
+        sender died between two steps), they are announced again. Messages that only repeat what is done are worked
+        off before we say yes, so that none stays behind."""
+        with self._lock:
+            states = self._ledger.states(self._pipeline, list(self.unfinished))
+            self.unfinished = {object_id for object_id in self.unfinished if states.get(object_id) not in TERMINAL}
+            if self.unfinished:
+                self._free_the_dead()
+                self.begin()
+                return False
+            return self._broker.stats(self._queue).visible == 0
+
+    def objects(self) -> Sequence[ObjectRef]:
+        """All of them."""
+        with self._lock:
+            return list(self._refs.values())
+
+    def states(self) -> dict[bytes, ObjectState]:
+        """Where every object stands now; what the ledger never saw is unprocessed."""
+        with self._lock:
+            known = self._ledger.states(self._pipeline, list(self._refs))
+            return {object_id: known.get(object_id, ObjectState.UNPROCESSED) for object_id in self._refs}
+
+    def left(self) -> int:
+        """How many are in no terminal state."""
+        return sum(1 for state in self.states().values() if state not in TERMINAL)
+
+    def done_before(self) -> int:
+        """How many were in a terminal state when they were found."""
+        with self._lock:
+            return sum(1 for state in self.before.values() if state in TERMINAL)
+
+    def _send(self, missing: Sequence[ObjectRef]) -> None:
+        for start in range(0, len(missing), SEND_CHUNK):
+            chunk = missing[start : start + SEND_CHUNK]
+            self._broker.send(self._queue, [Outgoing(body=announce(ref)) for ref in chunk])
+            self._probe(Step.ANNOUNCED)
+        self._count(missing)
+
+    def _messages(self) -> int:
+        stats = self._broker.stats(self._queue)
+        return stats.visible + stats.in_flight + stats.delayed
+
+    def _count(self, refs: Sequence[ObjectRef]) -> None:
+        self._announcements.update(ref.object_id for ref in refs)
+        for ref in refs:
+            if self._announcements[ref.object_id] > ANNOUNCEMENTS_MAX:
+                raise PenstockError(
+                    f"{ref.uri} was announced {ANNOUNCEMENTS_MAX} times and is still not done, nor dead; look at "
+                    f"`penstock objects show` and `penstock dead list`, and report it."
+                )

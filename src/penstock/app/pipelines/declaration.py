@@ -1,0 +1,143 @@
+"""What a user says of a pipeline, checked as far as it can be without Spark, and then frozen."""
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from os import PathLike, fspath
+from typing import TYPE_CHECKING, Any
+
+from penstock.app.pipelines.published import PublishedBatch
+from penstock.errors import UsageError
+from penstock.handlers.durations import Duration, Size, bytes_of, seconds_of
+from penstock.messaging.queue import Queue
+
+if TYPE_CHECKING:
+    from penstock.pipeline.declaration import Frame
+
+Transform = Callable[["Frame"], "Frame"]
+
+PUBLISHED_SUFFIX = "-published"
+ATTEMPTS_LIMIT = 100  # as for the settings of the same names
+OBJECTS_LIMIT = 100_000
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
+_LOCAL = "file://"
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectSource:
+    """Where a pipeline's objects lie, which queue announces them, and how they are written.
+
+    ``folder`` is a local folder; nothing outside it is read. ``queue`` carries S3's notifications, or those that the
+    watcher, `App.announce` and `Pipeline.run` send. ``format``: jsonl, csv or text, each also compressed with gzip,
+    bzip2 or zstd. ``schema`` is Spark's DDL, such as "id long, ts timestamp"; text needs none. ``delimiter`` and
+    ``header`` are CSV's.
+    """
+
+    folder: str | PathLike[str]
+    queue: str = field(kw_only=True)
+    format: str = field(default="jsonl", kw_only=True)
+    schema: str | None = field(default=None, kw_only=True)
+    delimiter: str | None = field(default=None, kw_only=True)
+    header: bool = field(default=True, kw_only=True)
+
+    def __post_init__(self) -> None:
+        _check_local("source", self.folder)
+        if not self.queue:
+            raise UsageError(f"The source {self.folder} has no queue; name the one that announces its objects.")
+        if self.schema is None and self.format != "text":
+            raise UsageError(
+                f"The source {self.folder} has no schema; declare one, such as schema='id long, ts timestamp'."
+            )
+        if self.format != "csv" and (self.delimiter is not None or not self.header):
+            raise UsageError(
+                f"The source {self.folder} has the format {self.format}; delimiter and header are those of csv."
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaSink:
+    """A Delta table in a local folder, made by the first batch; what cannot be read goes to ``<table>_quarantine``."""
+
+    table: str | PathLike[str]
+    partition_by: Sequence[str] = field(default=(), kw_only=True)
+
+    def __post_init__(self) -> None:
+        _check_local("table", self.table)
+        if isinstance(self.partition_by, str):
+            raise UsageError(
+                f"partition_by={self.partition_by!r} is text; write a list of columns: [{self.partition_by!r}]."
+            )
+        object.__setattr__(self, "partition_by", tuple(self.partition_by))
+        twice = [name for name in self.partition_by if self.partition_by.count(name) > 1]
+        if twice:
+            raise UsageError(f"The table {self.table} is partitioned by {twice[0]} more than once.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PipelineDeclaration:
+    """One pipeline. A number that is None is the one in the settings of the app."""
+
+    name: str
+    source: ObjectSource
+    sink: DeltaSink
+    transform: Transform | None
+    provenance: bool
+    max_objects: int | None
+    max_bytes: int | None
+    max_wait_seconds: float
+    max_attempts: int | None
+    max_quarantine_ratio: float | None
+    published: Queue[PublishedBatch]
+
+
+def declared(
+    name: str,
+    *,
+    source: Any,
+    sink: Any,
+    transform: Any,
+    provenance: bool,
+    max_objects: int | None,
+    max_bytes: Size | None,
+    max_wait: Duration,
+    max_attempts: int | None,
+    max_quarantine_ratio: float | None,
+) -> PipelineDeclaration:
+    """Raises `UsageError` for what does not fit."""
+    if not _NAME.fullmatch(name):
+        raise UsageError(
+            f"The pipeline's name {name!r} does not fit: up to 64 letters, digits, dots, hyphens and underscores."
+        )
+    if not isinstance(source, ObjectSource) or not isinstance(sink, DeltaSink):
+        raise UsageError(f"The pipeline {name} needs source=ObjectSource(...) and sink=DeltaSink(...).")
+    if transform is not None and not callable(transform):
+        raise UsageError(f"The pipeline {name} has a transform that is no function: {transform!r}.")
+    _check_range(name, "max_objects", max_objects, 1, OBJECTS_LIMIT)
+    _check_range(name, "max_attempts", max_attempts, 1, ATTEMPTS_LIMIT)
+    _check_range(name, "max_quarantine_ratio", max_quarantine_ratio, 0, 1)
+    return PipelineDeclaration(
+        name=name,
+        source=source,
+        sink=sink,
+        transform=transform,
+        provenance=provenance,
+        max_objects=max_objects,
+        max_bytes=None if max_bytes is None else bytes_of("max_bytes", max_bytes),
+        max_wait_seconds=seconds_of("max_wait", max_wait),
+        max_attempts=max_attempts,
+        max_quarantine_ratio=max_quarantine_ratio,
+        published=Queue(f"{name}{PUBLISHED_SUFFIX}", PublishedBatch),
+    )
+
+
+def _check_range(name: str, option: str, given: float | None, least: float, most: float) -> None:
+    if given is not None and not least <= given <= most:
+        raise UsageError(f"The pipeline {name} has {option}={given}; it has to be between {least} and {most}.")
+
+
+def _check_local(what: str, address: str | PathLike[str]) -> None:
+    text = fspath(address)
+    if not text:
+        raise UsageError(f"The {what} has no address; give a folder.")
+    if "://" in text and not text.startswith(_LOCAL):
+        raise UsageError(f"The {what} {text} is no local folder; this version reads and writes local folders.")

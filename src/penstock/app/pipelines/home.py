@@ -1,0 +1,51 @@
+"""What a pipeline needs of the app that it is declared in."""
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from penstock.config import Settings
+from penstock.events import Listener
+from penstock.messaging.broker import Broker
+
+
+class HasQueue(Protocol):
+    """A service, as far as it matters here."""
+
+    @property
+    def queue_name(self) -> str:
+        """What it is fed from."""
+        ...
+
+
+class Home(Protocol):
+    """The app."""
+
+    @property
+    def settings(self) -> Settings:
+        """Its settings."""
+        ...
+
+    @property
+    def broker(self) -> Broker:
+        """Its broker, opened."""
+        ...
+
+    @property
+    def ledger(self) -> Any:
+        """Its `penstock.ledger.Ledger`, opened."""
+        ...
+
+    @property
+    def worker(self) -> str:
+        """Who this process is."""
+        ...
+
+    @property
+    def listeners(self) -> Sequence[Listener]:
+        """Who hears its events."""
+        ...
+
+    @property
+    def services(self) -> Sequence[HasQueue]:
+        """What is declared in it."""
+        ...

@@ -1,0 +1,102 @@
+"""From a declaration, and the worker it is to run in, to a pipeline wired but for Spark."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from penstock.app.pipelines.declaration import ObjectSource, PipelineDeclaration
+from penstock.app.pipelines.published import Herald
+from penstock.app.places import Places, places, source_folder
+from penstock.app.service import Host
+from penstock.app.tables import Tables
+from penstock.app.wiring import Blueprint, Numbers, Tools
+from penstock.pipeline.declaration import Declaration
+from penstock.pipeline.source.api import CsvOptions, ReadOptions
+from penstock.pipeline.source.options import checked
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """A pipeline that can be served once there is a session."""
+
+    source: Path  # real path
+    where: Places
+    blueprint: Blueprint
+
+
+def plan_of(declaration: PipelineDeclaration, host: Host, *, faults_max: int | None) -> Plan:
+    """Raises `UserError` for what a person has to mend: a folder that is not there, a schema that cannot be read."""
+    where = replace(places(declaration.sink.table, host.settings.state), name=declaration.name)
+    source = source_folder(declaration.source.folder, where)
+    read = read_options(declaration, default_ratio=host.settings.max_quarantine_ratio)
+    ledger = host.ledger()
+    ledger.ensure_pipeline(where.pipeline)
+    tables = Tables(where, ledger, partition_by=declaration.sink.partition_by, bus=host.bus, probe=host.probe)
+    blueprint = Blueprint(
+        declaration=Declaration(
+            pipeline=where.pipeline,
+            source_root=source,
+            table_root=where.table,
+            quarantine_root=where.quarantine,
+            work_root=where.work,
+            read=read,
+            transform=declaration.transform,
+            partition_by=declaration.sink.partition_by,
+        ),
+        numbers=_numbers(declaration, host),
+        worker=host.worker,
+        ledger=ledger,
+        tables=tables,
+        publish=_publish(declaration, host, where, tables),
+        faults_max=faults_max,
+        tools=Tools(stop=host.stop, clock=host.clock, bus=host.bus, probe=host.probe),
+    )
+    return Plan(source=source, where=where, blueprint=blueprint)
+
+
+def read_options(declaration: PipelineDeclaration, *, default_ratio: float) -> ReadOptions:
+    """How its objects are read. Raises `UsageError` for a format or a schema that is none."""
+    source, ratio = declaration.source, declaration.max_quarantine_ratio
+    return checked(
+        ReadOptions(
+            schema_ddl=source.schema or "",
+            format=source.format,
+            csv=_csv(source),
+            provenance=declaration.provenance,
+            quarantine_ratio_max=default_ratio if ratio is None else ratio,
+        )
+    )
+
+
+def _csv(source: ObjectSource) -> CsvOptions:
+    default = CsvOptions(header=source.header)
+    return default if source.delimiter is None else replace(default, delimiter=source.delimiter)
+
+
+def _numbers(declaration: PipelineDeclaration, host: Host) -> Numbers:
+    given = {
+        "max_objects": declaration.max_objects,
+        "max_bytes": declaration.max_bytes,
+        "max_attempts": declaration.max_attempts,
+    }
+    numbers = Numbers.of(host.settings, max_wait_seconds=declaration.max_wait_seconds)
+    return replace(numbers, **{name: value for name, value in given.items() if value is not None})
+
+
+def _publish(declaration: PipelineDeclaration, host: Host, where: Places, tables: Tables) -> Callable[[], None]:
+    """Publish both tables; and tell whoever has a handler for it, and nobody else: no queue is to grow unread."""
+    if declaration.published.name not in host.handled:
+        return tables.publish
+    herald = Herald(
+        ledger=host.ledger(),
+        broker=host.broker,
+        queue=declaration.published,
+        pipeline=where.pipeline,
+        table=str(where.table),
+    )
+
+    def publish_and_tell() -> None:
+        tables.publish()
+        herald.tell(tables.visible_to)
+
+    return publish_and_tell

@@ -1,0 +1,185 @@
+"""One declared pipeline, served alone in this process: what is in its queue and then an end, or until it is stopped."""
+
+import random
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from os import PathLike
+
+from penstock.app.goal import Goal
+from penstock.app.housekeeping import Presence
+from penstock.app.kill import killing_probe
+from penstock.app.pipelines.declaration import PipelineDeclaration
+from penstock.app.pipelines.home import Home
+from penstock.app.pipelines.plan import Plan, plan_of
+from penstock.app.places import source_folder
+from penstock.app.service import Host
+from penstock.app.spark import app_spark
+from penstock.app.tally import Tally
+from penstock.app.wiring import FAULTS_MAX, worker_settings
+from penstock.errors import UsageError
+from penstock.events import Bus, Listener, SourceScanned
+from penstock.messaging.clock import SystemClock
+from penstock.objects.local import LocalStore
+from penstock.objects.scanner import Scanner
+from penstock.pipeline.session import Session
+from penstock.worker.shutdown import StopSignal
+from penstock.worker.worker import Worker
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunReport:
+    """What one run did. Objects, rows, lines and batches are those of this process."""
+
+    pipeline: str
+    objects_found: int | None  # below ``source``; None: no folder was looked into
+    objects_skipped: int | None  # of these: done before we came
+    objects_processed: int
+    objects_dead: int
+    objects_gone: int
+    objects_superseded: int
+    messages_left: int  # in the queue, in any state, when the run ended
+    rows_written: int
+    lines_quarantined: int
+    batches: int
+    seconds: float
+    table: str
+    table_version: int | None  # None: no table yet
+    quarantine_table: str | None  # None: nothing was ever quarantined
+    stopped: bool  # before the queue was empty and all was published, though that was asked for
+    problems: tuple[str, ...]  # what could not be looked at below ``source``
+
+
+def run(
+    declaration: PipelineDeclaration,
+    home: Home,
+    *,
+    spark: Session | None,
+    available_now: bool,
+    source: str | PathLike[str] | None,
+    stop: StopSignal,
+    listeners: Sequence[Listener],
+) -> RunReport:
+    """See `penstock.app.pipelines.pipeline.Pipeline.run`."""
+    clock, tally = SystemClock(), Tally()
+    began_at = clock.monotonic()
+    presence = Presence(settings=home.settings, broker=home.broker, worker=home.worker, stop=stop, clock=clock)
+    bus = Bus(tally, *home.listeners, *listeners, *presence.listeners)
+    own = app_spark(home.settings, worker=home.worker, clock=clock, bus=bus, stop=stop, given=spark)
+    host = Host(
+        worker=home.worker,
+        settings=home.settings,
+        broker=home.broker,
+        ledger=lambda: home.ledger,
+        bus=bus,
+        clock=clock,
+        random=random.random,
+        probe=killing_probe(home.settings.kill_at),
+        stop=stop,
+        spark=own.session,
+        handled=frozenset(service.queue_name for service in home.services),
+    )
+    with ExitStack() as stack:
+        stack.enter_context(presence.kept(ledger=host.ledger, tell=bus.emit, random=host.random))
+        stack.callback(own.close)
+        plan = plan_of(declaration, host, faults_max=FAULTS_MAX if available_now else None)
+        plan.blueprint.check_columns()
+        errand = _Errand(plan, host, queue=declaration.source.queue, source=source)
+        plan.blueprint.publish()  # what an earlier process committed and did not live to publish
+        errand.begin()
+        if not (available_now and errand.done()) and not stop.requested:
+            line = plan.blueprint.line(host.spark(), queue=errand.queue)
+            worker = Worker(
+                broker=host.broker,
+                lines=[line],
+                settings=worker_settings(host.settings),
+                clock=clock,
+                bus=bus,
+                probe=host.probe,
+            )
+            if not stop.requested:
+                worker.run(stop, errand.done if available_now else errand.tended)
+        plan.blueprint.tables.sweep()
+        seconds = clock.monotonic() - began_at
+        return errand.report(tally, stopped=available_now and stop.requested, seconds=seconds)
+
+
+class _Errand:
+    """What a run is for: the queue empty and, where a folder was named, all that was found in it done."""
+
+    def __init__(self, plan: Plan, host: Host, *, queue: str, source: str | PathLike[str] | None) -> None:
+        self.queue = queue
+        self._plan = plan
+        self._host = host
+        self._scanner: Scanner | None = None
+        self._goal: Goal | None = None
+        if source is not None:
+            self._scanner = _scanner(plan, source)
+            objects = [ref for chunk in self._scanner.chunks() for ref in chunk]
+            self._goal = Goal(
+                ledger=host.ledger(),
+                broker=host.broker,
+                pipeline=plan.where.pipeline,
+                queue=queue,
+                free_the_dead=lambda: None,  # the housekeeping of this process does
+                probe=host.probe,
+                objects=objects,
+            )
+            found, unfinished = len(self._goal.objects()), len(self._goal.unfinished)
+            host.bus.emit(SourceScanned(source=str(source), found=found, unfinished=unfinished))
+
+    def begin(self) -> None:
+        """Announce what was found and is not done."""
+        if self._goal is not None:
+            self._goal.begin()
+
+    def done(self) -> bool:
+        """Whether nothing is left, not even messages that somebody holds or that wait for their next attempt."""
+        return (self._goal is None or self._goal.reached()) and self._messages() == 0
+
+    def tended(self) -> bool:
+        """For a run without an end: announce again what got lost, and never be done."""
+        if self._goal is not None:
+            self._goal.reached()
+        return False
+
+    def report(self, tally: Tally, *, stopped: bool, seconds: float) -> RunReport:
+        """``stopped``: somebody asked for it before we were done."""
+        tables, where = self._plan.blueprint.tables, self._plan.where
+        left = self._messages()
+        goal, scanned = self._goal, self._scanner.report() if self._scanner is not None else None
+        unfinished = 0 if goal is None else goal.left()
+        return RunReport(
+            pipeline=where.pipeline,
+            objects_found=None if goal is None else len(goal.objects()),
+            objects_skipped=None if goal is None else goal.done_before(),
+            objects_processed=tally.objects_processed,
+            objects_dead=tally.failed["dead"],
+            objects_gone=tally.failed["gone"],
+            objects_superseded=tally.failed["superseded"],
+            messages_left=left,
+            rows_written=tally.rows,
+            lines_quarantined=tally.lines_quarantined,
+            batches=tally.batches,
+            seconds=round(seconds, 3),
+            table=str(where.table),
+            table_version=tables.version(),
+            quarantine_table=str(where.quarantine) if tables.has_quarantine() else None,
+            stopped=stopped and (left > 0 or unfinished > 0 or tables.unpublished() > 0),
+            problems=() if scanned is None else tuple(scanned.problems),
+        )
+
+    def _messages(self) -> int:
+        stats = self._host.broker.stats(self.queue)
+        return stats.visible + stats.in_flight + stats.delayed
+
+
+def _scanner(plan: Plan, source: str | PathLike[str]) -> Scanner:
+    folder = source_folder(source, plan.where)
+    if folder != plan.source and plan.source not in folder.parents:
+        raise UsageError(
+            f"The folder {folder} is not in {plan.source}, which the pipeline {plan.where.pipeline} reads, and its "
+            "workers read nothing else; name that folder, or one in it."
+        )
+    where = plan.where
+    return Scanner(folder, store=LocalStore(plan.source), excluded=(where.table, where.quarantine, where.state))

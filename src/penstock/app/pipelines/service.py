@@ -1,0 +1,32 @@
+"""A declared pipeline as a service: one line of a worker, on the worker's Spark session."""
+
+from dataclasses import dataclass
+
+from penstock.app.pipelines.pipeline import Pipeline
+from penstock.app.service import Host, Opened
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PipelineService:
+    """Opened before the worker has threads, and so Spark's JVM is started before them."""
+
+    pipeline: Pipeline
+
+    @property
+    def name(self) -> str:
+        return self.pipeline.name
+
+    @property
+    def queue_name(self) -> str:
+        return self.pipeline.declaration.source.queue
+
+    def open(self, host: Host, *, weight: int) -> Opened:
+        from penstock.pipeline.extra import require_spark
+
+        require_spark()
+        from penstock.app.pipelines.plan import plan_of
+
+        plan = plan_of(self.pipeline.declaration, host, faults_max=None)
+        plan.blueprint.check_columns()
+        line = plan.blueprint.line(host.spark(), queue=self.queue_name, weight=weight)
+        return Opened(line=line, close=lambda: None)

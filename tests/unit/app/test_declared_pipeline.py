@@ -1,0 +1,100 @@
+"""Declaring pipelines: checked at once, and light."""
+
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from penstock import App, DeltaSink, Handlers, ObjectSource, Pipeline, PublishedBatch, Queue
+from penstock.errors import PenstockError, UsageError
+
+DECLARING = """
+import sys
+from penstock import App, DeltaSink, Handlers, ObjectSource, PublishedBatch
+app = App()
+clicks = app.pipeline(
+    "clicks",
+    source=ObjectSource("landing/clicks/", queue="clicks-events", format="jsonl", schema="id long"),
+    transform=lambda frame: frame,
+    sink=DeltaSink("lake/clicks", partition_by=["day"]),
+    max_objects=5_000, max_bytes="8 GiB", max_wait="30 s", max_attempts=4, max_quarantine_ratio=0.5,
+)
+
+@app.handler(clicks.published)
+def refresh(batch: PublishedBatch) -> None: ...
+
+heavy = {"pyspark", "pyarrow", "sqlalchemy", "deltalake", "numpy", "pandas"}
+print("loaded:", *sorted(heavy & set(sys.modules)))
+"""
+
+SOURCE = ObjectSource("landing", queue="clicks-events", schema="id long")
+SINK = DeltaSink("lake/clicks")
+
+
+def declare(group: Handlers, **options: Any) -> Pipeline:
+    return group.pipeline("clicks", **{"source": SOURCE, "sink": SINK, **options})
+
+
+def test_declaring_loads_no_heavy_library() -> None:
+    ran = subprocess.run([sys.executable, "-c", DECLARING], capture_output=True, text=True, check=False, timeout=60)
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.splitlines()[-1] == "loaded:"
+
+
+def test_human_units_become_numbers() -> None:
+    declaration = declare(App(), max_bytes="8 GiB", max_wait="1 min").declaration
+    assert (declaration.max_bytes, declaration.max_wait_seconds) == (8 * 1024**3, 60.0)
+
+
+def test_a_pipeline_has_one_queue_for_what_was_published() -> None:
+    clicks = declare(App())
+    assert isinstance(clicks.published, Queue)
+    assert (clicks.published.name, clicks.published.model) == ("clicks-published", PublishedBatch)
+    assert clicks.published is clicks.published
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: ObjectSource("s3://landing/", queue="q", schema="id long"), "no local folder"),
+        (lambda: DeltaSink("s3://lake/clicks"), "no local folder"),
+        (lambda: ObjectSource("", queue="q", schema="id long"), "no address"),
+        (lambda: ObjectSource("in", queue="", schema="id long"), "no queue"),
+        (lambda: ObjectSource("in", queue="q"), "no schema"),
+        (lambda: ObjectSource("in", queue="q", schema="id long", delimiter=";"), "those of csv"),
+        (lambda: DeltaSink("t", partition_by="day"), "list of columns"),
+        (lambda: DeltaSink("t", partition_by=["day", "day"]), "more than once"),
+        (lambda: declare(App(), max_bytes="lots"), "no size"),
+        (lambda: declare(App(), max_wait="soon"), "no duration"),
+        (lambda: declare(App(), max_objects=0), "max_objects=0"),
+        (lambda: declare(App(), max_attempts=101), "max_attempts=101"),
+        (lambda: declare(App(), max_quarantine_ratio=2), "max_quarantine_ratio=2"),
+        (lambda: declare(App(), transform="clean"), "no function"),
+        (lambda: declare(App(), sink="lake"), "DeltaSink"),
+        (lambda: App().pipeline("a b", source=SOURCE, sink=SINK), "'a b'"),
+    ],
+)
+def test_what_does_not_fit_is_said_at_once(make: Any, words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        make()
+
+
+def test_one_queue_has_one_handler_pipelines_included() -> None:
+    app = App()
+    declare(app)
+    with pytest.raises(UsageError, match="one queue has one handler"):
+        app.handler("clicks-events")(lambda body: None)
+
+
+def test_a_group_s_pipeline_is_run_by_the_app_that_includes_it() -> None:
+    group = Handlers()
+    clicks = declare(group)
+    with pytest.raises(PenstockError, match="no App includes its group"):
+        clicks.run()
+    first, second = App(), App()
+    first.include(group)
+    assert first.pipelines == (clicks,)
+    second.include(group)
+    with pytest.raises(PenstockError, match="2 apps include it"):
+        clicks.run()
