@@ -1,6 +1,7 @@
 """Where executions run: on the pool, on the event loop; and what a handler that misbehaves there cannot disturb."""
 
 import asyncio
+import sys
 import threading
 from collections.abc import Callable, Coroutine, Sequence
 from typing import TYPE_CHECKING, Any
@@ -40,6 +41,22 @@ def test_functions_run_on_at_most_as_many_threads_as_there_are_slots(life: "Life
 
 def test_coroutines_run_in_one_thread(life: "Life") -> None:
     assert set(names_seen(life, Place.LOOP, 5)) == {"penstock-loop"}
+
+
+def test_the_loop_of_the_standard_library_does_as_well(life: "Life", monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "uvloop", None)  # as if it were not installed
+    kinds: list[type] = []
+
+    def answer(deliveries: Sequence[Delivery]) -> Answer:
+        kinds.append(type(asyncio.get_running_loop()))
+        return {delivery.receipt: Ack() for delivery in deliveries}
+
+    life.serve(Place.LOOP, queue="mail", handler={"answer": answer})
+    life.broker.put(0, queue="mail")
+    life.until = lambda: bool(life.broker.acked())
+    assert life.start().end() == "drained"
+    (kind,) = kinds
+    assert kind.__module__.startswith("asyncio.")
 
 
 @pytest.mark.parametrize("place", [Place.POOL, Place.LOOP])
