@@ -1,11 +1,14 @@
 """The data source inside Spark: whatever a query does with it, the reports come out right."""
 
+import bz2
 import gzip
 import os
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
+import zstandard
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 # as everybody calls it
 from pyspark.sql.types import StructType
@@ -214,3 +217,65 @@ def test_a_plan_of_nothing_gives_nothing(spark: SparkSession, tmp_path: Path) ->
     plan = plan_of(tmp_path, source)
     assert api.read(spark, tmp_path / "plan.json").count() == 0
     assert api.summarise(plan).missing == ()
+
+
+CSV_DDL = "id bigint, v double, ts timestamp, d date, s string, n decimal(8,2)"
+HEADER = b"id,v,ts,d,s,n,x\n"
+SQUEEZES: dict[str, Callable[[bytes], bytes]] = {
+    "": bytes,
+    ".gz": gzip.compress,
+    ".bz2": bz2.compress,
+    ".zst": zstandard.ZstdCompressor().compress,
+}
+
+
+def csv_line(number: int) -> bytes:
+    return b'%d,0.5,2024-05-06T07:08:09.123456789+01:00,2024-05-06,"\xc3\xa9, ""%d""",1.5,\n' % (number, number)
+
+
+@pytest.mark.parametrize("suffix", SQUEEZES)
+@pytest.mark.parametrize("form", ["jsonl", "csv", "text"])
+def test_every_format_in_every_compression(spark: SparkSession, tmp_path: Path, form: str, suffix: str) -> None:
+    source = tmp_path / "in"
+    source.mkdir()
+    write = {"jsonl": line, "csv": csv_line, "text": lambda number: b"line %d\n" % number}[form]
+    head = HEADER if form == "csv" else b""
+    for part in range(3):
+        data = head + write(2 * part) + b"\xff\n" + write(2 * part + 1)
+        (source / f"{part}.{form}{suffix}").write_bytes(SQUEEZES[suffix](data))
+    plan = plan_of(tmp_path, source, ddl={"jsonl": DDL, "csv": CSV_DDL, "text": ""}[form], format=form)
+    rows = api.read(spark, tmp_path / "plan.json").orderBy("_object", "_offset").collect()
+    second = len(head + write(0)) + 2
+    assert [row._offset for row in rows[:2]] == [len(head), second]
+    if form == "text":
+        assert [row.value for row in rows] == [f"line {number}" for number in range(6)]
+    else:
+        assert [row.id for row in rows] == list(range(6))
+        assert (rows[1].v, str(rows[1].n), str(rows[1].d)) == (0.5, "1.50", "2024-05-06")
+    if form == "csv":
+        assert (rows[1].s, rows[1].ts.microsecond) == ('é, "1"', 123456)
+    summary = api.summarise(plan)
+    assert (summary.rows, summary.lines_quarantined, dict(summary.failures)) == (6, 3, {})
+
+
+def test_a_big_csv_is_read_in_pieces_that_all_know_its_header(spark: SparkSession, tmp_path: Path) -> None:
+    source = tmp_path / "in"
+    source.mkdir()
+    count = 200_000
+    (source / "big.csv").write_bytes(b"x,ID\n" + b"".join(b"%d,%d\n" % (-n, n) for n in range(count)))
+    plan = plan_of(tmp_path, source, ddl="id bigint, gone string", format="csv")
+    plan = with_pieces(plan, 5)
+    plan.save(tmp_path / "plan.json")
+    rows = api.read(spark, tmp_path / "plan.json")
+    told = rows.agg(F.count("*"), F.sum("id"), F.countDistinct("_offset"), F.count("gone"), F.min("_offset")).first()
+    assert tuple(told or ()) == (count, count * (count - 1) // 2, count, 0, 5)
+    assert api.summarise(plan).readings[0].rows == count
+
+
+def with_pieces(plan: ReadPlan, count: int) -> ReadPlan:
+    """The same plan of one object in more pieces than so few bytes would get."""
+    size = plan.objects[0].size_bytes
+    edges = [size * number // count for number in range(count + 1)]
+    pieces = [Piece(object=0, start=start, stop=stop) for start, stop in pairwise(edges)]
+    values = {name: getattr(plan, name) for name in plan.__slots__}
+    return ReadPlan(**values | {"partitions": tuple((piece,) for piece in pieces)})
