@@ -71,4 +71,4 @@ def _apps_in(module: ModuleType) -> str:
 
 
 def _kind(value: object) -> str:
-    return value.__name__ if isinstance(value, ModuleType) else f"a {type(value).__name__}"
+    return f"the module {value.__name__}" if isinstance(value, ModuleType) else f"of type {type(value).__name__}"

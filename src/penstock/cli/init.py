@@ -44,7 +44,7 @@ def init(
     for path in written:
         print(printable(str(path)))
     there = "" if folder == "." else f"cd {folder} && "
-    print(printable(f'\nNext: {there}penstock send greetings --body \'{{"name": "Ada"}}\' && penstock worker app:app'))
+    talk(printable(f'Next: {there}penstock send greetings --body \'{{"name": "Ada"}}\' && penstock worker app:app'))
 
 
 def settings_file() -> str:

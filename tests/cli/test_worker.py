@@ -1,0 +1,324 @@
+"""`penstock worker`: real processes, real signals."""
+
+import json
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.cli.conftest import Call
+from tests.cli.process import Process, Start
+
+from penstock.app.registry import Workers
+from penstock.brokers.sqlite import SqliteBroker
+from penstock.cli.worker import parse_queues
+from penstock.errors import UsageError
+from penstock.messaging.message import Outgoing
+
+USAGE, CONFIGURATION = 2, 78
+APP = """
+import threading
+from pathlib import Path
+from penstock import App
+
+def report(error, context):
+    Path("reported").write_text(f"{type(error).__name__} {context.final}")
+
+app = App.from_config(on_error=report)
+GO_ON = Path("go_on")
+
+@app.handler("orders", max_attempts=1)
+def take(message):
+    if message.body == b'"bad"':
+        raise ValueError("no such order")
+
+@app.handler("slow")
+def wait(message):
+    while not GO_ON.exists():
+        threading.Event().wait(0.02)
+
+if Path("lingering").exists():
+    threading.Thread(target=threading.Event().wait).start()
+"""
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "shop.py").write_text(APP)
+    (tmp_path / "penstock.toml").write_text("lease_seconds = 600\n")
+    return tmp_path
+
+
+@pytest.fixture
+def start(here: Path) -> Iterator[Start]:
+    started: list[Process] = []
+
+    def begin(*arguments: object, **options: object) -> Process:
+        process = Process(here, "worker", *arguments, **options)  # type: ignore[arg-type]  # as the caller gave them
+        started.append(process)
+        return process
+
+    yield begin
+    for process in started:
+        process.kill()
+
+
+@pytest.fixture
+def broker(here: Path) -> Iterator[SqliteBroker]:
+    (here / ".penstock").mkdir()
+    broker = SqliteBroker(here / ".penstock" / "queue.db", holder="test")
+    yield broker
+    broker.close()
+
+
+def send(broker: SqliteBroker, queue: str, body: bytes = b"{}") -> None:
+    broker.send(queue, [Outgoing(body=body)])
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_while_idle_ends_it_with_0(start: Start, number: signal.Signals) -> None:
+    worker = start("shop:app")
+    assert worker.expect("worker.started")["queues"] == ["orders", "slow"]
+    worker.signal(number)
+    worker.expect("worker.drained")
+    assert worker.exit_code() == 0
+
+
+def test_a_second_signal_gives_back_at_once_and_a_third_does_no_harm(
+    start: Start, broker: SqliteBroker, here: Path
+) -> None:
+    send(broker, "slow")
+    worker = start("shop:app", "--stop-timeout", 3_600)
+    worker.expect("message.started")
+    worker.signal(signal.SIGTERM)
+    worker.expect("worker.draining", in_flight=1)
+    worker.signal(signal.SIGTERM)
+    worker.signal(signal.SIGTERM)
+    assert worker.expect("worker.given_back")["count"] == 1
+    assert worker.exit_code() == 0
+    assert broker.stats("slow").visible == 1
+
+
+def test_work_in_flight_is_finished(start: Start, broker: SqliteBroker, here: Path) -> None:
+    send(broker, "slow")
+    worker = start("shop:app")
+    worker.expect("message.started")
+    worker.signal(signal.SIGTERM)
+    worker.expect("worker.draining", in_flight=1)
+    (here / "go_on").touch()
+    worker.expect("message.acked")
+    assert worker.exit_code() == 0
+
+
+def test_the_error_hook_of_the_app_is_called(start: Start, broker: SqliteBroker, here: Path) -> None:
+    send(broker, "orders", b'"bad"')
+    worker = start("shop:app", "--queues", "orders=2")
+    assert worker.expect("worker.started")["queues"] == ["orders"]
+    worker.expect("message.dead_lettered")
+    worker.signal(signal.SIGTERM)
+    assert worker.exit_code() == 0
+    assert (here / "reported").read_text() == "ValueError True"
+
+
+def test_a_thread_of_a_library_does_not_keep_the_process(start: Start, here: Path) -> None:
+    (here / "lingering").touch()
+    worker = start("shop:app")
+    worker.expect("worker.started")
+    worker.signal(signal.SIGTERM)
+    assert worker.exit_code() == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("shop:app", "--queues", "nope"), "The queue nope has no handler in this app; queues with one: orders, slow"),
+        (("shop:app", "--stop-timeout", "12"), "draining for 20 s does not fit a stop timeout of 12 s"),
+    ],
+)
+def test_what_cannot_work_ends_with_78_before_anything_is_received(
+    start: Start, here: Path, arguments: tuple[str, ...], words: str
+) -> None:
+    (here / "penstock.toml").write_text("drain_seconds = 20\n")
+    worker = start(*arguments)
+    assert worker.exit_code() == CONFIGURATION
+    assert words in worker.sentence()
+    assert not any("worker.started" in line for line in worker.said)
+
+
+@pytest.mark.parametrize("app", ["shop", "nope:app", "shop:nope", "shop:take"])
+def test_an_app_that_is_not_there_is_a_wrong_argument(start: Start, app: str) -> None:
+    worker = start(app)
+    assert worker.exit_code() == USAGE
+    assert worker.sentence()
+
+
+def test_what_a_killed_worker_held_goes_to_the_next_at_once(start: Start, broker: SqliteBroker, here: Path) -> None:
+    send(broker, "slow")
+    first = start("shop:app")
+    first.expect("message.started", attempt=1)
+    first.kill()
+    second = start("shop:app")
+    second.expect("message.started", attempt=2)  # with a lease of ten minutes
+    (here / "go_on").touch()
+    second.expect("message.acked")
+    assert [record.pid for record in Workers(here / ".penstock").records()] == [second.pid]
+
+
+# Several processes
+
+
+def test_a_supervisor_starts_a_killed_worker_again_and_ends_with_all_of_them(start: Start) -> None:
+    supervisor = start("shop:app", "--processes", 2)
+    pids = {supervisor.expect("worker.started", times=n)["pid"] for n in (1, 2)}
+    assert len(pids) == 2
+    os.kill(min(pids), signal.SIGKILL)
+    assert supervisor.expect("process.ended", process=min(pids))["exit_code"] == -signal.SIGKILL
+    third = supervisor.expect("worker.started", times=3)["pid"]
+    assert third not in pids
+    supervisor.signal(signal.SIGTERM)
+    for pid in (max(pids), third):
+        supervisor.expect("worker.drained", pid=pid)
+        supervisor.expect("process.ended", process=pid, exit_code=0)
+    assert supervisor.exit_code() == 0
+
+
+def test_a_second_signal_reaches_the_workers_through_their_supervisor(start: Start, broker: SqliteBroker) -> None:
+    send(broker, "slow")
+    supervisor = start("shop:app", "--processes", 2, "--stop-timeout", 3_600)
+    supervisor.expect("message.started")
+    supervisor.signal(signal.SIGINT)
+    supervisor.expect("worker.draining", in_flight=1)
+    supervisor.signal(signal.SIGINT)
+    assert supervisor.expect("worker.given_back")["count"] == 1
+    assert supervisor.exit_code() == 0
+
+
+def test_workers_that_can_never_serve_end_their_supervisor_with_their_code(start: Start) -> None:
+    supervisor = start("shop:app", "--queues", "nope", "--processes", 2)
+    assert supervisor.exit_code() == CONFIGURATION
+    assert any("The queue nope has no handler" in line for line in supervisor.said)
+    assert supervisor.expect("process.ended", exit_code=CONFIGURATION).get("delay_s") is None
+
+
+def test_workers_whose_supervisor_was_killed_drain(start: Start, here: Path) -> None:
+    supervisor = start("shop:app", "--processes", 2)
+    for n in (1, 2):
+        supervisor.expect("worker.started", times=n)
+    supervisor.kill()
+    for n in (1, 2):
+        supervisor.expect("worker.drained", times=n)
+
+
+def may_number_processes_anew() -> bool:
+    try:
+        return not subprocess.run(["unshare", "-pf", "true"], capture_output=True, timeout=10, check=False).returncode
+    except OSError:
+        return False
+
+
+@pytest.mark.skipif(not may_number_processes_anew(), reason="a process namespace of its own needs permission")
+def test_as_process_1_it_drains_and_reaps_what_others_left(start: Start, broker: SqliteBroker, here: Path) -> None:
+    (here / "orphans.py").write_text(
+        "import subprocess\nfrom pathlib import Path\nfrom penstock import App\napp = App.from_config()\n"
+        "@app.handler('orders')\n"
+        "def leave(message):\n"
+        "    subprocess.run(['sh', '-c', 'sleep 0.05 & sleep 0.05 &'])\n"  # their parent ends before they do
+        "@app.handler('look')\n"
+        "def look(message):\n"
+        "    states = [p.read_text().rpartition(') ')[2].split() for p in Path('/proc').glob('[0-9]*/stat')]\n"
+        "    Path('orphans').write_text(str([s for s in states if s[1] == '1' and s[0] == 'Z']))\n"
+        "    assert [s[1] for s in states].count('1') == 1, 'there is an orphan that has not been reaped'\n"
+    )
+    worker = start("orphans:app", before=("unshare", "-pf", "--mount-proc", "--kill-child"))
+    worker.expect("worker.started", pid=2)
+    send(broker, "orders")
+    worker.expect("message.acked", queue="orders")
+    send(broker, "look")  # tried again until the orphans have ended
+    worker.expect("message.acked", queue="look")
+    assert (here / "orphans").read_text() == "[]"
+    (children,) = [path.read_text() for path in Path(f"/proc/{worker.pid}/task").glob("*/children")]
+    os.kill(int(children), signal.SIGTERM)
+    worker.expect("worker.drained")
+    assert worker.exit_code() == 0
+
+
+# Talking to workers
+
+
+def test_nobody_runs(penstock: Call, here: Path) -> None:
+    said = penstock("worker", "ps")
+    assert (said.exit_code, said.out, said.err) == (0, "", "No worker runs on this state folder.\n")
+    assert penstock("worker", "ps", "--json").document == []
+    assert penstock("worker", "stop", "--all").out == "0 workers asked to stop.\n"
+
+
+def test_workers_are_listed_drained_and_stopped(penstock: Call, start: Start, broker: SqliteBroker, here: Path) -> None:
+    send(broker, "slow")
+    first, second = start("shop:app", "--queues", "slow"), start("shop:app", "--queues", "orders")
+    first.expect("message.started")
+    second.expect("worker.started")
+    assert first.expect("worker.started")["worker"] in penstock("worker", "ps").out
+    said = penstock("worker", "drain")
+    assert said.exit_code == USAGE
+    assert "There are 2 workers" in said.err
+    assert penstock("worker", "stop", "--worker", "nobody").exit_code == USAGE
+    assert penstock("worker", "stop", "--worker", first.pid, "--all").exit_code == USAGE
+
+    id = second.expect("worker.started")["worker"]
+    assert penstock("worker", "drain", "--worker", id, "--json").document == {"asked": [id], "elsewhere": []}
+    second.expect("worker.draining")
+    send(broker, "orders")
+    assert penstock("worker", "stop", "--worker", id).out == "1 worker asked to stop.\n"
+    assert second.exit_code() == 0
+    assert broker.stats("orders").visible == 1, "a worker that drains fetches nothing more"
+
+    (document,) = penstock("worker", "ps", "--json").document
+    assert (document["pid"], document["queues"], document["state"]) == (first.pid, ["slow"], "serving")
+    assert penstock("worker", "stop").exit_code == 0
+    first.expect("worker.draining", in_flight=1)
+    (here / "go_on").touch()
+    assert first.exit_code() == 0
+    assert penstock("worker", "ps", "--json").document == []
+
+
+def test_a_worker_of_another_container_is_not_signalled(penstock: Call, start: Start, here: Path) -> None:
+    worker = start("shop:app")
+    worker.expect("worker.started")
+    (record,) = (here / ".penstock" / "processes").glob("*.json")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("penstock.app.registry.process_namespace", lambda: "another")
+        said = penstock("worker", "stop")
+    assert said.exit_code == 1
+    assert f"{record.stem} runs on another host or in another container" in said.err
+    assert json.loads(record.read_text())["state"] == "serving"
+
+
+def test_the_dump_of_all_stacks_goes_to_the_log(start: Start) -> None:
+    worker = start("shop:app")
+    worker.expect("worker.started")
+    worker.signal(signal.SIGUSR1)
+    assert "penstock-io" in worker.expect("stacks.dumped")["stacks"]
+
+
+def test_the_help_names_the_default_and_the_others(penstock: Call) -> None:
+    said = penstock("worker", "--help")
+    assert said.exit_code == 0
+    for word in ("penstock worker shop:app", "run", "ps", "drain", "stop"):
+        assert word in said.out
+    assert "--concurrency" in penstock("worker", "shop:app", "--help").out
+
+
+@pytest.mark.parametrize(
+    ("text", "weights"), [("a", {"a": 1}), ("a=2,b", {"a": 2, "b": 1}), (" x=1=3 , b=10", {"x=1": 3, "b": 10})]
+)
+def test_queues_with_weights(text: str, weights: dict[str, int]) -> None:
+    assert parse_queues(text) == weights
+
+
+@pytest.mark.parametrize("text", ["", "a,,b", "a=", "=2", "a=0", "a=-1", "a=x", "a=²", "a=1001", "a,a=2"])
+def test_queues_that_make_no_sense(text: str) -> None:
+    with pytest.raises(UsageError, match="--queues"):
+        parse_queues(text)

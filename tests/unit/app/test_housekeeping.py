@@ -1,0 +1,125 @@
+"""What a dead worker held is freed by any other, and a worker is known while it lives."""
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from penstock.app.housekeeping import Housekeeper, Presence
+from penstock.app.processes import PROCESSES_FOLDER, ProcessRegistry
+from penstock.app.registry import Workers
+from penstock.brokers.memory import MemoryBroker
+from penstock.brokers.sqlite import SqliteBroker
+from penstock.config import Settings
+from penstock.errors import ConfigurationError
+from penstock.events import Event, UpkeepFailed
+from penstock.ledger import Ledger
+from penstock.ledger.work_records import WorkState
+from penstock.messaging.broker import Broker
+from penstock.messaging.clock import SystemClock
+from penstock.messaging.message import Outgoing
+from penstock.worker.shutdown import StopSignal
+
+DEADLINE_SECONDS = 20.0
+
+
+def presence(tmp_path: Path, broker: Broker, *, state: Path | None = None) -> Presence:
+    settings = Settings(state=str(state or tmp_path), ledger=f"sqlite:///{tmp_path}/ledger.db", lease_seconds=600.0)
+    return Presence(settings=settings, broker=broker, worker="me", stop=StopSignal(), clock=SystemClock())
+
+
+def nobody(event: Event) -> None:
+    raise AssertionError(event)
+
+
+def no_ledger() -> Ledger:
+    raise AssertionError("nobody needs a ledger")
+
+
+def test_a_killed_workers_message_and_work_are_free_long_before_their_leases_end(tmp_path: Path) -> None:
+    dead = SqliteBroker(tmp_path / "queue.db", holder="gone")
+    dead.send("q", [Outgoing(body=b"{}")])
+    assert dead.receive("q", messages_max=1, lease_seconds=600.0)
+    dead.close()
+    ledger = Ledger.open(f"sqlite:///{tmp_path}/ledger.db")
+    ledger.begin_work("make", "key", attempt_id="a", worker="gone", lease_seconds=600.0)
+    ProcessRegistry(tmp_path / PROCESSES_FOLDER)
+    (tmp_path / PROCESSES_FOLDER / "gone.lock").touch()
+    (tmp_path / "scratch" / "gone").mkdir(parents=True)
+    broker = SqliteBroker(tmp_path / "queue.db", holder="me")
+    made = presence(tmp_path, broker)
+    with made.kept(ledger=lambda: ledger, tell=nobody, random=lambda: 0.5):
+        assert broker.receive("q", messages_max=1, lease_seconds=5.0, wait_seconds=DEADLINE_SECONDS)
+    assert ledger.works(state=WorkState.OPEN) == []
+    assert not (tmp_path / "scratch" / "gone").exists()
+    broker.close()
+    ledger.close()
+
+
+def test_without_a_ledgers_file_none_is_made(tmp_path: Path) -> None:
+    registry = ProcessRegistry(tmp_path / PROCESSES_FOLDER)
+    (tmp_path / PROCESSES_FOLDER / "gone.lock").touch()
+    swept = threading.Event()
+
+    class Watched(SqliteBroker):
+        def release_holder(self, holder: str) -> int:
+            swept.set()
+            return super().release_holder(holder)
+
+    watched = Watched(tmp_path / "queue.db", holder="me")
+    made = presence(tmp_path, watched)
+    with made.kept(ledger=no_ledger, tell=nobody, random=lambda: 0.5):
+        assert swept.wait(DEADLINE_SECONDS)
+    assert registry.living() == []
+    assert not (tmp_path / "ledger.db").exists()
+    watched.close()
+
+
+def test_a_worker_is_known_exactly_while_it_lives(tmp_path: Path) -> None:
+    broker = SqliteBroker(tmp_path / "queue.db", holder="me")
+    made = presence(tmp_path, broker)
+    assert len(made.listeners) == 1
+    with made.kept(ledger=no_ledger, tell=nobody, random=lambda: 0.5):
+        assert [record.worker for record in Workers(tmp_path).records()] == ["me"]
+    assert Workers(tmp_path).records() == []
+    broker.close()
+
+
+def test_a_queue_in_memory_leaves_no_trace(tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    made = presence(tmp_path, MemoryBroker(), state=state)
+    assert made.listeners == ()
+    with made.kept(ledger=no_ledger, tell=nobody, random=lambda: 0.5):
+        assert not state.exists()
+
+
+def test_a_state_folder_that_cannot_be_made_is_told(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    broker = SqliteBroker(tmp_path / "queue.db", holder="me")
+    made = presence(tmp_path, broker, state=tmp_path / "file")
+    with (
+        pytest.raises(ConfigurationError, match="file cannot be written"),
+        made.kept(ledger=no_ledger, tell=nobody, random=lambda: 0.5),
+    ):
+        pass
+    broker.close()
+
+
+def test_a_sweep_that_fails_is_told_and_tried_again() -> None:
+    told: list[Event] = []
+    again = threading.Event()
+    tries = 0
+
+    def sweep() -> int:
+        nonlocal tries
+        tries += 1
+        if tries == 1:
+            raise RuntimeError("away")
+        again.set()
+        return 0
+
+    house = Housekeeper(sweep, every_seconds=0.01, clock=SystemClock(), random=lambda: 0.5, tell=told.append)
+    house.start()
+    assert again.wait(DEADLINE_SECONDS)
+    house.end()
+    assert told == [UpkeepFailed(handler="housekeeping", error="RuntimeError: away")]

@@ -1,0 +1,127 @@
+"""What a worker says of itself, and reaching the process that said it and no other."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+
+from penstock.app.processes import PROCESSES_FOLDER, ProcessRegistry
+from penstock.app.registry import DRAINING, SERVING, STOPPING, RecordKeeper, WorkerRecord, Workers, is_local
+from penstock.events import DeliverySettled, LeaseLost, MessagesReceived, SettleFailed, WorkerStarted
+from penstock.messaging.clock import SystemClock
+from penstock.messaging.settlement import Ack
+from penstock.worker.shutdown import StopSignal
+
+WORKER = "here-1-A"
+
+
+@pytest.fixture
+def stop() -> StopSignal:
+    return StopSignal()
+
+
+@pytest.fixture
+def keeper(tmp_path: Path, stop: StopSignal) -> RecordKeeper:
+    return RecordKeeper(tmp_path / "record.json", worker=WORKER, version="1.2", stop=stop, clock=SystemClock())
+
+
+@pytest.fixture
+def other(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A process that waits for nothing and dies of any signal that it gets."""
+    with subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE) as process:
+        yield process
+        process.kill()
+
+
+def received(*ids: str) -> MessagesReceived:
+    return MessagesReceived(queue="q", message_ids=ids, redelivered=0)
+
+
+def test_in_flight_is_what_came_and_did_not_go(keeper: RecordKeeper) -> None:
+    keeper(WorkerStarted(queues=("q", "r"), concurrency=1))
+    keeper(received("a", "b", "c", "d"))
+    keeper(DeliverySettled(queue="q", message_id="a", attempt=1, settlement=Ack()))
+    keeper(SettleFailed(queue="q", message_id="b", reason="away", lost=False))
+    keeper(SettleFailed(queue="q", message_id="c", reason="gone", lost=True))
+    assert keeper.record().in_flight == 2
+    keeper(LeaseLost(queue="q", message_id="d"))
+    record = keeper.record()
+    assert (record.in_flight, record.queues, record.version, record.pid) == (1, ("q", "r"), "1.2", os.getpid())
+
+
+def test_the_state_is_what_the_worker_was_asked(keeper: RecordKeeper, stop: StopSignal) -> None:
+    assert keeper.record().state == SERVING
+    stop.pause()
+    assert keeper.record().state == DRAINING
+    stop.request()
+    assert keeper.record().state == STOPPING
+
+
+def registered(state: Path, record: WorkerRecord) -> ProcessRegistry:
+    registry = ProcessRegistry(state / PROCESSES_FOLDER)
+    registry.record(record.worker).write_text(json.dumps(asdict(record)))
+    return registry
+
+
+def test_only_the_living_are_listed_and_a_record_goes_with_its_lock(tmp_path: Path, keeper: RecordKeeper) -> None:
+    record = keeper.record()
+    registry = registered(tmp_path, record)
+    workers = Workers(tmp_path)
+    assert workers.records() == []
+    with registry.registered(WORKER):
+        assert workers.records() == [record]
+        assert workers.silent() == []
+        with registry.registered("an-ingest"):
+            assert workers.silent() == ["an-ingest"]
+    assert list((tmp_path / PROCESSES_FOLDER).iterdir()) == []
+
+
+def test_a_state_where_nothing_ever_ran_is_not_made_by_looking(tmp_path: Path) -> None:
+    assert Workers(tmp_path / "state").records() == ()
+    assert not (tmp_path / "state").exists()
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"worker": "x"}', '{"queues": 3}'])
+def test_a_record_that_cannot_be_read_is_none(tmp_path: Path, text: str) -> None:
+    registry = ProcessRegistry(tmp_path / PROCESSES_FOLDER)
+    registry.record(WORKER).write_text(text)
+    with registry.registered(WORKER):
+        assert Workers(tmp_path).records() == []
+        assert Workers(tmp_path).silent() == [WORKER]
+
+
+def test_a_process_whose_lock_is_free_is_never_signalled(
+    tmp_path: Path, keeper: RecordKeeper, other: subprocess.Popen[bytes]
+) -> None:
+    record = replace(keeper.record(), pid=other.pid)  # the number belongs to somebody else by now
+    registry = registered(tmp_path, record)
+    assert not Workers(tmp_path).signal(record, signal.SIGTERM)
+    (tmp_path / PROCESSES_FOLDER / f"{WORKER}.lock").touch()  # its owner was killed
+    assert not Workers(tmp_path).signal(record, signal.SIGTERM)
+    assert other.poll() is None
+    with registry.registered(WORKER):
+        assert Workers(tmp_path).signal(record, signal.SIGTERM)
+    assert other.wait(10) == -signal.SIGTERM
+
+
+def test_a_process_that_is_gone_is_not_signalled(
+    tmp_path: Path, keeper: RecordKeeper, other: subprocess.Popen[bytes]
+) -> None:
+    other.kill()
+    other.wait(10)
+    record = replace(keeper.record(), pid=other.pid)
+    with registered(tmp_path, record).registered(WORKER):
+        assert not Workers(tmp_path).signal(record, signal.SIGTERM)
+
+
+def test_processes_of_other_hosts_and_containers_are_not_local(keeper: RecordKeeper) -> None:
+    record = keeper.record()
+    assert is_local(record)
+    assert not is_local(replace(record, host="elsewhere"))
+    assert not is_local(replace(record, namespace="pid:[1]"))
