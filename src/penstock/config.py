@@ -186,5 +186,5 @@ def _does_not_fit(error: ValidationError, flag: str = "") -> ConfigurationError:
     name = path[0] if path else "settings"
     return ConfigurationError(
         f"The setting {'.'.join(path) or name} (flag, {PREFIX}{name.upper()} or {SETTINGS_FILE}) does not fit: "
-        f"{first['msg']}, given {shown(name, first.get('input'))!r}."
+        f"{first['msg']}, given {shown('.'.join(path), first.get('input'))!r}."
     )

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.config import SETTINGS_FILE, load_settings
+from penstock.config import MASK, SETTINGS_FILE, load_effective, load_settings, shown, unknown_variables, with_flags
 from penstock.errors import ConfigurationError
 
 
@@ -45,3 +45,68 @@ def test_a_file_that_is_no_toml_is_named(here: Path) -> None:
     (here / SETTINGS_FILE).write_text("lease_seconds = \n")
     with pytest.raises(ConfigurationError, match=r"penstock\.toml in the current folder cannot be read"):
         load_settings()
+
+
+def test_secrets_go_before_the_file_and_after_the_environment(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    secrets = here / "secrets"
+    secrets.mkdir()
+    for name in ("broker", "ledger", "state"):
+        (secrets / f"penstock_{name}").write_text("of the secrets\n")
+    (here / SETTINGS_FILE).write_text("broker = 'of the file'\nservice = 'of the file'\n")
+    monkeypatch.setenv("PENSTOCK_SECRETS_DIR", str(secrets))
+    monkeypatch.setenv("PENSTOCK_LEDGER", "of the environment")
+    settings = load_settings(state="of the flag")
+    assert (settings.broker, settings.ledger) == ("of the secrets", "of the environment")
+    assert (settings.state, settings.service) == ("of the flag", "of the file")
+    origins = load_effective(state="of the flag").origins
+    assert (origins["broker"], origins["ledger"]) == (f"secrets directory {secrets}", "PENSTOCK_LEDGER")
+    assert (origins["state"], origins["service"], origins["queues"]) == ("flag", SETTINGS_FILE, "default")
+
+
+def test_a_secrets_directory_that_is_not_there_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PENSTOCK_SECRETS_DIR", "/nowhere")
+    with pytest.raises(ConfigurationError, match="PENSTOCK_SECRETS_DIR names /nowhere, which is no folder"):
+        load_settings()
+
+
+def test_flags_change_settings_and_are_checked_as_they_are() -> None:
+    settings = load_settings()
+    assert with_flags(settings, concurrency=5, queues=None).concurrency == 5
+    assert with_flags(settings, concurrency=None) == settings
+    with pytest.raises(ConfigurationError, match=r"concurrency .*greater than or equal to 1, given 0"):
+        with_flags(settings, concurrency=0)
+    with pytest.raises(ConfigurationError, match=r"queues\.a \(flag, PENSTOCK_QUEUES"):
+        with_flags(settings, queues={"a": 0})
+
+
+def test_variables_that_name_no_setting(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("PENSTOCK_LEASE_SECOND", "penstock_broker", "PENSTOCK_SECRETS_DIR", "PENSTOCKED"):
+        monkeypatch.setenv(name, "")
+    assert unknown_variables() == ["PENSTOCK_LEASE_SECOND"]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "masked"),
+    [
+        ("broker", "redis://:hush@host:6379/0", "redis://:***@host:6379/0"),
+        ("ledger", "mysql://me:p@ss:w@db/x?ssl=1", "mysql://me:***@db/x?ssl=1"),
+        ("ledger", "postgresql://db/x?user=me&password=hush&a=b", "postgresql://db/x?user=me&password=***&a=b"),
+        ("ledger", "sqlite:///a@b:c.db", "sqlite:///a@b:c.db"),
+        ("api_token", "hush", "***"),
+        ("db_password", None, None),
+        ("spark_conf", {"fs.s3a.secret.key": "hush", "fs.s3a.access.key": "hush", "a": 1}, {"a": 1}),
+    ],
+)
+def test_secrets_are_masked(name: str, value: object, masked: object) -> None:
+    found = shown(name, value)
+    assert "hush" not in str(found)
+    if isinstance(found, dict):
+        found = {key: inner for key, inner in found.items() if inner != MASK}
+    assert found == masked
+
+
+def test_a_secret_is_not_in_the_sentence_about_it(here: Path) -> None:
+    (here / SETTINGS_FILE).write_text("[spark_conf]\nsome_password = 12345\n")
+    with pytest.raises(ConfigurationError, match="spark_conf") as caught:
+        load_settings()
+    assert "12345" not in str(caught.value)

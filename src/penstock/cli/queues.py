@@ -134,11 +134,9 @@ def _set_paused(queue: str, *, paused: bool, json_: bool) -> None:
 def _confirmed(standing: "QueueStanding") -> bool:
     if not sys.stdin.isatty():
         raise UsageError(f"Purging {standing.queue} deletes its messages and nobody is there to ask; give --yes.")
-    messages = standing.visible + standing.in_flight + standing.delayed
-    question = (
-        f"Delete all {counted(messages, 'message')} of {standing.queue}, {standing.in_flight:,} of them in flight?"
-    )
-    return typer.confirm(printable(question), err=True)
+    messages = counted(standing.visible + standing.in_flight + standing.delayed, "message")
+    talk(printable(f"Delete all {messages} of {standing.queue}, {standing.in_flight:,} of them in flight? [y/N]"))
+    return sys.stdin.readline().strip().lower() in ("y", "yes")
 
 
 def _age(seconds: float | None) -> str:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, BinaryIO
 import typer
 
 from penstock.cli.output import Json, counted, print_json, printable, talk
-from penstock.errors import PenstockError, UsageError
+from penstock.errors import InvalidMessage, PenstockError, UsageError
 
 if TYPE_CHECKING:
     from penstock.app.app import App
@@ -106,10 +106,8 @@ class _Maker:
         return self._app.broker.send(self._queue, messages)
 
     def _message(self, number: int, line: bytes) -> "Outgoing":
-        from penstock.messaging import strict_json
-
         try:
-            value = None if self._raw else strict_json.load(strict_json.decode(line))
+            value = None if self._raw else _json(line)
             outgoing = self._app.outgoing(
                 self._queue,
                 value if self._typed else line,  # what is in order goes as it was written
@@ -118,11 +116,19 @@ class _Maker:
                 deduplication_id=self._deduplication_id,
             )
             if len(outgoing.body) > self._bytes_max:
-                raise UsageError(f"its body has {len(outgoing.body):,} bytes, and {self._bytes_max:,} is the most")
+                raise UsageError(f"its body has {len(outgoing.body):,} bytes, and {self._bytes_max:,} is the most.")
             return outgoing
         except PenstockError as error:
-            hint = "" if self._raw or self._typed else "; with --raw lines need not be JSON"
-            raise UsageError(f"Line {number:,} cannot be sent: {str(error).rstrip('.')}{hint}.") from error
+            raise UsageError(f"Line {number:,} cannot be sent: {error}") from error
+
+
+def _json(line: bytes) -> object:
+    from penstock.messaging import strict_json
+
+    try:
+        return strict_json.load(strict_json.decode(line))
+    except InvalidMessage as error:
+        raise UsageError(f"{error}; text that need not be JSON is sent with --raw.") from error
 
 
 def _send_all(maker: _Maker, chunks: Iterator[Sequence[Line]], told: Sent) -> tuple[list[str], int]:

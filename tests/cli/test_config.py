@@ -1,0 +1,128 @@
+"""`penstock config`: which value holds and why, and whether stopping fits."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.cli.conftest import Call
+
+from penstock.app.budget import PLATFORMS, plan
+from penstock.app.checks import Verdict, machine_checks
+from penstock.cli.config import PlatformName
+from penstock.config import Settings, load_settings
+
+CONFIGURATION = 78
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def by_setting(penstock: Call) -> dict[str, dict[str, Any]]:
+    return {row["setting"]: row for row in penstock("config", "show", "--json").document}
+
+
+def test_every_setting_is_shown_with_where_it_comes_from(
+    penstock: Call, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    secrets = here / "secrets"
+    secrets.mkdir()
+    (secrets / "penstock_ledger").write_text("postgresql://me:hush@db/penstock\n")
+    (here / "penstock.toml").write_text("concurrency = 7\n[spark_conf]\n'spark.ssl.keyPassword' = 'hush'\na = '1'\n")
+    monkeypatch.setenv("PENSTOCK_LEASE_SECONDS", "20")
+    monkeypatch.setenv("PENSTOCK_SECRETS_DIR", str(secrets))
+    rows = by_setting(penstock)
+    assert list(rows) == list(Settings.model_fields)
+    found = {name: (rows[name]["value"], rows[name]["origin"]) for name in rows}
+    assert found["ledger"] == ("postgresql://me:***@db/penstock", f"secrets directory {secrets}")
+    assert found["concurrency"] == (7, "penstock.toml")
+    assert found["spark_conf"] == ({"spark.ssl.keyPassword": "***", "a": "1"}, "penstock.toml")
+    assert found["lease_seconds"] == (20.0, "PENSTOCK_LEASE_SECONDS")
+    assert found["state"] == (".penstock", "default")
+    said = penstock("config", "show")
+    assert "PENSTOCK_LEASE_SECONDS" in said.out
+    assert "hush" not in said.out + said.err
+    assert said.err == ""
+
+
+def test_a_variable_that_names_no_setting_is_told_and_not_refused(
+    penstock: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PENSTOCK_PORT", "tcp://10.0.0.1:80")  # Kubernetes, for a service called penstock
+    said = penstock("config", "show", "--json")
+    assert said.exit_code == 0
+    assert said.err.startswith("PENSTOCK_PORT in the environment names no setting")
+    (finding,) = [found for found in machine_checks_until("settings") if found.check == "settings"]
+    assert finding.verdict is Verdict.WARNING
+    assert "PENSTOCK_PORT" in finding.found
+
+
+def machine_checks_until(check: str) -> list[Any]:
+    found = []
+    for finding in machine_checks({}):
+        found.append(finding)
+        if finding.check == check:
+            break
+    return found
+
+
+def test_a_setting_that_does_not_fit_is_one_sentence(penstock: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PENSTOCK_CONCURRENCY", "0")
+    said = penstock("config", "show")
+    assert said.exit_code == CONFIGURATION
+    assert "concurrency" in said.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "stop_timeout", "drain", "line"),
+    [
+        (("ecs",), 30, 22, '"stopTimeout": 30'),
+        (("fargate", "--stop-timeout", "120"), 120, 112, '"stopTimeout": 120'),
+        (("kubernetes", "--stop-timeout", "60", "--pre-stop", "5"), 55, 47, "terminationGracePeriodSeconds: 60"),
+        (("systemd",), 90, 82, "TimeoutStopSec=90"),
+        (("docker", "--stop-timeout", "45", "--drain", "10"), 45, 10, "stop_grace_period: 45s"),
+    ],
+)
+def test_a_budget_that_fits_says_what_to_write_where(
+    penstock: Call, arguments: tuple[str, ...], stop_timeout: float, drain: float, line: str
+) -> None:
+    document = penstock("config", "check-budget", "--platform", *arguments, "--json").document
+    assert document["stop_timeout_seconds"] == stop_timeout
+    assert document["platform_line"] == line
+    (part,) = [part for part in document["parts"] if part["name"].startswith("drain")]
+    assert part["seconds"] == drain
+    assert document["parts"][-1]["ends_at_seconds"] <= document["platform_seconds"]
+    said = penstock("config", "check-budget", "--platform", *arguments)
+    assert line in said.out
+    assert f"stop_timeout_seconds = {stop_timeout}" in said.out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("docker", "--stop-timeout", "9"), "docker grants 9 s: the worker needs at least 10 s"),
+        (("kubernetes", "--pre-stop", "25"), "of which the hook before the signal takes 25 s"),
+        (("ecs", "--drain", "25"), "draining for 25 s does not fit a stop timeout of 30 s"),
+        (("fargate", "--stop-timeout", "121"), "at most 120 s"),
+        (("systemd", "--pre-stop", "1"), "has no hook"),
+    ],
+)
+def test_a_budget_that_cannot_fit_is_one_sentence_and_78(
+    penstock: Call, arguments: tuple[str, ...], words: str
+) -> None:
+    said = penstock("config", "check-budget", "--platform", *arguments)
+    assert (said.exit_code, said.out) == (CONFIGURATION, "")
+    (line,) = said.err.splitlines()
+    assert words in line
+    assert not line.endswith("..")
+
+
+def test_every_platform_has_its_name_and_a_plan_that_the_settings_take() -> None:
+    assert [name.value for name in PlatformName] == list(PLATFORMS)
+    for name in PLATFORMS:
+        made = plan(name)
+        settings = load_settings(stop_timeout_seconds=made.stop_timeout_seconds)
+        assert settings.stop_timeout_seconds == made.stop_timeout_seconds
+        assert sum(part.seconds for part in made.parts) == made.platform_seconds

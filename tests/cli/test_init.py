@@ -1,0 +1,80 @@
+"""`penstock init`: files that work as they are, and never overwrite anything."""
+
+import os
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+from tests.cli.conftest import Call
+
+from penstock.cli.init import settings_file
+from penstock.config import SETTINGS_FILE, Settings, load_settings
+
+USAGE = 2
+SRC = Path(__file__).parents[2] / "src"
+NAMES = {"penstock.toml", "app.py", "test_app.py"}
+
+
+def test_the_files_are_written_and_the_app_serves(
+    penstock: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    said = penstock("init", "new/shop")
+    assert said.exit_code == 0
+    assert {path.name for path in (tmp_path / "new" / "shop").iterdir()} == NAMES
+    assert said.out.splitlines() == [f"new/shop/{name}" for name in ("penstock.toml", "app.py", "test_app.py")]
+    monkeypatch.chdir(tmp_path / "new" / "shop")
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.delitem(sys.modules, "app", raising=False)
+    assert penstock("send", "greetings", "--app", "app:app", "--body", '{"name": "Ada"}').exit_code == 0
+    assert penstock("send", "greetings", "--app", "app:app", "--body", "{}").exit_code == USAGE
+
+
+def test_the_test_of_the_app_passes(penstock: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert set(penstock("init", "--json").document["written"]) == NAMES
+    run = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_app.py"],
+        env={**os.environ, "PYTHONPATH": f"{SRC}{os.pathsep}{tmp_path}"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert run.returncode == 0, run.stdout
+    assert "2 passed" in run.stdout
+
+
+@pytest.mark.parametrize("name", sorted(NAMES))
+def test_nothing_is_overwritten_and_the_file_in_the_way_is_named(
+    penstock: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / name).write_text("mine = 1\n" if name == SETTINGS_FILE else "mine")
+    said = penstock("init")
+    assert (said.exit_code, said.out) == (USAGE, "")
+    assert f"penstock: {name} is there already" in said.err
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+    assert (tmp_path / name).read_text().startswith("mine")
+
+
+def test_a_folder_that_cannot_be_made(penstock: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").touch()
+    said = penstock("init", "file/inner")
+    assert said.exit_code == USAGE
+    assert "file/inner cannot be made" in said.err
+
+
+def test_the_settings_file_has_every_setting_with_its_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = settings_file()
+    assert tomllib.loads(text) == {}, "all of it is commented out"
+    lines = [line.removeprefix("# ") for line in text.splitlines() if " = " in line]
+    assert [line.split(" = ")[0] for line in lines] == list(Settings.model_fields)
+    (tmp_path / SETTINGS_FILE).write_text("\n".join(line for line in lines if not line.endswith("= ...")))
+    assert load_settings() == Settings.model_construct()
+    for field in Settings.model_fields.values():
+        assert field.description

@@ -1,0 +1,149 @@
+"""`penstock queues`: how they stand, and what may be done to them."""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.cli.conftest import Call
+
+from penstock.app.housekeeping import Presence
+from penstock.brokers.sqlite import SqliteBroker
+from penstock.cli.queues import _age
+from penstock.config import load_settings
+from penstock.events import WorkerStarted
+from penstock.messaging.clock import SystemClock
+from penstock.messaging.message import Outgoing
+from penstock.messaging.settlement import DeadLetter
+from penstock.worker.shutdown import StopSignal
+
+USAGE, FAILED, CONFIGURATION = 2, 1, 78
+
+
+@pytest.fixture
+def broker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SqliteBroker]:
+    """The queues of the current folder: one with a message of each kind, and its dead letters."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / ".penstock").mkdir()
+    broker = SqliteBroker(tmp_path / ".penstock" / "queue.db", holder="me")
+    broker.send("orders", [Outgoing(body=b"1")])
+    (delivery,) = broker.receive("orders", messages_max=1, lease_seconds=600.0)
+    assert not broker.settle([(delivery, DeadLetter(reason="no"))])
+    broker.send("orders", [Outgoing(body=b"2")])
+    assert broker.receive("orders", messages_max=1, lease_seconds=600.0)
+    broker.send("orders", [Outgoing(body=b"3"), Outgoing(body=b"4"), Outgoing(body=b"5", delay_seconds=600.0)])
+    yield broker
+    broker.close()
+
+
+def test_every_queue_is_listed_with_its_numbers(penstock: Call, broker: SqliteBroker) -> None:
+    orders, letters = penstock("queues", "list", "--json").document
+    ages = {orders.pop("oldest_visible_message_age_seconds"), orders.pop("oldest_message_age_seconds")}
+    assert all(0 <= age < 600 for age in ages)
+    assert orders == {
+        "queue": "orders",
+        "visible": 2,
+        "in_flight": 1,
+        "delayed": 1,
+        "dead_letters": 1,
+        "paused": False,
+        "workers": [],
+    }
+    assert (letters["queue"], letters["visible"], letters["dead_letters"]) == ("orders-dlq", 1, 0)
+    table = penstock("queues", "list").out.splitlines()
+    columns = ("queue", "visible", "in flight", "delayed", "oldest visible", "oldest", "dead letters", "workers")
+    assert [column for column in columns if column not in table[0]] == []
+    assert table[1].split()[:4] == ["orders", "2", "1", "1"]
+
+
+def test_a_queue_names_the_workers_that_serve_it(penstock: Call, broker: SqliteBroker) -> None:
+    presence = Presence(settings=load_settings(), broker=broker, worker="me", stop=StopSignal(), clock=SystemClock())
+    (keeper,) = presence.listeners
+    keeper(WorkerStarted(queues=("orders",), concurrency=1))
+    with presence.kept(ledger=lambda: pytest.fail("no ledger"), tell=lambda event: None, random=lambda: 0.5):
+        said = penstock("queues", "show", "orders")
+        assert [row["workers"] for row in penstock("queues", "list", "--json").document] == [["me"], []]
+    assert "workers         me\n" in said.out
+    assert penstock("queues", "show", "orders", "--json").document["workers"] == []
+
+
+@pytest.mark.parametrize("verb", ["show", "purge"])
+def test_a_queue_that_is_not_there(penstock: Call, broker: SqliteBroker, verb: str) -> None:
+    said = penstock("queues", verb, "order")
+    assert (said.exit_code, said.out) == (USAGE, "")
+    assert "There is no queue order; queues there are: orders, orders-dlq." in said.err
+
+
+def test_looking_where_nothing_was_ever_sent_makes_nothing(
+    penstock: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    said = penstock("queues", "list")
+    assert said.exit_code == USAGE
+    assert "There is no queue in" in said.err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_paused_queue_hands_nothing_over_until_it_is_resumed(penstock: Call, broker: SqliteBroker) -> None:
+    assert penstock("queues", "pause", "orders").out == "orders is paused.\n"
+    assert not broker.receive("orders", messages_max=1, lease_seconds=5.0)
+    assert penstock("queues", "show", "orders", "--json").document["paused"] is True
+    assert penstock("queues", "resume", "orders", "--json").document == {"queue": "orders", "paused": False}
+    assert broker.receive("orders", messages_max=1, lease_seconds=5.0)
+
+
+def test_a_queue_may_be_paused_before_anything_is_sent_and_a_slip_is_told(
+    penstock: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    said = penstock("queues", "pause", "ordres")
+    assert said.exit_code == 0
+    assert said.err == "Nothing was ever sent to ordres; is that its name?\n"
+
+
+def test_purging_asks(penstock: Call, broker: SqliteBroker, monkeypatch: pytest.MonkeyPatch) -> None:
+    said = penstock("queues", "purge", "orders")
+    assert said.exit_code == USAGE
+    assert "give --yes" in said.err
+
+    class Terminal:
+        def __init__(self, answer: str) -> None:
+            self.answer = answer
+
+        def isatty(self) -> bool:
+            return True
+
+        def readline(self, size: int = -1, /) -> str:
+            return self.answer
+
+        def fileno(self) -> int:
+            raise OSError
+
+    monkeypatch.setattr(sys, "stdin", Terminal("n\n"))
+    said = penstock("queues", "purge", "orders")
+    assert (said.exit_code, said.out) == (FAILED, "")
+    assert "Delete all 4 messages of orders, 1 of them in flight?" in said.err
+    assert "Nothing was deleted." in said.err
+    assert broker.stats("orders").visible == 2
+    monkeypatch.setattr(sys, "stdin", Terminal("y\n"))
+    assert penstock("queues", "purge", "orders").out == "4 messages of orders deleted.\n"
+    stats = broker.stats("orders")
+    assert (stats.visible, stats.in_flight, stats.delayed) == (0, 0, 0)
+
+
+def test_purging_without_being_asked(penstock: Call, broker: SqliteBroker) -> None:
+    document = penstock("queues", "purge", "orders-dlq", "--yes", "--json").document
+    assert document == {"queue": "orders-dlq", "deleted": 1}
+
+
+def test_a_queue_in_memory_cannot_be_looked_at(penstock: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PENSTOCK_BROKER", "memory://")
+    assert penstock("queues", "list").exit_code == CONFIGURATION
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(None, ""), (0.4, "0 s"), (119.0, "119 s"), (120.0, "2 min"), (7_300.0, "2 h"), (400_000.0, "5 d")],
+)
+def test_ages_for_people(seconds: float | None, text: str) -> None:
+    assert _age(seconds) == text

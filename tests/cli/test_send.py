@@ -1,0 +1,190 @@
+"""`penstock send`: lines become messages, or a sentence that names the line."""
+
+import io
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from tests.cli.conftest import Call
+
+from penstock.brokers.sqlite import SqliteBroker
+from penstock.cli.send import CHUNK_MAX, LINE_BYTES_MAX, chunks_of
+from penstock.errors import UsageError
+from penstock.messaging.message import Message
+
+USAGE, CONFIGURATION = 2, 78
+APP = """
+from pydantic import BaseModel
+from penstock import App, Queue
+
+class Order(BaseModel):
+    id: int
+
+orders = Queue("orders", Order)
+app = App.from_config()
+
+@app.handler(orders)
+def take(body): ...
+"""
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.delitem(sys.modules, "sendshop", raising=False)
+    (tmp_path / "sendshop.py").write_text(APP)
+    return tmp_path
+
+
+def typed(monkeypatch: pytest.MonkeyPatch, data: bytes) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data)))
+
+
+def messages(queue: str = "q", file: str = ".penstock/queue.db") -> list[Message]:
+    broker = SqliteBroker(file, holder="test")
+    try:
+        return list(broker.browse(queue, messages_max=10_000))
+    finally:
+        broker.close()
+
+
+def bodies(queue: str = "q") -> list[bytes]:
+    return [message.body for message in messages(queue)]
+
+
+def test_lines_of_standard_input_in_their_order_blank_ones_left_out(
+    penstock: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    typed(monkeypatch, b'{"a": 1}\n\n  \n"\xe5\x90\x8d"\r\n3')
+    said = penstock("send", "q")
+    assert (said.exit_code, said.out) == (0, "3 messages sent to q.\n")
+    assert bodies() == [b'{"a": 1}', '"名"'.encode(), b"3"]
+
+
+def test_a_file_in_several_chunks(penstock: Call, here: Path) -> None:
+    (here / "lines").write_text("".join(f"{n}\n" for n in range(2 * CHUNK_MAX + 1)))
+    document = penstock("send", "q", "--file", "lines", "--json").document
+    assert (document["queue"], document["sent"], len(document["message_ids"])) == ("q", 2_001, 1_000)
+    assert bodies() == [str(n).encode() for n in range(2_001)]
+    assert document["message_ids"] == [message.id for message in messages()[:1_000]]
+
+
+def test_one_body_with_group_and_delay(penstock: Call) -> None:
+    assert penstock("send", "q", "--body", '{"a": 1}', "--group", "g", "--delay", "3600").exit_code == 0
+    broker = SqliteBroker(".penstock/queue.db", holder="test")
+    assert broker.stats("q").delayed == 1
+    broker.close()
+    assert [message.group for message in messages()] == ["g"]
+
+
+def test_a_deduplication_id_is_for_one_message(penstock: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    for _ in range(2):
+        assert penstock("send", "q", "--body", "1", "--deduplication-id", "d").exit_code == 0
+    assert bodies() == [b"1"]
+    typed(monkeypatch, b"1\n2\n")
+    said = penstock("send", "q", "--deduplication-id", "e")
+    assert (said.exit_code, bodies()) == (USAGE, [b"1"])
+    assert "send one at a time" in said.err
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        (b"{bad", "not JSON"),
+        (b'{"a": NaN}', "NaN is not a JSON number"),
+        (b'{"a": 1, "a": 2}', 'the key "a" appears twice'),
+        (b'"\xff"', "not UTF-8"),
+    ],
+)
+def test_a_bad_line_is_named_and_nothing_of_its_chunk_is_sent(
+    penstock: Call, here: Path, line: bytes, words: str
+) -> None:
+    good = b"".join(b"%d\n" % n for n in range(CHUNK_MAX))
+    (here / "lines").write_bytes(good + b"\n1\n" + line + b"\n2\n")
+    said = penstock("send", "q", "--file", "lines")
+    assert (said.exit_code, said.out) == (USAGE, "")
+    assert f"penstock: Line 1,003 cannot be sent: {words}" in said.err.replace("the body is ", "")
+    assert "1,000 messages sent, the rest was not." in said.err
+    assert len(bodies()) == CHUNK_MAX
+
+
+def test_a_line_that_no_queue_takes_is_named(penstock: Call, here: Path) -> None:
+    (here / "lines").write_bytes(b'"' + b"x" * 1_100_000 + b'"\n')
+    said = penstock("send", "q", "--file", "lines")
+    assert said.exit_code == USAGE
+    assert "Line 1 cannot be sent: its body has 1,100,002 bytes, and 1,048,576 is the most." in said.err
+
+
+def test_raw_lines_are_text_of_any_kind(penstock: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    typed(monkeypatch, b"hello\n\xff{\n")
+    assert penstock("send", "q", "--raw").exit_code == 0
+    assert bodies() == [b"hello", b"\xff{"]
+
+
+def test_bodies_have_to_fit_the_model_of_the_apps_queue(penstock: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    typed(monkeypatch, b'{"id": 1}\n{"id": "x"}\n')
+    said = penstock("send", "orders", "--app", "sendshop:app")
+    assert said.exit_code == USAGE
+    assert "Line 2 cannot be sent: A body for the queue orders does not fit Order: id: " in said.err
+    assert "Nothing was sent." in said.err
+    assert penstock("send", "orders", "--app", "sendshop:app", "--body", '{"id": 1}').exit_code == 0
+    (message,) = messages("orders")
+    assert (message.body, message.attributes["penstock-type"]) == (b'{"id":1}', "Order")
+    assert penstock("send", "orders", "--app", "sendshop:app", "--body", "x", "--raw").exit_code == USAGE
+
+
+def test_nothing_to_send_says_so(penstock: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    typed(monkeypatch, b"\n\n")
+    said = penstock("send", "q", "--json")
+    assert said.document == {"queue": "q", "sent": 0, "message_ids": []}
+    assert said.err == "There was nothing to send: the input is empty.\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--file", "nope"), "The file nope cannot be read: No such file or directory"),
+        (("--file", "."), "cannot be read: Is a directory"),
+        (("--file", "x", "--body", "1"), "not both"),
+        (("--app", "nope:app"), "There is no module nope"),
+    ],
+)
+def test_arguments_that_make_no_sense(penstock: Call, arguments: tuple[str, ...], words: str) -> None:
+    said = penstock("send", "q", *arguments)
+    assert (said.exit_code, said.out) == (USAGE, "")
+    assert words in said.err
+
+
+def test_a_queue_in_memory_cannot_be_sent_to(penstock: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PENSTOCK_BROKER", "memory://")
+    said = penstock("send", "q", "--body", "1")
+    assert said.exit_code == CONFIGURATION
+    assert "lives and ends with one process" in said.err
+
+
+class Pipe(io.BytesIO):
+    """Brings what it was given piece by piece, as a pipe does."""
+
+    def __init__(self, *pieces: bytes) -> None:
+        super().__init__()
+        self._pieces = list(pieces)
+
+    def read1(self, size: int | None = -1, /) -> bytes:
+        return self._pieces.pop(0) if self._pieces else b""
+
+
+def test_what_a_slow_pipe_brought_is_not_kept_waiting() -> None:
+    chunks = chunks_of(Pipe(b"1\n2\n3", b"4\n", b"", b"never read"))
+    assert list(chunks) == [[(1, b"1"), (2, b"2")], [(3, b"34")]]
+
+
+def test_a_line_without_an_end_is_bounded() -> None:
+    with pytest.raises(UsageError, match="Line 2 is longer than"):
+        list(chunks_of(Pipe(b"1\n", *[b"x" * 1_000_000] * (LINE_BYTES_MAX // 1_000_000 + 2))))
+
+
+def test_ids_are_those_of_the_messages(penstock: Call) -> None:
+    said = penstock("send", "q", "--body", "1", "--json")
+    assert json.loads(said.out)["message_ids"] == [message.id for message in messages()]
