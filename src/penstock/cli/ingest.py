@@ -7,8 +7,10 @@ from typing import Annotated
 import typer
 
 from penstock.cli.exits import CHECK_FOUND_PROBLEMS, INTERRUPTED, TEMPORARY_FAILURE
-from penstock.cli.output import Json, print_json
+from penstock.cli.output import Json, print_json, printable, talk
 from penstock.errors import UsageError
+
+SETTLE_SECONDS = 2.0  # as in the request; not imported from there, to keep `--help` quick
 
 
 def ingest(
@@ -31,6 +33,19 @@ def ingest(
     no_provenance: Annotated[
         bool, typer.Option("--no-provenance", help="Leave out the columns _object and _offset.")
     ] = False,
+    delimiter: Annotated[
+        str | None, typer.Option("--delimiter", metavar="CHARACTER", help=r"Of CSV: ; or \t; default: a comma.")
+    ] = None,
+    no_header: Annotated[
+        bool, typer.Option("--no-header", help="Of CSV: the first line is data; columns come as in the schema.")
+    ] = False,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Stay up and take what comes, until SIGTERM or Ctrl-C.")
+    ] = False,
+    settle: Annotated[
+        float,
+        typer.Option("--settle", metavar="SECONDS", min=0.1, help="With --watch: how long a file has to be at rest."),
+    ] = SETTLE_SECONDS,
     state: Annotated[
         str | None, typer.Option("--state", metavar="DIR", help="Where the state lives; default: TABLE/_penstock.")
     ] = None,
@@ -53,7 +68,8 @@ def ingest(
     """Bring every file of SOURCE into TABLE exactly once, on Spark.
 
     Run it again at any time: what is in the table stays as it is, new and changed files are added, and what a killed
-    run left half done is finished. Exit code 3: some object is dead. 75: stopped before everything was done.
+    run left half done is finished. Exit code 3: some object is dead. 75: stopped before everything was done. With
+    --watch it ends when it is asked to stop: 0 when all that it saw at rest is done then.
     """
     from penstock.pipeline.extra import require_spark
 
@@ -68,6 +84,10 @@ def ingest(
         source=source,
         table=table,
         format=format_,
+        delimiter=delimiter,
+        header=not no_header,
+        watch=watch,
+        settle_seconds=settle,
         schema=schema,
         transform=transform,
         state=state,
@@ -81,6 +101,8 @@ def ingest(
             stop_timeout_seconds=stop_timeout,
         ),
     )
+    if watch:
+        talk(printable(f"watching {source}; Ctrl-C ends it"))
     with stoppable() as stop, IngestProgress() as progress:
         report = run(request, stop=stop, listeners=(progress,))
     if json_:

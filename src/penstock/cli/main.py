@@ -9,7 +9,22 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from penstock.cli import batches, config, dead, demo, doctor, gc, ingest, init, objects, queues, send, status, worker
+from penstock.cli import (
+    batches,
+    config,
+    dead,
+    demo,
+    doctor,
+    gc,
+    ingest,
+    init,
+    objects,
+    queues,
+    run,
+    send,
+    status,
+    worker,
+)
 from penstock.cli.exits import FAILED, INTERRUPTED, TEMPORARY_FAILURE
 from penstock.cli.output import printable, talk
 from penstock.cli.streams import deliver, prepare_streams
@@ -26,6 +41,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command("ingest")(ingest.ingest)
+app.command("run")(run.run)
 app.command("demo")(demo.demo)
 app.command("status")(status.status)
 app.command("doctor")(doctor.doctor)

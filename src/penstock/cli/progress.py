@@ -23,6 +23,7 @@ from penstock.events import (
     SourceScanned,
     SparkStarted,
     UpkeepFailed,
+    WatchDisturbed,
     WorkerDraining,
     WorkerStopped,
 )
@@ -96,14 +97,15 @@ class IngestProgress:
         for line in told(event):
             self._say(line)
         if self._bar is not None:
-            self._bar.show(done=self._done, total=self._objects, rows=self._rows)
+            self._bar.show(done=self._done, total=max(self._objects, self._done), rows=self._rows)
 
     def _progress(self, text: str) -> None:
         """Something moved; worth a line only now and then."""
         now = self._monotonic()
         if self._bar is None and text and now - self._line_at >= LINE_EVERY_SECONDS:
             self._line_at = now
-            talk(f"{self._done:,} of {self._objects:,} objects, {self._rows:,} rows; this batch: {text}")
+            total = f" of {self._objects:,}" if self._objects > self._done else ""  # more may come than were found
+            talk(f"{self._done:,}{total} objects, {self._rows:,} rows; this batch: {text}")
 
     def _say(self, text: str) -> None:
         shown = printable(text)
@@ -118,6 +120,8 @@ def told(event: Event) -> list[str]:
     match event:
         case SourceScanned():
             return [f"{counted(event.found, 'object')} found in {event.source}, {event.unfinished:,} to do"]
+        case WatchDisturbed():
+            return [event.reason]
         case SchemaInferred():
             schema = f"schema inferred from a sample and remembered: {event.schema}"
             return [schema, *(f"  {note}" for note in event.notes)]

@@ -1,6 +1,6 @@
 """What a pipeline needs of the app that it is declared in."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from penstock.config import Settings
@@ -43,6 +43,11 @@ class Home(Protocol):
     @property
     def listeners(self) -> Sequence[Listener]:
         """Who hears its events."""
+        ...
+
+    @property
+    def on_error(self) -> Callable[..., None] | None:
+        """The user's hook for failures."""
         ...
 
     @property

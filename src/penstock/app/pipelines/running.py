@@ -1,8 +1,8 @@
 """One declared pipeline, served alone in this process: what is in its queue and then an end, or until it is stopped."""
 
 import random
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from os import PathLike
 
@@ -20,11 +20,14 @@ from penstock.app.wiring import FAULTS_MAX, worker_settings
 from penstock.errors import UsageError
 from penstock.events import Bus, Listener, SourceScanned
 from penstock.messaging.clock import SystemClock
+from penstock.monitoring.errors import ErrorReporter
 from penstock.objects.local import LocalStore
 from penstock.objects.scanner import Scanner
 from penstock.pipeline.session import Session
 from penstock.worker.shutdown import StopSignal
 from penstock.worker.worker import Worker
+
+REPORTS_SECONDS = 1.0  # for what the error hook has not heard of yet
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +67,12 @@ def run(
     clock, tally = SystemClock(), Tally()
     began_at = clock.monotonic()
     presence = Presence(settings=home.settings, broker=home.broker, worker=home.worker, stop=stop, clock=clock)
-    bus = Bus(tally, *home.listeners, *listeners, *presence.listeners)
+    heard_by: tuple[Listener, ...] = (tally, *home.listeners, *listeners)
+    reporter = None
+    if home.on_error is not None:
+        reporter = ErrorReporter(home.on_error, worker=home.worker, tell=Bus(*heard_by).emit)
+        heard_by = (*heard_by, reporter)
+    bus = Bus(*heard_by, *presence.listeners)
     own = app_spark(home.settings, worker=home.worker, clock=clock, bus=bus, stop=stop, given=spark)
     host = Host(
         worker=home.worker,
@@ -80,6 +88,8 @@ def run(
         handled=frozenset(service.queue_name for service in home.services),
     )
     with ExitStack() as stack:
+        if reporter is not None:
+            stack.enter_context(_reporting(reporter))
         stack.enter_context(presence.kept(ledger=host.ledger, tell=bus.emit, random=host.random))
         stack.callback(own.close)
         plan = plan_of(declaration, host, faults_max=FAULTS_MAX if available_now else None)
@@ -102,6 +112,18 @@ def run(
         plan.blueprint.tables.sweep()
         seconds = clock.monotonic() - began_at
         return errand.report(tally, stopped=available_now and stop.requested, seconds=seconds)
+
+
+@contextmanager
+def _reporting(reporter: ErrorReporter) -> Iterator[None]:
+    """The error hook hears of what ends the run, too."""
+    try:
+        yield
+    except Exception as error:
+        reporter.report(error)
+        raise
+    finally:
+        reporter.flush(REPORTS_SECONDS)
 
 
 class _Errand:

@@ -1,0 +1,105 @@
+"""`penstock run`: one pipeline of an app, alone in this process."""
+
+import dataclasses
+import signal
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from penstock.cli.exits import CHECK_FOUND_PROBLEMS, INTERRUPTED, TEMPORARY_FAILURE
+from penstock.cli.output import Json, counted, print_json, printable
+from penstock.errors import UsageError
+
+if TYPE_CHECKING:
+    from penstock.app.app import App
+    from penstock.app.pipelines.pipeline import Pipeline
+    from penstock.app.pipelines.running import RunReport
+
+
+def run(
+    app_name: Annotated[str, typer.Argument(metavar="APP", help="module:attribute, as in shop:app.")],
+    pipeline: Annotated[str, typer.Argument(metavar="PIPELINE", help="The name it was declared with.")],
+    available_now: Annotated[
+        bool, typer.Option("--available-now", help="Drain what is in its queue, print a report, and exit.")
+    ] = False,
+    source: Annotated[
+        str | None,
+        typer.Option("--source", metavar="DIR", help="Announce the files of this folder first, unless they are done."),
+    ] = None,
+    master: Annotated[
+        str | None, typer.Option("--master", envvar="SPARK_MASTER", help="Where Spark runs; default: local[*].")
+    ] = None,
+    stop_timeout: Annotated[
+        float | None, typer.Option("--stop-timeout", min=10, help="Seconds from SIGTERM to the platform's SIGKILL.")
+    ] = None,
+    json_: Json = False,
+) -> None:
+    """Serve one pipeline of an app: until SIGTERM or Ctrl-C, or with --available-now until its queue is empty and all
+    is published.
+
+    Exit code 3: some object died. With --available-now also 75 or 130: stopped before everything was done.
+    """
+    from penstock.pipeline.extra import require_spark
+
+    require_spark()
+    from penstock.app.loading import load_app
+    from penstock.cli.leaving import leave_now, stoppable
+    from penstock.cli.progress import IngestProgress
+    from penstock.config import with_flags
+
+    with stoppable() as stop, IngestProgress() as progress:
+        app = load_app(app_name)
+        app.settings = with_flags(app.settings, spark_master=master, stop_timeout_seconds=stop_timeout)
+        with app:
+            report = _named(app, pipeline, app_name).run(
+                available_now=available_now, source=source, stop=stop, listeners=(progress,)
+            )
+    if json_:
+        print_json(dataclasses.asdict(report))
+    else:
+        print_run_report(report)
+    stopped = INTERRUPTED if stop.signal_number == signal.SIGINT else TEMPORARY_FAILURE
+    if progress.forced:  # something does not end, and waiting for it would outlast the stop timeout
+        leave_now(stopped)
+    if report.stopped:
+        raise typer.Exit(stopped)
+    if report.objects_dead:
+        raise typer.Exit(CHECK_FOUND_PROBLEMS)
+
+
+def print_run_report(report: "RunReport") -> None:
+    """The end of a run for people."""
+    objects, rows = counted(report.objects_processed, "object"), counted(report.rows_written, "row")
+    batches = counted(report.batches, "batch", "batches")
+    print(f"{printable(report.pipeline)}: {objects} processed, {rows} written in {batches}, {report.seconds:.1f} s.")
+    version = "no version yet" if report.table_version is None else f"version {report.table_version}"
+    print(f"Table: {printable(report.table)} ({version})")
+    for line in _remarks(report):
+        print(printable(line))
+
+
+def _remarks(report: "RunReport") -> list[str]:
+    remarks: list[str] = []
+    if report.objects_skipped:
+        skipped = counted(report.objects_skipped, "object")
+        remarks.append(f"Skipped: {skipped} of {report.objects_found:,} found, done before.")
+    if report.lines_quarantined:
+        lines = counted(report.lines_quarantined, "bad line")
+        remarks.append(f"Quarantined: {lines}, in {report.quarantine_table}, with the reason.")
+    if report.objects_dead:
+        remarks.append(f"Dead: {counted(report.objects_dead, 'object')}.")
+    if report.objects_gone:
+        remarks.append(f"Gone: {counted(report.objects_gone, 'object')}, deleted before they were read.")
+    if report.objects_superseded:
+        remarks.append(f"Superseded: {counted(report.objects_superseded, 'object')}, changed before they were read.")
+    if report.messages_left:
+        remarks.append(f"Left in the queue: {counted(report.messages_left, 'message')}.")
+    return remarks + [f"Could not be looked at: {problem}" for problem in report.problems]
+
+
+def _named(app: "App", name: str, app_name: str) -> "Pipeline":
+    for pipeline in app.pipelines:
+        if pipeline.name == name:
+            return pipeline
+    known = ", ".join(sorted(pipeline.name for pipeline in app.pipelines)) or "none"
+    raise UsageError(f"The app {app_name} has no pipeline {name}; its pipelines: {known}.")
