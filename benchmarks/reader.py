@@ -1,19 +1,23 @@
-"""Our source against Spark's own JSON reader, both to Parquet with provenance, in one run on one machine.
+"""Our source against Spark's own readers, both to Parquet with provenance, in one run on one machine.
 
-    python benchmarks/reader.py [--big-mb 500] [--small 5000] [--rounds 3] [--only big|small]
+    python benchmarks/reader.py [--big-mb 500] [--small 5000] [--rounds 3] [--only big|small] [--format jsonl|csv|text]
 
-Makes its data in a temporary folder: 190-byte JSON lines. Prints, for each side, the best of the rounds, which
-alternate, and the ratio of the two (above 1: ours is quicker).
+Makes its data in a temporary folder: JSON lines of 190 bytes, the same as CSV (140 bytes), and the JSON lines as text.
+Prints, for each side, the median of the rounds, which alternate after one that warms both up, and the ratio of the two
+(above 1: ours is quicker).
 """
 
 import argparse
+import json
 import os
 import random
 import shutil
+import statistics
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from pyspark.sql import SparkSession
@@ -21,6 +25,7 @@ from pyspark.sql import SparkSession
 from penstock.objects.local import LocalStore
 from penstock.objects.reference import ObjectRef
 from penstock.pipeline.source import api
+from penstock.pipeline.source.options import FORMATS
 
 DDL = "id bigint, v double, ts timestamp, user string, path string, agent string"
 _LINES_KNOWN = 20_000  # different lines; the files repeat them in another order
@@ -45,13 +50,24 @@ def make_lines(seed: int) -> list[bytes]:
     ]
 
 
-def make_files(folder: Path, count: int, size_bytes: int) -> None:
+def make_csv_lines(seed: int) -> list[bytes]:
+    """The same as lines of CSV, without a header."""
+    rows = (json.loads(line) for line in make_lines(seed))
+    return [(",".join(_quoted(str(value)) for value in row.values()) + "\n").encode() for row in rows]
+
+
+def _quoted(text: str) -> str:
+    return f'"{text}"' if ";" in text else text  # a third of the lines has a quoted field
+
+
+def make_files(folder: Path, form: str, count: int, size_bytes: int) -> None:
     """Files of whole lines, each about that large."""
     folder.mkdir(parents=True)
-    lines = make_lines(1)
-    block = b"".join(lines)
+    block = b"".join(make_csv_lines(1) if form == "csv" else make_lines(1))
+    head = b"id,v,ts,user,path,agent\n" if form == "csv" else b""
     for number in range(count):
-        with (folder / f"part-{number:05}.jsonl").open("wb") as file:
+        with (folder / f"part-{number:05}.{form}").open("wb") as file:
+            file.write(head)
             if size_bytes > len(block):
                 for _ in range(size_bytes // len(block)):
                     file.write(block)
@@ -60,13 +76,19 @@ def make_files(folder: Path, count: int, size_bytes: int) -> None:
                 file.write(block[start : block.index(b"\n", start + size_bytes) + 1])
 
 
-def read_native(spark: SparkSession, source: Path, target: Path) -> None:
+def read_native(form: str, spark: SparkSession, source: Path, target: Path) -> None:
     """Spark's own reader, as one would write it."""
-    rows = spark.read.schema(DDL).json(str(source)).select("*", "_metadata.file_path")
-    rows.write.mode("overwrite").parquet(str(target))
+    match form:
+        case "csv":
+            rows = spark.read.schema(DDL).option("header", True).csv(str(source))
+        case "text":
+            rows = spark.read.text(str(source))
+        case _:
+            rows = spark.read.schema(DDL).json(str(source))
+    rows.select("*", "_metadata.file_path").write.mode("overwrite").parquet(str(target))
 
 
-def read_ours(spark: SparkSession, source: Path, target: Path) -> None:
+def read_ours(form: str, spark: SparkSession, source: Path, target: Path) -> None:
     """Plan, read, report: all that a run does around the transform."""
     store = LocalStore(source)
     refs: Sequence[ObjectRef] = [store.describe(path) for path in sorted(source.iterdir())]
@@ -75,7 +97,7 @@ def read_ours(spark: SparkSession, source: Path, target: Path) -> None:
         refs,
         attempt_id="bench",
         run=1,
-        options=api.ReadOptions(schema_ddl=DDL),
+        options=api.ReadOptions(schema_ddl="" if form == "text" else DDL, format=form),
         cores=spark.sparkContext.defaultParallelism,
         roots=[str(source)],
         quarantine_root=str(work / "quarantine"),
@@ -84,31 +106,34 @@ def read_ours(spark: SparkSession, source: Path, target: Path) -> None:
     plan.save(work / "plan.json")
     api.read(spark, work / "plan.json").write.mode("overwrite").parquet(str(target))
     summary = api.summarise(plan)
-    if len(summary.readings) != len(refs):
-        raise SystemExit(f"only {len(summary.readings)} of {len(refs)} objects were read")
+    if len(summary.readings) != len(refs) or summary.lines_quarantined:
+        raise SystemExit(f"only {len(summary.readings)} of {len(refs)} objects were read, or not all of their lines")
     shutil.rmtree(work)
 
 
-def measure(name: str, spark: SparkSession, source: Path, rounds: int) -> None:
-    """Alternate the two, keep the best of each, print both and the ratio."""
+def measure(name: str, form: str, spark: SparkSession, source: Path, rounds: int) -> None:
+    """Alternate the two, print the median of each and the ratio."""
     total_mb = sum(path.stat().st_size for path in source.iterdir()) / 1e6
     count = sum(1 for _ in source.iterdir())
-    best: dict[str, float] = {}
+    native = f"spark.read.{form.removesuffix('l')}"
     sides: dict[str, Callable[[SparkSession, Path, Path], None]] = {
-        "spark.read.json": read_native,
-        "penstock": read_ours,
+        native: partial(read_native, form),
+        "penstock": partial(read_ours, form),
     }
-    for _ in range(rounds):
+    taken: dict[str, list[float]] = {side: [] for side in sides}
+    for warm in [False] + [True] * rounds:
         for side, read in sides.items():
             target = source.parent / f"out-{side}"
             begun = time.perf_counter()
             read(spark, source, target)
-            best[side] = min(best.get(side, 1e9), time.perf_counter() - begun)
-            print(f"  {side}: {time.perf_counter() - begun:.2f} s", flush=True)
+            if warm:
+                taken[side].append(time.perf_counter() - begun)
             shutil.rmtree(target)
-    for side, seconds in best.items():
-        print(f"{name:6} {side:16} {seconds:7.2f} s {total_mb / seconds:8.1f} MB/s {count / seconds:9.1f} objects/s")
-    print(f"{name:6} ratio {best['spark.read.json'] / best['penstock']:.2f}")
+    medians = {side: statistics.median(seconds) for side, seconds in taken.items()}
+    for side, seconds in medians.items():
+        rate = f"{total_mb / seconds:8.1f} MB/s {count / seconds:9.1f} objects/s"
+        print(f"{name:6} {form:6} {side:16} {seconds:7.2f} s {rate}", flush=True)
+    print(f"{name:6} {form:6} ratio {medians[native] / medians['penstock']:.2f}", flush=True)
 
 
 def main() -> None:
@@ -118,6 +143,7 @@ def main() -> None:
     parser.add_argument("--small", type=int, default=5_000)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--only", choices=["big", "small"])
+    parser.add_argument("--format", choices=FORMATS)
     arguments = parser.parse_args()
     os.environ["PYSPARK_PYTHON"] = sys.executable  # the executors need what we need
     spark = (
@@ -130,14 +156,18 @@ def main() -> None:
         .getOrCreate()
     )
     spark.sparkContext.setLogLevel("ERROR")
+    api.register(spark)
     print(f"pyspark {spark.version}, {os.cpu_count()} cores", flush=True)
     with tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder:
-        if arguments.only != "big":
-            make_files(Path(folder) / "small" / "in", arguments.small, 10_000)
-            measure("small", spark, Path(folder) / "small" / "in", arguments.rounds)
-        if arguments.only != "small":
-            make_files(Path(folder) / "big" / "in", 2, arguments.big_mb * 1_000_000)
-            measure("big", spark, Path(folder) / "big" / "in", arguments.rounds)
+        for form in [arguments.format] if arguments.format else FORMATS:
+            small, big = (Path(folder) / form / size / "in" for size in ("small", "big"))
+            if arguments.only != "big":
+                make_files(small, form, arguments.small, 10_000)
+                measure("small", form, spark, small, arguments.rounds)
+            if arguments.only != "small":
+                make_files(big, form, 2, arguments.big_mb * 1_000_000)
+                measure("big", form, spark, big, arguments.rounds)
+            shutil.rmtree(Path(folder) / form)
     spark.stop()
 
 
