@@ -1,57 +1,186 @@
-"""The pages that tell a person what to type, followed to the letter in an empty folder."""
+"""The pages that tell a person what to type, followed to the letter in an empty folder.
+
+A comment before a block of a page says what the reader does with it: ``run`` it; ``run until: TEXT xN``, that is start
+it, and end it by SIGTERM once the text has come out N times (or ``run until: FILE exists``); write it to a ``file: NAME``
+or add ``more: NAME`` to one. ``shows`` holds lines that the run before has to print, apart from how wide columns are.
+"""
 
 import os
 import re
+import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[2]
-# Pages that are read one after the other share a folder: what the README makes, the operating guide looks at.
-JOURNEYS = {"tutorial": ("docs/tutorial.md",), "readme": ("README.md", "docs/operating.md")}
-BLOCK = re.compile(r"<!-- (?:run|file: (?P<file>\S+)) -->\n```(?P<language>\w+)\n(?P<text>.*?)```", re.DOTALL)
+BLOCK = re.compile(
+    r"<!-- (?P<do>run|run until|file|more|shows)(?:: (?P<what>[^\n]+?))? -->\n```(?P<language>\w+)\n(?P<text>.*?)```",
+    re.DOTALL,
+)
 # A process that read a table with deltalake 1.6 and pyarrow 26 now and then aborts while Python is taken down, after
 # all is done and said ("terminate called without an active exception"). What the page shows is done by then.
 LEAVE = "\nimport os, sys\nsys.stdout.flush()\nos._exit(0)\n"
 SECONDS_MAX = 240
+UNTIL_SECONDS_MAX = 60
+END_SECONDS_MAX = 45
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """A page, or one of its sections (``## TITLE``)."""
+
+    page: str
+    title: str | None = None
+
+    def text(self) -> str:
+        text = (ROOT / self.page).read_text(encoding="utf-8")
+        if self.title is None:
+            return text
+        _, found, rest = text.partition(f"\n## {self.title}\n")
+        assert found, f"{self.page} has no section {self.title}"
+        return rest.partition("\n## ")[0]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Block:
-    """What the reader is told to run, or to write into a file."""
+    """What the reader is told to do, and with which text."""
 
-    file: str | None
+    do: str
+    what: str
     language: str
     text: str
 
 
-def blocks(page: str) -> Iterator[Block]:
-    for match in BLOCK.finditer((ROOT / page).read_text(encoding="utf-8")):
-        yield Block(match["file"], match["language"], match["text"])
+TUTORIAL = "docs/tutorial.md"
+# Parts that are read one after the other share a folder: what the README makes, the operating guide looks at.
+WITHOUT_SPARK = {"messages": (Part(page=TUTORIAL, title="I have messages"),)}
+WITH_SPARK = {
+    "files": (Part(page=TUTORIAL, title="I have files"),),
+    "readme": (Part(page="README.md"), Part(page="docs/operating.md")),
+}
+PAGES = ("README.md", *(str(page.relative_to(ROOT)) for page in sorted((ROOT / "docs").rglob("*.md"))))
+
+
+@pytest.mark.parametrize("parts", WITHOUT_SPARK.values(), ids=WITHOUT_SPARK)
+def test_what_a_page_says_works_as_it_stands_without_spark(tmp_path: Path, parts: tuple[Part, ...]) -> None:
+    follow(parts, tmp_path)
 
 
 @pytest.mark.spark
-@pytest.mark.parametrize("pages", JOURNEYS.values(), ids=JOURNEYS)
-def test_what_a_page_says_works_as_it_stands(tmp_path: Path, pages: Sequence[str]) -> None:
-    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
-    for page in pages:
-        steps = list(blocks(page))
-        assert steps, f"{page} has nothing to run"
+@pytest.mark.parametrize("parts", WITH_SPARK.values(), ids=WITH_SPARK)
+def test_what_a_page_says_works_as_it_stands(tmp_path: Path, parts: tuple[Part, ...]) -> None:
+    follow(parts, tmp_path)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_no_block_is_marked_and_never_followed(page: str) -> None:
+    text = Part(page=page).text()
+    parts = [part for parts in (*WITHOUT_SPARK.values(), *WITH_SPARK.values()) for part in parts if part.page == page]
+    assert len(re.findall(r"^<!-- ", text, re.MULTILINE)) == sum(len(list(blocks(part))) for part in parts)
+
+
+def test_a_text_that_was_not_shown_is_a_failure() -> None:
+    block = Block(do="shows", what="", language="text", text="b  2\n")
+    compare(block, "a 1\nb      2\n")
+    with pytest.raises(AssertionError, match="b 2"):
+        compare(block, "a 1\nb 3\n")
+
+
+def blocks(part: Part) -> Iterator[Block]:
+    for match in BLOCK.finditer(part.text()):
+        yield Block(do=match["do"], what=match["what"] or "", language=match["language"], text=match["text"])
+
+
+def follow(parts: tuple[Part, ...], folder: Path) -> None:
+    environment = {
+        **os.environ,
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        "PYTHONUNBUFFERED": "1",  # as at a terminal: what is printed is seen at once
+    }
+    for part in parts:
+        steps = list(blocks(part))
+        assert steps, f"{part} has nothing to run"
+        shown = ""
         for step in steps:
-            follow(step, tmp_path, environment)
+            match step.do:
+                case "file":
+                    (folder / step.what).write_text(step.text, encoding="utf-8")
+                case "more":
+                    with (folder / step.what).open("a", encoding="utf-8") as file:
+                        file.write(f"\n\n{step.text}")
+                case "shows":
+                    compare(step, shown)
+                case "run":
+                    shown = run(step, folder, environment)
+                case "run until":
+                    shown = run_until(step, folder, environment)
 
 
-def follow(step: Block, folder: Path, environment: dict[str, str]) -> None:
-    if step.file is not None:
-        (folder / step.file).write_text(step.text, encoding="utf-8")
-        return
-    python = [sys.executable, "-c", step.text + LEAVE]
-    command = python if step.language == "python" else ["bash", "-ec", step.text]
+def compare(step: Block, shown: str) -> None:
+    there = _narrow(shown)
+    for line in step.text.splitlines():
+        assert _narrow(line) in there, f"not shown: {_narrow(line)}\n{shown}"
+
+
+def run(step: Block, folder: Path, environment: Mapping[str, str]) -> str:
     done = subprocess.run(
-        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=SECONDS_MAX, check=False
+        _command(step),
+        cwd=folder,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=SECONDS_MAX,
+        check=False,
     )
-    assert done.returncode == 0, f"{step.text}\n{done.stdout}\n{done.stderr}"
+    assert done.returncode == 0, f"{step.text}\n{done.stdout}"
+    return done.stdout
+
+
+def run_until(step: Block, folder: Path, environment: Mapping[str, str]) -> str:
+    """Start it, and end it as Ctrl-C or a platform would; it has to end well."""
+    output = folder / ".output"
+    with output.open("wb") as file:
+        process = subprocess.Popen(
+            _command(step), cwd=folder, env=environment, stdout=file, stderr=file, start_new_session=True
+        )
+    try:
+        reached = _reached(step.what, folder, output)
+        ends_at = time.monotonic() + UNTIL_SECONDS_MAX
+        while not reached():
+            told = output.read_text(encoding="utf-8")
+            assert process.poll() is None, f"{step.text} ended before {step.what}\n{told}"
+            assert time.monotonic() < ends_at, f"{step.text} did not come to {step.what}\n{told}"
+            time.sleep(0.05)
+        os.killpg(process.pid, signal.SIGTERM)
+        exit_code = process.wait(END_SECONDS_MAX)
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+    told = output.read_text(encoding="utf-8")
+    assert exit_code == 0, f"{step.text}\n{told}"
+    return told
+
+
+def _command(step: Block) -> list[str]:
+    if step.language == "python":
+        return [sys.executable, "-c", step.text + LEAVE]
+    return ["bash", "-ec", step.text]
+
+
+def _reached(what: str, folder: Path, output: Path) -> Callable[[], bool]:
+    if what.endswith(" exists"):
+        return (folder / what.removesuffix(" exists")).exists
+    text, _, times = what.partition(" x")
+    return lambda: output.read_text(encoding="utf-8").count(text) >= int(times or 1)
+
+
+def _narrow(text: str) -> str:
+    """With one blank where there are several."""
+    return re.sub(r"[ \t]+", " ", text).rstrip(" ")
