@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from tests.cli.conftest import Call
 
+from penstock import App
 from penstock.cli.init import settings_file
 from penstock.config import SETTINGS_FILE, Settings, load_settings
 
@@ -45,6 +46,17 @@ def test_the_test_of_the_app_passes(penstock: Call, tmp_path: Path, monkeypatch:
     )
     assert run.returncode == 0, run.stdout
     assert "2 passed" in run.stdout
+
+
+def test_the_commented_pipeline_is_one(penstock: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert penstock("init").exit_code == 0
+    text = (tmp_path / "app.py").read_text()
+    pipeline = text[text.index("# from penstock import") :]
+    code = "\n".join(line.removeprefix("# ").removeprefix("#") for line in pipeline.splitlines())
+    app = App()
+    exec(compile(code, "app.py", "exec"), {"app": app})  # what a user's editor makes of it
+    assert [(made.name, made.declaration.source.queue) for made in app.pipelines] == [("clicks", "clicks")]
 
 
 @pytest.mark.parametrize("name", sorted(NAMES))

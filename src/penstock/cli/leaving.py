@@ -5,14 +5,17 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
-from penstock.worker.shutdown import STOPPING, StopSignal
+if TYPE_CHECKING:
+    from penstock.worker.shutdown import StopSignal
 
 
 @contextmanager
-def stoppable() -> Iterator[StopSignal]:
+def stoppable() -> "Iterator[StopSignal]":
     """A stop signal that SIGTERM and SIGINT set, as long as the block lasts."""
+    from penstock.worker.shutdown import STOPPING, StopSignal  # here, so that `penstock --help` need not load a worker
+
     stop = StopSignal()
     stop.install(*STOPPING)  # in a terminal Ctrl-Z should suspend, not make a job fetch no more
     try:
