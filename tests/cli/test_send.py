@@ -3,15 +3,16 @@
 import io
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 from tests.cli.conftest import Call
 
 from penstock.brokers.sqlite import SqliteBroker
-from penstock.cli.send import CHUNK_MAX, LINE_BYTES_MAX, chunks_of
+from penstock.cli.lines import CHUNK_MAX, LINE_BYTES_MAX, chunks_of
 from penstock.errors import UsageError
-from penstock.messaging.message import Message
+from penstock.messaging.message import Message, Outgoing
 
 USAGE, CONFIGURATION = 2, 78
 APP = """
@@ -149,6 +150,10 @@ def test_nothing_to_send_says_so(penstock: Call, monkeypatch: pytest.MonkeyPatch
         (("--file", "."), "cannot be read: Is a directory"),
         (("--file", "x", "--body", "1"), "not both"),
         (("--app", "nope:app"), "There is no module nope"),
+        (
+            ("--app", "sendshop:app"),
+            "sendshop:app has nothing for the queue q, so bodies cannot be checked; its queues: orders",
+        ),
     ],
 )
 def test_arguments_that_make_no_sense(penstock: Call, arguments: tuple[str, ...], words: str) -> None:
@@ -183,6 +188,23 @@ def test_what_a_slow_pipe_brought_is_not_kept_waiting() -> None:
 def test_a_line_without_an_end_is_bounded() -> None:
     with pytest.raises(UsageError, match="Line 2 is longer than"):
         list(chunks_of(Pipe(b"1\n", *[b"x" * 1_000_000] * (LINE_BYTES_MAX // 1_000_000 + 2))))
+
+
+def test_ctrl_c_says_that_sending_again_would_send_twice(
+    penstock: Call, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (here / "lines").write_text("1\n" * (CHUNK_MAX + 1))
+    sent = SqliteBroker.send
+
+    def send_once(broker: SqliteBroker, queue: str, messages: Sequence[Outgoing]) -> Sequence[str]:
+        if len(messages) < CHUNK_MAX:
+            raise KeyboardInterrupt
+        return sent(broker, queue, messages)
+
+    monkeypatch.setattr(SqliteBroker, "send", send_once)
+    said = penstock("send", "q", "--file", "lines")
+    assert said.exit_code == 130
+    assert said.err == "penstock: interrupted; at least 1,000 messages sent, the rest was not.\n"
 
 
 def test_ids_are_those_of_the_messages(penstock: Call) -> None:

@@ -69,6 +69,14 @@ def test_a_secrets_directory_that_is_not_there_is_told(monkeypatch: pytest.Monke
         load_settings()
 
 
+def test_a_secret_that_cannot_be_read_is_not_blamed_on_the_file(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (here / "penstock_broker").write_bytes(b"\xff\xfe")
+    monkeypatch.setenv("PENSTOCK_SECRETS_DIR", str(here))
+    with pytest.raises(ConfigurationError, match=r"secret .* cannot be read: .*broker.*Secrets") as caught:
+        load_settings()
+    assert SETTINGS_FILE not in str(caught.value)
+
+
 def test_flags_change_settings_and_are_checked_as_they_are() -> None:
     settings = load_settings()
     assert with_flags(settings, concurrency=5, queues=None).concurrency == 5

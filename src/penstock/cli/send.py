@@ -5,10 +5,12 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, BinaryIO
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from penstock.cli.exits import INTERRUPTED
+from penstock.cli.lines import Line, chunks_of, only_one
 from penstock.cli.output import Json, counted, print_json, printable, talk
 from penstock.errors import InvalidMessage, PenstockError, UsageError
 
@@ -17,13 +19,9 @@ if TYPE_CHECKING:
     from penstock.messaging.message import Outgoing
 
 STDIN = "-"
-READ_BYTES = 1024 * 1024
-LINE_BYTES_MAX = 16 * 1024 * 1024  # far beyond what any queue takes
-CHUNK_MAX = 1_000  # messages in one call to the broker
 IDS_SHOWN_MAX = 1_000
 LINE_EVERY_SECONDS = 5.0
 
-Line = tuple[int, bytes]  # its number, from 1, and what it holds
 Sent = Callable[[int, int], None]  # told of messages and bytes
 
 
@@ -60,16 +58,22 @@ def send(
     if body is not None and file is not None:
         raise UsageError("Give --body or --file, not both.")
     one = deduplication_id is not None
-    with _sender(app) as sender, _progress(_size(file) if body is None else None) as told:
+    with _sender(app, queue) as sender, _progress(_size(file) if body is None else None) as told:
         maker = _Maker(sender, queue, raw=raw, group=group, delay_seconds=delay, deduplication_id=deduplication_id)
         chunks = iter([[(1, body.encode())]]) if body is not None else _chunks_of(file)
-        ids, count = _send_all(maker, _only_one(chunks) if one else chunks, told)
+        ids, count = _send_all(maker, only_one(chunks) if one else chunks, told)
     if not count:
         talk("There was nothing to send: the input is empty.")
     if json_:
         print_json({"queue": queue, "sent": count, "message_ids": ids[:IDS_SHOWN_MAX]})
     elif count:
         print(printable(f"{counted(count, 'message')} sent to {queue}."))
+
+
+class _Interrupted(PenstockError):
+    """Ctrl-C: sending again from the start would send what was sent twice."""
+
+    exit_code = INTERRUPTED
 
 
 class _Maker:
@@ -91,7 +95,8 @@ class _Maker:
         self._group = group
         self._delay_seconds = delay_seconds
         self._deduplication_id = deduplication_id
-        self._typed = any(one.queue.name == queue and one.queue.model is not None for one in app.declarations)
+        contract = next((one.queue for one in app.declarations if one.queue.name == queue), None)
+        self._typed = contract is not None and contract.model is not None
         self._bytes_max = app.broker.capabilities.body_bytes_max
         if raw and self._typed:
             raise UsageError(
@@ -142,20 +147,27 @@ def _send_all(maker: _Maker, chunks: Iterator[Sequence[Line]], told: Sent) -> tu
             ids += sent[: IDS_SHOWN_MAX - len(ids)]
             count += len(sent)
             told(len(sent), sum(len(line) + 1 for _, line in lines))
-    except BaseException as error:
-        if isinstance(error, (PenstockError, KeyboardInterrupt)):
-            talk(f"{counted(count, 'message')} sent, the rest was not." if count else "Nothing was sent.")
+    except KeyboardInterrupt:
+        raise _Interrupted(f"interrupted; at least {counted(count, 'message')} sent, the rest was not.") from None
+    except PenstockError:
+        talk(f"{counted(count, 'message')} sent, the rest was not." if count else "Nothing was sent.")
         raise
     return ids, count
 
 
 @contextmanager
-def _sender(app_name: str | None) -> "Iterator[App]":
+def _sender(app_name: str | None, queue: str) -> "Iterator[App]":
     from penstock.app.app import App
     from penstock.app.loading import load_app
     from penstock.app.queues import check_shared
 
     app = App.from_config() if app_name is None else load_app(app_name)
+    known = [service.queue_name for service in app.services]
+    if app_name is not None and queue not in known:
+        raise UsageError(
+            f"{app_name} has nothing for the queue {queue}, so bodies cannot be checked; its queues: "
+            f"{', '.join(known) or 'none'}. Leave out --app to send them as they are."
+        )
     check_shared(app.settings)
     with app:
         yield app
@@ -173,36 +185,6 @@ def _chunks_of(file: str | None) -> Iterator[Sequence[Line]]:
     if sys.stdin.isatty():
         talk("Reading lines from the terminal; Ctrl-D ends them.")
     yield from chunks_of(sys.stdin.buffer)
-
-
-def chunks_of(stream: BinaryIO) -> Iterator[Sequence[Line]]:
-    """The lines that are not blank, as they come: what a slow pipe has brought is not kept waiting for more."""
-    number = 0
-    rest = b""
-    while True:
-        read: bytes = stream.read1(READ_BYTES)  # type: ignore[attr-defined]  # every buffered stream has it
-        *whole, rest = (rest + read).split(b"\n")
-        if not read:
-            whole, rest = [rest], b""
-        if len(rest) > LINE_BYTES_MAX:
-            raise UsageError(f"Line {number + len(whole) + 1:,} is longer than {LINE_BYTES_MAX:,} bytes.")
-        lines = [(n, line.removesuffix(b"\r")) for n, line in enumerate(whole, start=number + 1) if line.strip()]
-        number += len(whole)
-        for first in range(0, len(lines), CHUNK_MAX):
-            yield lines[first : first + CHUNK_MAX]
-        if not read:
-            return
-
-
-def _only_one(chunks: Iterator[Sequence[Line]]) -> Iterator[Sequence[Line]]:
-    """The one line there is, read to the end before it is sent."""
-    lines: list[Line] = []
-    for chunk in chunks:
-        lines += chunk
-        if len(lines) > 1:
-            raise UsageError("With --deduplication-id all but the first message would be dropped; send one at a time.")
-    if lines:
-        yield lines
 
 
 def _size(file: str | None) -> int | None:
