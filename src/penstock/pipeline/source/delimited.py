@@ -86,14 +86,10 @@ class CsvDecoder:
     def parse(self, block: bytes, rows: int, *, verified: bool) -> pa.Table | Exception:
         if rows == 0:
             return self.schema.empty_table()
-        try:
-            columns = self._columns(block)
-            if any(len(column) != rows for column in columns.values()):
-                return ValueError("not one row")
-            self._refuse_hexadecimal(block)
-            return self._typed(columns, rows, verified=verified)
-        except pa.ArrowException as refused:
-            return refused
+        parsed = self._parse(block, rows, (self._kinds, False), verified=verified)
+        if isinstance(parsed, pa.Table) or not self._others or not any(null in block for null in self._quoted_nulls):
+            return parsed
+        return self._parse(block, rows, (self._strings, False), (self._others, True), verified=verified)
 
     def explain(self, refused: Exception) -> tuple[Reason, str]:
         text = str(refused).splitlines()[0]
@@ -132,15 +128,20 @@ class CsvDecoder:
         regular = np.where(opening, edge[before] & (before != RETURN), edge[after])
         shaped[owners[~regular]] = False
 
-    def _columns(self, block: bytes) -> Mapping[int, pa.ChunkedArray]:
-        """The fields that are columns, by their places."""
+    def _parse(
+        self, block: bytes, rows: int, *readings: tuple[Mapping[int, pa.DataType], bool], verified: bool
+    ) -> pa.Table | Exception:
+        """``readings``: columns by their places, and whether they can be NULL within quotes."""
         try:
-            return self._read(block, self._kinds, quoted_nulls=False)
-        except pa.ArrowInvalid:
-            if not self._others or not any(quoted in block for quoted in self._quoted_nulls):
-                raise
-        strings = self._read(block, self._strings, quoted_nulls=False) if self._strings else {}
-        return {**strings, **self._read(block, self._others, quoted_nulls=True)}
+            columns: dict[int, pa.ChunkedArray] = {}
+            for kinds, quoted_nulls in readings:
+                columns |= self._read(block, kinds, quoted_nulls=quoted_nulls) if kinds else {}
+            if any(len(column) != rows for column in columns.values()):
+                return ValueError("not one row")
+            self._refuse_hexadecimal(block)
+            return self._typed(columns, rows, verified=verified)
+        except pa.ArrowException as refused:
+            return refused
 
     def _read(
         self, block: bytes, kinds: Mapping[int, pa.DataType], *, quoted_nulls: bool

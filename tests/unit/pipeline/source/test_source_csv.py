@@ -80,6 +80,13 @@ def test_a_quoted_empty_field_is_an_empty_string_and_no_number() -> None:
     assert decoded.rows.column("d").null_count == 2
 
 
+@pytest.mark.parametrize("kind", ["bigint", "double", "decimal(4,2)", "boolean", "date", "timestamp", "timestamp_ntz"])
+def test_a_quoted_empty_field_is_null_for_every_type_but_strings(kind: str) -> None:
+    decoder = CsvDecoder(parse_ddl(f"s string, x {kind}"), CsvOptions(), Layout(fields=2, places=(0, 1)))
+    decoded = decoder.decode(b'"",""\n' * 3)
+    assert (decoded.rows.to_pylist(), decoded.bad) == ([{"s": "", "x": None}] * 3, ())
+
+
 def test_the_null_text_is_null_beside_the_empty_field() -> None:
     decoder = CsvDecoder(SCHEMA, CsvOptions(null_text="NA"), Layout(fields=3, places=(0, 1, 2)))
     decoded = decoder.decode(b'NA,NA,NA\n"NA","NA",""\n,,\nna,,\n')
