@@ -39,16 +39,15 @@ class ObjectContext:
         self.control.check()
 
 
-def previous_attempt(timeline: Sequence[ObjectAttempt], attempt_id: str) -> PreviousAttempt | None:
-    """The last attempt before this one in an object's timeline."""
-    before = [attempt for attempt in timeline if attempt.attempt_id != attempt_id and attempt.ended_at is not None]
-    if not before:
-        return None
-    last = before[-1]
-    return PreviousAttempt(
-        started_at=last.started_at,
-        ended_at=last.ended_at or last.started_at,
-        worker=last.worker,
-        end=_ENDS.get(last.outcome, AttemptEnd.FAILED),
-        reason=last.reason,
-    )
+def previous_attempt(timeline: Sequence[ObjectAttempt]) -> PreviousAttempt | None:
+    """The last attempt in an object's timeline that has ended; the one after it is going on."""
+    for attempt in reversed(timeline):
+        if attempt.ended_at is not None:
+            return PreviousAttempt(
+                started_at=attempt.started_at,
+                ended_at=attempt.ended_at,
+                worker=attempt.worker,
+                end=_ENDS.get(attempt.outcome, AttemptEnd.FAILED),
+                reason=attempt.reason,
+            )
+    return None

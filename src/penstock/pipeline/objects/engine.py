@@ -95,7 +95,7 @@ class ObjectEngine:
             handler=self._declaration.name,
             attempt_id=request.attempt_id,
             attempt=request.claimed[ref.object_id].attempts,
-            previous_attempt=previous_attempt(timeline, request.attempt_id),
+            previous_attempt=previous_attempt(timeline),
             resources=self._tools.resources,
             control=self._control,
         )

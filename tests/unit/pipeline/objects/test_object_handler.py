@@ -299,8 +299,20 @@ def test_after_giving_back_the_other_objects_of_the_message_are_not_begun(scene:
     [end] = scene.settle([(delivery, run(execution))])
     assert end == Release(refund=True)
     assert calls == [ref.key for ref in refs[:2]]
+    assert len(scene.told(ObjectStarted)) == 2, "nothing more was claimed"
     assert scene.serve(handler) == [Ack()]
     assert calls == [ref.key for ref in (refs[0], refs[1], refs[1], refs[2], refs[3])], "the first one was recorded"
+
+
+def test_what_is_to_be_given_back_is_not_begun_after_the_stop(scene: Scene) -> None:
+    calls: list[str] = []
+    ref = scene.put("a")
+    scene.announce(ref)
+    _, execution = scene.begin(scene.handler(lambda obj: calls.append(obj.key), on_stop="give_back"))
+    execution.drain()
+    assert list(run(execution).values()) == [Release(refund=True)]
+    assert calls == []
+    assert scene.row(ref).attempts == 0
 
 
 def test_given_back_work_ends_at_its_next_checkpoint_and_counts_nothing(scene: Scene) -> None:
@@ -428,6 +440,22 @@ def test_an_async_function_is_worked_to_its_end(scene: Scene) -> None:
     scene.announce(ref)
     assert scene.serve(scene.handler(function)) == [Ack()]
     assert calls == ["x\n"]
+
+
+@pytest.mark.parametrize(("on_stop", "finished"), [("finish", True), ("give_back", False)])
+def test_an_async_function_hears_of_a_stop_as_a_plain_one_does(scene: Scene, on_stop: str, finished: bool) -> None:
+    reached: list[bool] = []
+
+    async def function(obj: IncomingObject) -> None:
+        execution.drain()
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        reached.append(True)
+
+    scene.announce(scene.put("a"))
+    _, execution = scene.begin(scene.handler(function, on_stop=on_stop))
+    assert list(run(execution).values()) == [Ack() if finished else Release(refund=True)]
+    assert reached == [True] * finished
 
 
 def test_an_async_function_s_exception_is_its_failure(scene: Scene) -> None:
