@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -153,6 +154,29 @@ def test_an_app_that_is_not_there_is_a_wrong_argument(start: Start, app: str) ->
     worker = start(app)
     assert worker.exit_code() == USAGE
     assert worker.sentence()
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "words"),
+    [
+        ("LOG_LEVELS", '{"message.recieved": "debug"}', "There is no log event 'message.recieved'"),
+        ("LOG_SAMPLING", '{"message.failed": 0.5}', "never sampled"),
+        ("LOG_LEVEL", "loud", "log_level"),
+        ("QUEUES", '{"orders": 0}', "queues.orders"),
+    ],
+)
+def test_a_setting_that_does_not_fit_is_one_sentence(
+    penstock: Call, here: Path, monkeypatch: pytest.MonkeyPatch, variable: str, value: str, words: str
+) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.delitem(sys.modules, "shop", raising=False)
+    monkeypatch.setenv(f"PENSTOCK_{variable}", value)
+    before = signal.getsignal(signal.SIGTERM)
+    said = penstock("worker", "shop:app")
+    assert (said.exit_code, said.out) == (CONFIGURATION, "")
+    (line,) = said.err.splitlines()
+    assert words in line
+    assert signal.getsignal(signal.SIGTERM) is before
 
 
 def test_what_a_killed_worker_held_goes_to_the_next_at_once(start: Start, broker: SqliteBroker, here: Path) -> None:

@@ -65,12 +65,18 @@ class ProcessRegistry:
 
     def _forget(self, worker: str) -> None:
         """The lock goes last: while it is there, whoever comes after a crash here forgets the rest."""
-        for path in (self.record(worker), self._lock(worker)):
+        record = self.record(worker)
+        for path in (draft_of(record), record, self._lock(worker)):
             with suppress(FileNotFoundError):
                 path.unlink()
 
     def _files(self) -> list[tuple[str, Path]]:
         return [(path.name.removesuffix(_SUFFIX), path) for path in sorted(self._directory.glob(f"*{_SUFFIX}"))]
+
+
+def draft_of(record: Path) -> Path:
+    """Where a record is written before it takes the place of the one before."""
+    return record.with_suffix(".draft")
 
 
 def _is_held(path: Path) -> bool | None:

@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from penstock.app.processes import PROCESSES_FOLDER, ProcessRegistry
+from penstock.app.processes import PROCESSES_FOLDER, ProcessRegistry, draft_of
 from penstock.events import (
     DeliverySettled,
     Event,
@@ -123,7 +123,7 @@ class RecordKeeper:
                 self._write()
 
     def _write(self) -> None:
-        draft = self._path.with_suffix(".draft")
+        draft = draft_of(self._path)
         draft.write_text(json.dumps(asdict(self.record())), encoding="utf-8")
         draft.replace(self._path)
 

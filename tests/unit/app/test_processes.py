@@ -1,10 +1,12 @@
 """Proof that a process is dead: its lock is free."""
 
+import fcntl
+import os
 import subprocess
 import sys
 from pathlib import Path
 
-from penstock.app.processes import ProcessRegistry
+from penstock.app.processes import ProcessRegistry, draft_of
 
 HOLD = """
 import sys
@@ -50,3 +52,24 @@ def test_a_dead_process_is_told_again_when_the_sweep_for_it_failed(tmp_path: Pat
     failing.__exit__(RuntimeError, RuntimeError("the sweep"), None)
     with registry.dead() as workers:
         assert workers == ["gone"]
+
+
+def test_the_record_of_a_dead_process_is_forgotten_with_it(tmp_path: Path) -> None:
+    registry = ProcessRegistry(tmp_path)
+    for file in (registry.record("gone"), draft_of(registry.record("gone")), tmp_path / "gone.lock"):
+        file.touch()
+    with registry.dead() as workers:
+        assert workers == ["gone"]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_who_only_looks_is_not_taken_for_the_owner(tmp_path: Path) -> None:
+    registry = ProcessRegistry(tmp_path)
+    (tmp_path / "gone.lock").touch()
+    descriptor = os.open(tmp_path / "gone.lock", os.O_RDWR)
+    fcntl.flock(descriptor, fcntl.LOCK_SH)  # another process, looking at this moment
+    assert not registry.is_living("gone")
+    assert not registry.is_living("never there")
+    with registry.dead() as workers:
+        assert workers == ["gone"]
+    os.close(descriptor)
