@@ -1,8 +1,8 @@
 """The pages that tell a person what to type, followed to the letter in an empty folder.
 
-A comment before a block of a page says what the reader does with it: ``run`` it; ``run until: TEXT xN``, that is start
-it, and end it by SIGTERM once the text has come out N times (or ``run until: FILE exists``); write it to a ``file: NAME``
-or add ``more: NAME`` to one. ``shows`` holds lines that the run before has to print, apart from how wide columns are.
+A comment before a block of a page says what the reader does with it. ``run``: run it. ``run until: TEXT xN``: start it,
+and end it by SIGTERM once the text has come out N times; or ``run until: FILE exists``. ``file: NAME``: write it there;
+``more: NAME``: add it. ``shows``: the run before has to print these lines, apart from how wide columns are.
 """
 
 import os
