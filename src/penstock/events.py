@@ -384,6 +384,15 @@ class ErrorReportsDropped(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LineHalted(Event):
+    """A handler met what no further try can mend. Its queue is served no more by this worker; the others are."""
+
+    queue: str
+    handler: str
+    error: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ThreadLeftBehind(Event):
     """A thread did not end in time, so the process has to be left without it."""
 

@@ -71,6 +71,12 @@ WORKER_ROWS: Rows = {
         msg="A lifespan did not put its resources away; the others were left nevertheless.",
         fields={"lifespan": "lifespan", "error.message": "error"},
     ),
+    events.LineHalted: Row(
+        name="queue.halted",
+        level="error",
+        msg="A handler met what no further try can mend; its queue is served no more here.",
+        fields={"queue": "queue", **HANDLER_ERROR},
+    ),
     events.ThreadLeftBehind: Row(
         name="thread.left_behind",
         level="warning",

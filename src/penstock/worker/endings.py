@@ -67,6 +67,13 @@ class Endings:
         self._free_claim(flight)
         self.put_off(flight.deliveries, f"{type(error).__name__}: {error}")
 
+    def halted(self, flight: Flight, error: BaseException) -> None:
+        """Nothing is wrong with these messages: back they go, uncharged, to whoever can work on them."""
+        self._free_claim(flight)
+        self._settler.submit([(delivery, Release(refund=True)) for delivery in flight.deliveries])
+        self._count(failed=False)
+        self._tell(flight.deliveries, f"{type(error).__name__}: {error}")
+
     def claim_lost(self, flight: Flight) -> None:
         """Nothing is acked: what the run comes to is fenced off by now. The machinery failed, not the work."""
         self._put_back(flight.deliveries, failed=False, why=CLAIM_LOST)

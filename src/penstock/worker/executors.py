@@ -49,6 +49,7 @@ class Executors:
         clock: Clock,
         freed: Callable[[], None],
         fail: Callable[[BaseException], None],
+        halt: Callable[[BaseException], bool],
     ) -> None:
         self._handler = line.handler
         self._queue = line.queue
@@ -63,6 +64,7 @@ class Executors:
         self._clock = clock
         self._freed = freed
         self._fail = fail
+        self._halt = halt
         self._lock = slots.lock
         self._running: dict[Flight, None] = {}  # under the lock, oldest first; until the run is at its end
         self._stranded: list[Flight] = []  # under the lock; the run ended and the end of the batch is open
@@ -111,7 +113,8 @@ class Executors:
     def begin(self, batches: Sequence[Sequence[Delivery]]) -> None:
         """Begin these, for which there have to be free places. Only the I/O thread calls it.
 
-        Raises what the handler raises if that is fatal; anything else counts as a failed run.
+        What the handler raises halts the line if nothing can mend it, and is raised if that ends the worker; anything
+        else counts as a failed run.
         """
         timeout_seconds = self._timeout_seconds
         deadline = None if timeout_seconds is None else self._clock.monotonic() + timeout_seconds
@@ -120,10 +123,12 @@ class Executors:
             for number, deliveries in enumerate(batches):
                 try:
                     flights.append(self._flight(deliveries, deadline))
-                except (UserError, PublishHalted):
+                except (UserError, PublishHalted) as error:
                     unstarted = [delivery for rest in batches[number:] for delivery in rest]
                     self._settler.submit((delivery, Release(refund=True)) for delivery in unstarted)
-                    raise
+                    if not self._halt(error):
+                        raise
+                    break
                 except Exception as error:
                     self._endings.put_off(deliveries, f"{type(error).__name__}: {error}")
         finally:
@@ -222,7 +227,9 @@ class Executors:
     def _conclude(self, flight: Flight, result: Result) -> None:
         """The one place that turns a result into an ending."""
         if isinstance(result, Fatal):
-            self._fail(result.error)  # the batch stays unended: stopping gives it back with everything else
+            # Where it ends the worker the batch stays unended: stopping gives it back with everything else.
+            if self._halt(result.error) and flight.end():
+                self._endings.halted(flight, result.error)
         elif not flight.end():
             return
         elif isinstance(result, Answered):

@@ -7,7 +7,7 @@ it). While the worker drains it receives no more, releases what nobody began, an
 import threading
 from collections.abc import Callable, Sequence
 
-from penstock.errors import TemporaryError
+from penstock.errors import PublishHalted, TemporaryError, UserError
 from penstock.events import Bus, UpkeepFailed
 from penstock.messaging.clock import Clock
 from penstock.worker.asking import Asking
@@ -36,6 +36,7 @@ class Loop:
         until: Until | None,
         until_met: Callable[[], None],
         fail: Callable[[BaseException], None],
+        halt: Callable[[str, BaseException], bool],
     ) -> None:
         self._services = services
         self._asking = asking
@@ -46,6 +47,7 @@ class Loop:
         self._until = until
         self._until_met = until_met
         self._fail = fail
+        self._halt = halt
         self._paused = False  # written by the thread that runs the worker; never unset
         self._leaving = False  # written by the I/O thread and by the one that runs the worker; never unset
         self._quitting = False  # written by the thread that runs the worker; never unset
@@ -99,10 +101,17 @@ class Loop:
         self._settler.submit((delivery, UNSTARTED) for delivery in unstarted)
         return 0.0 if unstarted or self._over() else REST_SECONDS_MAX
 
+    def _put_back_halted(self) -> None:
+        """What a line holds that was halted meanwhile is for others."""
+        for service in self._services:
+            if service.halted and not service.intake.empty:
+                self._settler.submit((delivery, UNSTARTED) for delivery in service.intake.take_all())
+
     def _serve(self) -> float:
         """Begin, receive, begin, and look around when there is nothing else to do. Answers how long to rest."""
         if self._concluded_at_until != self._concluded and self._finished():
             return 0.0
+        self._put_back_halted()
         if self._paused:
             arrived, seconds = False, self._put_back()
         else:
@@ -174,9 +183,13 @@ class Loop:
         """Upkeep of the lines that have nothing to do, where it is time."""
         for service in self._services:
             concluded = service.executors.concluded
-            if service.upkeep.due(concluded) and service.idle:
+            if service.upkeep.due(concluded) and service.idle and not service.halted:
                 self._settler.apply_due()  # upkeep may take long, and settlements should not wait for it
-                service.upkeep.care(concluded)
+                try:
+                    service.upkeep.care(concluded)
+                except (UserError, PublishHalted) as error:
+                    if not self._halt(service.line.queue, error):
+                        raise
 
     def _last_care(self) -> None:
         """Upkeep before a worker that is done leaves. Raises the last failure: its work is not finished then."""

@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from penstock.events import Bus
 from penstock.messaging.broker import Broker
@@ -38,6 +39,9 @@ class Tools:
     event_loop: EventLoop | None = None
 
 
+Halt = Callable[[str, BaseException], bool]  # a queue is served no more; False: it was the last, so the worker ends
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Calls:
     """Whom the parts tell."""
@@ -46,6 +50,7 @@ class Calls:
     changed: Callable[[], None]
     until_met: Callable[[], None]
     fail: Callable[[BaseException], None]
+    halt: Halt
 
 
 class Parts:
@@ -123,6 +128,7 @@ class Parts:
             clock=tools.clock,
             freed=self._calls.freed,
             fail=self._calls.fail,
+            halt=partial(self._calls.halt, line.queue),
         )
 
     def _upkeep(self, line: Line, *, in_a_hurry: bool) -> Upkeep:
@@ -154,4 +160,5 @@ class Parts:
             until=until,
             until_met=self._calls.until_met,
             fail=self._calls.fail,
+            halt=self._calls.halt,
         )

@@ -20,6 +20,7 @@ class Service:
     upkeep: Upkeep
     ask_at: float  # monotonic: not before
     receive_failures: int = 0  # in a row
+    halted: bool = False  # set once, by whichever thread meets what nothing can mend
 
     @property
     def idle(self) -> bool:
@@ -29,11 +30,11 @@ class Service:
     @property
     def room(self) -> int:
         """How many more messages may be received."""
-        return self.intake.room(self.executors.free)
+        return 0 if self.halted else self.intake.room(self.executors.free)
 
     def due_batches(self, now: float) -> Sequence[Sequence[Delivery]]:
         """The batches to begin now: those that share slots as a group, others one at a time and not too soon."""
         free = self.executors.free
-        if free < 1 or now < self.executors.not_before:
+        if self.halted or free < 1 or now < self.executors.not_before:
             return ()
         return self.intake.next_batches(free if self.line.shares_slots else 1, now)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
-from penstock.events import StacksDumped, ThreadLeftBehind, WorkerDraining, WorkerStarted, WorkerStopped
+from penstock.events import LineHalted, StacksDumped, ThreadLeftBehind, WorkerDraining, WorkerStarted, WorkerStopped
 from penstock.messaging.delivery import Delivery
 from penstock.worker.flight import Flight
 from penstock.worker.helper import Helper
@@ -42,6 +42,8 @@ class Shift:
         self._clock = tools.clock
         self._bus = tools.bus
         self._stop = stop
+        self._until = until
+        self._halting = threading.Lock()  # so that two lines halted at once cannot each take the other for living
         self._control = threading.Event()  # wakes the thread that lives this shift
         self._wake = threading.Event()  # wakes the I/O thread
         self._met = False  # written by the I/O thread
@@ -52,7 +54,7 @@ class Shift:
         self._drain_ends_at: float | None = None
         self._threads_left: list[str] = []
         self._outcome: Outcome = "forced"
-        calls = Calls(freed=self.freed, changed=self.changed, until_met=self.until_met, fail=self.fail)
+        calls = Calls(freed=self.freed, changed=self.changed, until_met=self.until_met, fail=self.fail, halt=self.halt)
         self._parts = Parts(tools, calls, wake=self._wake, until=until)
         self._io = self._helper("penstock-io", self._parts.loop.run)
         self._beating = self._helper("penstock-heartbeat", self._parts.heartbeat.run)
@@ -77,6 +79,22 @@ class Shift:
         self._error = self._error or error
         self._parts.loop.leave()  # at once: nothing more is to begin in the place that a failed batch leaves
         self._control.set()
+
+    def halt(self, queue: str, error: BaseException) -> bool:
+        """A handler met what no further try can mend: its queue is served no more. False where that ends the worker:
+        it was the last one, or the worker is to finish and never could."""
+        with self._halting:
+            service = next(service for service in self._parts.services if service.line.queue == queue)
+            if service.halted:
+                return True
+            if self._until is not None or all(one.halted for one in self._parts.services if one is not service):
+                self.fail(error)
+                return False
+            service.halted = True
+        told = f"{type(error).__name__}: {error}"
+        self._bus.emit(LineHalted(queue=queue, handler=service.line.handler.name, error=told))
+        self.freed()
+        return True
 
     def changed(self) -> None:
         """A helper thread is at its end."""
@@ -196,7 +214,7 @@ class Shift:
         if self._error is not None:
             return f"{type(self._error).__name__}: {self._error}"
         if self._stop.requested:
-            return "asked to stop"
+            return self._stop.signal_name or "asked to stop"
         if self._met:
             return "done"
         return None

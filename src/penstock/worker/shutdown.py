@@ -52,6 +52,11 @@ class StopSignal:
         self._before: dict[int, Any] = {}  # written by the main thread: the handlers we replaced
 
     @property
+    def signal_name(self) -> str | None:
+        """Of the first signal that asked to stop, as in SIGTERM."""
+        return None if self.signal_number is None else signal.Signals(self.signal_number).name
+
+    @property
     def requested(self) -> bool:
         """Whether to stop fetching and drain."""
         return self._requests >= 1

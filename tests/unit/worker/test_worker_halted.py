@@ -1,0 +1,77 @@
+"""A handler that meets what no further try can mend: its queue is served no more, and the others are."""
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import pytest
+
+from penstock.errors import UsageError
+from penstock.events import LineHalted
+from penstock.messaging.delivery import Delivery
+from penstock.messaging.handler import Place
+from penstock.messaging.settlement import Settlement
+
+if TYPE_CHECKING:
+    from tests.unit.worker.conftest import Life, ToyHandler
+
+Eventually = Callable[..., None]
+MISTAKE = UsageError("the transform is none")
+
+
+def fatal(deliveries: Sequence[Delivery]) -> dict[str, Settlement]:
+    raise MISTAKE
+
+
+def in_run(handler: "ToyHandler") -> None:
+    handler.answer = fatal
+
+
+def in_begin(handler: "ToyHandler") -> None:
+    handler.begin_faults = [MISTAKE]
+
+
+def in_upkeep(handler: "ToyHandler") -> None:
+    handler.upkeep_faults = [MISTAKE]
+
+
+@pytest.mark.parametrize("place", list(Place))
+@pytest.mark.parametrize("where", [in_run, in_begin, in_upkeep])
+def test_one_line_is_halted_and_its_messages_go_back_uncharged(
+    life: "Life", eventually: Eventually, place: Place, where: Callable[["ToyHandler"], None]
+) -> None:
+    broken = life.serve(place, queue="broken")
+    life.serve(Place.POOL, queue="mail")
+    where(broken)
+    life.broker.put(0, 1, 2, queue="broken")
+    life.start(upkeep_seconds=0.01)
+    eventually(lambda: life.told(LineHalted), "the line is halted")
+    life.broker.put(*range(10, 20), queue="mail")
+    eventually(lambda: len(life.broker.acked()) >= 10, "the other queue is served")
+    life.stop.request()
+    assert life.end() == "drained"
+    assert life.error is None
+    assert [event.queue for event in life.told(LineHalted)] == ["broken"]  # type: ignore[attr-defined]
+    assert all(release.refund for release in life.broker.released().values())
+    assert not life.broker.leased
+
+
+def test_the_last_line_to_be_halted_ends_the_worker(life: "Life") -> None:
+    for queue in ("a", "b"):
+        in_run(life.serve(Place.POOL, queue=queue))
+        life.broker.put(0 if queue == "a" else 1, queue=queue)
+    life.start()
+    life.end()
+    assert life.error is MISTAKE
+    assert len(life.told(LineHalted)) == 1
+    assert not life.broker.leased
+
+
+def test_a_worker_that_is_to_finish_ends_with_the_first(life: "Life") -> None:
+    in_run(life.serve(Place.POOL, queue="broken"))
+    life.serve(Place.POOL, queue="mail")
+    life.broker.put(0, queue="broken")
+    life.until = lambda: False
+    life.start()
+    life.end()
+    assert life.error is MISTAKE
+    assert life.told(LineHalted) == []
