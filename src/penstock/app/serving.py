@@ -25,6 +25,7 @@ from penstock.worker.worker import Worker
 
 if TYPE_CHECKING:
     from penstock.app.app import App
+    from penstock.pipeline.session import Session
 
 LIFESPAN_CLOSE_SECONDS = 2.0
 
@@ -38,18 +39,20 @@ def serve(
     listeners: Sequence[Listener] = (),
     settings: WorkerSettings | None = None,
     resident: bool = True,
+    spark: "Session | None" = None,
 ) -> Conclusion:
     """Run a worker on the app's queues until ``stop``, or until ``until`` (asked when idle) answers True.
 
     ``queues`` names those to serve with their weights; by default those of the settings, else all that have a handler.
-    A worker that is not ``resident`` leaves no trace in the state folder and sends no ticks: for tests. Raises
+    A worker that is not ``resident`` leaves no trace in the state folder and sends no ticks: for tests. ``spark`` is a
+    session for its pipelines that is not stopped; without one they share one of the worker's own. Raises
     `ConfigurationError` for a queue without a handler, and what stopped the worker.
     """
     services = chosen(app, queues)
     clock = SystemClock()
     presence = Presence(settings=app.settings, broker=app.broker, worker=app.worker, stop=stop, clock=clock)
     bus = Bus(*app.listeners, *listeners, *(presence.listeners if resident else ()))
-    spark = app_spark(app.settings, worker=app.worker, clock=clock, bus=bus, stop=stop)
+    sessions = app_spark(app.settings, worker=app.worker, clock=clock, bus=bus, stop=stop, given=spark)
     host = Host(
         worker=app.worker,
         settings=app.settings,
@@ -60,7 +63,7 @@ def serve(
         random=random.random,
         probe=killing_probe(app.settings.kill_at),
         stop=stop,
-        spark=spark.session,
+        spark=sessions.session,
         handled=frozenset(service.queue_name for service in app.services),
     )
     numbers = settings or worker_settings(app)
@@ -74,7 +77,7 @@ def serve(
         )
         stack.callback(lifetimes.close)
         host = replace(host, resources=lifetimes.open())
-        stack.callback(spark.close)
+        stack.callback(sessions.close)
         lines = _open(services, host, stack)
         if resident:
             _tick(app, services, host, stack)

@@ -1,6 +1,6 @@
 """The Spark session of a process: one for all its pipelines, started when the first asks for it, ended by `close`.
 
-A session that was handed in is used as it is and never stopped.
+A session that was handed in is never stopped nor changed: the work is done in one beside it.
 """
 
 import os
@@ -45,13 +45,18 @@ class Spark:
         self._stop = stop
         self._given = given
         self._lock = threading.Lock()
-        self._own: Session | None = None  # written under the lock
+        self._beside: Session | None = None  # beside the given one; this and the next: written under the lock
+        self._own: Session | None = None
 
     def session(self) -> "Session":
         """The session. Raises `ConfigurationError` where Spark does not start."""
-        if self._given is not None:
-            return self._given
         with self._lock:
+            if self._given is not None and self._beside is None:
+                from penstock.pipeline.session import session_beside
+
+                self._beside = session_beside(self._given)
+            if self._beside is not None:
+                return self._beside
             if self._own is None:
                 self._own = self._start()
             return self._own

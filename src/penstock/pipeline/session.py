@@ -1,7 +1,7 @@
 """Starting Spark for ourselves, and the settings that a pipeline depends on.
 
-Sessions handed in from outside are used as they are and never stopped; `REQUIRED_CONF` is what they must not
-contradict.
+Sessions handed in from outside are never stopped nor changed: work is done in one beside them, which shares all but
+`REQUIRED_CONF`.
 """
 
 import logging
@@ -40,6 +40,7 @@ REQUIRED_CONF: Mapping[str, str] = {
     "spark.hadoop.mapreduce.fileoutputcommitter.algorithm.version": "2",
 }
 
+_HADOOP = "spark.hadoop."  # a running session takes Hadoop's settings without it
 
 LOGGED_BYTES_MAX = 1 << 20  # of the log that are looked through for the reason why Spark did not start
 
@@ -94,6 +95,16 @@ def start_session(settings: SessionSettings) -> SparkSession:
             f"Spark did not start: {complaint(told) or explain(error)} Its own words are in {settings.log}; `penstock "
             "doctor` looks at Java and Spark."
         ) from error
+
+
+def session_beside(given: SparkSession) -> SparkSession:
+    """A session on the same Spark as the one handed in, with its views, functions and settings, but those that a
+    pipeline depends on. What is set in one is not seen in the other, so the user's stays as it is."""
+    java: Any = given._jsparkSession  # PySpark offers only `newSession`, which forgets what was set and registered
+    beside = SparkSession(given.sparkContext, java.cloneSession())
+    for key, value in REQUIRED_CONF.items():
+        beside.conf.set(key.removeprefix(_HADOOP), value)
+    return beside
 
 
 def complaint(log: str) -> str | None:
