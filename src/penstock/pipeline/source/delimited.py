@@ -12,7 +12,7 @@ without a word; a carriage return alone ends a row; so a block is taken whole on
 - Arrow gives exactly one row a line, and no number overflowed its type.
 
 An empty string within quotes is NULL for columns that are no strings, and is not for strings. Arrow knows one rule for
-all columns: where the first attempt fails for such a field, strings and others are read apart.
+all columns: where there may be such a field, strings and others are read apart.
 """
 
 from collections.abc import Mapping
@@ -86,10 +86,9 @@ class CsvDecoder:
     def parse(self, block: bytes, rows: int, *, verified: bool) -> pa.Table | Exception:
         if rows == 0:
             return self.schema.empty_table()
-        parsed = self._parse(block, rows, (self._kinds, False), verified=verified)
-        if isinstance(parsed, pa.Table) or not self._others or not any(null in block for null in self._quoted_nulls):
-            return parsed
-        return self._parse(block, rows, (self._strings, False), (self._others, True), verified=verified)
+        if self._others and any(null in block for null in self._quoted_nulls):
+            return self._parse(block, rows, (self._strings, False), (self._others, True), verified=verified)
+        return self._parse(block, rows, (self._kinds, False), verified=verified)
 
     def explain(self, refused: Exception) -> tuple[Reason, str]:
         text = str(refused).splitlines()[0]
@@ -116,11 +115,10 @@ class CsvDecoder:
     ) -> None:
         delimiter, quote = (self._csv.delimiter + self._csv.quote).encode()
         quotes = np.flatnonzero(data == quote)
-        owners = np.searchsorted(lines.ends, quotes)
-        counts = np.bincount(owners, minlength=len(shaped))
+        counts = np.diff(np.searchsorted(quotes, lines.ends), prepend=0)
         shaped[counts % 2 == 1] = False
-        first = np.cumsum(counts) - counts
-        opening = (np.arange(len(quotes)) - first[owners]) % 2 == 0
+        owners = np.repeat(np.arange(len(shaped)), counts)
+        opening = (np.arange(len(quotes)) - np.repeat(np.cumsum(counts) - counts, counts)) % 2 == 0
         edge = np.zeros(256, dtype=np.bool_)
         edge[[delimiter, quote, NEWLINE, RETURN]] = True
         before = data[quotes - 1]  # of a quote that begins the block this is the last newline

@@ -4,6 +4,8 @@ A time may come with a zone or without one, then it is UTC, in one column; and w
 which a timestamp keeps six, as Spark does. Arrow's casts want one way for all of a column and refuse the digits.
 """
 
+import re
+
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -48,11 +50,11 @@ def cast_texts(array: pa.Array, kind: pa.DataType) -> pa.Array:
 
 def to_moments(texts: pa.Array, kind: pa.DataType) -> pa.Array:
     """Strings to timestamps. Raises `ArrowInvalid` when one of them is none."""
-    for written in (TIMESTAMP_NTZ, TIMESTAMP):  # all without a zone, or all with one
-        try:
-            return texts.cast(written).cast(kind)
-        except pa.ArrowInvalid:
-            continue
+    first = pc.first(texts).as_py() or ""  # the others are mostly written like it, and refusing many is slow
+    try:
+        return texts.cast(TIMESTAMP if re.search(_ZONED, first) else TIMESTAMP_NTZ).cast(kind)
+    except pa.ArrowInvalid:
+        pass
     texts = pc.replace_substring_regex(texts, pattern=_FINE, replacement=r"\1\2")
     zoned = pc.match_substring_regex(texts, pattern=_ZONED)
     nothing = pa.scalar(None, pa.string())
