@@ -1,26 +1,36 @@
 """The docs and the code say the same: every name a user meets is written down."""
 
 import dataclasses
+import inspect
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import typer.main
 
+import penstock
+import penstock.testing
 from penstock.app.ingest import IngestReport
 from penstock.app.status import Standing
 from penstock.cli.main import app
 from penstock.config import Settings
 from penstock.errors import PenstockError
 from penstock.ledger.records import ObjectState
+from penstock.messaging.death import Death
+from penstock.messaging.delivery import PreviousAttempt
 from penstock.messaging.steps import Step
 from penstock.pipeline.source.quarantine import QUARANTINE_SCHEMA
+from penstock.testing import plugin
 
-DOCS = Path(__file__).parents[2] / "docs"
-README = Path(__file__).parents[2] / "README.md"
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+DECISIONS = DOCS / "decisions"
+README = ROOT / "README.md"
 OPERATING = (DOCS / "operating.md").read_text(encoding="utf-8")
+HANDLERS = (DOCS / "handlers.md").read_text(encoding="utf-8")
+TESTING = (DOCS / "testing.md").read_text(encoding="utf-8")
 
 
 def verbs() -> Iterator[str]:
@@ -103,3 +113,90 @@ def test_every_exit_code_is_in_the_operating_guide() -> None:
 def test_every_link_between_pages_leads_somewhere(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8")):
         assert (page.parent / target).exists(), target
+
+
+def parameters(function: Callable[..., Any]) -> list[str]:
+    return [name for name in inspect.signature(function).parameters if name != "self"]
+
+
+def fields(*kinds: type[Any]) -> list[str]:
+    """The public fields, properties and methods of dataclasses."""
+    return sorted({name for kind in kinds for name in dir(kind) if not name.startswith("_")})
+
+
+def section(title: str) -> str:
+    """A section of the reference of handlers."""
+    _, found, rest = HANDLERS.partition(f"\n## {title}\n")
+    assert found, title
+    return rest.partition("\n## ")[0]
+
+
+def names_in(text: str) -> set[str]:
+    """The words in what is written as code: `max_attempts`, `retrying(...)`, `Queue("orders", Order)`."""
+    return {word for code in re.findall(r"`([^`\n]+)`", text) for word in re.findall(r"\w+", code)}
+
+
+@pytest.mark.parametrize(
+    ("title", "function"),
+    [
+        ("handler", penstock.Handlers.handler),
+        ("object_handler", penstock.Handlers.object_handler),
+        ("pipeline", penstock.Handlers.pipeline),
+        ("Sending", penstock.App.send),
+        ("Queue", penstock.Queue),
+        ("pipeline", penstock.ObjectSource),
+        ("pipeline", penstock.DeltaSink),
+    ],
+)
+def test_every_parameter_is_in_its_section_of_the_reference(title: str, function: Callable[..., Any]) -> None:
+    assert set(parameters(function)) - names_in(section(title)) == set()
+
+
+@pytest.mark.parametrize(
+    ("title", "kinds"),
+    [
+        ("Context", (penstock.Context, PreviousAttempt, penstock.Message)),
+        ("Context", (penstock.BatchContext,)),
+        ("object_handler", (penstock.ObjectContext,)),
+        ("pipeline", (penstock.Pipeline,)),
+    ],
+)
+def test_every_field_that_a_function_meets_is_in_the_reference(title: str, kinds: tuple[type[Any], ...]) -> None:
+    told = names_in(section(title)) | {"declaration", "belongs_to", "name"}  # of pipelines, for the app alone
+    assert set(fields(*kinds)) - told == set()
+
+
+def test_every_field_of_a_published_batch_is_in_the_reference() -> None:
+    assert set(penstock.PublishedBatch.model_fields) - names_in(section("pipeline")) == set()
+
+
+def test_every_field_of_a_death_is_in_the_reference() -> None:
+    assert {field.name for field in dataclasses.fields(Death)} - names_in(section("What becomes of a message")) == set()
+
+
+@pytest.mark.parametrize("name", sorted(penstock.__all__))
+def test_every_public_name_is_in_the_reference(name: str) -> None:
+    assert name in names_in(HANDLERS)
+
+
+@pytest.mark.parametrize("name", sorted(penstock.testing.__all__))
+def test_every_public_name_for_tests_is_in_their_guide(name: str) -> None:
+    assert name in names_in(TESTING)
+
+
+@pytest.mark.parametrize("fixture", [name for name in vars(plugin) if name.startswith("penstock_")])
+def test_every_fixture_is_in_the_guide_to_tests(fixture: str) -> None:
+    assert fixture in names_in(TESTING)
+
+
+@pytest.mark.parametrize(
+    "page", [page for page in DOCS.rglob("*.md") if page.parent == DOCS], ids=lambda page: page.name
+)
+def test_every_test_that_a_page_names_is_there(page: Path) -> None:
+    named = re.findall(r"`(tests/[^`*]+?)`", page.read_text(encoding="utf-8"))
+    assert {path for path in named if not (ROOT / path).exists()} == set()
+
+
+def test_every_decision_is_in_the_list_of_decisions() -> None:
+    listed = set(re.findall(r"\]\(([^)]+)\)", (DECISIONS / "README.md").read_text(encoding="utf-8")))
+    assert {page.name for page in DECISIONS.glob("*.md")} - {"README.md"} == listed
