@@ -10,8 +10,7 @@ from collections.abc import Mapping, Sequence
 from functools import reduce
 from typing import Any
 
-from pyspark.sql import Column, DataFrame, SparkSession
-from pyspark.sql import functions
+from pyspark.sql import Column, DataFrame, SparkSession, functions
 from pyspark.sql.types import StringType, StructField, StructType
 
 from penstock.sinks.reading import ReadableTable, TableFile
@@ -74,13 +73,16 @@ def _joined(
     jvm: Any = spark.sparkContext._jvm  # Spark names files as Hadoop escapes them, so Hadoop is asked
     path_of = jvm.org.apache.hadoop.fs.Path
     rows = [
-        (path_of(f"file://{file.path}").toUri().toString(), *values)
+        (path_of(f"file://{file.path}").toUri().getRawPath(), *values)
         for values, group in by_values.items()
         for file in group
     ]
     names = spark.createDataFrame(rows, StructType([StructField(_FILE, StringType()), *added]))
+    path_read = functions.regexp_replace(
+        "_metadata.file_path", "^file:/*", "/"
+    )  # one slash or three, by Spark's version
     frame = _read(spark, stored, [file for group in by_values.values() for file in group])
-    return frame.withColumn(_FILE, functions.col("_metadata.file_path")).join(functions.broadcast(names), _FILE, "left")
+    return frame.withColumn(_FILE, path_read).join(functions.broadcast(names), _FILE, "left")
 
 
 def _column(name: str) -> Column:

@@ -1,0 +1,235 @@
+"""Declared pipelines: run to their end, served by a worker, told of, and read back."""
+
+import gzip
+import json
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, date, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from deltalake import DeltaTable
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - as users write it
+
+from penstock import App, DeltaSink, ObjectSource, Pipeline, PublishedBatch
+from penstock.app.serving import serve
+from penstock.config import Settings
+from penstock.errors import TableError, UsageError
+from penstock.events import BatchCommitted, Event, SparkStarted
+from penstock.ledger.records import ObjectState
+from penstock.pipeline import frames
+from penstock.pipeline.frames import frame_of
+from penstock.sinks.delta import DeltaSink as Table
+from penstock.worker.shutdown import StopSignal
+
+pytestmark = pytest.mark.timeout(400)
+
+PATIENCE_SECONDS = 120.0
+SCHEMA = "id long, v double, ts timestamp, place string"
+
+
+def clean(frame: DataFrame) -> DataFrame:
+    return frame.where("v is not null").withColumn("day", F.to_date("ts"))
+
+
+class Shop:
+    """An app in a folder, with one pipeline."""
+
+    def __init__(self, folder: Path, **options: Any) -> None:
+        self.folder = folder
+        self.landing = folder / "landing"
+        self.landing.mkdir(exist_ok=True)
+        self.table = folder / "lake" / "clicks"
+        settings = Settings.model_construct(
+            broker=f"sqlite:///{folder}/state/queue.db",
+            ledger=f"sqlite:///{folder}/state/ledger.db",
+            state=f"{folder}/state",
+        )
+        self.app = App(settings=settings)
+        self.clicks = self.declare(**options)
+
+    def declare(self, *, schema: str = SCHEMA, partition_by: Sequence[str] = (), **options: Any) -> Pipeline:
+        return self.app.pipeline(
+            "clicks",
+            source=ObjectSource(self.landing, queue="clicks-events", schema=schema),
+            sink=DeltaSink(self.table, partition_by=partition_by),
+            **{"transform": clean, **options},
+        )
+
+    def write(self, name: str, rows: Sequence[Mapping[str, Any]], *, junk: int = 0) -> Path:
+        path = self.landing / name
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows) + "no json\n" * junk)
+        return path
+
+    def states(self) -> Mapping[ObjectState, int]:
+        found: Mapping[ObjectState, int] = self.app.ledger.counts("clicks")
+        return found
+
+    def close(self) -> None:
+        self.app.close()
+
+
+@pytest.fixture
+def shop(tmp_path: Path) -> Iterator[Shop]:
+    made = Shop(tmp_path)
+    yield made
+    made.close()
+
+
+def row(number: int, *, place: str | None = "here", v: float | None = 1.5) -> dict[str, Any]:
+    return {"id": number, "v": v, "ts": f"2024-01-{number % 28 + 1:02}T10:00:00Z", "place": place}
+
+
+def as_seen(table: Path) -> list[dict[str, Any]]:
+    """Through deltalake's own reader."""
+    return _sorted(DeltaTable(str(table)).to_pyarrow_table().to_pylist())
+
+
+def as_read(frame: DataFrame) -> list[dict[str, Any]]:
+    return _sorted([{name: _zoned(value) for name, value in found.asDict().items()} for found in frame.collect()])
+
+
+def _sorted(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return sorted(rows, key=lambda row: tuple((name, str(row[name])) for name in sorted(row)))
+
+
+def _zoned(value: Any) -> Any:
+    """PySpark answers times in the machine's zone and does not say so."""
+    return value.astimezone(UTC) if isinstance(value, datetime) else value
+
+
+def test_a_run_drains_the_queue_and_what_it_wrote_can_be_read(shop: Shop, spark: SparkSession) -> None:
+    shop.write("a.jsonl", [row(1), row(2, v=None)], junk=1)
+    (shop.landing / "b.jsonl.gz").write_bytes(gzip.compress(json.dumps(row(3)).encode() + b"\n"))
+    shop.app.announce("clicks-events", str(shop.landing))
+    report = shop.clicks.run(spark)
+    assert (report.objects_processed, report.rows_written, report.lines_quarantined) == (2, 2, 1)
+    assert (report.messages_left, report.stopped, report.objects_found) == (0, False, None)
+    assert shop.states()[ObjectState.PROCESSED] == 2
+
+    seen = as_read(shop.clicks.read(spark))
+    assert seen == as_seen(shop.table)
+    assert [(one["id"], one["day"]) for one in seen] == [(1, date(2024, 1, 2)), (3, date(2024, 1, 4))]
+    assert {one["_object"] for one in seen} == {path.as_uri() for path in shop.landing.iterdir()}
+    (bad,) = shop.clicks.quarantine.read(spark).collect()
+    assert bytes(bad["raw"]) == b"no json"
+    spark.range(1).collect()  # the session that was handed in goes on
+
+
+def test_a_run_is_fed_from_a_folder_and_again_finds_nothing_to_do(shop: Shop, spark: SparkSession) -> None:
+    for number in range(5):
+        shop.write(f"{number}.jsonl", [row(number)])
+    shop.clicks.run(spark, source=shop.landing)
+    report = shop.clicks.run(source=shop.landing)  # without a session: one is only started where it is needed
+    assert (report.objects_found, report.objects_skipped, report.objects_processed) == (5, 5, 0)
+    assert len(as_seen(shop.table)) == 5
+    with pytest.raises(UsageError, match="is not in"):
+        shop.clicks.run(spark, source=shop.folder)
+
+
+@pytest.mark.parametrize("union_max", [frames.UNION_MAX, 1], ids=["as a union", "joined to the files"])
+def test_partitions_and_columns_added_later_read_as_in_the_table(
+    tmp_path: Path, spark: SparkSession, union_max: int
+) -> None:
+    folder = tmp_path / "an [odd] {name}?"
+    folder.mkdir()
+    places = ["a b", "ü/%20=x", "{1,2}*", None, "é:'\"", "_under"]
+    first = Shop(folder, partition_by=["place", "day"])
+    first.write("a.jsonl", [row(number, place=place) for number, place in enumerate(places)])
+    first.clicks.run(spark, source=first.landing)
+    first.close()
+    second = Shop(folder, schema=f"{SCHEMA}, later array<string>", partition_by=["place", "day"])
+    second.write("b.jsonl", [{**row(9), "later": ["x", None]}])
+    second.clicks.run(spark, source=second.landing)
+    second.close()
+
+    loaded = Table(second.table, pipeline="clicks", partition_by=None).load()
+    assert loaded is not None
+    seen = as_read(frame_of(spark, loaded, union_max=union_max))
+    assert seen == as_seen(second.table)
+    assert {one["place"] for one in seen} == {*places, "here"}
+    assert [one["later"] for one in seen if one["id"] == 9] == [["x", None]]
+    assert {one["later"] for one in seen if one["id"] != 9} == {None}
+    frame = frame_of(spark, loaded, union_max=union_max)
+    assert frame.columns == DeltaTable(str(second.table)).to_pyarrow_table().column_names
+    assert frame.where("day = date'2024-01-10'").select("id").collect() == [(9,)]
+
+
+def test_no_table_is_said_and_an_empty_one_has_its_columns(shop: Shop, spark: SparkSession) -> None:
+    with pytest.raises(TableError, match=r"no table at .* yet"):
+        shop.clicks.read(spark)
+    with pytest.raises(TableError, match="cannot be read makes it"):
+        shop.clicks.quarantine.read(spark)
+    shop.write("a.jsonl", [row(1)])
+    shop.clicks.run(spark, source=shop.landing)
+    DeltaTable(str(shop.table)).delete()
+    frame = shop.clicks.read(spark)
+    assert frame.count() == 0
+    assert frame.columns == ["id", "v", "ts", "place", "_object", "_offset", "day"]
+
+
+def test_a_worker_serves_it_and_the_handler_of_what_was_published_hears_of_each_batch(
+    tmp_path: Path, spark: SparkSession
+) -> None:
+    shop = Shop(tmp_path, max_objects=2)
+    stop, told = StopSignal(), list[PublishedBatch]()
+
+    @shop.app.handler(shop.clicks.published)
+    def refresh(batch: PublishedBatch) -> None:
+        told.append(batch)
+        if sum(one.objects for one in told) == 6:
+            stop.request()
+
+    for number in range(6):
+        shop.write(f"{number}.jsonl", [row(number)])
+    shop.app.announce("clicks-events", str(shop.landing))
+    patience = threading.Timer(PATIENCE_SECONDS, stop.request)
+    patience.start()
+    conclusion = serve(shop.app, stop=stop, spark=spark)
+    patience.cancel()
+    shop.close()
+    assert conclusion.outcome == "drained"
+    assert sorted(one.seq for one in told) == list(range(1, len(told) + 1))
+    assert len(told) >= 3
+    assert (sum(one.rows for one in told), {one.table for one in told}) == (6, {str(shop.table)})
+    assert len(as_seen(shop.table)) == 6
+
+
+def test_nobody_is_told_where_nobody_listens(shop: Shop, spark: SparkSession) -> None:
+    shop.write("a.jsonl", [row(1)])
+    shop.clicks.run(spark, source=shop.landing)
+    assert shop.clicks.published.name not in shop.app.broker.queue_names()
+
+
+def test_a_run_without_an_end_serves_until_it_is_stopped(shop: Shop, spark: SparkSession) -> None:
+    stop, seen = StopSignal(), list[Event]()
+
+    def hear(event: Event) -> None:
+        seen.append(event)
+        if isinstance(event, BatchCommitted):
+            if event.seq == 1:
+                shop.write("b.jsonl", [row(2)])
+                shop.app.announce("clicks-events", str(shop.landing))
+            else:
+                stop.request()
+
+    shop.write("a.jsonl", [row(1)])
+    shop.app.announce("clicks-events", str(shop.landing))
+    patience = threading.Timer(PATIENCE_SECONDS, stop.request)
+    patience.start()
+    report = shop.clicks.run(spark, available_now=False, stop=stop, listeners=[hear])
+    patience.cancel()
+    assert (report.batches, report.stopped) == (2, False)
+    assert not any(isinstance(event, SparkStarted) for event in seen)
+
+
+def test_what_dies_is_in_the_report_and_its_siblings_are_in_the_table(tmp_path: Path, spark: SparkSession) -> None:
+    shop = Shop(tmp_path, max_attempts=1)
+    shop.write("a.jsonl", [row(1)])
+    (shop.landing / "b.jsonl.gz").write_bytes(gzip.compress(b"x" * 1_000)[:-10])
+    report = shop.clicks.run(spark, source=shop.landing)
+    shop.close()
+    assert (report.objects_processed, report.objects_dead, report.stopped) == (1, 1, False)
+    assert [one["id"] for one in as_seen(shop.table)] == [1]

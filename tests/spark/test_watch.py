@@ -1,0 +1,132 @@
+"""`ingest` that stays up: what comes is taken once it is at rest, and the end is in order."""
+
+import json
+import threading
+from pathlib import Path
+
+import pytest
+from deltalake import DeltaTable
+from pyspark.sql import SparkSession
+
+from penstock.app.ingest import IngestReport, ingest
+from penstock.app.pipeline import IngestRequest
+from penstock.events import BatchCommitted, Event, SourceScanned, WatchDisturbed
+from penstock.worker.shutdown import StopSignal
+
+pytestmark = pytest.mark.timeout(400)
+
+PATIENCE_SECONDS = 120.0
+SETTLE_SECONDS = 1.0
+LINES = 30
+
+
+class Watched:
+    """An ingest that watches, in a thread; the test writes, and waits for what was committed."""
+
+    def __init__(self, folder: Path, spark: SparkSession, *, schema: str | None = "id long") -> None:
+        self.source = folder / "in"
+        self.source.mkdir()
+        self.table = folder / "t"
+        self.stop = StopSignal()
+        self.events: list[Event] = []
+        self._changed = threading.Condition()
+        self._reports: list[IngestReport] = []
+        self._failures: list[BaseException] = []
+        request = IngestRequest(
+            source=str(self.source),
+            table=str(self.table),
+            schema=schema,
+            watch=True,
+            settle_seconds=SETTLE_SECONDS,
+        )
+        self._thread = threading.Thread(target=self._run, args=(request, spark), daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+        self.wait_for(SourceScanned)
+
+    def wait_for(self, kind: type[Event], count: int = 1) -> None:
+        def there() -> bool:
+            return sum(isinstance(event, kind) for event in self.events) >= count or bool(self._failures)
+
+        with self._changed:
+            assert self._changed.wait_for(there, PATIENCE_SECONDS), f"{count} {kind.__name__} did not come"
+        if self._failures:
+            raise self._failures[0]
+
+    def end(self) -> IngestReport:
+        self.stop.request()
+        self._thread.join(PATIENCE_SECONDS)
+        if self._failures:
+            raise self._failures[0]
+        (report,) = self._reports
+        return report
+
+    def ids(self) -> list[int]:
+        return sorted(DeltaTable(str(self.table)).to_pyarrow_table(columns=["id"])["id"].to_pylist())
+
+    def _run(self, request: IngestRequest, spark: SparkSession) -> None:
+        try:
+            self._reports.append(ingest(request, stop=self.stop, spark=spark, listeners=(self._hear,)))
+        except BaseException as failure:
+            self._failures.append(failure)
+            self._hear(Event())
+
+    def _hear(self, event: Event) -> None:
+        with self._changed:
+            self.events.append(event)
+            self._changed.notify_all()
+
+
+def lines(*ids: int) -> str:
+    return "".join(json.dumps({"id": one}) + "\n" for one in ids)
+
+
+def test_a_file_that_is_written_slowly_is_taken_once_and_whole(tmp_path: Path, spark: SparkSession) -> None:
+    pen = threading.Event()  # never set: what is tested is a file that grows over several settle times
+    watched = Watched(tmp_path, spark)
+    (watched.source / "before.jsonl").write_text(lines(1_000))
+    watched.start()
+    watched.wait_for(BatchCommitted)
+    with (watched.source / "slow.jsonl").open("w") as file:
+        for number in range(LINES):
+            file.write(lines(number))
+            file.flush()
+            pen.wait(SETTLE_SECONDS / 5)
+    watched.wait_for(BatchCommitted, 2)
+    report = watched.end()
+    assert watched.ids() == [*range(LINES), 1_000]
+    assert (report.objects_found, report.objects_processed, report.stopped) == (2, 2, False)
+    assert (report.objects_superseded, report.objects_new_versions, report.batches) == (0, 0, 2)
+
+
+def test_a_schema_is_inferred_from_the_first_file_that_comes(tmp_path: Path, spark: SparkSession) -> None:
+    watched = Watched(tmp_path, spark, schema=None)
+    watched.start()
+    (watched.source / ".a.tmp").write_text(lines(1, 2))
+    (watched.source / ".a.tmp").rename(watched.source / "a.jsonl")
+    watched.wait_for(BatchCommitted)
+    report = watched.end()
+    assert watched.ids() == [1, 2]
+    assert (report.schema, report.stopped) == ("id BIGINT", False)
+
+
+def test_a_folder_that_goes_and_comes_back_is_gone_on_with(tmp_path: Path, spark: SparkSession) -> None:
+    watched = Watched(tmp_path, spark)
+    watched.start()
+    (watched.source / "a.jsonl").write_text(lines(1))
+    watched.wait_for(BatchCommitted)
+    watched.source.rename(tmp_path / "away")
+    watched.wait_for(WatchDisturbed)
+    watched.source.mkdir()
+    (watched.source / "b.jsonl").write_text(lines(2))
+    watched.wait_for(BatchCommitted, 2)
+    assert watched.end().stopped is False
+    assert watched.ids() == [1, 2]
+
+
+def test_nothing_ever_came_and_it_was_stopped(tmp_path: Path, spark: SparkSession) -> None:
+    watched = Watched(tmp_path, spark, schema=None)
+    watched.start()
+    report = watched.end()
+    assert (report.objects_found, report.table_version, report.stopped) == (0, None, False)
