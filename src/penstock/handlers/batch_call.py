@@ -11,7 +11,6 @@ from typing import Any
 from penstock.errors import Interrupted
 from penstock.handlers.call import Call, Opened, Surroundings
 from penstock.handlers.context import BatchContext, Flag, Item, item_of
-from penstock.handlers.decision import TimedOut
 from penstock.handlers.own_task import OwnTask
 from penstock.messaging.delivery import Delivery
 from penstock.messaging.handler import Answer
@@ -36,12 +35,17 @@ class BatchCall:
         self._flag.stopping = True
 
     def time_out(self) -> Answer:
-        raised = TimedOut(f"the batch ran longer than its timeout of {self._around.declaration.timeout_seconds:g} s")
-        return self._failed(raised)
+        settlements = dict(self._settled)
+        for delivery, call in zip(self._deliveries, self._calls, strict=True):
+            if delivery.receipt not in settlements:
+                settlements.update(call.time_out())
+        return settlements
 
     def give_back(self) -> None:
-        for call, _ in self._open:
-            call.give_back()
+        settled = dict(self._settled)
+        for delivery, call in zip(self._deliveries, self._calls, strict=True):
+            if delivery.receipt not in settled:
+                call.give_back()
 
     def interrupt(self) -> None:
         self._flag.end()
@@ -53,6 +57,8 @@ class BatchCall:
                 self._open.append((call, item_of(delivery, opened.body)))
             else:
                 self._settled.update(opened)
+        if any(call.ended for call, _ in self._open):  # ended from outside meanwhile: the function is not called
+            return ()
         return [item for _, item in self._open]
 
     def _arguments(self, items: Sequence[Item[Any]]) -> tuple[Any, ...]:

@@ -69,40 +69,61 @@ class Opened:
 
 
 class Call:
-    """The steps of one call, as a `penstock.messaging.handler.Execution` without its `run`."""
+    """The steps of one call, as a `penstock.messaging.handler.Execution` without its `run`.
+
+    A run that comes to its end and a worker that ends it from outside may meet. The first of them ends the call, and
+    only that one tells of it. What a call that was ended has yet to come to is then left out: a function that was not
+    called so far is not called any more, and a claim that comes late is given back.
+    """
 
     def __init__(self, delivery: Delivery, around: Surroundings) -> None:
         self._delivery = delivery
         self._around = around
         self._flag = Flag(gives_back=around.declaration.on_stop == "give_back")
-        self._claim: Claim | None = None  # written by the thread that runs, before the function is called
+        self._lock = threading.Lock()
+        self._ended = False  # under the lock
+        self._claim: Claim | None = None  # under the lock; written by the thread that runs
+        self._given: Answer | None = None  # what the run came to; written by the thread that runs
         self._began_at = around.clock.monotonic()
+
+    @property
+    def ended(self) -> bool:
+        """Whether it came to its end, or somebody ended it."""
+        return self._ended
 
     # -- by the worker, from other threads -----------------------------------------------------------------------
 
     def extend(self) -> bool:
-        return self._claim is None or self._claim.extend()
+        # A claim that is being ended is not ours to extend, and not lost either.
+        return self._claim is None or self._ended or self._claim.extend() or self._ended
 
     def drain(self) -> None:
         self._flag.stopping = True
 
     def time_out(self) -> Answer:
+        if not self._ends():  # the run was quicker by a moment
+            return self._given or self._answer(self._later("its end was being recorded when its timeout was over"))
         raised = TimedOut(f"it ran longer than its timeout of {self._around.declaration.timeout_seconds:g} s")
         failure = Failure(error_type="TimedOut", error=str(raised), traceback=self._where() or "")
         return self._answer(self._fail(raised, failure))
 
     def give_back(self) -> None:
+        first = self._ends()
         if self._claim is not None:
             self._claim.give_back()
-        self._emit(MessageGivenBack)
+        if first:
+            self._emit(MessageGivenBack)
 
     def interrupt(self) -> None:
+        self._ends()
         self._flag.end()
 
     # -- steps of a run ------------------------------------------------------------------------------------------
 
     def open(self) -> Opened | Answer:
         """Read the message and claim its key; answers what to call with, or that there is nothing to call."""
+        if self._ended:
+            return {}
         try:
             body = self._around.codec.decode(self._delivery.message)
         except InvalidMessage as invalid:
@@ -120,25 +141,30 @@ class Call:
 
     def finish(self, result: Any) -> Answer:
         """The function returned: record that, then ack."""
-        if self._claim is not None:
+        first = self._ends()
+        if self._claim is not None:  # whoever ended the call: what is recorded is not done again
             try:
                 recorded = self._claim.finish(_outcome(result))
             except TemporaryError as unknown:  # recorded or not: the next delivery finds out
-                return self._answer(self._later(str(unknown)))
+                return self._gives(self._later(str(unknown)), first)
             except Exception as error:  # a result that is no JSON
-                return self._answer(self._fail(error, failure_of(error)))
+                return self._gives(self._fail(error, failure_of(error)), first) if first else {}
             if not recorded:
-                return self._answer(self._later("the claim was lost before the work was recorded"))
-        self._emit(
-            MessageFinished, enqueued_at=self._delivery.message.enqueued_at, duration_seconds=self._duration_seconds()
-        )
-        return self._answer(Ack())
+                return self._gives(self._later("the claim was lost before the work was recorded"), first)
+        if first:
+            self._emit(
+                MessageFinished,
+                enqueued_at=self._delivery.message.enqueued_at,
+                duration_seconds=self._duration_seconds(),
+            )
+        return self._gives(Ack(), first)
 
     def failed(self, raised: BaseException) -> Answer:
         """The function raised: record that, then decide."""
+        first = self._ends()
         if isinstance(raised, Interrupted):
-            return self._answer(self._gave_back())
-        return self._answer(self._fail(raised, failure_of(raised)))
+            return self._gives(self._gave_back(first), first)
+        return self._gives(self._fail(raised, failure_of(raised)), first) if first else {}
 
     # -- parts of these ------------------------------------------------------------------------------------------
 
@@ -161,7 +187,13 @@ class Call:
             self._emit(MessageSkipped, reason="in_progress", key=key)
             delay_seconds = begun.seconds + BUSY_JITTER_SECONDS * self._around.random()
             return self._answer(Release(delay_seconds=delay_seconds, refund=True, reason="its key is being worked on"))
-        self._claim = begun.claim
+        with self._lock:
+            self._claim = begun.claim
+            late = self._ended
+        if late:
+            with suppress(TemporaryError):
+                begun.claim.give_back()
+            return {}
         return self._opened(body, key, begun.previous or self._delivery.previous)
 
     def _opened(self, body: Any, key: str | None, previous: PreviousAttempt | None) -> Opened:
@@ -201,11 +233,11 @@ class Call:
         )
         return settlement
 
-    def _gave_back(self) -> Settlement:
+    def _gave_back(self, first: bool) -> Settlement:
         if self._claim is not None:
             with suppress(TemporaryError):
                 self._claim.give_back()
-        if not self._flag.over:  # else whoever broke it off has told so
+        if first:  # else whoever broke it off has told so
             self._emit(MessageGivenBack)
         return GIVEN_BACK
 
@@ -242,6 +274,19 @@ class Call:
             random=self._around.random,
         )
         return Release(delay_seconds=delay_seconds, refund=True, reason=reason)
+
+    def _ends(self) -> bool:
+        """True for the first who ends the call."""
+        with self._lock:
+            first, self._ended = not self._ended, True
+        return first
+
+    def _gives(self, settlement: Settlement, first: bool) -> Answer:
+        """The run's answer; none where somebody else decided before."""
+        if not first:
+            return {}
+        self._given = self._answer(settlement)
+        return self._given
 
     def _answer(self, settlement: Settlement) -> Answer:
         return {self._delivery.receipt: settlement}
@@ -290,8 +335,8 @@ class PlainCall(Call):
             return opened
         try:
             if opened.cleanup and self._around.declaration.cleanup is not None:
-                self._around.declaration.cleanup(opened.body, opened.context)
-            result = self._invoke(opened)
+                _run_to_its_end(self._around.declaration.cleanup(opened.body, opened.context))
+            result = _run_to_its_end(self._invoke(opened))
         except BaseException as raised:  # SystemExit too: the delivery must not hang on what user code does
             return self.failed(raised)
         return self.finish(result)
@@ -321,7 +366,7 @@ class AsyncCall(Call):
         try:
             if opened.cleanup and self._around.declaration.cleanup is not None:
                 await _awaited(self._around.declaration.cleanup(opened.body, opened.context))
-            result = await self._invoke(opened)
+            result = _run_to_its_end(await self._invoke(opened))
         except asyncio.CancelledError as cancelled:
             if self._flag.over:
                 raise
@@ -351,6 +396,19 @@ class AsyncCall(Call):
 
 async def _awaited(result: Any) -> Any:
     return await result if inspect.isawaitable(result) else result
+
+
+def _run_to_its_end(result: Any) -> Any:
+    """What the function returned. Raises TypeError for work that it only made and did not do: to ack that would lose
+    the message."""
+    if not (inspect.isawaitable(result) or inspect.isgenerator(result) or inspect.isasyncgen(result)):
+        return result
+    if inspect.iscoroutine(result):
+        result.close()  # or Python warns that nobody awaited it
+    raise TypeError(
+        f"it returned a {type(result).__name__}, which nobody runs: declare the function with async def and await in "
+        "it, and without yield"
+    )
 
 
 def _outcome(result: Any) -> str:

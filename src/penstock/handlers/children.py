@@ -19,6 +19,7 @@ from typing import Any
 
 from penstock.errors import ConfigurationError, PenstockError, Reject, Retry
 from penstock.handlers.context import Context
+from penstock.handlers.decision import delay_asked
 from penstock.messaging.delivery import PreviousAttempt
 from penstock.messaging.failure import Failure, failure_of
 from penstock.messaging.message import Message
@@ -184,7 +185,7 @@ def _run(job: Job, function: Callable[..., Any], codec: Codec[Any], wants_contex
     except BaseException as raised:
         failure = failure_of(raised)
         kind = "reject" if isinstance(raised, Reject) else "retry" if isinstance(raised, Retry) else "other"
-        delay_seconds = raised.delay_seconds if isinstance(raised, Retry) else None
+        delay_seconds = delay_asked(raised)
         return _Raised(kind=kind, failure=failure, delay_seconds=delay_seconds)
     return _Returned(result=result)
 

@@ -4,8 +4,11 @@
 attempts are used up. A message for a newer worker waits for one, and that costs it no attempt.
 """
 
+import math
+
 from penstock.errors import InvalidMessage, NewerMessage, Reject, Retry
 from penstock.handlers.declaration import RetryPolicy
+from penstock.handlers.durations import seconds_of
 from penstock.messaging.delivery import Delivery
 from penstock.messaging.failure import Failure
 from penstock.messaging.settlement import Ack, DeadLetter, Release, Settlement
@@ -32,12 +35,26 @@ def decide(
     if delivery.attempt >= policy.max_attempts:
         reason = f"failed {delivery.attempt} times, the last time with {words}"
         return DeadLetter(reason=reason, exception=words, traceback=failure.traceback if failure else None)
-    if isinstance(raised, Retry) and raised.delay_seconds is not None:
-        return Release(delay_seconds=raised.delay_seconds, reason=words)
+    asked_seconds = delay_asked(raised)
+    if asked_seconds is not None:
+        return Release(delay_seconds=asked_seconds, reason=words)
     delay_seconds = backoff_seconds(
         attempt=delivery.attempt, base_seconds=policy.base_seconds, cap_seconds=policy.cap_seconds, random=random
     )
     return Release(delay_seconds=delay_seconds, reason=words)
+
+
+def delay_asked(raised: BaseException) -> float | None:
+    """The wait that a `Retry` asks for; None where it asks for none, or for one that makes no sense."""
+    if not isinstance(raised, Retry):
+        return None
+    given = getattr(raised, "delay_seconds", None)  # a class of the user's may have forgotten it
+    if isinstance(given, int | float):
+        return None if math.isnan(given) else max(given, 0.0)
+    try:
+        return None if given is None else seconds_of("delay_seconds", given)
+    except Exception:  # the text of the dead letter is the exception's; this must not hide it
+        return None
 
 
 def decide_newer(

@@ -62,6 +62,8 @@ class HandlerDeclaration:
         name = f"The handler {self.name}"
         if not callable(self.function):
             raise UsageError(f"{name} is no function.")
+        if inspect.isgeneratorfunction(self.function) or inspect.isasyncgenfunction(self.function):
+            raise UsageError(f"{name} has a yield in it, so calling it does nothing; write it without.")
         if self.concurrency is not None and self.concurrency < 1:
             raise UsageError(f"{name} has concurrency={self.concurrency}; it has to be at least 1.")
         if self.isolation not in ("none", "process"):
