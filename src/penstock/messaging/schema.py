@@ -7,8 +7,8 @@ nothing else.
 
 import inspect
 import sys
-from collections.abc import Callable, Mapping
-from typing import Any, Generic, TypeVar
+from collections.abc import Mapping
+from typing import Any, Generic, Protocol, TypeVar
 
 from penstock.errors import InvalidMessage, NewerMessage, UsageError
 from penstock.messaging import strict_json
@@ -29,14 +29,14 @@ class Codec(Generic[Body]):
     def __init__(self, queue: Queue[Body]) -> None:
         self._queue = queue
         self._type = queue.type or (None if queue.model is None else getattr(queue.model, "__name__", None))
-        self._convert, self._dump = _functions_for(queue)
+        self._model = _model_of(queue)
 
     def encode(self, body: object) -> bytes:
         """The body as it is sent. Raises `UsageError` for one that does not fit the queue's model."""
-        if self._queue.model is None:
+        if self._model is None:
             return _plain_bytes(self._queue.name, body)
         try:
-            return self._dump(self._convert(body) if isinstance(body, Mapping) else body)
+            return self._model.write(body)
         except Exception as error:
             raise UsageError(
                 f"A body for the queue {self._queue.name} does not fit {_name(self._queue.model)}: {_told(error)}."
@@ -53,14 +53,15 @@ class Codec(Generic[Body]):
 
         Raises `InvalidMessage` with what does not fit, `NewerMessage` for a type or version this code does not know.
         """
-        if self._queue.model is None:
+        if self._model is None:
             return message
         version = self._version(message.attributes)
         if len(message.body) > BODY_BYTES_MAX:
             raise InvalidMessage(f"the body has {len(message.body)} bytes; at most {BODY_BYTES_MAX} are read")
-        value = self._upcast(strict_json.load(strict_json.decode(message.body)), version)
+        written = strict_json.load(strict_json.decode(message.body))
+        value = self._upcast(written, version)
         try:
-            body: Body = self._convert(value)
+            body: Body = self._model.read(value, message.body if version == self._queue.schema else None)
         except Exception as error:  # a validator of the user's may raise anything
             raise InvalidMessage(f"the body does not fit {_name(self._queue.model)}: {_told(error)}") from error
         return body
@@ -68,7 +69,7 @@ class Codec(Generic[Body]):
     def _version(self, attributes: Attributes) -> int:
         """The version the body was written in, if we can read it."""
         type_name = attributes.get(TYPE_ATTRIBUTE)
-        if type_name is not None and type_name != self._type:
+        if type_name is not None and _text(type_name) != self._type:
             raise NewerMessage(
                 f"its type is {strict_json.show(_text(type_name))}, and this worker knows {self._type} only"
             )
@@ -96,18 +97,69 @@ class Codec(Generic[Body]):
         return value
 
 
-def _functions_for(queue: Queue[Any]) -> tuple[Callable[[Any], Any], Callable[[Any], bytes]]:
-    """How to check a JSON value against the model, and how to write a value of it."""
+class _Model(Protocol):
+    """A model's two ways. Both raise whatever the model's library does."""
+
+    def write(self, body: Any) -> bytes:
+        """JSON of a value of the model, or of a mapping that makes one."""
+        ...
+
+    def read(self, value: object, text: bytes | None) -> Any:
+        """A value of the model from a JSON value; ``text`` is its JSON, where nothing was changed since."""
+        ...
+
+
+class _Pydantic:
+    """Reads JSON as JSON: what a strict model takes there (a date in a string) it refuses of a Python value."""
+
+    def __init__(self, model: Any) -> None:
+        from pydantic import TypeAdapter
+
+        self._adapter: TypeAdapter[Any] = TypeAdapter(model)
+
+    def write(self, body: Any) -> bytes:
+        # What is written has to be readable: under the names that are read, and without computed fields.
+        return self._adapter.dump_json(self._value(body), by_alias=True, round_trip=True)
+
+    def read(self, value: object, text: bytes | None) -> Any:
+        from pydantic_core import to_json
+
+        return self._adapter.validate_json(to_json(value) if text is None else text)
+
+    def _value(self, body: Any) -> Any:
+        from pydantic import ValidationError
+
+        try:
+            return self._adapter.validate_python(body)
+        except ValidationError:
+            if not isinstance(body, Mapping):
+                raise
+            return self.read(body, None)  # a mapping may hold what JSON would
+
+
+class _Msgspec:
+    """Python's values are made by the same rules as JSON's, but for the keys of objects, which JSON has as texts."""
+
+    def __init__(self, model: Any, msgspec: Any) -> None:
+        self._model = model
+        self._convert = msgspec.convert
+        self._encoder = msgspec.json.Encoder()
+
+    def write(self, body: Any) -> bytes:
+        written: bytes = self._encoder.encode(self._convert(body, self._model) if isinstance(body, Mapping) else body)
+        return written
+
+    def read(self, value: object, text: bytes | None) -> Any:  # noqa: ARG002 - the signature is `_Model`'s
+        return self._convert(value, self._model, str_keys=True)
+
+
+def _model_of(queue: Queue[Any]) -> _Model | None:
     if queue.model is None:
-        return (lambda value: value), (lambda body: body)
+        return None
     msgspec = sys.modules.get("msgspec")  # a model of msgspec's cannot be there without it
     if msgspec is not None and inspect.isclass(queue.model) and issubclass(queue.model, msgspec.Struct):
-        encoder = msgspec.json.Encoder()
-        return (lambda value: msgspec.convert(value, queue.model)), encoder.encode
-    from pydantic import TypeAdapter
-
-    adapter = TypeAdapter(queue.model)
-    return adapter.validate_python, lambda body: adapter.dump_json(adapter.validate_python(body))
+        return _Msgspec(queue.model, msgspec)
+    return _Pydantic(queue.model)
 
 
 def _plain_bytes(queue: str, body: object) -> bytes:

@@ -1,0 +1,104 @@
+"""Bodies and their contracts: what a sender writes a handler reads, whatever the model says of names and types."""
+
+from datetime import UTC, datetime
+from typing import Any
+from uuid import UUID
+
+import msgspec
+import pytest
+from pydantic import BaseModel, ConfigDict, Field, computed_field
+
+from penstock import Message, Queue
+from penstock.errors import InvalidMessage, NewerMessage, UsageError
+from penstock.messaging.schema import SCHEMA_ATTRIBUTE, TYPE_ATTRIBUTE, Codec
+
+ID = UUID("12345678-1234-5678-1234-567812345678")
+
+
+class Renamed(BaseModel):
+    id: int = Field(alias="orderId")
+
+
+class Strict(BaseModel):
+    model_config = ConfigDict(strict=True)
+    id: UUID
+    at: datetime
+    tags: tuple[str, ...] = ()
+
+
+class Encoded(BaseModel):
+    model_config = ConfigDict(ser_json_bytes="base64", val_json_bytes="base64")
+    data: bytes
+
+
+class Narrow(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+    price: int
+
+    @computed_field  # type: ignore[prop-decorator] # as pydantic's manual has it
+    @property
+    def tax(self) -> int:
+        return self.price // 5
+
+
+class Numbered(msgspec.Struct):
+    names: dict[int, str]
+    id: UUID
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        Renamed(orderId=7),
+        Strict(id=ID, at=datetime(2026, 2, 3, tzinfo=UTC), tags=("a", "b")),
+        Encoded(data=b"\xff\x00 hello"),
+        Narrow(price=10),
+        Numbered(names={1: "one"}, id=ID),
+    ],
+    ids=lambda body: type(body).__name__,
+)
+def test_what_is_sent_is_read(body: Any) -> None:
+    codec = Codec(Queue("q", type(body)))
+    assert codec.decode(message(codec.encode(body), **codec.attributes())) == body
+
+
+def test_a_mapping_may_hold_what_json_would() -> None:
+    codec = Codec(Queue("q", Strict))
+    sent = codec.encode({"id": str(ID), "at": "2026-02-03T00:00:00Z"})
+    assert codec.decode(message(sent)) == Strict(id=ID, at=datetime(2026, 2, 3, tzinfo=UTC))
+    with pytest.raises(UsageError, match="at: "):
+        codec.encode({"id": str(ID), "at": "soon"})
+
+
+def test_an_upcast_may_change_the_value_in_place_and_leave_what_is_no_json() -> None:
+    def to_second(value: dict[str, Any]) -> dict[str, Any]:
+        value["at"] = datetime(2026, 2, 3, tzinfo=UTC)
+        return value
+
+    codec = Codec(Queue("q", Strict, schema=2, upcasts={1: to_second}))
+    unmarked = message(b'{"id": "12345678-1234-5678-1234-567812345678"}')
+    for _ in range(2):
+        assert codec.decode(unmarked) == Strict(id=ID, at=datetime(2026, 2, 3, tzinfo=UTC))
+
+
+def test_a_type_in_bytes_is_the_same_type() -> None:
+    codec = Codec(Queue("q", Narrow))
+    assert codec.decode(message(b'{"price": 1}', **{TYPE_ATTRIBUTE: b"Narrow"})) == Narrow(price=1)
+    with pytest.raises(NewerMessage, match=r"\\\\xff"):
+        codec.decode(message(b'{"price": 1}', **{TYPE_ATTRIBUTE: b"\xff"}))
+
+
+@pytest.mark.parametrize("forged", ["0", "-1", "1.0", "", "²", "9" * 40, b"\xff", " 1", "1e3"])
+def test_a_forged_version_is_refused(forged: str | bytes) -> None:
+    with pytest.raises(InvalidMessage, match="holds a number from 1"):
+        Codec(Queue("q", Narrow)).decode(message(b'{"price": 1}', **{SCHEMA_ATTRIBUTE: forged}))
+
+
+def test_json_that_python_alone_would_take_is_still_refused() -> None:
+    for body in (b'{"price": 1, "price": 2}', b'{"price": NaN}', b'\xef\xbb\xbf{"price": 1}'):
+        with pytest.raises(InvalidMessage):
+            Codec(Queue("q", Narrow)).decode(message(body))
+
+
+def message(body: bytes, **attributes: Any) -> Message:
+    return Message(id="m", body=body, enqueued_at=0.0, attributes=attributes)
