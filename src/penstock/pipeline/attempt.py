@@ -212,6 +212,7 @@ class BatchExecution:
         self._telling.claimed(work)
         request = RunRequest(attempt_id=work.attempt_id, objects=tuple(work.refs.values()), claimed=work.claim.claimed)
         result = self._around.engine.run(request)
+        self._telling.written(work, result)
         failed = [
             verdict(work.claim.claimed[object_id], failure, attempts_max=self._settings.attempts_max)
             for object_id, failure in result.failed.items()

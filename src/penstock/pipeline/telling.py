@@ -11,6 +11,7 @@ from penstock.events import (
     AttemptAbandoned,
     BatchClaimed,
     BatchCommitted,
+    BatchWritten,
     Bus,
     LinesQuarantined,
     ObjectFailed,
@@ -71,6 +72,18 @@ class Telling:
                     object_uri=ref.uri,
                     attempt_id=work.attempt_id,
                     attempt=work.claim.claimed[object_id].attempts,
+                )
+            )
+
+    def written(self, work: Work, result: RunResult) -> None:
+        """The run has written its files."""
+        if self._batches:
+            self._bus.emit(
+                BatchWritten(
+                    pipeline=self._pipeline,
+                    attempt_id=work.attempt_id,
+                    rows=result.rows,
+                    lines_quarantined=result.lines_quarantined,
                 )
             )
 
