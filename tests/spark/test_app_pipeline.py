@@ -2,6 +2,10 @@
 
 import gzip
 import json
+import os
+import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, date, datetime
@@ -37,7 +41,7 @@ def clean(frame: DataFrame) -> DataFrame:
 class Shop:
     """An app in a folder, with one pipeline."""
 
-    def __init__(self, folder: Path, **options: Any) -> None:
+    def __init__(self, folder: Path, *, kill_at: str | None = None, **options: Any) -> None:
         self.folder = folder
         self.landing = folder / "landing"
         self.landing.mkdir(exist_ok=True)
@@ -46,6 +50,7 @@ class Shop:
             broker=f"sqlite:///{folder}/state/queue.db",
             ledger=f"sqlite:///{folder}/state/ledger.db",
             state=f"{folder}/state",
+            kill_at=kill_at,
         )
         self.app = App(settings=settings)
         self.clicks = self.declare(**options)
@@ -76,6 +81,25 @@ def shop(tmp_path: Path) -> Iterator[Shop]:
     made = Shop(tmp_path)
     yield made
     made.close()
+
+
+KILLED_BEFORE_TELLING = """
+import sys
+from pathlib import Path
+from tests.spark.test_app_pipeline import Shop, heard_by
+
+shop = Shop(Path(sys.argv[1]), kill_at="rows_published")
+heard_by(shop, [])
+shop.clicks.run(source=shop.landing)
+"""
+
+
+def heard_by(shop: Shop, told: list[PublishedBatch]) -> None:
+    """Declare a handler of what was published."""
+
+    @shop.app.handler(shop.clicks.published)
+    def hear(batch: PublishedBatch) -> None:
+        told.append(batch)
 
 
 def row(number: int, *, place: str | None = "here", v: float | None = 1.5) -> dict[str, Any]:
@@ -115,7 +139,8 @@ def test_a_run_drains_the_queue_and_what_it_wrote_can_be_read(shop: Shop, spark:
     assert {one["_object"] for one in seen} == {path.as_uri() for path in shop.landing.iterdir()}
     (bad,) = shop.clicks.quarantine.read(spark).collect()
     assert bytes(bad["raw"]) == b"no json"
-    spark.range(1).collect()  # the session that was handed in goes on
+    assert spark.range(1).count() == 1, "the session that was handed in goes on"
+    assert spark.conf.get("spark.sql.parquet.outputTimestampType") == "INT96", "and is as it was"
 
 
 def test_a_run_is_fed_from_a_folder_and_again_finds_nothing_to_do(shop: Shop, spark: SparkSession) -> None:
@@ -195,6 +220,31 @@ def test_a_worker_serves_it_and_the_handler_of_what_was_published_hears_of_each_
     assert len(told) >= 3
     assert (sum(one.rows for one in told), {one.table for one in told}) == (6, {str(shop.table)})
     assert len(as_seen(shop.table)) == 6
+
+
+def test_a_process_killed_between_publishing_and_telling_leaves_it_to_the_next(
+    tmp_path: Path, spark: SparkSession
+) -> None:
+    shop, told = Shop(tmp_path), list[PublishedBatch]()
+    heard_by(shop, told)
+    shop.write("a.jsonl", [row(1)])
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path))}
+    killed = subprocess.run(
+        [sys.executable, "-c", KILLED_BEFORE_TELLING, str(tmp_path)],
+        env=environment,
+        start_new_session=True,  # it kills its process group
+        timeout=300,
+        check=False,
+    )
+    assert killed.returncode == -signal.SIGKILL
+    assert len(as_seen(shop.table)) == 1
+    assert shop.clicks.published.name not in shop.app.broker.queue_names(), "it was not told of yet"
+
+    report = shop.clicks.run(spark)
+    assert (report.batches, len(as_seen(shop.table))) == (0, 1)
+    serve(shop.app, stop=StopSignal(), spark=spark, until=lambda: bool(told))
+    shop.close()
+    assert [one.seq for one in told] == [1]
 
 
 def test_nobody_is_told_where_nobody_listens(shop: Shop, spark: SparkSession) -> None:
