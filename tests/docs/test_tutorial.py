@@ -1,8 +1,9 @@
 """The pages that tell a person what to type, followed to the letter in an empty folder.
 
 A comment before a block of a page says what the reader does with it. ``run``: run it. ``run until: TEXT xN``: start it,
-and end it by SIGTERM once the text has come out N times; or ``run until: FILE exists``. ``file: NAME``: write it there;
-``more: NAME``: add it. ``shows``: the run before has to print these lines, apart from how wide columns are.
+and end it by SIGTERM once the text has come out N times; or ``run until: FILE exists``; or several, joined by ``and``.
+``file: NAME``: write it there. ``more: NAME``: add it. ``shows``: the run before has to print these lines, apart from
+how wide columns are.
 """
 
 import os
@@ -175,6 +176,9 @@ def _command(step: Block) -> list[str]:
 
 
 def _reached(what: str, folder: Path, output: Path) -> Callable[[], bool]:
+    if " and " in what:
+        all_of = [_reached(part, folder, output) for part in what.split(" and ")]
+        return lambda: all(reached() for reached in all_of)
     if what.endswith(" exists"):
         return (folder / what.removesuffix(" exists")).exists
     text, _, times = what.partition(" x")
