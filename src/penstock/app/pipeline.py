@@ -140,7 +140,7 @@ class Job:
             ledger=self.state.ledger,
             tables=self.tables,
             publish=self.tables.publish,
-            faults_max=FAULTS_MAX,
+            faults_max=None if self.request.watch else FAULTS_MAX,
             tools=self.tools,
         )
 
