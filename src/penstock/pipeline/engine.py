@@ -54,6 +54,9 @@ class ReadFailure:
     exception: BaseException | None = None  # the same, for error hooks
 
 
+Samples = Mapping[bytes, Sequence[tuple[int, str]]]  # some quarantined lines by object id: offset, reason
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunResult:
     """What a run wrote, durably, but visible to nobody yet. Every requested object is in one of the first two."""
@@ -69,7 +72,7 @@ class RunResult:
     new_schema: str | None  # set where the run needs a changed one
     stage_seconds: Mapping[str, float] = field(default_factory=dict)
     works: bool = False  # what was processed shows that the user's code works, even where there is no row
-    samples: Mapping[bytes, Sequence[tuple[int, str]]] = field(default_factory=dict)  # of quarantined lines, by object
+    samples: Samples = field(default_factory=dict)
 
 
 class Engine(Protocol):
