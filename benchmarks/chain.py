@@ -35,7 +35,12 @@ def chain(spark: Session, source: Path, target: Path) -> None:
         raise SystemExit(f"the chain processed {report.objects_processed} of {report.objects_found} objects")
 
 
-SIDES: dict[str, Side] = {"spark.read.json": read_native, "penstock": chain}
+def native(spark: Session, source: Path, target: Path) -> None:
+    """Spark's own reader and writer."""
+    read_native("jsonl", spark, source, target)
+
+
+SIDES: dict[str, Side] = {"spark.read.json": native, "penstock": chain}
 
 
 def compare(name: str, spark: Session, source: Path, rounds: int) -> None:
@@ -76,10 +81,10 @@ def main() -> None:
             )
         )
         if arguments.only != "big":
-            make_files(folder / "small" / "in", arguments.small, 10_000)
+            make_files(folder / "small" / "in", "jsonl", arguments.small, 10_000)
             compare(f"{arguments.small:,} x 10 KB", spark, folder / "small" / "in", arguments.rounds)
         if arguments.only != "small":
-            make_files(folder / "big" / "in", 2, arguments.big_mb * 1_000_000)
+            make_files(folder / "big" / "in", "jsonl", 2, arguments.big_mb * 1_000_000)
             compare(f"2 x {arguments.big_mb} MB", spark, folder / "big" / "in", arguments.rounds)
         end_session(spark, at_once=True, seconds=5.0)
 

@@ -440,7 +440,8 @@ class WorkerStopped(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessEnded(Event):
-    """A worker process that a supervisor watches has ended. ``exit_code`` is negative for a signal, as in subprocess."""
+    """A worker process that a supervisor watches has ended. ``exit_code`` is negative for a signal, as subprocess has
+    it."""
 
     process: int
     exit_code: int

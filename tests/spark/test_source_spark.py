@@ -233,12 +233,16 @@ def csv_line(number: int) -> bytes:
     return b'%d,0.5,2024-05-06T07:08:09.123456789+01:00,2024-05-06,"\xc3\xa9, ""%d""",1.5,\n' % (number, number)
 
 
+def text_line(number: int) -> bytes:
+    return b"line %d\n" % number
+
+
 @pytest.mark.parametrize("suffix", SQUEEZES)
 @pytest.mark.parametrize("form", ["jsonl", "csv", "text"])
 def test_every_format_in_every_compression(spark: SparkSession, tmp_path: Path, form: str, suffix: str) -> None:
     source = tmp_path / "in"
     source.mkdir()
-    write = {"jsonl": line, "csv": csv_line, "text": lambda number: b"line %d\n" % number}[form]
+    write = {"jsonl": line, "csv": csv_line, "text": text_line}[form]
     head = HEADER if form == "csv" else b""
     for part in range(3):
         data = head + write(2 * part) + b"\xff\n" + write(2 * part + 1)

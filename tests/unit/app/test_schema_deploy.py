@@ -1,4 +1,4 @@
-"""A rolling deploy from schema version 1 to 2, acted out: nobody loses a message, nobody reads what it does not know."""
+"""A rolling deploy from schema version 1 to 2, acted out: no message is lost, nobody reads what it does not know."""
 
 import threading
 from collections.abc import Callable
