@@ -14,7 +14,7 @@ class ChildCall(PlainCall):
     def __init__(self, delivery: Delivery, around: Surroundings, children: Children) -> None:
         super().__init__(delivery, around)
         self._children = children
-        self._child: Child | None = None  # written by the thread that runs
+        self._child: Child | None = None  # taken away under the lock; written by the thread that runs
 
     def extend(self) -> bool:
         """A child that somebody halted must not keep its lease: it is then given up as lost."""
@@ -45,18 +45,16 @@ class ChildCall(PlainCall):
         child = self._child = self._children.take()
         try:
             context.checkpoint()  # interrupted before there was a child to kill
-            result = child.call(job)
-            self._children.put_back(child)
-        except BaseException:
+            return child.call(job)
+        except Exception:
             context.checkpoint()  # killed by us: not the function's failure
-            if child.alive:
-                self._children.put_back(child)
             raise
         finally:
-            self._child = None
-        return result
+            with self._lock:
+                self._child = None
+            self._children.put_back(child)
 
     def _kill(self) -> None:
-        child = self._child
-        if child is not None:
-            child.kill()
+        with self._lock:  # or it might work for somebody else by now
+            if self._child is not None:
+                self._child.kill()

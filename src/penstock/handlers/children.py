@@ -1,20 +1,26 @@
 """Handlers in processes of their own: for work that holds the GIL, leaks, or may never end.
 
-Each child runs one call at a time and is reused. It is spawned, never forked. Interrupting a call kills its child; a
-child that dies takes its call with it and nothing else. What goes to a child is the message as it came; the body is
+Each child runs one call at a time and is reused. It is spawned, never forked. Interrupting a call kills its child with
+whatever that started; a child that dies takes its call with it and nothing else; and none outlives this process. What
+goes to a child is the message as it came; the body is
 read there, by the same codec. The function travels by its name, so it has to be one that can be imported.
 """
 
+import fcntl
 import multiprocessing
 import os
 import pickle
 import signal
+import sys
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import SpawnProcess
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from penstock.errors import ConfigurationError, PenstockError, Reject, Retry
@@ -26,7 +32,8 @@ from penstock.messaging.message import Message
 from penstock.messaging.queue import Queue
 from penstock.messaging.schema import Codec
 
-END_SECONDS = 0.5  # for a child that was asked to end
+END_SECONDS = 0.5  # for children that were asked to end, all together
+_PARENTS = (signal.SIGINT, signal.SIGTERM, signal.SIGTSTP)  # signals that are the parent's to answer
 
 
 class ChildFailed(PenstockError):
@@ -76,12 +83,14 @@ class Child:
         )
         self._process.start()
         theirs.close()
+        self._end = _end_of(self._process)
+        self._killed = False  # written by whoever kills it; it may take a moment to be gone
         self.busy = False  # written by the thread that took it
 
     @property
     def alive(self) -> bool:
         """Whether it can take a call."""
-        return self._process.is_alive()
+        return not self._killed and self._process.is_alive()
 
     @property
     def stopped(self) -> bool:
@@ -97,6 +106,9 @@ class Child:
         try:
             self._connection.send(job)
             self.busy = True
+            # Not by the end of the pipe alone: what the function forked holds it open.
+            if self._connection not in wait([self._connection, self._end]):
+                raise EOFError
             answer = self._connection.recv()
             self.busy = False
         except (EOFError, OSError) as error:
@@ -109,17 +121,23 @@ class Child:
         raise _exception_of(answer)
 
     def kill(self) -> None:
-        """End it now; a call in it ends with `ChildDied`."""
+        """End it now, with what it started; a call in it ends with `ChildDied`."""
+        self._killed = True
+        if self._process.is_alive() and self._process.pid is not None:
+            with suppress(OSError):  # its group is not there yet
+                os.killpg(self._process.pid, signal.SIGKILL)
         self._process.kill()
 
-    def close(self) -> None:
-        """Ask it to end, then make it."""
+    def ask_to_end(self) -> None:
+        """An idle child ends by that. Only the thread that took it, or nobody, may be using it."""
+        self._killed = True
         with suppress(OSError):
             self._connection.close()
-        self._process.join(END_SECONDS)
-        if self._process.is_alive():
-            self._process.kill()
-            self._process.join(END_SECONDS)
+
+    def ended_by(self, deadline: float) -> bool:
+        """Wait for its end until then (`time.monotonic`); answers whether it has come."""
+        self._process.join(max(0.0, deadline - time.monotonic()))
+        return self._process.exitcode is not None
 
 
 class Children:
@@ -131,7 +149,8 @@ class Children:
         self._queue = queue
         self._wants_context = wants_context
         self._lock = threading.Lock()
-        self._idle: list[Child] = []  # under the lock
+        self._idle: list[Child] = []  # under the lock, as is the next
+        self._closed = False
 
     def take(self) -> Child:
         """A child for one call, to be put back or killed."""
@@ -145,21 +164,47 @@ class Children:
     def put_back(self, child: Child) -> None:
         """The call is over."""
         with self._lock:
-            if child.alive:
+            keep = child.alive and not self._closed
+            if keep:
                 self._idle.append(child)
+        if not keep:
+            child.ask_to_end()
 
     def close(self) -> None:
-        """End those that are idle; the others are killed by whoever interrupts their calls."""
+        """End those that are idle; the others when their calls end, or are interrupted by whoever began them."""
         with self._lock:
-            idle, self._idle = self._idle, []
+            idle, self._idle, self._closed = self._idle, [], True
         for child in idle:
-            child.close()
+            child.ask_to_end()
+        deadline = time.monotonic() + END_SECONDS
+        left = [child for child in idle if not child.ended_by(deadline)]
+        for child in left:
+            child.kill()
+        deadline = time.monotonic() + END_SECONDS
+        for child in left:
+            child.ended_by(deadline)
+
+
+def _end_of(process: SpawnProcess) -> Connection | int:
+    """Something to wait for that is ready when the process has ended.
+
+    Its sentinel is a pipe, which processes that it forked keep open, so it is the second choice.
+    """
+    if process.pid is not None and hasattr(os, "pidfd_open"):
+        with suppress(OSError):
+            return Connection(os.pidfd_open(process.pid), writable=False)  # which closes it, when nobody needs it
+    return process.sentinel
 
 
 def _serve(connection: Connection, function: Callable[..., Any], queue: Queue[Any], wants_context: bool) -> None:
     """The child's life. A terminal's Ctrl-C and a group's SIGTERM are the parent's to answer."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGTSTP):
-        signal.signal(number, signal.SIG_IGN)
+    with suppress(OSError):
+        os.setsid()  # a group of its own, so that it can be killed with what it starts
+    for number in _PARENTS:
+        # Not ignored: programs that the function starts would inherit that, and could not be ended any more.
+        signal.signal(number, _left_to_the_parent)
+        signal.siginterrupt(number, False)
+    _end_with_parent()
     codec: Codec[Any] = Codec(queue)
     while True:
         try:
@@ -167,6 +212,28 @@ def _serve(connection: Connection, function: Callable[..., Any], queue: Queue[An
         except (EOFError, OSError):
             os._exit(0)  # the parent is gone, or wants no more
         connection.send(_run(job, function, codec, wants_context))
+
+
+def _left_to_the_parent(_number: int, _frame: FrameType | None) -> None:
+    """Nothing happens here."""
+
+
+def _end_with_parent() -> None:
+    """Have the kernel end this process when the parent is gone; a function that holds the GIL would never look.
+
+    The parent's sentinel is a pipe. A pipe told to is followed by SIGIO when its other end is closed, and SIGIO ends
+    who does not handle it.
+    """
+    parent = multiprocessing.parent_process()
+    if parent is None:
+        return
+    with suppress(OSError):
+        signal.signal(signal.SIGIO, signal.SIG_DFL)
+        flags = fcntl.fcntl(parent.sentinel, fcntl.F_GETFL)
+        fcntl.fcntl(parent.sentinel, fcntl.F_SETOWN, os.getpid())
+        fcntl.fcntl(parent.sentinel, fcntl.F_SETFL, flags | os.O_ASYNC)
+    if wait([parent.sentinel], 0):  # it was gone before
+        os._exit(0)
 
 
 def _run(job: Job, function: Callable[..., Any], codec: Codec[Any], wants_context: bool) -> "_Returned | _Raised":
@@ -199,6 +266,13 @@ def _exception_of(raised: _Raised) -> PenstockError:
 
 
 def _check_importable(function: Callable[..., Any]) -> None:
+    main = sys.modules["__main__"]
+    nowhere = getattr(main, "__file__", None) is None and getattr(main, "__spec__", None) is None
+    if getattr(function, "__module__", None) == "__main__" and nowhere:
+        raise ConfigurationError(
+            f"The handler {getattr(function, '__qualname__', function)!r} cannot run in a process of its own: it was "
+            "typed into a session or given to python -c, where no other process can import it; put it into a file."
+        )
     try:
         pickle.dumps(function)
     except Exception as error:

@@ -1,10 +1,15 @@
 """Functions in processes of their own: they can be killed, they can die, and nothing else is touched."""
 
+import json
+import multiprocessing
 import os
 import re
 import signal
+import subprocess
+import sys
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +18,7 @@ from penstock import Context, Handlers, Queue, Reject, Retry
 from penstock.errors import ConfigurationError
 from penstock.events import Bus, Event, MessageFailed, MessageGivenBack
 from penstock.handlers.child_call import ChildCall
+from penstock.handlers.children import END_SECONDS
 from penstock.handlers.function_handler import FunctionHandler
 from penstock.messaging.clock import SystemClock
 from penstock.messaging.delivery import Delivery
@@ -37,7 +43,48 @@ def work(body: dict[str, Any], ctx: Context) -> Any:
             os.kill(os.getpid(), signal.SIGKILL)
         case "bomb":
             return bool(BOMB.match("a" * 60 + "b"))
+        case do:
+            return work_with_others(do, body)
     return None
+
+
+def work_with_others(do: str, body: dict[str, Any]) -> Any:
+    match do:
+        case "fork and hang":
+            fork_sleeper(body["pids"])
+            threading.Event().wait(DEADLINE_SECONDS)
+        case "fork and die":
+            fork_sleeper(body["pids"])
+            os.kill(os.getpid(), signal.SIGKILL)
+        case "end a program":
+            with subprocess.Popen(["sleep", "60"]) as program:
+                program.terminate()
+                return program.wait(DEADLINE_SECONDS / 3)
+        case "signal":
+            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGTSTP):
+                os.kill(os.getpid(), number)
+        case "odd retry":
+            raise Retry("later", delay_seconds=threading.Lock())  # type: ignore[arg-type] # it cannot be pickled
+    return None
+
+
+def fork_sleeper(pids: str) -> None:
+    """A process that holds whatever this one has open."""
+    pid = os.fork()
+    if pid == 0:
+        time.sleep(DEADLINE_SECONDS)
+        os._exit(0)
+    Path(pids).write_text(str(pid), encoding="utf-8")
+
+
+def spin_and_say_who(pids: str) -> None:
+    """For a process of its own: a call in a child that never ends by itself."""
+    call = Desk().begin("bomb")
+    threading.Thread(target=call.run, daemon=True).start()
+    draft = Path(f"{pids}.draft")
+    draft.write_text(str(child_of(call)._process.pid), encoding="utf-8")
+    draft.rename(pids)
+    threading.Event().wait(DEADLINE_SECONDS)
 
 
 @pytest.fixture
@@ -56,8 +103,8 @@ class Desk:
             app.declarations[0], bus=Bus(self.events.append), clock=SystemClock(), random=lambda: 0.5
         )
 
-    def begin(self, do: str, attempt: int = 1) -> ChildCall:
-        message = Message(id="m1", body=f'{{"do": "{do}"}}'.encode(), enqueued_at=0.0)
+    def begin(self, do: str, attempt: int = 1, **more: str) -> ChildCall:
+        message = Message(id="m1", body=json.dumps({"do": do, **more}).encode(), enqueued_at=0.0)
         call = self.handler.begin([Delivery(message=message, queue="q", receipt="r", attempt=attempt, received_at=0.0)])
         assert isinstance(call, ChildCall)
         return call
@@ -76,6 +123,9 @@ def test_a_child_runs_the_function_and_is_used_again(desk: Desk) -> None:
     [
         ("reject", DeadLetter(reason="no good")),
         ("retry", Release(delay_seconds=7.0, reason="Retry: later")),
+        ("odd retry", Release(delay_seconds=0.5, reason="Retry: later")),
+        ("signal", Ack()),
+        ("end a program", Ack()),
     ],
 )
 def test_what_the_function_raises_means_the_same_as_here(desk: Desk, do: str, settlement: object) -> None:
@@ -140,6 +190,82 @@ def test_a_call_given_back_is_killed_and_is_no_failure(desk: Desk) -> None:
     assert MessageFailed not in kinds
 
 
+def test_interrupting_ends_what_the_function_forked_too(desk: Desk, tmp_path: Path) -> None:
+    call = desk.begin("fork and hang", pids=str(tmp_path / "pid"))
+    thread = threading.Thread(target=call.run)
+    thread.start()
+    forked = written(tmp_path / "pid")
+    call.give_back()
+    call.interrupt()
+    thread.join(DEADLINE_SECONDS / 3)
+    assert not thread.is_alive()
+    wait_for(lambda: is_gone(forked))
+
+
+def test_a_child_that_dies_is_missed_although_what_it_forked_holds_its_pipe(desk: Desk, tmp_path: Path) -> None:
+    began_at = time.monotonic()
+    settlement = desk.begin("fork and die", pids=str(tmp_path / "pid")).run()["r"]
+    assert isinstance(settlement, Release)
+    os.kill(written(tmp_path / "pid"), signal.SIGKILL)
+    assert "killed by signal 9" in (settlement.reason or "")
+    assert time.monotonic() - began_at < DEADLINE_SECONDS / 2
+
+
+def test_a_child_does_not_outlive_its_parent_even_while_it_holds_the_gil(tmp_path: Path) -> None:
+    parent = multiprocessing.get_context("spawn").Process(target=spin_and_say_who, args=(str(tmp_path / "pid"),))
+    parent.start()
+    child = written(tmp_path / "pid")
+    parent.kill()
+    parent.join(DEADLINE_SECONDS)
+    wait_for(lambda: is_gone(child))
+
+
+def test_children_that_do_not_end_are_ended_together(desk: Desk) -> None:
+    children = desk.handler._children
+    assert children is not None
+    taken = [children.take() for _ in range(4)]
+    for child in taken:
+        os.kill(child._process.pid or 0, signal.SIGSTOP)
+        children.put_back(child)
+    began_at = time.monotonic()
+    children.close()
+    assert time.monotonic() - began_at < 2.5 * END_SECONDS
+    assert not any(child.alive for child in taken)
+
+
+def test_a_child_that_comes_back_after_the_end_is_not_kept(desk: Desk) -> None:
+    children = desk.handler._children
+    assert children is not None
+    child = children.take()
+    children.close()
+    children.put_back(child)
+    assert child.ended_by(time.monotonic() + DEADLINE_SECONDS)
+
+
+def test_a_killed_child_is_not_taken_again_while_it_is_still_going(desk: Desk) -> None:
+    children = desk.handler._children
+    assert children is not None
+    child = children.take()
+    child.kill()
+    children.put_back(child)
+    again = children.take()
+    assert again is not child
+    children.put_back(again)
+
+
+def test_a_function_typed_into_a_session_is_refused() -> None:
+    code = (
+        "from penstock import Handlers\n"
+        "from penstock.handlers.children import Children\n"
+        "from penstock.messaging.queue import Queue\n"
+        "def work(message): pass\n"
+        "Children(work, Queue('q'), wants_context=False)\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert "ConfigurationError" in ended.stderr
+    assert "put it into a file" in ended.stderr
+
+
 def test_a_function_that_cannot_be_imported_is_refused() -> None:
     app = Handlers()
     app.handler("q", isolation="process")(lambda message: None)
@@ -158,3 +284,17 @@ def wait_for(condition: Any) -> None:
     while not condition():
         assert time.monotonic() < ends_at
         tick.wait(0.005)
+
+
+def written(path: Path) -> int:
+    """The process id in a file, once it is there."""
+    wait_for(lambda: path.is_file() and path.read_text(encoding="utf-8"))
+    return int(path.read_text(encoding="utf-8"))
+
+
+def is_gone(pid: int) -> bool:
+    """Dead; whether somebody has reaped it is nobody's business here."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0] == "Z"
+    except OSError:
+        return True
