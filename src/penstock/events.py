@@ -408,6 +408,14 @@ class LifespanFailed(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ListenerFailed(Event):
+    """A listener of the user's raised. Told once for each; it goes on being called."""
+
+    listener: str
+    error: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerStarted(Event):
     """The worker begins to serve."""
 

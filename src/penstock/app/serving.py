@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from penstock.app.housekeeping import Presence
 from penstock.app.kill import killing_probe
 from penstock.app.lifetimes import Lifetimes
+from penstock.app.listeners import guarded
 from penstock.app.service import Host, Service
 from penstock.app.spark import app_spark
 from penstock.errors import ConfigurationError
@@ -51,7 +52,8 @@ def serve(
     services = chosen(app, queues)
     clock = SystemClock()
     presence = Presence(settings=app.settings, broker=app.broker, worker=app.worker, stop=stop, clock=clock)
-    bus = Bus(*app.listeners, *listeners, *(presence.listeners if resident else ()))
+    own = (*listeners, *(presence.listeners if resident else ()))
+    bus = Bus(*guarded(app.listeners, tell=Bus(*own).emit), *own)
     sessions = app_spark(app.settings, worker=app.worker, clock=clock, bus=bus, stop=stop, given=spark)
     host = Host(
         worker=app.worker,

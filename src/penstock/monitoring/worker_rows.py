@@ -77,6 +77,12 @@ WORKER_ROWS: Rows = {
         msg="A handler met what no further try can mend; its queue is served no more here.",
         fields={"queue": "queue", **HANDLER_ERROR},
     ),
+    events.ListenerFailed: Row(
+        name="listener.failed",
+        level="error",
+        msg="A listener of the app raised; this is told once, and nothing else suffers for it.",
+        fields={"listener": "listener", "error.message": "error"},
+    ),
     events.ThreadLeftBehind: Row(
         name="thread.left_behind",
         level="warning",
