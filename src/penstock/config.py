@@ -60,6 +60,9 @@ class Settings(BaseSettings):
     stop_timeout_seconds: float = Field(
         30.0, ge=STOP_TIMEOUT_SECONDS_MIN, description="from SIGTERM to the platform's SIGKILL"
     )
+    idempotency_retention_seconds: float = Field(
+        14 * 86_400.0, gt=0, description="how long the completions of idempotent handlers are remembered"
+    )
     drain_seconds: float | None = Field(
         None, ge=0, description="of the stop timeout: how long work in flight may go on; unset: all but 8 seconds of it"
     )

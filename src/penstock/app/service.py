@@ -96,6 +96,7 @@ class FunctionService:
                 handler=self.declaration.name,
                 worker=host.worker,
                 lease_seconds=host.settings.lease_seconds,
+                retention_seconds=host.settings.idempotency_retention_seconds,
             )
         handler = FunctionHandler(
             self.declaration,

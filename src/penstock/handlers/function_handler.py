@@ -19,6 +19,9 @@ from penstock.messaging.schema import Codec
 from penstock.messaging.waits import Random
 
 
+FORGET_SECONDS = 600.0  # between two looks for old completions
+
+
 class FunctionHandler:
     """A `penstock.messaging.handler.BatchHandler` around one declared function."""
 
@@ -36,6 +39,7 @@ class FunctionHandler:
             raise ConfigurationError(f"The handler {declaration.name} is idempotent and was given no ledger.")
         wants_context = takes_context(declaration.function, declaration.name)
         self._declaration = declaration
+        self._forget_at = clock.monotonic() + FORGET_SECONDS * random()  # written by the I/O thread
         self._is_async = declaration.is_async  # asked once: the answer takes a while
         self._around = Surroundings(
             declaration=declaration,
@@ -79,7 +83,11 @@ class FunctionHandler:
         return AsyncCall(delivery, self._around) if self._is_async else PlainCall(delivery, self._around)
 
     def upkeep(self) -> None:
-        """Nothing to look after."""
+        """Forget old completions, now and then."""
+        now = self._around.clock.monotonic()
+        if self._around.keys is not None and now >= self._forget_at:
+            self._around.keys.forget()
+            self._forget_at = now + FORGET_SECONDS
 
     def close(self) -> None:
         """End what runs for this handler alone."""

@@ -54,3 +54,7 @@ class Keys(Protocol):
     def begin(self, key: str) -> Begun | Busy | Done:
         """Try to claim the key. Raises `TemporaryError` when that cannot be told."""
         ...
+
+    def forget(self) -> None:
+        """Let go of some completions past their retention. Raises `TemporaryError` when that cannot be done now."""
+        ...

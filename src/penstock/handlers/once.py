@@ -16,6 +16,9 @@ from penstock.ledger.work_records import WorkAttempt, WorkBusy, WorkDone
 from penstock.messaging.delivery import AttemptEnd, PreviousAttempt
 
 
+FORGOTTEN_MAX = 1_000  # completions in one transaction
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerKeys:
     """`penstock.handlers.keys.Keys` in the ledger."""
@@ -24,6 +27,7 @@ class LedgerKeys:
     handler: str
     worker: str
     lease_seconds: float
+    retention_seconds: float  # of completions
     new_attempt_id: Callable[[], str] = lambda: str(ULID())
 
     def begin(self, key: str) -> Begun | Busy | Done:
@@ -36,6 +40,9 @@ class LedgerKeys:
         if isinstance(begun, WorkBusy):
             return Busy(seconds=begun.seconds)
         return Begun(claim=LedgerClaim(keys=self, attempt_id=attempt_id), previous=_previous(begun.previous))
+
+    def forget(self) -> None:
+        self.ledger.forget_works(older_than_seconds=self.retention_seconds, limit=FORGOTTEN_MAX)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

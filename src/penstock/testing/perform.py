@@ -127,3 +127,6 @@ class _FreeKeys:
 
     def begin(self, key: str) -> Begun | Busy | Done:  # noqa: ARG002 - the signature is `Keys`'s
         return Begun(claim=_FreeClaim(), previous=None)
+
+    def forget(self) -> None:
+        """There is nothing to forget."""

@@ -16,6 +16,7 @@ from penstock.messaging.clock import SystemClock
 from penstock.messaging.delivery import AttemptEnd, Delivery, PreviousAttempt
 from penstock.messaging.message import Message
 from penstock.messaging.settlement import Ack, DeadLetter, Release
+from penstock.testing import FakeClock
 
 DEADLINE_SECONDS = 10.0
 
@@ -35,6 +36,9 @@ class Keys:
         if isinstance(self.answer, Exception):
             raise self.answer
         return self.answer or Begun(claim=self, previous=self.previous)
+
+    def forget(self) -> None:
+        self.told.append("forget")
 
     def extend(self) -> bool:
         return self.held
@@ -145,6 +149,16 @@ def test_a_key_that_is_no_text_is_a_failure_that_says_so() -> None:
     (settlement,) = handler.begin([delivery()]).run().values()  # type: ignore[union-attr]
     assert isinstance(settlement, DeadLetter)
     assert "idempotency key" in settlement.reason
+
+
+def test_old_completions_are_forgotten_now_and_then() -> None:
+    app, keys, clock = Handlers(), Keys(), FakeClock()
+    app.handler("q", idempotency=str)(lambda message: None)
+    handler = FunctionHandler(app.declarations[0], bus=Bus(), clock=clock, random=lambda: 0.5, keys=keys)
+    for _ in range(12):
+        handler.upkeep()
+        clock.advance(100)
+    assert keys.told == ["forget"] * 2
 
 
 def test_the_ledgers_memory_of_the_attempt_before_goes_before_the_brokers() -> None:
