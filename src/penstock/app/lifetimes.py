@@ -3,9 +3,11 @@
 import asyncio
 import inspect
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import TimeoutError as FutureTimeoutError
-from contextlib import ExitStack, asynccontextmanager, contextmanager
+from concurrent.futures import Future
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
@@ -17,6 +19,14 @@ from penstock.messaging.failure import failure_of
 LoopOf = Callable[[], asyncio.AbstractEventLoop]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Entered:
+    """A lifespan that was entered, and how it is left; leaving may block."""
+
+    lifetime: Lifetime
+    leave: Callable[[], object]
+
+
 class Lifetimes:
     """The lifespans of one worker. Async ones run on the loop that the async handlers run on."""
 
@@ -25,7 +35,7 @@ class Lifetimes:
         self._loop_of = loop_of
         self._bus = bus
         self._close_seconds = close_seconds
-        self._stack = ExitStack()
+        self._entered: list[_Entered] = []
 
     def open(self) -> Mapping[str, Any]:
         """Enter all; answers their resources together. What one raises comes through, after the others were left."""
@@ -39,42 +49,41 @@ class Lifetimes:
         return MappingProxyType(resources)
 
     def close(self) -> None:
-        """Leave all, in reverse, within the time they have together. One that fails is told and keeps nobody; where
-        one does not end, that is told and the process has to leave without it."""
-        thread = threading.Thread(target=self._stack.close, name="penstock-lifespans", daemon=True)
-        thread.start()
-        thread.join(self._close_seconds)
-        if thread.is_alive():
-            names = ", ".join(lifetime.name for lifetime in self._lifetimes)
-            error = f"not all ended within {self._close_seconds:g} s"
-            self._bus.emit(LifespanFailed(lifespan=names, error=error))
+        """Leave all, in reverse, within the time they have together. One that fails is told and keeps nobody. One that
+        does not end within its share of what is left is told, and goes on while the others are left."""
+        ends_at = time.monotonic() + self._close_seconds
+        while self._entered:
+            share = (ends_at - time.monotonic()) / len(self._entered)
+            entered = self._entered.pop()
+            thread = threading.Thread(target=self._leave, args=(entered,), name="penstock-lifespan", daemon=True)
+            thread.start()
+            thread.join(max(share, 0.0))
+            if thread.is_alive():
+                self._failed(entered.lifetime, f"it did not end within {share:.2g} s")
 
     def _enter(self, lifetime: Lifetime) -> Any:
         if inspect.isasyncgenfunction(lifetime.function):
-            entering = asynccontextmanager(lifetime.function)()
-            found = asyncio.run_coroutine_threadsafe(entering.__aenter__(), self._loop_of()).result()
-            self._stack.callback(self._guarded, lifetime, lambda: self._left_async(entering))
+            life = _AsyncLife(lifetime)
+            leave: Callable[[], object] = life.leave
+            asyncio.run_coroutine_threadsafe(life.live(), self._loop_of())
+            found = life.entered.result()
         elif inspect.isgeneratorfunction(lifetime.function):
             managed = contextmanager(lifetime.function)()
             found = managed.__enter__()
-            self._stack.callback(self._guarded, lifetime, lambda: managed.__exit__(None, None, None))
+            leave = lambda: managed.__exit__(None, None, None)  # noqa: E731 - one of two, of the same use
         else:
             raise UsageError(f"The lifespan {lifetime.name} is no generator function: it has to yield its resources.")
+        self._entered.append(_Entered(lifetime=lifetime, leave=leave))
         return found
 
-    def _left_async(self, entered: Any) -> None:
-        future = asyncio.run_coroutine_threadsafe(entered.__aexit__(None, None, None), self._loop_of())
+    def _leave(self, entered: _Entered) -> None:
         try:
-            future.result(self._close_seconds)
-        except FutureTimeoutError:
-            future.cancel()
-            raise
+            entered.leave()
+        except (Exception, SystemExit, asyncio.CancelledError) as error:
+            self._failed(entered.lifetime, failure_of(error).summary)
 
-    def _guarded(self, lifetime: Lifetime, leave: Callable[[], object]) -> None:
-        try:
-            leave()
-        except Exception as error:
-            self._bus.emit(LifespanFailed(lifespan=lifetime.name, error=failure_of(error).summary))
+    def _failed(self, lifetime: Lifetime, error: str) -> None:
+        self._bus.emit(LifespanFailed(lifespan=lifetime.name, error=error))
 
     def _add(self, resources: dict[str, Any], lifetime: Lifetime, found: Any) -> None:
         if found is None:
@@ -90,3 +99,32 @@ class Lifetimes:
                 f"The lifespan {lifetime.name} yields the resource {twice[0]}, which another one does too."
             )
         resources.update(found)
+
+
+class _AsyncLife:
+    """An async lifespan, entered and left by one task: task groups and cancel scopes bear no other."""
+
+    def __init__(self, lifetime: Lifetime) -> None:
+        self.entered: Future[Any] = Future()
+        self._left: Future[None] = Future()
+        self._function = lifetime.function
+        self._over = asyncio.Event()  # this and the next: of the loop's thread
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    async def live(self) -> None:
+        """The task."""
+        self._loop = asyncio.get_running_loop()
+        try:
+            async with asynccontextmanager(self._function)() as found:
+                self.entered.set_result(found)
+                await self._over.wait()
+        except BaseException as error:
+            (self._left if self.entered.done() else self.entered).set_exception(error)
+        else:
+            self._left.set_result(None)
+
+    def leave(self) -> None:
+        """From another thread; returns when it was left, and raises what it raised."""
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._over.set)
+        self._left.result()
