@@ -144,11 +144,16 @@ def run(step: Block, folder: Path, environment: Mapping[str, str]) -> str:
 
 
 def run_until(step: Block, folder: Path, environment: Mapping[str, str]) -> str:
-    """Start it, and end it as Ctrl-C or a platform would; it has to end well."""
+    """Start it, and end it as a platform would: SIGTERM to this process alone. It has to end well."""
     output = folder / ".output"
     with output.open("wb") as file:
         process = subprocess.Popen(
-            _command(step), cwd=folder, env=environment, stdout=file, stderr=file, start_new_session=True
+            ["bash", "-ec", f"exec {step.text}"],
+            cwd=folder,
+            env=environment,
+            stdout=file,
+            stderr=file,
+            start_new_session=True,
         )
     try:
         reached = _reached(step.what, folder, output)
@@ -158,7 +163,7 @@ def run_until(step: Block, folder: Path, environment: Mapping[str, str]) -> str:
             assert process.poll() is None, f"{step.text} ended before {step.what}\n{told}"
             assert time.monotonic() < ends_at, f"{step.text} did not come to {step.what}\n{told}"
             time.sleep(0.05)
-        os.killpg(process.pid, signal.SIGTERM)
+        process.send_signal(signal.SIGTERM)
         exit_code = process.wait(END_SECONDS_MAX)
     finally:
         if process.poll() is None:
