@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -70,7 +71,7 @@ class Lifetimes:
         elif inspect.isgeneratorfunction(lifetime.function):
             managed = contextmanager(lifetime.function)()
             found = managed.__enter__()
-            leave = lambda: managed.__exit__(None, None, None)  # noqa: E731 - one of two, of the same use
+            leave = partial(managed.__exit__, None, None, None)
         else:
             raise UsageError(f"The lifespan {lifetime.name} is no generator function: it has to yield its resources.")
         self._entered.append(_Entered(lifetime=lifetime, leave=leave))

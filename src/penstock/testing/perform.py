@@ -3,7 +3,8 @@
 import asyncio
 import inspect
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,6 +16,7 @@ from penstock.handlers.function_handler import FunctionHandler
 from penstock.handlers.keys import Begun, Busy, Done
 from penstock.messaging.clock import SystemClock
 from penstock.messaging.delivery import Delivery, PreviousAttempt
+from penstock.messaging.handler import Answer
 from penstock.messaging.message import NO_ATTRIBUTES, Message
 from penstock.messaging.schema import Codec
 from penstock.messaging.settlement import Ack, DeadLetter, Release, Settlement
@@ -99,13 +101,22 @@ def _performed(declaration: HandlerDeclaration, delivery: Delivery, resources: M
         resources=resources,
     )
     answer = made.begin([delivery]).run()
-    settlements = asyncio.run(answer) if inspect.iscoroutine(answer) else answer
+    settlements = _awaited(answer) if inspect.iscoroutine(answer) else answer
     failures = [event.exception for event in events if isinstance(event, MessageFailed)]
     return Performed(
         settlement=settlements[RECEIPT],  # type: ignore[index] # a coroutine was awaited above
         error=failures[0] if failures else None,
         events=tuple(events),
     )
+
+
+def _awaited(coroutine: Coroutine[Any, Any, Answer]) -> Answer:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(coroutine)
+    with ThreadPoolExecutor(1) as thread:  # in an async test the test's own loop is running
+        return thread.submit(asyncio.run, coroutine).result()
 
 
 class _FreeClaim:

@@ -1,7 +1,9 @@
 """A real worker over queues in memory, in which no wait takes time."""
 
 import json
-from collections.abc import Iterable
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, Self
@@ -9,8 +11,8 @@ from typing import Any, Self
 from penstock.app.app import App
 from penstock.app.serving import serve, worker_settings
 from penstock.brokers.memory import MemoryBroker
-from penstock.errors import PenstockError, Reject
-from penstock.events import Event, MessageFailed
+from penstock.errors import PenstockError, Reject, UsageError
+from penstock.events import Event, MessageFailed, MessageGivenBack
 from penstock.messaging.broker import DEAD_LETTER_SUFFIX
 from penstock.messaging.clock import SystemClock
 from penstock.messaging.death import death_of
@@ -61,6 +63,8 @@ class TestWorker:
     def __enter__(self) -> Self:
         from penstock.ledger import Ledger
 
+        if self._before is not None:
+            raise UsageError("This TestWorker is entered already; make one for each with.")
         self._before = self._app.swap(broker=self.broker, ledger=Ledger.open("sqlite://"))
         return self
 
@@ -70,13 +74,16 @@ class TestWorker:
         if self._before is not None:
             _, ledger = self._app.swap(broker=self._before[0], ledger=self._before[1])
             ledger.close()
+            self._before = None
 
     def send(self, queue: Queue[Any] | str, body: Any, **options: Any) -> str:
         """As `App.send`."""
+        self._check_entered()
         return self._app.send(queue, body, **options)
 
     def send_many(self, queue: Queue[Any] | str, bodies: Iterable[Any], **options: Any) -> list[str]:
         """As `App.send_many`."""
+        self._check_entered()
         return self._app.send_many(queue, bodies, **options)
 
     def run_until_empty(self, *, timeout_seconds: float = 30.0, raises: bool = True) -> None:
@@ -86,15 +93,19 @@ class TestWorker:
         test fails with the handler's own traceback; not for `Reject`, and not with ``raises=False``. Raises
         AssertionError when it takes longer than ``timeout_seconds``.
         """
-        watch = _Watch(self, timeout_seconds)
-        serve(
-            self._app,
-            stop=StopSignal(),
-            until=watch.empty,
-            listeners=(self.events.append, watch),
-            settings=_quick(worker_settings(self._app)),
-            resident=False,
-        )
+        self._check_entered()
+        watch = _Watch(self)
+        with watch.for_at_most(timeout_seconds):
+            serve(
+                self._app,
+                stop=watch.stop,
+                until=watch.empty,
+                listeners=(self.events.append, watch),
+                settings=_quick(worker_settings(self._app)),
+                resident=False,
+            )
+        if not watch.was_empty:
+            raise _TookTooLong(f"the queues were not empty after {timeout_seconds:g} s{watch.at_work()}")
         if raises and watch.fatal is not None:
             raise watch.fatal
 
@@ -107,22 +118,43 @@ class TestWorker:
         """The messages of a queue, oldest first; of queues without a handler, too."""
         return list(self.broker.browse(queue if isinstance(queue, str) else queue.name, messages_max=PAGE))
 
+    def _check_entered(self) -> None:
+        if self._before is None:  # the app stands on its own queues then, and they may be real ones
+            raise UsageError("This TestWorker is not entered; write: with TestWorker(app) as worker.")
+
     def queues(self) -> list[str]:
         """The names of the served queues."""
         return [service.queue_name for service in self._app.services]
 
 
 class _Watch:
-    """Tells when all is done, and moves the queues' clock while nothing but delays is left."""
+    """Tells when all is done or took too long, and moves the queues' clock while nothing but delays is left."""
 
-    def __init__(self, worker: TestWorker, timeout_seconds: float) -> None:
-        self.fatal: BaseException | None = None  # written by the thread that emits
+    def __init__(self, worker: TestWorker) -> None:
+        self.stop = StopSignal()
+        self.fatal: BaseException | None = None  # this and the next: written by the thread that emits
+        self.given_back: set[str] = set()  # handlers
+        self.was_empty = False  # written by the thread that asks
         self._worker = worker
-        self._timeout_seconds = timeout_seconds
-        self._clock = SystemClock()
-        self._ends_at = self._clock.monotonic() + timeout_seconds
+
+    @contextmanager
+    def for_at_most(self, seconds: float) -> Iterator[None]:
+        """Stop the worker, whatever is at work, when the block takes longer."""
+        alarm = threading.Timer(seconds, self._end)
+        alarm.daemon = True
+        alarm.start()
+        try:
+            yield
+        finally:
+            alarm.cancel()
+
+    def at_work(self) -> str:
+        """Which handlers did not end, for a sentence."""
+        return f"; at work were: {', '.join(sorted(self.given_back))}" if self.given_back else ""
 
     def __call__(self, event: Event) -> None:
+        if isinstance(event, MessageGivenBack):
+            self.given_back.add(event.handler)
         if isinstance(event, MessageFailed) and event.final and self.fatal is None:
             self.fatal = None if isinstance(event.exception, Reject) else event.exception
 
@@ -130,12 +162,15 @@ class _Watch:
         """Asked by the idle worker."""
         stats = [self._worker.broker.stats(queue) for queue in self._worker.queues()]
         if not any(one.visible or one.in_flight or one.delayed for one in stats):
+            self.was_empty = True
             return True
-        if self._clock.monotonic() > self._ends_at:
-            raise _TookTooLong(f"the queues were not empty after {self._timeout_seconds:g} s")
         if not any(one.visible or one.in_flight for one in stats):
             self._worker.clock.advance(STEP_SECONDS)
         return False
+
+    def _end(self) -> None:
+        for _ in range(2):  # the second request gives back at once
+            self.stop.request()
 
 
 class _TookTooLong(PenstockError, AssertionError):

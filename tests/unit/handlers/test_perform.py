@@ -292,3 +292,18 @@ def _nothing(message: object) -> None:
 
 def _other(message: object) -> None:
     """Does nothing, under another name."""
+
+
+def test_an_async_handler_is_performed_in_an_async_test_too() -> None:
+    app, seen = Handlers(), list[bytes]()
+
+    @app.handler("q")
+    async def works(message: Message) -> None:
+        await asyncio.sleep(0)
+        seen.append(message.body)
+
+    async def an_async_test() -> bool:
+        return perform(app, works, b"1").acked
+
+    assert asyncio.run(an_async_test())
+    assert seen == [b"1"]

@@ -247,6 +247,50 @@ def test_a_test_that_takes_too_long_says_so() -> None:
             worker.run_until_empty(timeout_seconds=0.2)
 
 
+@pytest.mark.parametrize("colour", ["plain", "async"])
+def test_a_handler_that_hangs_does_not_hang_the_test(colour: str) -> None:
+    app, gate = App(), threading.Event()
+
+    def hang(message: Message) -> None:
+        gate.wait(30)
+
+    async def hang_async(message: Message) -> None:
+        await asyncio.sleep(30)
+
+    app.handler("q", name="hang")(hang if colour == "plain" else hang_async)
+    began_at = time.monotonic()
+    with TestWorker(app) as worker:
+        worker.send("q", b"1")
+        with pytest.raises(AssertionError, match=r"not empty after 0.2 s; at work were: hang"):
+            worker.run_until_empty(timeout_seconds=0.2)
+    gate.set()
+    assert time.monotonic() - began_at < 15
+
+
+def test_a_worker_that_is_not_entered_touches_no_real_queue() -> None:
+    app = App(broker="sqlite:///nowhere/at/all.db")
+    app.handler(ORDERS)(lambda order: None)
+    worker = TestWorker(app)
+    for misuse in (lambda: worker.send(ORDERS, Order(id=1)), worker.run_until_empty):
+        with pytest.raises(UsageError, match="not entered"):
+            misuse()
+    with worker, pytest.raises(UsageError, match="entered already"), worker:
+        pass
+
+
+def test_workers_nest_and_each_has_its_own_queues() -> None:
+    app, seen = App(), list[int]()
+    app.handler(ORDERS)(lambda order: seen.append(order.id))
+    with TestWorker(app) as outer:
+        outer.send(ORDERS, Order(id=1))
+        with TestWorker(app) as inner:
+            inner.send(ORDERS, Order(id=2))
+            inner.run_until_empty()
+        assert seen == [2]
+        outer.run_until_empty()
+    assert seen == [2, 1]
+
+
 def test_duplicates_within_the_window_are_sent_once() -> None:
     app = App()
     with TestWorker(app) as worker:
