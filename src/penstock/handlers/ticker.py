@@ -7,7 +7,7 @@ for longer than that is over.
 
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -69,16 +69,23 @@ class Ticker:
 
     def _step(self, due: _Due) -> _Due:
         now = self._clock.now()
-        if due.at > now:
+        if due.at > now:  # if the clock was set back, earlier than it seemed
+            return replace(due, at=min(due.at, due.schedule.after(now)))
+        # After a sleep of the machine, or long failures: others have sent it, and brokers may have forgotten that.
+        if now - due.at > CATCH_UP_SECONDS:
+            return self._first(due.declaration, now)
+        if not self._sent(due):
+            self._clock.wait(self._ended, RETRY_SECONDS * self._random())
             return due
+        return replace(due, at=due.schedule.after(max(now, due.at)))
+
+    def _sent(self, due: _Due) -> bool:
         try:
             self._send(due)
-        except PenstockError as error:
-            self._bus.emit(TickFailed(handler=due.declaration.name, scheduled_at=due.at, error=str(error)))
-            if now - due.at <= CATCH_UP_SECONDS:
-                self._clock.wait(self._ended, RETRY_SECONDS * self._random())
-                return due
-        return _Due(declaration=due.declaration, schedule=due.schedule, at=due.schedule.after(max(now, due.at)))
+        except Exception as error:  # whatever it is: this thread has the ticks of all handlers to send
+            self._bus.emit(TickFailed(handler=due.declaration.name, scheduled_at=due.at, error=_told(error)))
+            return False
+        return True
 
     def _send(self, due: _Due) -> None:
         codec: Codec[Any] = Codec(due.declaration.queue)
@@ -89,6 +96,11 @@ class Ticker:
         )
         self._broker.send(due.declaration.queue.name, [outgoing])
         self._bus.emit(TickSent(handler=due.declaration.name, queue=due.declaration.queue.name, scheduled_at=due.at))
+
+
+def _told(error: Exception) -> str:
+    """What is said of a failure: a sentence where it is one of ours."""
+    return str(error) if isinstance(error, PenstockError) else f"{type(error).__name__}: {error}"
 
 
 def tick_body(at: float) -> dict[str, str]:

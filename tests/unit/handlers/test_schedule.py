@@ -118,3 +118,46 @@ def test_a_tick_that_cannot_be_sent_is_tried_again() -> None:
     ticker.end()
     thread.join(10)
     assert len([event for event in bench.events if isinstance(event, TickFailed)]) >= 2
+
+
+class Minutes:
+    """A ticker of every ten minutes and a clock that the test sets; stepped by hand, without a thread."""
+
+    def __init__(self, now: float) -> None:
+        self.bench = Bench(now)
+        self.ticker = self.bench.ticker()
+        (self.due,) = [self.ticker._first(one, now) for one in self.bench.app.declarations]
+
+    def step(self) -> None:
+        self.due = self.ticker._step(self.due)
+
+    def sleep(self, seconds: float) -> None:
+        """The clock jumps, as it does when a machine was suspended or somebody sets it."""
+        self.bench.clock._start += seconds
+
+
+def test_a_machine_that_slept_does_not_send_what_others_sent_long_ago() -> None:
+    minutes = Minutes(1_800_000_000 - 1)
+    minutes.sleep(5_000)
+    minutes.step()
+    assert minutes.bench.bodies() == []
+    minutes.sleep(minutes.due.at - minutes.bench.clock.now())
+    minutes.step()
+    assert len(minutes.bench.bodies()) == 1
+
+
+def test_a_clock_that_is_set_back_silences_no_schedule() -> None:
+    minutes = Minutes(1_800_000_000 + 300)
+    minutes.sleep(-86_400)
+    minutes.step()
+    assert minutes.due.at - minutes.bench.clock.now() <= 600
+
+
+def test_a_fault_of_any_kind_leaves_the_ticker_alive() -> None:
+    minutes = Minutes(1_800_000_000)
+    minutes.ticker._broker = None  # type: ignore[assignment] # what raises is no error of ours
+    minutes.bench.clock.auto_advance = True
+    minutes.step()
+    (failed,) = minutes.bench.events
+    assert isinstance(failed, TickFailed)
+    assert failed.error.startswith("AttributeError")
