@@ -8,7 +8,6 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from typing import Protocol
 
 from penstock.events import Bus, HeartbeatFailed, LeaseLost, LeasesExtended
@@ -20,6 +19,7 @@ from penstock.worker.settings import WorkerSettings
 
 TRIES = 5
 TRY_AGAIN_SECONDS = 1.0
+CLAIMS_SECONDS = 1.0  # after which a claim that fails is the last before the leases
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,12 +153,11 @@ class Heartbeat:
 
     def beat(self) -> None:
         """Extend everything once: claims, then leases. What fails is tried again, up to `TRIES` times in all."""
-        claims = [partial(self._extend_claim, claim) for claim in self._claims()]
-        leases = [partial(self._extend_leases, group) for group in self._lease_groups()]
-        waiting = [*claims, *leases]
+        claims, leases = self._claims(), list(self._lease_groups())
         for _ in range(TRIES):
-            waiting = [step for step in waiting if not step()]
-            if not waiting or self._clock.wait(self._ended, TRY_AGAIN_SECONDS):
+            claims = self._extend_claims(claims)
+            leases = [group for group in leases if not self._extend_leases(group)]
+            if not (claims or leases) or self._clock.wait(self._ended, TRY_AGAIN_SECONDS):
                 return
 
     def _pause_seconds(self) -> float:
@@ -172,6 +171,21 @@ class Heartbeat:
         for deliveries in by_queue.values():
             for start in range(0, len(deliveries), self._settings.settle_max):
                 yield deliveries[start : start + self._settings.settle_max]
+
+    def _extend_claims(self, claims: Sequence[Claimed]) -> Sequence[Claimed]:
+        """Answers those to try again, what was not tried yet before what failed.
+
+        A ledger that is away may take its time to say so, and would take it for each of them, while the leases of all
+        queues run out. So failures end the round when it has lasted long enough.
+        """
+        failed: list[Claimed] = []
+        ends_at = self._clock.monotonic() + CLAIMS_SECONDS
+        for number, claim in enumerate(claims, start=1):
+            if not self._extend_claim(claim):
+                failed.append(claim)
+                if self._clock.monotonic() >= ends_at:
+                    return [*claims[number:], *failed]
+        return failed
 
     def _extend_claim(self, claim: Claimed) -> bool:
         try:

@@ -106,6 +106,26 @@ def test_a_claim_that_cannot_be_reached_does_not_hold_up_the_leases(beating: Bea
     assert not claim.lost
 
 
+def test_a_ledger_that_is_slow_to_fail_does_not_hold_up_the_leases_for_every_claim(
+    beating: Beating, broker: "FakeBroker", skipping_clock: "SkippingClock"
+) -> None:
+    """Each claim takes its timeout to fail, and the lease of every queue waits behind them."""
+    away = TemporaryError("away")
+
+    class SlowClaim(Claim):
+        def extend(self) -> bool:
+            skipping_clock.time += 5.0
+            return super().extend()
+
+    claims = [SlowClaim(broker, away, away, True) for _ in range(20)]
+    beating.claims = list(claims)
+    beating.receive(1)
+    beating.heartbeat.beat()
+    assert broker.journal[:2] == ["claim", "extend"]
+    assert not any(claim.lost for claim in claims)
+    assert len({id(claim) for claim in claims if len(claim.answers) < 3}) == TRIES  # each round tries another one
+
+
 def test_a_lost_claim_is_told_to_its_batch(beating: Beating, broker: "FakeBroker") -> None:
     claim = Claim(broker, False)
     beating.claims = [claim]
