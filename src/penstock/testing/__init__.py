@@ -1,12 +1,14 @@
 """For tests of what is built on Penstock.
 
 `perform` runs one handler on one message, in the test's own thread, and tells what became of it. `TestWorker` is a real
-worker over queues in memory, where waits take no time. `FakeClock` stands still until somebody moves it. The module
-`penstock.testing.plugin` has them as fixtures of pytest.
+worker over queues in memory, where waits take no time. `run_pipeline` brings files through a declared pipeline, in a
+Spark session of the test's. `FakeClock` stands still until somebody moves it. The module `penstock.testing.plugin` has
+them as fixtures of pytest.
 """
 
 from penstock.testing.fake_clock import FakeClock
 from penstock.testing.perform import Performed, perform
+from penstock.testing.run_pipeline import PipelineResult, run_pipeline
 from penstock.testing.worker import DeadMessage, TestWorker
 
-__all__ = ["DeadMessage", "FakeClock", "Performed", "TestWorker", "perform"]
+__all__ = ["DeadMessage", "FakeClock", "Performed", "PipelineResult", "TestWorker", "perform", "run_pipeline"]

@@ -48,7 +48,8 @@ class TestWorker:
     """The app's handlers behind queues in memory, with a ledger in memory: ``with TestWorker(app) as worker: ...``.
 
     Inside the block `App.send` sends to these queues too, from the test and from handlers. Retries and delays are
-    honoured in their order and take no time; what handlers themselves wait for does.
+    honoured in their order and take no time; what handlers themselves wait for does. Pipelines are not served here:
+    `run_pipeline` is for them.
     """
 
     __test__ = False  # pytest must not take it for a test
@@ -99,6 +100,7 @@ class TestWorker:
             serve(
                 self._app,
                 stop=watch.stop,
+                queues=dict.fromkeys(self.queues(), 1),
                 until=watch.empty,
                 listeners=(self.events.append, watch),
                 settings=_quick(worker_settings(self._app)),
@@ -124,7 +126,8 @@ class TestWorker:
 
     def queues(self) -> list[str]:
         """The names of the served queues."""
-        return [service.queue_name for service in self._app.services]
+        pipelines = {pipeline.declaration.source.queue for pipeline in self._app.pipelines}
+        return [service.queue_name for service in self._app.services if service.queue_name not in pipelines]
 
 
 class _Watch:

@@ -1,0 +1,58 @@
+"""`run_pipeline`: a declared pipeline over files of the test's."""
+
+from pathlib import Path
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession, functions
+
+from penstock import App, DeltaSink, ObjectSource
+from penstock.errors import UsageError
+from penstock.testing import TestWorker, run_pipeline
+
+
+def clean(df: DataFrame) -> DataFrame:
+    return df.where("v is not null").withColumn("double", functions.col("v") * 2)
+
+
+def test_rows_quarantine_and_report_come_back_and_nothing_of_the_declaration_is_touched(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    app = App()
+    clicks = app.pipeline(
+        "clicks",
+        source=ObjectSource(tmp_path / "landing", queue="clicks", schema="id long, v double"),
+        transform=clean,
+        sink=DeltaSink(tmp_path / "lake" / "clicks"),
+    )
+    files: dict[str, bytes | str] = {
+        "a.jsonl": '{"id": 1, "v": 1.5}\n{"id": 2}\nno JSON\n',
+        "day/b.jsonl": b'{"id": 3, "v": 2.0}\n',
+    }
+    result = run_pipeline(clicks, files, spark=spark)
+    assert sorted(result.rows, key=lambda row: row["id"]) == [
+        {"id": 1, "v": 1.5, "double": 3.0},
+        {"id": 3, "v": 2.0, "double": 4.0},
+    ]
+    assert [(line["raw"], line["reason"]) for line in result.quarantined] == [(bytearray(b"no JSON"), "malformed")]
+    assert (result.report.objects_processed, result.report.objects_dead) == (2, 0)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_name_that_leads_out_is_refused(spark: SparkSession, tmp_path: Path) -> None:
+    app = App()
+    lines = app.pipeline(
+        "lines", source=ObjectSource(tmp_path, queue="lines", format="text"), sink=DeltaSink(tmp_path / "t")
+    )
+    with pytest.raises(UsageError, match="no path below the source"):
+        run_pipeline(lines, {"../a.txt": "x"}, spark=spark)
+
+
+def test_a_test_worker_leaves_pipelines_alone(tmp_path: Path) -> None:
+    app, seen = App(), []
+    app.pipeline("lines", source=ObjectSource(tmp_path, queue="lines", format="text"), sink=DeltaSink(tmp_path / "t"))
+    app.handler("mail")(lambda message: seen.append(message.body))
+    with TestWorker(app) as worker:
+        worker.send("mail", b"x")
+        worker.run_until_empty()
+        assert worker.queues() == ["mail"]
+    assert seen == [b"x"]
