@@ -107,6 +107,12 @@ class MemoryBroker:
         self._store.arrivals.tell()
         return failures
 
+    def next_change_at(self, queue: str) -> float | None:
+        """When the earliest lease or delay ends (epoch seconds); None where there is none. For who moves the clock."""
+        with self._store.lock:
+            line = self._store.lines.get(queue)
+            return None if line is None else line.next_change_at()
+
     def stats(self, queue: str) -> QueueStats:
         self._check_open()
         with self._store.lock:

@@ -22,7 +22,7 @@ from penstock.testing.fake_clock import FakeClock
 from penstock.worker.settings import WorkerSettings
 from penstock.worker.shutdown import StopSignal
 
-STEP_SECONDS = 1.0  # how far the queues' clock is moved while only delayed messages are left
+STEP_SECONDS = 0.001  # the least by which the queues' clock is moved while only delayed messages are left
 PAGE = 1_000
 
 
@@ -168,8 +168,14 @@ class _Watch:
             self.was_empty = True
             return True
         if not any(one.visible or one.in_flight for one in stats):
-            self._worker.clock.advance(STEP_SECONDS)
+            self._worker.clock.advance(self._until_next())
         return False
+
+    def _until_next(self) -> float:
+        """How long the next delay lasts."""
+        broker, now = self._worker.broker, self._worker.clock.now()
+        ends = [end for queue in self._worker.queues() if (end := broker.next_change_at(queue)) is not None]
+        return max(min(ends, default=now) - now, STEP_SECONDS)
 
     def _end(self) -> None:
         for _ in range(2):  # the second request gives back at once

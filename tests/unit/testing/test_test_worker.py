@@ -98,6 +98,17 @@ def test_delayed_messages_come_in_their_order() -> None:
     assert seen == [0, 1, 2]
 
 
+def test_the_longest_delay_takes_no_time() -> None:
+    app, seen = App(), []
+    app.handler(ORDERS)(lambda order: seen.append(order.id))
+    with TestWorker(app) as worker:
+        worker.send(ORDERS, Order(id=3), delay="13 days")
+        worker.send(ORDERS, Order(id=2), delay="12 days")
+        worker.send(ORDERS, Order(id=1), delay="0.5 s")
+        worker.run_until_empty(timeout_seconds=10)
+    assert seen == [1, 2, 3]
+
+
 def test_a_retry_chooses_its_own_wait() -> None:
     app, seen = App(), []
 
