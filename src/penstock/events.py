@@ -266,6 +266,16 @@ class ObjectFailed(ObjectEvent):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ObjectCallRetrying(ObjectEvent):
+    """A call inside a function for the object failed and is tried again there; no attempt is spent."""
+
+    tries: int
+    delay_seconds: float
+    error_type: str
+    error: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ObjectSkipped(Event):
     """A message named the object and there was nothing to do: ``reason`` is already_processed, in_progress,
     already_dead, gone or superseded."""

@@ -10,9 +10,10 @@ from penstock.app.pipelines.pipeline import Pipeline
 from penstock.app.pipelines.service import PipelineService
 from penstock.app.service import FunctionService, Service
 from penstock.errors import UsageError
-from penstock.handlers.declaration import BatchOptions, HandlerDeclaration, Isolation, OnStop, RetryPolicy
+from penstock.handlers.declaration import BatchOptions, HandlerDeclaration, Isolation, RetryPolicy
 from penstock.handlers.durations import Duration, Size, bytes_of, seconds_of
 from penstock.handlers.schedule import Cron, Every, Schedule
+from penstock.messaging.function import OnStop
 from penstock.messaging.message import Message
 from penstock.messaging.queue import Queue
 from penstock.messaging.schema import Codec

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from penstock.config import Settings
 from penstock.events import Bus
-from penstock.handlers.context import NO_RESOURCES
 from penstock.handlers.declaration import HandlerDeclaration
 from penstock.handlers.function_handler import FunctionHandler
 from penstock.messaging.broker import Broker
+from penstock.messaging.call_context import NO_RESOURCES
 from penstock.messaging.clock import Clock
 from penstock.messaging.steps import Probe
 from penstock.messaging.waits import Random

@@ -10,8 +10,9 @@ from typing import Any
 
 from penstock.errors import Interrupted
 from penstock.handlers.call import Call, Opened, Surroundings
-from penstock.handlers.context import BatchContext, Flag, Item, item_of
+from penstock.handlers.context import BatchContext, Item, item_of
 from penstock.handlers.own_task import OwnTask
+from penstock.messaging.control import Control
 from penstock.messaging.delivery import Delivery
 from penstock.messaging.handler import Answer
 from penstock.messaging.settlement import Settlement
@@ -22,7 +23,7 @@ class BatchCall:
 
     def __init__(self, deliveries: Sequence[Delivery], around: Surroundings) -> None:
         self._around = around
-        self._flag = Flag(gives_back=around.declaration.on_stop == "give_back")
+        self._control = Control(gives_back=around.declaration.on_stop == "give_back")
         self._calls = [Call(delivery, around) for delivery in deliveries]
         self._settled: dict[str, Settlement] = {}  # written by the thread that runs, before the function is called
         self._open: list[tuple[Call, Item[Any]]] = []  # as above
@@ -32,7 +33,7 @@ class BatchCall:
         return True
 
     def drain(self) -> None:
-        self._flag.stopping = True
+        self._control.stop()
 
     def time_out(self) -> Answer:
         settlements = dict(self._settled)
@@ -48,7 +49,7 @@ class BatchCall:
                 call.give_back()
 
     def interrupt(self) -> None:
-        self._flag.end()
+        self._control.end()
 
     def _begin(self) -> Sequence[Item[Any]]:
         for delivery, call in zip(self._deliveries, self._calls, strict=True):
@@ -68,7 +69,7 @@ class BatchCall:
             queue=self._around.declaration.queue.name,
             handler=self._around.declaration.name,
             resources=self._around.resources,
-            flag=self._flag,
+            control=self._control,
             tell_retry=self._open[0][0].tell_retry,
         )
         return (items, context)
@@ -88,7 +89,7 @@ class BatchCall:
         return settlements
 
     def _failed(self, raised: BaseException) -> Answer:
-        if isinstance(raised, Interrupted) and self._flag.over:
+        if isinstance(raised, Interrupted) and self._control.over:
             return {}
         settlements = dict(self._settled)
         for call, _ in self._open:
@@ -125,7 +126,7 @@ class AsyncBatchCall(BatchCall):
         try:
             result = await self._around.function(*self._arguments(items))
         except asyncio.CancelledError as cancelled:
-            if self._flag.over:
+            if self._control.over:
                 raise
             return self._failed(cancelled)
         except BaseException as raised:

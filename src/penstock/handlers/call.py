@@ -25,12 +25,14 @@ from penstock.events import (
     MessageSkipped,
     MessageStarted,
 )
-from penstock.handlers.context import NO_RESOURCES, Context, Flag
+from penstock.handlers.context import Context
 from penstock.handlers.decision import TimedOut, decide, decide_newer
 from penstock.handlers.declaration import HandlerDeclaration
 from penstock.handlers.keys import Busy, Claim, Done, Keys
 from penstock.handlers.own_task import OwnTask
+from penstock.messaging.call_context import NO_RESOURCES
 from penstock.messaging.clock import Clock
+from penstock.messaging.control import Control
 from penstock.messaging.delivery import Delivery, PreviousAttempt
 from penstock.messaging.failure import Failure, failure_of
 from penstock.messaging.handler import Answer
@@ -79,7 +81,7 @@ class Call:
     def __init__(self, delivery: Delivery, around: Surroundings) -> None:
         self._delivery = delivery
         self._around = around
-        self._flag = Flag(gives_back=around.declaration.on_stop == "give_back")
+        self._control = Control(gives_back=around.declaration.on_stop == "give_back")
         self._lock = threading.Lock()
         self._ended = False  # under the lock
         self._claim: Claim | None = None  # under the lock; written by the thread that runs
@@ -98,7 +100,7 @@ class Call:
         return self._claim is None or self._ended or self._claim.extend() or self._ended
 
     def drain(self) -> None:
-        self._flag.stopping = True
+        self._control.stop()
 
     def time_out(self) -> Answer:
         if not self._ends():  # the run was quicker by a moment
@@ -116,7 +118,7 @@ class Call:
 
     def interrupt(self) -> None:
         self._ends()
-        self._flag.end()
+        self._control.end()
 
     # -- steps of a run ------------------------------------------------------------------------------------------
 
@@ -205,7 +207,7 @@ class Call:
             previous_attempt=previous,
             key=key,
             resources=self._around.resources,
-            flag=self._flag,
+            control=self._control,
             tell_retry=self.tell_retry,
         )
         self._began_at = self._around.clock.monotonic()
@@ -368,7 +370,7 @@ class AsyncCall(Call):
                 await _awaited(self._around.declaration.cleanup(opened.body, opened.context))
             result = _run_to_its_end(await self._invoke(opened))
         except asyncio.CancelledError as cancelled:
-            if self._flag.over:
+            if self._control.over:
                 raise
             return await self._aside(self.failed, cancelled)  # the function's own doing
         except BaseException as raised:

@@ -7,9 +7,9 @@ from typing import Any, Literal
 
 from penstock.errors import UsageError
 from penstock.handlers.schedule import Schedule
+from penstock.messaging.function import OnStop, check_on_stop, takes_context
 from penstock.messaging.queue import Queue
 
-OnStop = Literal["finish", "give_back"]
 Isolation = Literal["none", "process"]
 
 
@@ -68,8 +68,7 @@ class HandlerDeclaration:
             raise UsageError(f"{name} has concurrency={self.concurrency}; it has to be at least 1.")
         if self.isolation not in ("none", "process"):
             raise UsageError(f"{name} has isolation={self.isolation!r}; it is 'none' or 'process'.")
-        if self.on_stop not in ("finish", "give_back"):
-            raise UsageError(f"{name} has on_stop={self.on_stop!r}; it is 'finish' or 'give_back'.")
+        check_on_stop(self.on_stop, name)
         if self.isolation == "process" and (self.is_async or self.batch is not None):
             raise UsageError(f"{name} runs in a process of its own, so it is a plain function of one message.")
         if self.batch is not None and self.idempotency is not None:
@@ -78,7 +77,7 @@ class HandlerDeclaration:
             raise UsageError(f"{name} takes batches, and cleanup is for functions of one message.")
         if self.cleanup is not None and not self.is_async and inspect.iscoroutinefunction(self.cleanup):
             raise UsageError(f"{name} is a plain function and its cleanup is async; make both the same.")
-        _ = takes_context(self.function, name)
+        _ = self.wants_context  # which refuses functions of other arguments
 
     @property
     def is_async(self) -> bool:
@@ -87,19 +86,7 @@ class HandlerDeclaration:
             getattr(self.function, "__call__", None)  # noqa: B004 - asked whether it is async, not whether it is there
         )
 
-
-def takes_context(function: Callable[..., Any], name: str) -> bool:
-    """Whether the function wants the context beside the body. Raises `UsageError` for one that takes neither one nor
-    two arguments."""
-    try:
-        parameters = inspect.signature(function).parameters.values()
-    except (TypeError, ValueError):
-        return False  # a builtin without a signature
-    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    required = [p for p in positional if p.default is p.empty]
-    forced = [p for p in parameters if p.kind is p.KEYWORD_ONLY and p.default is p.empty]
-    if any(p.kind is p.VAR_POSITIONAL for p in parameters):
-        return True
-    if not positional or len(required) > 2 or forced:
-        raise UsageError(f"{name} takes other arguments than (body) or (body, context).")
-    return len(positional) >= 2
+    @property
+    def wants_context(self) -> bool:
+        """Whether the function takes the context beside the body."""
+        return takes_context(self.function, f"The handler {self.name}", first="body")

@@ -9,15 +9,14 @@ from penstock.handlers.batch_call import AsyncBatchCall, PlainBatchCall
 from penstock.handlers.call import AsyncCall, PlainCall, Surroundings
 from penstock.handlers.child_call import ChildCall
 from penstock.handlers.children import Children
-from penstock.handlers.context import NO_RESOURCES
-from penstock.handlers.declaration import HandlerDeclaration, takes_context
+from penstock.handlers.declaration import HandlerDeclaration
 from penstock.handlers.keys import Keys
+from penstock.messaging.call_context import NO_RESOURCES
 from penstock.messaging.clock import Clock
 from penstock.messaging.delivery import Delivery
 from penstock.messaging.handler import Execution, Place
 from penstock.messaging.schema import Codec
 from penstock.messaging.waits import Random
-
 
 FORGET_SECONDS = 600.0  # between two looks for old completions
 
@@ -37,7 +36,6 @@ class FunctionHandler:
     ) -> None:
         if (declaration.idempotency is not None) != (keys is not None):
             raise ConfigurationError(f"The handler {declaration.name} is idempotent and was given no ledger.")
-        wants_context = takes_context(declaration.function, declaration.name)
         self._declaration = declaration
         self._forget_at = clock.monotonic() + FORGET_SECONDS * random()  # written by the I/O thread
         self._is_async = declaration.is_async  # asked once: the answer takes a while
@@ -45,7 +43,7 @@ class FunctionHandler:
             declaration=declaration,
             codec=Codec(declaration.queue),
             function=declaration.function,
-            wants_context=wants_context,
+            wants_context=declaration.wants_context,
             bus=bus,
             clock=clock,
             random=random,
@@ -53,7 +51,7 @@ class FunctionHandler:
             resources=resources,
         )
         self._children = (
-            Children(declaration.function, declaration.queue, wants_context=wants_context)
+            Children(declaration.function, declaration.queue, wants_context=declaration.wants_context)
             if declaration.isolation == "process"
             else None
         )

@@ -4,16 +4,15 @@ from collections.abc import Mapping
 
 from penstock import events
 from penstock.messaging.settlement import Ack, DeadLetter
-from penstock.monitoring.rows import IDS, Cases, Level, Row, Rows, Source, same
+from penstock.monitoring.rows import ERROR, IDS, Cases, Level, Row, Rows, Source, same
 
 _DELIVERY = same("queue", "message_id", "attempt")
 _MESSAGE = same("queue", "handler", "message_id", "attempt")
 _WORKED: Mapping[str, Source] = {**_MESSAGE, "enqueued_at": "enqueued_at"}
-_ERROR: Mapping[str, Source] = {"error.type": "error_type", "error.message": "error"}
 _FAILED: Mapping[str, Source] = {
     **_WORKED,
     "duration_s": "duration_seconds",
-    **_ERROR,
+    **ERROR,
     "exception": "traceback",
     "final": "final",
     "delay_s": "delay_seconds",
@@ -52,7 +51,7 @@ MESSAGE_ROWS: Rows = {
         name="message.retrying",
         level="warning",
         msg="A call inside the handler failed and is tried again there.",
-        fields={**_MESSAGE, "tries": "tries", "delay_s": "delay_seconds", **_ERROR},
+        fields={**_MESSAGE, "tries": "tries", "delay_s": "delay_seconds", **ERROR},
     ),
     events.MessageSkipped: Row(
         name="message.skipped",

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from penstock import events
-from penstock.monitoring.rows import Cases, Level, Row, Rows, Source, same
+from penstock.monitoring.rows import ERROR, Cases, Level, Row, Rows, Source, same
 
 _OBJECT: Mapping[str, Source] = {"pipeline": "pipeline", "object": "object_uri", "attempt_id": "attempt_id"}
 _NAMED: Mapping[str, Source] = {"pipeline": "pipeline", "object": "object_uri", "reason": "reason"}
@@ -52,6 +52,12 @@ OBJECT_ROWS: Rows = {
             "superseded": _left("object.superseded", "info", "The object exists in another version."),
         },
         otherwise=_left("object.failed", "error", "The object is given up on."),
+    ),
+    events.ObjectCallRetrying: Row(
+        name="object.call_retrying",
+        level="warning",
+        msg="A call inside the handler failed and is tried again there.",
+        fields={**_OBJECT, "tries": "tries", "delay_s": "delay_seconds", **ERROR},
     ),
     events.LinesQuarantined: Row(
         name="lines.quarantined",

@@ -48,4 +48,5 @@ def same(*names: str) -> Mapping[str, Source]:
 
 
 IDS: Mapping[str, Source] = {"count": lambda event: len(event.message_ids), "ids": "message_ids"}
+ERROR: Mapping[str, Source] = {"error.type": "error_type", "error.message": "error"}
 HANDLER_ERROR: Mapping[str, Source] = {"handler": "handler", "error.message": "error"}

@@ -14,6 +14,7 @@ from penstock.events import (
     BatchWritten,
     Bus,
     LinesQuarantined,
+    ObjectCallRetrying,
     ObjectFailed,
     ObjectFinished,
     ObjectGivenBack,
@@ -22,6 +23,7 @@ from penstock.events import (
     RunFailed,
 )
 from penstock.ledger.records import Claim, FailedObject, ObjectState
+from penstock.messaging.failure import failure_of
 from penstock.objects.reference import ObjectRef
 from penstock.pipeline.engine import ReadFailure, RunBroken, RunResult
 
@@ -141,6 +143,23 @@ class Telling:
                     exception=cause.exception if cause else None,
                 )
             )
+
+    def retrying(
+        self, ref: ObjectRef, attempt_id: str, tries: int, delay_seconds: float, raised: BaseException
+    ) -> None:
+        """A call inside a function for the object failed and is tried again there."""
+        failure = failure_of(raised)
+        self._bus.emit(
+            ObjectCallRetrying(
+                pipeline=self._pipeline,
+                object_uri=ref.uri,
+                attempt_id=attempt_id,
+                tries=tries,
+                delay_seconds=delay_seconds,
+                error_type=failure.error_type,
+                error=failure.error,
+            )
+        )
 
     def broken(self, work: Work, broken: RunBroken) -> None:
         """A run failed with nobody to blame."""

@@ -10,10 +10,10 @@ from typing import Any
 
 from penstock.app.handlers import Handlers
 from penstock.events import Bus, Event, MessageFailed
-from penstock.handlers.context import NO_RESOURCES
 from penstock.handlers.declaration import HandlerDeclaration
 from penstock.handlers.function_handler import FunctionHandler
 from penstock.handlers.keys import Begun, Busy, Done
+from penstock.messaging.call_context import NO_RESOURCES
 from penstock.messaging.clock import SystemClock
 from penstock.messaging.delivery import Delivery, PreviousAttempt
 from penstock.messaging.handler import Answer

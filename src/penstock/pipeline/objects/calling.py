@@ -6,8 +6,8 @@ from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import Any
 
+from penstock.messaging.function import takes_context
 from penstock.pipeline.objects.context import ObjectContext
-from penstock.pipeline.objects.declaration import takes_context
 from penstock.pipeline.objects.stream import IncomingObject
 
 
@@ -16,7 +16,7 @@ def call(function: Callable[..., Any], obj: IncomingObject, context: ObjectConte
 
     What it answers is of no use to anybody.
     """
-    arguments = (obj, context) if takes_context(function, context.handler) else (obj,)
+    arguments = (obj, context) if takes_context(function, context.handler, first="object") else (obj,)
     answer = function(*arguments)
     if inspect.iscoroutine(answer):
         asyncio.run(_cancelled_at_end(answer, context))

@@ -1,14 +1,13 @@
 """What a user says of a function for objects, checked once and then frozen."""
 
 import codecs
-import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from penstock.errors import UsageError
+from penstock.messaging.function import OnStop, check_on_stop, takes_context
 
-OnStop = Literal["finish", "give_back"]
 _MIB = 1 << 20
 
 
@@ -43,32 +42,14 @@ class ObjectHandlerDeclaration:
             raise UsageError(f"{name} has attempts_max={self.attempts_max}; it has to be at least 1.")
         if self.timeout_seconds is not None and not self.timeout_seconds > 0:
             raise UsageError(f"{name} has timeout_seconds={self.timeout_seconds}; it has to be more than 0.")
-        if self.on_stop not in ("finish", "give_back"):
-            raise UsageError(f"{name} has on_stop={self.on_stop!r}; it is 'finish' or 'give_back'.")
+        check_on_stop(self.on_stop, name)
         for bound in ("object_bytes_max", "inflated_bytes_max", "line_bytes_max", "memory_bytes_max"):
             if getattr(self, bound) < 1:
                 raise UsageError(f"{name} has {bound}={getattr(self, bound)}; it has to be at least 1.")
         _check_encoding(name, self.encoding)
         for function in (self.function, self.cleanup):
             if function is not None:
-                takes_context(function, name)
-
-
-def takes_context(function: Callable[..., Any], name: str) -> bool:
-    """Whether the function takes the context beside the object. Raises `UsageError` where it can take neither."""
-    try:
-        signature = inspect.signature(function)
-    except (TypeError, ValueError):  # a builtin that does not tell
-        return False
-    for answer, arguments in ((True, (None, None)), (False, (None,))):
-        try:
-            signature.bind(*arguments)
-        except TypeError:
-            continue
-        return answer
-    raise UsageError(
-        f"{name} has a function that takes {signature}; it is called with the object, or object and context."
-    )
+                takes_context(function, name, first="object")
 
 
 def _check_encoding(name: str, encoding: str) -> None:

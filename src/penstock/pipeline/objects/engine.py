@@ -8,6 +8,7 @@ from asyncio import CancelledError
 from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,16 +25,18 @@ from penstock.errors import (
 )
 from penstock.ledger import Ledger
 from penstock.ledger.records import Failure, ObjectResult
+from penstock.messaging.call_context import NO_RESOURCES
+from penstock.messaging.control import Control
 from penstock.messaging.failure import failure_of
 from penstock.objects.reference import ObjectRef
 from penstock.objects.store import ObjectStore
-from penstock.pipeline.engine import ReadFailure, RunRequest, RunResult
+from penstock.pipeline.engine import ReadFailure, RunCancelled, RunGivenBack, RunRequest, RunResult
 from penstock.pipeline.objects.calling import call
-from penstock.pipeline.objects.context import NO_RESOURCES, ObjectContext, previous_attempt
-from penstock.pipeline.objects.control import Control
+from penstock.pipeline.objects.context import ObjectContext, previous_attempt
 from penstock.pipeline.objects.declaration import ObjectHandlerDeclaration
 from penstock.pipeline.objects.denials import Denials
 from penstock.pipeline.objects.stream import Fault, IncomingObject
+from penstock.pipeline.telling import Telling
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +47,7 @@ class EngineTools:
     ledger: Ledger
     store: ObjectStore
     scratch: Path | None  # where content goes that is too large for memory; None: where the system keeps such files
+    telling: Telling
     resources: Mapping[str, Any] = field(default_factory=lambda: NO_RESOURCES)
     denials: Denials = field(default_factory=Denials)
 
@@ -59,7 +63,7 @@ class ObjectEngine:
     def run(self, request: RunRequest) -> RunResult:
         [ref] = request.objects
         if self._control.ends:
-            raise self._control.ending()
+            raise _ending(self._control)
         if ref.size_bytes > self._declaration.object_bytes_max:
             reason = f"{ref.uri} has {ref.size_bytes:,} bytes; at most {self._declaration.object_bytes_max:,} are read"
             return _failed(ref, ReadFailure(failure=Failure.DEAD, reason=reason))
@@ -98,6 +102,7 @@ class ObjectEngine:
             previous_attempt=previous_attempt(timeline),
             resources=self._tools.resources,
             control=self._control,
+            tell_retry=partial(self._tools.telling.retrying, ref, request.attempt_id),
         )
 
     def _call(self, obj: IncomingObject, context: ObjectContext) -> ReadFailure | None:
@@ -108,7 +113,7 @@ class ObjectEngine:
             call(self._declaration.function, obj, context)
         except BaseException as raised:  # SystemExit too: the object must not hang on what user code does
             if self._control.ends and isinstance(raised, Interrupted | CancelledError):
-                raise self._control.ending() from raised
+                raise _ending(self._control) from raised
             return failure_by(raised)
         return None
 
@@ -144,6 +149,13 @@ def failure_by(raised: BaseException) -> ReadFailure:
             )
         case _:
             return ReadFailure(failure=Failure.RETRY, reason=described.summary, raised=described, exception=raised)
+
+
+def _ending(control: Control) -> RunCancelled | RunGivenBack:
+    """What the end of the work means to the protocol."""
+    if control.over:
+        return RunCancelled("the work is no longer ours")
+    return RunGivenBack("given back at a checkpoint, since the worker stops")
 
 
 def _processed(ref: ObjectRef, obj: IncomingObject) -> RunResult:

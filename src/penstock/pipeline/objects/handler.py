@@ -11,13 +11,13 @@ from ulid import ULID
 from penstock.errors import InvalidMessage
 from penstock.events import Bus
 from penstock.ledger import Ledger
+from penstock.messaging.call_context import NO_RESOURCES
+from penstock.messaging.control import Control
 from penstock.messaging.delivery import Delivery
 from penstock.messaging.handler import Answer, Place
 from penstock.messaging.waits import Random
 from penstock.objects.store import ObjectStore
 from penstock.pipeline.attempt import AttemptSettings, BatchExecution, Surroundings
-from penstock.pipeline.objects.context import NO_RESOURCES
-from penstock.pipeline.objects.control import Control
 from penstock.pipeline.objects.declaration import ObjectHandlerDeclaration
 from penstock.pipeline.objects.engine import EngineTools, ObjectEngine
 from penstock.pipeline.parcel import Parse
@@ -50,11 +50,13 @@ class ObjectHandler:
     def __init__(self, declaration: ObjectHandlerDeclaration, tools: ObjectHandlerTools) -> None:
         self._declaration = declaration
         self._tools = tools
+        self._telling = Telling(declaration.name, tools.bus)
         self._engine_tools = EngineTools(
             declaration=declaration,
             ledger=tools.ledger,
             store=tools.store,
             scratch=tools.scratch,
+            telling=self._telling,
             resources=tools.resources,
         )
         self._settings = AttemptSettings(
@@ -69,7 +71,6 @@ class ObjectHandler:
             tells_batches=False,
         )
         self._streak = FailureStreak(faults_max=tools.faults_max)
-        self._telling = Telling(declaration.name, tools.bus)
         self._known = False  # to the ledger; set by whichever thread comes first, to the same
 
     @property

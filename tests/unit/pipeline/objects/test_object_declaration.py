@@ -1,24 +1,17 @@
 """What a user says of a function for objects."""
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from penstock.errors import UsageError
-from penstock.pipeline.objects.declaration import ObjectHandlerDeclaration, takes_context
-
-
-def with_context(obj: Any, ctx: Any) -> None: ...
+from penstock.pipeline.objects.declaration import ObjectHandlerDeclaration
 
 
 def without_context(obj: Any) -> None: ...
 
 
 def nothing() -> None: ...
-
-
-async def asynchronous(obj: Any, ctx: Any) -> None: ...
 
 
 @pytest.mark.parametrize(
@@ -42,14 +35,6 @@ def test_mistakes_are_told(declared: dict[str, Any], said: str) -> None:
     arguments: dict[str, Any] = {"name": "h", "function": without_context, **declared}
     with pytest.raises(UsageError, match=said):
         ObjectHandlerDeclaration(**arguments)
-
-
-@pytest.mark.parametrize(
-    ("function", "answer"),
-    [(with_context, True), (without_context, False), (asynchronous, True), (print, True), ([].append, False)],
-)
-def test_a_function_may_take_the_context_or_leave_it(function: Callable[..., Any], answer: bool) -> None:
-    assert takes_context(function, "h") is answer
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "latin-1", "cp1252", "shift_jis"])

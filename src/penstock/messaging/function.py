@@ -1,0 +1,33 @@
+"""What is asked of a user's function before it is taken, whatever it will be called with."""
+
+import inspect
+from collections.abc import Callable
+from typing import Any, Literal
+
+from penstock.errors import UsageError
+
+OnStop = Literal["finish", "give_back"]
+
+
+def takes_context(function: Callable[..., Any], name: str, *, first: str) -> bool:
+    """Whether the function takes the context beside its ``first`` argument.
+
+    Raises `UsageError`, naming it as ``name``, where it takes neither one argument nor two.
+    """
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # a builtin that does not tell
+        return False
+    for answer, arguments in ((True, (None, None)), (False, (None,))):
+        try:
+            signature.bind(*arguments)
+        except TypeError:
+            continue
+        return answer
+    raise UsageError(f"{name} takes other arguments than ({first}) or ({first}, context): it takes {signature}.")
+
+
+def check_on_stop(on_stop: str, name: str) -> None:
+    """Raise `UsageError` for what a stop cannot mean."""
+    if on_stop not in ("finish", "give_back"):
+        raise UsageError(f"{name} has on_stop={on_stop!r}; it is 'finish' or 'give_back'.")

@@ -1,0 +1,64 @@
+"""What a call is told from outside."""
+
+import threading
+from collections.abc import Callable
+
+import pytest
+
+from penstock.errors import Interrupted
+from penstock.messaging.control import Control
+
+DEADLINE_SECONDS = 10.0
+LONG_SECONDS = 60.0
+
+
+def test_a_stop_ends_only_what_gives_back_and_an_end_everything() -> None:
+    finishing, giving_back = Control(), Control(gives_back=True)
+    for control in (finishing, giving_back):
+        control.check()
+        control.stop()
+        assert (control.stopping, control.over) == (True, False)
+    finishing.check()
+    with pytest.raises(Interrupted):
+        giving_back.check()
+    finishing.end()
+    assert finishing.over
+    with pytest.raises(Interrupted):
+        finishing.check()
+
+
+@pytest.mark.parametrize("tell", [Control.stop, Control.end])
+def test_whoever_watches_hears_of_the_end_however_early_it_comes(tell: Callable[[Control], None]) -> None:
+    heard: list[str] = []
+    control = Control(gives_back=True)
+    control.watch(lambda: heard.append("while watching"))
+    tell(control)
+    control.watch(lambda: heard.append("at once"))
+    control.watch(None)
+    control.end()
+    assert heard == ["while watching", "at once"]
+
+
+@pytest.mark.parametrize("tell", [Control.stop, Control.end])
+def test_the_end_of_the_work_ends_a_sleep(tell: Callable[[Control], None]) -> None:
+    control, begun = Control(gives_back=True), threading.Event()
+
+    def sleep() -> None:
+        begun.set()
+        control.sleep(LONG_SECONDS)
+
+    sleeper = threading.Thread(target=sleep, daemon=True)
+    sleeper.start()
+    assert begun.wait(DEADLINE_SECONDS)
+    tell(control)
+    sleeper.join(DEADLINE_SECONDS)
+    assert not sleeper.is_alive()
+
+
+def test_work_that_has_ended_does_not_sleep() -> None:
+    control = Control()
+    control.end()
+    sleeper = threading.Thread(target=control.sleep, args=(LONG_SECONDS,), daemon=True)
+    sleeper.start()
+    sleeper.join(DEADLINE_SECONDS)
+    assert not sleeper.is_alive()
