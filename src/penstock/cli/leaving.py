@@ -31,6 +31,20 @@ def leave_now(exit_code: int) -> NoReturn:
     os._exit(exit_code)
 
 
+def leave_in_time(stop: "StopSignal", seconds: float, exit_code: int) -> None:
+    """See to it that the process has ended so long after the first request to stop: each part of stopping has its own
+    bound, and this one is that of all of them together, before the platform's SIGKILL."""
+    threading.Thread(target=_leave_after, args=(stop, seconds, exit_code), name="penstock-leaving", daemon=True).start()
+
+
+def _leave_after(stop: "StopSignal", seconds: float, exit_code: int) -> None:
+    asked = threading.Event()
+    with stop.watched_by(asked):
+        asked.wait()
+    threading.Event().wait(seconds)
+    leave_now(exit_code)
+
+
 def leave_within(seconds: float, exit_code: int) -> None:
     """See to it that the process has ended by then, whatever thread of a library would keep it from that."""
     timer = threading.Timer(seconds, leave_now, (exit_code,))

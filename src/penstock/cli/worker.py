@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from penstock.app.registry import WorkerRecord, Workers
 
 LEAVING_SECONDS = 1.0  # of the stop timeout's margin
+MARGIN_SECONDS = 0.5  # before the platform's SIGKILL: whatever hangs then is left behind
 RUN = "run"
 
 
@@ -158,7 +159,7 @@ def _run(app_name: str, flags: Mapping[str, object], lifeline: int | None) -> No
         from penstock.app.loading import load_app
         from penstock.app.running import must_leave, run_worker
         from penstock.app.supervisor import end_with_parent, ready_for_signals
-        from penstock.cli.leaving import leave_now, leave_within
+        from penstock.cli.leaving import leave_in_time, leave_now, leave_within
         from penstock.config import with_flags
 
         ready_for_signals()
@@ -166,6 +167,7 @@ def _run(app_name: str, flags: Mapping[str, object], lifeline: int | None) -> No
             end_with_parent(lifeline, stop)
         served = load_app(app_name)
         served.settings = with_flags(served.settings, **flags)
+        leave_in_time(stop, served.settings.stop_timeout_seconds - MARGIN_SECONDS, FAILED)
         conclusion = run_worker(served, stop=stop)
     except BaseException:
         stop.remove()

@@ -26,7 +26,7 @@ from penstock.events import (
     MessageStarted,
 )
 from penstock.handlers.context import Context
-from penstock.handlers.decision import TimedOut, decide, decide_newer
+from penstock.handlers.decision import TimedOut, decide, decide_newer, exhausted
 from penstock.handlers.declaration import HandlerDeclaration
 from penstock.handlers.keys import Busy, Claim, Done, Keys
 from penstock.handlers.own_task import OwnTask
@@ -198,7 +198,11 @@ class Call:
             return {}
         return self._opened(body, key, begun.previous or self._delivery.previous)
 
-    def _opened(self, body: Any, key: str | None, previous: PreviousAttempt | None) -> Opened:
+    def _opened(self, body: Any, key: str | None, previous: PreviousAttempt | None) -> Opened | Answer:
+        used_up = exhausted(self._delivery, self._around.declaration.retry)
+        if used_up is not None:
+            failure = Failure(error_type=type(used_up).__name__, error=str(used_up), traceback="")
+            return self._answer(self._fail(used_up, failure))
         context = Context(
             message=self._delivery.message,
             queue=self._delivery.queue,

@@ -17,6 +17,19 @@ from penstock.messaging.waits import Random, backoff_seconds
 NEWER_POLL_SECONDS = 30.0  # between two looks at a message of a newer schema, spread by up to half
 
 
+class Exhausted(Exception):
+    """All attempts were begun, and none of them came to an end: the work kills its worker, or hangs it."""
+
+
+def exhausted(delivery: Delivery, policy: RetryPolicy) -> Exhausted | None:
+    """Why a delivery is not worked on any more, before its function is called; None where it has an attempt left."""
+    if delivery.attempt <= policy.max_attempts:
+        return None
+    last = delivery.previous
+    how = "" if last is None else f"; the last one ended as {last.end.value}, on {last.worker}"
+    return Exhausted(f"{policy.max_attempts} attempts were begun and none came to an end{how}")
+
+
 class TimedOut(Exception):
     """The handler's timeout was over."""
 
@@ -29,7 +42,7 @@ def decide(
         return Ack()
     if isinstance(raised, Reject):
         return DeadLetter(reason=str(raised) or "rejected")
-    if isinstance(raised, InvalidMessage):
+    if isinstance(raised, InvalidMessage | Exhausted):
         return DeadLetter(reason=str(raised))
     words = failure.summary if failure is not None else type(raised).__name__
     if delivery.attempt >= policy.max_attempts:

@@ -10,12 +10,15 @@ from dataclasses import dataclass
 
 from ulid import ULID
 
+from penstock.errors import TemporaryError
 from penstock.handlers.keys import Begun, Busy, Done
 from penstock.ledger import Ledger
 from penstock.ledger.work_records import WorkAttempt, WorkBusy, WorkDone
 from penstock.messaging.delivery import AttemptEnd, PreviousAttempt
 
-
+FINISH_TRIES = 5
+FINISH_WAIT_SECONDS = 0.1
+FINISH_WAIT_SECONDS_MAX = 2.0
 FORGOTTEN_MAX = 1_000  # completions in one transaction
 
 
@@ -56,7 +59,16 @@ class LedgerClaim:
         return self.keys.ledger.extend_work(self.attempt_id, lease_seconds=self.keys.lease_seconds)
 
     def finish(self, outcome: str) -> bool:
-        return self.keys.ledger.finish_work(self.attempt_id, outcome=outcome)
+        """Tried a few times while the claim is kept: given up, it would have the work done twice."""
+        from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_random_exponential
+
+        finishing = Retrying(
+            retry=retry_if_exception_type(TemporaryError),
+            stop=stop_after_attempt(FINISH_TRIES),
+            wait=wait_random_exponential(multiplier=FINISH_WAIT_SECONDS, max=FINISH_WAIT_SECONDS_MAX),
+            reraise=True,
+        )
+        return finishing(self.keys.ledger.finish_work, self.attempt_id, outcome=outcome)
 
     def fail(self, reason: str) -> bool:
         return self.keys.ledger.end_work(self.attempt_id, outcome="failed", reason=reason)

@@ -75,8 +75,9 @@ class Endings:
         self._tell(flight.deliveries, f"{type(error).__name__}: {error}")
 
     def claim_lost(self, flight: Flight) -> None:
-        """Nothing is acked: what the run comes to is fenced off by now. The machinery failed, not the work."""
-        self._put_back(flight.deliveries, failed=False, why=CLAIM_LOST)
+        """Nothing is acked: what the run comes to is fenced off by now. The machinery failed, not the work, so it costs
+        no attempt: one that was the message's last would kill it."""
+        self._put_back(flight.deliveries, failed=False, why=CLAIM_LOST, refund=True)
 
     def timed_out(self, flight: Flight) -> None:
         """Settling takes the deliveries out of the heartbeat's book: a hung run keeps no lease."""
@@ -129,8 +130,8 @@ class Endings:
         except Exception as error:
             self._tell(flight.deliveries, f"giving the claim back failed: {type(error).__name__}: {error}")
 
-    def _put_back(self, deliveries: Sequence[Delivery], *, failed: bool, why: str) -> None:
-        self._settler.submit([(delivery, self._delayed(delivery)) for delivery in deliveries])
+    def _put_back(self, deliveries: Sequence[Delivery], *, failed: bool, why: str, refund: bool = False) -> None:
+        self._settler.submit([(delivery, self._delayed(delivery, refund=refund)) for delivery in deliveries])
         self._count(failed=failed)
         self._tell(deliveries, why)
 
@@ -138,8 +139,8 @@ class Endings:
         ids = tuple(delivery.message.id for delivery in deliveries)
         self._bus.emit(ExecutionFailed(handler=self._handler, message_ids=ids, error=error))
 
-    def _delayed(self, delivery: Delivery) -> Release:
-        return Release(delay_seconds=self._backoff_seconds(delivery.attempt))
+    def _delayed(self, delivery: Delivery, *, refund: bool = False) -> Release:
+        return Release(delay_seconds=self._backoff_seconds(delivery.attempt), refund=refund)
 
     def _count(self, *, failed: bool) -> None:
         with self._lock:

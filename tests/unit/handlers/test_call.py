@@ -176,6 +176,20 @@ def test_the_ledgers_memory_of_the_attempt_before_goes_before_the_brokers() -> N
     assert seen == [ledger_says, broker_says]
 
 
+def test_work_that_kills_its_worker_each_time_is_given_up_without_another_call() -> None:
+    died = PreviousAttempt(started_at=1, ended_at=2, worker="web-1", end=AttemptEnd.EXPIRED)
+    keys = Keys()
+    desk = Desk(lambda message: pytest.fail("called"), keys=keys, max_attempts=3)
+    (settlement,) = desk.handler.begin([delivery(attempt=4, previous=died)]).run().values()  # type: ignore[union-attr]
+    assert settlement == DeadLetter(
+        reason="3 attempts were begun and none came to an end; the last one ended as expired, on web-1"
+    )
+    assert keys.told[1].startswith("fail Exhausted")
+    assert [event.final for event in desk.told(MessageFailed)] == [True]
+    done = Desk(lambda message: pytest.fail("called"), keys=Keys(Done(outcome="1")), max_attempts=3)
+    assert done.handler.begin([delivery(attempt=4, previous=died)]).run() == {"r1": Ack()}
+
+
 def test_a_timeout_is_an_attempt_and_tells_where_the_work_hangs() -> None:
     gate, inside = threading.Event(), threading.Event()
 

@@ -243,7 +243,7 @@ def test_a_lost_claim_ends_the_batch_without_a_settlement_of_its_own(life: "Life
     life.stop.request()
     assert life.end() == "drained"
     assert life.broker.acked() == []
-    assert life.broker.released()["m0"].refund is False
+    assert life.broker.released()["m0"].refund is True
     assert "claim was lost" in str(life.told(ExecutionFailed))
 
 

@@ -9,6 +9,7 @@ from os import PathLike
 from penstock.app.goal import Goal
 from penstock.app.housekeeping import Presence
 from penstock.app.kill import killing_probe
+from penstock.app.listeners import guarded
 from penstock.app.pipelines.declaration import PipelineDeclaration
 from penstock.app.pipelines.home import Home
 from penstock.app.pipelines.plan import Plan, plan_of
@@ -67,7 +68,7 @@ def run(
     clock, tally = SystemClock(), Tally()
     began_at = clock.monotonic()
     presence = Presence(settings=home.settings, broker=home.broker, worker=home.worker, stop=stop, clock=clock)
-    heard_by: tuple[Listener, ...] = (tally, *home.listeners, *listeners)
+    heard_by: tuple[Listener, ...] = (tally, *guarded(home.listeners, tell=Bus(*listeners).emit), *listeners)
     reporter = None
     if home.on_error is not None:
         reporter = ErrorReporter(home.on_error, worker=home.worker, tell=Bus(*heard_by).emit)
