@@ -5,6 +5,6 @@ serve, drain, give back, close), `loop` (the broker's thread), `asking` (which q
 turn it is), `intake` (deliveries held and not begun), `batcher` (when a batch is full), `executors` (the executions of
 a line), `places` (the threads they run on), `flight` (one batch at work), `endings` (what becomes of it),
 `upkeep` (what handlers do when idle), `heartbeat` (leases and claims), `settler` (how deliveries end), `shutdown`
-(signals, giving back), `stacks` (what every thread is doing), and `settings` (arithmetic). `parts` and `service` put
-them together.
+(signals, giving back), `stacks` (what every thread is doing), `helper` (a thread of the worker's own), and `settings`
+(arithmetic). `parts` and `served_line` put them together.
 """

@@ -7,7 +7,7 @@ from penstock.events import Bus, ReceiveFailed
 from penstock.messaging.clock import Clock
 from penstock.messaging.waits import Random, backoff_seconds, idle_seconds
 from penstock.worker.rotation import Rotation
-from penstock.worker.service import Service
+from penstock.worker.served_line import ServedLine
 from penstock.worker.settings import WorkerSettings
 
 NOBODY_SECONDS = 60.0  # a bound for the wait for a freed slot
@@ -22,10 +22,10 @@ class Asking:
     """
 
     def __init__(
-        self, *, services: Sequence[Service], settings: WorkerSettings, clock: Clock, bus: Bus, random: Random
+        self, *, lines: Sequence[ServedLine], settings: WorkerSettings, clock: Clock, bus: Bus, random: Random
     ) -> None:
-        self._services = services
-        self._rotation = Rotation([service.line.weight for service in services])
+        self._lines = lines
+        self._rotation = Rotation([served.line.weight for served in lines])
         self._settings = settings
         self._clock = clock
         self._bus = bus
@@ -37,52 +37,52 @@ class Asking:
 
         Raises `UserError` when a broker never can do what was asked.
         """
-        empty: list[Service] = []
+        empty: list[ServedLine] = []
         began_at = self._clock.monotonic()
         for index in self._rotation.order():
-            service = self._services[index]
-            room = service.room
+            served = self._lines[index]
+            room = served.room
             if room < 1:
                 self._rotation.passed(index)
-            elif service.ask_at <= self._clock.monotonic():
-                arrived = self._receive(service, room, worker_idle=worker_idle)
+            elif served.ask_at <= self._clock.monotonic():
+                arrived = self._receive(served, room, worker_idle=worker_idle)
                 if arrived:
                     self._rotation.served(index, arrived)
                     self._hasten()
                     return True, 0.0
                 self._rotation.passed(index)
-                if not service.receive_failures:
-                    empty.append(service)
+                if not served.receive_failures:
+                    empty.append(served)
         if empty:
             self._idle(empty, began_at)
         return False, self._rest_seconds()
 
-    def _receive(self, service: Service, room: int, *, worker_idle: bool) -> int:
+    def _receive(self, served: ServedLine, room: int, *, worker_idle: bool) -> int:
         # A poll may only wait in the broker where nobody else waits for this thread.
-        may_wait = worker_idle and len(self._services) == 1
+        may_wait = worker_idle and len(self._lines) == 1
         wait_seconds = self._settings.poll_wait_seconds if may_wait else 0.0
         try:
-            arrived = service.intake.receive(room, now=self._clock.monotonic, wait_seconds=wait_seconds)
+            arrived = served.intake.receive(room, now=self._clock.monotonic, wait_seconds=wait_seconds)
         except UserError:
             raise
         except Exception as error:
-            self._receive_failed(service, error)
+            self._receive_failed(served, error)
             return 0
-        service.receive_failures = 0
+        served.receive_failures = 0
         if not arrived:
-            service.ask_at = self._clock.monotonic() + self._settings.idle_floor_seconds
+            served.ask_at = self._clock.monotonic() + self._settings.idle_floor_seconds
         return arrived
 
-    def _receive_failed(self, service: Service, error: Exception) -> None:
-        service.receive_failures += 1
-        self._bus.emit(ReceiveFailed(queue=service.line.queue, error=f"{type(error).__name__}: {error}"))
+    def _receive_failed(self, served: ServedLine, error: Exception) -> None:
+        served.receive_failures += 1
+        self._bus.emit(ReceiveFailed(queue=served.line.queue, error=f"{type(error).__name__}: {error}"))
         wait_seconds = backoff_seconds(
-            attempt=service.receive_failures,
+            attempt=served.receive_failures,
             base_seconds=self._settings.retry_base_seconds,
             cap_seconds=self._settings.retry_cap_seconds,
             random=self._random,
         )
-        service.ask_at = self._clock.monotonic() + max(wait_seconds, self._settings.idle_floor_seconds)
+        served.ask_at = self._clock.monotonic() + max(wait_seconds, self._settings.idle_floor_seconds)
 
     def _hasten(self) -> None:
         """Something came: the waits begin anew."""
@@ -90,11 +90,11 @@ class Asking:
             return
         self._idle_seconds = self._settings.idle_floor_seconds
         soon = self._clock.monotonic() + self._idle_seconds
-        for service in self._services:
-            if not service.receive_failures:
-                service.ask_at = min(service.ask_at, soon)
+        for served in self._lines:
+            if not served.receive_failures:
+                served.ask_at = min(served.ask_at, soon)
 
-    def _idle(self, empty: Sequence[Service], began_at: float) -> None:
+    def _idle(self, empty: Sequence[ServedLine], began_at: float) -> None:
         self._idle_seconds = idle_seconds(
             self._idle_seconds,
             floor_seconds=self._settings.idle_floor_seconds,
@@ -103,9 +103,9 @@ class Asking:
         )
         # The time that a poll waited in the broker counts; a broker that answers late still gets a moment's rest.
         ask_at = max(began_at + self._idle_seconds, self._clock.monotonic() + 0.001)
-        for service in empty:
-            service.ask_at = ask_at
+        for served in empty:
+            served.ask_at = ask_at
 
     def _rest_seconds(self) -> float:
-        ask_at = min((service.ask_at for service in self._services if service.room > 0), default=None)
+        ask_at = min((served.ask_at for served in self._lines if served.room > 0), default=None)
         return NOBODY_SECONDS if ask_at is None else max(ask_at - self._clock.monotonic(), 0.0)

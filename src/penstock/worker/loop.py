@@ -11,7 +11,7 @@ from penstock.errors import PublishHalted, TemporaryError, UserError
 from penstock.events import Bus, UpkeepFailed
 from penstock.messaging.clock import Clock
 from penstock.worker.asking import Asking
-from penstock.worker.service import Service
+from penstock.worker.served_line import ServedLine
 from penstock.worker.settler import Settler
 from penstock.worker.shutdown import UNSTARTED
 
@@ -27,7 +27,7 @@ class Loop:
     def __init__(
         self,
         *,
-        services: Sequence[Service],
+        lines: Sequence[ServedLine],
         asking: Asking,
         settler: Settler,
         clock: Clock,
@@ -38,7 +38,7 @@ class Loop:
         fail: Callable[[BaseException], None],
         halt: Callable[[str, BaseException], bool],
     ) -> None:
-        self._services = services
+        self._lines = lines
         self._asking = asking
         self._settler = settler
         self._clock = clock
@@ -87,8 +87,8 @@ class Loop:
 
     def _turn(self) -> None:
         self._wake.clear()
-        for service in self._services:
-            service.executors.end_overdue()
+        for served in self._lines:
+            served.executors.end_overdue()
         self._settler.apply_due()
         self._rest(self._put_back() if self._leaving else self._serve())
 
@@ -97,15 +97,15 @@ class Loop:
 
     def _put_back(self) -> float:
         """Draining or paused: what is held unstarted goes back. Answers how long to rest."""
-        unstarted = [delivery for service in self._services for delivery in service.intake.take_all()]
+        unstarted = [delivery for served in self._lines for delivery in served.intake.take_all()]
         self._settler.submit((delivery, UNSTARTED) for delivery in unstarted)
         return 0.0 if unstarted or self._over() else REST_SECONDS_MAX
 
     def _put_back_halted(self) -> None:
         """What a line holds that was halted meanwhile is for others."""
-        for service in self._services:
-            if service.halted and not service.intake.empty:
-                self._settler.submit((delivery, UNSTARTED) for delivery in service.intake.take_all())
+        for served in self._lines:
+            if served.halted and not served.intake.empty:
+                self._settler.submit((delivery, UNSTARTED) for delivery in served.intake.take_all())
 
     def _serve(self) -> float:
         """Begin, receive, begin, and look around when there is nothing else to do. Answers how long to rest."""
@@ -129,20 +129,20 @@ class Loop:
     def _begin_due(self) -> bool:
         """Begin what may begin now; answers whether anything did."""
         begun = False
-        for service in self._services:
-            while not (self._leaving or self._paused) and (batches := service.due_batches(self._clock.monotonic())):
-                service.executors.begin(batches)
+        for served in self._lines:
+            while not (self._leaving or self._paused) and (batches := served.due_batches(self._clock.monotonic())):
+                served.executors.begin(batches)
                 begun = True
         return begun
 
     @property
     def _idle(self) -> bool:
         """Nothing at work, nothing held, nothing to settle."""
-        return all(service.idle for service in self._services) and self._settler.next_due_at() is None
+        return all(served.idle for served in self._lines) and self._settler.next_due_at() is None
 
     @property
     def _concluded(self) -> int:
-        return sum(service.executors.concluded for service in self._services)
+        return sum(served.executors.concluded for served in self._lines)
 
     def _rest(self, seconds: float) -> None:
         """Wait for a freed slot or a request to stop, and no longer than until something is due."""
@@ -150,12 +150,12 @@ class Loop:
             return
         now = self._clock.monotonic()
         due_at = [self._settler.next_due_at()]
-        for service in self._services:
-            due_at.append(service.executors.next_deadline())
-            if not service.intake.empty and service.executors.not_before > now:
-                due_at.append(service.executors.not_before)
+        for served in self._lines:
+            due_at.append(served.executors.next_deadline())
+            if not served.intake.empty and served.executors.not_before > now:
+                due_at.append(served.executors.not_before)
             if self._paused and not self._leaving:
-                due_at.append(service.upkeep.due_at)
+                due_at.append(served.upkeep.due_at)
         seconds = min([seconds, *(at - now for at in due_at if at is not None)])
         if seconds > 0:
             self._clock.wait(self._wake, seconds)
@@ -175,27 +175,27 @@ class Loop:
         try:
             return until()
         except TemporaryError as error:  # the ledger is away: asked again when idle
-            name = self._services[0].line.handler.name
+            name = self._lines[0].line.handler.name
             self._bus.emit(UpkeepFailed(handler=name, error=f"{type(error).__name__}: {error}"))
             return False
 
     def _care(self) -> None:
         """Upkeep of the lines that have nothing to do, where it is time."""
-        for service in self._services:
-            concluded = service.executors.concluded
-            if service.upkeep.due(concluded) and service.idle and not service.halted:
+        for served in self._lines:
+            concluded = served.executors.concluded
+            if served.upkeep.due(concluded) and served.idle and not served.halted:
                 self._settler.apply_due()  # upkeep may take long, and settlements should not wait for it
                 try:
-                    service.upkeep.care(concluded)
+                    served.upkeep.care(concluded)
                 except (UserError, PublishHalted) as error:
-                    if not self._halt(service.line.queue, error):
+                    if not self._halt(served.line.queue, error):
                         raise
 
     def _last_care(self) -> None:
         """Upkeep before a worker that is done leaves. Raises the last failure: its work is not finished then."""
-        for service in self._services:
+        for served in self._lines:
             for left in reversed(range(FINAL_UPKEEPS_MAX)):
-                error = service.upkeep.care(service.executors.concluded)
+                error = served.upkeep.care(served.executors.concluded)
                 if self._quitting:
                     return
                 if error is None:
@@ -203,4 +203,4 @@ class Loop:
                 if not left:
                     raise error
                 self._wake.clear()
-                self._clock.wait(self._wake, service.upkeep.due_at - self._clock.monotonic())
+                self._clock.wait(self._wake, served.upkeep.due_at - self._clock.monotonic())

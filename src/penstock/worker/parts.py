@@ -19,7 +19,7 @@ from penstock.worker.intake import Intake
 from penstock.worker.line import Line
 from penstock.worker.loop import Loop, Until
 from penstock.worker.places import EventLoop, Places
-from penstock.worker.service import Service
+from penstock.worker.served_line import ServedLine
 from penstock.worker.settings import WorkerSettings
 from penstock.worker.settler import Settler
 from penstock.worker.upkeep import Upkeep
@@ -72,8 +72,8 @@ class Parts:
         self.places = Places(concurrency=tools.settings.concurrency, ended=calls.changed, event_loop=tools.event_loop)
         slots = Slots(tools.settings.concurrency)
         first_ask_at = tools.clock.monotonic() + tools.settings.start_jitter_seconds * tools.random()
-        self.services = [
-            Service(
+        self.lines = [
+            ServedLine(
                 line=line,
                 intake=self._intake(line),
                 executors=self._executors(line, slots),
@@ -95,7 +95,7 @@ class Parts:
 
     def unended(self) -> Sequence[Flight]:
         """The batches whose end is open."""
-        return [flight for service in self.services for flight in service.executors.unended()]
+        return [flight for served in self.lines for flight in served.executors.unended()]
 
     def _intake(self, line: Line) -> Intake:
         tools = self._tools
@@ -145,9 +145,9 @@ class Parts:
     def _loop(self, wake: threading.Event, until: Until | None) -> Loop:
         tools = self._tools
         return Loop(
-            services=self.services,
+            lines=self.lines,
             asking=Asking(
-                services=self.services,
+                lines=self.lines,
                 settings=tools.settings,
                 clock=tools.clock,
                 bus=tools.bus,

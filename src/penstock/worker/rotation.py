@@ -16,7 +16,7 @@ class Rotation:
         self._weights = tuple(weights)
         self._times = [0.0] * len(self._weights)
         self._busy = [False] * len(self._weights)
-        self._now = 0.0  # never goes back: the time at which the last service began
+        self._now = 0.0  # never goes back: the time at which the last turn began
         self._turn = 0
         self._last_turns = [0] * len(self._weights)
 

@@ -84,15 +84,15 @@ class Shift:
         """A handler met what no further try can mend: its queue is served no more. False where that ends the worker:
         it was the last one, or the worker is to finish and never could."""
         with self._halting:
-            service = next(service for service in self._parts.services if service.line.queue == queue)
-            if service.halted:
+            served = next(served for served in self._parts.lines if served.line.queue == queue)
+            if served.halted:
                 return True
-            if self._until is not None or all(one.halted for one in self._parts.services if one is not service):
+            if self._until is not None or all(one.halted for one in self._parts.lines if one is not served):
                 self.fail(error)
                 return False
-            service.halted = True
+            served.halted = True
         told = f"{type(error).__name__}: {error}"
-        self._bus.emit(LineHalted(queue=queue, handler=service.line.handler.name, error=told))
+        self._bus.emit(LineHalted(queue=queue, handler=served.line.handler.name, error=told))
         self.freed()
         return True
 
@@ -150,16 +150,16 @@ class Shift:
         deadline = self._clock.monotonic() + seconds
         alone: list[Flight] = []
         group: list[Flight] = []
-        for service in self._parts.services:
-            ended = [flight for flight in service.executors.unended() if flight.end()]
-            (group if service.line.shares_slots else alone).extend(ended)
+        for served in self._parts.lines:
+            ended = [flight for flight in served.executors.unended() if flight.end()]
+            (group if served.line.shares_slots else alone).extend(ended)
         helpers = [
             self._helper(f"penstock-give-back-{n}", partial(self._give_back_flights, [flight], seconds))
             for n, flight in enumerate(alone, start=1)
         ]
         if group:
             helpers.append(self._helper("penstock-give-back-group", partial(self._give_back_flights, group, seconds)))
-        if not all(service.intake.empty for service in self._parts.services):
+        if not all(served.intake.empty for served in self._parts.lines):
             helpers.append(self._helper("penstock-give-back-unstarted", partial(self._put_back, seconds)))
         for helper in helpers:
             helper.start()
@@ -194,8 +194,8 @@ class Shift:
         return Helper(name, work, changed=self.changed, fail=self.fail)
 
     def _tell_drain(self) -> None:
-        for service in self._parts.services:
-            service.executors.drain()
+        for served in self._parts.lines:
+            served.executors.drain()
 
     def _in_flight(self) -> int:
         return sum(len(flight.deliveries) for flight in self._parts.unended())
@@ -204,9 +204,9 @@ class Shift:
         """The names of threads at work, of all lines or of one kind."""
         return [
             name
-            for service in self._parts.services
-            if shares_slots in (None, service.line.shares_slots)
-            for name in service.executors.running()
+            for served in self._parts.lines
+            if shares_slots in (None, served.line.shares_slots)
+            for name in served.executors.running()
         ]
 
     def _reason(self) -> str | None:
@@ -238,7 +238,7 @@ class Shift:
     def _put_back(self, seconds: float) -> None:
         """What nobody began, when the I/O thread has not come to it (a poll may hold it)."""
         deadline = self._clock.monotonic() + seconds * BROKER_SHARE
-        unstarted = [delivery for service in self._parts.services for delivery in service.intake.take_all()]
+        unstarted = [delivery for served in self._parts.lines for delivery in served.intake.take_all()]
         self._parts.book.unregister(unstarted, wait_seconds=deadline - self._clock.monotonic())
         settlements = [(delivery, UNSTARTED) for delivery in unstarted]
         self._refused += self._parts.settler.settle_by(settlements, deadline=deadline)

@@ -11,7 +11,7 @@ from penstock.worker.upkeep import Upkeep
 
 
 @dataclass(slots=True, kw_only=True)
-class Service:
+class ServedLine:
     """A line with what serves it. The mutable fields are the I/O thread's."""
 
     line: Line
