@@ -35,6 +35,7 @@ from penstock.messaging.clock import Clock
 from penstock.messaging.control import Control
 from penstock.messaging.delivery import Delivery, PreviousAttempt
 from penstock.messaging.failure import Failure, failure_of
+from penstock.messaging.function import run_to_its_end
 from penstock.messaging.handler import Answer
 from penstock.messaging.schema import Codec
 from penstock.messaging.settlement import Ack, DeadLetter, Release, Settlement
@@ -341,8 +342,8 @@ class PlainCall(Call):
             return opened
         try:
             if opened.cleanup and self._around.declaration.cleanup is not None:
-                _run_to_its_end(self._around.declaration.cleanup(opened.body, opened.context))
-            result = _run_to_its_end(self._invoke(opened))
+                run_to_its_end(self._around.declaration.cleanup(opened.body, opened.context))
+            result = run_to_its_end(self._invoke(opened))
         except BaseException as raised:  # SystemExit too: the delivery must not hang on what user code does
             return self.failed(raised)
         return self.finish(result)
@@ -372,7 +373,7 @@ class AsyncCall(Call):
         try:
             if opened.cleanup and self._around.declaration.cleanup is not None:
                 await _awaited(self._around.declaration.cleanup(opened.body, opened.context))
-            result = _run_to_its_end(await self._invoke(opened))
+            result = run_to_its_end(await self._invoke(opened))
         except asyncio.CancelledError as cancelled:
             if self._control.over:
                 raise
@@ -402,19 +403,6 @@ class AsyncCall(Call):
 
 async def _awaited(result: Any) -> Any:
     return await result if inspect.isawaitable(result) else result
-
-
-def _run_to_its_end(result: Any) -> Any:
-    """What the function returned. Raises TypeError for work that it only made and did not do: to ack that would lose
-    the message."""
-    if not (inspect.isawaitable(result) or inspect.isgenerator(result) or inspect.isasyncgen(result)):
-        return result
-    if inspect.iscoroutine(result):
-        result.close()  # or Python warns that nobody awaited it
-    raise TypeError(
-        f"it returned a {type(result).__name__}, which nobody runs: declare the function with async def and await in "
-        "it, and without yield"
-    )
 
 
 def _outcome(result: Any) -> str:

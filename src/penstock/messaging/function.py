@@ -1,4 +1,4 @@
-"""What is asked of a user's function before it is taken, whatever it will be called with."""
+"""What is asked of a user's function before it is taken, and of what it returned, whatever it is called with."""
 
 import inspect
 from collections.abc import Callable
@@ -25,6 +25,19 @@ def takes_context(function: Callable[..., Any], name: str, *, first: str) -> boo
             continue
         return answer
     raise UsageError(f"{name} takes other arguments than ({first}) or ({first}, context): it takes {signature}.")
+
+
+def run_to_its_end(result: Any) -> Any:
+    """What the function returned. Raises TypeError for work that it only made and did not do: to ack that would lose
+    the message."""
+    if not (inspect.isawaitable(result) or inspect.isgenerator(result) or inspect.isasyncgen(result)):
+        return result
+    if inspect.iscoroutine(result):
+        result.close()  # or Python warns that nobody awaited it
+    raise TypeError(
+        f"it returned a {type(result).__name__}, which nobody runs: declare the function with async def and await in "
+        "it, and without yield"
+    )
 
 
 def check_on_stop(on_stop: str, name: str) -> None:

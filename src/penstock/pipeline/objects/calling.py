@@ -6,7 +6,7 @@ from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import Any
 
-from penstock.messaging.function import takes_context
+from penstock.messaging.function import run_to_its_end, takes_context
 from penstock.pipeline.objects.context import ObjectContext
 from penstock.pipeline.objects.stream import IncomingObject
 
@@ -14,15 +14,16 @@ from penstock.pipeline.objects.stream import IncomingObject
 def call(function: Callable[..., Any], obj: IncomingObject, context: ObjectContext) -> None:
     """Call it to its end. An async function gets an event loop of its own in this thread, for this one call.
 
-    What it answers is of no use to anybody.
+    What it answers is of no use to anybody; work that it only made and did not do raises TypeError.
     """
     arguments = (obj, context) if takes_context(function, context.handler, first="object") else (obj,)
     answer = function(*arguments)
     if inspect.iscoroutine(answer):
-        asyncio.run(_cancelled_at_end(answer, context))
+        answer = asyncio.run(_cancelled_at_end(answer, context))
+    run_to_its_end(answer)
 
 
-async def _cancelled_at_end(answer: Coroutine[Any, Any, Any], context: ObjectContext) -> None:
+async def _cancelled_at_end(answer: Coroutine[Any, Any, Any], context: ObjectContext) -> Any:
     """An async function need not ask: it is cancelled where it waits."""
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
     assert task is not None, "a coroutine runs in a task"
@@ -33,6 +34,6 @@ async def _cancelled_at_end(answer: Coroutine[Any, Any, Any], context: ObjectCon
 
     context.control.watch(cancel)
     try:
-        await answer
+        return await answer
     finally:
         context.control.watch(None)

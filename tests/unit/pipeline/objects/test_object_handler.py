@@ -468,6 +468,20 @@ def test_an_async_function_s_exception_is_its_failure(scene: Scene) -> None:
     assert end.reason == "no"
 
 
+def test_work_that_is_only_made_is_a_failure_and_not_processed(scene: Scene) -> None:
+    def wraps(obj: IncomingObject) -> object:
+        return (line for line in obj.lines())
+
+    async def forgets(obj: IncomingObject) -> object:
+        return asyncio.sleep(0)
+
+    for key, function in (("a", wraps), ("b", forgets)):
+        scene.announce(scene.put(key))
+        [end] = scene.serve(scene.handler(function, attempts_max=1))
+        assert isinstance(end, DeadLetter)
+        assert "which nobody runs" in end.reason
+
+
 def test_an_async_function_is_cancelled_where_it_waits(scene: Scene) -> None:
     waits = threading.Event()
     cancelled: list[bool] = []
