@@ -1,7 +1,7 @@
 """`App`: handlers and pipelines, and the broker and ledger they stand on. A value, not a global."""
 
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -17,10 +17,9 @@ from penstock.messaging.broker import Broker
 from penstock.messaging.message import NO_ATTRIBUTES, Attributes, Outgoing
 from penstock.messaging.queue import Queue
 from penstock.messaging.schema import Codec
+from penstock.monitoring.errors import ErrorHook
 
 SEND_CHUNK = 1_000  # messages handed to the broker in one call
-
-ErrorHook = Callable[..., None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,24 +12,22 @@ from penstock.app.service import FunctionService, Service
 from penstock.errors import UsageError
 from penstock.handlers.declaration import BatchOptions, HandlerDeclaration, Isolation, RetryPolicy
 from penstock.handlers.durations import Duration, Size, bytes_of, seconds_of
-from penstock.handlers.schedule import Cron, Every, Schedule
+from penstock.handlers.schedule import schedule_of
+from penstock.handlers.ticker import check_tick
 from penstock.messaging.function import OnStop
-from penstock.messaging.message import Message
 from penstock.messaging.queue import Queue
-from penstock.messaging.schema import Codec
 
 Function = TypeVar("Function", bound=Callable[..., Any])
-Lifespan = Callable[..., Any]
 BATCH_WAIT_SECONDS = 1.0
 PIPELINE_WAIT_SECONDS = 30.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Lifetime:
+class Lifespan:
     """What lives as long as the worker: a generator function, plain or async, that yields its resources once."""
 
     name: str
-    function: Lifespan
+    function: Callable[..., Any]
 
 
 class Handlers:
@@ -37,7 +35,7 @@ class Handlers:
 
     def __init__(self) -> None:
         self._services: dict[str, Service] = {}  # by queue
-        self._lifetimes: list[Lifetime] = []
+        self._lifespans: list[Lifespan] = []
 
     @property
     def services(self) -> tuple[Service, ...]:
@@ -55,9 +53,9 @@ class Handlers:
         return tuple(one.pipeline for one in self.services if isinstance(one, PipelineService))
 
     @property
-    def lifetimes(self) -> tuple[Lifetime, ...]:
+    def lifespans(self) -> tuple[Lifespan, ...]:
         """The lifespans, in their order."""
-        return tuple(self._lifetimes)
+        return tuple(self._lifespans)
 
     def handler(
         self,
@@ -119,10 +117,10 @@ class Handlers:
                 else BatchOptions(messages_max=batch, wait_seconds=seconds_of("max_wait", max_wait)),
                 isolation=isolation,
                 on_stop=on_stop,
-                schedule=_schedule(every, cron),
+                schedule=schedule_of(every, cron),
             )
             if declaration.schedule is not None:
-                _check_tick(declaration)
+                check_tick(declaration)
             self.add(FunctionService(declaration=declaration))
             return function
 
@@ -227,14 +225,14 @@ class Handlers:
         """Declare a generator function, plain or async, that makes resources before the worker serves, yields them
         once as a mapping (found in `Context.resources`), and puts them away afterwards; in reverse order of
         declaration."""
-        self._lifetimes.append(Lifetime(name=_name_of(function), function=function))
+        self._lifespans.append(Lifespan(name=_name_of(function), function=function))
         return function
 
     def include(self, group: "Handlers") -> None:
         """Take the handlers of a group over. Raises `UsageError` where two serve one queue."""
         for service in group.services:
             self.add(service)
-        self._lifetimes.extend(group.lifetimes)
+        self._lifespans.extend(group.lifespans)
 
     def declaration_of(self, function: Callable[..., Any]) -> HandlerDeclaration:
         """What was declared of a function. Raises `UsageError` for one that is no handler here."""
@@ -258,26 +256,3 @@ class Handlers:
 
 def _name_of(function: Callable[..., Any]) -> str:
     return getattr(function, "__name__", type(function).__name__)
-
-
-def _schedule(every: Duration | None, cron: str | None) -> Schedule | None:
-    if every is not None and cron is not None:
-        raise UsageError("A handler has every=... or cron=..., not both.")
-    if every is not None:
-        return Every(seconds=seconds_of("every", every))
-    return None if cron is None else Cron(expression=cron)
-
-
-def _check_tick(declaration: HandlerDeclaration) -> None:
-    from penstock.errors import InvalidMessage
-    from penstock.handlers.ticker import tick_body
-
-    codec: Codec[Any] = Codec(declaration.queue)
-    try:
-        body = codec.encode(tick_body(0.0))
-        codec.decode(Message(id="tick", body=body, enqueued_at=0.0, attributes=codec.attributes()))
-    except (UsageError, InvalidMessage) as error:
-        raise UsageError(
-            f"The handler {declaration.name} is scheduled, and its queue's model does not take what a tick sends, "
-            f'{{"scheduled_at": "<time>"}}: {error}'
-        ) from error

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from penstock.app.housekeeping import Presence
 from penstock.app.kill import killing_probe
-from penstock.app.lifetimes import Lifetimes
+from penstock.app.lifespans import Lifespans
 from penstock.app.listeners import guarded
 from penstock.app.service import Host, Service
 from penstock.app.spark import app_spark
@@ -74,11 +74,11 @@ def serve(
             stack.enter_context(presence.kept(ledger=host.ledger, tell=host.bus.emit, random=host.random))
         event_loop = EventLoop()
         stack.callback(event_loop.close)
-        lifetimes = Lifetimes(
-            app.lifetimes, loop_of=event_loop.started, bus=host.bus, close_seconds=LIFESPAN_CLOSE_SECONDS
+        lifespans = Lifespans(
+            app.lifespans, loop_of=event_loop.started, bus=host.bus, close_seconds=LIFESPAN_CLOSE_SECONDS
         )
-        stack.callback(lifetimes.close)
-        host = replace(host, resources=lifetimes.open())
+        stack.callback(lifespans.close)
+        host = replace(host, resources=lifespans.open())
         stack.callback(sessions.close)
         lines = _open(services, host, stack)
         if resident:
@@ -120,7 +120,7 @@ def worker_settings(app: "App") -> WorkerSettings:
     return WorkerSettings(
         concurrency=settings.concurrency,
         lease_seconds=settings.lease_seconds,
-        stop_timeout_seconds=settings.stop_timeout_seconds - (LIFESPAN_CLOSE_SECONDS if app.lifetimes else 0.0),
+        stop_timeout_seconds=settings.stop_timeout_seconds - (LIFESPAN_CLOSE_SECONDS if app.lifespans else 0.0),
         drain_seconds=settings.drain_seconds,
     )
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from penstock.errors import UsageError
+from penstock.handlers.durations import Duration, seconds_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,3 +58,12 @@ class Cron:
 
 
 Schedule = Every | Cron
+
+
+def schedule_of(every: Duration | None, cron: str | None) -> Schedule | None:
+    """What a handler was declared with; None: neither. Raises `UsageError` for both, and for what is no schedule."""
+    if every is not None and cron is not None:
+        raise UsageError("A handler has every=... or cron=..., not both.")
+    if every is not None:
+        return Every(seconds=seconds_of("every", every))
+    return None if cron is None else Cron(expression=cron)

@@ -11,13 +11,13 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
-from penstock.errors import PenstockError
+from penstock.errors import InvalidMessage, PenstockError, UsageError
 from penstock.events import Bus, TickFailed, TickSent
 from penstock.handlers.declaration import HandlerDeclaration
 from penstock.handlers.schedule import Schedule
 from penstock.messaging.broker import Broker
 from penstock.messaging.clock import Clock
-from penstock.messaging.message import Outgoing
+from penstock.messaging.message import Message, Outgoing
 from penstock.messaging.schema import Codec
 from penstock.messaging.waits import Random
 
@@ -98,11 +98,24 @@ class Ticker:
         self._bus.emit(TickSent(handler=due.declaration.name, queue=due.declaration.queue.name, scheduled_at=due.at))
 
 
-def _told(error: Exception) -> str:
-    """What is said of a failure: a sentence where it is one of ours."""
-    return str(error) if isinstance(error, PenstockError) else f"{type(error).__name__}: {error}"
-
-
 def tick_body(at: float) -> dict[str, str]:
     """What a scheduled handler gets: a JSON object with the tick's time; a model needs a field of that name."""
     return {"scheduled_at": datetime.fromtimestamp(at, UTC).isoformat()}
+
+
+def check_tick(declaration: HandlerDeclaration) -> None:
+    """Raise `UsageError` where the queue's model would not take what a tick sends."""
+    codec: Codec[Any] = Codec(declaration.queue)
+    try:
+        body = codec.encode(tick_body(0.0))
+        codec.decode(Message(id="tick", body=body, enqueued_at=0.0, attributes=codec.attributes()))
+    except (UsageError, InvalidMessage) as error:
+        raise UsageError(
+            f"The handler {declaration.name} is scheduled, and its queue's model does not take what a tick sends, "
+            f'{{"scheduled_at": "<time>"}}: {error}'
+        ) from error
+
+
+def _told(error: Exception) -> str:
+    """What is said of a failure: a sentence where it is one of ours."""
+    return str(error) if isinstance(error, PenstockError) else f"{type(error).__name__}: {error}"

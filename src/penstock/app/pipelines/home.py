@@ -1,11 +1,12 @@
 """What a pipeline needs of the app that it is declared in."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 from penstock.config import Settings
 from penstock.events import Listener
 from penstock.messaging.broker import Broker
+from penstock.monitoring.errors import ErrorHook
 
 
 class HasQueue(Protocol):
@@ -46,7 +47,7 @@ class Home(Protocol):
         ...
 
     @property
-    def on_error(self) -> Callable[..., None] | None:
+    def on_error(self) -> ErrorHook | None:
         """The user's hook for failures."""
         ...
 

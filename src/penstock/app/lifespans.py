@@ -12,7 +12,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any
 
-from penstock.app.handlers import Lifetime
+from penstock.app.handlers import Lifespan
 from penstock.errors import UsageError
 from penstock.events import Bus, LifespanFailed
 from penstock.messaging.failure import failure_of
@@ -24,15 +24,15 @@ LoopOf = Callable[[], asyncio.AbstractEventLoop]
 class _Entered:
     """A lifespan that was entered, and how it is left; leaving may block."""
 
-    lifetime: Lifetime
+    lifespan: Lifespan
     leave: Callable[[], object]
 
 
-class Lifetimes:
+class Lifespans:
     """The lifespans of one worker. Async ones run on the loop that the async handlers run on."""
 
-    def __init__(self, lifetimes: Sequence[Lifetime], *, loop_of: LoopOf, bus: Bus, close_seconds: float) -> None:
-        self._lifetimes = lifetimes
+    def __init__(self, lifespans: Sequence[Lifespan], *, loop_of: LoopOf, bus: Bus, close_seconds: float) -> None:
+        self._lifespans = lifespans
         self._loop_of = loop_of
         self._bus = bus
         self._close_seconds = close_seconds
@@ -42,8 +42,8 @@ class Lifetimes:
         """Enter all; answers their resources together. What one raises comes through, after the others were left."""
         resources: dict[str, Any] = {}
         try:
-            for lifetime in self._lifetimes:
-                self._add(resources, lifetime, self._enter(lifetime))
+            for lifespan in self._lifespans:
+                self._add(resources, lifespan, self._enter(lifespan))
         except BaseException:
             self.close()
             raise
@@ -60,44 +60,44 @@ class Lifetimes:
             thread.start()
             thread.join(max(share, 0.0))
             if thread.is_alive():
-                self._failed(entered.lifetime, f"it did not end within {share:.2g} s")
+                self._failed(entered.lifespan, f"it did not end within {share:.2g} s")
 
-    def _enter(self, lifetime: Lifetime) -> Any:
-        if inspect.isasyncgenfunction(lifetime.function):
-            life = _AsyncLife(lifetime)
+    def _enter(self, lifespan: Lifespan) -> Any:
+        if inspect.isasyncgenfunction(lifespan.function):
+            life = _AsyncLife(lifespan)
             leave: Callable[[], object] = life.leave
             asyncio.run_coroutine_threadsafe(life.live(), self._loop_of())
             found = life.entered.result()
-        elif inspect.isgeneratorfunction(lifetime.function):
-            managed = contextmanager(lifetime.function)()
+        elif inspect.isgeneratorfunction(lifespan.function):
+            managed = contextmanager(lifespan.function)()
             found = managed.__enter__()
             leave = partial(managed.__exit__, None, None, None)
         else:
-            raise UsageError(f"The lifespan {lifetime.name} is no generator function: it has to yield its resources.")
-        self._entered.append(_Entered(lifetime=lifetime, leave=leave))
+            raise UsageError(f"The lifespan {lifespan.name} is no generator function: it has to yield its resources.")
+        self._entered.append(_Entered(lifespan=lifespan, leave=leave))
         return found
 
     def _leave(self, entered: _Entered) -> None:
         try:
             entered.leave()
         except (Exception, SystemExit, asyncio.CancelledError) as error:
-            self._failed(entered.lifetime, failure_of(error).summary)
+            self._failed(entered.lifespan, failure_of(error).summary)
 
-    def _failed(self, lifetime: Lifetime, error: str) -> None:
-        self._bus.emit(LifespanFailed(lifespan=lifetime.name, error=error))
+    def _failed(self, lifespan: Lifespan, error: str) -> None:
+        self._bus.emit(LifespanFailed(lifespan=lifespan.name, error=error))
 
-    def _add(self, resources: dict[str, Any], lifetime: Lifetime, found: Any) -> None:
+    def _add(self, resources: dict[str, Any], lifespan: Lifespan, found: Any) -> None:
         if found is None:
             return
         if not isinstance(found, Mapping):
             raise UsageError(
-                f"The lifespan {lifetime.name} yielded {type(found).__name__}; it yields a mapping of resources, or "
+                f"The lifespan {lifespan.name} yielded {type(found).__name__}; it yields a mapping of resources, or "
                 "nothing."
             )
         twice = sorted(resources.keys() & found.keys())
         if twice:
             raise UsageError(
-                f"The lifespan {lifetime.name} yields the resource {twice[0]}, which another one does too."
+                f"The lifespan {lifespan.name} yields the resource {twice[0]}, which another one does too."
             )
         resources.update(found)
 
@@ -105,10 +105,10 @@ class Lifetimes:
 class _AsyncLife:
     """An async lifespan, entered and left by one task: task groups and cancel scopes bear no other."""
 
-    def __init__(self, lifetime: Lifetime) -> None:
+    def __init__(self, lifespan: Lifespan) -> None:
         self.entered: Future[Any] = Future()
         self._left: Future[None] = Future()
-        self._function = lifetime.function
+        self._function = lifespan.function
         self._over = asyncio.Event()  # this and the next: of the loop's thread
         self._loop: asyncio.AbstractEventLoop | None = None
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from penstock.app.handlers import Handlers
-from penstock.app.lifetimes import Lifetimes
+from penstock.app.lifespans import Lifespans
 from penstock.events import Bus, Event, LifespanFailed
 from penstock.worker.places import EventLoop
 
@@ -22,7 +22,7 @@ def loop() -> Iterator[EventLoop]:
     made.close()
 
 
-Open = Callable[..., Lifetimes]
+Open = Callable[..., Lifespans]
 
 
 @pytest.fixture
@@ -31,17 +31,17 @@ def told() -> list[Event]:
 
 
 @pytest.fixture
-def lifetimes(loop: EventLoop, told: list[Event]) -> Open:
-    def make(*functions: Any, close_seconds: float = DEADLINE_SECONDS) -> Lifetimes:
+def lifespans(loop: EventLoop, told: list[Event]) -> Open:
+    def make(*functions: Any, close_seconds: float = DEADLINE_SECONDS) -> Lifespans:
         handlers = Handlers()
         for function in functions:
             handlers.lifespan(function)
-        return Lifetimes(handlers.lifetimes, loop_of=loop.started, bus=Bus(told.append), close_seconds=close_seconds)
+        return Lifespans(handlers.lifespans, loop_of=loop.started, bus=Bus(told.append), close_seconds=close_seconds)
 
     return make
 
 
-def test_an_async_lifespan_lives_in_one_task(lifetimes: Open, told: list[Event]) -> None:
+def test_an_async_lifespan_lives_in_one_task(lifespans: Open, told: list[Event]) -> None:
     tasks: list[object] = []
 
     async def client() -> AsyncIterator[dict[str, str]]:
@@ -52,7 +52,7 @@ def test_an_async_lifespan_lives_in_one_task(lifetimes: Open, told: list[Event])
             helper.cancel()
         tasks.append(asyncio.current_task())
 
-    life = lifetimes(client)
+    life = lifespans(client)
     assert life.open() == {"client": "http"}
     life.close()
     assert told == []
@@ -61,7 +61,7 @@ def test_an_async_lifespan_lives_in_one_task(lifetimes: Open, told: list[Event])
 
 
 @pytest.mark.parametrize("colour", ["plain", "async"])
-def test_one_that_hangs_keeps_no_other_from_being_left(lifetimes: Open, told: list[Event], colour: str) -> None:
+def test_one_that_hangs_keeps_no_other_from_being_left(lifespans: Open, told: list[Event], colour: str) -> None:
     left, gate = threading.Event(), threading.Event()
 
     def first() -> Iterator[None]:
@@ -76,7 +76,7 @@ def test_one_that_hangs_keeps_no_other_from_being_left(lifetimes: Open, told: li
         yield None
         await asyncio.sleep(DEADLINE_SECONDS)
 
-    life = lifetimes(first, hangs if colour == "plain" else hangs_async, close_seconds=0.4)
+    life = lifespans(first, hangs if colour == "plain" else hangs_async, close_seconds=0.4)
     life.open()
     life.close()
     gate.set()
@@ -84,7 +84,7 @@ def test_one_that_hangs_keeps_no_other_from_being_left(lifetimes: Open, told: li
     assert [event.lifespan.removesuffix("_async") for event in told if isinstance(event, LifespanFailed)] == ["hangs"]
 
 
-def test_what_is_raised_at_the_end_is_told_and_at_the_start_comes_through(lifetimes: Open, told: list[Event]) -> None:
+def test_what_is_raised_at_the_end_is_told_and_at_the_start_comes_through(lifespans: Open, told: list[Event]) -> None:
     left: list[str] = []
 
     async def raises_late() -> AsyncIterator[None]:
@@ -98,6 +98,6 @@ def test_what_is_raised_at_the_end_is_told_and_at_the_start_comes_through(lifeti
         yield None
 
     with pytest.raises(ConnectionError, match="no database"):
-        lifetimes(raises_late, raises_early).open()
+        lifespans(raises_late, raises_early).open()
     assert left == ["late"]
     assert [event.error for event in told if isinstance(event, LifespanFailed)] == ["OSError: cannot close"]
