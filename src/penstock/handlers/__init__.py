@@ -2,6 +2,7 @@
 
 Duties, a module each: `declaration` (what a user says of a function), `durations` (human units), `decision` (from an
 answer or exception to a settlement; pure), `context` (what a function is handed), `call` (one delivery), `batch_call`
-(several), `keys` and `once` (an idempotent handler's claim), `children` and `child_call` (processes of their own),
-`function_handler` (the seam to the worker), `schedule` and `ticker` (messages sent by the clock).
+(several), `keys` and `once` (an idempotent handler's claim), `children`, `child` and `child_call` (processes of their
+own: as the parent has them, from within, and one delivery), `function_handler` (the seam to the worker), `schedule` and
+`ticker` (messages sent by the clock).
 """

@@ -4,7 +4,8 @@ from dataclasses import replace
 from typing import Any
 
 from penstock.handlers.call import Opened, PlainCall, Surroundings
-from penstock.handlers.children import Child, Children, Job
+from penstock.handlers.child import SentCall
+from penstock.handlers.children import Child, Children
 from penstock.messaging.delivery import Delivery
 
 
@@ -34,7 +35,7 @@ class ChildCall(PlainCall):
 
     def _invoke(self, opened: Opened) -> Any:
         context = opened.context
-        job = Job(
+        sent = SentCall(
             message=replace(context.message, attributes=dict(context.message.attributes)),  # a proxy cannot travel
             queue=context.queue,
             handler=context.handler,
@@ -45,7 +46,7 @@ class ChildCall(PlainCall):
         child = self._child = self._children.take()
         try:
             context.checkpoint()  # interrupted before there was a child to kill
-            return child.call(job)
+            return child.call(sent, tell_retry=context.tell_retry)
         except Exception:
             context.checkpoint()  # killed by us: not the function's failure
             raise

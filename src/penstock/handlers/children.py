@@ -2,11 +2,10 @@
 
 Each child runs one call at a time and is reused. It is spawned, never forked. Interrupting a call kills its child with
 whatever that started; a child that dies takes its call with it and nothing else; and none outlives this process. What
-goes to a child is the message as it came; the body is
-read there, by the same codec. The function travels by its name, so it has to be one that can be imported.
+goes to a child is the message as it came; the body is read there, by the same codec. The function travels by its name,
+so it has to be one that can be imported. What a child does is in `child`.
 """
 
-import fcntl
 import multiprocessing
 import os
 import pickle
@@ -16,24 +15,18 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from penstock.errors import ConfigurationError, PenstockError, Reject, Retry
-from penstock.handlers.context import Context
-from penstock.handlers.decision import delay_asked
-from penstock.messaging.delivery import PreviousAttempt
-from penstock.messaging.failure import Failure, failure_of
-from penstock.messaging.message import Message
+from penstock.handlers.child import Raised, Retrying, Returned, SentCall, serve
+from penstock.messaging.call_context import TellRetry
+from penstock.messaging.failure import Failure
 from penstock.messaging.queue import Queue
-from penstock.messaging.schema import Codec
 
 END_SECONDS = 0.5  # for children that were asked to end, all together
-_PARENTS = (signal.SIGINT, signal.SIGTERM, signal.SIGTSTP)  # signals that are the parent's to answer
 
 
 class ChildFailed(PenstockError):
@@ -48,30 +41,6 @@ class ChildDied(PenstockError):
     """The process ended in the middle of a call: killed, out of memory, a crash in C code."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
-    """One call, as it travels to a child."""
-
-    message: Message
-    queue: str
-    handler: str
-    attempt: int
-    previous_attempt: PreviousAttempt | None
-    key: str | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Returned:
-    result: Any
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Raised:
-    kind: str  # reject, retry, other
-    failure: Failure
-    delay_seconds: float | None
-
-
 class Child:
     """One process, driven by the thread that took it."""
 
@@ -79,7 +48,7 @@ class Child:
         context = multiprocessing.get_context("spawn")
         self._connection, theirs = context.Pipe()
         self._process = context.Process(
-            target=_serve, args=(theirs, function, queue, wants_context), name="penstock-child", daemon=True
+            target=serve, args=(theirs, function, queue, wants_context), name="penstock-child", daemon=True
         )
         self._process.start()
         theirs.close()
@@ -101,22 +70,22 @@ class Child:
             return False
         return state in ("T", "t")
 
-    def call(self, job: Job) -> Any:
+    def call(self, sent: SentCall, *, tell_retry: TellRetry) -> Any:
         """Run it there; raises what the function raised, or `ChildDied`."""
         try:
-            self._connection.send(job)
+            self._connection.send(sent)
             self.busy = True
-            # Not by the end of the pipe alone: what the function forked holds it open.
-            if self._connection not in wait([self._connection, self._end]):
-                raise EOFError
-            answer = self._connection.recv()
+            answer = self._received()
+            while isinstance(answer, Retrying):
+                tell_retry(answer.tries, answer.delay_seconds, ChildFailed(answer.failure))
+                answer = self._received()
             self.busy = False
         except (EOFError, OSError) as error:
             self._process.join(END_SECONDS)
             code = self._process.exitcode
             how = f"killed by signal {-code}" if code is not None and code < 0 else f"exit code {code}"
             raise ChildDied(f"the handler's process ended in the middle of the message ({how})") from error
-        if isinstance(answer, _Returned):
+        if isinstance(answer, Returned):
             return answer.result
         raise _exception_of(answer)
 
@@ -138,6 +107,13 @@ class Child:
         """Wait for its end until then (`time.monotonic`); answers whether it has come."""
         self._process.join(max(0.0, deadline - time.monotonic()))
         return self._process.exitcode is not None
+
+    def _received(self) -> Retrying | Returned | Raised:
+        # Not by the end of the pipe alone: what the function forked holds it open.
+        if self._connection not in wait([self._connection, self._end]):
+            raise EOFError
+        received: Retrying | Returned | Raised = self._connection.recv()
+        return received
 
 
 class Children:
@@ -196,68 +172,7 @@ def _end_of(process: SpawnProcess) -> Connection | int:
     return process.sentinel
 
 
-def _serve(connection: Connection, function: Callable[..., Any], queue: Queue[Any], wants_context: bool) -> None:
-    """The child's life. A terminal's Ctrl-C and a group's SIGTERM are the parent's to answer."""
-    with suppress(OSError):
-        os.setsid()  # a group of its own, so that it can be killed with what it starts
-    for number in _PARENTS:
-        # Not ignored: programs that the function starts would inherit that, and could not be ended any more.
-        signal.signal(number, _left_to_the_parent)
-        signal.siginterrupt(number, False)
-    _end_with_parent()
-    codec: Codec[Any] = Codec(queue)
-    while True:
-        try:
-            job: Job = connection.recv()
-        except (EOFError, OSError):
-            os._exit(0)  # the parent is gone, or wants no more
-        connection.send(_run(job, function, codec, wants_context))
-
-
-def _left_to_the_parent(_number: int, _frame: FrameType | None) -> None:
-    """Nothing happens here."""
-
-
-def _end_with_parent() -> None:
-    """Have the kernel end this process when the parent is gone; a function that holds the GIL would never look.
-
-    The parent's sentinel is a pipe. A pipe told to is followed by SIGIO when its other end is closed, and SIGIO ends
-    who does not handle it.
-    """
-    parent = multiprocessing.parent_process()
-    if parent is None:
-        return
-    with suppress(OSError):
-        signal.signal(signal.SIGIO, signal.SIG_DFL)
-        flags = fcntl.fcntl(parent.sentinel, fcntl.F_GETFL)
-        fcntl.fcntl(parent.sentinel, fcntl.F_SETOWN, os.getpid())
-        fcntl.fcntl(parent.sentinel, fcntl.F_SETFL, flags | os.O_ASYNC)
-    if wait([parent.sentinel], 0):  # it was gone before
-        os._exit(0)
-
-
-def _run(job: Job, function: Callable[..., Any], codec: Codec[Any], wants_context: bool) -> "_Returned | _Raised":
-    context = Context(
-        message=job.message,
-        queue=job.queue,
-        handler=job.handler,
-        attempt=job.attempt,
-        previous_attempt=job.previous_attempt,
-        key=job.key,
-    )
-    try:
-        body = codec.decode(job.message)
-        result = function(body, context) if wants_context else function(body)
-        pickle.dumps(result)
-    except BaseException as raised:
-        failure = failure_of(raised)
-        kind = "reject" if isinstance(raised, Reject) else "retry" if isinstance(raised, Retry) else "other"
-        delay_seconds = delay_asked(raised)
-        return _Raised(kind=kind, failure=failure, delay_seconds=delay_seconds)
-    return _Returned(result=result)
-
-
-def _exception_of(raised: _Raised) -> PenstockError:
+def _exception_of(raised: Raised) -> PenstockError:
     if raised.kind == "reject":
         return Reject(raised.failure.error)
     if raised.kind == "retry":

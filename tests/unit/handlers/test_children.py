@@ -16,7 +16,7 @@ import pytest
 
 from penstock import Context, Handlers, Queue, Reject, Retry
 from penstock.errors import ConfigurationError
-from penstock.events import Bus, Event, MessageFailed, MessageGivenBack
+from penstock.events import Bus, Event, MessageFailed, MessageGivenBack, MessageRetrying
 from penstock.handlers.child_call import ChildCall
 from penstock.handlers.children import END_SECONDS
 from penstock.handlers.function_handler import FunctionHandler
@@ -44,11 +44,11 @@ def work(body: dict[str, Any], ctx: Context) -> Any:
         case "bomb":
             return bool(BOMB.match("a" * 60 + "b"))
         case do:
-            return work_with_others(do, body)
+            return work_with_others(do, body, ctx)
     return None
 
 
-def work_with_others(do: str, body: dict[str, Any]) -> Any:
+def work_with_others(do: str, body: dict[str, Any], ctx: Context) -> Any:
     match do:
         case "fork and hang":
             fork_sleeper(body["pids"])
@@ -63,6 +63,11 @@ def work_with_others(do: str, body: dict[str, Any]) -> Any:
         case "signal":
             for number in (signal.SIGTERM, signal.SIGINT, signal.SIGTSTP):
                 os.kill(os.getpid(), number)
+        case "blip twice":
+            for attempt in ctx.retrying(ConnectionError, base_seconds=0.001):
+                with attempt:
+                    if attempt.retry_state.attempt_number < 3:
+                        raise ConnectionError("blip")
         case "odd retry":
             raise Retry("later", delay_seconds=threading.Lock())  # type: ignore[arg-type] # it cannot be pickled
     return None
@@ -130,6 +135,15 @@ def test_a_child_runs_the_function_and_is_used_again(desk: Desk) -> None:
 )
 def test_what_the_function_raises_means_the_same_as_here(desk: Desk, do: str, settlement: object) -> None:
     assert desk.begin(do).run() == {"r": settlement}
+
+
+def test_retries_in_the_child_are_told_here(desk: Desk) -> None:
+    assert desk.begin("blip twice").run() == {"r": Ack()}
+    told = [event for event in desk.events if isinstance(event, MessageRetrying)]
+    assert [(event.tries, event.error_type, event.error) for event in told] == [
+        (1, "ConnectionError", "blip"),
+        (2, "ConnectionError", "blip"),
+    ]
 
 
 def test_the_dead_letter_names_the_childs_exception_and_traceback(desk: Desk) -> None:
