@@ -1,6 +1,7 @@
 """Calling `penstock` in this process, as the shell would."""
 
 import json
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,3 +52,26 @@ def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scene:
     """A table without history, the only one below the current folder."""
     monkeypatch.chdir(tmp_path)
     return Scene.at(tmp_path)
+
+
+@pytest.fixture
+def app_scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scene:
+    """A pipeline `clicks` of an app without history, whose state is that of the current folder."""
+    monkeypatch.chdir(tmp_path)
+    return Scene.of_app(tmp_path)
+
+
+@pytest.fixture
+def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """What `--app` takes for an app that declares two pipelines, one of them `clicks`."""
+    monkeypatch.setattr("sys.path", [str(tmp_path), *sys.path])
+    monkeypatch.delitem(sys.modules, "shop_of_the_scene", raising=False)
+    lines = (
+        "from penstock import App, DeltaSink, ObjectSource",
+        "app = App()",
+        "for name in ('clicks', 'views'):",
+        "    source = ObjectSource('landing', queue=f'{name}-files', schema='id long')",
+        "    app.pipeline(name, source=source, sink=DeltaSink(f'tables/{name}'))",
+    )
+    (tmp_path / "shop_of_the_scene.py").write_text("\n".join(lines))
+    return "shop_of_the_scene:app"

@@ -1,7 +1,8 @@
-"""A table and its state as ingests would have left them, made without Spark: what the verbs are shown."""
+"""Tables and their state as ingests, or the workers of an app, would have left them, made without Spark: what the verbs
+are shown."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,11 +10,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from ulid import ULID
 
-from penstock.app.places import Places, places
-from penstock.app.state import State, open_state
+from penstock.app.housekeeping import Presence
+from penstock.app.places import LEDGER_FILE, Places, declared_places, places
+from penstock.app.state import QUEUE_FILE, State, open_state
 from penstock.app.tables import Tables
-from penstock.events import Bus
+from penstock.brokers.sqlite import SqliteBroker
+from penstock.config import load_settings
+from penstock.events import Bus, WorkerStarted
+from penstock.ledger import Ledger
 from penstock.ledger.records import BatchOutcome, Candidate, Carrier, Claim, FailedObject, Failure, ObjectResult
+from penstock.messaging.clock import SystemClock
 from penstock.messaging.message import Outgoing
 from penstock.messaging.settlement import DeadLetter
 from penstock.objects.announcement import announce
@@ -21,6 +27,7 @@ from penstock.objects.reference import LOCAL_BUCKET, ObjectRef
 from penstock.sinks.manifest import DataFile, encode
 from penstock.sinks.parquet import list_files
 from penstock.sinks.schema import encode as encode_schema
+from penstock.worker.shutdown import StopSignal
 
 LEASE_SECONDS = 600.0
 SCHEMA = pa.schema([("id", pa.int64())])
@@ -42,11 +49,22 @@ class Scene:
 
     where: Places
     source: Path
+    queue: str = ""  # of an app; an ingest's follows from the source
 
     @staticmethod
     def at(folder: Path) -> "Scene":
         folder = folder.resolve()
         scene = Scene(where=places(folder / "clicks"), source=folder / "landing")
+        with scene._state():
+            pass
+        return scene
+
+    @staticmethod
+    def of_app(folder: Path, name: str = "clicks") -> "Scene":
+        """A pipeline that an app declares, with its state where the settings have it by default."""
+        folder = folder.resolve()
+        where = declared_places(name, folder / "tables" / name, state=str(folder / ".penstock"))
+        scene = Scene(where=where, source=folder / "landing", queue=f"{name}-files")
         with scene._state():
             pass
         return scene
@@ -79,9 +97,9 @@ class Scene:
                 )
             )
 
-    def fail(self, name: str, failure: Failure, reason: str) -> None:
+    def fail(self, name: str, failure: Failure, reason: str, *, version: str = "1", message_id: str = "m") -> None:
         with self._state() as state:
-            claim = self._claim(state, [name])
+            claim = self._claim(state, [name], version=version, message_id=message_id)
             failed = [FailedObject(object_id=id, failure=failure, reason=reason) for id in claim.claimed]
             state.ledger.commit(
                 BatchOutcome(
@@ -105,12 +123,13 @@ class Scene:
         with self._state() as state:
             state.broker.send(self._queue, [Outgoing(body=announce(self.ref(name))) for name in names])
 
-    def bury(self, body: bytes, reason: str) -> None:
-        """A message that became a dead letter at its first attempt."""
+    def bury(self, body: bytes, reason: str, *, exception: str | None = None) -> str:
+        """A message that became a dead letter at its first attempt; answers the id it had."""
         with self._state() as state:
             state.broker.send(self._queue, [Outgoing(body=body)])
             (delivery,) = state.broker.receive(self._queue, messages_max=1, lease_seconds=LEASE_SECONDS)
-            assert not state.broker.settle([(delivery, DeadLetter(reason=reason))])
+            assert not state.broker.settle([(delivery, DeadLetter(reason=reason, exception=exception))])
+            return delivery.message.id
 
     @contextmanager
     def worker(self) -> Iterator[str]:
@@ -118,9 +137,24 @@ class Scene:
         with self._state() as state:
             yield state.worker
 
+    @contextmanager
+    def serving(self, *queues: str) -> Iterator[str]:
+        """A living worker of the app, which says that it serves these queues."""
+        worker = "here-1"
+        settings = load_settings(state=str(self.where.state))
+        with (
+            closing(SqliteBroker(self.where.state / QUEUE_FILE, holder=worker)) as broker,
+            closing(Ledger.open(self.where.state / LEDGER_FILE)) as ledger,
+        ):
+            presence = Presence(settings=settings, broker=broker, worker=worker, stop=StopSignal(), clock=SystemClock())
+            (keeper,) = presence.listeners
+            keeper(WorkerStarted(queues=queues, concurrency=1))
+            with presence.kept(ledger=lambda: ledger, tell=lambda event: None, random=lambda: 0.5):
+                yield worker
+
     @property
     def _queue(self) -> str:
-        return self.where.queue(self.source)
+        return self.queue or self.where.queue(self.source)
 
     @contextmanager
     def _state(self) -> Iterator[State]:
@@ -128,7 +162,7 @@ class Scene:
             state.ledger.ensure_pipeline(self.where.pipeline)
             yield state
 
-    def _claim(self, state: State, names: Sequence[str], *, version: str = "1") -> Claim:
+    def _claim(self, state: State, names: Sequence[str], *, version: str = "1", message_id: str = "m") -> Claim:
         refs = [self.ref(name, version=version) for name in names]
         wanted = [
             Candidate(
@@ -137,7 +171,7 @@ class Scene:
                 key=ref.key_bytes,
                 size_bytes=ref.size_bytes,
                 uri=ref.uri,
-                carrier=Carrier(message_id="m", enqueued_at=0.0),
+                carrier=Carrier(message_id=message_id, enqueued_at=0.0),
                 etag=ref.etag,
             )
             for ref in refs

@@ -1,7 +1,11 @@
 """`penstock batches list` and `penstock dead list`."""
 
+from pathlib import Path
+
 from tests.cli.conftest import Call
 from tests.cli.scene import Scene
+
+from penstock.ledger.records import Failure
 
 
 def test_no_batch_and_no_letter_say_so(penstock: Call, scene: Scene) -> None:
@@ -65,3 +69,57 @@ def test_a_hostile_body_is_printed_on_one_line_and_not_obeyed(penstock: Call, sc
     assert "[bold]" in said.out
     (letter,) = penstock("dead", "list", "--json").document
     assert len(letter["body"]) > 1_000_000
+
+
+def test_batches_of_an_app_come_in_the_order_of_their_commits(penstock: Call, app_scene: Scene, tmp_path: Path) -> None:
+    app_scene.process("a")
+    Scene.of_app(tmp_path, "views").process("a")
+    app_scene.process("b")
+    listed = [(one["pipeline"], one["batch"]) for one in penstock("batches", "list", "--json").document]
+    assert listed == [("clicks", 1), ("views", 1), ("clicks", 2)]
+    said = penstock("batches", "list", "--limit", 2, "--json")
+    assert [(one["pipeline"], one["batch"]) for one in said.document] == [("views", 1), ("clicks", 2)]
+    assert "newest 2 of 3" in said.err
+    header, *rows = penstock("batches", "list", "--pipeline", "clicks").out.splitlines()
+    assert header.split()[0] == "batch"
+    assert [row.split()[0] for row in rows] == ["1", "2"]
+
+
+def test_letters_of_every_queue_of_an_app_and_its_dead_objects(
+    penstock: Call, app_scene: Scene, tmp_path: Path
+) -> None:
+    app_scene.bury(b"1", "failed 3 times", exception="KeyError: 'x'")
+    Scene.of_app(tmp_path, "views").bury(b"2", "rejected")
+    app_scene.fail("a", Failure.DEAD, "truncated")
+    one, two, three = penstock("dead", "list", "--json").document
+    assert (one["kind"], one["queue"], one["exception"]) == ("message", "clicks-files-dlq", "KeyError: 'x'")
+    assert (two["queue"], two["exception"], two["attempts"]) == ("views-files-dlq", None, 1)
+    assert (three["kind"], three["pipeline"], three["object"]) == ("object", "clicks", app_scene.ref("a").uri)
+    assert (three["reason"], three["attempts"], three["replaced"]) == ("truncated", 1, False)
+    said = penstock("dead", "list")
+    assert "    KeyError: 'x'\n" in said.out
+    assert f"{app_scene.ref('a').uri}  dead since" in said.out
+    assert "of clicks, after 1 attempt\n    truncated\n" in said.out
+
+    for named in ("views-files", "views-files-dlq"):
+        (letter,) = penstock("dead", "list", "--queue", named, "--json").document
+        assert letter["reason"] == "rejected"
+    assert (
+        penstock("dead", "list", "--pipeline", "views", "--queue", "clicks-files", "--json").document[0]["body"] == "1"
+    )
+
+
+def test_a_queue_that_is_not_there(penstock: Call, app_scene: Scene) -> None:
+    app_scene.send("a")
+    assert penstock("dead", "list", "--queue", "clicks-files").err == "No dead letters.\n"
+    said = penstock("dead", "list", "--queue", "click")
+    assert (said.exit_code, said.out) == (2, "")
+    assert "There is no queue click; queues there are: clicks-files." in said.err
+
+
+def test_a_dead_object_that_was_mended_says_so(penstock: Call, scene: Scene) -> None:
+    scene.fail("a", Failure.DEAD, "truncated")
+    assert [dead["replaced"] for dead in penstock("dead", "list", "--json").document] == [False]
+    scene.process("a", version="2")
+    assert [dead["replaced"] for dead in penstock("dead", "list", "--json").document] == [True]
+    assert "; a later version of it was processed" in penstock("dead", "list").out

@@ -119,3 +119,38 @@ def test_a_disk_that_is_nearly_full_and_a_table_with_dead_objects_are_warned_of(
     assert "-> Make room" in said.out
     assert "-> `penstock status`" in said.out
     assert "dead objects: 1" in said.out
+
+
+def test_the_state_of_an_app_is_looked_at_too(penstock: Call, app_scene: Scene) -> None:
+    app_scene.fail("a", Failure.DEAD, "bad")
+    said = penstock("doctor")
+    assert said.exit_code == 0
+    found = verdicts(said)
+    assert [found.get(check) for check in ("broker", "ledger", "stopping", "app")] == ["ok", "ok", "ok", "warning"]
+    assert "table" not in found
+    assert "dead objects: 1" in said.out
+    assert "22 of the 30 s" in said.out
+
+
+def test_what_is_wrong_with_the_state_of_an_app_is_told_and_the_rest_goes_on(
+    penstock: Call, app_scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (app_scene.where.state / "queue.db").write_text("this is no database, and long enough to be told from one" * 40)
+    monkeypatch.setenv("PENSTOCK_DRAIN_SECONDS", "100")
+    said = penstock("doctor")
+    assert said.exit_code == CHECK_FOUND_PROBLEMS
+    found = verdicts(said)
+    assert [found[check] for check in ("broker", "ledger", "stopping")] == ["failed", "ok", "failed"]
+
+
+def test_a_table_and_an_app_are_both_looked_at(penstock: Call, scene: Scene, app_scene: Scene) -> None:
+    scene.fail("a", Failure.DEAD, "bad")
+    said = penstock("doctor")
+    assert {"app", "table"} <= verdicts(said).keys()
+    assert f"-> `penstock status --table {scene.where.table}` shows more" in said.out
+
+
+def test_an_app_that_cannot_be_found_is_a_problem(penstock: Call, app_scene: Scene) -> None:
+    said = penstock("doctor", "--app", "nothing:app")
+    assert said.exit_code == CHECK_FOUND_PROBLEMS
+    assert verdicts(said)["app"] == "failed"

@@ -37,3 +37,25 @@ def test_what_is_not_ours_is_left_alone_and_told(penstock: Call, scene: Scene) -
     assert "Left alone" in said.err
     assert "\x1b" not in said.err
     assert (strange / "keep").exists()
+
+
+def test_the_tables_of_an_app_are_found_through_the_app(penstock: Call, app_scene: Scene, shop: str) -> None:
+    app_scene.process("a")
+    kept = files(app_scene)
+    size_bytes = app_scene.leave_files("b")
+    said = penstock("gc")
+    assert (said.exit_code, said.out) == (2, "")
+    assert "--app" in said.err
+    said = penstock("gc", "--app", shop, "--pipeline", "click")
+    assert (said.exit_code, said.out) == (2, "")
+    assert "no pipeline click; its pipelines: clicks, views." in said.err
+    assert len(files(app_scene)) == 2
+
+    said = penstock("gc", "--app", shop, "--dry-run")
+    assert said.out == (
+        f"clicks: 1 file of 1 attempt would be deleted, {size_bytes:,} bytes.\n"
+        "views: 0 files of 0 attempts would be deleted, 0 bytes.\n"
+    )
+    assert penstock("gc", "--app", shop, "--pipeline", "views", "--json").document["files"] == 0
+    assert penstock("gc", "--app", shop, "--json").document["bytes"] == size_bytes
+    assert files(app_scene) == kept

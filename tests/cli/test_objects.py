@@ -1,5 +1,7 @@
 """`penstock objects`: what it lists, what it shows, and how it behaves towards names from outside."""
 
+from pathlib import Path
+
 import pytest
 from tests.cli.conftest import Call
 from tests.cli.scene import HOSTILE_NAMES, Scene
@@ -125,3 +127,38 @@ def test_long_names_are_not_folded_where_a_program_reads(penstock: Call, scene: 
     name = "/".join(["folder-with-a-long-name"] * 30)
     scene.process(name)
     assert f"{scene.source}/{name}  processed" in penstock("objects", "list").out
+
+
+def test_objects_of_an_app_say_whose_they_are(penstock: Call, app_scene: Scene, tmp_path: Path) -> None:
+    app_scene.process("a")
+    Scene.of_app(tmp_path, "views").fail("a", Failure.DEAD, "bad")
+    header, first, second = penstock("objects", "list").out.splitlines()
+    assert header.split()[:3] == ["pipeline", "object", "state"]
+    assert [line.split()[0] for line in (first, second)] == ["clicks", "views"]
+    assert [line.split()[2] for line in (first, second)] == ["processed", "dead"]
+    assert [d["pipeline"] for d in penstock("objects", "list", "--json").document] == ["clicks", "views"]
+    assert len(penstock("objects", "list", "--limit", 1, "--json").document) == 1
+
+    said = penstock("objects", "list", "--pipeline", "views")
+    assert said.out.split()[0] == "object", "one pipeline need not be named in every row"
+    assert len(said.out.splitlines()) == 2
+
+
+def test_show_has_the_object_as_each_pipeline_of_the_app_knows_it(
+    penstock: Call, app_scene: Scene, tmp_path: Path
+) -> None:
+    app_scene.process("a")
+    Scene.of_app(tmp_path, "views").fail("a", Failure.DEAD, "bad")
+    said = penstock("objects", "show", "landing/a")
+    assert [line.split()[1] for line in said.out.splitlines() if line.startswith("pipeline")] == ["clicks", "views"]
+    (document,) = penstock("objects", "show", "landing/a", "--pipeline", "views", "--json").document
+    assert (document["pipeline"], document["state"]) == ("views", "dead")
+    said = penstock("objects", "show", "landing/b", "--pipeline", "views")
+    assert said.exit_code == USAGE
+    assert "`penstock objects list --pipeline views` shows all" in said.err
+
+
+def test_a_pipeline_that_the_ledger_does_not_know(penstock: Call, app_scene: Scene) -> None:
+    said = penstock("objects", "list", "--pipeline", "click")
+    assert (said.exit_code, said.out) == (USAGE, "")
+    assert "knows no pipeline click; its pipelines: clicks." in said.err

@@ -3,12 +3,14 @@
 from pathlib import Path
 
 import pytest
+from deltalake import DeltaTable
 from tests.cli.conftest import Call, Said
-from tests.cli.scene import Scene
+from tests.cli.scene import SCHEMA, Scene
 
 from penstock.ledger.records import Failure
 
-USAGE = 2
+USAGE, CONFIGURATION = 2, 78
+VERBS = [("status",), ("objects", "list"), ("objects", "show", "x"), ("batches", "list"), ("dead", "list"), ("gc",)]
 
 
 def verdict(said: Said) -> str:
@@ -59,9 +61,7 @@ def test_what_waits_is_a_trouble_only_where_nobody_works(penstock: Call, scene: 
     assert document["messages"]["oldest_visible_age_seconds"] >= 0
 
 
-@pytest.mark.parametrize(
-    "verb", [("status",), ("objects", "list"), ("objects", "show", "x"), ("batches", "list"), ("dead", "list"), ("gc",)]
-)
+@pytest.mark.parametrize("verb", VERBS)
 def test_every_verb_asks_which_table_where_there_are_two(penstock: Call, scene: Scene, verb: tuple[str, ...]) -> None:
     (Path.cwd() / "orders" / "_penstock").mkdir(parents=True)
     said = penstock(*verb)
@@ -90,3 +90,196 @@ def test_looking_at_nothing_makes_nothing(penstock: Call, tmp_path: Path, monkey
     ):
         assert penstock(*arguments).exit_code == USAGE
     assert list(tmp_path.iterdir()) == []
+
+
+# What was mended
+
+
+def test_a_dead_version_that_a_later_one_replaced_is_no_trouble(penstock: Call, scene: Scene) -> None:
+    letter = scene.bury(b"{}", "truncated")
+    scene.fail("a", Failure.DEAD, "truncated", message_id=letter)
+    scene.publish()
+    assert verdict(penstock("status")) == "dead objects: 1; dead letters: 1"
+    scene.process("a", version="2")
+    scene.publish()
+    said = penstock("status")
+    assert verdict(said) == "all well"
+    assert "1 dead (1 of them replaced by a later version)" in said.out
+    document = penstock("status", "--json").document
+    assert (document["objects"]["dead"], document["objects_replaced"]) == (1, 1)
+    assert (document["dead_letters"], document["dead_letters_replaced"]) == (1, 1)
+
+
+def test_what_no_later_version_replaced_stays_a_trouble(penstock: Call, scene: Scene) -> None:
+    scene.process("a")
+    scene.fail("a", Failure.DEAD, "an earlier version is no help", version="2")
+    scene.fail("b", Failure.DEAD, "bad", message_id="m-b")
+    scene.fail("b", Failure.DEAD, "still bad", version="2", message_id="m-b")
+    scene.fail("c", Failure.DEAD, "bad", message_id="m-b")
+    scene.process("c", version="2")
+    scene.bury(b"?", "no JSON")
+    scene.publish()
+    assert verdict(penstock("status")) == "dead objects: 3; dead letters: 1"
+
+
+def test_a_letter_about_several_objects_stays_until_all_are_replaced(penstock: Call, scene: Scene) -> None:
+    letter = scene.bury(b"{}", "two records")
+    for name in ("a", "b"):
+        scene.fail(name, Failure.DEAD, "bad", message_id=letter)
+    scene.process("a", version="2")
+    scene.publish()
+    assert verdict(penstock("status")) == "dead objects: 1; dead letters: 1"
+    scene.process("b", version="2")
+    scene.publish()
+    assert verdict(penstock("status")) == "all well"
+
+
+def test_a_ledger_beside_a_table_of_another_is_not_well(penstock: Call, scene: Scene) -> None:
+    scene.process("a")
+    scene.publish()
+    for name in ("ledger.db", "ledger.db-wal", "ledger.db-shm"):
+        (scene.where.state / name).unlink(missing_ok=True)
+    with scene.worker():
+        pass
+    assert verdict(penstock("status")).startswith("table and ledger disagree: The table ")
+    assert "bring back the state" in penstock("status").out
+
+
+def test_a_fresh_state_given_for_a_table_that_was_there_before(penstock: Call, scene: Scene) -> None:
+    scene.process("a")
+    scene.publish()
+    other = Scene.at(scene.source.parent / "other")
+    said = penstock("status", "--table", "clicks", "--state", other.where.state)
+    assert verdict(said).startswith("table and ledger disagree: ")
+
+
+def test_a_delta_table_that_nobody_of_ours_wrote_is_not_well(penstock: Call, scene: Scene) -> None:
+    DeltaTable.create(str(scene.where.table), SCHEMA)
+    assert "its ledger committed nothing to it" in verdict(penstock("status"))
+
+
+# The state of an app
+
+
+def test_the_state_of_an_app_is_found_where_the_settings_have_it(penstock: Call, app_scene: Scene) -> None:
+    app_scene.process("a", "b")
+    said = penstock("status")
+    assert verdict(said) == "all well"
+    assert "pipeline clicks  objects: 2 processed; batches: 1 committed; whether they are published" in said.out
+    document = penstock("status", "--json").document
+    assert (document["table"], document["batches_unpublished"]) == (None, None)
+    (pipeline,) = document["pipelines"]
+    assert (pipeline["pipeline"], pipeline["objects"]["processed"]) == ("clicks", 2)
+
+
+def test_an_app_tells_its_tables_and_what_is_not_published(
+    penstock: Call, app_scene: Scene, shop: str, tmp_path: Path
+) -> None:
+    app_scene.process("a")
+    said = penstock("status", "--app", shop)
+    assert verdict(said) == "batches committed and not yet published: 1"
+    assert f"table {app_scene.where.table} (no version yet)" in said.out
+    app_scene.publish()
+    said = penstock("status", "--app", shop)
+    assert verdict(said) == "all well"
+    assert "0 not yet published" in said.out
+    (tmp_path / "elsewhere").mkdir()
+    Scene.of_app(tmp_path, "unknown").process("a")
+    assert penstock("status", "--app", shop, "--json").document["batches_unpublished"] is None
+
+
+def test_queues_of_an_app_with_what_waits_and_who_works(penstock: Call, app_scene: Scene) -> None:
+    app_scene.bury(b"?", "no JSON")
+    app_scene.send("a", "b")
+    said = penstock("status")
+    assert verdict(said) == "messages waiting with no worker running: 2; dead letters: 1"
+    assert "queue clicks-files  2 visible, 0 in flight, 0 delayed; the oldest visible one is 0 s old" in said.out
+    assert "1 dead letter\n" in said.out
+    with app_scene.serving("clicks-files") as worker:
+        assert verdict(penstock("status")) == "dead letters: 1"
+        document = penstock("status", "--json").document
+        assert document["workers"] == [worker]
+        assert [(one["queue"], one["workers"]) for one in document["queues"]] == [("clicks-files", [worker])]
+    with app_scene.serving("orders"):
+        assert verdict(penstock("status")) == "messages in queues that no worker serves: 2; dead letters: 1"
+    with app_scene.worker():  # a process that does not say what it serves
+        assert verdict(penstock("status")) == "dead letters: 1"
+
+
+def test_an_app_with_handlers_alone_has_no_ledger_and_none_is_made(
+    penstock: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert penstock("send", "orders", "--body", "1").exit_code == 0
+    assert verdict(penstock("status")) == "messages waiting with no worker running: 1"
+    assert penstock("objects", "list").err == "No such objects.\n"
+    assert penstock("dead", "list").err == "No dead letters.\n"
+    assert not (tmp_path / ".penstock" / "ledger.db").exists()
+
+
+def test_the_settings_say_where_the_state_of_an_app_is(
+    penstock: Call, app_scene: Scene, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    app_scene.fail("a", Failure.DEAD, "bad")
+    (tmp_path / "empty").mkdir()
+    monkeypatch.chdir(tmp_path / "empty")
+    said = penstock("status")
+    assert said.exit_code == USAGE
+    assert "sqlite:///.penstock/ledger.db" in said.err
+    monkeypatch.setenv("PENSTOCK_LEDGER", f"sqlite:///{tmp_path}/.penstock/ledger.db")
+    assert verdict(penstock("status")) == "dead objects: 1"
+    assert list((tmp_path / "empty").iterdir()) == []
+
+
+def test_a_queue_that_ends_with_its_process_cannot_be_looked_at(
+    penstock: Call, app_scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PENSTOCK_BROKER", "memory://")
+    assert penstock("objects", "list").exit_code == 0
+    said = penstock("status")
+    assert said.exit_code == CONFIGURATION
+    assert "memory://" in said.err
+
+
+# Which of them is meant
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_verb_asks_where_there_are_a_table_and_an_app(
+    penstock: Call, scene: Scene, app_scene: Scene, verb: tuple[str, ...]
+) -> None:
+    said = penstock(*verb)
+    assert (said.exit_code, said.out) == (USAGE, "")
+    assert len(said.err.splitlines()) == 1
+    for part in ("clicks", ".penstock/ledger.db", "--table", "--pipeline"):
+        assert part in said.err
+
+
+def test_what_is_named_is_looked_at(penstock: Call, scene: Scene, app_scene: Scene) -> None:
+    scene.process("a")
+    app_scene.process("b", "c")
+
+    def processed(*options: object) -> int:
+        number: int = penstock("status", "--json", *options).document["objects"]["processed"]
+        return number
+
+    assert processed("--table", "clicks") == 1
+    assert processed("--pipeline", "clicks") == 2
+    assert processed("--table", "clicks", "--pipeline", "clicks") == 1
+
+
+def test_the_table_of_a_pipeline_is_not_taken_for_one_with_a_state_of_its_own(penstock: Call, app_scene: Scene) -> None:
+    app_scene.where.work.mkdir(parents=True)
+    app_scene.process("a")
+    assert penstock("status", "--json").document["objects"]["processed"] == 1
+    said = penstock("status", "--table", "tables/clicks")
+    assert said.exit_code == USAGE
+    assert "--pipeline NAME" in said.err
+
+
+def test_settings_that_cannot_be_read_are_no_matter_for_a_table(
+    penstock: Call, scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PENSTOCK_MAX_OBJECTS", "many")
+    assert verdict(penstock("status")) == "all well"
+    assert penstock("status", "--pipeline", "clicks").exit_code == CONFIGURATION

@@ -1,4 +1,4 @@
-"""What `penstock doctor` looks at: can this machine do the main job, and is a table's state in order?"""
+"""What `penstock doctor` looks at: can this machine do the main job, and is the state in order?"""
 
 import os
 import platform
@@ -7,11 +7,16 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
 
-from penstock.config import load_settings, unknown_variables
+from penstock.config import load_settings, shown, unknown_variables
 from penstock.errors import PenstockError
+
+if TYPE_CHECKING:
+    from penstock.app.scope import Asked, Scope
 
 PYTHON_MIN = (3, 11)
 FREE_BYTES_MIN = 2 * 1024**3
@@ -49,23 +54,58 @@ def machine_checks(environ: Mapping[str, str]) -> Iterator[Finding]:
         yield _guarded("spark", lambda: _spark(environ))
 
 
-def table_checks(table: str | None, state: str | None) -> Iterator[Finding]:
-    """The state and the table of one pipeline. Where none is named and none is here there is nothing to look at."""
-    from penstock.app.places import find_table
+def state_checks(asked: "Asked") -> Iterator[Finding]:
+    """The state, and the tables, of what is named or lies here. Where nothing is there is nothing to look at."""
+    from penstock.app.scope import find_scope, scopes_here
+
+    here = Path.cwd()
+    try:
+        scopes = [find_scope(asked, here=here)] if asked.means_app or asked.means_table else scopes_here(here)
+    except PenstockError as error:
+        yield Finding(check="app" if asked.means_app else "table", verdict=Verdict.FAILED, found=str(error))
+        return
+    for scope in scopes:
+        if scope.table is None:
+            yield _guarded("broker", partial(_broker, scope))
+            yield _guarded("ledger", partial(_ledger, scope))
+            yield _guarded("stopping", partial(_stopping, scope))
+        yield _guarded(
+            "app" if scope.table is None else "table",
+            partial(_standing, scope),
+            hint=f"`penstock status{scope.options}` shows more, `penstock objects list{scope.options} --only dead` the "
+            "reasons.",
+        )
+
+
+def _standing(scope: "Scope") -> tuple[Verdict, str]:
     from penstock.app.status import standing
 
-    try:
-        places = find_table(table, state, here=Path.cwd())
-    except PenstockError as error:
-        if table is not None or state is not None:
-            yield Finding(check="table", verdict=Verdict.FAILED, found=str(error))
-        return
+    found = standing(scope)
+    return (Verdict.WARNING if found.troubles else Verdict.OK), f"{scope.name}: {found.verdict}"
 
-    def look() -> tuple[Verdict, str]:
-        found = standing(places)
-        return (Verdict.WARNING if found.troubles else Verdict.OK), f"{found.table}: {found.verdict}"
 
-    yield _guarded("table", look, hint="`penstock status` shows more, `penstock objects list --only dead` the reasons.")
+def _broker(scope: "Scope") -> tuple[Verdict, str]:
+    from penstock.app.inspect import view
+
+    with view(scope) as seen:
+        queues = len(seen.broker.queue_names())
+    return Verdict.OK, f"{shown('broker', scope.settings.broker)}, {queues:,} queues"
+
+
+def _ledger(scope: "Scope") -> tuple[Verdict, str]:
+    from penstock.app.inspect import view
+
+    with view(scope) as seen:
+        pipelines = len(seen.ledger.pipelines())
+    return Verdict.OK, f"{shown('ledger', scope.settings.ledger)}, {pipelines:,} pipelines"
+
+
+def _stopping(scope: "Scope") -> tuple[Verdict, str]:
+    from penstock.worker.settings import budget
+
+    total_seconds = scope.settings.stop_timeout_seconds
+    found = budget(stop_timeout_seconds=total_seconds, drain_seconds=scope.settings.drain_seconds)
+    return Verdict.OK, f"work in flight has {found.drain_seconds:g} of the {total_seconds:g} s that stopping may take"
 
 
 def _guarded(check: str, look: Callable[[], tuple[Verdict, str]], *, hint: str = "") -> Finding:

@@ -1,42 +1,137 @@
 """Looking at a state without working on it: nothing here claims, sends or settles."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
 
-from penstock.app.places import LEDGER_FILE, Places
-from penstock.app.processes import PROCESSES_FOLDER, ProcessRegistry
-from penstock.app.state import QUEUE_FILE, check_owner
-from penstock.brokers.sqlite import SqliteBroker
+from penstock.app.backends import SQLITE, open_broker, open_ledger
+from penstock.app.queues import check_shared
+from penstock.app.registry import Workers
+from penstock.app.scope import Scope, is_there
+from penstock.app.state import check_owner
+from penstock.errors import UsageError
 from penstock.ledger import Ledger
-from penstock.messaging.broker import DEAD_LETTER_SUFFIX
+from penstock.ledger.records import ObjectRow, ObjectState
+from penstock.messaging.broker import DEAD_LETTER_SUFFIX, Broker
+from penstock.messaging.death import Death, death_of
+from penstock.messaging.message import Message
+
+PAGE = 1_000  # objects, or messages, looked at in one go
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Letter:
+    """A dead letter. ``death`` is None where it does not say what it died of."""
+
+    queue: str
+    message: Message
+    death: Death | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeadObject:
+    """An object that was given up on; ``replaced``: a later version of it was processed since."""
+
+    pipeline: str
+    row: ObjectRow
+    replaced: bool
+
+
 class View:
-    """An opened state, for reading."""
+    """A scope, looked at. Ledger and broker are opened when first asked for; one that nobody made yet is an empty one
+    in memory, since looking makes nothing."""
 
-    places: Places
-    ledger: Ledger
-    broker: SqliteBroker
+    def __init__(self, scope: Scope, closing: ExitStack) -> None:
+        self.scope = scope
+        self._closing = closing
 
-    def living_workers(self) -> list[str]:
-        """The ids of the processes that work on this state now."""
-        return ProcessRegistry(self.places.state / PROCESSES_FOLDER).living()
+    @cached_property
+    def ledger(self) -> Ledger:
+        settings = self.scope.settings
+        ledger = open_ledger(settings) if is_there(settings.ledger) else Ledger.open("sqlite://")
+        self._closing.callback(ledger.close)
+        return ledger
 
-    def dead_letter_queues(self) -> list[str]:
-        """The queues whose names say that they hold dead letters."""
-        return [queue for queue in self.broker.queue_names() if queue.endswith(DEAD_LETTER_SUFFIX)]
+    @cached_property
+    def broker(self) -> Broker:
+        """Raises `ConfigurationError` for a broker that only lives inside a process."""
+        settings = self.scope.settings
+        check_shared(settings)
+        if settings.broker.startswith(SQLITE) and not is_there(settings.broker):
+            from penstock.brokers.memory import MemoryBroker
+
+            broker: Broker = MemoryBroker()
+        else:
+            broker = open_broker(settings, holder="")
+        self._closing.callback(broker.close)
+        return broker
+
+    @property
+    def several(self) -> bool:
+        """Whether rows have to say whose they are."""
+        return self.scope.pipeline is None
+
+    def pipelines(self) -> Sequence[str]:
+        """The ids of those that are meant. Raises `UsageError` for one that neither ledger nor app knows."""
+        meant = self.scope.pipeline
+        if meant is None:
+            return [row.id for row in self.ledger.pipelines()]
+        if meant not in self.scope.tables and self.ledger.pipeline(meant) is None:
+            known = ", ".join(row.id for row in self.ledger.pipelines()) or "none"
+            raise UsageError(f"The ledger {self.scope.name} knows no pipeline {meant}; its pipelines: {known}.")
+        return [meant]
+
+    @property
+    def workers(self) -> Workers:
+        """Those of the state folder."""
+        return Workers(Path(self.scope.settings.state))
+
+    def dead_letter_queues(self, queue: str | None = None) -> Sequence[str]:
+        """The queues whose names say that they hold dead letters; those of one queue alone, if named.
+
+        Raises `UsageError` for a queue that the broker does not know of.
+        """
+        known = self.broker.queue_names()
+        letters = [name for name in known if name.endswith(DEAD_LETTER_SUFFIX)]
+        if queue is None:
+            return letters
+        if not {queue, f"{queue}{DEAD_LETTER_SUFFIX}"} & set(known):
+            raise UsageError(f"There is no queue {queue}; queues there are: {', '.join(known) or 'none'}.")
+        return [name for name in letters if name in (queue, f"{queue}{DEAD_LETTER_SUFFIX}")]
+
+    def letters(self, queue: str) -> Iterator[Letter]:
+        """The dead letters in a queue that holds such, oldest first."""
+        after: str | None = None
+        while page := self.broker.browse(queue, messages_max=PAGE, after_id=after):
+            for message in page:
+                yield Letter(queue=queue, message=message, death=death_of(message.attributes))
+            after = page[-1].id
+
+    def dead_objects(self, pipeline: str) -> Iterator[DeadObject]:
+        """The dead objects of a pipeline, by id."""
+        after: bytes | None = None
+        while page := self.ledger.objects(pipeline, state=ObjectState.DEAD, limit=PAGE, after=after):
+            changed = self.ledger.other_versions(pipeline, {row.object_id for row in page}) > 0
+            for row in page:
+                yield DeadObject(pipeline=pipeline, row=row, replaced=changed and self._is_replaced(pipeline, row))
+            after = page[-1].object_id
+
+    def _is_replaced(self, pipeline: str, dead: ObjectRow) -> bool:
+        return any(
+            row.state is ObjectState.PROCESSED
+            and row.first_seen_at > dead.first_seen_at
+            and (whose, row.bucket, row.key) == (pipeline, dead.bucket, dead.key)
+            for whose, row in self.ledger.find(dead.uri)
+        )
 
 
 @contextmanager
-def view(places: Places) -> Iterator[View]:
-    """Open the state of these places for reading."""
-    ledger = Ledger.open(f"sqlite:///{places.state / LEDGER_FILE}")
-    broker = SqliteBroker(places.state / QUEUE_FILE, holder="")
-    try:
-        check_owner(ledger, places)
-        yield View(places=places, ledger=ledger, broker=broker)
-    finally:
-        broker.close()
-        ledger.close()
+def view(scope: Scope) -> Iterator[View]:
+    """Look at what the scope means, until the block ends."""
+    with ExitStack() as closing:
+        seen = View(scope, closing)
+        if scope.table is not None:
+            check_owner(seen.ledger, scope.table)
+        yield seen

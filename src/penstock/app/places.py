@@ -1,7 +1,8 @@
 """Where the parts of a local table and of its state lie."""
 
 import hashlib
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from penstock.errors import UsageError
 LEDGER_FILE = "ledger.db"
 LEVELS_BELOW = 3  # how deep tables are looked for below the current folder
 STATE_FOLDER = "_penstock"  # readers of the table do not look into folders whose names begin so
+WORK_FOLDER = "work"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +31,7 @@ class Places:
     @property
     def work(self) -> Path:
         """Plans and reports of runs; under the table, since executors have to reach it."""
-        return self.table / STATE_FOLDER / "work"
+        return self.table / STATE_FOLDER / WORK_FOLDER
 
     def queue(self, source: Path) -> str:
         """The queue of one source of this table: another source's worker would not be allowed to read its files."""
@@ -61,6 +63,11 @@ def places(table: str | PathLike[str], state: str | PathLike[str] | None = None)
     )
 
 
+def declared_places(name: str, table: str | PathLike[str], *, state: str) -> Places:
+    """The places of a pipeline that an app declares: the app's state, and a table under the pipeline's name."""
+    return replace(places(table, state), name=name)
+
+
 def source_folder(source: str | PathLike[str], where: Places) -> Path:
     """The real path of the folder to read. Raises `UsageError` where it is none, or one that Penstock writes itself."""
     if "://" in str(source) and not str(source).startswith("file://"):
@@ -83,17 +90,34 @@ def find_table(table: str | None, state: str | None, *, here: Path) -> Places:
     """The table that an operator's verb means: the one named, else the one here, else the only one below here."""
     if table is not None:
         found = places(table, state)
-    elif (here / STATE_FOLDER).is_dir():
-        found = places(here, state)
     else:
-        patterns = ("/".join(["*"] * depth) for depth in range(1, LEVELS_BELOW + 1))
-        below = sorted(path.parent for pattern in patterns for path in here.glob(f"{pattern}/{STATE_FOLDER}"))
+        below = tables_here(here, elsewhere=state is not None)
         if len(below) != 1:
             names = ", ".join(str(path.relative_to(here)) for path in below) or "none"
             raise UsageError(f"Which table? Give --table; tables with a state found below {here}: {names}.")
         found = places(below[0], state)
-    if not (found.state / LEDGER_FILE).is_file():
+    if (found.state / LEDGER_FILE).is_file():
+        return found
+    if _lies_elsewhere(found.table / STATE_FOLDER) and state is None:
         raise UsageError(
-            f"There is no Penstock state in {found.state}; `penstock ingest` makes one, --state names another."
+            f"The table {found.table} has its state elsewhere: for a pipeline of an app give --pipeline NAME in the "
+            "app's folder instead of --table; else name the state with --state."
         )
-    return found
+    raise UsageError(
+        f"There is no Penstock state in {found.state}; `penstock ingest` makes one, --state names another."
+    )
+
+
+def tables_here(here: Path, *, elsewhere: bool = False) -> Sequence[Path]:
+    """The table in this folder, else all that are some levels below; those whose state lies ``elsewhere`` if asked."""
+    patterns = ["", *("/".join(["*"] * depth) + "/" for depth in range(1, LEVELS_BELOW + 1))]
+    found = [
+        sorted(path.parent for path in here.glob(f"{pattern}{STATE_FOLDER}") if elsewhere or not _lies_elsewhere(path))
+        for pattern in patterns
+    ]
+    return found[0] or sorted(path for paths in found for path in paths)
+
+
+def _lies_elsewhere(folder: Path) -> bool:
+    """A pipeline of an app, or an ingest with --state, has only its runs' plans below the table."""
+    return (folder / WORK_FOLDER).is_dir() and not (folder / LEDGER_FILE).is_file()

@@ -1,30 +1,54 @@
-"""Is anything late, unpublished or dead? Read from the state and the table, without working on either."""
+"""Is anything late, unpublished or dead? Read from the state and the tables, without working on either."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from penstock.app.inspect import view
-from penstock.app.places import Places
+from penstock.app.inspect import DeadObject, View, view
+from penstock.app.queues import QueueStanding, standings
+from penstock.app.scope import Scope
 from penstock.app.tables import Tables
+from penstock.errors import PublishHalted
 from penstock.events import Bus
 from penstock.ledger.records import TERMINAL, ObjectState
+from penstock.messaging.broker import DEAD_LETTER_SUFFIX
+from penstock.pipeline.publish import check_tip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PipelineStanding:
+    """How one pipeline stands now. Whether batches are visible is known where the table's folder is."""
+
+    pipeline: str
+    objects: Mapping[ObjectState, int]
+    objects_replaced: int  # dead ones of which a later version was processed since
+    batches_committed: int
+    batches_unpublished: int | None
+    table: str | None
+    table_version: int | None
+    disagreement: str | None  # why table and ledger are not of one history
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Standing:
-    """How a pipeline stands now. Messages are those of all its sources."""
+    """How everything in a scope stands now, summed up. Messages are those of all queues but the dead letters'."""
 
-    table: str
+    table: str | None  # None: an app's state
     table_version: int | None
     objects: Mapping[ObjectState, int]
     batches_committed: int
-    batches_unpublished: int
+    batches_unpublished: int | None  # None: there is a pipeline whose table's folder is not known
     messages_visible: int
     messages_in_flight: int
     messages_delayed: int
     oldest_visible_message_age_seconds: float | None  # None where no message is visible
     dead_letters: int
     workers: Sequence[str]
+    objects_replaced: int = 0
+    dead_letters_replaced: int = 0  # letters of those objects
+    messages_unserved: int = 0  # in queues that no living worker serves, while some are there
+    disagreements: Sequence[str] = ()
+    queues: Sequence[QueueStanding] = ()  # without those of dead letters
+    pipelines: Sequence[PipelineStanding] = ()
 
     @property
     def verdict(self) -> str:
@@ -35,21 +59,17 @@ class Standing:
 
     @property
     def troubles(self) -> Sequence[str]:
-        """What needs a person. Unfinished things are none while a worker is there to finish them."""
-        dead = self.objects.get(ObjectState.DEAD, 0)
-        found = []
+        """What needs a person. Unfinished things are none while a worker is there to finish them, and the dead are none
+        once a later version of the object was processed."""
+        found = [f"table and ledger disagree: {why}" for why in self.disagreements]
         if not self.workers:
-            messages = self.messages_visible + self.messages_in_flight + self.messages_delayed
-            if self.objects_left:
-                found.append(f"objects waiting with no worker running: {self.objects_left:,}")
-            elif messages:
-                found.append(f"messages waiting with no worker running: {messages:,}")
-            if self.batches_unpublished:
-                found.append(f"batches committed and not yet published: {self.batches_unpublished:,}")
-        if dead:
+            found += self._waiting
+        if self.messages_unserved:
+            found.append(f"messages in queues that no worker serves: {self.messages_unserved:,}")
+        if dead := self.objects.get(ObjectState.DEAD, 0) - self.objects_replaced:
             found.append(f"dead objects: {dead:,}")
-        if self.dead_letters:
-            found.append(f"dead letters: {self.dead_letters:,}")
+        if letters := self.dead_letters - self.dead_letters_replaced:
+            found.append(f"dead letters: {letters:,}")
         return found
 
     @property
@@ -57,25 +77,100 @@ class Standing:
         """Objects that are not in a terminal state."""
         return sum(number for state, number in self.objects.items() if state not in TERMINAL)
 
+    @property
+    def _waiting(self) -> Sequence[str]:
+        found = []
+        messages = self.messages_visible + self.messages_in_flight + self.messages_delayed
+        if self.objects_left:
+            found.append(f"objects waiting with no worker running: {self.objects_left:,}")
+        elif messages:
+            found.append(f"messages waiting with no worker running: {messages:,}")
+        if self.batches_unpublished:
+            found.append(f"batches committed and not yet published: {self.batches_unpublished:,}")
+        return found
 
-def standing(places: Places) -> Standing:
-    """Look at the pipeline of these places."""
-    with view(places) as seen:
-        tables = Tables(places, seen.ledger, partition_by=None, bus=Bus())
-        row = seen.ledger.pipeline(places.pipeline)
-        letters = set(seen.dead_letter_queues())
-        stats = [seen.broker.stats(queue) for queue in seen.broker.queue_names() if queue not in letters]
-        ages = [age for stat in stats if (age := stat.oldest_visible_message_age_seconds) is not None]
-        return Standing(
-            table=str(places.table),
-            table_version=tables.version(),
-            objects=seen.ledger.counts(places.pipeline),
-            batches_committed=row.next_seq - 1 if row else 0,
-            batches_unpublished=tables.unpublished(),
-            messages_visible=sum(stat.visible for stat in stats),
-            messages_in_flight=sum(stat.in_flight for stat in stats),
-            messages_delayed=sum(stat.delayed for stat in stats),
-            oldest_visible_message_age_seconds=max(ages, default=None),
-            dead_letters=sum(seen.broker.stats(queue).visible for queue in letters),
-            workers=seen.living_workers(),
+
+def standing(scope: Scope) -> Standing:
+    """Look at everything in the scope."""
+    with view(scope) as seen:
+        silent = seen.workers.silent()  # they may fetch from any queue
+        workers = sorted({*silent, *(record.worker for record in seen.workers.records())})
+        dead = {pipeline: tuple(seen.dead_objects(pipeline)) for pipeline in seen.pipelines()}
+        pipelines = [_pipeline(seen, pipeline, sum(one.replaced for one in dead[pipeline])) for pipeline in dead]
+        letters_replaced = _letters_replaced(seen, [one for found in dead.values() for one in found])
+        every = standings(scope.settings, seen.broker)
+    queues = [one for one in every if not one.queue.endswith(DEAD_LETTER_SUFFIX)]
+    ages = [age for one in queues if (age := one.oldest_visible_message_age_seconds) is not None]
+    return Standing(
+        table=None if scope.table is None else str(scope.table.table),
+        table_version=None if scope.table is None else pipelines[0].table_version,
+        objects={state: sum(one.objects[state] for one in pipelines) for state in ObjectState},
+        batches_committed=sum(one.batches_committed for one in pipelines),
+        batches_unpublished=_summed([one.batches_unpublished for one in pipelines]),
+        messages_visible=sum(one.visible for one in queues),
+        messages_in_flight=sum(one.in_flight for one in queues),
+        messages_delayed=sum(one.delayed for one in queues),
+        oldest_visible_message_age_seconds=max(ages, default=None),
+        dead_letters=sum(one.visible for one in every if one.queue.endswith(DEAD_LETTER_SUFFIX)),
+        workers=workers,
+        objects_replaced=sum(one.objects_replaced for one in pipelines),
+        dead_letters_replaced=letters_replaced,
+        messages_unserved=_unserved(queues) if workers and not silent else 0,
+        disagreements=[one.disagreement for one in pipelines if one.disagreement is not None],
+        queues=queues,
+        pipelines=pipelines,
+    )
+
+
+def _pipeline(seen: View, pipeline: str, objects_replaced: int) -> PipelineStanding:
+    row = seen.ledger.pipeline(pipeline)
+    committed = row.next_seq - 1 if row else 0
+    where = seen.scope.tables.get(pipeline)
+    tables = None if where is None else Tables(where, seen.ledger, partition_by=None, bus=Bus())
+    unpublished = 0 if committed == 0 or pipeline in seen.scope.tableless else None
+    return PipelineStanding(
+        pipeline=pipeline,
+        objects=seen.ledger.counts(pipeline),
+        objects_replaced=objects_replaced,
+        batches_committed=committed,
+        batches_unpublished=unpublished if tables is None else tables.unpublished(),
+        table=None if where is None else str(where.table),
+        table_version=None if tables is None else tables.version(),
+        disagreement=None if tables is None else _disagreement(seen, pipeline, tables, committed),
+    )
+
+
+def _disagreement(seen: View, pipeline: str, tables: Tables, committed: int) -> str | None:
+    """Why the next publish would halt; or that there is a table of which the ledger knows nothing at all."""
+    try:
+        for sink in (tables.rows, tables.quarantine):
+            check_tip(seen.ledger, sink.load(), pipeline=pipeline, where=sink.uri)
+    except PublishHalted as halted:
+        return str(halted)
+    if committed == 0 and (version := tables.version()) is not None:
+        return (
+            f"the table {tables.rows.uri} has version {version}, and its ledger committed "
+            "nothing to it: either another ledger is its own (--state), or it was there before the first batch"
         )
+    return None
+
+
+def _letters_replaced(seen: View, dead: Sequence[DeadObject]) -> int:
+    """How many letters are about nothing but objects of which a later version was processed."""
+    needed = _carriers(one for one in dead if not one.replaced)
+    if not (carriers := _carriers(one for one in dead if one.replaced) - needed):
+        return 0
+    letters = (letter for queue in seen.dead_letter_queues() for letter in seen.letters(queue))
+    return sum(letter.death is not None and letter.death.message_id in carriers for letter in letters)
+
+
+def _carriers(dead: Iterable[DeadObject]) -> set[str]:
+    return {one.row.carrier.message_id for one in dead if one.row.carrier is not None}
+
+
+def _unserved(queues: Sequence[QueueStanding]) -> int:
+    return sum(one.visible + one.in_flight + one.delayed for one in queues if not one.workers)
+
+
+def _summed(numbers: Sequence[int | None]) -> int | None:
+    return None if None in numbers else sum(number for number in numbers if number is not None)

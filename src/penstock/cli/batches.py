@@ -1,11 +1,12 @@
 """`penstock batches`: what was committed."""
 
+from heapq import merge
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from penstock.cli.output import Json, StateFolder, Table, moment, print_json, print_table, talk
+from penstock.cli.output import AppName, Json, Pipeline, StateFolder, Table, moment, print_json, print_table, talk
 
 app = typer.Typer(help="Committed batches: rows, bytes, seconds a stage.", no_args_is_help=True)
 
@@ -19,24 +20,30 @@ def _group() -> None:
 def list_(
     table: Table = None,
     state: StateFolder = None,
+    pipeline: Pipeline = None,
+    app_name: AppName = None,
     limit: Annotated[int, typer.Option("--limit", min=1, max=100_000, help="At most so many, the newest.")] = 50,
     json_: Json = False,
 ) -> None:
-    """List committed batches in the order in which they became visible."""
+    """List committed batches in the order in which they were committed."""
     from penstock.app.inspect import view
-    from penstock.app.places import find_table
+    from penstock.app.scope import Asked, find_scope
 
-    places = find_table(table, state, here=Path.cwd())
-    with view(places) as seen:
-        row = seen.ledger.pipeline(places.pipeline)
-        newest = row.next_seq - 1 if row else 0
-        batches = seen.ledger.batches(places.pipeline, after_seq=max(0, newest - limit), limit=limit)
-    if newest > limit:
-        talk(f"The newest {limit:,} of {newest:,}; --limit shows more.")
+    scope = find_scope(Asked(table=table, state=state, pipeline=pipeline, app=app_name), here=Path.cwd())
+    with view(scope) as seen:
+        rows = [seen.ledger.pipeline(one) for one in seen.pipelines()]
+        newest = {row.id: row.next_seq - 1 for row in rows if row is not None}
+        found = [
+            seen.ledger.batches(one, after_seq=max(0, seq - limit), limit=limit) for one, seq in newest.items() if seq
+        ]
+    batches = list(merge(*found, key=lambda batch: batch.committed_at))[-limit:]  # each in its own order
+    if (count := sum(newest.values())) > limit:
+        talk(f"The newest {limit:,} of {count:,}; --limit shows more.")
     if json_:
         print_json(
             [
                 {
+                    "pipeline": batch.pipeline,
                     "batch": batch.seq,
                     "attempt_id": batch.attempt_id,
                     "objects": batch.objects,
@@ -52,9 +59,13 @@ def list_(
         )
         return
     print_table(
-        ("batch", "committed", "objects", "rows", "bad lines", "bytes", "stages", "attempt"),
+        (
+            *(("pipeline",) if seen.several else ()),
+            *("batch", "committed", "objects", "rows", "bad lines", "bytes", "stages", "attempt"),
+        ),
         [
             (
+                *((batch.pipeline,) if seen.several else ()),
                 batch.seq,
                 moment(batch.committed_at),
                 f"{batch.objects:,}",

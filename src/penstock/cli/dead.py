@@ -1,13 +1,26 @@
 """`penstock dead`: what was given up on, and why."""
 
+from itertools import islice
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from penstock.cli.output import Json, StateFolder, Table, counted, moment, print_json, printable, talk
-from penstock.messaging.death import Death
-from penstock.messaging.message import Message
+from penstock.cli.output import (
+    AppName,
+    Json,
+    Pipeline,
+    StateFolder,
+    Table,
+    counted,
+    moment,
+    print_json,
+    printable,
+    talk,
+)
+
+if TYPE_CHECKING:
+    from penstock.app.inspect import DeadObject, Letter
 
 BODY_SHOWN = 120
 
@@ -23,47 +36,78 @@ def _group() -> None:
 def list_(
     table: Table = None,
     state: StateFolder = None,
-    limit: Annotated[int, typer.Option("--limit", min=1, max=100_000, help="At most so many a queue.")] = 100,
+    pipeline: Pipeline = None,
+    app_name: AppName = None,
+    queue: Annotated[
+        str | None, typer.Option("--queue", metavar="QUEUE", help="Letters of this queue alone, and no objects.")
+    ] = None,
+    limit: Annotated[
+        int, typer.Option("--limit", min=1, max=100_000, help="At most so many a queue, and a pipeline.")
+    ] = 100,
     json_: Json = False,
 ) -> None:
-    """List dead letters, oldest first, with the reason."""
+    """List dead letters, oldest first, and dead objects, with the reason."""
     from penstock.app.inspect import view
-    from penstock.app.places import find_table
-    from penstock.messaging.death import death_of
+    from penstock.app.scope import Asked, find_scope
 
-    places = find_table(table, state, here=Path.cwd())
-    with view(places) as seen:
-        letters = [
-            (queue, message, death_of(message.attributes))
-            for queue in seen.dead_letter_queues()
-            for message in seen.broker.browse(queue, messages_max=limit)
-        ]
+    scope = find_scope(Asked(table=table, state=state, pipeline=pipeline, app=app_name), here=Path.cwd())
+    with view(scope) as seen:
+        letters = [letter for name in seen.dead_letter_queues(queue) for letter in islice(seen.letters(name), limit)]
+        pipelines = seen.pipelines() if queue is None else ()
+        objects = [dead for one in pipelines for dead in islice(seen.dead_objects(one), limit)]
     if json_:
-        print_json([_document(queue, message, death) for queue, message, death in letters])
+        print_json([*map(_letter_document, letters), *map(_object_document, objects)])
         return
-    if not letters:
+    if not letters and not objects:
         talk("No dead letters.")
-    for queue, message, death in letters:
-        _print_letter(queue, message, death)
+    for letter in letters:
+        _print_letter(letter)
+    for dead in objects:
+        _print_object(dead, whose=f" of {dead.pipeline}" if scope.table is None else "")
 
 
-def _print_letter(queue: str, message: Message, death: Death | None) -> None:
+def _print_letter(letter: "Letter") -> None:
+    message, death = letter.message, letter.death
     attempts = f", after {counted(death.attempts, 'attempt')} by {death.worker}" if death is not None else ""
-    print(printable(f"{message.id}  dead since {moment(message.enqueued_at)} in {queue}{attempts}"))
-    for line in (death.reason if death is not None else "no reason was recorded", _shown(message.body)):
-        print(f"    {printable(line)}")
+    print(printable(f"{message.id}  dead since {moment(message.enqueued_at)} in {letter.queue}{attempts}"))
+    reason = death.reason if death is not None else "no reason was recorded"
+    raised = (death.exception if death is not None else None) or ""
+    for line in (reason, "" if raised in reason else raised, _shown(message.body)):
+        if line:
+            print(f"    {printable(line)}")
 
 
-def _document(queue: str, message: Message, death: Death | None) -> dict[str, Any]:
+def _print_object(dead: "DeadObject", *, whose: str) -> None:
+    attempts = counted(dead.row.attempts, "attempt")
+    replaced = "; a later version of it was processed" if dead.replaced else ""
+    print(printable(f"{dead.row.uri}  dead since {moment(dead.row.ended_at)}{whose}, after {attempts}{replaced}"))
+    print(f"    {printable(dead.row.reason or 'no reason was recorded')}")
+
+
+def _letter_document(letter: "Letter") -> dict[str, Any]:
+    message, death = letter.message, letter.death
     return {
+        "kind": "message",
         "message_id": message.id,
-        "queue": queue,
+        "queue": letter.queue,
         "dead_at": message.enqueued_at,
         "reason": death.reason if death else None,
         "exception": death.exception if death else None,
         "attempts": death.attempts if death else None,
         "worker": death.worker if death else None,
         "body": message.body.decode("utf-8", errors="backslashreplace"),
+    }
+
+
+def _object_document(dead: "DeadObject") -> dict[str, Any]:
+    return {
+        "kind": "object",
+        "object": dead.row.uri,
+        "pipeline": dead.pipeline,
+        "dead_at": dead.row.ended_at,
+        "reason": dead.row.reason,
+        "attempts": dead.row.attempts,
+        "replaced": dead.replaced,
     }
 
 

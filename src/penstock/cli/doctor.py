@@ -7,20 +7,30 @@ from typing import TYPE_CHECKING
 import typer
 
 from penstock.cli.exits import CHECK_FOUND_PROBLEMS
-from penstock.cli.output import Json, StateFolder, Table, print_json, printable
+from penstock.cli.output import AppName, Json, Pipeline, StateFolder, Table, print_json, printable
 
 if TYPE_CHECKING:
     from penstock.app.checks import Finding
 
 
-def doctor(table: Table = None, state: StateFolder = None, json_: Json = False) -> None:
-    """Check Python, settings, Java, Spark, disk, and the table here or the one named. Exit code 3: something failed."""
+def doctor(
+    table: Table = None,
+    state: StateFolder = None,
+    pipeline: Pipeline = None,
+    app_name: AppName = None,
+    json_: Json = False,
+) -> None:
+    """Check Python, settings, Java, Spark, disk, and the table or the app's state here, or what is named. Exit code 3:
+    something failed."""
     from itertools import chain
 
-    from penstock.app.checks import Finding, Verdict, machine_checks, table_checks
+    from penstock.app.checks import Finding, Verdict, machine_checks, state_checks
+    from penstock.app.scope import Asked
+
+    asked = Asked(table=table, state=state, pipeline=pipeline, app=app_name)
 
     findings: list[Finding] = []
-    for finding in chain(machine_checks(os.environ), table_checks(table, state)):
+    for finding in chain(machine_checks(os.environ), state_checks(asked)):
         findings.append(finding)
         if not json_:
             _print_finding(finding)

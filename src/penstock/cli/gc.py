@@ -5,38 +5,47 @@ from typing import Annotated
 
 import typer
 
-from penstock.cli.output import Json, StateFolder, Table, counted, print_json, printable, talk
+from penstock.cli.output import AppName, Json, Pipeline, StateFolder, Table, counted, print_json, printable, talk
 
 
 def gc(
     table: Table = None,
     state: StateFolder = None,
+    pipeline: Pipeline = None,
+    app_name: AppName = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would go, delete nothing.")] = False,
     json_: Json = False,
 ) -> None:
-    """Delete what abandoned attempts left behind. Nothing that the table names is ever deleted."""
+    """Delete what abandoned attempts left behind. Nothing that a table names is ever deleted.
+
+    The pipelines of an app need --app: their tables' folders stand in its code."""
     from penstock.app.inspect import view
-    from penstock.app.places import find_table
+    from penstock.app.scope import Asked, find_scope
     from penstock.app.tables import Tables
     from penstock.events import Bus
 
-    places = find_table(table, state, here=Path.cwd())
-    with view(places) as seen:
-        tables = Tables(places, seen.ledger, partition_by=None, bus=Bus())
-        collected = tables.collect_garbage(dry_run=dry_run)
+    scope = find_scope(Asked(table=table, state=state, pipeline=pipeline, app=app_name), here=Path.cwd())
+    with view(scope) as seen:
+        collected = {
+            name: Tables(places, seen.ledger, partition_by=None, bus=Bus()).collect_garbage(dry_run=dry_run)
+            for name, places in scope.tables_meant.items()
+        }
+    unknown = [path for one in collected.values() for path in one.unknown]
     if json_:
         print_json(
             {
-                "attempts": collected.attempts,
-                "files": collected.files,
-                "bytes": collected.bytes,
+                "attempts": sum(one.attempts for one in collected.values()),
+                "files": sum(one.files for one in collected.values()),
+                "bytes": sum(one.bytes for one in collected.values()),
                 "dry_run": dry_run,
-                "unknown": [str(path) for path in collected.unknown],
+                "unknown": [str(path) for path in unknown],
             }
         )
         return
     verb = "would be deleted" if dry_run else "deleted"
-    files, attempts = counted(collected.files, "file"), counted(collected.attempts, "attempt")
-    print(f"{files} of {attempts} {verb}, {counted(collected.bytes, 'byte')}.")
-    for path in collected.unknown:
+    for name, one in collected.items():
+        whose = f"{name}: " if scope.table is None else ""
+        files, attempts = counted(one.files, "file"), counted(one.attempts, "attempt")
+        print(printable(f"{whose}{files} of {attempts} {verb}, {counted(one.bytes, 'byte')}."))
+    for path in unknown:
         talk(printable(f"Left alone, since the ledger knows no such attempt: {path}"))

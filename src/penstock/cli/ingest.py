@@ -2,6 +2,7 @@
 
 import dataclasses
 import signal
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -76,6 +77,7 @@ def ingest(
     require_spark()
     from penstock.app.ingest import ingest as run
     from penstock.app.pipeline import IngestRequest
+    from penstock.app.scope import Asked, options_for
     from penstock.cli.leaving import leave_now, stoppable
     from penstock.cli.progress import IngestProgress, print_report
     from penstock.config import load_settings
@@ -103,12 +105,12 @@ def ingest(
     )
     if watch:
         talk(printable(f"watching {source}; Ctrl-C ends it"))
-    with stoppable() as stop, IngestProgress() as progress:
+    with stoppable() as stop, IngestProgress(options=Asked(table=table, state=state).options) as progress:
         report = run(request, stop=stop, listeners=(progress,))
     if json_:
         print_json(dataclasses.asdict(report))
     else:
-        print_report(report)
+        print_report(report, options=options_for(Path(report.table), state=state, here=Path.cwd()))
     stopped = INTERRUPTED if stop.signal_number == signal.SIGINT else TEMPORARY_FAILURE
     if progress.forced:  # something does not end, and waiting for it would outlast the stop timeout
         leave_now(stopped)

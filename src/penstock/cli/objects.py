@@ -6,7 +6,19 @@ from typing import Annotated, Any
 
 import typer
 
-from penstock.cli.output import Json, StateFolder, Table, moment, print_fields, print_json, print_table, printable, talk
+from penstock.cli.output import (
+    AppName,
+    Json,
+    Pipeline,
+    StateFolder,
+    Table,
+    moment,
+    print_fields,
+    print_json,
+    print_table,
+    printable,
+    talk,
+)
 from penstock.errors import UsageError
 from penstock.ledger.records import ObjectAttempt, ObjectRow, ObjectState
 from penstock.objects.reference import LOCAL_BUCKET, uri_of
@@ -20,6 +32,8 @@ app = typer.Typer(help="The ledger: which objects there are, and what became of 
 def list_(
     table: Table = None,
     state: StateFolder = None,
+    pipeline: Pipeline = None,
+    app_name: AppName = None,
     only: Annotated[ObjectState | None, typer.Option("--only", help="Objects in this state alone.")] = None,
     filter_: Annotated[str | None, typer.Option("--filter", help="Objects whose address contains this text.")] = None,
     limit: Annotated[int, typer.Option("--limit", min=1, max=100_000, help="At most so many.")] = 100,
@@ -27,21 +41,29 @@ def list_(
 ) -> None:
     """List objects, with their state."""
     from penstock.app.inspect import view
-    from penstock.app.places import find_table
+    from penstock.app.scope import Asked, find_scope
 
-    places = find_table(table, state, here=Path.cwd())
-    with view(places) as seen:
-        found = seen.ledger.objects(places.pipeline, state=only, uri_contains=filter_, limit=limit + 1)
-    rows = sorted(found[:limit], key=lambda row: row.uri)
+    scope = find_scope(Asked(table=table, state=state, pipeline=pipeline, app=app_name), here=Path.cwd())
+    found: list[tuple[str, ObjectRow]] = []
+    with view(scope) as seen:
+        for one in seen.pipelines():
+            left = limit + 1 - len(found)
+            of_one = seen.ledger.objects(one, state=only, uri_contains=filter_, limit=left) if left else ()
+            found += [(one, row) for row in of_one]
+    rows = sorted(found[:limit], key=lambda pair: (pair[0], pair[1].uri))
     if len(found) > limit:
         talk(f"There are more than {limit:,}; --limit shows more, --only and --filter fewer.")
     if json_:
-        print_json([as_document(row) for row in rows])
+        print_json([as_document(one, row) for one, row in rows])
         return
     print_table(
-        ("object", "state", "attempts", "rows", "bad lines", "batch", "since", "reason"),
+        (
+            *(("pipeline",) if seen.several else ()),
+            *("object", "state", "attempts", "rows", "bad lines", "batch", "since", "reason"),
+        ),
         [
             (
+                *((one,) if seen.several else ()),
                 row.uri.removeprefix(LOCAL),
                 row.state,
                 row.attempts,
@@ -51,7 +73,7 @@ def list_(
                 moment(row.ended_at or row.first_seen_at),
                 (row.reason or "").removeprefix(f"{row.uri} "),
             )
-            for row in rows
+            for one, row in rows
         ],
         empty="No such objects.",
     )
@@ -62,33 +84,45 @@ def show(
     uri: Annotated[str, typer.Argument(metavar="OBJECT", help="The object's address (file:///...), or its path.")],
     table: Table = None,
     state: StateFolder = None,
+    pipeline: Pipeline = None,
+    app_name: AppName = None,
     json_: Json = False,
 ) -> None:
     """Show one object: every version of it that was seen, with all attempts."""
     from penstock.app.inspect import view
-    from penstock.app.places import find_table
+    from penstock.app.scope import Asked, find_scope
 
-    places = find_table(table, state, here=Path.cwd())
+    scope = find_scope(Asked(table=table, state=state, pipeline=pipeline, app=app_name), here=Path.cwd())
     address = uri if "://" in uri else uri_of(LOCAL_BUCKET, str(Path(uri).resolve()))
-    with view(places) as seen:
-        found = [row for pipeline, row in seen.ledger.find(address) if pipeline == places.pipeline]
-        if not found:
-            raise UsageError(
-                f"The ledger of {places.table} knows no object {address}; `penstock objects list` shows all."
-            )
-        versions = [(row, seen.ledger.attempts_of(places.pipeline, row.object_id)) for row in found]
+    with view(scope) as seen:
+        meant = seen.pipelines()
+        versions = [
+            (one, row, seen.ledger.attempts_of(one, row.object_id))
+            for one, row in seen.ledger.find(address)
+            if one in meant
+        ]
+    if not versions:
+        raise UsageError(
+            f"The ledger of {scope.name} knows no object {address}; `penstock objects list{scope.options}` shows all."
+        )
     if json_:
-        print_json([as_document(row) | {"timeline": [_attempt(one) for one in timeline]} for row, timeline in versions])
+        print_json(
+            [
+                as_document(one, row) | {"timeline": [_attempt(attempt) for attempt in timeline]}
+                for one, row, timeline in versions
+            ]
+        )
         return
-    for place, (row, timeline) in enumerate(versions):
+    for place, (one, row, timeline) in enumerate(versions):
         if place:
             print()
-        _print_version(row, timeline)
+        _print_version(one if scope.table is None else "", row, timeline)
 
 
-def as_document(row: ObjectRow) -> dict[str, Any]:
+def as_document(pipeline: str, row: ObjectRow) -> dict[str, Any]:
     """An object as JSON. Times are epoch seconds."""
     return {
+        "pipeline": pipeline,
         "object": row.uri,
         "object_id": row.object_id.hex(),
         "state": row.state.value,
@@ -115,10 +149,11 @@ def _attempt(attempt: ObjectAttempt) -> dict[str, Any]:
     }
 
 
-def _print_version(row: ObjectRow, timeline: Sequence[ObjectAttempt]) -> None:
+def _print_version(pipeline: str, row: ObjectRow, timeline: Sequence[ObjectAttempt]) -> None:
     print_fields(
         {
             "object": row.uri,
+            "pipeline": pipeline,
             "version": row.version_id or row.etag,
             "state": row.state.value,
             "reason": row.reason or "",

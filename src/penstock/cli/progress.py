@@ -46,7 +46,9 @@ _DOING = {
 class IngestProgress:
     """Listens to an ingest. Events come from several threads; the lock makes them one story."""
 
-    def __init__(self, *, monotonic: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, *, options: str = "", monotonic: Callable[[], float] = time.monotonic) -> None:
+        """``options`` lead the verbs of a hint to what is worked on."""
+        self._options = options
         self._monotonic = monotonic
         self.forced = False  # a thread would not end: written once, read when the job is over
         self._terminal = sys.stderr.isatty()
@@ -93,7 +95,7 @@ class IngestProgress:
             case ObjectFailed() if self._failures <= FAILURES_SHOWN:
                 self._say(_failure(event))
             case ObjectFailed() if self._failures == FAILURES_SHOWN + 1:
-                self._say("further failures are not shown here; see `penstock objects list`")
+                self._say(f"further failures are not shown here; see `penstock objects list{self._options}`")
         for line in told(event):
             self._say(line)
         if self._bar is not None:
@@ -181,8 +183,9 @@ class _Bar:
         self._progress.stop()
 
 
-def print_report(report: "IngestReport") -> None:
-    """The end of an ingest for people: what is in the table now, and what is not and where to look."""
+def print_report(report: "IngestReport", *, options: str = "") -> None:
+    """The end of an ingest for people: what is in the table now, and what is not and where to look. ``options`` lead
+    the verbs of a hint to this table."""
     if report.objects_found and report.objects_skipped == report.objects_found:
         print(f"Nothing new: all {counted(report.objects_found, 'object')} are in the table already. 0 rows added.")
     elif not report.objects_found:
@@ -195,11 +198,11 @@ def print_report(report: "IngestReport") -> None:
         )
     version = "no version yet" if report.table_version is None else f"version {report.table_version}"
     print(f"Table: {printable(report.table)} ({version})")
-    for line in _remarks(report):
+    for line in _remarks(report, options):
         print(printable(line))
 
 
-def _remarks(report: "IngestReport") -> list[str]:
+def _remarks(report: "IngestReport", options: str) -> list[str]:
     remarks: list[str] = []
     if report.objects_new_versions:
         remarks.append(f"Files seen before in another version: {report.objects_new_versions:,}.")
@@ -207,7 +210,8 @@ def _remarks(report: "IngestReport") -> list[str]:
         lines = counted(report.lines_quarantined, "bad line")
         remarks.append(f"Quarantined: {lines}, in {report.quarantine_table}, with the reason.")
     if report.objects_dead:
-        remarks.append(f"Dead: {counted(report.objects_dead, 'object')}; `penstock objects list --only dead` says why.")
+        dead = counted(report.objects_dead, "object")
+        remarks.append(f"Dead: {dead}; `penstock objects list{options} --only dead` says why.")
     if report.objects_gone:
         remarks.append(f"Gone: {counted(report.objects_gone, 'object')}, deleted before they were read.")
     if report.objects_superseded:

@@ -43,11 +43,13 @@ def run(
 
     require_spark()
     from penstock.app.loading import load_app
+    from penstock.app.scope import Asked
     from penstock.cli.leaving import leave_now, stoppable
     from penstock.cli.progress import IngestProgress
     from penstock.config import with_flags
 
-    with stoppable() as stop, IngestProgress() as progress:
+    options = Asked(app=app_name, pipeline=pipeline).options
+    with stoppable() as stop, IngestProgress(options=options) as progress:
         app = load_app(app_name)
         app.settings = with_flags(app.settings, spark_master=master, stop_timeout_seconds=stop_timeout)
         with app:
@@ -57,7 +59,7 @@ def run(
     if json_:
         print_json(dataclasses.asdict(report))
     else:
-        print_run_report(report)
+        print_run_report(report, options=options)
     stopped = INTERRUPTED if stop.signal_number == signal.SIGINT else TEMPORARY_FAILURE
     if progress.forced:  # something does not end, and waiting for it would outlast the stop timeout
         leave_now(stopped)
@@ -67,18 +69,18 @@ def run(
         raise typer.Exit(CHECK_FOUND_PROBLEMS)
 
 
-def print_run_report(report: "RunReport") -> None:
-    """The end of a run for people."""
+def print_run_report(report: "RunReport", *, options: str = "") -> None:
+    """The end of a run for people. ``options`` lead the verbs of a hint to this pipeline."""
     objects, rows = counted(report.objects_processed, "object"), counted(report.rows_written, "row")
     batches = counted(report.batches, "batch", "batches")
     print(f"{printable(report.pipeline)}: {objects} processed, {rows} written in {batches}, {report.seconds:.1f} s.")
     version = "no version yet" if report.table_version is None else f"version {report.table_version}"
     print(f"Table: {printable(report.table)} ({version})")
-    for line in _remarks(report):
+    for line in _remarks(report, options):
         print(printable(line))
 
 
-def _remarks(report: "RunReport") -> list[str]:
+def _remarks(report: "RunReport", options: str) -> list[str]:
     remarks: list[str] = []
     if report.objects_skipped:
         skipped = counted(report.objects_skipped, "object")
@@ -87,7 +89,8 @@ def _remarks(report: "RunReport") -> list[str]:
         lines = counted(report.lines_quarantined, "bad line")
         remarks.append(f"Quarantined: {lines}, in {report.quarantine_table}, with the reason.")
     if report.objects_dead:
-        remarks.append(f"Dead: {counted(report.objects_dead, 'object')}.")
+        dead = counted(report.objects_dead, "object")
+        remarks.append(f"Dead: {dead}; `penstock objects list{options} --only dead` says why.")
     if report.objects_gone:
         remarks.append(f"Gone: {counted(report.objects_gone, 'object')}, deleted before they were read.")
     if report.objects_superseded:

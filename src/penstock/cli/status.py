@@ -1,51 +1,116 @@
 """`penstock status`: one screen that says whether anything is late, lost or dead."""
 
+import dataclasses
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from penstock.cli.output import Json, StateFolder, Table, print_fields, print_json, printable
+from penstock.cli.output import (
+    AppName,
+    Json,
+    Pipeline,
+    StateFolder,
+    Table,
+    counted,
+    print_fields,
+    print_json,
+    printable,
+)
 from penstock.ledger.records import ObjectState
 
 if TYPE_CHECKING:
-    from penstock.app.status import Standing
+    from penstock.app.queues import QueueStanding
+    from penstock.app.status import PipelineStanding, Standing
 
 
-def status(table: Table = None, state: StateFolder = None, json_: Json = False) -> None:
+def status(
+    table: Table = None,
+    state: StateFolder = None,
+    pipeline: Pipeline = None,
+    app_name: AppName = None,
+    json_: Json = False,
+) -> None:
     """Is anything late, unpublished or dead? The first line says so."""
-    from penstock.app.places import find_table
+    from penstock.app.scope import Asked, find_scope
     from penstock.app.status import standing
 
-    places = find_table(table, state, here=Path.cwd())
-    found = standing(places)
+    scope = find_scope(Asked(table=table, state=state, pipeline=pipeline, app=app_name), here=Path.cwd())
+    found = standing(scope)
     if json_:
         print_json(_document(found))
         return
     print(printable(found.verdict))
-    print_fields(
-        {
-            "table": f"{found.table} ({_version(found.table_version)})",
-            "objects": ", ".join(f"{count:,} {name}" for name, count in found.objects.items() if count) or "none",
-            "batches": f"{found.batches_committed:,} committed, {found.batches_unpublished:,} not yet published",
-            "messages": _messages(found),
-            "dead letters": f"{found.dead_letters:,}",
-            "workers": ", ".join(found.workers) or "none running",
-        }
+    print_fields(_of_app(found, ledger=scope.name) if found.table is None else _of_table(found))
+
+
+def _of_table(found: "Standing") -> Mapping[str, object]:
+    return {
+        "table": f"{found.table} ({_version(found.table_version)})",
+        "objects": _objects(found.objects, found.objects_replaced),
+        "batches": _batches(found.batches_committed, found.batches_unpublished),
+        "messages": _messages(
+            visible=found.messages_visible,
+            in_flight=found.messages_in_flight,
+            delayed=found.messages_delayed,
+            oldest_seconds=found.oldest_visible_message_age_seconds,
+        ),
+        "dead letters": _letters(found),
+        "workers": ", ".join(found.workers) or "none running",
+    }
+
+
+def _of_app(found: "Standing", *, ledger: str) -> Mapping[str, object]:
+    return {
+        "ledger": ledger,
+        **{f"pipeline {one.pipeline}": _pipeline(one) for one in found.pipelines},
+        **{f"queue {one.queue}": _queue(one) for one in found.queues},
+        "dead letters": _letters(found),
+        "workers": ", ".join(found.workers) or "none running",
+    }
+
+
+def _pipeline(one: "PipelineStanding") -> str:
+    table = "" if one.table is None else f"; table {one.table} ({_version(one.table_version)})"
+    objects = _objects(one.objects, one.objects_replaced)
+    return f"objects: {objects}; batches: {_batches(one.batches_committed, one.batches_unpublished)}{table}"
+
+
+def _queue(one: "QueueStanding") -> str:
+    messages = _messages(
+        visible=one.visible,
+        in_flight=one.in_flight,
+        delayed=one.delayed,
+        oldest_seconds=one.oldest_visible_message_age_seconds,
     )
+    letters = f"; {counted(one.dead_letters, 'dead letter')}" if one.dead_letters else ""
+    return f"{messages}{letters}{'; paused' if one.paused else ''}"
 
 
 def _version(version: int | None) -> str:
     return "no version yet" if version is None else f"version {version}"
 
 
-def _messages(found: "Standing") -> str:
-    counts = {
-        "visible": found.messages_visible,
-        "in flight": found.messages_in_flight,
-        "delayed": found.messages_delayed,
-    }
-    age_seconds = found.oldest_visible_message_age_seconds
-    age = "" if age_seconds is None else f"; the oldest visible one is {age_seconds:,.0f} s old"
-    return ", ".join(f"{number:,} {name}" for name, number in counts.items()) + age
+def _objects(counts: Mapping[ObjectState, int], replaced: int) -> str:
+    words = {state: f"{count:,} {state}" for state, count in counts.items() if count}
+    if replaced:
+        words[ObjectState.DEAD] += f" ({replaced:,} of them replaced by a later version)"
+    return ", ".join(words.values()) or "none"
+
+
+def _batches(committed: int, unpublished: int | None) -> str:
+    if unpublished is None:
+        return f"{committed:,} committed; whether they are published can be told with --app"
+    return f"{committed:,} committed, {unpublished:,} not yet published"
+
+
+def _letters(found: "Standing") -> str:
+    replaced = found.dead_letters_replaced
+    return f"{found.dead_letters:,}" + (f" ({replaced:,} of them for objects replaced since)" if replaced else "")
+
+
+def _messages(*, visible: int, in_flight: int, delayed: int, oldest_seconds: float | None) -> str:
+    age = "" if oldest_seconds is None else f"; the oldest visible one is {oldest_seconds:,.0f} s old"
+    return f"{visible:,} visible, {in_flight:,} in flight, {delayed:,} delayed{age}"
 
 
 def _document(found: "Standing") -> dict[str, Any]:
@@ -54,7 +119,8 @@ def _document(found: "Standing") -> dict[str, Any]:
         "troubles": list(found.troubles),
         "table": found.table,
         "table_version": found.table_version,
-        "objects": {state.value: found.objects.get(state, 0) for state in ObjectState},
+        "objects": _by_state(found.objects),
+        "objects_replaced": found.objects_replaced,
         "batches_committed": found.batches_committed,
         "batches_unpublished": found.batches_unpublished,
         "messages": {
@@ -64,5 +130,12 @@ def _document(found: "Standing") -> dict[str, Any]:
             "oldest_visible_age_seconds": found.oldest_visible_message_age_seconds,
         },
         "dead_letters": found.dead_letters,
+        "dead_letters_replaced": found.dead_letters_replaced,
         "workers": list(found.workers),
+        "pipelines": [dataclasses.asdict(one) | {"objects": _by_state(one.objects)} for one in found.pipelines],
+        "queues": [dataclasses.asdict(one) for one in found.queues],
     }
+
+
+def _by_state(counts: Mapping[ObjectState, int]) -> dict[str, int]:
+    return {state.value: counts.get(state, 0) for state in ObjectState}

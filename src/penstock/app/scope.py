@@ -1,0 +1,186 @@
+"""Where an operator's verb looks: which ledger, broker and state folder, and which of their pipelines.
+
+A table made by `penstock ingest` has all of them below itself, an app where its settings say. The verbs see one `Scope`
+and need not know which of the two it is.
+"""
+
+import shlex
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from penstock.app.backends import MEMORY, SQLITE
+from penstock.app.places import LEDGER_FILE, Places, declared_places, find_table, places, tables_here
+from penstock.app.state import QUEUE_FILE
+from penstock.config import Settings, load_settings, shown
+from penstock.errors import ConfigurationError, UsageError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """What a command line names. A table goes before the others."""
+
+    table: str | None = None
+    state: str | None = None
+    pipeline: str | None = None
+    app: str | None = None
+
+    @property
+    def means_app(self) -> bool:
+        return self.table is None and (self.pipeline is not None or self.app is not None)
+
+    @property
+    def means_table(self) -> bool:
+        return not self.means_app and (self.table is not None or self.state is not None)
+
+    @property
+    def options(self) -> str:
+        """The same once more, for another verb in a hint: empty, or beginning with a space."""
+        given = {"--table": self.table, "--state": self.state, "--pipeline": self.pipeline, "--app": self.app}
+        return "".join(f" {name} {shlex.quote(value)}" for name, value in given.items() if value is not None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scope:
+    """``settings`` are those of the addresses: broker, ledger and state."""
+
+    settings: Settings
+    table: Places | None = None  # whose state this is; None: an app's
+    pipeline: str | None = None  # the one that is meant; None: all of them
+    tables: Mapping[str, Places] = field(default_factory=dict)  # as far as they are known, by pipeline
+    tableless: frozenset[str] = frozenset()  # object handlers, as far as they are known
+    options: str = ""  # what leads another verb here: empty, or beginning with a space
+
+    @property
+    def name(self) -> str:
+        """For sentences."""
+        return str(self.table.table) if self.table is not None else str(shown("ledger", self.settings.ledger))
+
+    @property
+    def tables_meant(self) -> Mapping[str, Places]:
+        """The tables of the pipelines that are meant. Raises `UsageError` where there is none whose folder is known."""
+        if not self.tables and not self.tableless:
+            raise UsageError(
+                "The folders of an app's tables stand in its code: give --app, such as --app shop:app, or --table."
+            )
+        meant = {name: one for name, one in self.tables.items() if self.pipeline in (None, name)}
+        if not meant:
+            known = ", ".join(sorted(self.tables)) or "none"
+            raise UsageError(f"The app has no pipeline {self.pipeline or 'with a table'}; its pipelines: {known}.")
+        return meant
+
+
+def find_scope(asked: Asked, *, here: Path) -> Scope:
+    """What is named; else the table here or the only one below, or the state of the app whose settings hold here.
+
+    Raises `UsageError` where there is neither, or both.
+    """
+    if asked.means_table:
+        return _of_table(find_table(asked.table, asked.state, here=here), asked.options)
+    if asked.means_app:
+        return _of_app(asked)
+    tables = tables_here(here)
+    settings = _settings_here(needed=not tables)
+    if settings is not None and _is_there(settings):
+        if tables:
+            names = ", ".join(str(path.relative_to(here)) for path in tables)
+            raise UsageError(
+                f"Both a table ({names}) and an app's state ({_addresses(settings)}) are here; give --table FOLDER for "
+                "the one, --pipeline NAME or --app APP for the other."
+            )
+        return Scope(settings=settings)
+    if settings is not None and not tables:
+        raise UsageError(
+            f"There is nothing to look at: no table with a state in {here} or below (--table names one), and nothing "
+            f"where the settings let an app keep its state ({_addresses(settings)})."
+        )
+    return _of_table(find_table(None, None, here=here))
+
+
+def scopes_here(here: Path) -> Sequence[Scope]:
+    """Everything that can be meant without a name: one table at most, and an app's state."""
+    found: list[Scope] = []
+    with suppress(UsageError):  # several tables, or one whose state lies elsewhere
+        where = find_table(None, None, here=here)
+        found.append(_of_table(where, options_for(where.table, here=here)))
+    settings = _settings_here(needed=False)
+    if settings is not None and _is_there(settings):
+        found.append(Scope(settings=settings))
+    return found
+
+
+def options_for(table: Path, *, state: str | None = None, here: Path) -> str:
+    """What a hint has to add to a verb, so that it looks at this table: nothing where it does so by itself."""
+    asked = Asked(table=str(table), state=state)
+    try:
+        where = find_scope(Asked(), here=here).table
+    except (UsageError, ConfigurationError):
+        return asked.options
+    return "" if state is None and where is not None and where.table == places(table).table else asked.options
+
+
+def _of_table(where: Places, options: str = "") -> Scope:
+    settings = Settings.model_construct(
+        broker=f"{SQLITE}{where.state / QUEUE_FILE}",
+        ledger=f"{SQLITE}{where.state / LEDGER_FILE}",
+        state=str(where.state),
+    )
+    return Scope(
+        settings=settings,
+        table=where,
+        pipeline=where.pipeline,
+        tables={where.pipeline: where},
+        options=options,
+    )
+
+
+def _of_app(asked: Asked) -> Scope:
+    from penstock.app.loading import load_app
+    from penstock.app.object_service import ObjectService
+
+    app = load_app(asked.app) if asked.app is not None else None
+    settings = load_settings() if app is None else app.settings
+    if asked.state is not None:
+        settings = settings.model_copy(update={"state": asked.state})
+    if not _is_there(settings):
+        raise UsageError(
+            f"The app has no state yet ({_addresses(settings)}): the first message that is sent, or the first worker, "
+            "makes it."
+        )
+    pipelines = () if app is None else app.pipelines
+    services = () if app is None else app.services
+    return Scope(
+        settings=settings,
+        pipeline=asked.pipeline,
+        tables={
+            one.name: declared_places(one.name, one.declaration.sink.table, state=settings.state) for one in pipelines
+        },
+        tableless=frozenset(one.name for one in services if isinstance(one, ObjectService)),
+        options=asked.options,
+    )
+
+
+def _settings_here(*, needed: bool) -> Settings | None:
+    """None where they cannot be read and can be done without."""
+    try:
+        return load_settings()
+    except ConfigurationError:
+        if needed:
+            raise
+        return None
+
+
+def _is_there(settings: Settings) -> bool:
+    return any(is_there(address) for address in (settings.ledger, settings.broker))
+
+
+def is_there(address: str) -> bool:
+    """Whether there is something at a broker's or ledger's address; of a server only a try can tell."""
+    if address.startswith(SQLITE):
+        return Path(address.removeprefix(SQLITE)).is_file()
+    return address != MEMORY
+
+
+def _addresses(settings: Settings) -> str:
+    return f"ledger {shown('ledger', settings.ledger)}, broker {shown('broker', settings.broker)}"
