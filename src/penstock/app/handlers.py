@@ -85,9 +85,9 @@ class Handlers:
         ``max_attempts`` the message is a dead letter.
 
         ``timeout``: then the attempt is over and the lease given up. ``concurrency``: calls at once in one worker.
-        ``idempotency``: body -> key; one recorded completion a key (needs a ledger). ``cleanup``: called with the same
-        arguments before a further attempt, to throw away what a broken one left. ``batch``: the function takes a list
-        of up to so many `Item`s, gathered for at most ``max_wait``, and returns None or a list with None or an
+        ``idempotency``: body -> key; one recorded completion a key (needs a ledger). ``cleanup``: called, as
+        the function is, before a further attempt, to throw away what a broken one left. ``batch``: the function takes a
+        list of up to so many `Item`s, gathered for at most ``max_wait``, and returns None or a list with None or an
         exception for each. ``isolation="process"``: every call in a child process that can be killed.
         ``on_stop="give_back"``: `Context.checkpoint` gives back as soon as the worker stops. ``every`` or ``cron``
         (UTC): one message a tick is sent, whatever the number of workers. ``newer_wait``: how long a message of a

@@ -1,18 +1,15 @@
 """One delivery in the hands of a function: open the message, claim its key, call, record, decide.
 
-The steps are the same for plain and async functions; only the call itself differs in colour. Whatever a function does
+The steps are the same for plain and async functions; only the call itself differs in colour, and has a module for each
+(`plain_call`, `async_call`, `child_call`). Whatever a function does
 comes to one settlement, in one place (`decision`). Recorded first, then settled (by the worker), as everywhere.
 """
 
-import asyncio
-import inspect
-import sys
 import threading
-import traceback
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any
 
 from penstock.errors import Interrupted, InvalidMessage, NewerMessage, TemporaryError
 from penstock.events import (
@@ -29,19 +26,16 @@ from penstock.handlers.context import Context
 from penstock.handlers.decision import TimedOut, decide, decide_newer, exhausted
 from penstock.handlers.declaration import HandlerDeclaration
 from penstock.handlers.keys import Busy, Claim, Done, Keys
-from penstock.handlers.own_task import OwnTask
 from penstock.messaging.call_context import NO_RESOURCES
 from penstock.messaging.clock import Clock
 from penstock.messaging.control import Control
 from penstock.messaging.delivery import Delivery, PreviousAttempt
 from penstock.messaging.failure import Failure, failure_of
-from penstock.messaging.function import run_to_its_end
+from penstock.messaging.function import takes_context
 from penstock.messaging.handler import Answer
 from penstock.messaging.schema import Codec
 from penstock.messaging.settlement import Ack, DeadLetter, Release, Settlement
 from penstock.messaging.waits import Random, backoff_seconds
-
-Result = TypeVar("Result")
 
 GIVEN_BACK = Release(refund=True)
 BUSY_JITTER_SECONDS = 1.0
@@ -168,6 +162,21 @@ class Call:
         if isinstance(raised, Interrupted):
             return self._gives(self._gave_back(first), first)
         return self._gives(self._fail(raised, failure_of(raised)), first) if first else {}
+
+    def cleaned(self, opened: Opened) -> Any:
+        """Call cleanup, where there is one and something to clean; answers what it returned."""
+        cleanup = self._around.declaration.cleanup
+        if cleanup is None or not opened.cleanup:
+            return None
+        if takes_context(cleanup, self._around.declaration.name, first="body"):
+            return cleanup(opened.body, opened.context)
+        return cleanup(opened.body)
+
+    def called(self, opened: Opened) -> Any:
+        """Call the function; answers what it returned: of an async one, what is to be awaited."""
+        if self._around.wants_context:
+            return self._around.function(opened.body, opened.context)
+        return self._around.function(opened.body)
 
     # -- parts of these ------------------------------------------------------------------------------------------
 
@@ -326,83 +335,6 @@ class Call:
                 **fields,
             )
         )
-
-
-class PlainCall(Call):
-    """The call of a plain function, on a thread of the pool."""
-
-    def __init__(self, delivery: Delivery, around: Surroundings) -> None:
-        super().__init__(delivery, around)
-        self._thread_id: int | None = None  # written by the thread that runs
-
-    def run(self) -> Answer:
-        self._thread_id = threading.get_ident()
-        opened = self.open()
-        if not isinstance(opened, Opened):
-            return opened
-        try:
-            if opened.cleanup and self._around.declaration.cleanup is not None:
-                run_to_its_end(self._around.declaration.cleanup(opened.body, opened.context))
-            result = run_to_its_end(self._invoke(opened))
-        except BaseException as raised:  # SystemExit too: the delivery must not hang on what user code does
-            return self.failed(raised)
-        return self.finish(result)
-
-    def _invoke(self, opened: Opened) -> Any:
-        if self._around.wants_context:
-            return self._around.function(opened.body, opened.context)
-        return self._around.function(opened.body)
-
-    def _where(self) -> str | None:
-        frame = sys._current_frames().get(self._thread_id or 0)
-        return None if frame is None else "".join(traceback.format_stack(frame))
-
-
-class AsyncCall(Call):
-    """The call of an async function, a task on the worker's event loop."""
-
-    def __init__(self, delivery: Delivery, around: Surroundings) -> None:
-        super().__init__(delivery, around)
-        self._task = OwnTask()
-
-    async def run(self) -> Answer:
-        self._task.begin()
-        opened = await self._aside(self.open)
-        if not isinstance(opened, Opened):
-            return opened
-        try:
-            if opened.cleanup and self._around.declaration.cleanup is not None:
-                await _awaited(self._around.declaration.cleanup(opened.body, opened.context))
-            result = run_to_its_end(await self._invoke(opened))
-        except asyncio.CancelledError as cancelled:
-            if self._control.over:
-                raise
-            return await self._aside(self.failed, cancelled)  # the function's own doing
-        except BaseException as raised:
-            return await self._aside(self.failed, raised)
-        return await self._aside(self.finish, result)
-
-    def interrupt(self) -> None:
-        super().interrupt()
-        self._task.cancel()
-
-    async def _invoke(self, opened: Opened) -> Any:
-        if self._around.wants_context:
-            return await self._around.function(opened.body, opened.context)
-        return await self._around.function(opened.body)
-
-    async def _aside(self, step: Callable[..., Result], *arguments: Any) -> Result:
-        """A step; beside the loop where it talks to the ledger, which blocks."""
-        if self._around.keys is None:
-            return step(*arguments)
-        return await asyncio.to_thread(step, *arguments)
-
-    def _where(self) -> str | None:
-        return self._task.stack()
-
-
-async def _awaited(result: Any) -> Any:
-    return await result if inspect.isawaitable(result) else result
 
 
 def _outcome(result: Any) -> str:

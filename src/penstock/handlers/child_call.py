@@ -3,9 +3,10 @@
 from dataclasses import replace
 from typing import Any
 
-from penstock.handlers.call import Opened, PlainCall, Surroundings
+from penstock.handlers.call import Opened, Surroundings
 from penstock.handlers.child import SentCall
 from penstock.handlers.children import Child, Children
+from penstock.handlers.plain_call import PlainCall
 from penstock.messaging.delivery import Delivery
 
 
@@ -33,7 +34,7 @@ class ChildCall(PlainCall):
         super().interrupt()
         self._kill()
 
-    def _invoke(self, opened: Opened) -> Any:
+    def called(self, opened: Opened) -> Any:
         context = opened.context
         sent = SentCall(
             message=replace(context.message, attributes=dict(context.message.attributes)),  # a proxy cannot travel

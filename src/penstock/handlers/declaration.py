@@ -78,6 +78,8 @@ class HandlerDeclaration:
         if self.cleanup is not None and not self.is_async and inspect.iscoroutinefunction(self.cleanup):
             raise UsageError(f"{name} is a plain function and its cleanup is async; make both the same.")
         _ = self.wants_context  # which refuses functions of other arguments
+        if self.cleanup is not None:
+            takes_context(self.cleanup, f"{name}, in its cleanup,", first="body")
 
     @property
     def is_async(self) -> bool:

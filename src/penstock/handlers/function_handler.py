@@ -5,12 +5,14 @@ from typing import Any
 
 from penstock.errors import ConfigurationError
 from penstock.events import Bus
+from penstock.handlers.async_call import AsyncCall
 from penstock.handlers.batch_call import AsyncBatchCall, PlainBatchCall
-from penstock.handlers.call import AsyncCall, PlainCall, Surroundings
+from penstock.handlers.call import Surroundings
 from penstock.handlers.child_call import ChildCall
 from penstock.handlers.children import Children
 from penstock.handlers.declaration import HandlerDeclaration
 from penstock.handlers.keys import Keys
+from penstock.handlers.plain_call import PlainCall
 from penstock.messaging.call_context import NO_RESOURCES
 from penstock.messaging.clock import Clock
 from penstock.messaging.delivery import Delivery

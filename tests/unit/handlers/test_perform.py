@@ -192,6 +192,20 @@ def test_cleanup_comes_before_a_further_attempt_only() -> None:
     assert calls == ["make", "sweep 2", "make"]
 
 
+def test_a_cleanup_may_leave_the_context_as_the_function_may() -> None:
+    app, calls = Handlers(), []
+
+    def sweep(body: Thumbnail) -> None:
+        calls.append(f"sweep {body.key}")
+
+    @app.handler(THUMBNAILS, cleanup=sweep)
+    async def make(body: Thumbnail, ctx: Context) -> None:
+        calls.append("make")
+
+    assert perform(app, make, Thumbnail(key="a"), attempt=2).acked
+    assert calls == ["sweep a", "make"]
+
+
 def test_a_batch_answers_for_each_of_its_messages() -> None:
     app = App(broker="memory://")
 
@@ -269,6 +283,8 @@ def test_functions_of_other_arguments_are_refused() -> None:
         Handlers().handler("q")(lambda: None)
     with pytest.raises(UsageError, match="other arguments"):
         Handlers().handler("q")(lambda a, b, c: None)
+    with pytest.raises(UsageError, match="other arguments"):
+        Handlers().handler("q", cleanup=lambda: None)(lambda message: None)
 
 
 def test_one_queue_has_one_handler() -> None:
