@@ -12,7 +12,7 @@ from penstock.messaging.steps import Probe, Step, no_probe
 from penstock.pipeline.gc import Collected, collect
 from penstock.pipeline.publish import Published, check_tip, publish, rows_schema
 from penstock.pipeline.source.quarantine import QUARANTINE_SCHEMA
-from penstock.sinks.delta import DeltaSink
+from penstock.sinks.delta import DeltaTableSink
 
 EMPTY_MANIFESTS = frozenset({"", "[]"})
 
@@ -35,8 +35,8 @@ class Tables:
         self._partition_by = partition_by
         self._bus = bus
         self._probe = probe
-        self.rows = DeltaSink(places.table, pipeline=places.pipeline, partition_by=partition_by)
-        self.quarantine = DeltaSink(places.quarantine, pipeline=places.pipeline)
+        self.rows = DeltaTableSink(places.table, pipeline=places.pipeline, partition_by=partition_by)
+        self.quarantine = DeltaTableSink(places.quarantine, pipeline=places.pipeline)
         # Where the last publish of this process ended. Written by any thread that publishes; an older one does no harm.
         self._rows_published: Published | None = None
         self._quarantine_published: Published | None = None
@@ -127,7 +127,7 @@ class Tables:
         return sum(1 for batch in self._ledger.batches_after(self._places.pipeline, after_seq) if counts(batch))
 
 
-def _seq(sink: DeltaSink) -> int:
+def _seq(sink: DeltaTableSink) -> int:
     table = sink.load()
     return table.position.seq if table is not None else 0
 

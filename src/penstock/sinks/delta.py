@@ -8,8 +8,6 @@ past, files that are not there, two creators at once) is guarded here.
 
 import errno
 import json
-import os
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,6 +21,7 @@ from deltalake.transaction import AddAction
 
 from penstock.errors import PublishConflict, PublishHalted, TableError, TemporaryError, UsageError
 from penstock.sinks.delta_features import check_features
+from penstock.sinks.delta_folder import check_free, check_name, check_writable
 from penstock.sinks.manifest import DataFile, attempt_token
 from penstock.sinks.parquet import check_partition_types
 from penstock.sinks.reading import TableFile
@@ -30,11 +29,9 @@ from penstock.sinks.schema import additions, canonical
 from penstock.sinks.sink import Append, Position
 
 LOADS_MAX = 2  # a log that is cleaned up while it is read can fail once
-_MISREAD = re.compile(r"[\x00-\x1f\x7f\\\ud800-\udfff]|%[0-9A-Fa-f]{2}")
-OWN_FOLDERS = frozenset({"data", "_penstock"})  # what Penstock itself puts beside a log
 
 
-class DeltaSink:
+class DeltaTableSink:
     """The Delta table in a local folder, and how far one pipeline is in it."""
 
     def __init__(self, root: Path, *, pipeline: str, partition_by: Sequence[str] | None = ()) -> None:
@@ -55,7 +52,7 @@ class DeltaSink:
         """
         table = _load(self._root)
         if table is None:
-            _check_free(self._root)
+            check_free(self._root)
             return None
         loaded = LoadedDelta(table, root=self._root, app=self._app)
         check_features(table.protocol(), table.metadata().configuration, table.schema().to_json(), where=self.uri)
@@ -85,7 +82,7 @@ class DeltaSink:
         check_partition_types(schema, columns)
         with _committing(self.uri):
             self._root.mkdir(parents=True, exist_ok=True)
-            _check_writable(self._root)
+            check_writable(self._root)
             _create(self._root, schema, columns)
 
     def _check_partitioning(self, columns: Sequence[str]) -> None:
@@ -98,7 +95,7 @@ class DeltaSink:
 
 
 class LoadedDelta:
-    """One snapshot of a `DeltaSink`'s table."""
+    """One snapshot of a `DeltaTableSink`'s table."""
 
     def __init__(self, table: DeltaTable, *, root: Path, app: str) -> None:
         self._table = table
@@ -139,7 +136,7 @@ class LoadedDelta:
 
     def append(self, append: Append) -> int:
         """Commit files and position as this snapshot's next version, which is answered; see `LoadedTable.append`."""
-        _check_writable(self._root)
+        check_writable(self._root)
         for file in append.files:
             self._check_file(file)
         transactions = [
@@ -158,7 +155,7 @@ class LoadedDelta:
 
     def add_columns(self, fields: Iterable[pa.Field]) -> None:
         """Add nullable columns as this snapshot's next version."""
-        _check_writable(self._root)
+        check_writable(self._root)
         with _committing(self._root.as_uri()):
             self._table.alter.add_columns(
                 Schema.from_arrow(pa.schema(list(fields))).fields,
@@ -218,7 +215,7 @@ def _create(root: Path, schema: pa.Schema, partition_by: Sequence[str]) -> None:
 
 
 def _load(root: Path) -> DeltaTable | None:
-    _check_name(root)
+    check_name(root)
     for tries_left in reversed(range(LOADS_MAX)):
         try:
             return DeltaTable(str(root)) if (root / "_delta_log").is_dir() else None
@@ -228,41 +225,6 @@ def _load(root: Path) -> DeltaTable | None:
             if not tries_left:
                 raise TableError(f"The Delta table {root.as_uri()} cannot be read: {_first_line(error)}") from error
     raise AssertionError("unreachable")
-
-
-def _check_name(root: Path) -> None:
-    """deltalake reads some paths as others: with a backslash or an escape in it the log would land in another folder
-    (measured: one beside the parent for ``%2e%2e``)."""
-    if not _MISREAD.search(str(root)):
-        return
-    raise TableError(
-        f"A Delta table cannot be in {str(root)!r}: its path has a control character, a backslash, bytes that are no "
-        f"UTF-8 or a percent sign that looks like an escape; give another name."
-    )
-
-
-def _check_free(root: Path) -> None:
-    """A folder that holds something else is not to become a table: readers of Parquet folders would mix the two."""
-    try:
-        names = sorted(path.name for path in root.iterdir())
-    except FileNotFoundError:
-        return
-    except NotADirectoryError:
-        raise TableError(f"The table {root} is a file; give the folder that is to hold the table.") from None
-    except OSError as error:
-        raise TableError(f"The folder {root} cannot be read ({error.strerror}); give another one.") from error
-    others = [name for name in names if name not in OWN_FOLDERS and not name.startswith((".", "_"))]
-    if others:
-        raise TableError(
-            f"The folder {root} is no Delta table and not empty (it holds {others[0]}); give an empty or a new folder."
-        )
-
-
-def _check_writable(root: Path) -> None:
-    log = root / "_delta_log"
-    folder = log if log.exists() else root
-    if not os.access(folder, os.W_OK | os.X_OK):
-        raise TableError(f"The table {root.as_uri()} cannot be written: no permission for {folder}.")
 
 
 @contextmanager

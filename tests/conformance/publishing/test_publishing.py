@@ -17,7 +17,7 @@ from penstock.events import Bus
 from penstock.ledger import Ledger
 from penstock.messaging.steps import Probe, Step, no_probe
 from penstock.pipeline.publish import Published, check_tip, publish, rows_schema
-from penstock.sinks.delta import DeltaSink, open_dataset
+from penstock.sinks.delta import DeltaTableSink, open_dataset
 from penstock.testing import FakeClock
 
 ROUNDS = 30
@@ -33,7 +33,7 @@ def published(mill: Mill, *, probe: Probe = no_probe, after: Published | None = 
     """What one process does: everything of its own but the ledger's file and the table."""
     return publish(
         mill.ledger,
-        DeltaSink(mill.root, pipeline=PIPELINE, **sink),
+        DeltaTableSink(mill.root, pipeline=PIPELINE, **sink),
         pipeline=PIPELINE,
         manifest_of=lambda batch: batch.manifest,
         schema_of=lambda batch: rows_schema(batch, partition_by=()),
@@ -50,7 +50,7 @@ def ids(root: Path) -> list[int]:
 
 
 def seq(mill: Mill) -> int:
-    table = DeltaSink(mill.root, pipeline=PIPELINE).load()
+    table = DeltaTableSink(mill.root, pipeline=PIPELINE).load()
     return table.position.seq if table is not None else 0
 
 
@@ -233,7 +233,7 @@ def test_a_halted_ledger_is_found_without_anything_to_publish(mill: Mill, tmp_pa
     mill.batch([1])
     published(mill)
     other = Ledger.open(tmp_path / "other.db")
-    table = DeltaSink(mill.root, pipeline=PIPELINE).load()
+    table = DeltaTableSink(mill.root, pipeline=PIPELINE).load()
     with pytest.raises(PublishHalted):
         check_tip(other, table, pipeline=PIPELINE, where="here")
     other.close()
@@ -273,7 +273,7 @@ def test_a_first_batch_partitioned_otherwise_makes_no_table(mill: Mill) -> None:
     with pytest.raises(TableError, match="partitioned by nothing and not by id"):
         publish(
             mill.ledger,
-            DeltaSink(mill.root, pipeline=PIPELINE, partition_by=["id"]),
+            DeltaTableSink(mill.root, pipeline=PIPELINE, partition_by=["id"]),
             pipeline=PIPELINE,
             manifest_of=lambda batch: batch.manifest,
             schema_of=lambda batch: rows_schema(batch, partition_by=["id"]),

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from penstock.sinks.delta import DeltaSink, open_dataset
+from penstock.sinks.delta import DeltaTableSink, open_dataset
 from penstock.sinks.manifest import DataFile
 from penstock.sinks.sink import Append, LoadedTable, Sink
 
@@ -28,7 +28,7 @@ class Kit(Protocol):
 
 class DeltaKit:
     def sink(self, root: Path, *, pipeline: str = PIPELINE, partition_by: Sequence[str] = ()) -> Sink:
-        return DeltaSink(root, pipeline=pipeline, partition_by=partition_by)
+        return DeltaTableSink(root, pipeline=pipeline, partition_by=partition_by)
 
     def rows(self, root: Path) -> list[dict[str, Any]]:
         rows: list[dict[str, Any]] = open_dataset(root).to_table().to_pylist()

@@ -6,7 +6,7 @@ from penstock.app.pipelines.declaration import PipelineDeclaration
 from penstock.app.places import places
 from penstock.errors import TableError
 from penstock.pipeline.frames import frame_of
-from penstock.sinks.delta import DeltaSink
+from penstock.sinks.delta import DeltaTableSink
 
 if TYPE_CHECKING:
     from penstock.pipeline.declaration import Frame
@@ -16,17 +16,19 @@ if TYPE_CHECKING:
 def rows_frame(spark: "Session", declaration: PipelineDeclaration) -> "Frame":
     """Its rows."""
     where = places(declaration.sink.table)
-    return _frame(spark, DeltaSink(where.table, pipeline=declaration.name, partition_by=None), "its first batch makes")
+    return _frame(
+        spark, DeltaTableSink(where.table, pipeline=declaration.name, partition_by=None), "its first batch makes"
+    )
 
 
 def quarantine_frame(spark: "Session", declaration: PipelineDeclaration) -> "Frame":
     """Its quarantine."""
     where = places(declaration.sink.table)
-    sink = DeltaSink(where.quarantine, pipeline=declaration.name, partition_by=None)
+    sink = DeltaTableSink(where.quarantine, pipeline=declaration.name, partition_by=None)
     return _frame(spark, sink, "the first line that cannot be read makes")
 
 
-def _frame(spark: "Session", sink: DeltaSink, who_makes: str) -> "Frame":
+def _frame(spark: "Session", sink: DeltaTableSink, who_makes: str) -> "Frame":
     table = sink.load()
     if table is None:
         raise TableError(f"There is no table at {sink.uri} yet; {who_makes} it.")
