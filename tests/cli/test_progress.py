@@ -49,9 +49,7 @@ REPORT = IngestReport(
 
 
 def failed(number: int, *, outcome: str = "dead", reason: str = "it is bad") -> ObjectFailed:
-    return ObjectFailed(
-        pipeline="p", object_uri=f"file:///in/{number}", attempt_id="a", outcome=outcome, reason=reason
-    )
+    return ObjectFailed(pipeline="p", object_uri=f"file:///in/{number}", attempt_id="a", outcome=outcome, reason=reason)
 
 
 def committed(objects: int, rows: int, lines_quarantined: int = 0) -> BatchCommitted:
@@ -179,6 +177,11 @@ def test_the_report_says_what_is_there_and_where_to_look(
 ) -> None:
     print_report(dataclasses.replace(REPORT, **changes))  # type: ignore[arg-type]  # each value is of its field's type
     assert part in capsys.readouterr().out
+
+
+def test_hints_name_the_table_where_it_is_not_the_one_here(capsys: pytest.CaptureFixture[str]) -> None:
+    print_report(dataclasses.replace(REPORT, objects_dead=2), options=" --table /lake/clicks")
+    assert "`penstock objects list --table /lake/clicks --only dead` says why." in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from penstock.app.inspect import DeadObject, View, view
+from penstock.app.inspect import View, view
 from penstock.app.queues import QueueStanding, standings
 from penstock.app.scope import Scope
 from penstock.app.tables import Tables
@@ -95,9 +95,9 @@ def standing(scope: Scope) -> Standing:
     with view(scope) as seen:
         silent = seen.workers.silent()  # they may fetch from any queue
         workers = sorted({*silent, *(record.worker for record in seen.workers.records())})
-        dead = {pipeline: tuple(seen.dead_objects(pipeline)) for pipeline in seen.pipelines()}
-        pipelines = [_pipeline(seen, pipeline, sum(one.replaced for one in dead[pipeline])) for pipeline in dead]
-        letters_replaced = _letters_replaced(seen, [one for found in dead.values() for one in found])
+        dead = {pipeline: _dead(seen, pipeline) for pipeline in seen.pipelines()}
+        pipelines = [_pipeline(seen, pipeline, dead[pipeline].replaced) for pipeline in dead]
+        letters_replaced = _letters_replaced(seen, dead.values())
         every = standings(scope.settings, seen.broker)
     queues = [one for one in every if not one.queue.endswith(DEAD_LETTER_SUFFIX)]
     ages = [age for one in queues if (age := one.oldest_visible_message_age_seconds) is not None]
@@ -120,6 +120,24 @@ def standing(scope: Scope) -> Standing:
         queues=queues,
         pipelines=pipelines,
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Dead:
+    """The dead objects of a pipeline, and the ids of the messages that named them."""
+
+    replaced: int
+    carriers_of_replaced: set[str]
+    carriers_of_others: set[str]
+
+
+def _dead(seen: View, pipeline: str) -> _Dead:
+    replaced, others, count = set[str](), set[str](), 0
+    for one in seen.dead_objects(pipeline):
+        count += one.replaced
+        if one.row.carrier is not None:
+            (replaced if one.replaced else others).add(one.row.carrier.message_id)
+    return _Dead(replaced=count, carriers_of_replaced=replaced, carriers_of_others=others)
 
 
 def _pipeline(seen: View, pipeline: str, objects_replaced: int) -> PipelineStanding:
@@ -155,17 +173,16 @@ def _disagreement(seen: View, pipeline: str, tables: Tables, committed: int) -> 
     return None
 
 
-def _letters_replaced(seen: View, dead: Sequence[DeadObject]) -> int:
+def _letters_replaced(seen: View, dead: Iterable[_Dead]) -> int:
     """How many letters are about nothing but objects of which a later version was processed."""
-    needed = _carriers(one for one in dead if not one.replaced)
-    if not (carriers := _carriers(one for one in dead if one.replaced) - needed):
+    carriers, others = set[str](), set[str]()
+    for one in dead:
+        carriers |= one.carriers_of_replaced
+        others |= one.carriers_of_others
+    if not (carriers := carriers - others):
         return 0
     letters = (letter for queue in seen.dead_letter_queues() for letter in seen.letters(queue))
     return sum(letter.death is not None and letter.death.message_id in carriers for letter in letters)
-
-
-def _carriers(dead: Iterable[DeadObject]) -> set[str]:
-    return {one.row.carrier.message_id for one in dead if one.row.carrier is not None}
 
 
 def _unserved(queues: Sequence[QueueStanding]) -> int:
