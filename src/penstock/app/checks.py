@@ -89,7 +89,7 @@ def _broker(scope: "Scope") -> tuple[Verdict, str]:
 
     with view(scope) as seen:
         queues = len(seen.broker.queue_names())
-    return Verdict.OK, f"{shown('broker', scope.settings.broker)}, {queues:,} queues"
+    return Verdict.OK, f"{shown('broker', scope.settings.broker)}; queues: {queues:,}"
 
 
 def _ledger(scope: "Scope") -> tuple[Verdict, str]:
@@ -97,7 +97,7 @@ def _ledger(scope: "Scope") -> tuple[Verdict, str]:
 
     with view(scope) as seen:
         pipelines = len(seen.ledger.pipelines())
-    return Verdict.OK, f"{shown('ledger', scope.settings.ledger)}, {pipelines:,} pipelines"
+    return Verdict.OK, f"{shown('ledger', scope.settings.ledger)}; pipelines: {pipelines:,}"
 
 
 def _stopping(scope: "Scope") -> tuple[Verdict, str]:
