@@ -34,7 +34,8 @@ from penstock.messaging.steps import Step
 from penstock.objects.announcement import announce
 from penstock.objects.notification import parse
 from penstock.objects.reference import ObjectRef
-from penstock.pipeline.attempt import AttemptSettings, BatchExecution, Surroundings
+from penstock.pipeline.attempt import AttemptSettings, Surroundings
+from penstock.pipeline.batch import BatchExecution
 from penstock.pipeline.handler import PipelineHandler
 from penstock.pipeline.streak import FailureStreak
 from penstock.pipeline.table_schema import agreement

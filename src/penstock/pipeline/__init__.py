@@ -1,5 +1,6 @@
 """Objects into a table, by batches: claim, run on an engine, commit, publish.
 
-`attempt` drives one batch through the protocol and knows no Spark; `engine` is what it asks to do the data work, and
-`spark_engine` answers with Spark. `publish` makes committed batches visible, `gc` deletes what was abandoned.
+`batch` opens and settles one batch of notifications, and `attempt` drives its objects through the protocol; both know
+no Spark. `engine` is what they ask to do the data work, and `spark_engine` answers with Spark. `publish` makes
+committed batches visible, `gc` deletes what was abandoned.
 """

@@ -1,4 +1,4 @@
-"""One batch through the protocol: open the parcels, group them, and for each group claim, run, commit.
+"""One group of objects through the protocol: claim, run, commit.
 
 The order is the promise: the ledger's commit comes before any acknowledgement, and every way out of a claim is either
 that commit or an abandonment that is durable before anybody else may begin. What can go wrong in between is mapped to
@@ -6,23 +6,17 @@ one outcome an object, in one place.
 """
 
 import random
-import sys
-import threading
-import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from ulid import ULID
 
-from penstock.errors import ClaimLost, PenstockError, SchemaMoved, TemporaryError, TransformError, UserError
+from penstock.errors import ClaimLost, SchemaMoved, TemporaryError, TransformError, UserError
 from penstock.events import Bus
 from penstock.ledger import Ledger
 from penstock.ledger.records import BatchOutcome, Claim, FailedObject, Failure
-from penstock.messaging.delivery import Delivery
 from penstock.messaging.failure import Failure as Raised
-from penstock.messaging.handler import Answer
-from penstock.messaging.settlement import Release, Settlement
 from penstock.messaging.waits import Random, backoff_seconds
 from penstock.pipeline.engine import (
     Engine,
@@ -33,7 +27,6 @@ from penstock.pipeline.engine import (
     RunRequest,
     RunResult,
 )
-from penstock.pipeline.grouping import groups
 from penstock.pipeline.hold import Hold
 from penstock.pipeline.parcel import (
     Done,
@@ -42,15 +35,12 @@ from penstock.pipeline.parcel import (
     Parcel,
     Parse,
     candidates,
-    open_parcel,
-    parts,
-    settle_parcel,
 )
 from penstock.pipeline.streak import FailureStreak
 from penstock.pipeline.telling import Telling, Work
 from penstock.pipeline.verdicts import ended_outcome, failure_outcome, sentence, suspicion, timed_out, verdict
 
-_AT_ONCE = Later(delay_seconds=0.0, refund=True)  # not begun, or broken off by a stop: another worker may go on
+AT_ONCE = Later(delay_seconds=0.0, refund=True)  # not begun, or broken off by a stop: another worker may go on
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,66 +72,22 @@ class Surroundings:
     new_attempt_id: Callable[[], str] = lambda: str(ULID())
 
 
-class BatchExecution:
-    """A `penstock.messaging.handler.Execution` over one batch of notifications."""
+class Attempts:
+    """The attempts of one batch, one after another. Driven by the thread that runs it."""
 
-    def __init__(self, deliveries: Sequence[Delivery], settings: AttemptSettings, around: Surroundings) -> None:
-        self._deliveries = deliveries
+    def __init__(self, settings: AttemptSettings, around: Surroundings, *, hold: Hold, telling: Telling) -> None:
         self._settings = settings
         self._around = around
-        self._telling = Telling(settings.pipeline, around.bus, batches=settings.tells_batches)
-        self._hold = Hold(around.ledger, self._telling, lease_seconds=settings.lease_seconds)
-        # The rest is written by the run thread: always as a whole, so that others read one state or the next.
-        self._settled: Mapping[str, Settlement] = {}  # by receipt: messages without objects to work on
-        self._parcels: Sequence[Parcel] = ()
-        self._outcomes: Mapping[bytes, ObjectOutcome] = {}  # of objects that the batch is done with
+        self._hold = hold
+        self._telling = telling
         self._worked = False  # whether a run has come to its end
-        self._thread_id: int | None = None
 
-    # -- the run thread ------------------------------------------------------------------------------------------
+    def of_group(self, group: Sequence[Parcel]) -> Mapping[bytes, ObjectOutcome]:
+        """Claim what is free of the group, run and commit it; answers what became of each object.
 
-    def run(self) -> Answer:
-        self._thread_id = threading.get_ident()
-        self._open()
-        suspects = self._parts(self._parcels)
-        for group in groups(suspects, objects_max=self._settings.objects_max, attempts_max=self._settings.attempts_max):
-            try:
-                self._outcomes = {**self._outcomes, **self._run_group(group)}
-            except RunGivenBack:
-                break  # what was not begun is not begun any more
-        with suppress(PenstockError):  # upkeep publishes too, and says what is wrong
-            self._around.publish()
-        return self._answer(self._outcomes)
-
-    def _answer(self, outcomes: Mapping[bytes, ObjectOutcome]) -> Answer:
-        """Settlements of all deliveries; an object without an outcome was not worked on, and waits for who does."""
-        unreached = {ref.object_id: _AT_ONCE for parcel in self._parcels for ref in parcel.objects}
-        reached: Mapping[bytes, ObjectOutcome] = {**unreached, **outcomes}
-        answer: dict[str, Settlement] = {one.receipt: Release(refund=True) for one in self._deliveries}
-        answer |= self._settled
-        return answer | {parcel.delivery.receipt: settle_parcel(parcel, reached) for parcel in self._parcels}
-
-    def _open(self) -> None:
-        settlements: dict[str, Settlement] = {}
-        parcels: list[Parcel] = []
-        for delivery in self._deliveries:
-            opened = open_parcel(delivery, self._around.parse)
-            if isinstance(opened, Parcel):
-                parcels.append(opened)
-            else:
-                settlements[delivery.receipt] = opened
-        self._settled, self._parcels = settlements, parcels
-
-    def _parts(self, parcels: Sequence[Parcel]) -> list[Parcel]:
-        """What is put into groups: a delivery's objects together, until some of them are suspects."""
-        ids = {ref.object_id for parcel in parcels for ref in parcel.objects}
-        failures = self._around.ledger.unattributed_failures(self._settings.pipeline, ids) if ids else {}
-        singly = self._settings.objects_max == 1
-        found = [part for parcel in parcels for part in parts(parcel, failures, singly=singly)]
-        # Suspects come in another order each time: where only a few of them fail, the others must not wait behind them.
-        return sorted(found, key=lambda part: self._around.random() if part.failures else 0.0)
-
-    def _run_group(self, group: Sequence[Parcel]) -> Mapping[bytes, ObjectOutcome]:
+        Raises `RunGivenBack` where the run gave its work back, `RunCancelled` where somebody took it, and what nobody
+        but a person can mend.
+        """
         refs = {ref.object_id: ref for parcel in group for ref in parcel.objects}
         claim, work = self._hold.take(lambda: self._claim(group), refs)
         if claim is None:
@@ -152,6 +98,28 @@ class BatchExecution:
             outcomes |= self._work(work)
             self._worked = True
         return outcomes
+
+    def timed_out(self, work: Work, *, where: str) -> Mapping[bytes, ObjectOutcome]:
+        """End the attempt, from another thread, since the batch's time is over; ``where`` is the stack of its run."""
+        reason = f"timed out after {self._settings.timeout_seconds or 0.0:g} s"
+        failed = timed_out(
+            list(work.claim.claimed.values()),
+            reason,
+            attempts_max=self._settings.attempts_max,
+            first=not self._worked,
+        )
+        outcome = BatchOutcome(
+            pipeline=self._settings.pipeline, attempt_id=work.attempt_id, processed=(), failed=failed
+        )
+        try:
+            ours = self._hold.fail(work, outcome)
+        except TemporaryError:  # its lease ends by itself
+            return dict.fromkeys(work.refs, self._later(1))
+        if not ours:  # the run came to its end just now, or somebody took it over: the next delivery finds out
+            return {}
+        raised = Raised(error_type="TimedOut", error=reason, traceback=where)
+        cause = ReadFailure(failure=Failure.RETRY, reason=reason, raised=raised)
+        return self._failed(work, failed, dict.fromkeys(work.refs, cause))
 
     def _claim(self, group: Sequence[Parcel]) -> Claim | None:
         """Claim what is free of the group; None when the ledger could not tell whether we did."""
@@ -191,7 +159,7 @@ class BatchExecution:
             return self._infrastructure(work, fault)
         except SchemaMoved as moved:
             self._hold.abandon(work, reason=str(moved), outcome="given_back")
-            return dict.fromkeys(work.refs, _AT_ONCE)
+            return dict.fromkeys(work.refs, AT_ONCE)
         except RunGivenBack as stopped:
             self._hold.abandon(work, reason=str(stopped), outcome="given_back")
             raise
@@ -304,51 +272,3 @@ class BatchExecution:
                 random=self._around.random,
             )
         )
-
-    # -- other threads -------------------------------------------------------------------------------------------
-
-    def extend(self) -> bool:
-        return self._hold.extend()
-
-    def drain(self) -> None:
-        """A run goes on until it is given back."""
-
-    def time_out(self) -> Answer:
-        work = self._hold.stop()
-        return self._answer({**self._outcomes, **(self._timed_out(work) if work is not None else {})})
-
-    def _timed_out(self, work: Work) -> Mapping[bytes, ObjectOutcome]:
-        reason = f"timed out after {self._settings.timeout_seconds or 0.0:g} s"
-        failed = timed_out(
-            list(work.claim.claimed.values()),
-            reason,
-            attempts_max=self._settings.attempts_max,
-            first=not self._worked,
-        )
-        outcome = BatchOutcome(
-            pipeline=self._settings.pipeline, attempt_id=work.attempt_id, processed=(), failed=failed
-        )
-        try:
-            ours = self._hold.fail(work, outcome)
-        except TemporaryError:  # its lease ends by itself
-            return dict.fromkeys(work.refs, self._later(1))
-        if not ours:  # the run came to its end just now, or somebody took it over: the next delivery finds out
-            return {}
-        where = Raised(error_type="TimedOut", error=reason, traceback=self._where())
-        cause = ReadFailure(failure=Failure.RETRY, reason=reason, raised=where)
-        return self._failed(work, failed, dict.fromkeys(work.refs, cause))
-
-    def _where(self) -> str:
-        """What the run is doing now, as a stack without variables."""
-        frame = sys._current_frames().get(self._thread_id or 0)
-        return "" if frame is None else "".join(traceback.format_stack(frame))
-
-    def give_back(self) -> None:
-        work = self._hold.stop()
-        if work is not None:
-            self._hold.give_up(work, reason="given back at shutdown", outcome="given_back")
-
-    def interrupt(self) -> None:
-        work = self._hold.stop()
-        if work is not None:
-            self._around.engine.cancel(work.attempt_id)

@@ -6,7 +6,8 @@ from penstock.errors import InvalidMessage
 from penstock.events import AttemptAbandoned
 from penstock.messaging.delivery import Delivery
 from penstock.messaging.handler import Place
-from penstock.pipeline.attempt import AttemptSettings, BatchExecution, Surroundings
+from penstock.pipeline.attempt import AttemptSettings, Surroundings
+from penstock.pipeline.batch import BatchExecution
 
 
 class PipelineHandler:

@@ -32,7 +32,8 @@ from penstock.messaging.settlement import Ack, DeadLetter, Release, Settlement
 from penstock.objects.announcement import announce
 from penstock.objects.notification import parse
 from penstock.objects.reference import ObjectRef
-from penstock.pipeline.attempt import AttemptSettings, BatchExecution, Surroundings
+from penstock.pipeline.attempt import AttemptSettings, Surroundings
+from penstock.pipeline.batch import BatchExecution
 from penstock.pipeline.engine import ReadFailure, RunBroken, RunCancelled, RunRequest, RunResult
 from penstock.pipeline.streak import FailureStreak
 

@@ -17,7 +17,8 @@ from penstock.messaging.delivery import Delivery
 from penstock.messaging.handler import Answer, Place
 from penstock.messaging.waits import Random
 from penstock.objects.store import ObjectStore
-from penstock.pipeline.attempt import AttemptSettings, BatchExecution, Surroundings
+from penstock.pipeline.attempt import AttemptSettings, Surroundings
+from penstock.pipeline.batch import BatchExecution
 from penstock.pipeline.objects.declaration import ObjectHandlerDeclaration
 from penstock.pipeline.objects.engine import EngineTools, ObjectEngine
 from penstock.pipeline.parcel import Parse

@@ -20,7 +20,7 @@ from penstock.objects.local import LocalStore
 from penstock.objects.notification import parse
 from penstock.objects.reference import ObjectRef
 from penstock.objects.store import ObjectStore
-from penstock.pipeline.attempt import BatchExecution
+from penstock.pipeline.batch import BatchExecution
 from penstock.pipeline.objects.declaration import ObjectHandlerDeclaration
 from penstock.pipeline.objects.handler import ObjectHandler, ObjectHandlerTools
 from penstock.testing import FakeClock

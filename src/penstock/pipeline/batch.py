@@ -1,0 +1,110 @@
+"""One batch of notifications: open the parcels, group them, let each group have its attempt, and settle."""
+
+import sys
+import threading
+import traceback
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+
+from penstock.errors import PenstockError
+from penstock.messaging.delivery import Delivery
+from penstock.messaging.handler import Answer
+from penstock.messaging.settlement import Release, Settlement
+from penstock.pipeline.attempt import AT_ONCE, Attempts, AttemptSettings, Surroundings
+from penstock.pipeline.engine import RunGivenBack
+from penstock.pipeline.grouping import groups
+from penstock.pipeline.hold import Hold
+from penstock.pipeline.parcel import ObjectOutcome, Parcel, open_parcel, parts, settle_parcel
+from penstock.pipeline.telling import Telling
+
+
+class BatchExecution:
+    """A `penstock.messaging.handler.Execution` over one batch of notifications."""
+
+    def __init__(self, deliveries: Sequence[Delivery], settings: AttemptSettings, around: Surroundings) -> None:
+        self._deliveries = deliveries
+        self._settings = settings
+        self._around = around
+        telling = Telling(settings.pipeline, around.bus, batches=settings.tells_batches)
+        self._hold = Hold(around.ledger, telling, lease_seconds=settings.lease_seconds)
+        self._attempts = Attempts(settings, around, hold=self._hold, telling=telling)
+        # The rest is written by the run thread: always as a whole, so that others read one state or the next.
+        self._settled: Mapping[str, Settlement] = {}  # by receipt: messages without objects to work on
+        self._parcels: Sequence[Parcel] = ()
+        self._outcomes: Mapping[bytes, ObjectOutcome] = {}  # of objects that the batch is done with
+        self._thread_id: int | None = None
+
+    # -- the run thread ------------------------------------------------------------------------------------------
+
+    def run(self) -> Answer:
+        self._thread_id = threading.get_ident()
+        self._open()
+        suspects = self._parts(self._parcels)
+        for group in groups(suspects, objects_max=self._settings.objects_max, attempts_max=self._settings.attempts_max):
+            try:
+                self._outcomes = {**self._outcomes, **self._attempts.of_group(group)}
+            except RunGivenBack:
+                break  # what was not begun is not begun any more
+        with suppress(PenstockError):  # upkeep publishes too, and says what is wrong
+            self._around.publish()
+        return self._answer(self._outcomes)
+
+    # -- other threads -------------------------------------------------------------------------------------------
+
+    def extend(self) -> bool:
+        return self._hold.extend()
+
+    def drain(self) -> None:
+        """A run goes on until it is given back."""
+
+    def time_out(self) -> Answer:
+        work = self._hold.stop()
+        outcomes = dict(self._outcomes)
+        if work is not None:
+            outcomes |= self._attempts.timed_out(work, where=self._where())
+        return self._answer(outcomes)
+
+    def give_back(self) -> None:
+        work = self._hold.stop()
+        if work is not None:
+            self._hold.give_up(work, reason="given back at shutdown", outcome="given_back")
+
+    def interrupt(self) -> None:
+        work = self._hold.stop()
+        if work is not None:
+            self._around.engine.cancel(work.attempt_id)
+
+    # -- parts of these -------------------------------------------------------------------------------------------
+
+    def _answer(self, outcomes: Mapping[bytes, ObjectOutcome]) -> Answer:
+        """Settlements of all deliveries; an object without an outcome was not worked on, and waits for who does."""
+        unreached = {ref.object_id: AT_ONCE for parcel in self._parcels for ref in parcel.objects}
+        reached: Mapping[bytes, ObjectOutcome] = {**unreached, **outcomes}
+        answer: dict[str, Settlement] = {one.receipt: Release(refund=True) for one in self._deliveries}
+        answer |= self._settled
+        return answer | {parcel.delivery.receipt: settle_parcel(parcel, reached) for parcel in self._parcels}
+
+    def _open(self) -> None:
+        settlements: dict[str, Settlement] = {}
+        parcels: list[Parcel] = []
+        for delivery in self._deliveries:
+            opened = open_parcel(delivery, self._around.parse)
+            if isinstance(opened, Parcel):
+                parcels.append(opened)
+            else:
+                settlements[delivery.receipt] = opened
+        self._settled, self._parcels = settlements, parcels
+
+    def _parts(self, parcels: Sequence[Parcel]) -> list[Parcel]:
+        """What is put into groups: a delivery's objects together, until some of them are suspects."""
+        ids = {ref.object_id for parcel in parcels for ref in parcel.objects}
+        failures = self._around.ledger.unattributed_failures(self._settings.pipeline, ids) if ids else {}
+        singly = self._settings.objects_max == 1
+        found = [part for parcel in parcels for part in parts(parcel, failures, singly=singly)]
+        # Suspects come in another order each time: where only a few of them fail, the others must not wait behind them.
+        return sorted(found, key=lambda part: self._around.random() if part.failures else 0.0)
+
+    def _where(self) -> str:
+        """What the run is doing now, as a stack without variables."""
+        frame = sys._current_frames().get(self._thread_id or 0)
+        return "" if frame is None else "".join(traceback.format_stack(frame))
