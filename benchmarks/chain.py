@@ -19,7 +19,7 @@ from pathlib import Path
 
 from benchmarks.reader import DDL, make_files, read_native
 from penstock.app.ingest import ingest
-from penstock.app.pipeline import IngestRequest
+from penstock.app.ingest_pipeline import IngestRequest
 from penstock.pipeline.java import find_java
 from penstock.pipeline.session import Session, SessionSettings, end_session, start_session
 from penstock.worker.shutdown import StopSignal

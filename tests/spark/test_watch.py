@@ -9,7 +9,7 @@ from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
 from penstock.app.ingest import IngestReport, ingest
-from penstock.app.pipeline import IngestRequest
+from penstock.app.ingest_pipeline import IngestRequest
 from penstock.events import BatchCommitted, Event, SourceScanned, WatchDisturbed
 from penstock.worker.shutdown import StopSignal
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from penstock.app.goal import Goal
+from penstock.app.ingest_pipeline import IngestPipeline, IngestRequest, check
 from penstock.app.kill import killing_probe
-from penstock.app.pipeline import IngestRequest, Job, check
 from penstock.app.places import Places, places, source_folder
 from penstock.app.state import State, check_owner, open_state
 from penstock.app.tables import Tables
@@ -77,7 +77,7 @@ def ingest(
         state.ledger.ensure_pipeline(where.pipeline)
         tables = Tables(where, state.ledger, partition_by=request.partition_by, bus=tools.bus, probe=tools.probe)
         tables.publish()  # what an earlier process committed and did not live to publish
-        job = Job(
+        work = IngestPipeline(
             request=request,
             transform=transform,
             source=source,
@@ -86,7 +86,7 @@ def ingest(
             tables=tables,
             tools=tools,
         )
-        goal, scan = _watch(job, spark) if request.watch else _until_done(job, spark)
+        goal, scan = _watch(work, spark) if request.watch else _until_done(work, spark)
         tables.sweep()
         seconds = tools.clock.monotonic() - began_at
         return _report(where, state, tables, goal, scan, tally, asked_to_stop=stop.requested, seconds=seconds)
@@ -98,10 +98,10 @@ class _Scan:
     complete: bool  # False: stopped in the middle
 
 
-def _until_done(job: Job, spark: Session | None) -> tuple[Goal, _Scan]:
+def _until_done(work: IngestPipeline, spark: Session | None) -> tuple[Goal, _Scan]:
     """What the folder holds now, and no more."""
-    stop = job.tools.stop
-    scanner = Scanner(job.source, store=LocalStore(job.source), excluded=_own_folders(job.where))
+    stop = work.tools.stop
+    scanner = Scanner(work.source, store=LocalStore(work.source), excluded=_own_folders(work.where))
     objects: list[ObjectRef] = []
     complete = True
     for chunk in scanner.chunks():
@@ -109,48 +109,48 @@ def _until_done(job: Job, spark: Session | None) -> tuple[Goal, _Scan]:
         if stop.requested:
             complete = False
             break
-    goal = _goal(job, objects)
-    job.tools.bus.emit(SourceScanned(source=str(job.source), found=len(objects), unfinished=len(goal.unfinished)))
+    goal = _goal(work, objects)
+    work.tools.bus.emit(SourceScanned(source=str(work.source), found=len(objects), unfinished=len(goal.unfinished)))
     if not goal.reached_before() and not stop.requested:
         goal.begin()
-        job.serve(sample=objects, until=goal.reached, spark=spark)
+        work.serve(sample=objects, until=goal.reached, spark=spark)
     return goal, _Scan(report=scanner.report(), complete=complete)
 
 
-def _watch(job: Job, spark: Session | None) -> tuple[Goal, _Scan]:
+def _watch(work: IngestPipeline, spark: Session | None) -> tuple[Goal, _Scan]:
     """What the folder holds, and what comes into it until somebody asks to stop."""
-    tools, source = job.tools, str(job.source)
-    goal = _goal(job, ())
+    tools, source = work.tools, str(work.source)
+    goal = _goal(work, ())
     watcher = Watcher(
-        job.source,
-        store=LocalStore(job.source),
-        excluded=_own_folders(job.where),
+        work.source,
+        store=LocalStore(work.source),
+        excluded=_own_folders(work.where),
         clock=tools.clock,
         tell=lambda sentence: tools.bus.emit(WatchDisturbed(source=source, reason=sentence)),
-        settle_seconds=job.request.settle_seconds,
+        settle_seconds=work.request.settle_seconds,
     )
     watching = Watching(watcher, goal, stop=tools.stop, bus=tools.bus, clock=tools.clock)
     try:
         watching.start()
         tools.bus.emit(SourceScanned(source=source, found=goal.size, unfinished=len(goal.unfinished)))
         goal.begin()
-        if not job.knows_schema():
+        if not work.knows_schema():
             watching.wait_for_objects()
         if not tools.stop.requested:
-            job.serve(sample=goal.objects(), until=watching.tended, spark=spark)
+            work.serve(sample=goal.objects(), until=watching.tended, spark=spark)
     finally:
         watching.end()
     return goal, _Scan(report=watcher.report, complete=watcher.scans > 0)
 
 
-def _goal(job: Job, objects: Sequence[ObjectRef]) -> Goal:
+def _goal(work: IngestPipeline, objects: Sequence[ObjectRef]) -> Goal:
     return Goal(
-        ledger=job.state.ledger,
-        broker=job.state.broker,
-        pipeline=job.where.pipeline,
-        queue=job.where.queue(job.source),
-        free_the_dead=job.state.free_what_the_dead_held,
-        probe=job.tools.probe,
+        ledger=work.state.ledger,
+        broker=work.state.broker,
+        pipeline=work.where.pipeline,
+        queue=work.where.queue(work.source),
+        free_the_dead=work.state.free_what_the_dead_held,
+        probe=work.tools.probe,
         objects=objects,
     )
 

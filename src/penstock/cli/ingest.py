@@ -76,7 +76,7 @@ def ingest(
 
     require_spark()
     from penstock.app.ingest import ingest as run
-    from penstock.app.pipeline import IngestRequest
+    from penstock.app.ingest_pipeline import IngestRequest
     from penstock.app.scope import Asked, options_for
     from penstock.cli.leaving import leave_now, stoppable
     from penstock.cli.progress import IngestProgress, print_report

@@ -58,7 +58,7 @@ class IngestRequest:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
+class IngestPipeline:
     """One pipeline from one source, with all that it needs but Spark."""
 
     request: IngestRequest
