@@ -19,9 +19,9 @@ class ChildCall(PlainCall):
         self._child: Child | None = None  # taken away under the lock; written by the thread that runs
 
     def extend(self) -> bool:
-        """A child that somebody halted must not keep its lease: it is then given up as lost."""
+        """A child that somebody suspended must not keep its lease: it is then given up as lost."""
         child = self._child
-        if child is not None and child.stopped:
+        if child is not None and child.suspended:
             return False
         return super().extend()
 

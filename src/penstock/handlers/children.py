@@ -62,8 +62,8 @@ class Child:
         return not self._killed and self._process.is_alive()
 
     @property
-    def stopped(self) -> bool:
-        """Whether somebody halted it (SIGSTOP, a debugger): it may never go on, so its lease must not."""
+    def suspended(self) -> bool:
+        """Whether somebody suspended it (SIGSTOP, a debugger): it may never go on, so its lease must not."""
         try:
             state = Path(f"/proc/{self._process.pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0]
         except (OSError, IndexError):  # gone, or a system without /proc

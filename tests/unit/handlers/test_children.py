@@ -176,7 +176,7 @@ def test_row_63_a_regex_bomb_is_killed_at_its_timeout_and_counted(desk: Desk) ->
     assert [event.error_type for event in desk.events if isinstance(event, MessageFailed)] == ["TimedOut"]
 
 
-def test_a_halted_child_loses_its_lease(desk: Desk) -> None:
+def test_a_suspended_child_loses_its_lease(desk: Desk) -> None:
     call = desk.begin("bomb")
     thread = threading.Thread(target=call.run)
     thread.start()

@@ -1,12 +1,10 @@
-"""A function for objects: what it may raise, what it is told, and how it stops."""
+"""A function for objects: what it may raise, and what it is told."""
 
 import asyncio
-import json
 import subprocess
 import sys
 import threading
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 from tests.unit.pipeline.objects.scene import HANDLER, LEASE_SECONDS, Scene, run
@@ -248,187 +246,6 @@ def test_a_dead_object_lives_again_by_a_replay(scene: Scene) -> None:
 # Stopping
 
 
-def test_work_goes_on_after_the_stop_by_default(scene: Scene) -> None:
-    stopping: list[bool] = []
-
-    def function(obj: IncomingObject, ctx: ObjectContext) -> None:
-        stopping.append(ctx.stopping)
-        execution.drain()
-        ctx.checkpoint()
-        stopping.append(ctx.stopping)
-
-    scene.announce(scene.put("a"))
-    _, execution = scene.begin(scene.handler(function))
-    assert list(run(execution).values()) == [Ack()]
-    assert stopping == [False, True]
-
-
-def test_work_that_gives_back_at_a_stop_does_so_at_its_next_checkpoint(scene: Scene) -> None:
-    reached: list[str] = []
-
-    def function(obj: IncomingObject, ctx: ObjectContext) -> None:
-        execution.drain()
-        reached.append("after the stop")
-        obj.read()
-        reached.append("never")
-
-    ref = scene.put("a")
-    scene.announce(ref)
-    _, execution = scene.begin(scene.handler(function, on_stop="give_back"))
-    assert list(run(execution).values()) == [Release(refund=True)]
-    assert reached == ["after the stop"]
-    assert (scene.state(ref), scene.row(ref).attempts) == (ObjectState.UNPROCESSED, 0)
-    [given_back] = scene.told(ObjectGivenBack)
-    assert given_back.object_uri == ref.uri
-    assert not scene.told(ObjectFailed)
-
-
-def test_after_giving_back_the_other_objects_of_the_message_are_not_begun(scene: Scene) -> None:
-    calls: list[str] = []
-
-    def function(obj: IncomingObject, ctx: ObjectContext) -> None:
-        calls.append(obj.key)
-        if len(calls) == 2:
-            execution.drain()
-        ctx.checkpoint()
-
-    refs = [scene.put(str(number)) for number in range(4)]
-    scene.send(_together(*refs))
-    handler = scene.handler(function, on_stop="give_back")
-    delivery, execution = scene.begin(handler)
-    [end] = scene.settle([(delivery, run(execution))])
-    assert end == Release(refund=True)
-    assert calls == [ref.key for ref in refs[:2]]
-    assert len(scene.told(ObjectStarted)) == 2, "nothing more was claimed"
-    assert scene.serve(handler) == [Ack()]
-    assert calls == [ref.key for ref in (refs[0], refs[1], refs[1], refs[2], refs[3])], "the first one was recorded"
-
-
-def test_what_is_to_be_given_back_is_not_begun_after_the_stop(scene: Scene) -> None:
-    calls: list[str] = []
-    ref = scene.put("a")
-    scene.announce(ref)
-    _, execution = scene.begin(scene.handler(lambda obj: calls.append(obj.key), on_stop="give_back"))
-    execution.drain()
-    assert list(run(execution).values()) == [Release(refund=True)]
-    assert calls == []
-    assert scene.row(ref).attempts == 0
-
-
-def test_given_back_work_ends_at_its_next_checkpoint_and_counts_nothing(scene: Scene) -> None:
-    def function(obj: IncomingObject, ctx: ObjectContext) -> None:
-        execution.give_back()
-        execution.interrupt()
-        ctx.checkpoint()
-        raise AssertionError("it went on")
-
-    ref = scene.put("a")
-    scene.announce(ref)
-    _, execution = scene.begin(scene.handler(function))
-    with pytest.raises(RunCancelled):
-        run(execution)
-    assert (scene.state(ref), scene.row(ref).attempts) == (ObjectState.UNPROCESSED, 0)
-    assert [type(event) for event in scene.told(ObjectEvent)] == [ObjectStarted, ObjectGivenBack]
-
-
-def test_work_whose_claim_was_lost_is_told_once_and_cannot_commit(scene: Scene) -> None:
-    def function(obj: IncomingObject) -> None:
-        scene.clock.advance(LEASE_SECONDS + 1)
-        scene.ledger.abandon_expired(HANDLER)
-        assert not execution.extend()
-
-    ref = scene.put("a")
-    scene.announce(ref)
-    _, execution = scene.begin(scene.handler(function))
-    run(execution)
-    [failure] = scene.told(ObjectFailed)
-    assert "claim was lost" in failure.reason
-    assert scene.state(ref) is ObjectState.UNPROCESSED
-
-
-# Timeouts
-
-
-def test_a_timeout_costs_an_attempt_and_says_where_the_work_was(scene: Scene) -> None:
-    answers: list[Any] = []
-
-    def stuck_here(obj: IncomingObject, ctx: ObjectContext) -> None:
-        answers.append(execution.time_out())
-        execution.interrupt()
-        ctx.checkpoint()
-
-    ref = scene.put("a")
-    scene.announce(ref)
-    handler = scene.handler(stuck_here, timeout_seconds=5.0, attempts_max=2)
-    assert handler.timeout_seconds == 5.0
-    for _ in range(2):
-        delivery, execution = scene.begin(handler)
-        with pytest.raises(RunCancelled):
-            run(execution)
-        scene.settle([(delivery, answers[-1])])
-        scene.clock.advance(400.0)
-    [first] = answers[0].values()
-    [second] = answers[1].values()
-    assert first == Release(delay_seconds=0.5)
-    assert isinstance(second, DeadLetter)
-    assert second.reason == "timed out after 5 s"
-    assert second.traceback is not None
-    assert "stuck_here" in second.traceback
-    assert scene.state(ref) is ObjectState.DEAD
-    assert [failure.outcome for failure in scene.told(ObjectFailed)] == ["retry", "dead"]
-
-
-def test_of_several_objects_the_one_that_had_the_time_to_itself_is_charged(scene: Scene) -> None:
-    answers: list[Any] = []
-    slow = scene.put("1-slow")
-    refs = [scene.put("0"), slow, scene.put("2")]
-
-    def function(obj: IncomingObject) -> None:
-        if obj.key == slow.key:
-            answers.append(execution.time_out())
-            raise ValueError("too late to matter")
-
-    scene.send(_together(*refs))
-    handler = scene.handler(function, timeout_seconds=5.0, attempts_max=1)
-    delivery, execution = scene.begin(handler)
-    with pytest.raises(RunCancelled):
-        run(execution)
-    assert scene.settle([(delivery, answers[0])]) == [Release(delay_seconds=0.5, refund=True)]
-    assert (scene.state(refs[0]), scene.row(slow).attempts) == (ObjectState.PROCESSED, 0)
-
-    scene.clock.advance(1.0)
-    delivery, execution = scene.begin(handler)
-    with pytest.raises(RunCancelled):
-        run(execution)
-    [end] = scene.settle([(delivery, answers[1])])
-    assert isinstance(end, Release), "the third object was not reached yet"
-    assert scene.state(slow) is ObjectState.DEAD
-    [last] = scene.serve(handler)
-    assert last == DeadLetter(reason="timed out after 5 s")
-    assert scene.state(refs[2]) is ObjectState.PROCESSED
-
-
-def test_a_timeout_after_the_commit_changes_nothing(scene: Scene) -> None:
-    ref = scene.put("a")
-    scene.announce(ref)
-    _, execution = scene.begin(scene.handler(lambda obj: None, timeout_seconds=5.0))
-    assert run(execution) == execution.time_out()
-    assert scene.state(ref) is ObjectState.PROCESSED
-
-
-def test_a_timeout_before_the_work_began_costs_nothing(scene: Scene) -> None:
-    calls: list[str] = []
-    scene.announce(scene.put("a"))
-    _, execution = scene.begin(scene.handler(lambda obj: calls.append(obj.key), timeout_seconds=5.0))
-    assert list(execution.time_out().values()) == [Release(refund=True)]
-    with pytest.raises(RunCancelled):
-        run(execution)
-    assert calls == []
-
-
-# Async functions
-
-
 def test_an_async_function_is_worked_to_its_end(scene: Scene) -> None:
     calls: list[str] = []
 
@@ -536,7 +353,3 @@ def test_batches_of_one_object_are_not_told(scene: Scene) -> None:
     scene.announce(scene.put("a"))
     scene.serve(scene.handler(lambda obj: None))
     assert not scene.told(BatchCommitted)
-
-
-def _together(*refs: Any) -> bytes:
-    return json.dumps({"Records": [json.loads(announce(ref))["Records"][0] for ref in refs]}).encode()
