@@ -41,6 +41,23 @@ def test_what_handlers_send_is_worked_off_too() -> None:
     assert seen == [(b'{"order":7}', "blue"), (b'{"order":8}', "blue")]
 
 
+def test_an_async_handler_sends_many_in_their_order() -> None:
+    app, seen = App(), []
+
+    @app.handler(ORDERS)
+    async def take(order: Order) -> None:
+        assert len(await app.send_many_async("receipts", [{"order": n} for n in range(3)], group="blue")) == 3
+
+    @app.handler("receipts", concurrency=1)
+    def receipt(message: Message) -> None:
+        seen.append((message.body, message.group))
+
+    with TestWorker(app) as worker:
+        worker.send(ORDERS, Order(id=7))
+        worker.run_until_empty()
+    assert seen == [(b'{"order":0}', "blue"), (b'{"order":1}', "blue"), (b'{"order":2}', "blue")]
+
+
 def test_retries_take_no_time_and_the_last_one_is_a_dead_letter() -> None:
     app, attempts = App(), []
 
