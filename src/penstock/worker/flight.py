@@ -116,7 +116,7 @@ def result_of(execution: Execution) -> Result:
     try:
         answer = execution.run()
     except BaseException as error:  # SystemExit too: user code may raise it, and the deliveries must not hang on it
-        return failure_of(error)
+        return _failed_by(error)
     if inspect.iscoroutine(answer):
         answer.close()
         return Failed(error=TypeError("the execution answered a coroutine, which only the place LOOP awaits"))
@@ -131,9 +131,9 @@ async def awaited_result_of(execution: Execution) -> Result:
             answer = await answer
         return Answered(settlements=answer)  # type: ignore[arg-type] # as above
     except BaseException as error:  # CancelledError too: the task ends here, and its slot is freed
-        return failure_of(error)
+        return _failed_by(error)
 
 
-def failure_of(error: BaseException) -> Failed | Fatal:
+def _failed_by(error: BaseException) -> Failed | Fatal:
     """What an exception means."""
     return Fatal(error=error) if isinstance(error, UserError | PublishHalted) else Failed(error=error)

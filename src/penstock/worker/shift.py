@@ -44,7 +44,7 @@ class Shift:
         self._stop = stop
         self._until = until
         self._halting = threading.Lock()  # so that two lines halted at once cannot each take the other for living
-        self._control = threading.Event()  # wakes the thread that lives this shift
+        self._news = threading.Event()  # wakes the thread that lives this shift
         self._wake = threading.Event()  # wakes the I/O thread
         self._met = False  # written by the I/O thread
         self._error: BaseException | None = None  # written once, by whoever fails first
@@ -67,18 +67,18 @@ class Shift:
         if not self._wake.is_set():  # which costs less than setting it, once for each message
             self._wake.set()
         if self._closing:
-            self._control.set()
+            self._news.set()
 
     def until_met(self) -> None:
         """The worker has done what it was started for."""
         self._met = True
-        self._control.set()
+        self._news.set()
 
     def fail(self, error: BaseException) -> None:
         """Something that no further try can mend; the first one is raised in the end."""
         self._error = self._error or error
         self._parts.loop.leave()  # at once: nothing more is to begin in the place that a failed batch leaves
-        self._control.set()
+        self._news.set()
 
     def halt(self, queue: str, error: BaseException) -> bool:
         """A handler met what no further try can mend: its queue is served no more. False where that ends the worker:
@@ -98,14 +98,14 @@ class Shift:
 
     def changed(self) -> None:
         """A helper thread is at its end."""
-        self._control.set()
+        self._news.set()
 
     # The order of a life
 
     def live(self) -> None:
         """Everything, in order."""
         try:
-            with self._stop.watched_by(self._control):
+            with self._stop.watched_by(self._news):
                 self._serve()
                 self._drain()
                 given_back = self._give_back()
@@ -258,14 +258,14 @@ class Shift:
     def _await(self, over: Callable[[], bool], deadline: Callable[[], float]) -> bool:
         """Wait until it is over or the deadline (monotonic) has come; answers whether it is over."""
         while True:
-            self._control.clear()
+            self._news.clear()
             self._tell_stacks()
             if over():
                 return True
             seconds = deadline() - self._clock.monotonic()
             if seconds <= 0:
                 return False
-            self._clock.wait(self._control, min(seconds, _WAIT_SECONDS_MAX))
+            self._clock.wait(self._news, min(seconds, _WAIT_SECONDS_MAX))
 
     def _tell_stacks(self) -> None:
         asked = self._stop.stacks_asked
