@@ -2,16 +2,19 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from penstock.app.inspect import View, view
+from penstock.app.places import Places
 from penstock.app.queues import QueueStanding, standings
 from penstock.app.scope import Scope
-from penstock.app.tables import Tables
 from penstock.errors import PublishHalted
 from penstock.events import Bus
 from penstock.ledger.records import TERMINAL, ObjectState
 from penstock.messaging.broker import DEAD_LETTER_SUFFIX
-from penstock.pipeline.publish import check_tip
+
+if TYPE_CHECKING:
+    from penstock.app.tables import Tables
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,7 +147,7 @@ def _pipeline(seen: View, pipeline: str, objects_replaced: int) -> PipelineStand
     row = seen.ledger.pipeline(pipeline)
     committed = row.next_seq - 1 if row else 0
     where = seen.scope.tables.get(pipeline)
-    tables = None if where is None else Tables(where, seen.ledger, partition_by=None, bus=Bus())
+    tables = None if where is None else _tables(seen, where)
     unpublished = 0 if committed == 0 or pipeline in seen.scope.tableless else None
     return PipelineStanding(
         pipeline=pipeline,
@@ -158,8 +161,20 @@ def _pipeline(seen: View, pipeline: str, objects_replaced: int) -> PipelineStand
     )
 
 
-def _disagreement(seen: View, pipeline: str, tables: Tables, committed: int) -> str | None:
+def _tables(seen: View, where: Places) -> "Tables":
+    """Only what lies in tables needs the packages of the extra. Raises `ConfigurationError` where they are missing."""
+    from penstock.pipeline.extra import require_spark
+
+    require_spark()
+    from penstock.app.tables import Tables
+
+    return Tables(where, seen.ledger, partition_by=None, bus=Bus())
+
+
+def _disagreement(seen: View, pipeline: str, tables: "Tables", committed: int) -> str | None:
     """Why the next publish would halt; or that there is a table of which the ledger knows nothing at all."""
+    from penstock.pipeline.publish import check_tip
+
     try:
         for sink in (tables.rows, tables.quarantine):
             check_tip(seen.ledger, sink.load(), pipeline=pipeline, where=sink.uri)

