@@ -29,7 +29,7 @@ def test_row_74_a_term_while_idle_ends_the_worker_within_a_poll(fleet: Fleet) ->
     assert stopped["ts"] >= draining["ts"]
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_work_in_flight_that_ends_in_time_is_finished_and_nothing_more_is_begun(
     fleet: Fleet, number: signal.Signals
 ) -> None:

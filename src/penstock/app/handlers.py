@@ -239,7 +239,9 @@ class Handlers:
         for declaration in self.declarations:
             if declaration.function is function:
                 return declaration
-        raise UsageError(f"{_name_of(function)} is no handler of this app.")
+        raise UsageError(
+            f"{_name_of(function)} is no handler of messages in this app; object handlers are tested with a TestWorker."
+        )
 
     def add(self, service: Service) -> None:
         """Serve this too. Raises `UsageError` where its queue or its name is taken."""

@@ -13,9 +13,9 @@ from types import MappingProxyType
 from typing import Any
 
 from penstock.app.handlers import Lifespan
-from penstock.errors import UsageError
+from penstock.errors import UsageError, UserError
 from penstock.events import Bus, LifespanFailed
-from penstock.messaging.failure import failure_of
+from penstock.messaging.failure import failure_of, place_of
 
 LoopOf = Callable[[], asyncio.AbstractEventLoop]
 
@@ -39,11 +39,14 @@ class Lifespans:
         self._entered: list[_Entered] = []
 
     def open(self) -> Mapping[str, Any]:
-        """Enter all; answers their resources together. What one raises comes through, after the others were left."""
+        """Enter all; answers their resources together.
+
+        Raises `UserError` with what a lifespan raised, after the others were left.
+        """
         resources: dict[str, Any] = {}
         try:
             for lifespan in self._lifespans:
-                self._add(resources, lifespan, self._enter(lifespan))
+                self._add(resources, lifespan, self._entered_of(lifespan))
         except BaseException:
             self.close()
             raise
@@ -61,6 +64,18 @@ class Lifespans:
             thread.join(max(share, 0.0))
             if thread.is_alive():
                 self._failed(entered.lifespan, f"it did not end within {share:.2g} s")
+
+    def _entered_of(self, lifespan: Lifespan) -> Any:
+        try:
+            return self._enter(lifespan)
+        except UserError:
+            raise
+        except (Exception, SystemExit, asyncio.CancelledError) as error:
+            place = place_of(error)
+            where = "" if place is None else f" ({place})"
+            raise UserError(
+                f"The lifespan {lifespan.name} raised {failure_of(error).summary}{where}; nothing is served without it."
+            ) from error
 
     def _enter(self, lifespan: Lifespan) -> Any:
         if inspect.isasyncgenfunction(lifespan.function):

@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from penstock.errors import Interrupted, InvalidMessage, NewerMessage, TemporaryError
+from penstock.errors import Interrupted, InvalidMessage, NewerMessage, Reject, TemporaryError
 from penstock.events import (
     Bus,
     MessageFailed,
@@ -242,7 +242,7 @@ class Call:
             duration_seconds=self._duration_seconds(),
             error_type=failure.error_type,
             error=failure.error,
-            traceback=failure.traceback,
+            traceback=None if isinstance(raised, Reject) else failure.traceback,  # said on purpose, from a known place
             exception=raised,
             final=isinstance(settlement, DeadLetter),
             delay_seconds=settlement.delay_seconds if isinstance(settlement, Release) else None,
@@ -339,6 +339,9 @@ class Call:
 
 def _outcome(result: Any) -> str:
     """What is stored of a completion: the result as JSON. Raises for one that is none."""
-    from pydantic_core import to_json
+    from pydantic_core import PydanticSerializationError, to_json
 
-    return to_json(result).decode("utf-8")
+    try:
+        return to_json(result).decode("utf-8")
+    except PydanticSerializationError as error:
+        raise TypeError(f"what an idempotent function returns is stored as JSON, and this is none: {error}") from error

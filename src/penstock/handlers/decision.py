@@ -46,7 +46,8 @@ def decide(
         return DeadLetter(reason=str(raised))
     words = failure.summary if failure is not None else type(raised).__name__
     if delivery.attempt >= policy.max_attempts:
-        reason = f"failed {delivery.attempt} times, the last time with {words}"
+        times = "once, with" if delivery.attempt == 1 else f"{delivery.attempt} times, the last time with"
+        reason = f"failed {times} {words}"
         return DeadLetter(reason=reason, exception=words, traceback=failure.traceback if failure else None)
     asked_seconds = delay_asked(raised)
     if asked_seconds is not None:

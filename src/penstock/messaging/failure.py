@@ -1,9 +1,14 @@
 """What a raised exception says, as text that may be stored and shown: never with the values of variables."""
 
+import sysconfig
 import traceback as tracebacks
 from dataclasses import dataclass
+from pathlib import Path, PurePath
 
 TRACEBACK_CHARS_MAX = 32_000
+_PENSTOCK = str(Path(__file__).parents[1])
+_LIBRARIES = tuple({sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")})
+_INSTALLED = ("site-packages", "dist-packages")  # these may lie below the standard library and are none of it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,3 +43,22 @@ def failure_of(raised: BaseException) -> Failure:
     except Exception:
         text = f"{type(raised).__name__}: {error}\n"
     return Failure(error_type=type(raised).__name__, error=error, traceback=text[-TRACEBACK_CHARS_MAX:])
+
+
+def place_of(raised: BaseException) -> str | None:
+    """Where in the user's own code it was raised, as ``shop.py:12``: the innermost frame that is neither Penstock's,
+    nor the standard library's, nor an installed package's. None where there is no such frame."""
+    frames = [frame for frame, _ in tracebacks.walk_tb(raised.__traceback__)]
+    lines = [number for _, number in tracebacks.walk_tb(raised.__traceback__)]
+    for frame, line in zip(reversed(frames), reversed(lines), strict=True):
+        file = frame.f_code.co_filename
+        if not is_library(file) and not any(part in file for part in _INSTALLED):
+            return f"{PurePath(file).name}:{line}"
+    return None
+
+
+def is_library(file: str) -> bool:
+    """Whether a code's file is Penstock's own or the standard library's."""
+    if file.startswith(("<frozen ", _PENSTOCK)):
+        return True
+    return file.startswith(_LIBRARIES) and not any(part in file for part in _INSTALLED)

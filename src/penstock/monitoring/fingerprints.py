@@ -6,15 +6,13 @@ edit. The failure of a child process is known by the text of its traceback only.
 """
 
 import re
-import sysconfig
 import traceback as tracebacks
 from collections.abc import Iterable
-from pathlib import Path, PurePath
+from pathlib import PurePath
+
+from penstock.messaging.failure import is_library
 
 _FRAME = re.compile(r'^ +File "(.+?)", line \d+, in (.+)$', re.MULTILINE)
-_PENSTOCK = str(Path(__file__).parents[1])
-_LIBRARIES = tuple({sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")})
-_INSTALLED = ("site-packages", "dist-packages")  # these may lie below the standard library and are none of it
 
 
 def fingerprint(handler: str, error_type: str, exception: BaseException | None, traceback: str | None) -> str:
@@ -33,15 +31,9 @@ def _frames(exception: BaseException | None, traceback: str | None) -> list[tupl
 
 def _place(frames: Iterable[tuple[str, str]]) -> str:
     innermost_first = list(frames)[::-1]
-    users = (frame for frame in innermost_first if not _is_ours(frame[0]))
+    users = (frame for frame in innermost_first if not is_library(frame[0]))
     found = next(users, innermost_first[0] if innermost_first else None)
     if found is None:
         return ""
     file, function = found
     return f"{'/'.join(PurePath(file).parts[-2:])}:{function}"
-
-
-def _is_ours(file: str) -> bool:
-    if file.startswith(("<frozen ", _PENSTOCK)):
-        return True
-    return file.startswith(_LIBRARIES) and not any(part in file for part in _INSTALLED)

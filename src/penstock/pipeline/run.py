@@ -14,6 +14,7 @@ from pyspark.sql import DataFrame, SparkSession
 from penstock.errors import TemporaryError, TransformError
 from penstock.ledger.records import ObjectResult
 from penstock.messaging.clock import Clock
+from penstock.messaging.failure import place_of
 from penstock.messaging.steps import Probe, Step
 from penstock.objects.reference import ObjectRef
 from penstock.pipeline.arrow_types import arrow_schema
@@ -124,7 +125,9 @@ class Run:
         except SPARK_ERRORS:
             raise  # explained by the engine: it may be the data's fault
         except (Exception, SystemExit) as error:
-            raise TransformError(f"The transform raised {type(error).__name__}: {error}.") from error
+            place = place_of(error)
+            where = "" if place is None else f" ({place})"
+            raise TransformError(f"The transform raised {type(error).__name__}{where}: {error}.") from error
         if not isinstance(answer, DataFrame):
             raise TransformError(f"The transform returned {type(answer).__name__} and not a DataFrame.")
         return answer

@@ -88,6 +88,8 @@ class Endings:
             return
         self._settler.submit(self._settlements(flight, answer))
         self._count(failed=True)
+        if not self._waits_after_failures:
+            return  # each message's own failure is told by its handler
         self._tell(
             flight.deliveries,
             f"no end within its timeout of {self._timeout_seconds:g} s; it is interrupted, and holds its place on "

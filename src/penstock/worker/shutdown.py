@@ -25,7 +25,7 @@ _BOOK_SHARE = 1 / 3
 _CLAIMS_SHARE = 2 / 3
 BROKER_SHARE = 0.9
 
-STOPPING = (signal.SIGTERM, signal.SIGINT)
+STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)  # the last: its terminal is closed
 PAUSING = (signal.SIGTSTP,)
 DUMPING = (signal.SIGTTIN, signal.SIGUSR1)
 
@@ -107,9 +107,12 @@ class StopSignal:
     def install(self, *signals: signal.Signals) -> None:
         """Handle these signals. Main thread only.
 
-        Unless said otherwise: SIGTERM and SIGINT stop, SIGTSTP pauses, SIGTTIN and SIGUSR1 dump the stacks.
+        Unless said otherwise: SIGTERM, SIGINT and SIGHUP stop, SIGTSTP pauses, SIGTTIN and SIGUSR1 dump the stacks.
+        SIGHUP stays ignored where it is (nohup).
         """
         for number in signals or (*STOPPING, *PAUSING, *DUMPING):
+            if number == signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN:
+                continue
             self._before[number] = signal.signal(number, self._handle)
 
     def remove(self) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from penstock.app.handlers import Handlers
 from penstock.app.lifespans import Lifespans
+from penstock.errors import UserError
 from penstock.events import Bus, Event, LifespanFailed
 from penstock.worker.places import EventLoop
 
@@ -97,7 +98,7 @@ def test_what_is_raised_at_the_end_is_told_and_at_the_start_comes_through(lifesp
             raise ConnectionError("no database")
         yield None
 
-    with pytest.raises(ConnectionError, match="no database"):
+    with pytest.raises(UserError, match=r"raises_early raised ConnectionError: no database \(test_lifespans.py:"):
         lifespans(raises_late, raises_early).open()
     assert left == ["late"]
     assert [event.error for event in told if isinstance(event, LifespanFailed)] == ["OSError: cannot close"]

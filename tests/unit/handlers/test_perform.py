@@ -66,6 +66,17 @@ def test_reject_is_a_dead_letter_at_once() -> None:
 
     done = perform(app, make, Thumbnail(key="a"))
     assert done.settlement == DeadLetter(reason="not an image")
+    assert [event.traceback for event in done.events if isinstance(event, MessageFailed)] == [None]
+
+
+def test_a_single_attempt_that_failed_is_said_as_one() -> None:
+    app = Handlers()
+
+    @app.handler(THUMBNAILS, max_attempts=1)
+    def make(body: Thumbnail) -> None:
+        raise ValueError("no")
+
+    assert perform(app, make, Thumbnail(key="a")).reason == "failed once, with ValueError: no"
 
 
 def test_retry_waits_as_long_as_it_says() -> None:

@@ -10,7 +10,7 @@ import pytest
 from pydantic import BaseModel
 
 from penstock import App, Context, Handlers, Item, Message, Queue, Reject, Retry
-from penstock.errors import ConfigurationError, UsageError
+from penstock.errors import ConfigurationError, UsageError, UserError
 from penstock.events import LifespanFailed, MessageSkipped
 from penstock.testing import TestWorker
 
@@ -224,7 +224,7 @@ def test_a_lifespan_that_fails_at_the_end_is_told_and_one_that_fails_at_the_star
             raise ConnectionError("no database")
         yield None
 
-    with TestWorker(app) as worker, pytest.raises(ConnectionError, match="no database"):
+    with TestWorker(app) as worker, pytest.raises(UserError, match="starts_badly raised ConnectionError: no database"):
         worker.run_until_empty()
 
 

@@ -30,8 +30,9 @@ def test_past_its_timeout_work_is_settled_first_and_interrupted_then(
     assert life.end() == "drained"
     assert life.journal.index("time out") < life.journal.index("interrupt")
     assert life.broker.acked() == []
-    assert len(life.told(ExecutionFailed)) == 1
-    assert "timeout of 0.02 s" in str(life.told(ExecutionFailed))
+    told = str(life.told(ExecutionFailed))
+    # What shares the slots is told of by its handler, message by message.
+    assert ("timeout of 0.02 s" in told) == (place is Place.THREAD)
 
 
 def test_a_thread_that_ignores_it_keeps_its_slot_and_loses_its_lease(life: "Life", eventually: Eventually) -> None:
@@ -42,7 +43,6 @@ def test_a_thread_that_ignores_it_keeps_its_slot_and_loses_its_lease(life: "Life
     life.start(concurrency=1, lease_seconds=0.2, heartbeat_seconds=0.01)
     execution = life.running(0, mail)
     eventually(lambda: life.broker.released().keys() == {"m0"})
-    assert "penstock-pool-1" in str(life.told(ExecutionFailed))
     before = len(life.broker.extensions)
     eventually(lambda: len(life.broker.extensions) > before + 5, "other leases are kept")
     assert {ids for beat in life.broker.extensions[before:] for ids in beat} == {"m2"}, "but none of a hung run"
