@@ -24,8 +24,10 @@ def test_the_files_are_written_and_the_app_serves(
     monkeypatch.chdir(tmp_path)
     said = penstock("init", "new/shop")
     assert said.exit_code == 0
-    assert {path.name for path in (tmp_path / "new" / "shop").iterdir()} == NAMES
-    assert said.out.splitlines() == [f"new/shop/{name}" for name in ("penstock.toml", "app.py", "test_app.py")]
+    assert {path.name for path in (tmp_path / "new" / "shop").iterdir()} == {*NAMES, ".gitignore"}
+    written = ("penstock.toml", "app.py", "test_app.py", ".gitignore")
+    assert said.out.splitlines() == [f"new/shop/{name}" for name in written]
+    assert (tmp_path / "new" / "shop" / ".gitignore").read_text() == ".penstock/\n"
     monkeypatch.chdir(tmp_path / "new" / "shop")
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.delitem(sys.modules, "app", raising=False)
@@ -35,7 +37,9 @@ def test_the_files_are_written_and_the_app_serves(
 
 def test_the_test_of_the_app_passes(penstock: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    (tmp_path / ".gitignore").write_text("mine\n")
     assert set(penstock("init", "--json").document["written"]) == NAMES
+    assert (tmp_path / ".gitignore").read_text() == "mine\n"
     run = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_app.py"],
         env={**os.environ, "PYTHONPATH": f"{SRC}{os.pathsep}{tmp_path}"},
@@ -57,6 +61,12 @@ def test_the_commented_pipeline_is_one(penstock: Call, tmp_path: Path, monkeypat
     app = App()
     exec(compile(code, "app.py", "exec"), {"app": app})  # what a user's editor makes of it
     assert [(made.name, made.declaration.source.queue) for made in app.pipelines] == [("clicks", "clicks")]
+    assert "penstock run app:app clicks --available-now --source ./landing" in text
+    assert 'app.announce("clicks", "./landing")' in text
+    (tmp_path / "landing").mkdir()
+    (tmp_path / "landing" / "a.jsonl").write_text("{}\n")
+    with app:
+        assert app.announce("clicks", "./landing") == 1
 
 
 @pytest.mark.parametrize("name", sorted(NAMES))

@@ -14,6 +14,8 @@ from penstock.errors import UsageError
 
 WIDTH = 110
 TEMPLATES = "starter"  # beside this file
+GITIGNORE = ".gitignore"
+IGNORED = ".penstock/\n"  # the state: queue, ledger, locks
 
 HEAD = """\
 # Settings of Penstock. Everything here is commented out and shows the default.
@@ -28,7 +30,8 @@ def init(
     folder: Annotated[str, typer.Argument(metavar="[DIR]", help="Where to; default: here. Made if need be.")] = ".",
     json_: Json = False,
 ) -> None:
-    """Write a commented penstock.toml, an app.py to start from, and a test of it. Nothing is ever overwritten."""
+    """Write a commented penstock.toml, an app.py to start from, a test of it, and a .gitignore unless there is one.
+    Nothing is ever overwritten."""
     from penstock.config import SETTINGS_FILE
 
     starter = files("penstock.cli") / TEMPLATES
@@ -37,6 +40,8 @@ def init(
         "app.py": (starter / "app.py.txt").read_text(encoding="utf-8"),
         "test_app.py": (starter / "test_app.py.txt").read_text(encoding="utf-8"),
     }
+    if not (Path(folder) / GITIGNORE).exists():  # a repository that has one keeps it
+        contents[GITIGNORE] = IGNORED
     written = _write(Path(folder), contents)
     if json_:
         print_json({"written": [str(path) for path in written]})
