@@ -206,6 +206,14 @@ def test_every_test_that_a_page_names_is_there(page: Path) -> None:
     assert {path for path in named if not (ROOT / path).exists()} == set()
 
 
+@pytest.mark.parametrize("title", ["I have messages", "I have files"])
+def test_each_door_of_the_tutorial_says_what_to_install_before_it_is_used(title: str) -> None:
+    tutorial = (ROOT / "docs" / "tutorial.md").read_text(encoding="utf-8")
+    door = tutorial.partition(f"\n## {title}\n")[2].partition("\n## ")[0]
+    assert 0 < door.index("pip install pytest") < door.index("\npytest ")
+    assert "clone" in door.partition("\n### ")[0]
+
+
 def test_every_decision_is_in_the_list_of_decisions() -> None:
     listed = set(re.findall(r"\]\(([^)]+)\)", (DECISIONS / "README.md").read_text(encoding="utf-8")))
     assert {page.name for page in DECISIONS.glob("*.md")} - {"README.md"} == listed
