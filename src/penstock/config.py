@@ -4,11 +4,14 @@ Precedence: what the caller gives (flags) > environment (``PENSTOCK_...``) > sec
 default. No other room reads the environment.
 """
 
+import difflib
+import json
 import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, TypeAdapter, ValidationError
@@ -36,7 +39,19 @@ LogLevel = Literal["debug", "info", "warning", "error"]
 
 _SECRET_NAME = re.compile(r"(password|passwd|secret|token|credential|access[._-]?key)", re.IGNORECASE)
 _PASSWORD_IN_ADDRESS = re.compile(r"(?<=://)([^/?#@:\s]*):[^/?#\s]*@")
+_UNPARSED = re.compile(r'parsing value for field "(?P<name>\w+)" from source "(?P<source>\w+)"')
 _SECRET_PARAMETER = re.compile(r"([?&;][^=&;\s]*(?:password|secret|token)[^=&;\s]*=)[^&;\s]*", re.IGNORECASE)
+
+
+_TABLES: Mapping[str, Mapping[str, object]] = MappingProxyType(
+    {
+        "queues": {"orders": 2},
+        "spark_conf": {"spark.sql.shuffle.partitions": "8"},
+        "log_levels": {"message.received": "debug"},
+        "log_sampling": {"message.finished": 0.01},
+    }
+)
+"""The settings that are JSON in the environment, each with an example for people."""
 
 
 class Settings(BaseSettings):
@@ -114,10 +129,8 @@ def load_settings(**given: Any) -> Settings:
         return Settings(_secrets_dir=_secrets_folder(), **_present(given))
     except ValidationError as error:
         raise _does_not_fit(error) from error
-    except SettingsError as error:  # a variable that should hold JSON
-        raise ConfigurationError(
-            f"A PENSTOCK_ variable or secret in the environment cannot be read: {error}."
-        ) from error
+    except SettingsError as error:  # a variable or secret that should hold JSON
+        raise _no_json(error) from error
     except (OSError, ValueError) as error:  # TOML that is no TOML, or a file that cannot be read
         raise ConfigurationError(f"{SETTINGS_FILE} in the current folder cannot be read: {error}.") from error
 
@@ -187,7 +200,23 @@ def _does_not_fit(error: ValidationError, flag: str = "") -> ConfigurationError:
     first = error.errors()[0]
     path = [part for part in (flag, *map(str, first["loc"])) if part]
     name = path[0] if path else "settings"
+    if first["type"] == "extra_forbidden":
+        close = difflib.get_close_matches(name, Settings.model_fields, n=1)
+        meant = f"did you mean {close[0]}?" if close else "`penstock config show` lists those there are."
+        return ConfigurationError(f"{SETTINGS_FILE} has no setting {name}; {meant}")
     return ConfigurationError(
         f"The setting {'.'.join(path) or name} (flag, {PREFIX}{name.upper()} or {SETTINGS_FILE}) does not fit: "
         f"{first['msg']}, given {shown('.'.join(path), first.get('input'))!r}."
     )
+
+
+def _no_json(error: SettingsError) -> ConfigurationError:
+    """A table that is no JSON; or a secret that could not be read at all."""
+    found = _UNPARSED.search(str(error))
+    if found is None:
+        return ConfigurationError(f"A {PREFIX} variable or secret in the environment cannot be read: {error}.")
+    name = found["name"]
+    of_secrets = found["source"] == SecretsSettingsSource.__name__
+    where = f"The file {PREFIX.lower()}{name} in {SECRETS_VARIABLE}" if of_secrets else f"{PREFIX}{name.upper()}"
+    example = f", such as {json.dumps(_TABLES[name])}" if name in _TABLES else ""
+    return ConfigurationError(f"{where} cannot be read: it holds JSON{example}.")

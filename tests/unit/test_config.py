@@ -4,7 +4,16 @@ from pathlib import Path
 
 import pytest
 
-from penstock.config import MASK, SETTINGS_FILE, load_effective, load_settings, shown, unknown_variables, with_flags
+from penstock.config import (
+    _TABLES,
+    MASK,
+    SETTINGS_FILE,
+    load_effective,
+    load_settings,
+    shown,
+    unknown_variables,
+    with_flags,
+)
 from penstock.errors import ConfigurationError
 
 
@@ -30,15 +39,31 @@ def test_a_setting_that_does_not_fit_is_named_with_all_its_names() -> None:
 
 def test_a_setting_there_is_not_is_refused(here: Path) -> None:
     (here / SETTINGS_FILE).write_text("max_object = 1\n")
-    with pytest.raises(ConfigurationError, match="max_object "):
+    with pytest.raises(ConfigurationError, match=r"toml has no setting max_object; did you mean max_objects\?"):
+        load_settings()
+    (here / SETTINGS_FILE).write_text("colour = 1\n")
+    with pytest.raises(ConfigurationError, match=r"no setting colour; `penstock config show` lists"):
         load_settings()
 
 
 def test_a_variable_that_is_no_json_is_not_blamed_on_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PENSTOCK_SPARK_CONF", "{bad")
-    with pytest.raises(ConfigurationError, match=r"environment cannot be read: .*spark_conf") as caught:
+    monkeypatch.setenv("PENSTOCK_QUEUES", "greetings=2")
+    with pytest.raises(ConfigurationError) as caught:
         load_settings()
-    assert SETTINGS_FILE not in str(caught.value)
+    assert str(caught.value) == 'PENSTOCK_QUEUES cannot be read: it holds JSON, such as {"orders": 2}.'
+
+
+def test_a_secret_that_is_no_json_is_named(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (here / "penstock_spark_conf").write_text("{bad")
+    monkeypatch.setenv("PENSTOCK_SECRETS_DIR", str(here))
+    with pytest.raises(ConfigurationError, match="file penstock_spark_conf in PENSTOCK_SECRETS_DIR cannot be read"):
+        load_settings()
+
+
+def test_every_table_has_an_example_that_fits() -> None:
+    tables = {name for name, value in load_settings() if isinstance(value, dict)}
+    assert set(_TABLES) == tables
+    assert load_settings(**_TABLES).queues == _TABLES["queues"]
 
 
 def test_a_file_that_is_no_toml_is_named(here: Path) -> None:
