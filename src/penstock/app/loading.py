@@ -9,6 +9,7 @@ from typing import Any
 
 from penstock.app.app import App
 from penstock.errors import UsageError
+from penstock.messaging.failure import is_library, place_of
 
 
 def load_app(name: str) -> App:
@@ -22,7 +23,7 @@ def load_app(name: str) -> App:
         raise UsageError(
             f"{name!r} does not name an app: write module:attribute, as in shop:app for the `app` in shop.py."
         )
-    module = import_here(module_name)
+    module = import_here(module_name, attribute=path)
     found: Any = module
     for part in path.split("."):
         if not hasattr(found, part):
@@ -33,9 +34,15 @@ def load_app(name: str) -> App:
     return found
 
 
-def import_here(module_name: str) -> ModuleType:
-    """The module of that name, also from the current folder. Raises `UsageError` where there is none, or it raises."""
+def import_here(module_name: str, *, attribute: str = "NAME") -> ModuleType:
+    """The module of that name, also from the current folder; ``attribute`` is what is wanted of it, for hints.
+
+    Raises `UsageError` where there is none, or it raises.
+    """
     here = Path.cwd()
+    if module_name.endswith(".py") and (file := here / module_name).is_file():
+        known = file.relative_to(here).with_suffix("").parts if file.is_relative_to(here) else (file.stem,)
+        raise UsageError(f"{module_name} is a file, and a module is meant: write {'.'.join(known)}:{attribute}.")
     if "" not in sys.path and str(here) not in sys.path:
         sys.path.insert(0, str(here))
     try:
@@ -51,18 +58,20 @@ def import_here(module_name: str) -> ModuleType:
 
 
 def _raised(module_name: str, error: BaseException) -> UsageError:
-    """What a module raised, and on which line: the last one that is not the import machinery's."""
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not _of_import(frame.filename)]
-    if isinstance(error, SyntaxError):
-        place = f" at {error.filename}:{error.lineno}"
+    """What a module raised, and on which line of the user's code."""
+    if isinstance(error, SyntaxError) and Path(error.filename or "").is_file():
+        place: str | None = f"{error.filename}:{error.lineno}"
     else:
-        place = f" at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
-    words = error.msg if isinstance(error, SyntaxError) else error
-    return UsageError(f"The module {module_name} cannot be imported: {type(error).__name__}: {words}{place}.")
+        place = place_of(error) or _innermost(error)
+    words = str(error.msg if isinstance(error, SyntaxError) else error).rstrip(".")
+    where = "" if place is None else f" at {place}"
+    return UsageError(f"The module {module_name} cannot be imported: {type(error).__name__}: {words}{where}.")
 
 
-def _of_import(filename: str) -> bool:
-    return filename in (__file__, importlib.__file__) or filename.startswith("<frozen importlib")
+def _innermost(error: BaseException) -> str | None:
+    """For an app that is installed itself: the last line that is not the import machinery's or Penstock's."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not is_library(frame.filename)]
+    return f"{frames[-1].filename}:{frames[-1].lineno}" if frames else None
 
 
 def _apps_in(module: ModuleType) -> str:

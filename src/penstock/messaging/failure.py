@@ -58,7 +58,8 @@ def place_of(raised: BaseException) -> str | None:
 
 
 def is_library(file: str) -> bool:
-    """Whether a code's file is Penstock's own or the standard library's."""
-    if file.startswith(("<frozen ", _PENSTOCK)):
+    """Whether a code's file is Penstock's own or the standard library's; code without a file, which dataclasses make,
+    counts as theirs."""
+    if file.startswith(("<", _PENSTOCK)):
         return True
     return file.startswith(_LIBRARIES) and not any(part in file for part in _INSTALLED)

@@ -58,15 +58,35 @@ def test_a_module_that_lacks_another_one_is_not_said_to_be_missing(module: Modul
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("x = 1\nraise ValueError('the reason')\n", r"ValueError: the reason at .*\.py:2\."),
+        ("x = 1\nraise ValueError('the reason')\n", r"ValueError: the reason at loaded_\d+\.py:2\."),
+        ("import json\n\njson.loads('{')\n", r"JSONDecodeError: .* at loaded_\d+\.py:3\."),
+        ("import pydantic\nclass A(pydantic.BaseModel):\n    b: 'C d'\n", r" at loaded_\d+\.py:2\."),
         ("import sys\nsys.exit('no guard')\n", "SystemExit: no guard"),
         ("x = 1\n\ndef (:\n", r"SyntaxError: .* at .*\.py:3\."),
-        ("from penstock import Queue\nQueue('')\n", "ConfigurationError: A queue needs a name"),
+        (
+            "from penstock import Queue\nQueue('')\n",
+            r"ConfigurationError: A queue needs a name.* at loaded_\d+\.py:2\.$",
+        ),
     ],
 )
 def test_a_module_that_raises_tells_what_and_where(module: Module, text: str, words: str) -> None:
     with pytest.raises(UsageError, match=words):
         load_app(f"{module(text)}:app")
+
+
+@pytest.mark.parametrize("before", ["", "./"])
+def test_a_file_instead_of_a_module_is_told_what_to_write(module: Module, before: str) -> None:
+    name = module("raise AssertionError('it was imported')")
+    with pytest.raises(UsageError, match=rf"{name}\.py is a file, and a module is meant: write {name}:app\."):
+        load_app(f"{before}{name}.py:app")
+
+
+def test_a_file_in_a_folder_is_told_as_a_module_of_it(module: Module, tmp_path: Path) -> None:
+    module("")
+    (tmp_path / "inner").mkdir()
+    (tmp_path / "inner" / "shop.py").touch()
+    with pytest.raises(UsageError, match=r"write inner\.shop:app\."):
+        load_app("inner/shop.py:app")
 
 
 def test_an_attribute_that_is_not_there_or_no_app_names_the_apps_there_are(module: Module) -> None:
