@@ -92,6 +92,31 @@ def test_a_paused_queue_hands_nothing_over_until_it_is_resumed(penstock: Call, b
     assert broker.receive("orders", messages_max=1, lease_seconds=5.0)
 
 
+def test_a_pause_is_seen_on_a_narrow_terminal(
+    penstock: Call, broker: SqliteBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "state" not in penstock("queues", "list").out
+    name = "orders-of-the-whole-northern-region"
+    broker.send(name, [Outgoing(body=b"1")])
+    broker.pause(name)
+    monkeypatch.setenv("TERM", "dumb")  # no colours; 80 columns
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    lines = penstock("queues", "list").out.splitlines()
+    assert max(len(line) for line in lines) <= 80
+    (row,) = [line for line in lines if line.startswith("orders-o")]
+    assert row.split()[1:4] == ["paused", "1", "0"]
+    assert {"state", "workers"} <= set(lines[0].split() + lines[1].split())
+
+
+def test_a_queue_without_messages_has_no_age(penstock: Call, broker: SqliteBroker) -> None:
+    broker.pause("empty")
+    shown = penstock("queues", "show", "empty").out
+    assert "oldest visible  nothing waits\n" in shown
+    assert "\noldest  " not in shown
+    (row,) = [line for line in penstock("queues", "list").out.splitlines() if line.startswith("empty ")]
+    assert row.split() == ["empty", "paused", "0", "0", "0", "0", "0"]
+
+
 def test_a_queue_may_be_paused_before_anything_is_sent_and_a_slip_is_told(
     penstock: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

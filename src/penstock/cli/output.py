@@ -56,7 +56,8 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, emp
     kept = [place for place in range(len(columns)) if not terminal or any(row[place] for row in shown)]
     table = RichTable(box=None, pad_edge=False, header_style="bold")
     for place in kept:
-        table.add_column(columns[place], overflow="fold", min_width=len(columns[place]))
+        longest_word = max(map(len, columns[place].split()))
+        table.add_column(columns[place], overflow="fold", min_width=longest_word)
     for row in shown:
         table.add_row(*(Text(row[place]) for place in kept))
     Console(width=None if terminal else UNFOLDED_COLUMNS).print(table)

@@ -30,19 +30,21 @@ def list_(json_: Json = False) -> None:
     if json_:
         print_json([dataclasses.asdict(standing) for standing in found])
         return
+    some_paused = any(standing.paused for standing in found)
+    state = ("state",) if some_paused else ()  # beside the name, where no narrow terminal cuts it off
     print_table(
-        ("queue", "visible", "in flight", "delayed", "oldest visible", "oldest", "dead letters", "workers", "paused"),
+        ("queue", *state, "visible", "in flight", "delayed", "oldest visible", "oldest", "dead letters", "workers"),
         [
             (
                 standing.queue,
+                *(("paused" if standing.paused else "",) if some_paused else ()),
                 standing.visible,
                 standing.in_flight,
                 standing.delayed,
                 _age(standing.oldest_visible_message_age_seconds),
-                _age(standing.oldest_message_age_seconds),
+                _oldest(standing),
                 standing.dead_letters,
                 len(standing.workers),
-                "paused" if standing.paused else "",
             )
             for standing in found
         ],
@@ -70,7 +72,7 @@ def show(queue: Queue, json_: Json = False) -> None:
             "in flight": f"{standing.in_flight:,}",
             "delayed": f"{standing.delayed:,}",
             "oldest visible": _age(standing.oldest_visible_message_age_seconds) or "nothing waits",
-            "oldest": _age(standing.oldest_message_age_seconds),
+            "oldest": _oldest(standing),
             "dead letters": f"{standing.dead_letters:,}",
             "workers": ", ".join(standing.workers) or "none on this state folder",
         }
@@ -137,6 +139,12 @@ def _confirmed(standing: "QueueStanding") -> bool:
     messages = counted(standing.visible + standing.in_flight + standing.delayed, "message")
     talk(printable(f"Delete all {messages} of {standing.queue}, {standing.in_flight:,} of them in flight? [y/N]"))
     return sys.stdin.readline().strip().lower() in ("y", "yes")
+
+
+def _oldest(standing: "QueueStanding") -> str:
+    """Brokers call the age of no message 0; to people it is none."""
+    there = standing.visible or standing.in_flight or standing.delayed
+    return _age(standing.oldest_message_age_seconds) if there else ""
 
 
 def _age(seconds: float | None) -> str:
