@@ -32,6 +32,7 @@ PREFIX = "PENSTOCK_"
 SECRETS_VARIABLE = "PENSTOCK_SECRETS_DIR"
 GIB = 1024**3
 STOP_TIMEOUT_SECONDS_MIN = 10.0
+STOP_TIMEOUT_SECONDS_MAX = 86_400.0
 
 MASK = "***"
 
@@ -73,13 +74,20 @@ class Settings(BaseSettings):
     spark_conf: dict[str, str] = Field(default_factory=dict, description="further Spark settings")
     lease_seconds: float = Field(60.0, ge=3, le=43_200, description="how long a claim or a delivery is held unextended")
     stop_timeout_seconds: float = Field(
-        30.0, ge=STOP_TIMEOUT_SECONDS_MIN, description="from SIGTERM to the platform's SIGKILL"
+        30.0,
+        ge=STOP_TIMEOUT_SECONDS_MIN,
+        le=STOP_TIMEOUT_SECONDS_MAX,
+        allow_inf_nan=False,
+        description="from SIGTERM to the platform's SIGKILL",
     )
     idempotency_retention_seconds: float = Field(
         14 * 86_400.0, gt=0, description="how long the completions of idempotent handlers are remembered"
     )
     drain_seconds: float | None = Field(
-        None, ge=0, description="of the stop timeout: how long work in flight may go on; unset: all but 8 seconds of it"
+        None,
+        ge=0,
+        allow_inf_nan=False,
+        description="of the stop timeout: how long work in flight may go on; unset: all but 8 seconds of it",
     )
     max_objects: int = Field(5_000, ge=1, le=100_000, description="objects a batch")
     max_bytes: int = Field(8 * GIB, ge=1, description="bytes a batch, as stored")

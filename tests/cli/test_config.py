@@ -10,6 +10,7 @@ from penstock.app.budget import PLATFORMS, plan
 from penstock.app.checks import Verdict, machine_checks
 from penstock.cli.config import PlatformName
 from penstock.config import Settings, load_settings
+from penstock.errors import ConfigurationError
 
 CONFIGURATION = 78
 
@@ -107,6 +108,10 @@ def test_a_budget_that_fits_says_what_to_write_where(
         (("ecs", "--drain", "25"), "draining for 25 s does not fit a stop timeout of 30 s"),
         (("fargate", "--stop-timeout", "121"), "at most 120 s"),
         (("systemd", "--pre-stop", "1"), "has no hook"),
+        (("ecs", "--stop-timeout", "inf"), "inf s are no time that stopping may take; give at most 86,400 s."),
+        (("ecs", "--stop-timeout", "1e9"), "1e+09 s are no time"),
+        (("ecs", "--drain", "inf"), "inf s are no time"),
+        (("kubernetes", "--pre-stop", "inf"), "inf s are no time"),
     ],
 )
 def test_a_budget_that_cannot_fit_is_one_sentence_and_78(
@@ -117,6 +122,20 @@ def test_a_budget_that_cannot_fit_is_one_sentence_and_78(
     (line,) = said.err.splitlines()
     assert words in line
     assert not line.endswith("..")
+
+
+@pytest.mark.parametrize("name", ["platform_seconds", "pre_stop_seconds", "drain_seconds"])
+def test_no_number_is_no_budget(name: str) -> None:
+    given: dict[str, Any] = {name: float("nan")}
+    with pytest.raises(ConfigurationError, match="nan s are no time"):
+        plan("kubernetes", **given)
+
+
+def test_a_worker_is_not_given_for_ever(penstock: Call) -> None:
+    said = penstock("worker", "shop:app", "--stop-timeout", "inf")
+    assert (said.exit_code, said.out) == (CONFIGURATION, "")
+    (line,) = said.err.splitlines()
+    assert "stop_timeout_seconds" in line
 
 
 def test_every_platform_has_its_name_and_a_plan_that_the_settings_take() -> None:

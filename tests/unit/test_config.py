@@ -112,6 +112,15 @@ def test_flags_change_settings_and_are_checked_as_they_are() -> None:
         with_flags(settings, queues={"a": 0})
 
 
+@pytest.mark.parametrize("seconds", [float("inf"), float("nan"), 86_401.0])
+def test_a_stop_timeout_has_a_bound(seconds: float) -> None:
+    assert load_settings(stop_timeout_seconds=86_400.0).stop_timeout_seconds == 86_400.0
+    with pytest.raises(ConfigurationError, match=r"stop_timeout_seconds .* does not fit"):
+        load_settings(stop_timeout_seconds=seconds)
+    with pytest.raises(ConfigurationError, match=r"stop_timeout_seconds .* does not fit"):
+        with_flags(load_settings(), stop_timeout_seconds=seconds)
+
+
 def test_variables_that_name_no_setting(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("PENSTOCK_LEASE_SECOND", "penstock_broker", "PENSTOCK_SECRETS_DIR", "PENSTOCKED"):
         monkeypatch.setenv(name, "")

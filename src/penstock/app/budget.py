@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from penstock.config import STOP_TIMEOUT_SECONDS_MIN
+from penstock.config import STOP_TIMEOUT_SECONDS_MAX, STOP_TIMEOUT_SECONDS_MIN
 from penstock.errors import ConfigurationError
 from penstock.worker.settings import StopBudget, budget
 
@@ -103,6 +103,7 @@ def plan(
 
     Raises `ConfigurationError` when stopping cannot fit, or the platform never grants so much.
     """
+    _check_bounds(platform_seconds, pre_stop_seconds, drain_seconds)
     platform = PLATFORMS[platform_name]
     granted = platform.default_seconds if platform_seconds is None else platform_seconds
     if platform.max_seconds is not None and granted > platform.max_seconds:
@@ -134,6 +135,14 @@ def plan(
         platform_where=platform.where.format(seconds=seconds),
         setting_line=f"stop_timeout_seconds = {left:g}",
     )
+
+
+def _check_bounds(*given_seconds: float | None) -> None:
+    for seconds in given_seconds:
+        if seconds is not None and not 0 <= seconds <= STOP_TIMEOUT_SECONDS_MAX:  # nan is not either
+            raise ConfigurationError(
+                f"{seconds:g} s are no time that stopping may take; give at most {STOP_TIMEOUT_SECONDS_MAX:,.0f} s."
+            )
 
 
 def _parts(found: StopBudget, pre_stop_seconds: float) -> Sequence[Part]:
