@@ -204,7 +204,40 @@ def test_ctrl_c_says_that_sending_again_would_send_twice(
     monkeypatch.setattr(SqliteBroker, "send", send_once)
     said = penstock("send", "q", "--file", "lines")
     assert said.exit_code == 130
-    assert said.err == "penstock: interrupted; at least 1,000 messages sent, the rest was not.\n"
+    assert said.err == "penstock: interrupted; 1,000 messages sent, perhaps the next 1, and no more.\n"
+    assert penstock("send", "q", "--body", "1").err == "penstock: interrupted; perhaps 1 message sent, and no more.\n"
+
+
+def test_ctrl_c_between_two_lines_says_exactly_how_many_were_sent(
+    penstock: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Typed(Pipe):
+        def read1(self, size: int | None = -1, /) -> bytes:
+            return super().read1(size) or interrupt()
+
+    def interrupt() -> bytes:
+        raise KeyboardInterrupt
+
+    for pieces, words in (((b"1\n", b"2\n3"), "2 messages sent, and no more"), ((), "nothing was sent")):
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(Typed(*pieces)))
+        said = penstock("send", "q")
+        assert (said.exit_code, said.err) == (130, f"penstock: interrupted; {words}.\n")
+    assert bodies() == [b"1", b"2"]
+
+
+@pytest.mark.parametrize("typing", [True, False])
+def test_no_bar_is_drawn_over_what_somebody_types(
+    penstock: Call, monkeypatch: pytest.MonkeyPatch, typing: bool
+) -> None:
+    typed(monkeypatch, b"1\n2\n")
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: typing)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    monkeypatch.setenv("TERM", "xterm")
+    said = penstock("send", "q")
+    assert said.exit_code == 0
+    assert ("\x1b[" in said.err) is not typing
+    if typing:
+        assert said.err == "Reading lines from the terminal; Ctrl-D ends them.\n"
 
 
 def test_ids_are_those_of_the_messages(penstock: Call) -> None:

@@ -58,7 +58,8 @@ def send(
     if body is not None and file is not None:
         raise UsageError("Give --body or --file, not both.")
     one = deduplication_id is not None
-    with _sender(app, queue) as sender, _progress(_size(file) if body is None else None) as told:
+    typed = body is None and file in (None, STDIN) and sys.stdin.isatty()
+    with _sender(app, queue) as sender, _progress(_size(file) if body is None else None, bar=not typed) as told:
         maker = _Maker(sender, queue, raw=raw, group=group, delay_seconds=delay, deduplication_id=deduplication_id)
         chunks = iter([[(1, body.encode())]]) if body is not None else _chunks_of(file)
         ids, count = _send_all(maker, only_one(chunks) if one else chunks, told)
@@ -140,15 +141,21 @@ def _send_all(maker: _Maker, chunks: Iterator[Sequence[Line]], told: Sent) -> tu
     """Send chunk by chunk; answers the first ids, and how many messages it were."""
     ids: list[str] = []
     count = 0
+    underway = 0  # messages given to the broker that has not answered yet
     try:
         for lines in chunks:
             messages = maker.messages(lines)
+            underway = len(messages)
             sent = maker.send(messages)
+            count, underway = count + len(sent), 0
             ids += sent[: IDS_SHOWN_MAX - len(ids)]
-            count += len(sent)
             told(len(sent), sum(len(line) + 1 for _, line in lines))
     except KeyboardInterrupt:
-        raise _Interrupted(f"interrupted; at least {counted(count, 'message')} sent, the rest was not.") from None
+        parts = [f"{counted(count, 'message')} sent"] if count else []
+        if underway:
+            parts.append(f"perhaps the next {underway:,}" if count else f"perhaps {counted(underway, 'message')} sent")
+        known = ", ".join([*parts, "and no more"]) if parts else "nothing was sent"
+        raise _Interrupted(f"interrupted; {known}.") from None
     except PenstockError:
         talk(f"{counted(count, 'message')} sent, the rest was not." if count else "Nothing was sent.")
         raise
@@ -195,9 +202,9 @@ def _size(file: str | None) -> int | None:
 
 
 @contextmanager
-def _progress(bytes_total: int | None) -> Iterator[Sent]:
-    """A bar on a terminal, a line now and then elsewhere."""
-    if not sys.stderr.isatty():
+def _progress(bytes_total: int | None, *, bar: bool) -> Iterator[Sent]:
+    """A bar on a terminal, unless somebody types there; else a line now and then."""
+    if not (bar and sys.stderr.isatty()):
         yield _Lines()
         return
     from rich.console import Console
