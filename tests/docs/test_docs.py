@@ -41,8 +41,10 @@ def verbs() -> Iterator[str]:
 
 
 def options(command: Any) -> Iterator[str]:
+    """Those that people may give: hidden ones are between processes of ours."""
     for parameter in command.params:
-        yield from (option for option in parameter.opts if option.startswith("--"))
+        if not getattr(parameter, "hidden", False):
+            yield from (option for option in parameter.opts if option.startswith("--"))
     for sub in getattr(command, "commands", {}).values():
         yield from options(sub)
 
@@ -55,6 +57,13 @@ def test_every_verb_is_in_the_operating_guide(verb: str) -> None:
 @pytest.mark.parametrize("option", sorted({*options(typer.main.get_command(app))}))
 def test_every_option_is_in_the_operating_guide(option: str) -> None:
     assert re.search(rf"{option}\b", OPERATING)
+
+
+def test_options_between_our_own_processes_are_not_told_to_people() -> None:
+    told = {*options(typer.main.get_command(app))}
+    assert "--stop-timeout" in told
+    assert "--lifeline" not in told
+    assert "--lifeline" not in OPERATING
 
 
 @pytest.mark.parametrize("field", [field.name for field in dataclasses.fields(IngestReport)])
