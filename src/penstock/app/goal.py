@@ -85,8 +85,8 @@ class Goal:
 
     def reached(self) -> bool:
         """Asked by the idle worker. Where messages are gone but objects are not done (a message was purged, or its
-        sender died between two steps), they are announced again. Messages that only repeat what is done are worked
-        off before we say yes, so that none stays behind."""
+        sender died between two steps), they are announced again. Messages that only repeat what is done, and wait
+        because somebody was at it, are worked off before we say yes, so that none stays behind."""
         with self._lock:
             states = self._ledger.states(self._pipeline, list(self.unfinished))
             self.unfinished = {object_id for object_id in self.unfinished if states.get(object_id) not in TERMINAL}
@@ -94,7 +94,8 @@ class Goal:
                 self._free_the_dead()
                 self.begin()
                 return False
-            return self._broker.stats(self._queue).visible == 0
+            stats = self._broker.stats(self._queue)
+            return not stats.visible and not stats.delayed
 
     def objects(self) -> Sequence[ObjectRef]:
         """All of them."""

@@ -135,7 +135,7 @@ class IngestPipeline:
         )
         return Blueprint(
             declaration=declaration,
-            numbers=Numbers.of(settings),
+            numbers=Numbers.of(settings, self.state.broker),
             worker=self.state.worker,
             ledger=self.state.ledger,
             tables=self.tables,

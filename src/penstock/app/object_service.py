@@ -5,7 +5,7 @@ from functools import partial
 from typing import Any
 
 from penstock.app.places import real
-from penstock.app.service import Host, Opened
+from penstock.app.service import Host, Opened, busy_seconds_max
 from penstock.errors import UsageError
 from penstock.worker.line import Line
 
@@ -44,6 +44,7 @@ class ObjectService:
             bus=host.bus,
             backoff_base_seconds=self.retry_base_seconds,
             backoff_cap_seconds=self.retry_cap_seconds,
+            busy_seconds_max=busy_seconds_max(host.broker),
             resources=host.resources,
             random=host.random,
         )

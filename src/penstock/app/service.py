@@ -25,6 +25,16 @@ def _no_spark() -> Any:
     raise RuntimeError("this worker was made without Spark")  # a defect: whoever makes a host for pipelines gives one
 
 
+# What another worker is at may be done long before its lease ends, so it is looked at again sooner; but only where a
+# look costs the message nothing.
+BUSY_SECONDS_MAX = 5.0
+
+
+def busy_seconds_max(broker: Broker) -> float | None:
+    """Between two looks at a key or an object that is busy; None: what its lease has left."""
+    return BUSY_SECONDS_MAX if broker.capabilities.refunds else None
+
+
 BATCH_BYTES_MAX = 1024**3  # of one batch's bodies; their number is what bounds it
 
 
@@ -97,6 +107,7 @@ class FunctionService:
                 worker=host.worker,
                 lease_seconds=host.settings.lease_seconds,
                 retention_seconds=host.settings.idempotency_retention_seconds,
+                busy_seconds_max=busy_seconds_max(host.broker),
             )
         handler = FunctionHandler(
             self.declaration,

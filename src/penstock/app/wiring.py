@@ -4,11 +4,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
+from penstock.app.service import busy_seconds_max
 from penstock.app.spark import SESSION_END_SECONDS
 from penstock.app.tables import Tables
 from penstock.config import Settings
 from penstock.events import Bus
 from penstock.ledger import Ledger
+from penstock.messaging.broker import Broker
 from penstock.messaging.clock import Clock
 from penstock.messaging.steps import Probe
 from penstock.objects.notification import parse
@@ -52,11 +54,13 @@ class Numbers:
     lease_seconds: float
     retry_base_seconds: float
     retry_cap_seconds: float
+    busy_seconds_max: float | None
 
     @staticmethod
-    def of(settings: Settings, *, max_wait_seconds: float = WAIT_SECONDS) -> "Numbers":
+    def of(settings: Settings, broker: Broker, *, max_wait_seconds: float = WAIT_SECONDS) -> "Numbers":
         """Those of the settings."""
         return Numbers(
+            busy_seconds_max=busy_seconds_max(broker),
             max_objects=settings.max_objects,
             max_bytes=settings.max_bytes,
             max_wait_seconds=max_wait_seconds,
@@ -107,6 +111,7 @@ class Blueprint:
             attempts_max=self.numbers.max_attempts,
             backoff_base_seconds=self.numbers.retry_base_seconds,
             backoff_cap_seconds=self.numbers.retry_cap_seconds,
+            busy_seconds_max=self.numbers.busy_seconds_max,
         )
 
     def _surroundings(self, spark: Session) -> Surroundings:

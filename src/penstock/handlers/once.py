@@ -31,6 +31,7 @@ class LedgerKeys:
     worker: str
     lease_seconds: float
     retention_seconds: float  # of completions
+    busy_seconds_max: float | None = None  # between two looks at a key that is busy; None: what its lease has left
     new_attempt_id: Callable[[], str] = lambda: str(ULID())
 
     def begin(self, key: str) -> Begun | Busy | Done:
@@ -41,7 +42,8 @@ class LedgerKeys:
         if isinstance(begun, WorkDone):
             return Done(outcome=begun.outcome)
         if isinstance(begun, WorkBusy):
-            return Busy(seconds=begun.seconds)
+            most = self.busy_seconds_max
+            return Busy(seconds=begun.seconds if most is None else min(begun.seconds, most))
         return Begun(claim=LedgerClaim(keys=self, attempt_id=attempt_id), previous=_previous(begun.previous))
 
     def forget(self) -> None:

@@ -55,6 +55,7 @@ class AttemptSettings:
     backoff_base_seconds: float
     backoff_cap_seconds: float
     timeout_seconds: float | None = None  # of a batch; None: as long as it likes
+    busy_seconds_max: float | None = None  # between two looks at an object that is busy; None: what its lease has left
     tells_batches: bool = True  # whether a batch is worth an event beside those of its objects
 
 
@@ -142,9 +143,10 @@ class Attempts:
             self._around.ledger.abandon(attempt_id, reason=reason, outcome="failed", refund=True, unattributed=False)
 
     def _unclaimed(self, claim: Claim) -> dict[bytes, ObjectOutcome]:
-        jitter_seconds = min(1.0, self._settings.lease_seconds / 10)
+        jitter_seconds = min(1.0, self._settings.lease_seconds / 10) * self._around.random()
+        most = float("inf") if self._settings.busy_seconds_max is None else self._settings.busy_seconds_max
         busy: dict[bytes, ObjectOutcome] = {
-            object_id: Later(delay_seconds=seconds + jitter_seconds * self._around.random(), refund=True)
+            object_id: Later(delay_seconds=min(seconds, most) + jitter_seconds, refund=True)
             for object_id, seconds in claim.busy.items()
         }
         return busy | {object_id: ended_outcome(ended) for object_id, ended in claim.ended.items()}

@@ -1,10 +1,12 @@
 """An idempotent handler's claim in a real ledger: what a ledger that is away for a moment costs."""
 
+from dataclasses import replace
+
 import pytest
 
 from penstock.errors import TemporaryError
 from penstock.handlers import once
-from penstock.handlers.keys import Begun, Done
+from penstock.handlers.keys import Begun, Busy, Done
 from penstock.handlers.once import LedgerKeys
 from penstock.ledger import Ledger
 
@@ -56,3 +58,11 @@ def test_a_broken_attempt_is_known_to_the_next(ledger: Flaky) -> None:
     assert second.previous is not None
     assert second.previous.reason == "ValueError: no"
     assert not first.claim.finish('"late"'), "the zombie is fenced off"
+
+
+def test_a_key_that_is_busy_is_looked_at_again_long_before_its_lease_ends(ledger: Flaky) -> None:
+    patient, hasty = keys(ledger), replace(keys(ledger), busy_seconds_max=5.0)
+    assert isinstance(patient.begin("order-1"), Begun)
+    assert isinstance(later := patient.begin("order-1"), Busy)
+    assert later.seconds > 50
+    assert hasty.begin("order-1") == Busy(seconds=5.0)

@@ -79,7 +79,7 @@ def _numbers(declaration: PipelineDeclaration, host: Host) -> Numbers:
         "max_bytes": declaration.max_bytes,
         "max_attempts": declaration.max_attempts,
     }
-    numbers = Numbers.of(host.settings, max_wait_seconds=declaration.max_wait_seconds)
+    numbers = Numbers.of(host.settings, host.broker, max_wait_seconds=declaration.max_wait_seconds)
     return replace(numbers, **{name: value for name, value in given.items() if value is not None})
 
 

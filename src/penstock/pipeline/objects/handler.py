@@ -38,6 +38,7 @@ class ObjectHandlerTools:
     bus: Bus
     backoff_base_seconds: float = 1.0
     backoff_cap_seconds: float = 300.0
+    busy_seconds_max: float | None = None  # between two looks at a busy object; None: what its lease has left
     faults_max: int | None = None  # infrastructure faults in a row before the worker stops; None bears any number
     scratch: Path | None = None  # for content too large for memory; None: where the system keeps such files
     resources: Mapping[str, Any] = field(default_factory=lambda: NO_RESOURCES)  # what the app's lifespans gave
@@ -69,6 +70,7 @@ class ObjectHandler:
             backoff_base_seconds=tools.backoff_base_seconds,
             backoff_cap_seconds=tools.backoff_cap_seconds,
             timeout_seconds=declaration.timeout_seconds,
+            busy_seconds_max=tools.busy_seconds_max,
             tells_batches=False,
         )
         self._streak = FailureStreak(faults_max=tools.faults_max)
