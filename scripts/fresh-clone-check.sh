@@ -21,8 +21,9 @@ machine=$(mktemp -d)
 mkdir "$machine/home" "$machine/tmp" "$machine/bin"
 
 # The everyday tools: what a shell, git, make and Spark's start script call. Not java, whatever else is beside it.
-for tool in awk basename bash cat chmod cp cut date dirname env expr find getconf git grep head id ln ls make mkdir \
-  mktemp mv ps pwd readlink rm rmdir sed setsid sh sleep sort tail tee touch tr uname wc which xargs; do
+for tool in awk basename bash cat chmod cp cut date dirname env expr find getconf git grep head id jq ln ls make mkdir \
+  mktemp mv nohup ps pwd readlink rm rmdir sed setsid sh sleep sort tail tee timeout touch tr uname unshare wc which \
+  xargs; do
   if found=$(command -v "$tool") && [ -x "$found" ]; then
     ln -s "$found" "$machine/bin/$tool"
   fi

@@ -10,6 +10,7 @@ counts as failed unless its reason begins with "not applicable": a service that 
 
 import argparse
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -27,6 +28,9 @@ LINTERS: Sequence[Sequence[str]] = (
     ("mypy",),
     ("lint-imports",),
 )
+
+
+TOOLS = {"jq": "jq", "unshare": "util-linux", "ps": "procps"}  # programs that tests call, and Debian's packages of them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +70,7 @@ def main() -> None:
     if arguments.only in (None, "lint") and not arguments.slow:
         lint()
     if arguments.only != "lint":
+        install_tools()
         test(chosen(arguments.only, slow=arguments.slow), in_ci=os.environ.get("CI") == "true")
 
 
@@ -73,6 +78,15 @@ def chosen(only: str | None, *, slow: bool) -> Sequence[Phase]:
     if slow:
         return [LONG_MATRIX]
     return [WITH_SPARK] if only == "spark" else [WITHOUT_SPARK, WITH_SPARK]
+
+
+def install_tools() -> None:
+    """Let root's apt-get bring what a bare machine lacks; elsewhere the tests that need it say so themselves."""
+    missing = [package for tool, package in TOOLS.items() if shutil.which(tool) is None]
+    if missing and os.geteuid() == 0 and shutil.which("apt-get") is not None:
+        say(f"apt-get install {' '.join(missing)}")
+        for command in (["update"], ["install", "--yes", "--no-install-recommends", *missing]):
+            subprocess.run(["apt-get", "--quiet", *command], check=False)
 
 
 def lint() -> None:

@@ -243,7 +243,9 @@ def may_number_processes_anew() -> bool:
         return False
 
 
-@pytest.mark.skipif(not may_number_processes_anew(), reason="a process namespace of its own needs permission")
+@pytest.mark.skipif(
+    not may_number_processes_anew(), reason="not applicable: this machine grants no process id namespaces"
+)
 def test_as_process_1_it_drains_and_reaps_what_others_left(start: Start, broker: SqliteBroker, here: Path) -> None:
     (here / "orphans.py").write_text(
         "import subprocess\nfrom pathlib import Path\nfrom penstock import App\napp = App.from_config()\n"

@@ -1,7 +1,6 @@
 """Every way to stop a worker, on real processes: nothing is lost, and what is given back goes on at once."""
 
 import os
-import shutil
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -115,8 +114,17 @@ def test_a_drain_that_cannot_fit_is_refused_at_the_start(fleet: Fleet) -> None:
     assert "drain" in worker.log.read_text()
 
 
+def may_number_processes_anew() -> bool:
+    """Whether this machine grants a process id namespace."""
+    try:
+        tried = subprocess.run(["unshare", "-pf", "--mount-proc", "true"], capture_output=True, timeout=10, check=False)
+    except FileNotFoundError:
+        return False
+    return tried.returncode == 0
+
+
 @pytest.mark.skipif(
-    shutil.which("unshare") is None or os.geteuid() != 0, reason="a process id namespace needs unshare and root"
+    not may_number_processes_anew(), reason="not applicable: this machine grants no process id namespaces"
 )
 def test_as_pid_1_it_drains_gives_back_and_ends_with_0(fleet: Fleet) -> None:
     worker = fleet.start(prefix=("unshare", "--pid", "--fork", "--mount-proc", "--kill-child=KILL")).ready()
