@@ -59,7 +59,9 @@ def test_somebody_dies_at_every_step_and_everything_else_happens_too(theatre: Th
         pytest.param(Sabotage(publish_unconditionally=True), "rows are visible twice", id="publish unconditionally"),
         pytest.param(Sabotage(delete_open_attempts=True), "does not exist|missing", id="gc without tombstone"),
         pytest.param(
-            Sabotage(commit_without_fence=True), "visible twice|abandoned attempt|charged", id="commit without fence"
+            Sabotage(commit_without_fence=True),
+            "visible twice|abandoned attempt|charged|does not come to rest",
+            id="commit without fence",
         ),
         pytest.param(Sabotage(charge_what_was_given_back=True), "was charged", id="charge what was given back"),
         pytest.param(Sabotage(refund_what_crashed=True), "was charged|is dead after", id="refund what crashed"),
