@@ -99,7 +99,8 @@ def test_a_pause_is_seen_on_a_narrow_terminal(
     name = "orders-of-the-whole-northern-region"
     broker.send(name, [Outgoing(body=b"1")])
     broker.pause(name)
-    monkeypatch.setenv("TERM", "dumb")  # no colours; 80 columns
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("TERM", "dumb")  # no colours
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     lines = penstock("queues", "list").out.splitlines()
     assert max(len(line) for line in lines) <= 80

@@ -122,7 +122,9 @@ def _dead_letters_hold_the_poison(play: Play, fates: Sequence[Fate]) -> None:
             continue
         demand(bool(keys & poison), f"a dead letter without poison: {keys}")
         named |= keys & poison
-    demand(named == poison, f"dead letters name {named}, the poison is {poison}")
+    # One that died and was revived needs no letter any more: where its carrier comes again after that, it is acked.
+    lasting = {fate.thing.ref.key for fate in fates if fate.must_be is ObjectState.DEAD}
+    demand(lasting <= named <= poison, f"dead letters name {named}, the poison is {poison}, {lasting} of it lasting")
     demand(invalid == play.invalid, f"{invalid} of {play.invalid} unreadable messages are dead letters")
     ids = Counter(letter.id for letter in letters)
     demand(max(ids.values(), default=0) <= 1, "a message is a dead letter twice")
