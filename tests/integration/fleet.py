@@ -56,6 +56,12 @@ def stubborn(body, ctx):
     note("end", body, ctx)
 
 
+@app.handler(Queue("once", dict), idempotency=lambda body: body["id"])
+def once(body, ctx):
+    note("start", body, ctx)
+    note("end", body, ctx)
+
+
 @app.handler(Queue("looped", dict), retry_base=0.1, retry_cap=0.5)
 async def looped(body, ctx):
     note("start", body, ctx)
@@ -65,7 +71,7 @@ async def looped(body, ctx):
         await asyncio.sleep(body["seconds"])
     note("end", body, ctx)
 '''
-QUEUES = ("plain", "stubborn", "looped")
+QUEUES = ("plain", "stubborn", "once", "looped")
 
 
 @dataclass(frozen=True)
@@ -100,8 +106,8 @@ class Fleet:
         self.app = App(broker=self.broker)
         self.workers: list[WorkerProcess] = []
 
-    def start(self, *options: str, prefix: Sequence[str] = ()) -> "WorkerProcess":
-        worker = WorkerProcess(self, options, prefix, number=len(self.workers))
+    def start(self, *options: str, prefix: Sequence[str] = (), kill_at: str | None = None) -> "WorkerProcess":
+        worker = WorkerProcess(self, options, prefix, kill_at, number=len(self.workers))
         self.workers.append(worker)
         return worker
 
@@ -134,12 +140,20 @@ class Fleet:
 class WorkerProcess:
     """`penstock worker` as a process of its own; its log is a file of JSON lines."""
 
-    def __init__(self, fleet: Fleet, options: Sequence[str], prefix: Sequence[str], *, number: int) -> None:
+    def __init__(
+        self, fleet: Fleet, options: Sequence[str], prefix: Sequence[str], kill_at: str | None, *, number: int
+    ) -> None:
         self.log = fleet.folder / f"worker-{number}.log"
         command = [*prefix, sys.executable, "-m", "penstock", "worker", "fleet_app:app", *options]
+        environment = {**fleet.environment, **({"PENSTOCK_KILL_AT": kill_at} if kill_at else {})}
         with self.log.open("wb") as stream:
             self.process = subprocess.Popen(
-                command, cwd=fleet.folder, env=fleet.environment, stderr=stream, stdin=subprocess.DEVNULL
+                command,
+                cwd=fleet.folder,
+                env=environment,
+                stderr=stream,
+                stdin=subprocess.DEVNULL,
+                start_new_session=kill_at is not None,  # dying at a step kills the process group
             )
 
     @property

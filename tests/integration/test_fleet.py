@@ -13,6 +13,9 @@ from statistics import median
 import pytest
 from tests.integration.fleet import Fleet, wait_for
 
+from penstock.ledger import Ledger
+from penstock.ledger.work_records import WorkState
+
 STOP_TIMEOUT = 10
 CLOCKS_SECONDS = 0.1  # a log's time and a journal's are taken by two threads
 
@@ -196,6 +199,27 @@ def test_a_killed_worker_loses_nothing_and_its_messages_go_on_after_their_lease(
         again = [line.at - killed_at for line in fleet.lines() if line.what == "start" and line.attempt == 2]
         print(f"{len(held)} were held, begun again after {max(again):.1f} s at most")  # noqa: T201 # shown with -s
         assert len(again) >= len(held)
+        assert fleet.dead() == 0
+    finally:
+        fleet.close()
+
+
+@pytest.mark.parametrize("step", ["received", "settling", "settled"])
+def test_an_idempotent_handler_killed_around_its_record_has_one_effect_a_message(tmp_path: Path, step: str) -> None:
+    fleet = opened(tmp_path, lease_seconds=30)
+    try:
+        ids = {f"m{n}" for n in range(20)}
+        fleet.send("once", *({"id": id} for id in sorted(ids)))
+        victim = fleet.start("--queues", "once", kill_at=step)
+        assert victim.end(within=60) == -signal.SIGKILL
+        ledger = Ledger.open(tmp_path / "ledger.db")
+        recorded = {work.key for work in ledger.works("once", state=WorkState.DONE)}
+        ledger.close()
+        assert bool(recorded) == (step != "received")
+        fleet.start("--queues", "once").ready()
+        wait_for(lambda: fleet.ended() == ids and fleet.empty(), "everything is done and acked")
+        ends = Counter(line.id for line in fleet.lines() if line.what == "end")
+        assert all(ends[id] == 1 for id in recorded), "what was recorded was done again"
         assert fleet.dead() == 0
     finally:
         fleet.close()

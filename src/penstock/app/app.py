@@ -176,8 +176,8 @@ class App(Handlers):
     def announce(self, queue: Queue[Any] | str, folder: str) -> int:
         """Send a notification for every file below a folder; answers how many. For object handlers and pipelines,
         which take each version once however often it is announced. Files that are hidden or half written are left."""
+        from penstock.app.announcing import announce_all
         from penstock.app.places import real
-        from penstock.objects.announcement import announce
         from penstock.objects.local import LocalStore
         from penstock.objects.scanner import Scanner
 
@@ -185,10 +185,8 @@ class App(Handlers):
         if not root.is_dir():
             raise UsageError(f"The folder {root} does not exist, so nothing in it can be announced.")
         for chunk in Scanner(root, store=LocalStore(root)).chunks():
-            for start in range(0, len(chunk), SEND_CHUNK):
-                part = chunk[start : start + SEND_CHUNK]
-                self.broker.send(_name(queue), [Outgoing(body=announce(ref)) for ref in part])
-                count += len(part)
+            announce_all(self.broker, _name(queue), chunk)
+            count += len(chunk)
         return count
 
     def outgoing(

@@ -4,17 +4,15 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
+from penstock.app.announcing import announce_all
 from penstock.errors import PenstockError
 from penstock.ledger import Ledger
 from penstock.ledger.records import TERMINAL, ObjectState
 from penstock.messaging.broker import Broker
-from penstock.messaging.message import Outgoing
-from penstock.messaging.steps import Probe, Step
-from penstock.objects.announcement import announce
+from penstock.messaging.steps import Probe
 from penstock.objects.reference import ObjectRef
 
 ANNOUNCEMENTS_MAX = 5  # of one object by one process, before we say that something is wrong with it
-SEND_CHUNK = 1_000
 
 
 class Goal:
@@ -118,10 +116,7 @@ class Goal:
             return sum(1 for state in self.before.values() if state in TERMINAL)
 
     def _send(self, missing: Sequence[ObjectRef]) -> None:
-        for start in range(0, len(missing), SEND_CHUNK):
-            chunk = missing[start : start + SEND_CHUNK]
-            self._broker.send(self._queue, [Outgoing(body=announce(ref)) for ref in chunk])
-            self._probe(Step.ANNOUNCED)
+        announce_all(self._broker, self._queue, missing, probe=self._probe)
         self._count(missing)
 
     def _messages(self) -> int:

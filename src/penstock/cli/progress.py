@@ -30,6 +30,7 @@ from penstock.events import (
 
 if TYPE_CHECKING:
     from penstock.app.ingest import IngestReport
+    from penstock.app.pipelines.running import RunReport
 
 LINE_EVERY_SECONDS = 5.0
 FAILURES_SHOWN = 20
@@ -202,18 +203,25 @@ def print_report(report: "IngestReport", *, options: str = "") -> None:
         print(printable(line))
 
 
+def losses(report: "IngestReport | RunReport", options: str) -> list[str]:
+    """What did not become rows, a line each."""
+    told: list[str] = []
+    if report.lines_quarantined:
+        lines = counted(report.lines_quarantined, "bad line")
+        told.append(f"Quarantined: {lines}, in {report.quarantine_table}, with the reason.")
+    if report.objects_dead:
+        dead = counted(report.objects_dead, "object")
+        told.append(f"Dead: {dead}; `penstock objects list{options} --only dead` says why.")
+    if report.objects_gone:
+        told.append(f"Gone: {counted(report.objects_gone, 'object')}, deleted before they were read.")
+    return told
+
+
 def _remarks(report: "IngestReport", options: str) -> list[str]:
     remarks: list[str] = []
     if report.objects_new_versions:
         remarks.append(f"Files seen before in another version: {report.objects_new_versions:,}.")
-    if report.lines_quarantined:
-        lines = counted(report.lines_quarantined, "bad line")
-        remarks.append(f"Quarantined: {lines}, in {report.quarantine_table}, with the reason.")
-    if report.objects_dead:
-        dead = counted(report.objects_dead, "object")
-        remarks.append(f"Dead: {dead}; `penstock objects list{options} --only dead` says why.")
-    if report.objects_gone:
-        remarks.append(f"Gone: {counted(report.objects_gone, 'object')}, deleted before they were read.")
+    remarks += losses(report, options)
     if report.objects_superseded:
         changed = counted(report.objects_superseded, "object")
         remarks.append(f"Superseded: {changed}, changed before they were read; run it again for them.")

@@ -8,6 +8,7 @@ import typer
 
 from penstock.cli.exits import CHECK_FOUND_PROBLEMS, INTERRUPTED, TEMPORARY_FAILURE
 from penstock.cli.output import Json, counted, print_json, printable
+from penstock.cli.progress import losses
 from penstock.errors import UsageError
 
 if TYPE_CHECKING:
@@ -85,14 +86,7 @@ def _remarks(report: "RunReport", options: str) -> list[str]:
     if report.objects_skipped:
         skipped = counted(report.objects_skipped, "object")
         remarks.append(f"Skipped: {skipped} of {report.objects_found:,} found, done before.")
-    if report.lines_quarantined:
-        lines = counted(report.lines_quarantined, "bad line")
-        remarks.append(f"Quarantined: {lines}, in {report.quarantine_table}, with the reason.")
-    if report.objects_dead:
-        dead = counted(report.objects_dead, "object")
-        remarks.append(f"Dead: {dead}; `penstock objects list{options} --only dead` says why.")
-    if report.objects_gone:
-        remarks.append(f"Gone: {counted(report.objects_gone, 'object')}, deleted before they were read.")
+    remarks += losses(report, options)
     if report.objects_superseded:
         remarks.append(f"Superseded: {counted(report.objects_superseded, 'object')}, changed before they were read.")
     if report.messages_left:

@@ -1,8 +1,8 @@
 """One delivery in the hands of a function: open the message, claim its key, call, record, decide.
 
 The steps are the same for plain and async functions; only the call itself differs in colour, and has a module for each
-(`plain_call`, `async_call`, `child_call`). Whatever a function does
-comes to one settlement, in one place (`decision`). Recorded first, then settled (by the worker), as everywhere.
+(`plain_call`, `async_call`, `child_call`). Whatever a function does comes to one settlement, in one place (`decision`).
+Recorded first, then settled (by the worker), as everywhere.
 """
 
 import threading

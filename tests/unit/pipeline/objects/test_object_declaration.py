@@ -39,4 +39,4 @@ def test_mistakes_are_told(declared: dict[str, Any], said: str) -> None:
 
 @pytest.mark.parametrize("encoding", ["utf-8", "latin-1", "cp1252", "shift_jis"])
 def test_encodings_that_extend_ascii_are_taken(encoding: str) -> None:
-    ObjectHandlerDeclaration(name="h", function=without_context, encoding=encoding)
+    assert ObjectHandlerDeclaration(name="h", function=without_context, encoding=encoding).encoding == encoding
