@@ -1,6 +1,6 @@
 """What a broker is: a few sentences that every queue system has to keep."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -66,6 +66,41 @@ class SettleFailure:
     lost: bool
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ask:
+    """How many messages of a queue a worker has room for."""
+
+    queue: str
+    messages_max: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    """What one turn at a broker came to. Its two halves fail apart, so errors are values here.
+
+    ``deliveries`` are all of one queue: the first of those asked that had any. ``receive_error`` names the queue that
+    could not be asked; those behind it were not asked either. After a ``settle_error`` nobody knows which settlements
+    were applied.
+    """
+
+    failures: Sequence[SettleFailure] = ()
+    deliveries: Sequence[Delivery] = ()
+    settle_error: Exception | None = None
+    receive_error: tuple[str, Exception] | None = None
+
+
+class Listening(Protocol):
+    """An ear at some queues, of one worker."""
+
+    def want(self, wanted: bool) -> None:
+        """Whether the next arrival is to be told of, once. Does not block; to be said again after each telling."""
+        ...
+
+    def close(self) -> None:
+        """Tell no more. May wait a moment for a thread to end."""
+        ...
+
+
 class Broker(Protocol):
     """Where messages wait. At least once: a message leaves only when acked, dead-lettered or past its retention.
 
@@ -94,6 +129,28 @@ class Broker(Protocol):
 
     def settle(self, settlements: Sequence[tuple[Delivery, Settlement]]) -> Sequence[SettleFailure]:
         """End deliveries as said; answers those that could not be."""
+        ...
+
+    def turn(
+        self,
+        settlements: Sequence[tuple[Delivery, Settlement]],
+        asks: Sequence[Ask],
+        *,
+        lease_seconds: float,
+        wait_seconds: float = 0.0,
+    ) -> Turn:
+        """Settle, then receive from the first of the queues that has any message; in one round trip where possible.
+
+        As `settle` and `receive` one after the other, but that errors are answered, not raised. It waits as `receive`
+        does, but only where one queue is asked.
+        """
+        ...
+
+    def listen(self, queues: Sequence[str], tell: Callable[[], None]) -> Listening:
+        """Let arrivals be told of: a hint, from any thread, that asking makes sense. Brokers that hear nothing never tell.
+
+        So a worker still asks now and then.
+        """
         ...
 
     def stats(self, queue: str) -> QueueStats:
