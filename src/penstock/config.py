@@ -35,14 +35,19 @@ STOP_TIMEOUT_SECONDS_MIN = 10.0
 STOP_TIMEOUT_SECONDS_MAX = 86_400.0
 
 MASK = "***"
+_BROKER_WORDS = (
+    "where messages wait: sqlite:///FILE, redis://USER:PASSWORD@HOST:PORT/NUMBER (rediss:// with TLS, unix:// for "
+    "a socket, redis+cluster:// and rediss+cluster:// for a cluster) or memory://"
+)
 
 LogLevel = Literal["debug", "info", "warning", "error"]
 
 _SECRET_NAME = re.compile(r"(password|passwd|secret|token|credential|access[._-]?key)", re.IGNORECASE)
-_PASSWORD_IN_ADDRESS = re.compile(r"(?<=://)([^/?#@:\s]*):[^/?#\s]*@")
+# A password that was not escaped may hold anything: then rather too much is masked than too little.
+_PASSWORD_IN_ADDRESS = re.compile(r"(:/{1,2})([^/?#@:\s]*):(?:[^/?#\s]*|.*)@", re.DOTALL)
 _UNPARSED = re.compile(r'parsing value for field "(?P<name>\w+)" from source "(?P<source>\w+)"')
-_SECRET_PARAMETER = re.compile(r"([?&;][^=&;\s]*(?:password|secret|token)[^=&;\s]*=)[^&;\s]*", re.IGNORECASE)
-
+_SECRET_PARAMETER = re.compile(r"([?&;][^=&;\s]*(?:pass|pwd|secret|token|auth)[^=&;\s]*=)[^&;\s]*", re.IGNORECASE)
+_ADDRESSES = frozenset({"broker", "ledger"})  # settings that are addresses as a whole
 
 _TABLES: Mapping[str, Mapping[str, object]] = MappingProxyType(
     {
@@ -61,7 +66,7 @@ class Settings(BaseSettings):
 
     model_config = SettingsConfigDict(env_prefix=PREFIX, frozen=True, extra="forbid", toml_file=SETTINGS_FILE)
 
-    broker: str = Field("sqlite:///.penstock/queue.db", description="where messages wait: sqlite:///FILE or memory://")
+    broker: str = Field("sqlite:///.penstock/queue.db", description=_BROKER_WORDS)
     ledger: str = Field("sqlite:///.penstock/ledger.db", description="what was done: a database URL")
     state: str = Field(".penstock", description="a folder of this host for locks, scratch files and logs")
     queues: dict[str, Annotated[int, Field(ge=1, le=1_000)]] = Field(
@@ -178,7 +183,9 @@ def shown(name: str, value: Any) -> Any:
     if _SECRET_NAME.search(name):
         return MASK
     if isinstance(value, str):
-        return _SECRET_PARAMETER.sub(rf"\1{MASK}", _PASSWORD_IN_ADDRESS.sub(rf"\1:{MASK}@", value))
+        if name in _ADDRESSES and "@" in value and "://" not in value:  # the slip hides where the password begins
+            return MASK
+        return _SECRET_PARAMETER.sub(rf"\1{MASK}", _PASSWORD_IN_ADDRESS.sub(rf"\1\2:{MASK}@", value))
     return value
 
 

@@ -131,6 +131,10 @@ def test_variables_that_name_no_setting(monkeypatch: pytest.MonkeyPatch) -> None
     ("name", "value", "masked"),
     [
         ("broker", "redis://:hush@host:6379/0", "redis://:***@host:6379/0"),
+        ("broker", "redis://me:p/hush?hush#hush@host", "redis://me:***@host"),
+        ("broker", "redis:/me:hush@host", "redis:/me:***@host"),
+        ("broker", "me:hush@host", "***"),
+        ("broker", "redis://h?pass=hush&db=1", "redis://h?pass=***&db=1"),
         ("ledger", "mysql://me:p@ss:w@db/x?ssl=1", "mysql://me:***@db/x?ssl=1"),
         ("ledger", "postgresql://db/x?user=me&password=hush&a=b", "postgresql://db/x?user=me&password=***&a=b"),
         ("ledger", "sqlite:///a@b:c.db", "sqlite:///a@b:c.db"),

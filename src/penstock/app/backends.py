@@ -1,9 +1,11 @@
 """From the addresses in the settings to a broker and a ledger."""
 
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from penstock.config import Settings
+from penstock.app.redis_address import is_redis, parsed
+from penstock.config import Settings, shown
 from penstock.errors import ConfigurationError
 from penstock.messaging.broker import Broker
 from penstock.messaging.steps import Probe, no_probe
@@ -25,9 +27,11 @@ def open_broker(settings: Settings, *, holder: str) -> Broker:
         from penstock.brokers.memory import MemoryBroker
 
         return MemoryBroker()
+    if is_redis(settings.broker):
+        return _redis_broker(settings.broker, holder=holder)
     raise ConfigurationError(
-        f"The broker {settings.broker!r} is not known: write sqlite:///FILE, or memory:// for a queue that ends with "
-        "the process."
+        f"The broker {shown('broker', settings.broker)!r} is not known: write sqlite:///FILE, redis://HOST:PORT (or "
+        "rediss://, unix://, redis+cluster://), or memory:// for a queue that ends with the process."
     )
 
 
@@ -38,6 +42,22 @@ def open_ledger(settings: Settings, *, probe: Probe = no_probe) -> "Ledger":
     if settings.ledger.startswith(SQLITE):
         _made(settings.ledger.removeprefix(SQLITE), "ledger")
     return Ledger.open(settings.ledger, probe=probe)
+
+
+def require_redis() -> None:
+    """Raise `ConfigurationError`, naming the extra, where the client for Redis is missing. Imports nothing."""
+    if find_spec("redis") is None:
+        raise ConfigurationError(
+            "The broker is in Redis, and the package redis cannot be found here: run pip install 'penstock[redis]'."
+        )
+
+
+def _redis_broker(address: str, *, holder: str) -> Broker:
+    found = parsed(address)
+    require_redis()
+    from penstock.brokers.redis_streams import RedisStreamsBroker
+
+    return RedisStreamsBroker(found.url, holder=holder, prefix=found.prefix)
 
 
 def _made(file: str, what: str) -> Path:

@@ -303,5 +303,7 @@ def _parsed(url: str | Path) -> URL:
         return URL.create("sqlite", database=url.removeprefix(_SQLITE_FILE))
     try:
         return make_url(url)
-    except ArgumentError as error:
-        raise ConfigurationError(f"{url!r} is not a database URL: write one like sqlite:///folder/ledger.db") from error
+    except (ArgumentError, ValueError) as error:  # what was written may hold a password, and is not said again
+        raise ConfigurationError(
+            "the ledger's address is not a database URL: write one like sqlite:///folder/ledger.db"
+        ) from error

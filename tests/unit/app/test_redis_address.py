@@ -1,0 +1,85 @@
+"""Each slip in a broker's address is one sentence, and no sentence says a password."""
+
+import pytest
+
+from penstock.app import backends
+from penstock.app.backends import open_broker
+from penstock.app.redis_address import RedisAddress, parsed
+from penstock.config import Settings
+from penstock.errors import ConfigurationError
+
+SECRET = "hunter2"
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "redis://localhost",
+        "redis://localhost:6380/3",
+        "redis://user:pa%2Fss@localhost",
+        "redis://:secret@[::1]:6379/0",
+        "rediss://host?ssl_ca_certs=%2Fetc%2Fca.pem&ssl_cert_reqs=required",
+        "unix:///run/redis.sock?db=2",
+        "unix://user:secret@/run/redis.sock",
+        "redis+cluster://host:7000",
+        "rediss+cluster://host:7000/0",
+    ],
+)
+def test_an_address_in_order_is_handed_on_as_it_is(address: str) -> None:
+    assert parsed(address) == RedisAddress(url=address, prefix="penstock")
+
+
+def test_the_prefix_is_our_own_and_is_not_handed_on() -> None:
+    assert parsed("redis://h/1?prefix=shop") == RedisAddress(url="redis://h/1", prefix="shop")
+    both = parsed("redis://h?client_name=a&prefix=shop:live")
+    assert both == RedisAddress(url="redis://h?client_name=a", prefix="shop:live")
+
+
+@pytest.mark.parametrize(
+    ("address", "said"),
+    [
+        (f"redis://u:{SECRET}@", "names no host; write redis://HOST:PORT."),
+        ("redis:///0", "names no host"),
+        ("redis://h:port", "names a port that is none"),
+        ("redis://h:65536", "names a port that is none"),
+        ("redis://h:0", "names a port that is none"),
+        ("redis://h/first", "names a database 'first'"),
+        ("redis://h/0/", "names a database '0/'"),
+        ("redis://[::1", "cannot be read"),
+        ("redis://h?db", "cannot be read"),
+        (f"redis://u:a/{SECRET}@h", "write %2F, %3F, %23 and %40"),
+        (f"redis://u:a?{SECRET}@h", "write %2F, %3F, %23 and %40"),
+        (f"redis://u:a#{SECRET}@h", "write %2F, %3F, %23 and %40"),
+        (
+            "redis://h?socket_timeout=1",
+            "has a parameter socket_timeout that is not known; those there are: client_name",
+        ),
+        ("rediss://h?ssl_ca_cert=x", "did you mean ssl_ca_certs?"),
+        ("redis://h?ssl_ca_certs=x", "it belongs to TLS, which rediss:// asks for."),
+        (f"redis://h?pass={SECRET}", "did you mean password?"),
+        ("unix:///s?db=x", "names a database 'x'"),
+        ("unix://run/redis.sock", "names no socket; write unix:///FOLDER/redis.sock"),
+        ("unix://", "names no socket"),
+        ("redis+cluster://h/1", "keep apart by ?prefix=NAME"),
+        ("redis+cluster://h?db=1", "has a parameter db"),
+        ("redis://h?prefix={shop}", "has a prefix that cannot be one"),
+        ("redis://h?prefix=", "has a prefix that cannot be one"),
+        (f"http://u:{SECRET}@h", "is not known: write sqlite:///FILE, redis://HOST:PORT"),
+        (f"redis:/u:{SECRET}@h", "is not known"),
+        (f"u:{SECRET}@h", "is not known"),
+        (f"REDIS://u:{SECRET}/{SECRET}@h", "is not known"),
+        ("sqlite://queue.db", "is not known"),
+    ],
+)
+def test_each_slip_is_one_sentence_without_the_password(address: str, said: str) -> None:
+    with pytest.raises(ConfigurationError) as raised:
+        open_broker(Settings(broker=address), holder="me")
+    assert said in str(raised.value)
+    assert SECRET not in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_without_the_client_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backends, "find_spec", lambda name: None)
+    with pytest.raises(ConfigurationError, match=r"pip install 'penstock\[redis\]'"):
+        open_broker(Settings(broker="redis://localhost"), holder="me")
