@@ -30,7 +30,15 @@ LINTERS: Sequence[Sequence[str]] = (
 )
 
 
-TOOLS = {"jq": "jq", "unshare": "util-linux", "ps": "procps"}  # programs that tests call, and Debian's packages of them
+# Programs that tests call, and Debian's packages of them.
+TOOLS = {
+    "jq": "jq",
+    "unshare": "util-linux",
+    "ps": "procps",
+    "openssl": "openssl",
+    "gcc": "gcc libc6-dev",
+    "redis-server": "redis-server",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +90,7 @@ def chosen(only: str | None, *, slow: bool) -> Sequence[Phase]:
 
 def install_tools() -> None:
     """Let root's apt-get bring what a bare machine lacks; elsewhere the tests that need it say so themselves."""
-    missing = [package for tool, package in TOOLS.items() if shutil.which(tool) is None]
+    missing = [name for tool, names in TOOLS.items() if shutil.which(tool) is None for name in names.split()]
     if missing and os.geteuid() == 0 and shutil.which("apt-get") is not None:
         say(f"apt-get install {' '.join(missing)}")
         for command in (["update"], ["install", "--yes", "--no-install-recommends", *missing]):

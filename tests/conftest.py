@@ -1,8 +1,10 @@
-"""Sorting tests into the two runs that scripts/run_tests.py makes: those with Spark, and the rest."""
+"""Sorting tests into the two runs that scripts/run_tests.py makes, with Spark and without; and servers for all."""
 
 from pathlib import Path
 
 import pytest
+
+pytest_plugins = ["tests.services.plugin"]
 
 SPARK_TESTS = Path(__file__).parent / "spark"
 

