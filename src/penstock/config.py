@@ -44,7 +44,7 @@ LogLevel = Literal["debug", "info", "warning", "error"]
 
 _SECRET_NAME = re.compile(r"(password|passwd|secret|token|credential|access[._-]?key)", re.IGNORECASE)
 # A password that was not escaped may hold anything: then rather too much is masked than too little.
-_PASSWORD_IN_ADDRESS = re.compile(r"(:/{1,2})([^/?#@:\s]*):(?:[^/?#\s]*|.*)@", re.DOTALL)
+_PASSWORD_IN_ADDRESS = re.compile(r"(?<=://)([^/?#@:\s]*):(?:[^/?#\s]*|.*)@", re.DOTALL)
 _UNPARSED = re.compile(r'parsing value for field "(?P<name>\w+)" from source "(?P<source>\w+)"')
 _SECRET_PARAMETER = re.compile(r"([?&;][^=&;\s]*(?:pass|pwd|secret|token|auth)[^=&;\s]*=)[^&;\s]*", re.IGNORECASE)
 _ADDRESSES = frozenset({"broker", "ledger"})  # settings that are addresses as a whole
@@ -185,7 +185,7 @@ def shown(name: str, value: Any) -> Any:
     if isinstance(value, str):
         if name in _ADDRESSES and "@" in value and "://" not in value:  # the slip hides where the password begins
             return MASK
-        return _SECRET_PARAMETER.sub(rf"\1{MASK}", _PASSWORD_IN_ADDRESS.sub(rf"\1\2:{MASK}@", value))
+        return _SECRET_PARAMETER.sub(rf"\1{MASK}", _PASSWORD_IN_ADDRESS.sub(rf"\1:{MASK}@", value))
     return value
 
 

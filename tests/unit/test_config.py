@@ -132,7 +132,7 @@ def test_variables_that_name_no_setting(monkeypatch: pytest.MonkeyPatch) -> None
     [
         ("broker", "redis://:hush@host:6379/0", "redis://:***@host:6379/0"),
         ("broker", "redis://me:p/hush?hush#hush@host", "redis://me:***@host"),
-        ("broker", "redis:/me:hush@host", "redis:/me:***@host"),
+        ("broker", "redis:/me:hush@host", "***"),
         ("broker", "me:hush@host", "***"),
         ("broker", "redis://h?pass=hush&db=1", "redis://h?pass=***&db=1"),
         ("ledger", "mysql://me:p@ss:w@db/x?ssl=1", "mysql://me:***@db/x?ssl=1"),
