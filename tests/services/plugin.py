@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from tests.services.certificate import Certificate, make_certificate
+from tests.services.frozen_clock import ClockFile, compile_frozen_clock
 from tests.services.redis_server import VERSIONS, RedisServer, redis_program
 
 MISSING = {
@@ -18,15 +19,21 @@ MISSING = {
 class Servers:
     """Started when first asked for, shared by all tests of this process, stopped at its end."""
 
-    def __init__(self, folder: Path, environment: dict[str, str] | None = None) -> None:
-        self.folder = folder
-        self._environment = environment or {}
+    def __init__(self, folder: Path, clock_file: ClockFile | None = None) -> None:
+        self._folder = folder
+        self._clock_file = clock_file
         self._running: dict[str, RedisServer] = {}
+
+    @property
+    def clock_file(self) -> ClockFile:
+        assert self._clock_file is not None, "these servers live in the machine's own time"
+        return self._clock_file
 
     def redis(self, version: str) -> RedisServer:
         if version not in self._running:
             need_redis(version)
-            server = RedisServer(folder=self.folder / version, version=version, environment=self._environment)
+            environment = self._clock_file.environment if self._clock_file is not None else {}
+            server = RedisServer(folder=self._folder / version, version=version, environment=environment)
             self._running[version] = server.start()
         return self._running[version]
 
@@ -45,6 +52,20 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
     shared = Servers(tmp_path_factory.mktemp("servers"))
     yield shared
     shared.close()
+
+
+@pytest.fixture(scope="session")
+def frozen_servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
+    """Servers whose wall clock a `ServerClock` moves; they all read the same file."""
+    folder = tmp_path_factory.mktemp("frozen-servers")
+    library = compile_frozen_clock(folder)
+    if library is None:
+        pytest.skip("a C compiler is missing: apt-get install gcc libc6-dev")
+    file = ClockFile(folder / "now", library)
+    shared = Servers(folder, file)
+    yield shared
+    shared.close()
+    file.close()
 
 
 @pytest.fixture(params=VERSIONS, ids=lambda version: f"redis {version}")

@@ -120,15 +120,8 @@ class RedisServer:
         """Start the program and wait until it serves. Also after `stop` or `kill`: with the data that it kept."""
         assert not self.running, "the server is running already"
         self.folder.mkdir(parents=True, exist_ok=True)
-        for _ in range(5):  # somebody else may take the chosen port before the server does
-            if self._listens_on_tcp and not self.port:
-                self.port = free_port(cluster=self.cluster)
-            self._launch()
-            if self._serves():
-                break
-            assert "in use" in self.log.read_text(encoding="utf-8"), self._story()
-            self.port = 0
-        assert self.running, self._story()
+        while not self._starts():
+            pass
         if self.cluster:
             self._take_all_slots()
         return self
@@ -178,6 +171,17 @@ class RedisServer:
     @property
     def _listens_on_tcp(self) -> bool:
         return self.tcp or self.cluster or self.certificate is not None
+
+    def _starts(self) -> bool:
+        """False if somebody else took the chosen port before the server did."""
+        if self._listens_on_tcp and not self.port:
+            self.port = free_port(cluster=self.cluster)
+        self._launch()
+        if self._serves():
+            return True
+        assert "in use" in self.log.read_text(encoding="utf-8"), self._story()
+        self.port = 0
+        return False
 
     def _launch(self) -> None:
         program = redis_program(self.version)
