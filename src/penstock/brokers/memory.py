@@ -4,16 +4,17 @@ It keeps every promise of the SQLite broker but durability, and the bound on lea
 Several workers of one process share it: each takes a view of its own with `held_by`, so that leases have holders.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from penstock.brokers import rules
 from penstock.brokers.memory_store import Store
+from penstock.brokers.turns import one_by_one
 from penstock.errors import TemporaryError
-from penstock.messaging.broker import Capabilities, QueueSettings, QueueStats, SettleFailure
+from penstock.messaging.broker import Ask, Capabilities, Listening, QueueSettings, QueueStats, SettleFailure, Turn
 from penstock.messaging.clock import Clock, SystemClock
 from penstock.messaging.delivery import Delivery
 from penstock.messaging.message import Message, Outgoing
-from penstock.messaging.settlement import Release, Settlement
+from penstock.messaging.settlement import Ack, Release, Settlement
 
 _PAUSE_SECONDS_MIN = 0.001  # so that a due time just ahead cannot make a waiting receiver spin
 
@@ -52,7 +53,7 @@ class MemoryBroker:
         with self._store.lock:
             now = self._store.clock.now()
             ids = [self._store.put(self._store.line(queue), message, now) for message in messages]
-        self._store.arrivals.tell()
+        self._store.arrivals.tell(queue)
         return ids
 
     def receive(
@@ -104,8 +105,22 @@ class MemoryBroker:
                     failures.append(SettleFailure(delivery=delivery, reason=rules.LOST, lost=True))
                 else:
                     self._store.apply(*held, delivery, settlement, holder=self._holder, now=now)
-        self._store.arrivals.tell()
+        if any(not isinstance(settlement, Ack) for _, settlement in settlements):
+            self._store.arrivals.tell()
         return failures
+
+    def turn(
+        self,
+        settlements: Sequence[tuple[Delivery, Settlement]],
+        asks: Sequence[Ask],
+        *,
+        lease_seconds: float,
+        wait_seconds: float = 0.0,
+    ) -> Turn:
+        return one_by_one(self, settlements, asks, lease_seconds=lease_seconds, wait_seconds=wait_seconds)
+
+    def listen(self, queues: Sequence[str], tell: Callable[[], None]) -> Listening:
+        return self._store.arrivals.listen(queues, tell)
 
     def next_change_at(self, queue: str) -> float | None:
         """When the earliest lease or delay ends (epoch seconds); None where there is none. For who moves the clock."""
@@ -159,7 +174,7 @@ class MemoryBroker:
         with self._store.lock:
             if queue in self._store.lines:
                 self._store.lines[queue].paused = False
-        self._store.arrivals.tell()
+        self._store.arrivals.tell(queue)
 
     def paused(self, queue: str) -> bool:
         with self._store.lock:

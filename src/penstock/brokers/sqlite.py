@@ -20,7 +20,7 @@ longer. Where it is set forward, leases and delays end early. A message may then
 lets one of the two settle it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from os import PathLike
 from pathlib import Path
 
@@ -34,11 +34,12 @@ from penstock.brokers.sqlite_script import statements
 from penstock.brokers.sqlite_sending import Sending
 from penstock.brokers.sqlite_settling import Settling
 from penstock.brokers.sqlite_upkeep import Upkeep
-from penstock.messaging.broker import Capabilities, QueueSettings, QueueStats, SettleFailure
+from penstock.brokers.turns import one_by_one
+from penstock.messaging.broker import Ask, Capabilities, Listening, QueueSettings, QueueStats, SettleFailure, Turn
 from penstock.messaging.clock import Clock, SystemClock
 from penstock.messaging.delivery import Delivery
 from penstock.messaging.message import Message, Outgoing
-from penstock.messaging.settlement import Release, Settlement
+from penstock.messaging.settlement import Ack, Release, Settlement
 
 __all__ = ["SqliteBroker"]
 
@@ -95,7 +96,7 @@ class SqliteBroker:
         with self._file.transaction(durable=True) as connection:
             found = self._queues.ensure(connection, queue)
             seqs = self._sending.insert(connection, found, messages, self._clock.now())
-        self._arrivals.tell()
+        self._arrivals.tell(queue)
         return [rules.message_id(self._store_id, seq) for seq in seqs]
 
     def receive(
@@ -132,8 +133,23 @@ class SqliteBroker:
             return ()
         with self._file.transaction() as connection:
             lost = self._settling.settle(connection, settlements, self._clock.now())
-        self._arrivals.tell()
+        if any(not isinstance(settlement, Ack) for _, settlement in settlements):
+            self._arrivals.tell()
         return [SettleFailure(delivery=delivery, reason=rules.LOST, lost=True) for delivery in lost]
+
+    def turn(
+        self,
+        settlements: Sequence[tuple[Delivery, Settlement]],
+        asks: Sequence[Ask],
+        *,
+        lease_seconds: float,
+        wait_seconds: float = 0.0,
+    ) -> Turn:
+        return one_by_one(self, settlements, asks, lease_seconds=lease_seconds, wait_seconds=wait_seconds)
+
+    def listen(self, queues: Sequence[str], tell: Callable[[], None]) -> Listening:
+        """Hears what is done in this process; what other processes send is found by asking."""
+        return self._arrivals.listen(queues, tell)
 
     def stats(self, queue: str) -> QueueStats:
         found = self._tended(queue)
@@ -193,7 +209,7 @@ class SqliteBroker:
             found = self._queues.find(connection, queue)
             if found is not None:
                 self._queues.set_paused(connection, found, False)
-        self._arrivals.tell()
+        self._arrivals.tell(queue)
 
     def paused(self, queue: str) -> bool:
         with self._file.reading() as connection:
