@@ -276,7 +276,7 @@ def test_as_process_1_it_drains_and_reaps_what_others_left(start: Start, broker:
 
 def test_nobody_runs(penstock: Call, here: Path) -> None:
     said = penstock("worker", "ps")
-    assert (said.exit_code, said.out, said.err) == (0, "", "No worker runs on this state folder.\n")
+    assert (said.exit_code, said.out, said.err) == (0, "", "No worker of this state folder runs on this host.\n")
     assert penstock("worker", "ps", "--json").document == []
     assert penstock("worker", "stop", "--all").out == "0 workers asked to stop.\n"
 

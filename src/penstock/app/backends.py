@@ -44,6 +44,11 @@ def open_ledger(settings: Settings, *, probe: Probe = no_probe) -> "Ledger":
     return Ledger.open(settings.ledger, probe=probe)
 
 
+def has_workers_elsewhere(settings: Settings) -> bool:
+    """Whether workers of other hosts may be on this broker: no lock or record of this host tells of them."""
+    return is_redis(settings.broker)
+
+
 def require_redis() -> None:
     """Raise `ConfigurationError`, naming the extra, where the client for Redis is missing. Imports nothing."""
     if find_spec("redis") is None:

@@ -1,7 +1,8 @@
 """Beside a worker on this host's state: its lock and record, and freeing what processes proven dead held.
 
 A worker that was killed leaves leases behind, in the queue and in the ledger. Its lock is free, which is proof, so its
-successor need not wait for them to end.
+successor need not wait for them to end. The proof is of this host, wherever the queue is: what a worker of another host
+held comes back when its leases end, or when another worker starts over there.
 """
 
 import shutil
@@ -10,12 +11,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from penstock.app.backends import SQLITE
 from penstock.app.processes import PROCESSES_FOLDER, RECORD_SUFFIX, ProcessRegistry
 from penstock.app.registry import RecordKeeper
-from penstock.brokers.sqlite import SqliteBroker
+from penstock.brokers.memory import MemoryBroker
 from penstock.config import Settings
 from penstock.errors import ConfigurationError
 from penstock.events import Listener, UpkeepFailed
@@ -32,11 +33,12 @@ HOUSEKEEPING = "housekeeping"
 SWEEP_SECONDS_MAX = 5.0  # a look at the locks costs next to nothing, and a dead worker's messages wait for it
 
 
+@runtime_checkable
 class Holding(Protocol):
     """A broker that knows who holds what."""
 
     def release_holder(self, holder: str) -> int:
-        """End all leases of a worker that is proven dead."""
+        """End all leases of a worker that is proven dead; answers how many."""
         ...
 
 
@@ -98,12 +100,12 @@ class Housekeeper:
 class Presence:
     """A worker's place among the others of its state: a lock, a record, and the housekeeping that all of them share.
 
-    Only on the embedded queue, which belongs to one host; on others it is nothing at all.
+    On a queue in this process's memory it is nothing at all, for that ends with its only worker.
     """
 
     def __init__(self, *, settings: Settings, broker: Broker, worker: str, stop: StopSignal, clock: Clock) -> None:
         self._settings = settings
-        self._broker = broker if isinstance(broker, SqliteBroker) else None
+        self._broker = broker if isinstance(broker, Holding) and not isinstance(broker, MemoryBroker) else None
         self._worker = worker
         self._clock = clock
         self._state = Path(settings.state)

@@ -24,7 +24,7 @@ class QueueStanding:
     oldest_message_age_seconds: float | None
     dead_letters: int
     paused: bool
-    workers: tuple[str, ...]  # of this state folder
+    workers: tuple[str, ...]  # of this state folder; on a broker that hosts share there may be others
 
 
 @contextmanager

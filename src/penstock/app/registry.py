@@ -1,4 +1,4 @@
-"""The workers of one state folder: what each says of itself, and how to reach them.
+"""The workers of one state folder on this host: what each says of itself, and how to reach them.
 
 Every worker writes a small record beside its lock: at every change of its state, and every few seconds while it lives.
 The lock is the proof that it lives; the record says the rest.
@@ -129,7 +129,10 @@ class RecordKeeper:
 
 
 class Workers:
-    """The living workers of a state folder, for those who look and those who send signals."""
+    """The living workers of a state folder, for those who look and those who send signals.
+
+    A broker that several hosts share has other workers besides, which cannot be seen from here.
+    """
 
     def __init__(self, state: Path) -> None:
         self._folder = state / PROCESSES_FOLDER

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from penstock.app.backends import has_workers_elsewhere
 from penstock.app.inspect import View, view
 from penstock.app.places import Places
 from penstock.app.queues import QueueStanding, standings
@@ -49,6 +50,7 @@ class Standing:
     objects_replaced: int = 0
     dead_letters_replaced: int = 0  # letters of those objects
     messages_unserved: int = 0  # in queues that no living worker serves, while some are there
+    workers_elsewhere: bool = False  # there may be some on other hosts, which cannot be seen from here
     disagreements: Sequence[str] = ()
     queues: Sequence[QueueStanding] = ()  # without those of dead letters
     pipelines: Sequence[PipelineStanding] = ()
@@ -58,14 +60,16 @@ class Standing:
         """One line: what needs a person, the worst first."""
         if self.troubles:
             return "; ".join(self.troubles)
+        if self.workers_elsewhere and not self.workers and self._messages:
+            return f"messages waiting or in work: {self._messages:,}; workers of other hosts cannot be seen from here"
         return "at work" if self.objects_left or self.batches_unpublished else "all well"
 
     @property
     def troubles(self) -> Sequence[str]:
-        """What needs a person. Unfinished things are none while a worker is there to finish them, and the dead are none
-        once a later version of the object was processed."""
+        """What needs a person. Unfinished things are none while a worker is there to finish them, or may be on another
+        host; the dead are none once a later version of the object was processed."""
         found = [f"table and ledger disagree: {why}" for why in self.disagreements]
-        if not self.workers:
+        if not self.workers and not self.workers_elsewhere:
             found += self._waiting
         if self.messages_unserved:
             found.append(f"messages in queues that no worker serves: {self.messages_unserved:,}")
@@ -81,13 +85,16 @@ class Standing:
         return sum(number for state, number in self.objects.items() if state not in TERMINAL)
 
     @property
+    def _messages(self) -> int:
+        return self.messages_visible + self.messages_in_flight + self.messages_delayed
+
+    @property
     def _waiting(self) -> Sequence[str]:
         found = []
-        messages = self.messages_visible + self.messages_in_flight + self.messages_delayed
         if self.objects_left:
             found.append(f"objects waiting with no worker running: {self.objects_left:,}")
-        elif messages:
-            found.append(f"messages waiting with no worker running: {messages:,}")
+        elif self._messages:
+            found.append(f"messages waiting with no worker running: {self._messages:,}")
         if self.batches_unpublished:
             found.append(f"batches committed and not yet published: {self.batches_unpublished:,}")
         return found
@@ -103,6 +110,7 @@ def standing(scope: Scope) -> Standing:
         letters_replaced = _letters_replaced(seen, dead.values())
         every = standings(scope.settings, seen.broker)
     queues = [one for one in every if not one.queue.endswith(DEAD_LETTER_SUFFIX)]
+    elsewhere = has_workers_elsewhere(scope.settings)
     ages = [age for one in queues if (age := one.oldest_visible_message_age_seconds) is not None]
     return Standing(
         table=None if scope.table is None else str(scope.table.table),
@@ -118,7 +126,8 @@ def standing(scope: Scope) -> Standing:
         workers=workers,
         objects_replaced=sum(one.objects_replaced for one in pipelines),
         dead_letters_replaced=letters_replaced,
-        messages_unserved=_unserved(queues) if workers and not silent else 0,
+        messages_unserved=_unserved(queues) if workers and not silent and not elsewhere else 0,
+        workers_elsewhere=elsewhere,
         disagreements=[one.disagreement for one in pipelines if one.disagreement is not None],
         queues=queues,
         pipelines=pipelines,

@@ -24,7 +24,10 @@ def demo(
     ] = Path(DEFAULT_FOLDER),
     json_: Json = False,
 ) -> None:
-    """Make access logs, bring them into a table, die in the middle, go on, and prove that every line is there once."""
+    """Make access logs, bring them into a table, die in the middle, go on, and prove that every line is there once.
+
+    All of it happens in its folder, whatever the settings broker and ledger say.
+    """
     from penstock.pipeline.extra import require_spark
 
     require_spark()

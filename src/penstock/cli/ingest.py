@@ -70,7 +70,9 @@ def ingest(
 
     Run it again at any time: what is in the table stays as it is, new and changed files are added, and what a killed
     run left half done is finished. Exit code 3: some object is dead. 75: stopped before everything was done. With
-    --watch it ends when it is asked to stop: 0 when all that it saw at rest is done then.
+    --watch it ends when it is asked to stop: 0 when all that it saw at rest is done then. Its queue and ledger are
+    files beside the table, whatever the settings broker and ledger say; a queue elsewhere is served by a pipeline of an
+    app.
     """
     from penstock.pipeline.extra import require_spark
 

@@ -13,14 +13,17 @@ from penstock.errors import UsageError
 if TYPE_CHECKING:
     from penstock.app.queues import QueueStanding
 
-app = typer.Typer(help="The queues: how they stand, and who works on them.", no_args_is_help=True)
+app = typer.Typer(
+    help="The queues: how they stand, and who of this host works on them. Workers of other hosts cannot be seen.",
+    no_args_is_help=True,
+)
 
 Queue = Annotated[str, typer.Argument(metavar="QUEUE", help="The queue's name.")]
 
 
 @app.command("list")
 def list_(json_: Json = False) -> None:
-    """List the queues: depths, ages, dead letters, workers."""
+    """List the queues: depths, ages, dead letters, workers of this state folder on this host."""
     from penstock.app.queues import opened, standings
     from penstock.config import load_settings
 
@@ -54,7 +57,7 @@ def list_(json_: Json = False) -> None:
 
 @app.command()
 def show(queue: Queue, json_: Json = False) -> None:
-    """Show one queue, and the workers that serve it."""
+    """Show one queue, and the workers of this state folder on this host that serve it."""
     from penstock.app.queues import opened, standing_of
     from penstock.config import load_settings
 
@@ -74,7 +77,7 @@ def show(queue: Queue, json_: Json = False) -> None:
             "oldest visible": _age(standing.oldest_visible_message_age_seconds) or "nothing waits",
             "oldest": _oldest(standing),
             "dead letters": f"{standing.dead_letters:,}",
-            "workers": ", ".join(standing.workers) or "none on this state folder",
+            "workers": ", ".join(standing.workers) or "none of this state folder on this host",
         }
     )
 

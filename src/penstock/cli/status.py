@@ -55,7 +55,7 @@ def _of_table(found: "Standing") -> Mapping[str, object]:
             oldest_seconds=found.oldest_visible_message_age_seconds,
         ),
         "dead letters": _letters(found),
-        "workers": ", ".join(found.workers) or "none running",
+        "workers": _workers(found),
     }
 
 
@@ -65,7 +65,7 @@ def _of_app(found: "Standing", *, ledger: str) -> Mapping[str, object]:
         **{f"pipeline {one.pipeline}": _pipeline(one) for one in found.pipelines},
         **{f"queue {one.queue}": _queue(one) for one in found.queues},
         "dead letters": _letters(found),
-        "workers": ", ".join(found.workers) or "none running",
+        "workers": _workers(found),
     }
 
 
@@ -84,6 +84,10 @@ def _queue(one: "QueueStanding") -> str:
     )
     letters = f"; {counted(one.dead_letters, 'dead letter')}" if one.dead_letters else ""
     return f"{messages}{letters}{'; paused' if one.paused else ''}"
+
+
+def _workers(found: "Standing") -> str:
+    return ", ".join(found.workers) or ("none on this host" if found.workers_elsewhere else "none running")
 
 
 def _version(version: int | None) -> str:
@@ -132,6 +136,7 @@ def _document(found: "Standing") -> dict[str, Any]:
         "dead_letters": found.dead_letters,
         "dead_letters_replaced": found.dead_letters_replaced,
         "workers": list(found.workers),
+        "workers_elsewhere": found.workers_elsewhere,
         "pipelines": [dataclasses.asdict(one) | {"objects": _by_state(one.objects)} for one in found.pipelines],
         "queues": [dataclasses.asdict(one) for one in found.queues],
     }

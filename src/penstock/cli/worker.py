@@ -90,7 +90,7 @@ def run(
 
 @app.command()
 def ps(state: State = None, json_: Json = False) -> None:
-    """List the living workers of this state folder."""
+    """List the living workers of this state folder on this host. Those of other hosts are listed there."""
     import time
 
     workers = _workers(state)
@@ -116,19 +116,19 @@ def ps(state: State = None, json_: Json = False) -> None:
             for record in records
         ]
         + [(worker, "", "", "", "", "keeps no record", "", "", "") for worker in silent],
-        empty="No worker runs on this state folder.",
+        empty="No worker of this state folder runs on this host.",
     )
 
 
 @app.command()
 def drain(state: State = None, worker: Worker = None, all_: All = False, json_: Json = False) -> None:
-    """Let workers fetch no more, finish what they hold, and stay up."""
+    """Let workers of this state folder on this host fetch no more, finish what they hold, and stay up."""
     _signal(_workers(state), signal.SIGTSTP, worker, all_=all_, json_=json_, verb="to drain")
 
 
 @app.command()
 def stop(state: State = None, worker: Worker = None, all_: All = False, json_: Json = False) -> None:
-    """Let workers finish what they hold, or give it back in time, and end."""
+    """Let workers of this state folder on this host finish what they hold, or give it back in time, and end."""
     _signal(_workers(state), signal.SIGTERM, worker, all_=all_, json_=json_, verb="to stop")
 
 
@@ -251,7 +251,10 @@ def _chosen(records: "Sequence[WorkerRecord]", worker: str | None, *, all_: bool
     if worker is not None:
         records = [record for record in records if worker in (record.worker, str(record.pid))]
         if not records:
-            raise UsageError(f"There is no living worker {worker} on this state; `penstock worker ps` lists them.")
+            raise UsageError(
+                f"There is no living worker {worker} of this state folder on this host; `penstock worker ps` lists "
+                "those there are."
+            )
     elif len(records) > 1 and not all_:
         names = ", ".join(record.worker for record in records)
         raise UsageError(f"There are {len(records)} workers: {names}; name one with --worker, or give --all.")

@@ -2,6 +2,7 @@
 
 import threading
 from pathlib import Path
+from typing import cast
 
 import pytest
 
@@ -11,7 +12,7 @@ from penstock.app.registry import Workers
 from penstock.brokers.memory import MemoryBroker
 from penstock.brokers.sqlite import SqliteBroker
 from penstock.config import Settings
-from penstock.errors import ConfigurationError
+from penstock.errors import ConfigurationError, TemporaryError
 from penstock.events import Event, UpkeepFailed
 from penstock.ledger import Ledger
 from penstock.ledger.work_records import WorkState
@@ -83,6 +84,57 @@ def test_a_worker_is_known_exactly_while_it_lives(tmp_path: Path) -> None:
         assert [record.worker for record in Workers(tmp_path).records()] == ["me"]
     assert Workers(tmp_path).records() == []
     broker.close()
+
+
+def test_any_broker_that_knows_who_holds_what_is_told_of_the_dead_of_this_host(tmp_path: Path) -> None:
+    told: list[str] = []
+    heard = threading.Event()
+
+    class OnAnotherHost:
+        def release_holder(self, holder: str) -> int:
+            told.append(holder)
+            heard.set()
+            return 1
+
+    ProcessRegistry(tmp_path / PROCESSES_FOLDER)
+    (tmp_path / PROCESSES_FOLDER / "gone.lock").touch()
+    made = presence(tmp_path, cast(Broker, OnAnotherHost()))
+    assert len(made.listeners) == 1
+    with made.kept(ledger=no_ledger, tell=nobody, random=lambda: 0.5):
+        assert heard.wait(DEADLINE_SECONDS)
+        assert [record.worker for record in Workers(tmp_path).records()] == ["me"]
+    assert told == ["gone"]
+
+
+def test_a_broker_that_does_not_know_who_holds_what_leaves_no_trace(tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    made = presence(tmp_path, cast(Broker, object()), state=state)
+    with made.kept(ledger=no_ledger, tell=nobody, random=lambda: 0.5):
+        assert not state.exists()
+
+
+def test_a_broker_that_is_away_leaves_the_dead_to_the_next_sweep(tmp_path: Path) -> None:
+    tries: list[str] = []
+    told: list[Event] = []
+    again = threading.Event()
+
+    class Away:
+        def release_holder(self, holder: str) -> int:
+            tries.append(holder)
+            if len(tries) == 1:
+                raise TemporaryError("away")
+            again.set()
+            return 0
+
+    ProcessRegistry(tmp_path / PROCESSES_FOLDER)
+    (tmp_path / PROCESSES_FOLDER / "gone.lock").touch()
+    made = presence(tmp_path, cast(Broker, Away()))
+    with made.kept(ledger=no_ledger, tell=told.append, random=lambda: -0.49):
+        assert again.wait(DEADLINE_SECONDS)
+    assert (tries, [event.error for event in told if isinstance(event, UpkeepFailed)]) == (
+        ["gone", "gone"],
+        ["TemporaryError: away"],
+    )
 
 
 def test_a_queue_in_memory_leaves_no_trace(tmp_path: Path) -> None:
