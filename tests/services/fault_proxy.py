@@ -1,0 +1,258 @@
+"""A proxy on the way to a server, which does to connections what networks do, at the command of a test.
+
+It parses nothing: it passes bytes on, holds them, loses them, or ends connections.
+"""
+
+import socket
+import struct
+import threading
+from dataclasses import dataclass, field
+from enum import Enum
+
+CHUNK_BYTES = 64 * 1024
+PATIENCE_SECONDS = 10.0
+RESET_ON_CLOSE = struct.pack("ii", 1, 0)  # SO_LINGER: closing says RST
+
+Address = str | tuple[str, int]  # a unix socket's path, or host and port
+
+
+class Way(Enum):
+    """Of bytes, seen from the client."""
+
+    REQUESTS = "to the server"
+    REPLIES = "to the client"
+
+
+class Afterwards(Enum):
+    """What becomes of a connection whose reply was swallowed."""
+
+    CUT = "it is reset"
+    HOLD = "it stays open, and nothing comes any more"
+
+
+@dataclass(slots=True, eq=False)
+class Trap:
+    """Waits for one request that contains the marker; ``sprung`` is set when its reply has come and was swallowed."""
+
+    marker: bytes
+    afterwards: Afterwards
+    sprung: threading.Event = field(default_factory=threading.Event)
+
+    def wait(self) -> None:
+        assert self.sprung.wait(PATIENCE_SECONDS), f"no reply to {self.marker!r} came in {PATIENCE_SECONDS} s"
+
+
+class Link:
+    """One client's connection and the one to the server that belongs to it."""
+
+    def __init__(self, client: socket.socket, server: socket.socket) -> None:
+        self.client, self.server = client, server
+        self.deaf = False  # never unset: what comes is thrown away. Written by the test's thread and the link's own
+        self.ending = False  # never unset, written by any thread
+        self.trap: Trap | None = None  # written by the thread of the requests before it passes them on
+        self.over = threading.Event()
+        self._left = 2  # threads; under the lock
+        self._lock = threading.Lock()
+
+    def cut(self) -> None:
+        """Reset both sides. The threads wake, and the last one to leave closes."""
+        self.ending = True
+        for side in (self.client, self.server):
+            try:
+                if side.family != socket.AF_UNIX:
+                    side.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET_ON_CLOSE)
+                side.shutdown(socket.SHUT_RD)
+            except OSError:  # closed already
+                continue
+
+    def leave(self) -> bool:
+        """Called by each of the two threads at its end; answers whether it was the last."""
+        with self._lock:
+            self._left -= 1
+            last = self._left == 0
+        if last:
+            self.client.close()
+            self.server.close()
+        return last
+
+
+class FaultProxy:
+    """Listens on a loopback port of the system's choice. One test commands it; all connections obey at once."""
+
+    def __init__(self, server: Address) -> None:
+        self.server = server
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._changed = threading.Condition()
+        self._stalled: frozenset[Way] = frozenset()  # these four under the condition's lock
+        self._deaf = False
+        self._traps: list[Trap] = []
+        self._links: set[Link] = set()
+        self._accepting = threading.Thread(target=self._accept, daemon=True, name="fault-proxy")
+        self._accepting.start()
+
+    @property
+    def url(self) -> str:
+        return "redis://{}:{}".format(*self._listener.getsockname()[:2])
+
+    @property
+    def connections(self) -> int:
+        """Those open now."""
+        with self._changed:
+            return len(self._links)
+
+    # --- faults
+
+    def stall(self, *ways: Way) -> None:
+        """Hold what comes on these ways, by default on both, until `heal`: then all of it goes on."""
+        with self._changed:
+            self._stalled = frozenset(ways or Way)
+
+    def half_open(self) -> None:
+        """Lose all bytes of every connection from now on, and tell nobody; of new ones too, until `heal`.
+
+        Connections that lost bytes stay dead: bytes behind a gap would make no sense.
+        """
+        with self._changed:
+            self._deaf = True
+            for link in self._links:
+                link.deaf = True
+
+    def cut(self) -> None:
+        """Reset every connection; new ones are welcome. Back when both sides know."""
+        with self._changed:
+            links = tuple(self._links)
+            for link in links:
+                link.cut()
+            self._changed.notify_all()
+        for link in links:
+            assert link.over.wait(PATIENCE_SECONDS), "a connection did not end"
+
+    def swallow(self, marker: bytes = b"", *, afterwards: Afterwards = Afterwards.CUT) -> Trap:
+        """Let the next request with these bytes in it reach the server, and its reply nobody."""
+        trap = Trap(marker, afterwards)
+        with self._changed:
+            self._traps.append(trap)
+        return trap
+
+    def heal(self) -> None:
+        """From now on all goes through, and no trap waits."""
+        with self._changed:
+            self._stalled = frozenset()
+            self._deaf = False
+            self._traps.clear()
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._accepting.join(PATIENCE_SECONDS)
+        self._listener.close()
+        self.heal()
+        self.cut()
+
+    # --- the way of the bytes
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                client, _ = self._listener.accept()
+            except OSError:  # the listener was closed
+                return
+            try:
+                link = Link(client, connect(self.server))
+            except OSError:  # the server is away: as if it had refused the client
+                client.close()
+                continue
+            with self._changed:
+                link.deaf = self._deaf
+                self._links.add(link)
+            for way in (self._pass_requests, self._pass_replies):
+                threading.Thread(target=way, args=(link,), daemon=True, name="fault-proxy-link").start()
+
+    def _pass_requests(self, link: Link) -> None:
+        before = b""  # the end of what came earlier: a marker may come in two pieces
+        while data := received(link.client):
+            before = self._look_for_markers(link, before + data)
+            if self._may_go_on(link, Way.REQUESTS) and not link.deaf and not sent(link.server, data):
+                break
+        if link.deaf:
+            link.cut()
+        elif not link.ending:
+            end(link.server)
+        self._leave(link)
+
+    def _pass_replies(self, link: Link) -> None:
+        while data := received(link.server):
+            if not self._may_go_on(link, Way.REPLIES) or link.deaf:
+                continue
+            if link.trap is not None:
+                self._spring(link, link.trap)
+            elif not sent(link.client, data):
+                break
+        if not (link.deaf or link.ending):
+            end(link.client)
+        self._leave(link)
+
+    def _look_for_markers(self, link: Link, seen: bytes) -> bytes:
+        with self._changed:
+            for trap in self._traps:
+                if link.trap is None and trap.marker in seen:
+                    link.trap = trap
+                    self._traps.remove(trap)
+                    break
+            kept = max((len(trap.marker) - 1 for trap in self._traps), default=0)
+        return seen[-kept:] if kept > 0 else b""
+
+    def _may_go_on(self, link: Link, way: Way) -> bool:
+        """Wait while this way is stalled; False if the connection is to end."""
+        with self._changed:
+            self._changed.wait_for(lambda: way not in self._stalled or link.ending)
+        return not link.ending
+
+    def _spring(self, link: Link, trap: Trap) -> None:
+        if trap.afterwards is Afterwards.CUT:
+            link.cut()
+        else:
+            link.deaf = True
+        trap.sprung.set()
+
+    def _leave(self, link: Link) -> None:
+        if link.leave():
+            with self._changed:
+                self._links.discard(link)
+            link.over.set()
+
+
+def connect(address: Address) -> socket.socket:
+    if isinstance(address, tuple):
+        return socket.create_connection(address, timeout=None)
+    made = socket.socket(socket.AF_UNIX)
+    try:
+        made.connect(address)
+    except OSError:
+        made.close()
+        raise
+    return made
+
+
+def received(side: socket.socket) -> bytes:
+    """What comes next; nothing where the connection has ended."""
+    try:
+        return side.recv(CHUNK_BYTES)
+    except OSError:
+        return b""
+
+
+def sent(side: socket.socket, data: bytes) -> bool:
+    try:
+        side.sendall(data)
+    except OSError:
+        return False
+    return True
+
+
+def end(side: socket.socket) -> None:
+    """Tell the other side that nothing more comes, and hear nothing more: the thread that listens there wakes."""
+    try:
+        side.shutdown(socket.SHUT_RDWR)
+    except OSError:
+        return

@@ -1,0 +1,198 @@
+"""The proxy does to connections what it says, and nothing else."""
+
+import socket
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+from tests.integration.fleet import wait_for
+from tests.services.fault_proxy import Afterwards, FaultProxy, Way
+from tests.services.plugin import Servers
+from tests.services.redis_server import RedisServer
+
+PING = b"PING\r\n"
+IMPATIENT_SECONDS = 0.15
+
+
+@pytest.fixture
+def server(servers: Servers) -> Iterator[RedisServer]:
+    server = servers.redis("7.0")
+    yield server
+    server.clean()
+
+
+@pytest.fixture
+def proxy(server: RedisServer) -> Iterator[FaultProxy]:
+    proxy = FaultProxy(str(server.socket))
+    yield proxy
+    proxy.close()
+    assert proxy.connections == 0
+
+
+@pytest.fixture
+def connect(proxy: FaultProxy) -> Iterator[Callable[[], redis.Redis]]:
+    """Clients that hold one connection each, try nothing twice, and give up soon."""
+    opened: list[redis.Redis] = []
+
+    def connect() -> redis.Redis:
+        client = redis.Redis.from_url(
+            proxy.url, single_connection_client=True, retry=Retry(NoBackoff(), 0), socket_timeout=IMPATIENT_SECONDS
+        )
+        opened.append(client)
+        return client
+
+    yield connect
+    for client in opened:
+        client.close()
+
+
+def test_without_a_fault_everything_goes_through(proxy: FaultProxy, connect: Callable[[], redis.Redis]) -> None:
+    large = b"x" * 3_000_000
+    one, two = connect(), connect()
+    one.set("a", large)
+    assert two.get("a") == large
+    assert proxy.connections == 2
+    one.close()
+    wait_for(lambda: proxy.connections == 1, "the proxy knows that a client has left")
+
+
+def test_a_server_that_is_away_is_away_behind_the_proxy_too(tmp_path: Path) -> None:
+    proxy = FaultProxy(str(tmp_path / "nobody"))
+    with (
+        redis.Redis.from_url(proxy.url, retry=Retry(NoBackoff(), 0)) as client,
+        pytest.raises(redis.ConnectionError),
+    ):
+        client.ping()
+    proxy.close()
+
+
+def test_what_was_stalled_goes_on_when_healed(
+    server: RedisServer, proxy: FaultProxy, connect: Callable[[], redis.Redis]
+) -> None:
+    proxy.stall()
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(connect_patiently(proxy).incr, "a")
+        with pytest.raises(redis.TimeoutError):
+            connect().ping()
+        assert not asked.done()
+        assert server.cli("GET", "a") is None
+        proxy.heal()
+        assert asked.result(timeout=10) == 1
+
+
+def test_stalled_replies_let_requests_through(
+    server: RedisServer, proxy: FaultProxy, connect: Callable[[], redis.Redis]
+) -> None:
+    client = connect()
+    client.ping()
+    proxy.stall(Way.REPLIES)
+    with pytest.raises(redis.TimeoutError):
+        client.incr("a")
+    assert server.cli("GET", "a") == b"1"
+
+
+def test_half_open_connections_stay_dead_and_new_ones_live_after_healing(
+    server: RedisServer, proxy: FaultProxy, connect: Callable[[], redis.Redis]
+) -> None:
+    client = connect()
+    client.ping()
+    proxy.half_open()
+    with pytest.raises(redis.TimeoutError):  # it hears nothing, not even that the connection is over
+        client.incr("a")
+    with pytest.raises(redis.TimeoutError):
+        connect().ping()
+    proxy.heal()
+    assert connect().incr("a") == 1
+
+
+def test_a_dead_connection_does_not_come_to_life_by_healing(proxy: FaultProxy, server: RedisServer) -> None:
+    with raw_connection(proxy) as connection:
+        ask(connection, PING)
+        proxy.half_open()
+        proxy.heal()
+        connection.settimeout(IMPATIENT_SECONDS)
+        with pytest.raises(TimeoutError):
+            ask(connection, PING)
+
+
+def test_cut_connections_are_reset_and_new_ones_welcome(
+    proxy: FaultProxy, connect: Callable[[], redis.Redis], server: RedisServer
+) -> None:
+    patient = connect_patiently(proxy)
+    with ThreadPoolExecutor(1) as pool:
+        blocked = pool.submit(patient.blpop, ["nothing"], 8)
+        wait_for(lambda: server.client.info("clients")["blocked_clients"] == 1, "somebody is blocked")
+        proxy.cut()
+        with pytest.raises(redis.ConnectionError, match="reset"):
+            blocked.result(timeout=5)
+    assert proxy.connections == 0
+    wait_for(lambda: server.client.info("clients")["blocked_clients"] == 0, "the server knows, too")
+    assert connect().ping()
+    patient.close()
+
+
+def test_stalled_connections_can_be_cut(proxy: FaultProxy, connect: Callable[[], redis.Redis]) -> None:
+    client = connect()
+    client.ping()
+    proxy.stall()
+    with pytest.raises(redis.TimeoutError):
+        client.incr("a")
+    proxy.cut()
+    assert proxy.connections == 0
+
+
+def test_a_swallowed_reply_is_of_the_marked_request_alone_and_that_was_done(
+    proxy: FaultProxy, connect: Callable[[], redis.Redis], server: RedisServer
+) -> None:
+    one, two = connect(), connect()
+    trap = proxy.swallow(b"INCRBY")
+    assert one.set("a", 5)
+    assert two.get("a") == b"5"
+    assert not trap.sprung.is_set()
+    with pytest.raises(redis.ConnectionError):
+        one.incr("a")
+    trap.wait()
+    assert server.cli("GET", "a") == b"6"
+    assert two.incr("a") == 7  # it was for one alone
+
+
+def test_after_a_swallowed_reply_the_connection_may_be_held(
+    proxy: FaultProxy, connect: Callable[[], redis.Redis], server: RedisServer
+) -> None:
+    client = connect()
+    client.ping()
+    trap = proxy.swallow(afterwards=Afterwards.HOLD)
+    with pytest.raises(redis.TimeoutError):
+        client.incr("a")
+    trap.wait()
+    assert server.cli("GET", "a") == b"1"
+
+
+def test_a_marker_that_comes_in_two_pieces_is_seen(proxy: FaultProxy, server: RedisServer) -> None:
+    with raw_connection(proxy) as connection:
+        trap = proxy.swallow(b"marker")
+        ask(connection, PING + b"ECHO mar")
+        connection.sendall(b"ker\r\n")
+        with pytest.raises(ConnectionResetError):
+            connection.recv(100)
+        trap.wait()
+
+
+def connect_patiently(proxy: FaultProxy) -> redis.Redis:
+    return redis.Redis.from_url(proxy.url, retry=Retry(NoBackoff(), 0), socket_timeout=10)
+
+
+def raw_connection(proxy: FaultProxy) -> socket.socket:
+    address = urlsplit(proxy.url)
+    assert address.port is not None
+    return socket.create_connection(("127.0.0.1", address.port), timeout=10)
+
+
+def ask(connection: socket.socket, request: bytes) -> None:
+    connection.sendall(request)
+    assert connection.recv(100) == b"+PONG\r\n"
