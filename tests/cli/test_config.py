@@ -7,7 +7,8 @@ import pytest
 from tests.cli.conftest import Call
 
 from penstock.app.budget import PLATFORMS, plan
-from penstock.app.checks import Verdict, machine_checks
+from penstock.app.checks import machine_checks
+from penstock.app.findings import Verdict
 from penstock.cli.config import PlatformName
 from penstock.config import Settings, load_settings
 from penstock.errors import ConfigurationError

@@ -9,6 +9,7 @@ from tests.cli.conftest import Call, Said
 from tests.cli.scene import Scene
 
 from penstock.app import checks
+from penstock.app.findings import Verdict
 from penstock.errors import ConfigurationError
 from penstock.ledger.records import Failure
 
@@ -18,7 +19,7 @@ WELL = "runs"
 
 @pytest.fixture(autouse=True)
 def no_spark(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checks, "_spark", lambda environ: (checks.Verdict.OK, WELL))
+    monkeypatch.setattr(checks, "_spark", lambda environ: (Verdict.OK, WELL))
 
 
 def verdicts(said: Said) -> dict[str, str]:

@@ -4,14 +4,13 @@ import os
 import platform
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from enum import StrEnum
+from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
+from penstock.app.findings import Finding, Verdict, guarded
 from penstock.config import load_settings, shown, unknown_variables
 from penstock.errors import PenstockError
 
@@ -22,36 +21,18 @@ PYTHON_MIN = (3, 11)
 FREE_BYTES_MIN = 2 * 1024**3
 
 
-class Verdict(StrEnum):
-    """What a finding means: a warning may be lived with, a failure may not."""
-
-    OK = "ok"
-    WARNING = "warning"
-    FAILED = "failed"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
-    """What one check found, and what to do where it is not as it should be and what was found does not say so."""
-
-    check: str
-    verdict: Verdict
-    found: str
-    hint: str = ""
-
-
 def machine_checks(environ: Mapping[str, str]) -> Iterator[Finding]:
     """Python, settings, the extra, Java, disk, and a Spark that runs a real job. In this order; what hangs on a failed
     one is left out."""
     yield _python()
-    yield _guarded("settings", _settings, hint="Mend the name, or unset the variable; nothing reads it.")
-    spark_extra = _guarded("spark extra", _extra)
+    yield guarded("settings", _settings, hint="Mend the name, or unset the variable; nothing reads it.")
+    spark_extra = guarded("spark extra", _extra)
     yield spark_extra
-    java = _guarded("java", lambda: _java(environ), hint="Set JAVA_HOME to the Java in use, or unset it.")
+    java = guarded("java", lambda: _java(environ), hint="Set JAVA_HOME to the Java in use, or unset it.")
     yield java
     yield _disk(Path.cwd())
     if Verdict.FAILED not in (spark_extra.verdict, java.verdict):
-        yield _guarded("spark", lambda: _spark(environ))
+        yield guarded("spark", lambda: _spark(environ))
 
 
 def state_checks(asked: "Asked") -> Iterator[Finding]:
@@ -66,10 +47,10 @@ def state_checks(asked: "Asked") -> Iterator[Finding]:
         return
     for scope in scopes:
         if scope.table is None:
-            yield _guarded("broker", partial(_broker, scope))
-            yield _guarded("ledger", partial(_ledger, scope))
-            yield _guarded("stopping", partial(_stopping, scope))
-        yield _guarded(
+            yield from _broker_checks(scope)
+            yield guarded("ledger", partial(_ledger, scope))
+            yield guarded("stopping", partial(_stopping, scope))
+        yield guarded(
             "app" if scope.table is None else "table",
             partial(_standing, scope),
             hint=f"`penstock status{scope.options}` shows more, `penstock objects list{scope.options} --only dead` the "
@@ -82,6 +63,17 @@ def _standing(scope: "Scope") -> tuple[Verdict, str]:
 
     found = standing(scope)
     return (Verdict.WARNING if found.troubles else Verdict.OK), f"{scope.name}: {found.verdict}"
+
+
+def _broker_checks(scope: "Scope") -> Iterator[Finding]:
+    from penstock.app.redis_address import is_redis
+
+    broker = guarded("broker", partial(_broker, scope))
+    yield broker
+    if is_redis(scope.settings.broker) and broker.verdict is not Verdict.FAILED:
+        from penstock.app.redis_checks import redis_checks
+
+        yield from redis_checks(scope.settings)
 
 
 def _broker(scope: "Scope") -> tuple[Verdict, str]:
@@ -106,17 +98,6 @@ def _stopping(scope: "Scope") -> tuple[Verdict, str]:
     total_seconds = scope.settings.stop_timeout_seconds
     found = budget(stop_timeout_seconds=total_seconds, drain_seconds=scope.settings.drain_seconds)
     return Verdict.OK, f"work in flight has {found.drain_seconds:g} of the {total_seconds:g} s that stopping may take"
-
-
-def _guarded(check: str, look: Callable[[], tuple[Verdict, str]], *, hint: str = "") -> Finding:
-    """Run a check. ``hint`` is given where the verdict is a warning: errors of ours say themselves what to do."""
-    try:
-        verdict, found = look()
-    except PenstockError as error:
-        return Finding(check=check, verdict=Verdict.FAILED, found=str(error))
-    except Exception as error:  # whatever is wrong with this machine, the other checks have their say
-        return Finding(check=check, verdict=Verdict.FAILED, found=f"{type(error).__name__}: {error}")
-    return Finding(check=check, verdict=verdict, found=found, hint=hint if verdict is Verdict.WARNING else "")
 
 
 def _python() -> Finding:

@@ -10,7 +10,7 @@ from penstock.cli.exits import CHECK_FOUND_PROBLEMS
 from penstock.cli.output import AppName, Json, Pipeline, StateFolder, Table, print_json, printable
 
 if TYPE_CHECKING:
-    from penstock.app.checks import Finding
+    from penstock.app.findings import Finding
 
 
 def doctor(
@@ -24,7 +24,8 @@ def doctor(
     something failed."""
     from itertools import chain
 
-    from penstock.app.checks import Finding, Verdict, machine_checks, state_checks
+    from penstock.app.checks import machine_checks, state_checks
+    from penstock.app.findings import Finding, Verdict
     from penstock.app.scope import Asked
 
     asked = Asked(table=table, state=state, pipeline=pipeline, app=app_name)
