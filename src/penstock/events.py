@@ -35,6 +35,14 @@ class MessagesReceived(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MessagesVanished(Event):
+    """Somebody else deleted from the queue what was handed over and came back: an incident, for it is lost."""
+
+    queue: str
+    entries: tuple[str, ...]  # as the broker names them
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MessageEvent(Event):
     """The root of what happens to one delivery in a handler."""
 
@@ -481,6 +489,11 @@ class Bus:
 
     def __init__(self, *listeners: Listener) -> None:
         self._listeners = listeners  # fixed at construction, so no lock is needed
+
+    @property
+    def heard(self) -> bool:
+        """Whether anybody listens: what is told for every message need not be put into words for nobody."""
+        return bool(self._listeners)
 
     def emit(self, event: Event) -> None:
         for listener in self._listeners:

@@ -9,7 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 from penstock.brokers import rules
 from penstock.brokers.sqlite_queues import QueueRow, Queues
-from penstock.brokers.sqlite_rows import Row, decode_attributes, encode_attributes
+from penstock.brokers.attributes import decode_attributes, encode_attributes
+from penstock.brokers.sqlite_rows import Row
 from penstock.messaging.death import Death, with_death
 
 ROWS_MAX = 10_000  # looked after in one transaction, so that other writers come in between

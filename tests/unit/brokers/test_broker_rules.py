@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from penstock.brokers import rules
 from penstock.brokers.rules import HandOver
-from penstock.brokers.sqlite_rows import decode_attributes, decode_group, encode_attributes, encode_group
+from penstock.brokers.attributes import decode_attributes, decode_group, encode_attributes, encode_group
 
 SEQS = st.integers(0, 10**15)
 

@@ -19,7 +19,8 @@ from penstock.messaging.settlement import Ack, DeadLetter, Release
 
 _LEASE_SECONDS = 10.0
 _WINDOW_SECONDS = 1.0  # for deduplication: what it leaves is gone after that
-_QUEUE = "try"
+_QUEUE, _ONCE = "try", "1"
+_PARTS = ("queue", "ring", "ready", "delayed", "stream", "wake", f"once:{_ONCE}")  # of a queue's keys
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +85,7 @@ def try_everything(url: str, *, prefix: str) -> None:
 
 
 def _try(broker: RedisStreamsBroker) -> None:
-    broker.send(_QUEUE, [Outgoing(body=b"{}"), Outgoing(body=b"{}"), Outgoing(body=b"{}", deduplication_id="1")])
+    broker.send(_QUEUE, [Outgoing(body=b"{}"), Outgoing(body=b"{}"), Outgoing(body=b"{}", deduplication_id=_ONCE)])
     broker.send(_QUEUE, [Outgoing(body=b"{}", delay_seconds=_LEASE_SECONDS)])
     acked, released, dead = [_one(broker) for _ in range(3)]
     broker.extend([acked], lease_seconds=_LEASE_SECONDS)
@@ -117,7 +118,7 @@ def _remove(url: str, prefix: str) -> None:
     names = [keys.queues]
     for queue in (_QUEUE, f"{_QUEUE}{DEAD_LETTER_SUFFIX}"):
         base = keys.base(queue)
-        names += [f"{base}:{part}" for part in ("queue", "ring", "ready", "delayed", "stream", "wake")]
+        names += [f"{base}:{part}" for part in _PARTS]
     server = Server(url)
     try:
         server.run(*[("UNLINK", name) for name in names])

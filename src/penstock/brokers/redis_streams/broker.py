@@ -1,0 +1,333 @@
+"""The broker on Redis Streams: what it promises beyond `penstock.messaging.broker.Broker`.
+
+- A queue is a ring of groups, each with a list of its ready messages, and a stream that holds what is handed over. One
+  script moves messages from the ring into the stream and reads them. So groups share fairly, and there is one pending
+  list to look after.
+- Every hand-over is a stream entry of its own. What comes back (released, or its lease is over) leaves the stream and
+  gets a new entry when it is handed over again. An entry's id is therefore the receipt, and a fence: XACK of an id
+  that is not pending any more answers 0, XCLAIM claims nothing, and nothing can be stolen back by a late heartbeat.
+- A lease is over when somebody looks (`sweep_seconds`, by default half a lease). Until then its holder may settle.
+- Nothing leaves silently, as on the embedded broker; nothing is ever trimmed.
+- What the server was told survives as far as its persistence and replication go: see docs/redis.md.
+
+Time is the server's clock, in milliseconds.
+"""
+
+import random as random_numbers
+import secrets
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+
+from penstock.brokers import rules
+from penstock.brokers.redis_streams.keys import Keys
+from penstock.brokers.redis_streams.listening import Deaf, Ear
+from penstock.brokers.redis_streams.records import State, entry_of, message_of, milliseconds, sent
+from penstock.brokers.redis_streams.server import Command, Server, script
+from penstock.brokers.redis_streams.sweeping import Sweeping
+from penstock.brokers.redis_streams.turns import Turns
+from penstock.errors import ConfigurationError, TemporaryError
+from penstock.events import Event
+from penstock.messaging.broker import (
+    DEAD_LETTER_SUFFIX,
+    Ask,
+    Capabilities,
+    Listening,
+    QueueSettings,
+    QueueStats,
+    SettleFailure,
+    Turn,
+)
+from penstock.messaging.clock import Clock, SystemClock
+from penstock.messaging.delivery import Delivery
+from penstock.messaging.message import Message, Outgoing
+from penstock.messaging.settlement import Release, Settlement
+from penstock.messaging.waits import Random
+
+SEND_MAX = 1_000  # messages in one script: a few milliseconds of the server
+EXTEND_MAX = 1_000
+LEASE_SECONDS = 60.0  # what who only looks takes for a lease: it says how often to sweep
+BROWSE_MAX = 1_000
+_WAIT_SECONDS_MAX = 5.0  # of one blocking call; less than a connection waits for an answer
+_WAIT_SECONDS_MIN = 0.02
+
+
+def _nobody(_: Event) -> None:
+    pass
+
+
+class RedisStreamsBroker:
+    """`penstock.messaging.broker.Broker` on a Redis server of version 6.2 or later, or a cluster. Thread-safe.
+
+    ``url`` is redis://, rediss://, unix:// as redis-py takes it, or redis+cluster://. ``holder`` names this worker.
+    ``queues`` are given these settings from now on. ``prefix`` begins every key. ``tell`` hears of incidents.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        holder: str,
+        queues: Sequence[QueueSettings] = (),
+        prefix: str = "penstock",
+        sweep_seconds: float | None = None,
+        deduplication_window_seconds: float = rules.DEDUPLICATION_WINDOW_SECONDS,
+        clock: Clock | None = None,
+        random: Random = random_numbers.random,
+        tell: Callable[[Event], None] = _nobody,
+    ) -> None:
+        for settings in queues:
+            rules.check_settings(settings)
+        self._holder = holder
+        self._boot = secrets.token_hex(4)  # a restarted worker of the same name is another consumer
+        self._clock = clock or SystemClock()
+        self._random = random
+        self._window_ms = int(deduplication_window_seconds * 1000)
+        self._server = Server(url)
+        self._keys = Keys(prefix)
+        self._sweeping = Sweeping(
+            self._server, self._keys, every_seconds=sweep_seconds, clock=self._clock, random=random, tell=tell
+        )
+        self._turns = Turns(
+            server=self._server,
+            keys=self._keys,
+            sweeping=self._sweeping,
+            holder=holder,
+            consumer=self._consumer,
+            list_queue=self._list,
+        )
+        self._closed = False  # written by the thread that closes
+        self._listed: dict[str, str] = {}  # the store under which each queue was listed last; any thread's
+        for settings in queues:
+            self._configure(settings)
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return rules.EMBEDDED
+
+    # --- sending
+
+    def send(self, queue: str, messages: Sequence[Outgoing]) -> Sequence[str]:
+        """All or none. A duplicate within the window is answered with the id of the message it repeats.
+
+        After a `TemporaryError` the messages may have been taken or not: only a deduplication id makes it safe to send
+        them again.
+        """
+        rules.check_outgoing(queue, messages)
+        if not messages:
+            return ()
+        arguments = sent(messages)
+        stream, store = self._keys.stream(queue), secrets.token_hex(8)
+        commands = [
+            script("send", [stream], store, self._window_ms, *arguments[at : at + 3 * SEND_MAX])
+            for at in range(0, len(arguments), 3 * SEND_MAX)
+        ]
+        answers = self._server.atomically(*commands)
+        name = answers[0][0].decode()
+        self._list(queue, name)
+        return [rules.message_id(name, int(seq)) for _, seqs in answers for seq in seqs]
+
+    # --- receiving and settling
+
+    def receive(
+        self, queue: str, *, messages_max: int, lease_seconds: float, wait_seconds: float = 0.0
+    ) -> Sequence[Delivery]:
+        turn = self.turn(
+            (), [Ask(queue=queue, messages_max=messages_max)], lease_seconds=lease_seconds, wait_seconds=wait_seconds
+        )
+        if turn.receive_error is not None:
+            raise turn.receive_error[1]
+        return turn.deliveries
+
+    def settle(self, settlements: Sequence[tuple[Delivery, Settlement]]) -> Sequence[SettleFailure]:
+        """Each queue's in one script. What is settled already, or a second time in one call, counts as lost."""
+        turn = self.turn(settlements, (), lease_seconds=0.0)
+        if turn.settle_error is not None:
+            raise turn.settle_error
+        return turn.failures
+
+    def turn(
+        self,
+        settlements: Sequence[tuple[Delivery, Settlement]],
+        asks: Sequence[Ask],
+        *,
+        lease_seconds: float,
+        wait_seconds: float = 0.0,
+    ) -> Turn:
+        """One round trip, but for dead letters and clusters."""
+        rules.check_seconds("lease_seconds", lease_seconds, rules.EMBEDDED.lease_seconds_max)
+        rules.check_wait(wait_seconds)
+        for _, settlement in settlements:
+            if isinstance(settlement, Release):
+                rules.check_seconds("delay_seconds", settlement.delay_seconds, rules.EMBEDDED.delay_seconds_max)
+        asks = [ask for ask in asks if ask.messages_max > 0]
+        turn = self._turns.turn(settlements, asks, lease_seconds)
+        if wait_seconds and len(asks) == 1 and not (turn.deliveries or turn.receive_error):
+            try:
+                return replace(turn, deliveries=self._wait(asks[0], lease_seconds, wait_seconds))
+            except Exception as error:
+                return replace(turn, receive_error=(asks[0].queue, error))
+        return turn
+
+    def extend(self, deliveries: Sequence[Delivery], *, lease_seconds: float) -> Sequence[Delivery]:
+        """One script for each queue, all in one round trip. It takes only what is still pending."""
+        rules.check_seconds("lease_seconds", lease_seconds, rules.EMBEDDED.lease_seconds_max)
+        pages = list(_pages(deliveries))
+        if not pages:
+            return list(deliveries)
+        consumer = self._consumer(lease_seconds)
+        answers = self._server.run(
+            *[script("extend", [self._keys.stream(queue)], consumer, *held) for queue, held in pages]
+        )
+        lost = {delivery.receipt: delivery for delivery in deliveries}
+        for (_, held), answer in zip(pages, answers, strict=True):
+            if isinstance(answer, Exception):
+                raise answer
+            for id in answer:
+                lost.pop(held[id.decode()].receipt, None)
+        return list(lost.values())
+
+    # --- looking
+
+    def stats(self, queue: str) -> QueueStats:
+        """Leases that are over are put back first. What others put into the stream counts as visible."""
+        self._turns.sweep_due([queue], LEASE_SECONDS)
+        answer = self._server.ask(*script("stats", [self._keys.stream(queue)]))
+        if not answer:
+            return rules.NEVER_HEARD_OF
+        now, visible, in_flight, delayed, visible_from, age_from = (int(value) if value else None for value in answer)
+        assert now is not None
+        return QueueStats(
+            visible=visible or 0,
+            in_flight=in_flight or 0,
+            delayed=delayed or 0,
+            oldest_visible_message_age_seconds=None if visible_from is None else max(0, now - visible_from) / 1000,
+            oldest_message_age_seconds=0.0 if age_from is None else max(0, now - age_from) / 1000,
+        )
+
+    def browse(self, queue: str, *, messages_max: int, after_id: str | None = None) -> Sequence[Message]:
+        """Messages in any state, by the age of their ids. An id that has left the queue is a fine place to go on."""
+        self._turns.sweep_due([queue], LEASE_SECONDS)
+        found: list[Message] = []
+        after: int | None = 0
+        if after_id is not None:
+            store = self._server.ask("HGET", self._keys.settings(queue), "store")
+            after = None if store is None else rules.seq_of(store.decode(), after_id)
+        while after is not None and len(found) < messages_max:
+            count = min(messages_max - len(found), BROWSE_MAX)
+            store, rows = self._server.ask(*script("browse", [self._keys.stream(queue)], after, count))
+            for seq, enqueued, group, head, body in rows:
+                state = State(seq=int(seq), enqueued_at=int(enqueued) / 1000)
+                found.append(message_of(store.decode(), state, group, head, body))
+            after = int(rows[-1][0]) if len(rows) == count else None
+        return found
+
+    def queue_names(self) -> Sequence[str]:
+        return sorted(name.decode() for name in self._server.ask("SMEMBERS", self._keys.queues))
+
+    def purge(self, queue: str) -> int:
+        return int(self._server.ask(*script("purge", [self._keys.stream(queue)])))
+
+    def dropped(self, queue: str) -> int:
+        """How many dead letters this queue has deleted at the end of their retention."""
+        return int(self._server.ask("HGET", self._keys.settings(queue), "dropped") or 0)
+
+    # --- steering
+
+    def pause(self, queue: str) -> None:
+        rules.check_queue(queue)
+        self._server.ask("SADD", self._keys.queues, queue)
+        self._server.ask("HSET", self._keys.settings(queue), "paused", "1")
+
+    def resume(self, queue: str) -> None:
+        if self._server.ask("HDEL", self._keys.settings(queue), "paused"):
+            self._server.ask("RPUSH", self._keys.wake(queue), "1")
+
+    def paused(self, queue: str) -> bool:
+        return bool(self._server.ask("HEXISTS", self._keys.settings(queue), "paused"))
+
+    def release_holder(self, holder: str) -> int:
+        """End all leases of a worker that is proven dead: visible at once, the attempt stays counted."""
+        released = 0
+        for queue in self.queue_names():
+            count, exhausted = self._sweeping.release(queue, holder)
+            self._turns.bury_exhausted(exhausted)
+            released += count + len(exhausted)
+        return released
+
+    def listen(self, queues: Sequence[str], tell: Callable[[], None]) -> Listening:
+        if self._server.is_cluster:  # one command cannot wait for keys of several slots
+            return Deaf()
+        wakes = {queue: self._keys.wake(queue) for queue in queues}
+        return Ear(self._server, wakes, tell, clock=self._clock, random=self._random)
+
+    def close(self) -> None:
+        """A receiver that waits returns empty; calls after this raise TemporaryError."""
+        self._closed = True
+        self._server.close()
+
+    # --- inside
+
+    def _consumer(self, lease_seconds: float) -> str:
+        return f"{self._holder}|{self._boot}|{milliseconds(lease_seconds)}"
+
+    def _wait(self, ask: Ask, lease_seconds: float, wait_seconds: float) -> Sequence[Delivery]:
+        """Wait for a token, a delay's or a lease's end, and look again. The server's clock counts."""
+        deadline: float | None = None
+        while not self._closed:
+            self._turns.sweep_due([ask.queue], lease_seconds)
+            got = self._turns.look([ask], lease_seconds)
+            deadline = got.now + wait_seconds if deadline is None else deadline
+            left = deadline - got.now
+            if got.deliveries or left <= 0:
+                return got.deliveries
+            pauses = [left, _WAIT_SECONDS_MAX, self._sweeping.seconds(lease_seconds)]
+            pauses += [] if got.next_due_at is None else [got.next_due_at - got.now]
+            self._block(ask.queue, max(min(pauses), _WAIT_SECONDS_MIN))
+        return ()
+
+    def _block(self, queue: str, seconds: float) -> None:
+        try:
+            self._server.ask("BLPOP", self._keys.wake(queue), seconds)
+        except TemporaryError:
+            if not self._closed:
+                raise
+
+    def _configure(self, settings: QueueSettings) -> None:
+        name, graves = settings.name, rules.dead_letter_queue(settings)
+        if self._server.is_cluster and settings.dead_letter_queue not in (None, f"{name}{DEAD_LETTER_SUFFIX}"):
+            raise ConfigurationError(
+                f"queue {name!r} has the dead-letter queue {graves!r}, which lies in another slot of the cluster; "
+                f"let it be {name}{DEAD_LETTER_SUFFIX}"
+            )
+        key = self._keys.settings(name)
+        fields = {
+            "retention": milliseconds(settings.retention_seconds),
+            "receives_max": settings.receives_max,
+            "dead_letter_queue": settings.dead_letter_queue,
+        }
+        told = [part for field, value in fields.items() if value is not None for part in (field, value)]
+        untold = [field for field, value in fields.items() if value is None]
+        commands: list[Command] = [("HSET", key, *told), ("SADD", self._keys.queues, name)]
+        commands += [("HDEL", key, *untold)] if untold else []
+        for answer in self._server.run(*commands):
+            if isinstance(answer, Exception):
+                raise answer
+
+    def _list(self, queue: str, store: str) -> None:
+        """Let `queue_names` know it: at first, and when the server forgot everything since."""
+        if self._listed.get(queue) != store:
+            self._server.ask("SADD", self._keys.queues, queue)
+            self._listed[queue] = store
+
+
+def _pages(deliveries: Sequence[Delivery]) -> Iterable[tuple[str, dict[str, Delivery]]]:
+    """By queue, and no more at once than a script takes: the deliveries by their entries' ids."""
+    by_queue: dict[str, dict[str, Delivery]] = {}
+    for delivery in deliveries:
+        entry = entry_of(delivery.receipt)
+        if entry is not None:
+            by_queue.setdefault(delivery.queue, {})[entry] = delivery
+    for queue, entries in by_queue.items():
+        ids = list(entries)
+        for at in range(0, len(ids), EXTEND_MAX):
+            yield queue, {id: entries[id] for id in ids[at : at + EXTEND_MAX]}

@@ -1,0 +1,40 @@
+"""The names of a queue's keys. Together they lie in one slot of a cluster, and the dead-letter queue's beside them."""
+
+from urllib.parse import quote
+
+from penstock.messaging.broker import DEAD_LETTER_SUFFIX
+
+_PLAIN = (
+    " !$&'()*+,/;=?@[]^|~"  # besides letters, digits and -._ : what a name keeps as it is; braces and % it does not
+)
+
+
+class Keys:
+    """The keys of all queues under one prefix."""
+
+    def __init__(self, prefix: str) -> None:
+        self.queues = f"{prefix}:queues"
+        self._prefix = prefix
+        self._streams: dict[str, str] = {}  # any thread's: the same name gives the same key
+
+    def base(self, queue: str) -> str:
+        """What each key of the queue begins with: ``penstock:{orders}``, and ``penstock:{orders}-dlq`` for its dead."""
+        name, suffix = queue, ""
+        while name.endswith(DEAD_LETTER_SUFFIX) and name != DEAD_LETTER_SUFFIX:
+            name, suffix = name.removesuffix(DEAD_LETTER_SUFFIX), suffix + DEAD_LETTER_SUFFIX
+        return f"{self._prefix}:{{{quote(name, safe=_PLAIN)}}}{suffix}"
+
+    def stream(self, queue: str) -> str:
+        """The stream of what is handed over."""
+        found = self._streams.get(queue)
+        if found is None:
+            found = self._streams[queue] = f"{self.base(queue)}:stream"
+        return found
+
+    def wake(self, queue: str) -> str:
+        """The list in which a sender leaves a token."""
+        return f"{self.base(queue)}:wake"
+
+    def settings(self, queue: str) -> str:
+        """The hash of what the queue was told."""
+        return f"{self.base(queue)}:queue"

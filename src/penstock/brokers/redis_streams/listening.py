@@ -1,0 +1,87 @@
+"""Hearing of arrivals: a thread that waits for the token that senders leave."""
+
+import threading
+from collections.abc import Callable, Mapping
+
+from penstock.brokers.redis_streams.server import Server
+from penstock.errors import PenstockError
+from penstock.messaging.clock import Clock
+from penstock.messaging.waits import Random, backoff_seconds
+
+WAIT_SECONDS = 5.0  # of one look; less than a connection waits for an answer
+JOIN_SECONDS = 1.0
+BACKOFF_BASE_SECONDS, BACKOFF_CAP_SECONDS = 0.2, 5.0
+
+
+class Ear:
+    """`penstock.messaging.broker.Listening`. There is one token at most, so an arrival wakes one worker, not all.
+
+    A token that comes when nobody wants it any more is put back for another worker.
+    """
+
+    def __init__(
+        self, server: Server, wakes: Mapping[str, str], tell: Callable[[], None], *, clock: Clock, random: Random
+    ) -> None:
+        """``wakes`` are the lists of tokens, by queue."""
+        self._server = server
+        self._keys = tuple(wakes.values())
+        self._tell = tell
+        self._clock = clock
+        self._random = random
+        self._wanted = threading.Event()  # set by the worker's thread, unset by it and by this one
+        self._closed = threading.Event()
+        self._client = server.blocking()
+        self._thread = threading.Thread(target=self._run, name="penstock-listening", daemon=True)
+        self._thread.start()
+
+    def want(self, wanted: bool) -> None:
+        if not wanted:
+            self._wanted.clear()
+        elif not self._wanted.is_set():
+            self._wanted.set()
+
+    def close(self) -> None:
+        self._closed.set()
+        self._wanted.set()
+        self._client.connection_pool.disconnect()  # which ends a wait
+        self._thread.join(JOIN_SECONDS)
+
+    def _run(self) -> None:
+        failures = 0
+        while not self._closed.is_set():
+            self._wanted.wait()
+            try:
+                self._listen()
+                failures = 0
+            except PenstockError:  # away: the worker meets that itself, when it asks
+                failures += 1
+                self._clock.wait(self._closed, self._pause_seconds(failures))
+        self._client.close()
+
+    def _listen(self) -> None:
+        if self._closed.is_set():
+            return
+        with self._server.translated():
+            token = self._client.blpop(self._keys, timeout=WAIT_SECONDS)
+            if token is None:
+                return
+            if self._wanted.is_set() and not self._closed.is_set():
+                self._wanted.clear()
+                self._tell()
+            else:
+                self._client.rpush(token[0], token[1])
+
+    def _pause_seconds(self, failures: int) -> float:
+        return backoff_seconds(
+            attempt=failures, base_seconds=BACKOFF_BASE_SECONDS, cap_seconds=BACKOFF_CAP_SECONDS, random=self._random
+        )
+
+
+class Deaf:
+    """Where nothing is heard: a worker asks now and then."""
+
+    def want(self, wanted: bool) -> None:
+        pass
+
+    def close(self) -> None:
+        pass

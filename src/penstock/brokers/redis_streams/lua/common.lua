@@ -1,0 +1,197 @@
+-- What every script begins with: where a queue's messages wait, and how they get there.
+--
+-- A queue's keys begin with one base and so lie in one slot of a cluster:
+--   :queue    a hash: store, seq (of the last message), ready (how many), settings, paused
+--   :ring     a list of the groups that have ready messages; the first is served next
+--   :ready    a list of ready messages for each group (the group's name follows, after a colon)
+--   :delayed  a sorted set of messages by the time they become ready
+--   :stream   what is handed over, and what others put there with XADD
+--   :wake     a list of one token at most: something may have become ready
+--   :once     a string for each deduplication id
+-- A waiting message is three strings: state, head (attributes as JSON, or empty) and body. Times are milliseconds of
+-- this server's clock.
+
+local GROUP = 'penstock'
+local DAY = 86400000
+local STEP = 300 -- messages in one command: Lua can unpack some thousands of arguments
+
+local function now_ms()
+  local time = redis.call('TIME')
+  return time[1] * 1000 + math.floor(time[2] / 1000)
+end
+
+local function int(number)
+  return string.format('%.0f', number)
+end
+
+local function base_of(stream)
+  return string.sub(stream, 1, -8) -- without ':stream'
+end
+
+local function wake(base)
+  if redis.call('LLEN', base .. ':wake') == 0 then
+    redis.call('RPUSH', base .. ':wake', '1')
+  end
+end
+
+-- The number for one more message; answers the first of as many as are wanted.
+local function next_seq(base, store, count)
+  local last = redis.call('HINCRBY', base .. ':queue', 'seq', count)
+  redis.call('HSETNX', base .. ':queue', 'store', store)
+  return last - count + 1
+end
+
+-- `flat` holds state, head, body of each message, the oldest first.
+local function put_ready(base, tag, flat, at_front)
+  local key = base .. ':ready' .. tag
+  if #flat == 0 then
+    return
+  end
+  redis.call('HINCRBY', base .. ':queue', 'ready', #flat / 3)
+  if redis.call('EXISTS', key) == 0 then
+    redis.call('RPUSH', base .. ':ring', tag)
+  end
+  local step = STEP * 3
+  if at_front then
+    local turned = {}
+    for at = #flat, 1, -1 do
+      turned[#turned + 1] = flat[at]
+    end
+    for at = 1, #turned, step do
+      redis.call('LPUSH', key, unpack(turned, at, math.min(at + step - 1, #turned)))
+    end
+  else
+    for at = 1, #flat, step do
+      redis.call('RPUSH', key, unpack(flat, at, math.min(at + step - 1, #flat)))
+    end
+  end
+end
+
+local function seq_of(state)
+  return tonumber(string.match(state, '^%d+'))
+end
+
+local function enqueued_of(state)
+  return tonumber(string.match(state, '^%d+ (%d+)'))
+end
+
+-- Messages that come back are older than what waits, so they go to their group's front: each is {tag, state, head, body}.
+local function put_back(base, messages)
+  local order, by_tag = {}, {}
+  table.sort(messages, function(one, other) return seq_of(one[2]) < seq_of(other[2]) end)
+  for _, message in ipairs(messages) do
+    local flat = by_tag[message[1]]
+    if not flat then
+      flat = {}
+      by_tag[message[1]] = flat
+      order[#order + 1] = message[1]
+    end
+    flat[#flat + 1] = message[2]
+    flat[#flat + 1] = message[3]
+    flat[#flat + 1] = message[4]
+  end
+  for _, tag in ipairs(order) do
+    put_ready(base, tag, by_tag[tag], true)
+  end
+  if #messages > 0 then
+    wake(base)
+  end
+end
+
+local function retention_of(base)
+  return tonumber(redis.call('HGET', base .. ':queue', 'retention') or 14 * DAY)
+end
+
+-- No delay outlasts the retention, so that a message which is past that is met when it becomes ready.
+local function put_delayed(base, due, tag, state, head, body)
+  due = math.min(due, enqueued_of(state) + retention_of(base))
+  local member = string.format('%016.0f', seq_of(state)) .. cmsgpack.pack(tag, state, head, body)
+  redis.call('ZADD', base .. ':delayed', int(due), member)
+end
+
+local function move_due(base, now)
+  local due = redis.call('ZRANGEBYSCORE', base .. ':delayed', '-inf', int(now), 'LIMIT', 0, 1000)
+  if #due == 0 then
+    return
+  end
+  redis.call('ZREMRANGEBYRANK', base .. ':delayed', 0, #due - 1)
+  local messages = {}
+  for _, member in ipairs(due) do
+    messages[#messages + 1] = { cmsgpack.unpack(string.sub(member, 17)) }
+  end
+  put_back(base, messages)
+end
+
+-- Dead letters past their retention: the only messages that leave without a settlement. They are counted.
+local function drop_expired(base, now)
+  if not redis.call('HGET', base .. ':queue', 'holds_dead') then
+    return
+  end
+  local oldest, dropped = now - retention_of(base), 0
+  for _, tag in ipairs(redis.call('LRANGE', base .. ':ring', 0, 999)) do
+    local key = base .. ':ready' .. tag
+    local state = redis.call('LINDEX', key, 0)
+    while state and dropped < 1000 and enqueued_of(state) <= oldest do
+      redis.call('LPOP', key, 3)
+      dropped = dropped + 1
+      state = redis.call('LINDEX', key, 0)
+    end
+    if not state then
+      redis.call('LREM', base .. ':ring', 1, tag)
+    end
+  end
+  if dropped > 0 then
+    redis.call('HINCRBY', base .. ':queue', 'ready', -dropped)
+    redis.call('HINCRBY', base .. ':queue', 'dropped', dropped)
+  end
+end
+
+-- The message in a stream's entry, nil where the entry is gone. Answers tag, state, head, body.
+local function message_in(stream, id)
+  local entry = redis.call('XRANGE', stream, id, id)[1]
+  if not entry then
+    return nil
+  end
+  local fields = {}
+  for at = 1, #entry[2], 2 do
+    fields[entry[2][at]] = entry[2][at + 1]
+  end
+  return fields.group or '', fields.state, fields.head or '', fields.body
+end
+
+-- The state of a message whose hand-over ended without an ack: it counts, and every third begins the age anew.
+-- `kind` is F (failed), G (given back: the attempt is refunded) or E (its lease expired).
+local function ended(state, started, at, kind, worker, reason)
+  local seq, enqueued, rest = string.match(state, '^(%d+) (%d+)(.*)$')
+  local age, hand_overs, refunds, unsuccessful, first, last =
+    string.match(rest, '^ (%d+) (%d+) (%d+) (%d+) (%d+) (%d+) ')
+  age, hand_overs, refunds = tonumber(age or enqueued), tonumber(hand_overs or 0), tonumber(refunds or 0)
+  unsuccessful, first, last = tonumber(unsuccessful or 0) + 1, tonumber(first or 0), tonumber(last or 0)
+  if unsuccessful % 3 == 0 then
+    age = at
+  end
+  if kind == 'G' then
+    refunds = refunds + 1
+  else
+    first = first == 0 and at or first
+    last = at
+  end
+  return string.format(
+    '%s %s %.0f %d %d %d %.0f %.0f %.0f %.0f %s %s\n%s',
+    seq, enqueued, age, hand_overs + 1, refunds, unsuccessful, first, last, started, at, kind, worker, reason
+  )
+end
+
+local function started_of(id)
+  return tonumber(string.match(id, '^%d+'))
+end
+
+-- XACK answers 1 only for a hand-over that is still pending: it is the fence. Every hand-over has an entry of its own, so
+-- an entry's id never becomes somebody else's.
+local function end_hand_over(stream, id)
+  if redis.call('XACK', stream, GROUP, id) == 0 then
+    return false
+  end
+  redis.call('XDEL', stream, id)
+  return true
+end

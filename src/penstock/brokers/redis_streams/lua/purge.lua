@@ -1,0 +1,13 @@
+-- KEYS: stream. Deletes every message of the queue, leased ones too; settings, pause and deduplication ids stay. Answers how many.
+
+local stream, base = KEYS[1], base_of(KEYS[1])
+local count = tonumber(redis.call('HGET', base .. ':queue', 'ready') or 0)
+count = count + redis.call('XLEN', stream) + redis.call('ZCARD', base .. ':delayed')
+for _, tag in ipairs(redis.call('LRANGE', base .. ':ring', 0, -1)) do
+  redis.call('UNLINK', base .. ':ready' .. tag)
+end
+redis.call('UNLINK', stream, base .. ':ring', base .. ':delayed', base .. ':wake')
+if redis.call('EXISTS', base .. ':queue') == 1 then
+  redis.call('HDEL', base .. ':queue', 'ready')
+end
+return count

@@ -1,0 +1,49 @@
+-- KEYS: stream. ARGV: a name for the store if it is new, the window for deduplication, then for each message how it is
+-- sent (empty, or JSON of group, delay and once), its head and its body. Answers the store and a number for each message.
+-- The first write is refused by a server without memory, and then nothing was written.
+
+local base, now = base_of(KEYS[1]), now_ms()
+local count = (#ARGV - 2) / 3
+local seq = next_seq(base, ARGV[1], count)
+local answer, order, by_tag = {}, {}, {}
+
+for at = 3, #ARGV, 3 do
+  local tag, delay, once = '', 0, nil
+  if ARGV[at] ~= '' then
+    local how = cjson.decode(ARGV[at])
+    tag, delay = how.group, how.delay
+    once = how.once and base .. ':once:' .. how.once
+  end
+  local mine = int(seq)
+  local earlier = once and redis.call('GET', once)
+  if earlier then
+    mine = earlier
+  else
+    if once then
+      redis.call('SET', once, mine, 'PX', ARGV[2])
+    end
+    local state = mine .. ' ' .. int(now)
+    if delay > 0 then
+      put_delayed(base, now + delay, tag, state, ARGV[at + 1], ARGV[at + 2])
+    else
+      local flat = by_tag[tag]
+      if not flat then
+        flat = {}
+        by_tag[tag] = flat
+        order[#order + 1] = tag
+      end
+      local size = #flat
+      flat[size + 1] = state
+      flat[size + 2] = ARGV[at + 1]
+      flat[size + 3] = ARGV[at + 2]
+    end
+    seq = seq + 1
+  end
+  answer[#answer + 1] = mine
+end
+
+for _, tag in ipairs(order) do
+  put_ready(base, tag, by_tag[tag], false)
+end
+wake(base)
+return { redis.call('HGET', base .. ':queue', 'store'), answer }

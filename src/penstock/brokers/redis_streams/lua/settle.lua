@@ -1,0 +1,71 @@
+-- KEYS: the queue's stream, its dead-letter queue's stream. ARGV: a name for the dead-letter queue's store if it is new,
+-- this worker, how many acks follow and their entries' ids, then releases and dead letters in any order:
+--   'release', id, delay, kind, reason
+--   'dead', id, head
+-- Answers the ids that are not ours any more, those whose entry somebody deleted, and the dead-letter queue's store.
+
+local stream, base, now, worker = KEYS[1], base_of(KEYS[1]), now_ms(), ARGV[2]
+local lost, vanished, acked, back, dead = {}, {}, {}, {}, {}
+
+local acks = tonumber(ARGV[3])
+for at = 4, 3 + acks do
+  local id = ARGV[at]
+  if redis.call('XACK', stream, GROUP, id) == 1 then
+    acked[#acked + 1] = id
+  else
+    lost[#lost + 1] = id
+  end
+end
+for at = 1, #acked, STEP do
+  redis.call('XDEL', stream, unpack(acked, at, math.min(at + STEP - 1, #acked)))
+end
+
+-- The message of a hand-over that ends here, nil where there is none.
+local function taken(id)
+  local tag, state, head, body = message_in(stream, id)
+  if not end_hand_over(stream, id) then
+    lost[#lost + 1] = id
+    return nil
+  elseif not state then
+    vanished[#vanished + 1] = id
+    return nil
+  end
+  return tag, state, head, body
+end
+
+local at = 4 + acks
+while at <= #ARGV do
+  local id = ARGV[at + 1]
+  local tag, state, head, body = taken(id)
+  if ARGV[at] == 'release' then
+    if state then
+      state = ended(state, started_of(id), now, ARGV[at + 3], worker, ARGV[at + 4])
+      local delay = tonumber(ARGV[at + 2])
+      if delay > 0 then
+        put_delayed(base, now + delay, tag, state, head, body)
+      else
+        back[#back + 1] = { tag, state, head, body }
+      end
+    end
+    at = at + 5
+  else
+    if state then
+      dead[#dead + 1] = { tag, ARGV[at + 2], body }
+    end
+    at = at + 3
+  end
+end
+
+put_back(base, back)
+local grave_store = ''
+if #dead > 0 then
+  local graves = base_of(KEYS[2])
+  local seq = next_seq(graves, ARGV[1], #dead)
+  redis.call('HSET', graves .. ':queue', 'holds_dead', '1')
+  for number, letter in ipairs(dead) do
+    put_ready(graves, letter[1], { int(seq + number - 1) .. ' ' .. int(now), letter[2], letter[3] }, false)
+  end
+  wake(graves)
+  grave_store = redis.call('HGET', graves .. ':queue', 'store')
+end
+return { lost, vanished, grave_store }

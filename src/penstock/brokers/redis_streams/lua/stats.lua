@@ -1,0 +1,55 @@
+-- KEYS: stream. Answers {now, ready, in flight, delayed, when the oldest visible message was enqueued, from when the oldest
+-- message's age counts}; times are empty where there is none. An empty answer: no such queue.
+-- Ages are looked for at the heads of the first thousand groups, in what is in flight, and in what is due first.
+
+local stream, base, now = KEYS[1], base_of(KEYS[1]), now_ms()
+if redis.call('EXISTS', base .. ':queue', stream) == 0 then
+  return {}
+end
+move_due(base, now)
+drop_expired(base, now)
+
+local visible_from, age_from = nil, nil
+
+local function look(state, is_visible)
+  local enqueued = enqueued_of(state)
+  local age = tonumber(string.match(state, '^%d+ %d+ (%d+)') or enqueued)
+  age_from = math.min(age_from or age, age)
+  if is_visible then
+    visible_from = math.min(visible_from or enqueued, enqueued)
+  end
+end
+
+local summary = redis.pcall('XPENDING', stream, GROUP)
+local pending = summary.err and 0 or summary[1]
+local ready = tonumber(redis.call('HGET', base .. ':queue', 'ready') or 0)
+local foreign = redis.call('XLEN', stream) - pending
+
+-- Those that came back stand before those that were never handed over, of which the first is the oldest.
+for _, tag in ipairs(redis.call('LRANGE', base .. ':ring', 0, 999)) do
+  local at, state = 0, redis.call('LINDEX', base .. ':ready' .. tag, 0)
+  while state do
+    look(state, true)
+    at = at + 1
+    local fresh = string.match(state, '^%d+ %d+$')
+    state = not fresh and at < 1000 and redis.call('LINDEX', base .. ':ready' .. tag, at * 3)
+  end
+end
+for _, entry in ipairs(redis.call('XRANGE', stream, '-', '+', 'COUNT', 1000)) do
+  local state = nil
+  for at = 1, #entry[2], 2 do
+    if entry[2][at] == 'state' then
+      state = entry[2][at + 1]
+    end
+  end
+  look(state or '0 ' .. int(started_of(entry[1])), not state)
+end
+for _, member in ipairs(redis.call('ZRANGE', base .. ':delayed', 0, 999)) do
+  local _, state = cmsgpack.unpack(string.sub(member, 17))
+  look(state, false)
+end
+
+return {
+  int(now), ready + math.max(foreign, 0), pending, redis.call('ZCARD', base .. ':delayed'),
+  visible_from and int(visible_from) or '', age_from and int(age_from) or '',
+}

@@ -1,0 +1,50 @@
+-- KEYS: stream. ARGV: where in the pending list to begin, how many entries to look at, and a worker (empty: look for
+-- leases that are over; else for what that worker holds, which is proven dead).
+-- A consumer is named WORKER|BOOT|LEASE. Answers {where to go on (empty at the end), how many were put back, the ids whose
+-- entry somebody deleted, what was handed over too often: {id, when it ended, worker, state, group, head,
+-- body, store} each}.
+
+local stream, base, now = KEYS[1], base_of(KEYS[1]), now_ms()
+local page = redis.pcall('XPENDING', stream, GROUP, ARGV[1], '+', ARGV[2])
+if page.err then
+  return { '', 0, {}, {} } -- no such queue
+end
+local receives_max = tonumber(redis.call('HGET', base .. ':queue', 'receives_max') or 0)
+local back, vanished, exhausted = {}, {}, {}
+
+local function hand_overs_of(state)
+  local hand_overs, refunds = string.match(state, '^%d+ %d+ %d+ (%d+) (%d+) ')
+  return tonumber(hand_overs or 0) + 1 - tonumber(refunds or 0)
+end
+
+local function put_aside(id, consumer, at)
+  local worker = string.match(consumer, '^(.*)|[^|]*|%d+$') or consumer
+  local tag, state, head, body = message_in(stream, id)
+  if not state then
+    redis.call('XACK', stream, GROUP, id)
+    vanished[#vanished + 1] = id
+  elseif receives_max > 0 and hand_overs_of(state) >= receives_max then
+    local store = redis.call('HGET', base .. ':queue', 'store')
+    exhausted[#exhausted + 1] = { id, int(at), worker, state, tag, head, body, store }
+  else
+    end_hand_over(stream, id)
+    back[#back + 1] = { tag, ended(state, started_of(id), at, 'E', worker, ''), head, body }
+  end
+end
+
+for _, pending in ipairs(page) do
+  local id, consumer, idle = pending[1], pending[2], pending[3]
+  local lease = tonumber(string.match(consumer, '|(%d+)$') or 60000)
+  local over_at = now - idle + lease
+  if ARGV[3] == '' then
+    if over_at <= now then
+      put_aside(id, consumer, over_at)
+    end
+  elseif string.match(consumer, '^(.*)|[^|]*|%d+$') == ARGV[3] then
+    put_aside(id, consumer, math.min(over_at, now))
+  end
+end
+
+put_back(base, back)
+local last = page[#page]
+return { #page == tonumber(ARGV[2]) and '(' .. last[1] or '', #back, vanished, exhausted }

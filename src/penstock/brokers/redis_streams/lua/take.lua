@@ -1,0 +1,96 @@
+-- KEYS: the streams of the queues asked, in order. ARGV: the consumer, a name for a store that is new, then how many
+-- messages each queue may bring.
+-- Answers {which queue, now, store, retention, receives_max, dead-letter queue, entries} of the first queue that has any,
+-- else {0, now, when the next delay ends}.
+
+local consumer, now = ARGV[1], now_ms()
+
+local function read(stream, count)
+  local answer = redis.pcall('XREADGROUP', 'GROUP', GROUP, consumer, 'COUNT', count, 'STREAMS', stream, '>')
+  if answer and answer.err then
+    -- The group went with the stream, or was never there: begin with the first entry, never with the last.
+    redis.call('XGROUP', 'CREATE', stream, GROUP, '0', 'MKSTREAM')
+    answer = redis.call('XREADGROUP', 'GROUP', GROUP, consumer, 'COUNT', count, 'STREAMS', stream, '>')
+  end
+  return answer and answer[1][2] or {}
+end
+
+-- What others put into the stream joins the ring, so that it is fair to the rest and its id stays what it is.
+local function adopt(base, stream)
+  if redis.call('EXISTS', stream) == 0 then
+    return
+  end
+  for _, entry in ipairs(read(stream, 1000)) do
+    local id, fields = entry[1], {}
+    for at = 1, #entry[2], 2 do
+      fields[entry[2][at]] = entry[2][at + 1]
+    end
+    redis.call('XACK', stream, GROUP, id)
+    redis.call('XDEL', stream, id)
+    local tag = fields.group and ':' .. fields.group or ''
+    local state = int(next_seq(base, ARGV[2], 1)) .. ' ' .. int(started_of(id))
+    put_ready(base, tag, { state, '', fields.body or cjson.encode(fields) }, false)
+  end
+end
+
+-- From the ring into the stream: one message of each group in turn.
+local function feed(base, stream, count)
+  local ring, fed = base .. ':ring', 0
+  while fed < count do
+    local tag = redis.call('LPOP', ring)
+    if not tag then
+      break
+    end
+    local key = base .. ':ready' .. tag
+    local share = redis.call('EXISTS', ring) == 0 and count - fed or 1
+    local flat = redis.call('LPOP', key, share * 3)
+    for at = 1, #flat, 3 do
+      if tag == '' and flat[at + 1] == '' then -- as it mostly is: half the words to carry
+        redis.call('XADD', stream, '*', 'state', flat[at], 'body', flat[at + 2])
+      else
+        redis.call(
+          'XADD', stream, '*', 'state', flat[at], 'body', flat[at + 2], 'group', tag, 'head', flat[at + 1]
+        )
+      end
+    end
+    fed = fed + #flat / 3
+    if redis.call('EXISTS', key) == 1 then
+      redis.call('RPUSH', ring, tag)
+    end
+  end
+  if fed > 0 then
+    redis.call('HINCRBY', base .. ':queue', 'ready', -fed)
+  end
+  return fed
+end
+
+local next_due = nil
+for which, stream in ipairs(KEYS) do
+  local base = base_of(stream)
+  local known = redis.call(
+    'HMGET', base .. ':queue', 'paused', 'store', 'retention', 'receives_max', 'dead_letter_queue'
+  )
+  if not known[1] then
+    move_due(base, now)
+    drop_expired(base, now)
+    adopt(base, stream)
+    local entries = {}
+    if feed(base, stream, tonumber(ARGV[which + 2])) > 0 then
+      entries = read(stream, ARGV[which + 2])
+    end
+    if redis.call('EXISTS', base .. ':ring') == 1 then
+      wake(base) -- for another worker: this one has what it has room for
+    else
+      redis.call('DEL', base .. ':wake')
+    end
+    if #entries > 0 then
+      local store = known[2] or redis.call('HGET', base .. ':queue', 'store')
+      return { which, int(now), store, known[3], known[4], known[5], entries }
+    end
+  end
+  local first = redis.call('ZRANGE', base .. ':delayed', 0, 0, 'WITHSCORES')[2]
+  if first and (not next_due or tonumber(first) < tonumber(next_due)) then
+    next_due = first
+  end
+end
+return { 0, int(now), next_due }

@@ -1,0 +1,19 @@
+-- KEYS: stream. ARGV: idle milliseconds. Deletes the consumers of dead workers: those that hold nothing and were not heard of
+-- for that long. (XGROUP DELCONSUMER on a consumer that holds something would drop what it holds.) Answers how many.
+
+local consumers = redis.pcall('XINFO', 'CONSUMERS', KEYS[1], GROUP)
+if consumers.err then
+  return 0
+end
+local count = 0
+for _, flat in ipairs(consumers) do
+  local consumer = {}
+  for at = 1, #flat, 2 do
+    consumer[flat[at]] = flat[at + 1]
+  end
+  if consumer.pending == 0 and consumer.idle >= tonumber(ARGV[1]) then
+    redis.call('XGROUP', 'DELCONSUMER', KEYS[1], GROUP, consumer.name)
+    count = count + 1
+  end
+end
+return count

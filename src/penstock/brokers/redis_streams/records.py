@@ -1,0 +1,111 @@
+"""Between what the scripts answer and deliveries."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from penstock.brokers import rules
+from penstock.brokers.attributes import decode_attributes, decode_group, encode_attributes, encode_group
+from penstock.messaging.delivery import AttemptEnd, Delivery, PreviousAttempt
+from penstock.messaging.message import NO_ATTRIBUTES, Message, Outgoing
+
+_ENDS = {b"F": AttemptEnd.FAILED, b"G": AttemptEnd.GIVEN_BACK, b"E": AttemptEnd.EXPIRED}
+_FRESH = 2  # fields of the state of a message that was never handed over
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class State:
+    """What a message went through so far. Times are epoch seconds."""
+
+    seq: int
+    enqueued_at: float
+    hand_overs: int = 0
+    refunds: int = 0
+    first_failed_at: float | None = None
+    last_failed_at: float | None = None
+    previous: PreviousAttempt | None = None
+
+    @property
+    def attempts(self) -> int:
+        """Those that count, of the hand-overs that ended."""
+        return self.hand_overs - self.refunds
+
+
+def state_of(text: bytes) -> State:
+    """The state that the scripts wrote (`ended` in common.lua)."""
+    line, _, reason = text.partition(b"\n")
+    fields = line.split(b" ", 11)
+    if len(fields) == _FRESH:
+        return State(seq=int(fields[0]), enqueued_at=int(fields[1]) / 1000)
+    first, last, started, ended = (int(field) for field in fields[6:10])
+    return State(
+        seq=int(fields[0]),
+        enqueued_at=int(fields[1]) / 1000,
+        hand_overs=int(fields[3]),
+        refunds=int(fields[4]),
+        first_failed_at=first / 1000 if first else None,
+        last_failed_at=last / 1000 if last else None,
+        previous=PreviousAttempt(
+            started_at=started / 1000,
+            ended_at=ended / 1000,
+            worker=fields[11].decode("utf-8", "replace"),
+            end=_ENDS[fields[10]],
+            reason=reason.decode("utf-8", "replace") or None,
+        ),
+    )
+
+
+def message_of(store: str, state: State, group: bytes, head: bytes, body: bytes) -> Message:
+    """The message itself."""
+    return Message(
+        id=rules.message_id(store, state.seq),
+        body=body,
+        enqueued_at=state.enqueued_at,
+        attributes=decode_attributes(head) if head else NO_ATTRIBUTES,
+        group=decode_group(group.decode()) if group else None,
+    )
+
+
+def delivery_of(
+    queue: str, store: str, entry_id: bytes, state: State, group: bytes, head: bytes, body: bytes
+) -> Delivery:
+    """A hand-over: its receipt is the store and the entry's id."""
+    id = entry_id.decode("ascii")
+    return Delivery(
+        message=message_of(store, state, group, head, body),
+        queue=queue,
+        receipt=f"{store}-{id}",
+        attempt=state.hand_overs - state.refunds + 1,
+        received_at=int(id.partition("-")[0]) / 1000,
+        previous=state.previous,
+    )
+
+
+def entry_of(receipt: str) -> str | None:
+    """The id of the entry that a receipt names; None for one that no broker of this kind ever gave."""
+    parts = receipt.rsplit("-", 2)
+    if len(parts) != 3 or not all(part.isascii() and part.isdigit() and len(part) < 20 for part in parts[1:]):
+        return None
+    return f"{parts[1]}-{parts[2]}"
+
+
+def sent(messages: Sequence[Outgoing]) -> list[bytes | str]:
+    """What `send.lua` wants of each message: how, head and body."""
+    arguments: list[bytes | str] = []
+    for message in messages:
+        arguments += (_how(message), encode_attributes(message.attributes) or "", message.body)
+    return arguments
+
+
+def _how(message: Outgoing) -> str:
+    if message.group is None and not message.delay_seconds and message.deduplication_id is None:
+        return ""
+    how = {"group": encode_group(message.group), "delay": milliseconds(message.delay_seconds)}
+    if message.deduplication_id is not None:
+        how["once"] = message.deduplication_id
+    return json.dumps(how)
+
+
+def milliseconds(seconds: float) -> int:
+    """Rounded up, so that no delay is shorter than asked."""
+    return -int(-seconds * 1000 // 1)

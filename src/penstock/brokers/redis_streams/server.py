@@ -1,0 +1,218 @@
+"""Speaking to the server: connections, scripts, and what its errors mean.
+
+Nothing is ever tried again in here: redis-py's own retries would send an XADD twice and read twice (measured). What
+fails raises, and whoever asked asks again when it makes sense.
+"""
+
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+from urllib.parse import urlsplit
+
+import redis
+from redis.backoff import NoBackoff
+from redis.cluster import RedisCluster
+from redis.exceptions import (
+    AuthenticationError,
+    AuthorizationError,
+    NoPermissionError,
+    NoScriptError,
+    ReadOnlyError,
+    RedisError,
+    ResponseError,
+)
+from redis.retry import Retry
+
+from penstock.brokers.redis_streams.scripts import scripts
+from penstock.errors import ConfigurationError, PenstockError, TemporaryError
+
+VERSION_MIN = (6, 2)
+CONNECT_SECONDS = 5.0
+ANSWER_SECONDS = 10.0  # after which a server that does not answer is away; blocking waits end sooner
+CONNECTIONS_MAX = 64
+_CLUSTER = "+cluster"
+
+Command = tuple[Any, ...]
+
+
+def script(name: str, keys: Sequence[str], *arguments: Any) -> Command:
+    """The command that runs a script."""
+    return ("EVALSHA", scripts()[name].sha, len(keys), *keys, *arguments)
+
+
+class Server:
+    """One server or cluster. Thread-safe: each call takes a connection of its own out of a pool."""
+
+    def __init__(self, url: str) -> None:
+        self.shown_url = without_password(url)
+        self._ready = False  # written under the lock: scripts are there, and the version is right
+        self._known = False  # written under the lock, never unset: it once let us in
+        self._closed = False  # written by the thread that closes
+        self._lock = threading.Lock()
+        self._client, self.is_cluster = self._made(url)
+
+    def run(self, *commands: Command) -> list[Any]:
+        """Each command's answer, or the error that it alone met; in one round trip but for clusters.
+
+        Raises `TemporaryError` or `ConfigurationError` where the server could not be spoken to at all.
+        """
+        with self.translated():
+            self._make_ready()
+            answers = self._sent(commands)
+            missing = [at for at, answer in enumerate(answers) if isinstance(answer, NoScriptError)]
+            if missing:  # it was restarted, or told to forget: nothing of these was done
+                self._load()
+                for at, answer in zip(missing, self._sent([commands[at] for at in missing]), strict=True):
+                    answers[at] = answer
+        return [self._meant(answer) if isinstance(answer, Exception) else answer for answer in answers]
+
+    def ask(self, *command: Any) -> Any:
+        """The answer to one command. Raises what `run` raises, and the command's own error."""
+        (answer,) = self.run(command)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def atomically(self, *commands: Command) -> list[Any]:
+        """All of these scripts or none, one after the other with nothing between. All keys lie in one slot."""
+        with self.translated():
+            self._make_ready()
+            try:
+                return self._transaction(commands)
+            except NoScriptError:
+                self._load()
+                return self._transaction(commands)
+
+    def blocking(self) -> redis.Redis:
+        """A client of one connection for waiting in; who takes it closes it."""
+        pool = self._client.connection_pool
+        return redis.Redis(
+            connection_pool=redis.ConnectionPool(
+                connection_class=pool.connection_class, max_connections=1, **pool.connection_kwargs
+            )
+        )
+
+    def close(self) -> None:
+        self._closed = True
+        self._client.close()
+
+    @contextmanager
+    def translated(self) -> Iterator[None]:
+        """Turn the library's errors into ours."""
+        if self._closed:
+            raise TemporaryError("this view of the Redis broker was closed: open another one")
+        try:
+            yield
+        except PenstockError:
+            raise
+        except (RedisError, OSError) as error:
+            raise self._meant(error) from error
+
+    def _made(self, url: str) -> "tuple[Any, bool]":
+        scheme, _, rest = url.partition("://")
+        options: Mapping[str, Any] = {
+            "retry": Retry(NoBackoff(), 0),
+            "socket_connect_timeout": CONNECT_SECONDS,
+            "socket_timeout": ANSWER_SECONDS,
+            "protocol": 2,
+        }
+        try:
+            if scheme.endswith(_CLUSTER):
+                with self.translated():
+                    return RedisCluster.from_url(f"{scheme.removesuffix(_CLUSTER)}://{rest}", **options), True
+            client = redis.Redis.from_url(url, max_connections=CONNECTIONS_MAX, **options)
+            client.connection_pool.make_connection()  # which refuses what it does not know, and connects to nothing
+        except (ValueError, TypeError) as error:
+            raise ConfigurationError(
+                f"The broker's address {self.shown_url} cannot be read: {error}; write redis://HOST:PORT/DB."
+            ) from None
+        return client, False
+
+    def _make_ready(self) -> None:
+        if self._ready:
+            return
+        with self._lock:
+            if not self._ready:
+                self._check_version()
+                self._load()
+                self._ready = self._known = True
+
+    def _check_version(self) -> None:
+        try:
+            info = self._client.info("server")
+        except NoPermissionError:  # then the scripts will say what is missing
+            return
+        version = str(info.get("redis_version") or next(iter(info.values()))["redis_version"])
+        if tuple(int(part) for part in version.split(".")[:2]) < VERSION_MIN:
+            raise ConfigurationError(
+                f"The broker at {self.shown_url} is Redis {version}; it has to be at least "
+                f"{'.'.join(map(str, VERSION_MIN))}: upgrade it."
+            )
+
+    def _load(self) -> None:
+        for each in scripts().values():
+            self._client.script_load(each.text)
+
+    def _sent(self, commands: Sequence[Command]) -> list[Any]:
+        if self.is_cluster:
+            return [self._alone(command) for command in commands]
+        if len(commands) == 1:
+            return [self._alone(commands[0])]
+        pipeline = self._client.pipeline(transaction=False)
+        for command in commands:
+            pipeline.execute_command(*command)
+        answers: list[Any] = pipeline.execute(raise_on_error=False)
+        self._look_for_failover(answers)
+        return answers
+
+    def _alone(self, command: Command) -> Any:
+        try:
+            return self._client.execute_command(*command)
+        except ResponseError as error:
+            self._look_for_failover([error])
+            return error
+
+    def _transaction(self, commands: Sequence[Command]) -> list[Any]:
+        if len(commands) == 1 or self.is_cluster:
+            return [self._client.execute_command(*command) for command in commands]
+        pipeline = self._client.pipeline(transaction=True)
+        for command in commands:
+            pipeline.execute_command(*command)
+        answers: list[Any] = pipeline.execute()
+        return answers
+
+    def _look_for_failover(self, answers: Sequence[Any]) -> None:
+        """A server that became a replica keeps its connections: leave them, the address may lead elsewhere now."""
+        if not self.is_cluster and any(isinstance(answer, ReadOnlyError) for answer in answers):
+            self._client.connection_pool.disconnect(inuse_connections=False)
+
+    def _meant(self, error: Exception) -> Exception:
+        """What an error of the library means to those above."""
+        if isinstance(error, PenstockError):
+            return error
+        if isinstance(error, NoPermissionError | AuthorizationError | AuthenticationError):
+            if self._known:  # it let us in before: somebody is changing users or passwords at this moment
+                return TemporaryError(f"the broker at {self.shown_url} refuses us: {error}")
+            return ConfigurationError(
+                f"The broker at {self.shown_url} refuses us: {error}; check the user, the password and its "
+                "rights."
+            )
+        if "WRONGTYPE" in str(error):
+            return ConfigurationError(
+                f"The broker at {self.shown_url} holds something else under a key of ours: {error}; give this broker "
+                "another prefix or another database."
+            )
+        return TemporaryError(f"the broker at {self.shown_url}: {str(error) or type(error).__name__}")
+
+
+def without_password(url: str) -> str:
+    """The address as it may be shown."""
+    try:
+        parts = urlsplit(url)
+        if parts.password is None:
+            return url.partition("?")[0]
+    except ValueError:
+        return url.partition("://")[0] + "://..."
+    user, _, host = parts.netloc.rpartition("@")
+    return f"{parts.scheme}://{user.partition(':')[0]}:***@{host}{parts.path}"

@@ -1,0 +1,93 @@
+"""Putting back what dead workers held, page by page through the pending list, and tidying up after them."""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from penstock.brokers.redis_streams.keys import Keys
+from penstock.brokers.redis_streams.records import State, delivery_of, state_of
+from penstock.brokers.redis_streams.server import Server, script
+from penstock.events import Event, MessagesVanished
+from penstock.messaging.clock import Clock
+from penstock.messaging.delivery import Delivery
+from penstock.messaging.waits import Random
+
+PAGE = 500  # entries one call looks at: less than a millisecond of the server
+CONSUMER_IDLE_SECONDS = 3_600.0  # after which a worker that holds nothing is dead
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exhausted:
+    """A message whose last hand-over's lease is over; still pending, for whoever buries it."""
+
+    delivery: Delivery
+    state: State  # before that hand-over
+    ended_at: float
+    worker: str
+
+
+class Sweeping:
+    """When each queue is swept next, and how. The I/O thread's, and anybody's who looks at a queue."""
+
+    def __init__(
+        self,
+        server: Server,
+        keys: Keys,
+        *,
+        every_seconds: float | None,
+        clock: Clock,
+        random: Random,
+        tell: Callable[[Event], None],
+    ) -> None:
+        self._server = server
+        self._keys = keys
+        self._every_seconds = every_seconds
+        self._clock = clock
+        self._random = random
+        self._tell = tell
+        self._due_at: dict[str, float] = {}  # monotonic, by queue; a race between two threads costs a sweep
+
+    def seconds(self, lease_seconds: float) -> float:
+        """Between two sweeps: half a lease unless told otherwise."""
+        return lease_seconds / 2 if self._every_seconds is None else self._every_seconds
+
+    def due(self, queues: Iterable[str], lease_seconds: float) -> list[str]:
+        """Those to be swept now; they count as swept."""
+        now = self._clock.monotonic()
+        due = [queue for queue in queues if self._due_at.get(queue, now) <= now]
+        for queue in due:  # jitter, and not all workers at the same moment
+            self._due_at[queue] = now + self.seconds(lease_seconds) * (0.5 + self._random() / 2)
+        return due
+
+    def sweep(self, queue: str) -> list[Exhausted]:
+        """Put back what is held past its lease; answers what nobody should get again, which stays as it is."""
+        return [dead for _, exhausted in self._pages(queue, "") for dead in exhausted]
+
+    def release(self, queue: str, holder: str) -> tuple[int, list[Exhausted]]:
+        """Put back what a worker that is proven dead holds; answers how many, and the rest as `sweep` does."""
+        pages = list(self._pages(queue, holder))
+        return sum(count for count, _ in pages), [dead for _, exhausted in pages for dead in exhausted]
+
+    def tidy(self, queue: str) -> int:
+        """Forget the consumers of workers that are long dead and hold nothing."""
+        idle = int(CONSUMER_IDLE_SECONDS * 1000)
+        return int(self._server.ask(*script("tidy", [self._keys.stream(queue)], idle)))
+
+    def _pages(self, queue: str, holder: str) -> Iterator[tuple[int, list[Exhausted]]]:
+        stream = self._keys.stream(queue)
+        begin = "-"
+        while begin:  # ends: the pending list does
+            begin, count, vanished, exhausted = self._server.ask(*script("sweep", [stream], begin, PAGE, holder))
+            if vanished:
+                self._tell(MessagesVanished(queue=queue, entries=tuple(id.decode() for id in vanished)))
+            yield int(count), [self._exhausted(queue, fields) for fields in exhausted]
+
+    def _exhausted(self, queue: str, fields: Any) -> Exhausted:
+        id, ended, worker, text, group, head, body, store = fields
+        state = state_of(text)
+        return Exhausted(
+            delivery=delivery_of(queue, store.decode(), id, state, group, head, body),
+            state=state,
+            ended_at=int(ended) / 1000,
+            worker=worker.decode("utf-8", "replace"),
+        )

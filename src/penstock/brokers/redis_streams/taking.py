@@ -1,0 +1,69 @@
+"""Handing messages over: asking the scripts, and giving up on what nobody should get any more."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from penstock.brokers import rules
+from penstock.brokers.redis_streams.keys import Keys
+from penstock.brokers.redis_streams.records import State, delivery_of, state_of
+from penstock.brokers.redis_streams.server import Command, script
+from penstock.messaging.broker import Ask, QueueSettings
+from penstock.messaging.delivery import Delivery
+
+_DEFAULT = QueueSettings(name="default")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Taken:
+    """What one look at some queues brought. Times are epoch seconds by the server's clock."""
+
+    now: float
+    queue: str | None = None  # whose messages these are
+    deliveries: Sequence[Delivery] = ()
+    given_up: Sequence[tuple[Delivery, State, str]] = ()  # handed over to us to be buried: and why
+    settings: QueueSettings = _DEFAULT  # of the deliveries' queue
+    next_due_at: float | None = None  # where nothing came: when the next delay ends
+
+
+def take(keys: Keys, store: str, consumer: str, asks: Sequence[Ask]) -> Command:
+    """The command that asks the queues, in order, until one has messages."""
+    counts = [min(ask.messages_max, rules.EMBEDDED.receive_max) for ask in asks]
+    return script("take", [keys.stream(ask.queue) for ask in asks], consumer, store, *counts)
+
+
+def taken(asks: Sequence[Ask], answer: Sequence[Any]) -> Taken:
+    """What `take.lua` answered."""
+    which, now = int(answer[0]), int(answer[1]) / 1000
+    if which == 0:
+        due = answer[2] if len(answer) > 2 else None
+        return Taken(now=now, next_due_at=None if due is None else float(due) / 1000)
+    queue, store, entries = asks[which - 1].queue, answer[2].decode(), answer[6]
+    settings = settings_of(queue, retention=answer[3], receives_max=answer[4], dead_letter_queue=answer[5])
+    expired_before = now - settings.retention_seconds
+    deliveries: list[Delivery] = []
+    given_up: list[tuple[Delivery, State, str]] = []
+    for id, fields in entries:
+        text, body = fields[1], fields[3]  # in the order of take.lua
+        group, head = (fields[5], fields[7]) if len(fields) > 4 else (b"", b"")
+        state = state_of(text)
+        delivery = delivery_of(queue, store, id, state, group, head, body)
+        if state.enqueued_at <= expired_before:
+            given_up.append((delivery, state, rules.reason_expired(settings.retention_seconds)))
+        elif settings.receives_max is not None and state.attempts >= settings.receives_max:
+            given_up.append((delivery, state, rules.reason_exhausted(state.attempts)))
+        else:
+            deliveries.append(delivery)
+    return Taken(now=now, queue=queue, deliveries=deliveries, given_up=given_up, settings=settings)
+
+
+def settings_of(
+    queue: str, *, retention: bytes | None, receives_max: bytes | None, dead_letter_queue: bytes | None
+) -> QueueSettings:
+    """From what the queue's hash holds."""
+    return QueueSettings(
+        name=queue,
+        dead_letter_queue=None if dead_letter_queue is None else dead_letter_queue.decode(),
+        receives_max=None if receives_max is None else int(receives_max),
+        retention_seconds=_DEFAULT.retention_seconds if retention is None else int(retention) / 1000,
+    )

@@ -1,0 +1,200 @@
+"""One turn at the server: settle, sweep where it is time, take; and bury what nobody should get any more."""
+
+import secrets
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from penstock.brokers import rules
+from penstock.brokers.attributes import encode_attributes
+from penstock.brokers.redis_streams.graves import death_by_broker, deaths_by_settlement
+from penstock.brokers.redis_streams.keys import Keys
+from penstock.brokers.redis_streams.records import entry_of
+from penstock.brokers.redis_streams.server import Command, Server
+from penstock.brokers.redis_streams.settling import Group, grouped
+from penstock.brokers.redis_streams.sweeping import Exhausted, Sweeping
+from penstock.brokers.redis_streams.taking import Taken, settings_of, take, taken
+from penstock.errors import UserError
+from penstock.messaging.broker import Ask, QueueSettings, SettleFailure, Turn
+from penstock.messaging.death import Death, with_death
+from penstock.messaging.delivery import Delivery
+from penstock.messaging.settlement import DeadLetter, Settlement
+
+LOOKS_MAX = 10  # at queues whose next messages turn out to be dead; the next turn goes on
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Settling:
+    """Settlements as they are sent, one group a queue; or why they cannot be."""
+
+    groups: Sequence[Group] = ()
+    lost: Sequence[SettleFailure] = ()
+    error: Exception | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turns:
+    """All that hands over and all that ends a hand-over. Any thread may call it."""
+
+    server: Server
+    keys: Keys
+    sweeping: Sweeping
+    holder: str
+    consumer: Callable[[float], str]  # the consumer's name for a lease of so many seconds
+    list_queue: Callable[[str, str], None]  # a queue, and the store it has now
+    settings: dict[str, QueueSettings] = field(default_factory=dict)  # as last heard, by queue
+
+    def turn(
+        self, settlements: Sequence[tuple[Delivery, Settlement]], asks: Sequence[Ask], lease_seconds: float
+    ) -> Turn:
+        """One round trip, but for dead letters, sweeps and clusters."""
+        receive_error: tuple[str, Exception] | None = None
+        settling = self._prepared(settlements)
+        try:
+            self.sweep_due([ask.queue for ask in asks], lease_seconds)
+        except Exception as error:
+            receive_error, asks = (asks[0].queue, error), ()
+        first, *others = self._rounds(asks)
+        commands = [group.command(self.keys, self.holder) for group in settling.groups]
+        answers = self._answers([*commands, *self._take(first, lease_seconds)])
+        failures, settle_error = self._settled(settling, answers[: len(commands)])
+        got = Taken(now=0.0)
+        try:
+            got = self._live(first, answers[len(commands) :], lease_seconds)
+            for others_asks in others:
+                got = got if got.deliveries else self.look(others_asks, lease_seconds)
+        except Exception as error:
+            receive_error = (asks[0].queue, error)
+        return Turn(
+            failures=failures, deliveries=got.deliveries, settle_error=settle_error, receive_error=receive_error
+        )
+
+    def look(self, asks: Sequence[Ask], lease_seconds: float) -> Taken:
+        """Take from the first queue that has any message. Raises what the server raises."""
+        return self._live(asks, self._answers(self._take(asks, lease_seconds)), lease_seconds)
+
+    def sweep_due(self, queues: Sequence[str], lease_seconds: float) -> None:
+        """Put back what is held past its lease, in the queues where it is time to look."""
+        for queue in self.sweeping.due(queues, lease_seconds):
+            self.bury_exhausted(self.sweeping.sweep(queue))
+            self.sweeping.tidy(queue)
+
+    def bury_exhausted(self, exhausted: Sequence[Exhausted]) -> None:
+        """Dead-letter what was handed over too often, fenced as every settlement is."""
+        deaths = {
+            dead.delivery.receipt: death_by_broker(
+                dead.delivery,
+                rules.reason_exhausted(dead.state.attempts + 1),
+                attempts=dead.state.attempts + 1,
+                first_failed_at=dead.state.first_failed_at or dead.ended_at,
+                last_failed_at=dead.ended_at,
+                worker=dead.worker,
+            )
+            for dead in exhausted
+        }
+        self._bury([dead.delivery for dead in exhausted], deaths)
+
+    def settings_of(self, queue: str) -> QueueSettings:
+        """What the queue was told, as last heard."""
+        if queue not in self.settings:
+            fields = ("retention", "receives_max", "dead_letter_queue")
+            retention, receives_max, name = self.server.ask("HMGET", self.keys.settings(queue), *fields)
+            self.settings[queue] = settings_of(
+                queue, retention=retention, receives_max=receives_max, dead_letter_queue=name
+            )
+        return self.settings[queue]
+
+    # --- settling
+
+    def _prepared(self, settlements: Sequence[tuple[Delivery, Settlement]]) -> _Settling:
+        dead = [(delivery, each) for delivery, each in settlements if isinstance(each, DeadLetter)]
+        try:
+            deaths = deaths_by_settlement(self.server, self.keys, dead, worker=self.holder)
+            heads = {
+                delivery.receipt: encode_attributes(with_death(delivery.message.attributes, deaths[delivery.receipt]))
+                for delivery, _ in dead
+            }
+            graves = {queue: self._graves(queue) for queue in {delivery.queue for delivery, _ in dead}}
+        except Exception as error:
+            return _Settling(error=error)
+        groups, lost = grouped(settlements, heads=heads, graves=graves)
+        return _Settling(groups=groups, lost=lost)
+
+    def _settled(self, settling: _Settling, answers: Sequence[Any]) -> tuple[Sequence[SettleFailure], Exception | None]:
+        if settling.error is not None:
+            return (), settling.error
+        failures = list(settling.lost)
+        for group, answer in zip(settling.groups, answers, strict=True):
+            if isinstance(answer, UserError):
+                return (), answer
+            if isinstance(answer, Exception):
+                failures += group.refused(str(answer))
+                continue
+            failures += group.failures(answer)
+            if answer[2]:
+                self.list_queue(group.graves, answer[2].decode())
+        return failures, None
+
+    def _graves(self, queue: str) -> str:
+        return rules.dead_letter_queue(self.settings_of(queue))
+
+    def _bury(self, deliveries: Sequence[Delivery], deaths: dict[str, Death]) -> None:
+        if not deliveries:
+            return
+        queue = deliveries[0].queue
+        group = Group(queue=queue, graves=self._graves(queue))
+        for delivery in deliveries:
+            death = with_death(delivery.message.attributes, deaths[delivery.receipt])
+            group.bury(delivery, entry_of(delivery.receipt) or "0-0", encode_attributes(death) or "")
+        answer = self.server.ask(*group.command(self.keys, self.holder))
+        if answer[2]:
+            self.list_queue(group.graves, answer[2].decode())
+
+    # --- taking
+
+    def _rounds(self, asks: Sequence[Ask]) -> Sequence[Sequence[Ask]]:
+        """What one script may be asked: all queues, but in a cluster, where they lie apart."""
+        return [[ask] for ask in asks] or [()] if self.server.is_cluster else [asks]
+
+    def _take(self, asks: Sequence[Ask], lease_seconds: float) -> Sequence[Command]:
+        return [take(self.keys, secrets.token_hex(8), self.consumer(lease_seconds), asks)] if asks else []
+
+    def _answers(self, commands: Sequence[Command]) -> list[Any]:
+        """Errors as values, also those that concern all."""
+        if not commands:
+            return []
+        try:
+            return self.server.run(*commands)
+        except Exception as error:
+            return [error] * len(commands)
+
+    def _live(self, asks: Sequence[Ask], answers: Sequence[Any], lease_seconds: float) -> Taken:
+        """What came, without the dead; looks again where all of it was dead."""
+        got = Taken(now=0.0)
+        for _ in range(LOOKS_MAX):
+            if not answers:
+                break
+            if isinstance(answers[0], Exception):
+                raise answers[0]
+            got = taken(asks, answers[0])
+            self._give_up(got)
+            if got.deliveries or not got.given_up:
+                break
+            answers = self._answers(self._take(asks, lease_seconds))
+        return got
+
+    def _give_up(self, got: Taken) -> None:
+        if got.queue is not None:
+            self.settings[got.queue] = got.settings
+        deaths = {
+            delivery.receipt: death_by_broker(
+                delivery,
+                reason,
+                attempts=state.attempts,
+                first_failed_at=state.first_failed_at,
+                last_failed_at=state.last_failed_at or got.now,
+                worker=state.previous.worker if state.previous is not None else "",
+            )
+            for delivery, state, reason in got.given_up
+        }
+        self._bury([delivery for delivery, _, _ in got.given_up], deaths)
