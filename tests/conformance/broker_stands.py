@@ -1,10 +1,17 @@
 """The brokers that keep one contract, each with all that its tests need. A new one joins by an entry in `STANDS`."""
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
+
+import pytest
+from tests.services.frozen_clock import ServerClock
+from tests.services.plugin import Servers
 
 from penstock.brokers.memory import MemoryBroker
+from penstock.brokers.redis_streams import RedisStreamsBroker
 from penstock.brokers.sqlite import SqliteBroker
 from penstock.messaging.broker import Broker, QueueSettings
 from penstock.messaging.delivery import Delivery
@@ -14,14 +21,24 @@ from penstock.testing import FakeClock
 LEASE = 30.0
 
 
-class MemoryStand:
+class Stand(Protocol):
     """One system, and as many workers' views of it as a test wants."""
 
-    leases_end_by_time = True  # else: only when somebody else has the message
+    clock: FakeClock
+    leases_end_by_time: bool  # else: only when somebody else has the message
 
-    def __init__(self, folder: Path) -> None:
-        self.clock = FakeClock()
-        self._folder = folder
+    def broker(self, holder: str = "w1", queues: Sequence[QueueSettings] = ()) -> Broker: ...
+
+    def advance(self, seconds: float) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class MemoryStand:
+    leases_end_by_time = True
+
+    def __init__(self) -> None:
+        self.clock: FakeClock = FakeClock()
         self._first: MemoryBroker | None = None
         self._open: list[MemoryBroker] = []
 
@@ -43,7 +60,7 @@ class SqliteStand:
     leases_end_by_time = True
 
     def __init__(self, folder: Path) -> None:
-        self.clock = FakeClock()
+        self.clock: FakeClock = FakeClock()
         self._folder = folder
         self._open: list[SqliteBroker] = []
 
@@ -59,8 +76,45 @@ class SqliteStand:
             broker.close()
 
 
-Stand = MemoryStand | SqliteStand
-STANDS: dict[str, Callable[[Path], Stand]] = {"memory": MemoryStand, "sqlite": SqliteStand}
+class RedisStand:
+    """A database at a shared server, whose clock goes with the test's."""
+
+    leases_end_by_time = False
+
+    def __init__(self, servers: Servers, version: str) -> None:
+        self.clock: FakeClock = ServerClock(servers.clock_file)
+        self.server = servers.redis(version)
+        self._open: list[RedisStreamsBroker] = []
+
+    def broker(self, holder: str = "w1", queues: Sequence[QueueSettings] = ()) -> Broker:
+        self._open.append(
+            RedisStreamsBroker(self.server.url, holder=holder, queues=queues, sweep_seconds=0.0, clock=self.clock)
+        )
+        return self._open[-1]
+
+    def advance(self, seconds: float) -> None:
+        self.clock.advance(seconds)
+
+    def close(self) -> None:
+        for broker in self._open:
+            broker.close()
+        self.server.clean()
+
+
+def sqlite_stand(request: pytest.FixtureRequest) -> SqliteStand:
+    return SqliteStand(request.getfixturevalue("tmp_path"))
+
+
+def redis_stand(request: pytest.FixtureRequest, version: str) -> RedisStand:
+    return RedisStand(request.getfixturevalue("frozen_servers"), version)
+
+
+STANDS: dict[str, Callable[[pytest.FixtureRequest], Stand]] = {
+    "memory": lambda request: MemoryStand(),
+    "sqlite": sqlite_stand,
+    "redis 7.0": partial(redis_stand, version="7.0"),
+    "redis 6.2": partial(redis_stand, version="6.2"),
+}
 
 
 def outgoing(*bodies: str, **fields: Any) -> list[Outgoing]:
@@ -69,6 +123,33 @@ def outgoing(*bodies: str, **fields: Any) -> list[Outgoing]:
 
 def receive(broker: Broker, count: int = 10, *, queue: str = "q", lease: float = LEASE) -> list[Delivery]:
     return list(broker.receive(queue, messages_max=count, lease_seconds=lease))
+
+
+class Waiting:
+    """Somebody who waits for messages in a thread of its own, while the test lets time pass."""
+
+    def __init__(self, stand: Stand, wait: Callable[[], Sequence[Delivery]]) -> None:
+        self._stand = stand
+        self._pool = ThreadPoolExecutor(1)
+        self._waiting = self._pool.submit(wait)
+        self._pool.shutdown(wait=False)  # the thread ends with its one task
+
+    def goes_on(self) -> bool:
+        """Whether it still waits, after a moment of the machine's time."""
+        return not wait([self._waiting], timeout=0.2).done
+
+    def over(self, *, within_seconds: float) -> list[Delivery]:
+        """Let time pass in small steps until it is over; answers what it got."""
+        give_up = self._stand.clock.monotonic() + within_seconds
+        while not wait([self._waiting], timeout=0.01).done:
+            self._stand.advance(0.1)
+            assert self._stand.clock.monotonic() < give_up, "it still waits"
+        return list(self._waiting.result())
+
+
+def waiting(stand: Stand, broker: Broker, *, wait_seconds: float) -> Waiting:
+    """A receiver that waits for the first message of q."""
+    return Waiting(stand, lambda: broker.receive("q", messages_max=5, lease_seconds=LEASE, wait_seconds=wait_seconds))
 
 
 def bodies(deliveries: Sequence[Delivery]) -> list[str]:

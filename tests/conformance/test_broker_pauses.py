@@ -1,13 +1,10 @@
 """Pausing a queue: nothing is handed over, and all else goes on."""
 
-import threading
-
 import pytest
-from tests.conformance.broker_stands import LEASE, Stand, bodies, outgoing, receive
+from tests.conformance.broker_stands import LEASE, Stand, bodies, outgoing, receive, waiting
 
 from penstock.errors import ConfigurationError
 from penstock.messaging.broker import Broker, QueueSettings
-from penstock.messaging.delivery import Delivery
 from penstock.messaging.settlement import Ack
 
 
@@ -92,19 +89,9 @@ def test_purging_leaves_the_pause(stand: Stand, broker: Broker) -> None:
 def test_a_waiting_receiver_goes_on_when_the_queue_is_resumed(stand: Stand, broker: Broker) -> None:
     broker.send("q", outgoing("a"))
     broker.pause("q")
-    got: list[Delivery] = []
-
-    def run() -> None:
-        got.extend(broker.receive("q", messages_max=5, lease_seconds=LEASE, wait_seconds=3_600))
-
-    thread = threading.Thread(target=run)
-    thread.start()
+    receiving = waiting(stand, broker, wait_seconds=3_600)
     stand.broker("w2").resume("q")
-    while thread.is_alive():
-        stand.advance(0.1)  # brokers that poll need time to pass; far less than the wait
-        thread.join(0.01)
-        assert stand.clock.monotonic() < 600
-    assert bodies(got) == ["a"]
+    assert bodies(receiving.over(within_seconds=600)) == ["a"]
 
 
 def test_a_name_that_no_queue_can_have_is_refused(stand: Stand, broker: Broker) -> None:
