@@ -3,8 +3,8 @@
 import sqlite3
 from collections.abc import Mapping, Sequence
 
-from penstock.brokers.sqlite_queues import QueueRow, Queues
 from penstock.brokers.attributes import encode_attributes, encode_group
+from penstock.brokers.sqlite_queues import QueueRow, Queues
 from penstock.brokers.sqlite_rows import Row
 from penstock.messaging.message import Outgoing
 

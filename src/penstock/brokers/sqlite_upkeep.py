@@ -8,8 +8,8 @@ import sqlite3
 from collections.abc import Callable, Mapping, Sequence
 
 from penstock.brokers import rules
-from penstock.brokers.sqlite_queues import QueueRow, Queues
 from penstock.brokers.attributes import decode_attributes, encode_attributes
+from penstock.brokers.sqlite_queues import QueueRow, Queues
 from penstock.brokers.sqlite_rows import Row
 from penstock.messaging.death import Death, with_death
 

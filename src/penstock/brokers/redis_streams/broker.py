@@ -40,14 +40,14 @@ from penstock.messaging.broker import (
 from penstock.messaging.clock import Clock, SystemClock
 from penstock.messaging.delivery import Delivery
 from penstock.messaging.message import Message, Outgoing
-from penstock.messaging.settlement import Release, Settlement
+from penstock.messaging.settlement import Settlement
 from penstock.messaging.waits import Random
 
 SEND_MAX = 1_000  # messages in one script: a few milliseconds of the server
 EXTEND_MAX = 1_000
 LEASE_SECONDS = 60.0  # what who only looks takes for a lease: it says how often to sweep
 BROWSE_MAX = 1_000
-_WAIT_SECONDS_MAX = 5.0  # of one blocking call; less than a connection waits for an answer
+_WAIT_SECONDS_MAX = 1.0  # of one blocking call: none is ever broken off, so closing waits that long
 _WAIT_SECONDS_MIN = 0.02
 
 
@@ -154,15 +154,11 @@ class RedisStreamsBroker:
         wait_seconds: float = 0.0,
     ) -> Turn:
         """One round trip, but for dead letters and clusters."""
-        rules.check_seconds("lease_seconds", lease_seconds, rules.EMBEDDED.lease_seconds_max)
-        rules.check_wait(wait_seconds)
-        for _, settlement in settlements:
-            if isinstance(settlement, Release):
-                rules.check_seconds("delay_seconds", settlement.delay_seconds, rules.EMBEDDED.delay_seconds_max)
         asks = [ask for ask in asks if ask.messages_max > 0]
         turn = self._turns.turn(settlements, asks, lease_seconds)
         if wait_seconds and len(asks) == 1 and not (turn.deliveries or turn.receive_error):
             try:
+                rules.check_wait(wait_seconds)
                 return replace(turn, deliveries=self._wait(asks[0], lease_seconds, wait_seconds))
             except Exception as error:
                 return replace(turn, receive_error=(asks[0].queue, error))
@@ -273,24 +269,21 @@ class RedisStreamsBroker:
     def _wait(self, ask: Ask, lease_seconds: float, wait_seconds: float) -> Sequence[Delivery]:
         """Wait for a token, a delay's or a lease's end, and look again. The server's clock counts."""
         deadline: float | None = None
-        while not self._closed:
-            self._turns.sweep_due([ask.queue], lease_seconds)
-            got = self._turns.look([ask], lease_seconds)
-            deadline = got.now + wait_seconds if deadline is None else deadline
-            left = deadline - got.now
-            if got.deliveries or left <= 0:
-                return got.deliveries
-            pauses = [left, _WAIT_SECONDS_MAX, self._sweeping.seconds(lease_seconds)]
-            pauses += [] if got.next_due_at is None else [got.next_due_at - got.now]
-            self._block(ask.queue, max(min(pauses), _WAIT_SECONDS_MIN))
-        return ()
-
-    def _block(self, queue: str, seconds: float) -> None:
         try:
-            self._server.ask("BLPOP", self._keys.wake(queue), seconds)
+            while True:
+                self._turns.sweep_due([ask.queue], lease_seconds)
+                got = self._turns.look([ask], lease_seconds)
+                deadline = got.now + wait_seconds if deadline is None else deadline
+                left = deadline - got.now
+                if got.deliveries or left <= 0:
+                    return got.deliveries
+                pauses = [left, _WAIT_SECONDS_MAX, self._sweeping.seconds(lease_seconds)]
+                pauses += [] if got.next_due_at is None else [got.next_due_at - got.now]
+                self._server.ask("BLPOP", self._keys.wake(ask.queue), max(min(pauses), _WAIT_SECONDS_MIN))
         except TemporaryError:
-            if not self._closed:
-                raise
+            if self._closed:
+                return ()
+            raise
 
     def _configure(self, settings: QueueSettings) -> None:
         name, graves = settings.name, rules.dead_letter_queue(settings)

@@ -8,8 +8,7 @@ from penstock.errors import PenstockError
 from penstock.messaging.clock import Clock
 from penstock.messaging.waits import Random, backoff_seconds
 
-WAIT_SECONDS = 5.0  # of one look; less than a connection waits for an answer
-JOIN_SECONDS = 1.0
+WAIT_SECONDS = 1.0  # of one look: none is ever broken off (redis-py's connections do not stand that), so it is short
 BACKOFF_BASE_SECONDS, BACKOFF_CAP_SECONDS = 0.2, 5.0
 
 
@@ -41,17 +40,17 @@ class Ear:
             self._wanted.set()
 
     def close(self) -> None:
+        """Returns at once; the thread ends after its last look, and puts back what that brings."""
         self._closed.set()
         self._wanted.set()
-        self._client.connection_pool.disconnect()  # which ends a wait
-        self._thread.join(JOIN_SECONDS)
 
     def _run(self) -> None:
         failures = 0
         while not self._closed.is_set():
             self._wanted.wait()
             try:
-                self._listen()
+                if not self._closed.is_set():
+                    self._listen()
                 failures = 0
             except PenstockError:  # away: the worker meets that itself, when it asks
                 failures += 1
@@ -59,8 +58,6 @@ class Ear:
         self._client.close()
 
     def _listen(self) -> None:
-        if self._closed.is_set():
-            return
         with self._server.translated():
             token = self._client.blpop(self._keys, timeout=WAIT_SECONDS)
             if token is None:

@@ -94,8 +94,12 @@ class Server:
         )
 
     def close(self) -> None:
+        """Close what nobody uses at this moment; calls that are under way end by themselves."""
         self._closed = True
-        self._client.close()
+        if self.is_cluster:
+            self._client.close()
+        else:
+            self._client.connection_pool.disconnect(inuse_connections=False)
 
     @contextmanager
     def translated(self) -> Iterator[None]:

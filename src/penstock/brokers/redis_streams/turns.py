@@ -18,7 +18,7 @@ from penstock.errors import UserError
 from penstock.messaging.broker import Ask, QueueSettings, SettleFailure, Turn
 from penstock.messaging.death import Death, with_death
 from penstock.messaging.delivery import Delivery
-from penstock.messaging.settlement import DeadLetter, Settlement
+from penstock.messaging.settlement import DeadLetter, Release, Settlement
 
 LOOKS_MAX = 10  # at queues whose next messages turn out to be dead; the next turn goes on
 
@@ -51,6 +51,8 @@ class Turns:
         receive_error: tuple[str, Exception] | None = None
         settling = self._prepared(settlements)
         try:
+            if asks:
+                rules.check_seconds("lease_seconds", lease_seconds, rules.EMBEDDED.lease_seconds_max)
             self.sweep_due([ask.queue for ask in asks], lease_seconds)
         except Exception as error:
             receive_error, asks = (asks[0].queue, error), ()
@@ -109,6 +111,9 @@ class Turns:
     def _prepared(self, settlements: Sequence[tuple[Delivery, Settlement]]) -> _Settling:
         dead = [(delivery, each) for delivery, each in settlements if isinstance(each, DeadLetter)]
         try:
+            for _, each in settlements:
+                if isinstance(each, Release):
+                    rules.check_seconds("delay_seconds", each.delay_seconds, rules.EMBEDDED.delay_seconds_max)
             deaths = deaths_by_settlement(self.server, self.keys, dead, worker=self.holder)
             heads = {
                 delivery.receipt: encode_attributes(with_death(delivery.message.attributes, deaths[delivery.receipt]))
@@ -124,9 +129,11 @@ class Turns:
         if settling.error is not None:
             return (), settling.error
         failures = list(settling.lost)
+        errors = [answer for answer in answers if isinstance(answer, Exception)]
+        fatal = [error for error in errors if isinstance(error, UserError)]
+        if fatal or (errors and len(errors) == len(answers)):
+            return (), [*fatal, *errors][0]
         for group, answer in zip(settling.groups, answers, strict=True):
-            if isinstance(answer, UserError):
-                return (), answer
             if isinstance(answer, Exception):
                 failures += group.refused(str(answer))
                 continue

@@ -20,7 +20,7 @@ for at = 3, #ARGV, 3 do
     mine = earlier
   else
     if once then
-      redis.call('SET', once, mine, 'PX', ARGV[2])
+      redis.call('SET', once, mine, 'PX', math.max(ARGV[2] - 1, 1)) -- a key lives a millisecond longer
     end
     local state = mine .. ' ' .. int(now)
     if delay > 0 then
