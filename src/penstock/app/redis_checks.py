@@ -8,6 +8,7 @@ from penstock.app.backends import require_redis
 from penstock.app.findings import Finding, Verdict, guarded
 from penstock.app.redis_address import RedisAddress, parsed
 from penstock.config import Settings
+from penstock.errors import PenstockError
 from penstock.messaging.clock import Clock, SystemClock
 
 if TYPE_CHECKING:
@@ -119,5 +120,8 @@ def rights(address: RedisAddress) -> tuple[Verdict, str]:
     """Everything a worker does, once."""
     from penstock.brokers.redis_streams.facts import try_everything
 
-    try_everything(address.url, prefix=address.prefix)
+    try:
+        try_everything(address.url, prefix=address.prefix)
+    except PenstockError as error:
+        return Verdict.FAILED, f"{error}; docs/redis.md lists the rights that a user needs"
     return Verdict.OK, "sent, received, extended, settled and looked at messages in a queue of its own, now removed"

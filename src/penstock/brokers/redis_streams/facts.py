@@ -10,7 +10,7 @@ from redis.exceptions import ResponseError
 from penstock.brokers.redis_streams.broker import RedisStreamsBroker
 from penstock.brokers.redis_streams.keys import Keys
 from penstock.brokers.redis_streams.server import Server
-from penstock.errors import PenstockError, TemporaryError
+from penstock.errors import ConfigurationError, PenstockError, TemporaryError
 from penstock.messaging.broker import DEAD_LETTER_SUFFIX, Ask
 from penstock.messaging.clock import Clock
 from penstock.messaging.delivery import Delivery
@@ -88,8 +88,11 @@ def _try(broker: RedisStreamsBroker) -> None:
     broker.send(_QUEUE, [Outgoing(body=b"{}"), Outgoing(body=b"{}"), Outgoing(body=b"{}", deduplication_id=_ONCE)])
     broker.send(_QUEUE, [Outgoing(body=b"{}", delay_seconds=_LEASE_SECONDS)])
     acked, released, dead = [_one(broker) for _ in range(3)]
-    broker.extend([acked], lease_seconds=_LEASE_SECONDS)
-    broker.settle([(acked, Ack()), (released, Release()), (dead, DeadLetter(reason="tried by penstock doctor"))])
+    if broker.extend([acked], lease_seconds=_LEASE_SECONDS):
+        raise ConfigurationError("A lease cannot be extended there; this user needs the right to XCLAIM.")
+    died = DeadLetter(reason="tried by penstock doctor")
+    for failure in broker.settle([(acked, Ack()), (released, Release()), (dead, died)]):
+        raise TemporaryError(f"a message cannot be settled there: {failure.reason}")
     _one(broker)
     broker.receive(_QUEUE, messages_max=1, lease_seconds=_LEASE_SECONDS, wait_seconds=0.05)  # nothing is there
     broker.release_holder("doctor")

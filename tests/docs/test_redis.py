@@ -1,0 +1,156 @@
+"""What docs/redis.md says of rights, keys, addresses, memory and foreign senders is so, on a real server."""
+
+import re
+import string
+from collections.abc import Callable, Iterator
+from contextlib import closing, suppress
+from importlib.resources import files
+from pathlib import Path
+
+import pytest
+from tests.services.redis_server import VERSIONS, RedisServer
+
+from penstock.app import redis_address
+from penstock.app.findings import Verdict
+from penstock.app.redis_checks import redis_checks
+from penstock.brokers.redis_streams import RedisStreamsBroker
+from penstock.brokers.redis_streams.facts import try_everything
+from penstock.config import Settings
+from penstock.errors import PenstockError, TemporaryError
+from penstock.messaging.message import Outgoing
+from penstock.messaging.settlement import Ack, DeadLetter
+
+PAGE = (Path(__file__).parents[2] / "docs" / "redis.md").read_text(encoding="utf-8")
+OUTSIDE_SCRIPTS = {"multi", "exec", "evalsha", "script|load", "info", "xclaim", "smembers", "sadd", "hexists", "blpop"}
+LEASE_SECONDS = 30.0
+StartRedis = Callable[..., RedisServer]
+
+
+def section(title: str) -> str:
+    _, found, rest = PAGE.partition(f"\n## {title}\n")
+    assert found, title
+    return rest.partition("\n## ")[0]
+
+
+def blocks(text: str) -> Iterator[str]:
+    yield from re.findall(r"^```\w*\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+
+
+def user() -> str:
+    """The page's user, on one line."""
+    (block,) = blocks(section("Rights"))
+    return " ".join(block.split())
+
+
+def commands_of_scripts() -> set[str]:
+    folder = files("penstock.brokers.redis_streams") / "lua"
+    text = "".join(script.read_text(encoding="utf-8") for script in folder.iterdir())
+    pattern = r"redis\.p?call\(\s*'([A-Z]+)'(?:,\s*'(CREATE|DELCONSUMER|CONSUMERS)')?"
+    return {"|".join(filter(None, found)).lower() for found in re.findall(pattern, text)}
+
+
+def everything(settings: Settings) -> dict[str, str]:
+    return {finding.check: f"{finding.verdict.value}: {finding.found}" for finding in redis_checks(settings)}
+
+
+def test_the_user_may_do_what_the_scripts_do_and_no_more() -> None:
+    given = set(re.findall(r"\+(\S+)", user()))
+    assert commands_of_scripts() - given == set()
+    assert given - commands_of_scripts() - OUTSIDE_SCRIPTS == set()
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_the_user_can_work(start_redis: StartRedis, version: str) -> None:
+    server = start_redis(version, users=f"user default off\n{user()}", tcp=True)
+    for url in (f"unix://shop:PASSWORD@{server.socket}", server.tcp_url.replace("//", "//shop:PASSWORD@")):
+        found = everything(Settings(broker=url))
+        assert found["redis rights"].startswith(Verdict.OK), found
+    with closing(RedisStreamsBroker(url, holder="me")) as broker:
+        broker.send("q", [Outgoing(body=b"{}")] * 2_001)  # three scripts in one transaction
+        deliveries = broker.receive("q", messages_max=2, lease_seconds=LEASE_SECONDS)
+        assert not broker.settle([(deliveries[0], DeadLetter(reason="bad")), (deliveries[1], Ack())])
+        assert broker.queue_names() == ["q", "q-dlq"]
+
+
+@pytest.mark.parametrize("command", ["xadd", "xclaim", "smembers", "evalsha"])
+@pytest.mark.parametrize("version", VERSIONS)
+def test_a_missing_right_is_named(start_redis: StartRedis, version: str, command: str) -> None:
+    less = user().replace(f"+{command} ", "")
+    assert less != user()
+    server = start_redis(version, users=f"user default off\n{less}")
+    with pytest.raises(PenstockError) as raised:
+        try_everything(f"unix://shop:PASSWORD@{server.socket}", prefix="penstock")
+    unnamed = "can't run this command"  # Redis does not name what a script may not call
+    assert command in str(raised.value).lower() or unnamed in str(raised.value)
+    assert "PASSWORD" not in str(raised.value)
+
+
+def test_keys_outside_the_prefix_are_denied(start_redis: StartRedis) -> None:
+    server = start_redis(users=f"user default off\n{user()}")
+    with pytest.raises(PenstockError, match="refuses us"):
+        try_everything(f"unix://shop:PASSWORD@{server.socket}", prefix="other")
+
+
+def test_trying_leaves_nothing_behind(redis_server: RedisServer) -> None:
+    try_everything(redis_server.url, prefix="penstock")
+    assert redis_server.cli("KEYS", "*") == []
+
+
+def test_every_key_is_in_the_table_of_keys(redis_server: RedisServer) -> None:
+    with closing(RedisStreamsBroker(redis_server.url, holder="me")) as broker:
+        broker.send("orders", [Outgoing(body=b"{}", group="GROUP"), Outgoing(body=b"{}", deduplication_id="ID")])
+        broker.send("orders", [Outgoing(body=b"{}", delay_seconds=60), Outgoing(body=b"{}"), Outgoing(body=b"{}")])
+        first, _ = broker.receive("orders", messages_max=2, lease_seconds=LEASE_SECONDS)
+        broker.settle([(first, DeadLetter(reason="bad"))])
+        found = {key.decode() for key in redis_server.cli("KEYS", "*")}
+    told = set(re.findall(r"`([^`]+)`", section("The keys of a queue")))
+    named = {key.replace("-dlq:", ":") for key in found}
+    assert named - told == set()
+    assert len(named) >= 7
+
+
+def test_every_parameter_of_an_address_is_in_its_table() -> None:
+    told = set(re.findall(r"`(\w+)`", section("The address")))
+    assert (redis_address._ALWAYS | redis_address._TLS | {"db"}) - told == set()
+    assert {f"`{scheme}://" for scheme in redis_address.SCHEMES if f"`{scheme}://" not in PAGE} == set()
+
+
+def test_a_plain_xadd_is_a_message(redis_server: RedisServer) -> None:
+    (block,) = blocks(section("Others who send"))
+    verb, key, star, field, body = block.strip().split(" ", 4)
+    redis_server.cli(verb, key, star, field, body.strip("'"))
+    redis_server.cli(verb, key, star, "group", "tenant", "body", "in a group", "left", "out")
+    redis_server.cli(verb, key, star, "a", "1")
+    with closing(RedisStreamsBroker(redis_server.url, holder="me")) as broker:
+        deliveries = broker.receive("orders", messages_max=9, lease_seconds=LEASE_SECONDS)
+        assert sorted((each.message.group or "", each.message.body) for each in deliveries) == [
+            ("", b'{"a":"1"}'),
+            ("", b'{"id": "a", "cents": 100}'),
+            ("tenant", b"in a group"),
+        ]
+        assert not broker.settle([(each, Ack()) for each in deliveries])
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_a_full_server_refuses_sends_and_is_emptied_by_workers(start_redis: StartRedis, version: str) -> None:
+    server = start_redis(version, configuration=("--maxmemory", "8mb", "--maxmemory-policy", "noeviction"))
+    filler = [Outgoing(body=string.ascii_letters.encode() * 400)] * 10
+    sent = settled = 0
+    with closing(RedisStreamsBroker(server.url, holder="me")) as broker:
+        with suppress(TemporaryError):
+            while True:  # ends: the server's memory does
+                sent += len(broker.send("q", filler))
+        with pytest.raises(TemporaryError, match=r"maxmemory|OOM"):
+            broker.send("q", filler)
+        assert broker.stats("q").visible == sent
+        assert sent > 100
+        while deliveries := broker.receive("q", messages_max=10, lease_seconds=LEASE_SECONDS):
+            assert not broker.extend(deliveries, lease_seconds=LEASE_SECONDS)
+            settlements = [
+                (each, DeadLetter(reason="full") if at == 0 else Ack()) for at, each in enumerate(deliveries)
+            ]
+            assert not broker.settle(settlements)
+            settled += len(deliveries)
+        assert settled == sent
+        assert broker.send("q", filler)
+        assert broker.stats("q-dlq").visible == len(list(broker.browse("q-dlq", messages_max=sent)))
