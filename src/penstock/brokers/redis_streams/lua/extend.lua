@@ -4,4 +4,7 @@
 local arguments = { unpack(ARGV, 2, #ARGV) }
 arguments[#arguments + 1] = 'JUSTID'
 local claimed = redis.pcall('XCLAIM', KEYS[1], GROUP, ARGV[1], 0, unpack(arguments))
-return claimed.err and {} or claimed
+if claimed.err and string.find(claimed.err, 'NOGROUP', 1, true) then
+  return {} -- the stream is gone, and every lease with it
+end
+return claimed
