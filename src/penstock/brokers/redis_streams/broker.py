@@ -16,6 +16,7 @@ Time is the server's clock, in milliseconds.
 import random as random_numbers
 import secrets
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 
 from penstock.brokers import rules
@@ -134,7 +135,7 @@ class RedisStreamsBroker:
         turn = self.turn(
             (), [Ask(queue=queue, messages_max=messages_max)], lease_seconds=lease_seconds, wait_seconds=wait_seconds
         )
-        if turn.receive_error is not None:
+        if turn.receive_error is not None and not (wait_seconds and self._closed):
             raise turn.receive_error[1]
         return turn.deliveries
 
@@ -309,8 +310,9 @@ class RedisStreamsBroker:
     def _list(self, queue: str, store: str) -> None:
         """Let `queue_names` know it: at first, and when the server forgot everything since."""
         if self._listed.get(queue) != store:
-            self._server.ask("SADD", self._keys.queues, queue)
-            self._listed[queue] = store
+            with suppress(TemporaryError):  # no memory left, or away by now: what was asked is done all the same
+                self._server.ask("SADD", self._keys.queues, queue)
+                self._listed[queue] = store
 
 
 def _pages(deliveries: Sequence[Delivery]) -> Iterable[tuple[str, dict[str, Delivery]]]:
