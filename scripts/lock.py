@@ -36,6 +36,16 @@ LOCKS = {
         "--extra=msgspec",
         "--group=dev",
     ],
+    "bench": [
+        "pyproject.toml",
+        "--extra=spark",
+        "--extra=redis",
+        "--extra=uvloop",
+        "--extra=msgspec",
+        "--group=dev",
+        "--group=bench",
+    ],
+    "bench-older": ["locks/bench-older.in"],
 }
 
 
