@@ -1,4 +1,4 @@
-"""Worker processes over one embedded queue, and a journal of what their handlers did, written by the handlers.
+"""Worker processes over one broker, and a journal of what their handlers did, written by the handlers.
 
 The journal is the oracle: a file that every handler appends a line to (one write each, so lines never mix), and that
 nothing of Penstock's knows of. A message is lost when nobody ended it and the queue does not hold it any more.
@@ -17,7 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from penstock.app.app import App
-from penstock.brokers.sqlite import SqliteBroker
+from penstock.app.backends import open_broker
+from penstock.config import Settings
+from penstock.messaging.broker import Broker
 
 APP = '''
 """Handlers that say in a journal what they do: written by the tests."""
@@ -87,22 +89,28 @@ class Line:
 
 
 class Fleet:
-    """A folder with a queue, an app, a journal, and the workers started on it."""
+    """A folder with a queue, an app, a journal, and the workers started on it.
 
-    def __init__(self, folder: Path, **settings: object) -> None:
+    ``broker`` is the workers' address; ``aside`` is the test's own way to the same broker, where the two differ.
+    """
+
+    def __init__(
+        self, folder: Path, *, broker: str | None = None, aside: str | None = None, **settings: object
+    ) -> None:
         self.folder = folder
         self.journal = folder / "journal"
         self.journal.touch()
         (folder / "fleet_app.py").write_text(APP, encoding="utf-8")
+        address = broker or f"sqlite:///{folder / 'queue.db'}"
         self.environment = {
             **os.environ,
             "JOURNAL": str(self.journal),
-            "PENSTOCK_BROKER": f"sqlite:///{folder / 'queue.db'}",
+            "PENSTOCK_BROKER": address,
             "PENSTOCK_LEDGER": f"sqlite:///{folder / 'ledger.db'}",
             "PENSTOCK_STATE": str(folder / "state"),
             **{f"PENSTOCK_{name.upper()}": str(value) for name, value in settings.items()},
         }
-        self.broker = SqliteBroker(folder / "queue.db", holder="test")
+        self.broker: Broker = open_broker(Settings(broker=aside or address), holder="test")
         self.app = App(broker=self.broker)
         self.workers: list[WorkerProcess] = []
 

@@ -9,6 +9,7 @@ from collections import Counter, defaultdict
 from datetime import datetime
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import pytest
 from tests.integration.fleet import Fleet, wait_for
@@ -20,8 +21,8 @@ STOP_TIMEOUT = 10
 CLOCKS_SECONDS = 0.1  # a log's time and a journal's are taken by two threads
 
 
-def opened(folder: Path, **settings: object) -> Fleet:
-    return Fleet(folder, **{"lease_seconds": 30, "stop_timeout_seconds": STOP_TIMEOUT, **settings})
+def opened(folder: Path, *, lease_seconds: float = 30, **settings: Any) -> Fleet:
+    return Fleet(folder, lease_seconds=lease_seconds, stop_timeout_seconds=STOP_TIMEOUT, **settings)
 
 
 # Rolling restarts
