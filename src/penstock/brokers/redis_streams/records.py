@@ -1,6 +1,7 @@
 """Between what the scripts answer and deliveries."""
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -10,6 +11,7 @@ from penstock.messaging.delivery import AttemptEnd, Delivery, PreviousAttempt
 from penstock.messaging.message import NO_ATTRIBUTES, Message, Outgoing
 
 _ENDS = {b"F": AttemptEnd.FAILED, b"G": AttemptEnd.GIVEN_BACK, b"E": AttemptEnd.EXPIRED}
+_ENTRY = re.compile(r"[0-9]{1,19}-[0-9]{1,19}")
 _FRESH = 2  # fields of the state of a message that was never handed over
 
 
@@ -67,26 +69,46 @@ def message_of(store: str, state: State, group: bytes, head: bytes, body: bytes)
 
 
 def delivery_of(
-    queue: str, store: str, entry_id: bytes, state: State, group: bytes, head: bytes, body: bytes
+    queue: str,
+    store: str,
+    entry_id: bytes,
+    *,
+    at: float,
+    state: State,
+    group: bytes = b"",
+    head: bytes = b"",
+    body: bytes,
 ) -> Delivery:
-    """A hand-over: its receipt is the store and the entry's id."""
-    id = entry_id.decode("ascii")
+    """A hand-over that began at that time: its receipt is the store and the entry's id."""
     return Delivery(
         message=message_of(store, state, group, head, body),
         queue=queue,
-        receipt=f"{store}-{id}",
+        receipt=f"{store}-{entry_id.decode()}",
         attempt=state.hand_overs - state.refunds + 1,
-        received_at=int(id.partition("-")[0]) / 1000,
+        received_at=at,
         previous=state.previous,
+    )
+
+
+def first_delivery_of(queue: str, store: str, entry_id: bytes, *, at: float, text: bytes, body: bytes) -> Delivery:
+    """As `delivery_of`, for what most messages are: never handed over before, without group and attributes.
+
+    Built in one go, since this is done for every message (half the time of the longer way, measured).
+    """
+    seq, enqueued = text.split(b" ")
+    return Delivery(
+        message=Message(id=rules.message_id(store, int(seq)), body=body, enqueued_at=int(enqueued) / 1000),
+        queue=queue,
+        receipt=f"{store}-{entry_id.decode()}",
+        attempt=1,
+        received_at=at,
     )
 
 
 def entry_of(receipt: str) -> str | None:
     """The id of the entry that a receipt names; None for one that no broker of this kind ever gave."""
-    parts = receipt.rsplit("-", 2)
-    if len(parts) != 3 or not all(part.isascii() and part.isdigit() and len(part) < 20 for part in parts[1:]):
-        return None
-    return f"{parts[1]}-{parts[2]}"
+    _, found, entry = receipt.partition("-")
+    return entry if found and _ENTRY.fullmatch(entry) else None
 
 
 def sent(messages: Sequence[Outgoing]) -> list[bytes | str]:

@@ -199,8 +199,7 @@ class Server:
             if self._known:  # it let us in before: somebody is changing users or passwords at this moment
                 return TemporaryError(f"the broker at {self.shown_url} refuses us: {error}")
             return ConfigurationError(
-                f"The broker at {self.shown_url} refuses us: {error}; check the user, the password and its "
-                "rights."
+                f"The broker at {self.shown_url} refuses us: {error}; check the user, the password and its rights."
             )
         if "WRONGTYPE" in str(error):
             return ConfigurationError(

@@ -86,7 +86,9 @@ class Sweeping:
         id, ended, worker, text, group, head, body, store = fields
         state = state_of(text)
         return Exhausted(
-            delivery=delivery_of(queue, store.decode(), id, state, group, head, body),
+            delivery=delivery_of(
+                queue, store.decode(), id, at=int(ended) / 1000, state=state, group=group, head=head, body=body
+            ),
             state=state,
             ended_at=int(ended) / 1000,
             worker=worker.decode("utf-8", "replace"),

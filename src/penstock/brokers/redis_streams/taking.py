@@ -6,7 +6,7 @@ from typing import Any
 
 from penstock.brokers import rules
 from penstock.brokers.redis_streams.keys import Keys
-from penstock.brokers.redis_streams.records import State, delivery_of, state_of
+from penstock.brokers.redis_streams.records import State, delivery_of, first_delivery_of, state_of
 from penstock.brokers.redis_streams.server import Command, script
 from penstock.messaging.broker import Ask, QueueSettings
 from penstock.messaging.delivery import Delivery
@@ -40,17 +40,22 @@ def taken(asks: Sequence[Ask], answer: Sequence[Any]) -> Taken:
         return Taken(now=now, next_due_at=None if due is None else float(due) / 1000)
     queue, store, entries = asks[which - 1].queue, answer[2].decode(), answer[6]
     settings = settings_of(queue, retention=answer[3], receives_max=answer[4], dead_letter_queue=answer[5])
-    expired_before = now - settings.retention_seconds
     deliveries: list[Delivery] = []
     given_up: list[tuple[Delivery, State, str]] = []
+    fresh_from = now - settings.retention_seconds
     for id, fields in entries:
         text, body = fields[1], fields[3]  # in the order of take.lua
-        group, head = (fields[5], fields[7]) if len(fields) > 4 else (b"", b"")
-        state = state_of(text)
-        delivery = delivery_of(queue, store, id, state, group, head, body)
-        if state.enqueued_at <= expired_before:
-            given_up.append((delivery, state, rules.reason_expired(settings.retention_seconds)))
-        elif settings.receives_max is not None and state.attempts >= settings.receives_max:
+        state = None
+        if len(fields) == 4 and text.count(b" ") == 1:
+            delivery = first_delivery_of(queue, store, id, at=now, text=text, body=body)
+        else:
+            state = state_of(text)
+            group, head = (fields[5], fields[7]) if len(fields) > 4 else (b"", b"")
+            delivery = delivery_of(queue, store, id, at=now, state=state, group=group, head=head, body=body)
+        if delivery.message.enqueued_at <= fresh_from:
+            reason = rules.reason_expired(settings.retention_seconds)
+            given_up.append((delivery, state or state_of(text), reason))
+        elif state and settings.receives_max is not None and state.attempts >= settings.receives_max:
             given_up.append((delivery, state, rules.reason_exhausted(state.attempts)))
         else:
             deliveries.append(delivery)
