@@ -20,6 +20,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 from penstock.brokers import rules
+from penstock.brokers.redis_streams.doubts import Doubts
 from penstock.brokers.redis_streams.keys import Keys
 from penstock.brokers.redis_streams.listening import Deaf, Ear
 from penstock.brokers.redis_streams.records import State, entry_of, message_of, milliseconds, sent
@@ -88,10 +89,12 @@ class RedisStreamsBroker:
         self._sweeping = Sweeping(
             self._server, self._keys, every_seconds=sweep_seconds, clock=self._clock, random=random, tell=tell
         )
+        self._doubts = Doubts(self._server, self._keys)
         self._turns = Turns(
             server=self._server,
             keys=self._keys,
             sweeping=self._sweeping,
+            doubts=self._doubts,
             holder=holder,
             consumer=self._consumer,
             list_queue=self._list,
@@ -181,6 +184,7 @@ class RedisStreamsBroker:
                 raise answer
             for id in answer:
                 lost.pop(held[id.decode()].receipt, None)
+        self._doubts.let_go(lost.values())
         return list(lost.values())
 
     # --- looking

@@ -26,6 +26,9 @@ class Taken:
     next_due_at: float | None = None  # where nothing came: when the next delay ends
 
 
+NOTHING = Taken(now=0.0)
+
+
 def take(keys: Keys, store: str, consumer: str, asks: Sequence[Ask]) -> Command:
     """The command that asks the queues, in order, until one has messages."""
     counts = [min(ask.messages_max, rules.EMBEDDED.receive_max) for ask in asks]

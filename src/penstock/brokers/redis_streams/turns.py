@@ -1,19 +1,21 @@
 """One turn at the server: settle, sweep where it is time, take; and bury what nobody should get any more."""
 
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 from penstock.brokers import rules
 from penstock.brokers.attributes import encode_attributes
+from penstock.brokers.redis_streams.doubts import Doubts
 from penstock.brokers.redis_streams.graves import death_by_broker, deaths_by_settlement
 from penstock.brokers.redis_streams.keys import Keys
 from penstock.brokers.redis_streams.records import entry_of
 from penstock.brokers.redis_streams.server import Command, Server
 from penstock.brokers.redis_streams.settling import Group, grouped
 from penstock.brokers.redis_streams.sweeping import Exhausted, Sweeping
-from penstock.brokers.redis_streams.taking import Taken, settings_of, take, taken
+from penstock.brokers.redis_streams.taking import NOTHING, Taken, settings_of, take, taken
 from penstock.errors import UserError
 from penstock.messaging.broker import Ask, QueueSettings, SettleFailure, Turn
 from penstock.messaging.death import Death, with_death
@@ -39,6 +41,7 @@ class Turns:
     server: Server
     keys: Keys
     sweeping: Sweeping
+    doubts: Doubts
     holder: str
     consumer: Callable[[float], str]  # the consumer's name for a lease of so many seconds
     list_queue: Callable[[str, str], None]  # a queue, and the store it has now
@@ -50,30 +53,35 @@ class Turns:
         """One round trip, but for dead letters, sweeps and clusters."""
         receive_error: tuple[str, Exception] | None = None
         settling = self._prepared(settlements)
+        queues = [ask.queue for ask in asks]
         try:
             if asks:
                 rules.check_seconds("lease_seconds", lease_seconds, rules.EMBEDDED.lease_seconds_max)
-            self.sweep_due([ask.queue for ask in asks], lease_seconds)
+            self.doubts.resolve()
+            self.sweep_due(queues, lease_seconds)
         except Exception as error:
-            receive_error, asks = (asks[0].queue, error), ()
-        first, *others = self._rounds(asks)
+            receive_error, asks = (queues[0], error) if queues else None, ()
         commands = [group.command(self.keys, self.holder) for group in settling.groups]
-        answers = self._answers([*commands, *self._take(first, lease_seconds)])
-        failures, settle_error = self._settled(settling, answers[: len(commands)])
-        got = Taken(now=0.0)
+        first, *others = self._rounds(asks)
+        answers: list[Any] = []
+        got = NOTHING
         try:
-            got = self._live(first, answers[len(commands) :], lease_seconds)
-            for others_asks in others:
-                got = got if got.deliveries else self.look(others_asks, lease_seconds)
+            with self._taking(asks, lease_seconds):
+                answers = self._answers([*commands, *self._take(first, lease_seconds)])
+                got = self._live(first, answers[len(commands) :], lease_seconds)
+            for ask in others:
+                got = got if got.deliveries else self.look(ask, lease_seconds)
         except Exception as error:
-            receive_error = (asks[0].queue, error)
+            receive_error = (queues[0], error)
+        failures, settle_error = self._settled(settling, answers[: len(commands)])
         return Turn(
             failures=failures, deliveries=got.deliveries, settle_error=settle_error, receive_error=receive_error
         )
 
     def look(self, asks: Sequence[Ask], lease_seconds: float) -> Taken:
         """Take from the first queue that has any message. Raises what the server raises."""
-        return self._live(asks, self._answers(self._take(asks, lease_seconds)), lease_seconds)
+        with self._taking(asks, lease_seconds):
+            return self._live(asks, self._answers(self._take(asks, lease_seconds)), lease_seconds)
 
     def sweep_due(self, queues: Sequence[str], lease_seconds: float) -> None:
         """Put back what is held past its lease, in the queues where it is time to look."""
@@ -138,6 +146,7 @@ class Turns:
                 failures += group.refused(str(answer))
                 continue
             failures += group.failures(answer)
+            self.doubts.let_go(group.by_entry.values())
             if answer[2]:
                 self.list_queue(group.graves, answer[2].decode())
         return failures, None
@@ -159,6 +168,14 @@ class Turns:
 
     # --- taking
 
+    @contextmanager
+    def _taking(self, asks: Sequence[Ask], lease_seconds: float) -> Iterator[None]:
+        if not asks:
+            yield
+            return
+        with self.doubts.taking([ask.queue for ask in asks], self.consumer(lease_seconds)):
+            yield
+
     def _rounds(self, asks: Sequence[Ask]) -> Sequence[Sequence[Ask]]:
         """What one script may be asked: all queues, but in a cluster, where they lie apart."""
         return [[ask] for ask in asks] or [()] if self.server.is_cluster else [asks]
@@ -177,7 +194,7 @@ class Turns:
 
     def _live(self, asks: Sequence[Ask], answers: Sequence[Any], lease_seconds: float) -> Taken:
         """What came, without the dead; looks again where all of it was dead."""
-        got = Taken(now=0.0)
+        got = NOTHING
         for _ in range(LOOKS_MAX):
             if not answers:
                 break
@@ -185,6 +202,7 @@ class Turns:
                 raise answers[0]
             got = taken(asks, answers[0])
             self._give_up(got)
+            self.doubts.holds(got.deliveries)
             if got.deliveries or not got.given_up:
                 break
             answers = self._answers(self._take(asks, lease_seconds))

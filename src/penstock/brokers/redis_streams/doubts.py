@@ -1,0 +1,64 @@
+"""Messages handed over to us in an answer that never came: they go back at once, not when their lease ends."""
+
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+
+from penstock.brokers.redis_streams.keys import Keys
+from penstock.brokers.redis_streams.records import entry_of
+from penstock.brokers.redis_streams.server import Server, script
+from penstock.messaging.delivery import Delivery
+
+
+class Doubts:
+    """Knows what this broker holds, and after a broken call puts back the rest of what the server thinks it holds.
+
+    Any thread may call it. What another thread is taking at that moment must not be mistaken for lost, so it waits for
+    a moment in which nobody takes.
+    """
+
+    def __init__(self, server: Server, keys: Keys) -> None:
+        self._server = server
+        self._keys = keys
+        self._lock = threading.Lock()
+        self._taking = 0  # under the lock: calls under way
+        self._in_doubt: set[tuple[str, str]] = set()  # under the lock: queues, each with the consumer that took
+        self._held: dict[str, set[str]] = {}  # by queue, the receipts handed out; any thread's, set by set
+
+    @contextmanager
+    def taking(self, queues: Sequence[str], consumer: str) -> Iterator[None]:
+        """Around a call that takes, and around making known what it brought. What raises leaves doubts."""
+        with self._lock:
+            self._taking += 1
+        failed = True
+        try:
+            yield
+            failed = False
+        finally:
+            with self._lock:
+                self._taking -= 1
+                if failed:
+                    self._in_doubt.update((queue, consumer) for queue in queues)
+
+    def holds(self, deliveries: Iterable[Delivery]) -> None:
+        """These arrived."""
+        for delivery in deliveries:
+            self._held.setdefault(delivery.queue, set()).add(delivery.receipt)
+
+    def let_go(self, deliveries: Iterable[Delivery]) -> None:
+        """These are settled, or lost."""
+        for delivery in deliveries:
+            self._held.get(delivery.queue, set()).discard(delivery.receipt)
+
+    def resolve(self) -> None:
+        """Put back what is in doubt, if anything is. Raises what the server raises; the doubts then stay."""
+        if not self._in_doubt:
+            return
+        with self._lock:
+            if self._taking:
+                return
+            for queue, consumer in tuple(self._in_doubt):
+                receipts = {entry_of(receipt): receipt for receipt in tuple(self._held.get(queue, ()))}
+                pending = self._server.ask(*script("reclaim", [self._keys.stream(queue)], consumer, *receipts))
+                self._held[queue] = {receipts[id.decode()] for id in pending}
+                self._in_doubt.discard((queue, consumer))
