@@ -1,6 +1,5 @@
 """A Redis server that is killed and comes back under load: workers go on by themselves; what it kept is all done."""
 
-import json
 import signal
 import threading
 from collections import Counter
@@ -9,10 +8,9 @@ from pathlib import Path
 
 import pytest
 from tests.integration.fleet import Fleet, WorkerProcess, wait_for
+from tests.integration.sender import Sender, ids, outgoing
 from tests.services.redis_server import VERSIONS, RedisServer
 
-from penstock.app.backends import open_broker
-from penstock.config import Settings
 from penstock.errors import TemporaryError
 from penstock.messaging.message import Outgoing
 
@@ -23,45 +21,8 @@ AFTER_RESTART = 25  # messages done between two kills
 KILLS = [3, pytest.param(60, marks=[pytest.mark.slow, pytest.mark.timeout(1200)])]
 
 
-class Sender:
-    """Sends in a thread, small groups one after the other, each until it is accepted; the deduplication ids make that
-    safe."""
-
-    def __init__(self, address: str) -> None:
-        self.accepted: list[str] = []  # written by the thread only
-        self._stopping = threading.Event()
-        self._broker = open_broker(Settings(broker=address), holder="sender")
-        self._thread = threading.Thread(target=self._run)
-        self._thread.start()
-
-    def stop(self) -> Sequence[str]:
-        """Ends when what was begun is accepted; answers everything that was."""
-        self._stopping.set()
-        self._thread.join(60)
-        assert not self._thread.is_alive(), "the sender still waits for an answer"
-        self._broker.close()
-        return self.accepted
-
-    def _run(self) -> None:
-        while not self._stopping.is_set():
-            ids = [f"m{len(self.accepted) + n}" for n in range(3)]
-            self._send([outgoing(id) for id in ids])
-            self.accepted += ids
-            self._stopping.wait(0.02)
-
-    def _send(self, messages: Sequence[Outgoing]) -> None:
-        for _ in range(1_000):
-            try:
-                self._broker.send(QUEUE, messages)
-                return
-            except TemporaryError:
-                self._stopping.wait(0.05)
-        raise AssertionError("the server stayed away")
-
-
-def outgoing(id: str, *, seconds: float = 0.01, delay_seconds: float = 0.0) -> Outgoing:
-    body = json.dumps({"id": id, "seconds": seconds}).encode()
-    return Outgoing(body=body, deduplication_id=id, delay_seconds=delay_seconds)
+def load(number: int) -> tuple[str, Sequence[Outgoing]]:
+    return QUEUE, [outgoing(f"m{number}-{n}") for n in range(3)]
 
 
 @pytest.fixture
@@ -96,15 +57,15 @@ def test_what_a_persistent_server_accepted_is_all_done_however_often_it_is_kille
     server = start_redis(version, persistence=True)
     fleet = fleets(tmp_path, server)
     worker = fleet.start().ready()
-    sender = Sender(server.url)
+    sender = Sender(server.url, load)
     for _ in range(kills):
         done = len(fleet.ended())
         wait_for(lambda done=done: len(fleet.ended()) >= done + AFTER_RESTART, "work goes on")  # type: ignore[misc]
         restart(server)
     accepted = sender.stop()
-    wait_for(lambda: fleet.ended() >= set(accepted), "everything accepted is done")
+    wait_for(lambda: fleet.ended() >= ids(accepted), "everything accepted is done")
     wait_for(fleet.empty, "and acked")
-    assert fleet.ended() == set(accepted)
+    assert fleet.ended() == ids(accepted)
     assert fleet.dead() == 0
     messages = {line.id: line.message for line in fleet.lines()}
     assert len(set(messages.values())) == len(accepted) == len({line.message for line in fleet.lines()}), "sent twice"

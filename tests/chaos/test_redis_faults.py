@@ -1,0 +1,238 @@
+"""Workers and a sender at a Redis server, with a network between them that fails in every way it can.
+
+The oracle is the handlers' journal and the list of what the sender was told is accepted: nothing is lost, nothing is
+begun a second time but where the network was away for longer than a lease, and no effect is doubled under idempotency.
+"""
+
+import random
+import signal
+import threading
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from tests.integration.fleet import Fleet, Line, wait_for
+from tests.integration.sender import Sender, ids, outgoing
+from tests.services.fault_proxy import Afterwards, FaultProxy, Way
+from tests.services.redis_server import VERSIONS, RedisServer
+
+from penstock.brokers.redis_streams.scripts import scripts
+from penstock.messaging.message import Outgoing
+
+LEASE_SECONDS = 3
+AWAY_SECONDS = LEASE_SECONDS * 1.2  # longer than a lease
+MOMENT_SECONDS = 0.3  # shorter than anything that matters
+TRAP_SECONDS = 2.0  # after which a kind of request is held not to come
+BETWEEN = (3, 40)  # lines of the journal between two faults
+
+SLOW = [pytest.mark.slow, pytest.mark.timeout(1_800)]
+
+Fault = Callable[[FaultProxy], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Happened:
+    """A fault, and when it was. Times are epoch seconds."""
+
+    name: str
+    began_at: float
+    ended_at: float
+
+
+def load(number: int) -> tuple[str, Sequence[Outgoing]]:
+    """Messages of all kinds; some work for longer than a lease, and under idempotency each comes twice."""
+    if number % 3 == 0:
+        return "once", [outgoing(f"once-{number}", copy=copy) for copy in range(2)]
+    if number % 40 == 1:
+        return "plain", [outgoing(f"long-{number}", seconds=LEASE_SECONDS * 1.4)]
+    queue = "plain" if number % 3 == 1 else "looped"
+    return queue, [outgoing(f"{queue}-{number}-{n}", seconds=0.01 * n) for n in range(3)]
+
+
+# --- faults
+
+
+def cut(proxy: FaultProxy) -> None:
+    proxy.cut()
+
+
+def stall_a_moment(proxy: FaultProxy) -> None:
+    proxy.stall()
+    threading.Event().wait(MOMENT_SECONDS)
+
+
+def hold_replies_a_moment_and_cut(proxy: FaultProxy) -> None:
+    """What was asked in that moment was done, and nobody hears of it."""
+    proxy.stall(Way.REPLIES)
+    threading.Event().wait(MOMENT_SECONDS)
+    proxy.cut()
+
+
+def swallow(script: str, afterwards: Afterwards = Afterwards.CUT) -> Fault:
+    """The next call of that script is done, and its reply lost."""
+    marker = scripts()[script].sha.encode()
+
+    def fault(proxy: FaultProxy) -> None:
+        proxy.swallow(marker, afterwards=afterwards).sprung.wait(TRAP_SECONDS)
+
+    fault.__name__ = f"swallow_{script}_{afterwards.name.lower()}"
+    return fault
+
+
+def stall_beyond_the_leases(proxy: FaultProxy) -> None:
+    proxy.stall()
+    threading.Event().wait(AWAY_SECONDS)
+
+
+def half_open_beyond_the_leases(proxy: FaultProxy) -> None:
+    proxy.half_open()
+    threading.Event().wait(AWAY_SECONDS)
+
+
+SHORT: Sequence[Fault] = (
+    cut,
+    stall_a_moment,
+    hold_replies_a_moment_and_cut,
+    *(swallow(script) for script in ("send", "take", "settle", "extend")),
+)
+LONG: Sequence[Fault] = (
+    stall_beyond_the_leases,
+    half_open_beyond_the_leases,
+    swallow("take", Afterwards.HOLD),
+    swallow("settle", Afterwards.HOLD),
+)
+
+
+def happens(fault: Fault, proxy: FaultProxy) -> Happened:
+    began_at = time.time()
+    fault(proxy)
+    proxy.heal()
+    return Happened(name=fault.__name__, began_at=began_at, ended_at=time.time())
+
+
+# --- the run and its oracle
+
+
+@pytest.fixture
+def proxies() -> Iterator[Callable[[RedisServer], FaultProxy]]:
+    opened: list[FaultProxy] = []
+
+    def proxy(server: RedisServer) -> FaultProxy:
+        opened.append(FaultProxy(str(server.socket)))
+        return opened[-1]
+
+    yield proxy
+    for each in opened:
+        each.close()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """What came of a run: what was accepted, what the handlers noted, and what happened meanwhile."""
+
+    accepted: Sequence[Outgoing]
+    lines: Sequence[Line]
+    faults: Sequence[Happened]
+
+    def begun_again(self) -> list[tuple[Line, Line]]:
+        """Each start of a message but its first, with the one before it."""
+        starts: dict[str, list[Line]] = defaultdict(list)
+        for line in self.lines:
+            if line.what == "start":
+                starts[line.message].append(line)
+        return [pair for lines in starts.values() for pair in pairwise(lines)]
+
+    def away_between(self, first: Line, second: Line) -> list[Happened]:
+        """The faults that could end the lease of the first start. It may be as old as a lease by then."""
+        since = first.at - LEASE_SECONDS
+        return [fault for fault in self.faults if fault.began_at <= second.at and fault.ended_at >= since]
+
+
+def run(folder: Path, server: RedisServer, proxy: FaultProxy, faults: Sequence[Fault], *, seed: int) -> Run:
+    """Two workers and a sender behind the proxy; the faults one after the other, and then peace until all is done."""
+    chance = random.Random(seed)
+    fleet = Fleet(folder, broker=proxy.url, aside=server.url, lease_seconds=LEASE_SECONDS, stop_timeout_seconds=10)
+    sender: Sender | None = None
+    try:
+        workers = [fleet.start().ready() for _ in range(2)]
+        sender = Sender(proxy.url, load)
+        happened = []
+        for fault in faults:
+            goes_on(fleet, chance.randint(*BETWEEN))
+            happened.append(happens(fault, proxy))
+        goes_on(fleet, BETWEEN[1])
+        accepted = sender.stop()
+        wait_for(lambda: fleet.ended() >= ids(accepted), "everything accepted is done")
+        wait_for(fleet.empty, "and acked")
+        assert fleet.dead() == 0
+        for worker in workers:
+            worker.signal(signal.SIGTERM)
+            assert worker.end(within=30) == 0, worker.log.read_text()[-3000:]
+        return Run(accepted=accepted, lines=fleet.lines(), faults=happened)
+    finally:
+        if sender is not None:
+            proxy.heal()
+            sender.stop()
+        fleet.close()
+
+
+def goes_on(fleet: Fleet, lines: int) -> None:
+    before = len(fleet.lines())
+    wait_for(lambda: len(fleet.lines()) >= before + lines, "work goes on")
+
+
+def check(run: Run) -> None:
+    """What holds whatever happened."""
+    assert {line.id for line in run.lines} == ids(run.accepted)
+    plain = [message for message in run.accepted if b"once-" not in message.body]
+    begun = {line.message for line in run.lines if not line.id.startswith("once-")}
+    assert len(begun) == len(plain), "a message was sent twice"
+    effects = Counter(line.id for line in run.lines if line.what == "end" and line.id.startswith("once-"))
+    assert set(effects.values()) == {1}, "an effect was doubled under idempotency"
+
+
+@pytest.mark.parametrize(
+    ("version", "seed", "count"), [("7.0", 1, 12), *(pytest.param(version, 2, 300, marks=SLOW) for version in VERSIONS)]
+)
+def test_short_faults_lose_nothing_and_nothing_is_begun_twice(
+    tmp_path: Path,
+    start_redis: Callable[..., RedisServer],
+    proxies: Callable[[RedisServer], FaultProxy],
+    version: str,
+    seed: int,
+    count: int,
+) -> None:
+    server = start_redis(version)
+    faults = drawn(SHORT, count, seed=seed)
+    found = run(tmp_path, server, proxies(server), faults, seed=seed)
+    check(found)
+    assert found.begun_again() == []
+    print(f"{len(found.accepted)} messages, {len(faults)} faults")  # noqa: T201 # shown with -s
+
+
+@pytest.mark.parametrize(("seed", "count"), [(1, 2), pytest.param(2, 40, marks=SLOW)])
+def test_faults_longer_than_a_lease_lose_nothing_and_only_what_was_held_then_is_begun_again(
+    tmp_path: Path,
+    start_redis: Callable[..., RedisServer],
+    proxies: Callable[[RedisServer], FaultProxy],
+    seed: int,
+    count: int,
+) -> None:
+    server = start_redis()
+    faults = [*drawn(LONG, count, seed=seed), *SHORT[:2]]
+    found = run(tmp_path, server, proxies(server), faults, seed=seed)
+    check(found)
+    again = found.begun_again()
+    assert [pair for pair in again if not found.away_between(*pair)] == []
+    print(f"{len(found.accepted)} messages, {len(again)} begun again")  # noqa: T201 # shown with -s
+
+
+def drawn(kinds: Sequence[Fault], count: int, *, seed: int) -> list[Fault]:
+    """As many faults, each kind about as often as any other, in an order of the seed's."""
+    faults = [kinds[number % len(kinds)] for number in range(count)]
+    random.Random(seed).shuffle(faults)
+    return faults

@@ -1,0 +1,108 @@
+"""Messages handed over in an answer that never arrived: they come back at once, and nobody paid an attempt for it."""
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from tests.services.fault_proxy import FaultProxy
+from tests.services.redis_server import RedisServer
+
+from penstock.brokers.redis_streams import RedisStreamsBroker
+from penstock.brokers.redis_streams.scripts import scripts
+from penstock.errors import TemporaryError
+from penstock.messaging.broker import Ask
+from penstock.messaging.delivery import AttemptEnd
+from penstock.messaging.message import Outgoing
+from penstock.messaging.settlement import Ack
+
+LEASE = 600.0
+TAKE = scripts()["take"].sha.encode()
+SETTLE = scripts()["settle"].sha.encode()
+
+
+@pytest.fixture
+def proxy(redis_server: RedisServer) -> Iterator[FaultProxy]:
+    made = FaultProxy(str(redis_server.socket))
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def broker(proxy: FaultProxy) -> Iterator[RedisStreamsBroker]:
+    made = RedisStreamsBroker(proxy.url, holder="w1")
+    yield made
+    made.close()
+
+
+def messages(*bodies: bytes) -> list[Outgoing]:
+    return [Outgoing(body=body) for body in bodies]
+
+
+def receive(broker: RedisStreamsBroker, count: int) -> list[bytes]:
+    return [delivery.message.body for delivery in broker.receive("q", messages_max=count, lease_seconds=LEASE)]
+
+
+def test_what_an_answer_took_along_comes_again_as_if_it_never_was(
+    broker: RedisStreamsBroker, proxy: FaultProxy
+) -> None:
+    broker.send("q", messages(b"a", b"b", b"c"))
+    (held,) = broker.receive("q", messages_max=1, lease_seconds=LEASE)
+    trap = proxy.swallow(TAKE)
+    with pytest.raises(TemporaryError):
+        receive(broker, 1)
+    trap.wait()
+    assert broker.stats("q").in_flight == 2
+    again = broker.receive("q", messages_max=5, lease_seconds=LEASE)
+    assert [(delivery.message.body, delivery.attempt) for delivery in again] == [(b"b", 1), (b"c", 1)]
+    assert again[0].previous is not None
+    assert again[0].previous.end is AttemptEnd.GIVEN_BACK
+    assert not broker.settle([(delivery, Ack()) for delivery in (held, *again)])  # what did arrive stayed ours
+
+
+def test_a_turn_whose_answer_is_lost_acks_once_and_brings_its_messages_again(
+    broker: RedisStreamsBroker, proxy: FaultProxy
+) -> None:
+    broker.send("q", messages(b"a", b"b"))
+    (first,) = broker.receive("q", messages_max=1, lease_seconds=LEASE)
+    trap = proxy.swallow(SETTLE)
+    turn = broker.turn([(first, Ack())], [Ask(queue="q", messages_max=1)], lease_seconds=LEASE)
+    trap.wait()
+    assert isinstance(turn.settle_error, TemporaryError)
+    assert turn.receive_error is not None
+    turn = broker.turn([(first, Ack())], [Ask(queue="q", messages_max=1)], lease_seconds=LEASE)
+    assert [failure.lost for failure in turn.failures] == [True]  # it was done the first time
+    assert [delivery.message.body for delivery in turn.deliveries] == [b"b"]
+    assert broker.stats("q").in_flight == 1
+
+
+def test_what_another_thread_takes_at_that_moment_stays_its_own(broker: RedisStreamsBroker, proxy: FaultProxy) -> None:
+    broker.send("q", messages(*(str(n).encode() for n in range(400))))
+    taken: list[bytes] = []
+
+    def take_all(part: Callable[[], list[bytes]]) -> list[bytes]:
+        mine: list[bytes] = []
+        while len(mine) < 100:
+            try:
+                mine += part()
+            except TemporaryError:
+                continue
+        return mine
+
+    with ThreadPoolExecutor(4) as pool:
+        parts = [pool.submit(take_all, lambda: receive(broker, 5)) for _ in range(4)]
+        for _ in range(5):
+            proxy.swallow(TAKE).wait()
+        for part in parts:
+            taken += part.result(timeout=60)
+    assert len(taken) == len(set(taken))
+
+
+def test_a_thread_that_takes_lets_the_doubts_wait(
+    broker: RedisStreamsBroker, proxy: FaultProxy, redis_server: RedisServer
+) -> None:
+    broker.send("q", messages(b"a"))
+    proxy.swallow(TAKE)
+    with pytest.raises(TemporaryError):
+        receive(broker, 1)
+    redis_server.client.flushall()  # and a server that forgot has nothing to put back
+    assert receive(broker, 1) == []
