@@ -31,7 +31,7 @@ for _, entry in ipairs(redis.call('XRANGE', stream, '-', '+')) do
   for at = 1, #entry[2], 2 do
     fields[entry[2][at]] = entry[2][at + 1]
   end
-  if fields.state then
+  if is_state(fields.state) then
     look(fields.group or '', fields.state, fields.head or '', fields.body)
   end
 end

@@ -146,6 +146,21 @@ local function drop_expired(base, now)
   end
 end
 
+-- Whether `ended` or a sender wrote this: others may put a field of that name into the stream.
+local function is_state(text)
+  return text and (string.match(text, '^%d+ %d+$') or string.match(text, '^%d+ %d+ %d+ %d+ %d+ %d+ %d+ %d+ %d+ %d+ [EFG] '))
+end
+
+-- What a command answered that may meet a queue without a stream or group: nil then. Any other error is one.
+local function unless_gone(answer)
+  if type(answer) ~= 'table' or not answer.err then
+    return answer
+  elseif string.find(answer.err, 'NOGROUP', 1, true) or string.find(answer.err, 'no such key', 1, true) then
+    return nil
+  end
+  error(answer.err, 0)
+end
+
 -- The message in a stream's entry, nil where the entry is gone. Answers tag, state, head, body.
 local function message_in(stream, id)
   local entry = redis.call('XRANGE', stream, id, id)[1]

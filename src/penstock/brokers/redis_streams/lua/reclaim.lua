@@ -5,8 +5,8 @@ local known, held, back, now = {}, {}, {}, now_ms()
 for at = 2, #ARGV do
   known[ARGV[at]] = true
 end
-local pending = redis.pcall('XPENDING', KEYS[1], GROUP, '-', '+', 10000, ARGV[1])
-if pending.err then
+local pending = unless_gone(redis.pcall('XPENDING', KEYS[1], GROUP, '-', '+', 10000, ARGV[1]))
+if not pending then
   return {}
 end
 for _, entry in ipairs(pending) do

@@ -20,8 +20,8 @@ local function look(state, is_visible)
   end
 end
 
-local summary = redis.pcall('XPENDING', stream, GROUP)
-local pending = summary.err and 0 or summary[1]
+local summary = unless_gone(redis.pcall('XPENDING', stream, GROUP))
+local pending = summary and summary[1] or 0
 local ready = tonumber(redis.call('HGET', base .. ':queue', 'ready') or 0)
 local foreign = redis.call('XLEN', stream) - pending
 
@@ -42,6 +42,7 @@ for _, entry in ipairs(redis.call('XRANGE', stream, '-', '+', 'COUNT', 1000)) do
       state = entry[2][at + 1]
     end
   end
+  state = is_state(state) and state
   look(state or '0 ' .. int(started_of(entry[1])), not state)
 end
 for _, member in ipairs(redis.call('ZRANGE', base .. ':delayed', 0, 999)) do

@@ -5,8 +5,8 @@
 -- body, store} each}.
 
 local stream, base, now = KEYS[1], base_of(KEYS[1]), now_ms()
-local page = redis.pcall('XPENDING', stream, GROUP, ARGV[1], '+', ARGV[2])
-if page.err then
+local page = unless_gone(redis.pcall('XPENDING', stream, GROUP, ARGV[1], '+', ARGV[2]))
+if not page then
   return { '', 0, {}, {} } -- no such queue
 end
 local receives_max = tonumber(redis.call('HGET', base .. ':queue', 'receives_max') or 0)

@@ -3,11 +3,14 @@
 -- Answers {which queue, now, store, retention, receives_max, dead-letter queue, entries} of the first queue that has any,
 -- else {0, now, when the next delay ends}.
 
+local ADOPT_PAGE, ADOPT_PAGES = 1000, 50 -- what one call adopts: a tenth of a second of the server
 local consumer, now = ARGV[1], now_ms()
 
 local function read(stream, count)
-  local answer = redis.pcall('XREADGROUP', 'GROUP', GROUP, consumer, 'COUNT', count, 'STREAMS', stream, '>')
-  if answer and answer.err then
+  local answer = unless_gone(
+    redis.pcall('XREADGROUP', 'GROUP', GROUP, consumer, 'COUNT', count, 'STREAMS', stream, '>')
+  )
+  if answer == nil then
     -- The group went with the stream, or was never there: begin with the first entry, never with the last.
     redis.call('XGROUP', 'CREATE', stream, GROUP, '0', 'MKSTREAM')
     answer = redis.call('XREADGROUP', 'GROUP', GROUP, consumer, 'COUNT', count, 'STREAMS', stream, '>')
@@ -15,22 +18,60 @@ local function read(stream, count)
   return answer and answer[1][2] or {}
 end
 
--- What others put into the stream joins the ring, so that it is fair to the rest and its id stays what it is.
-local function adopt(base, stream)
-  if redis.call('EXISTS', stream) == 0 then
-    return
-  end
-  for _, entry in ipairs(read(stream, 1000)) do
-    local id, fields = entry[1], {}
+-- What stands in the stream and was never handed over joins the ring, so that it is fair to the rest and its id stays what
+-- it is. Others put it there; or we did, and somebody destroyed the group that knew of it.
+local function adopt(base, stream, entries)
+  local ids, order, by_tag, back = {}, {}, {}, {}
+  local seq = next_seq(base, ARGV[2], #entries)
+  for number, entry in ipairs(entries) do
+    local fields = {}
     for at = 1, #entry[2], 2 do
       fields[entry[2][at]] = entry[2][at + 1]
     end
-    redis.call('XACK', stream, GROUP, id)
-    redis.call('XDEL', stream, id)
-    local tag = fields.group and ':' .. fields.group or ''
-    local state = int(next_seq(base, ARGV[2], 1)) .. ' ' .. int(started_of(id))
-    put_ready(base, tag, { state, '', fields.body or cjson.encode(fields) }, false)
+    ids[number] = entry[1]
+    if is_state(fields.state) then
+      local state = ended(fields.state, started_of(entry[1]), now, 'E', '', '')
+      back[#back + 1] = { fields.group or '', state, fields.head or '', fields.body }
+    else
+      local tag = fields.group and ':' .. fields.group or ''
+      local flat = by_tag[tag]
+      if not flat then
+        flat = {}
+        by_tag[tag] = flat
+        order[#order + 1] = tag
+      end
+      local size = #flat
+      flat[size + 1] = int(seq + number - 1) .. ' ' .. int(started_of(entry[1]))
+      flat[size + 2] = ''
+      flat[size + 3] = fields.body or cjson.encode(fields)
+    end
   end
+  for at = 1, #ids, STEP do
+    local last = math.min(at + STEP - 1, #ids)
+    redis.call('XACK', stream, GROUP, unpack(ids, at, last))
+    redis.call('XDEL', stream, unpack(ids, at, last))
+  end
+  for _, tag in ipairs(order) do
+    put_ready(base, tag, by_tag[tag], false)
+  end
+  put_back(base, back)
+end
+
+-- Answers whether the stream holds nothing more of that kind: else what is fed now would stand behind it and not be read.
+local function adopt_all(base, stream)
+  if redis.call('EXISTS', stream) == 0 then
+    return true
+  end
+  for _ = 1, ADOPT_PAGES do
+    local entries = read(stream, ADOPT_PAGE)
+    if #entries > 0 then
+      adopt(base, stream, entries)
+    end
+    if #entries < ADOPT_PAGE then
+      return true
+    end
+  end
+  return false
 end
 
 -- From the ring into the stream: one message of each group in turn.
@@ -73,9 +114,8 @@ for which, stream in ipairs(KEYS) do
   if not known[1] then
     move_due(base, now)
     drop_expired(base, now)
-    adopt(base, stream)
     local entries = {}
-    if feed(base, stream, tonumber(ARGV[which + 2])) > 0 then
+    if adopt_all(base, stream) and feed(base, stream, tonumber(ARGV[which + 2])) > 0 then
       entries = read(stream, ARGV[which + 2])
     end
     if redis.call('EXISTS', base .. ':ring') == 1 then
