@@ -6,7 +6,14 @@ count = count + redis.call('XLEN', stream) + redis.call('ZCARD', base .. ':delay
 for _, tag in ipairs(redis.call('LRANGE', base .. ':ring', 0, -1)) do
   redis.call('UNLINK', base .. ':ready' .. tag)
 end
-redis.call('UNLINK', stream, base .. ':ring', base .. ':delayed', base .. ':wake')
+redis.call('UNLINK', base .. ':ring', base .. ':delayed', base .. ':wake')
+if redis.call('EXISTS', stream) == 1 then
+  -- Its ids go on behind the last one: no receipt of before may fit a hand-over of after, even within a millisecond.
+  local last = redis.call('XADD', stream, '*', 'purged', '')
+  redis.call('UNLINK', stream)
+  redis.call('XADD', stream, last, 'purged', '')
+  redis.call('XDEL', stream, last)
+end
 if redis.call('EXISTS', base .. ':queue') == 1 then
   redis.call('HDEL', base .. ':queue', 'ready')
 end
