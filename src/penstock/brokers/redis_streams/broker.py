@@ -28,7 +28,7 @@ from penstock.brokers.redis_streams.server import Command, Server, script
 from penstock.brokers.redis_streams.sweeping import Sweeping
 from penstock.brokers.redis_streams.turns import Turns
 from penstock.errors import ConfigurationError, TemporaryError
-from penstock.events import Event
+from penstock.events import Event, MessagesVanished
 from penstock.messaging.broker import (
     DEAD_LETTER_SUFFIX,
     Ask,
@@ -83,6 +83,7 @@ class RedisStreamsBroker:
         self._boot = secrets.token_hex(4)  # a restarted worker of the same name is another consumer
         self._clock = clock or SystemClock()
         self._random = random
+        self._tell = tell
         self._window_ms = int(deduplication_window_seconds * 1000)
         self._server = Server(url)
         self._keys = Keys(prefix)
@@ -179,11 +180,14 @@ class RedisStreamsBroker:
             *[script("extend", [self._keys.stream(queue)], consumer, *held) for queue, held in pages]
         )
         lost = {delivery.receipt: delivery for delivery in deliveries}
-        for (_, held), answer in zip(pages, answers, strict=True):
+        for (queue, held), answer in zip(pages, answers, strict=True):
             if isinstance(answer, Exception):
                 raise answer
-            for id in answer:
+            claimed, vanished = answer
+            for id in claimed:
                 lost.pop(held[id.decode()].receipt, None)
+            if vanished:
+                self._tell(MessagesVanished(queue=queue, entries=tuple(id.decode() for id in vanished)))
         self._doubts.let_go(lost.values())
         return list(lost.values())
 
