@@ -83,6 +83,9 @@ class Server:
             except NoScriptError:
                 self._load()
                 return self._transaction(commands)
+            except ResponseError as error:
+                self._look_for_failover([error])
+                raise
 
     def blocking(self) -> redis.Redis:
         """A client of one connection for waiting in; who takes it closes it."""
@@ -188,7 +191,7 @@ class Server:
 
     def _look_for_failover(self, answers: Sequence[Any]) -> None:
         """A server that became a replica keeps its connections: leave them, the address may lead elsewhere now."""
-        if not self.is_cluster and any(isinstance(answer, ReadOnlyError) for answer in answers):
+        if not self.is_cluster and any(map(_is_replica, answers)):
             self._client.connection_pool.disconnect(inuse_connections=False)
 
     def _meant(self, error: Exception) -> Exception:
@@ -207,6 +210,11 @@ class Server:
                 "another prefix or another database."
             )
         return TemporaryError(f"the broker at {self.shown_url}: {str(error) or type(error).__name__}")
+
+
+def _is_replica(answer: Any) -> bool:
+    # Redis 6.2 says so of a script's command only in the text.
+    return isinstance(answer, ReadOnlyError) or (isinstance(answer, ResponseError) and "READONLY" in str(answer))
 
 
 def without_password(url: str) -> str:
