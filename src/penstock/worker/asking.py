@@ -1,24 +1,26 @@
-"""Asking the queues: whose turn it is, how long an empty or failing one is left alone, how long to rest."""
+"""Which queues are asked, and when: whose turn it is, how long an empty or failing one is left alone."""
 
 from collections.abc import Sequence
 
 from penstock.errors import UserError
 from penstock.events import Bus, ReceiveFailed
+from penstock.messaging.broker import Ask, Turn
 from penstock.messaging.clock import Clock
 from penstock.messaging.waits import Random, backoff_seconds, idle_seconds
 from penstock.worker.rotation import Rotation
 from penstock.worker.served_line import ServedLine
 from penstock.worker.settings import WorkerSettings
 
-NOBODY_SECONDS = 60.0  # a bound for the wait for a freed slot
-
 
 class Asking:
-    """One round over the lines at a time, in rotation's order, until one brings something. The I/O thread's alone.
+    """One look at the lines at a time, in rotation's order, until one brings something. The I/O thread's alone.
 
     One idle state for the worker: its waits grow while no line brings anything, and the first message resets them for
     all. While others bring messages, an empty line is asked again after the shortest of these waits. A line whose
     receive failed backs off alone.
+
+    Where an arrival was told of, or may have gone unheard, a line is asked once more before the worker rests, whatever
+    its wait. After a false alarm the next one has to wait for the shortest of the waits: what arrives may be others'.
     """
 
     def __init__(
@@ -31,49 +33,100 @@ class Asking:
         self._bus = bus
         self._random = random
         self._idle_seconds = settings.idle_floor_seconds
+        self._began_at = 0.0  # the last look, as is the next: lines by index in rotation's order, None for no room
+        self._looked_at: Sequence[tuple[int, Ask | None]] = ()
+        self._full = False  # the last look brought all that was asked for
+        self._alarmed = False  # an arrival was told of, and nothing came so far
+        self._calm_until = 0.0  # monotonic
 
-    def ask(self, *, worker_idle: bool) -> tuple[bool, float]:
-        """Receive from the first line that has room and messages; answers whether any came, and how long to rest.
+    @property
+    def expects_more(self) -> bool:
+        """Whether the next look will hardly be the last before a rest."""
+        return self._full
 
-        Raises `UserError` when a broker never can do what was asked.
+    def asks(self) -> Sequence[Ask]:
+        """Whom to ask for how much: the lines with room whose time has come; where there is none, the unheard ones.
+
+        What comes of it is to be told by `came`.
+        """
+        now = self._began_at = self._clock.monotonic()
+        rooms = [(index, self._lines[index].room) for index in self._rotation.order()]
+        asked = {index for index, room in rooms if room > 0 and self._lines[index].ask_at <= now}
+        if not asked and self._calm_until <= now:
+            asked = {index for index, room in rooms if room > 0 and self._lines[index].to_be_heard}
+        self._looked_at = [
+            (index, self._lines[index].intake.ask(room) if room > 0 else None)
+            for index, room in rooms
+            if room < 1 or index in asked
+        ]
+        return [ask for _, ask in self._looked_at if ask is not None]
+
+    def came(self, turn: Turn, *, heard: bool) -> bool:
+        """What the last `asks` came to; answers whether any message arrived.
+
+        ``heard``: whether arrivals since the look are told of. Raises `UserError` when a broker never can do what was
+        asked.
         """
         empty: list[ServedLine] = []
-        began_at = self._clock.monotonic()
-        for index in self._rotation.order():
+        for index, ask in self._looked_at:
             served = self._lines[index]
-            room = served.room
-            if room < 1:
-                self._rotation.passed(index)
-            elif served.ask_at <= self._clock.monotonic():
-                arrived = self._receive(served, room, worker_idle=worker_idle)
-                if arrived:
-                    self._rotation.served(index, arrived)
-                    self._hasten()
-                    return True, 0.0
-                self._rotation.passed(index)
-                if not served.receive_failures:
-                    empty.append(served)
+            if ask is not None and turn.deliveries and turn.deliveries[0].queue == ask.queue:
+                self._arrived(served, turn)
+                self._rotation.served(index, len(turn.deliveries))
+                self._full = len(turn.deliveries) >= ask.messages_max
+                return True
+            self._rotation.passed(index)
+            if ask is None:
+                continue
+            if turn.receive_error is not None and turn.receive_error[0] == ask.queue:
+                self._failed(served, turn.receive_error[1])
+                break
+            self._was_empty(served, heard=heard)
+            empty.append(served)
         if empty:
-            self._idle(empty, began_at)
-        return False, self._rest_seconds()
+            self._full = False
+            self._idle(empty)
+            self._judge_alarm()
+        return False
 
-    def _receive(self, served: ServedLine, room: int, *, worker_idle: bool) -> int:
-        # A poll may only wait in the broker where nobody else waits for this thread.
-        may_wait = worker_idle and len(self._lines) == 1
-        wait_seconds = self._settings.poll_wait_seconds if may_wait else 0.0
-        try:
-            arrived = served.intake.receive(room, now=self._clock.monotonic, wait_seconds=wait_seconds)
-        except UserError:
-            raise
-        except Exception as error:
-            self._receive_failed(served, error)
-            return 0
+    def alarmed(self) -> None:
+        """An arrival was told of, nobody knows in which line."""
+        self._alarmed = True
+        self.unheard()
+
+    def unheard(self) -> None:
+        """Arrivals may have gone unheard."""
+        for served in self._lines:
+            served.unheard = True
+
+    def rest_seconds(self) -> float | None:
+        """How long until a line is to be asked; None while none has room."""
+        roomy = [served for served in self._lines if served.room > 0]
+        ask_at = [self._calm_until if served.to_be_heard else served.ask_at for served in roomy]
+        return max(min(ask_at) - self._clock.monotonic(), 0.0) if ask_at else None
+
+    def _judge_alarm(self) -> None:
+        """All were asked in vain, so it was a false one."""
+        if self._alarmed and not any(served.to_be_heard and served.room > 0 for served in self._lines):
+            self._alarmed = False
+            self._calm_until = self._clock.monotonic() + self._settings.idle_floor_seconds
+
+    def _arrived(self, served: ServedLine, turn: Turn) -> None:
+        self._alarmed, self._calm_until = False, 0.0
         served.receive_failures = 0
-        if not arrived:
-            served.ask_at = self._clock.monotonic() + self._settings.idle_floor_seconds
-        return arrived
+        served.intake.came(turn.deliveries, self._clock.monotonic())
+        self._hasten()
 
-    def _receive_failed(self, served: ServedLine, error: Exception) -> None:
+    def _was_empty(self, served: ServedLine, *, heard: bool) -> None:
+        served.receive_failures = 0
+        served.unheard = served.unheard and not heard
+        now = self._clock.monotonic()
+        served.intake.came((), now)
+        served.ask_at = now + self._settings.idle_floor_seconds
+
+    def _failed(self, served: ServedLine, error: Exception) -> None:
+        if isinstance(error, UserError):
+            raise error
         served.receive_failures += 1
         self._bus.emit(ReceiveFailed(queue=served.line.queue, error=f"{type(error).__name__}: {error}"))
         wait_seconds = backoff_seconds(
@@ -94,7 +147,7 @@ class Asking:
             if not served.receive_failures:
                 served.ask_at = min(served.ask_at, soon)
 
-    def _idle(self, empty: Sequence[ServedLine], began_at: float) -> None:
+    def _idle(self, empty: Sequence[ServedLine]) -> None:
         self._idle_seconds = idle_seconds(
             self._idle_seconds,
             floor_seconds=self._settings.idle_floor_seconds,
@@ -102,10 +155,6 @@ class Asking:
             random=self._random,
         )
         # The time that a poll waited in the broker counts; a broker that answers late still gets a moment's rest.
-        ask_at = max(began_at + self._idle_seconds, self._clock.monotonic() + 0.001)
+        ask_at = max(self._began_at + self._idle_seconds, self._clock.monotonic() + 0.001)
         for served in empty:
             served.ask_at = ask_at
-
-    def _rest_seconds(self) -> float:
-        ask_at = min((served.ask_at for served in self._lines if served.room > 0), default=None)
-        return NOBODY_SECONDS if ask_at is None else max(ask_at - self._clock.monotonic(), 0.0)

@@ -2,10 +2,10 @@
 
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from penstock.events import Bus, MessagesReceived
-from penstock.messaging.broker import Broker
+from penstock.messaging.broker import Ask
 from penstock.messaging.delivery import Delivery
 from penstock.messaging.steps import Probe, Step
 from penstock.worker.batcher import NOTHING, Batch, collect, due
@@ -15,7 +15,7 @@ from penstock.worker.settings import WorkerSettings
 
 
 class Intake:
-    """Receives and collects, never beyond the free slots of the batches that may be open.
+    """Collects, and asks never beyond the free slots of the batches that may be open.
 
     A line with threads of its own collects its next batch ahead, so that a long run is followed at once by the next. A
     line that shares the worker's slots receives for places that are free now, so nothing waits leased and unbegun.
@@ -27,7 +27,7 @@ class Intake:
         self,
         *,
         line: Line,
-        broker: Broker,
+        receive_max: int,
         book: Book,
         settings: WorkerSettings,
         bus: Bus,
@@ -35,10 +35,8 @@ class Intake:
     ) -> None:
         self._line = line
         self._limits = line.limits
-        self._fetch_max = min(line.fetch(settings), broker.capabilities.receive_max)
-        self._broker = broker
+        self._fetch_max = min(line.fetch(settings), receive_max)
         self._book = book
-        self._settings = settings
         self._bus = bus
         self._probe = probe
         self._lock = threading.Lock()
@@ -58,26 +56,22 @@ class Intake:
         with self._lock:
             return 0 if self._closed else self._limits.messages_max * places - len(self._collecting.deliveries)
 
-    def receive(self, room: int, *, now: Callable[[], float], wait_seconds: float) -> int:
-        """Receive for the room, of which there must be some; answers how many deliveries came.
+    def ask(self, room: int) -> Ask:
+        """What to ask the broker for, with that much room, of which there must be some."""
+        return Ask(queue=self._line.queue, messages_max=min(self._fetch_max, room))
 
-        They are in the heartbeat's book, and collected, when this returns.
-        """
-        arrived = self._broker.receive(
-            self._line.queue,
-            messages_max=min(self._fetch_max, room),
-            lease_seconds=self._settings.lease_seconds,
-            wait_seconds=wait_seconds,
-        )
+    def came(self, arrived: Sequence[Delivery], now: float) -> None:
+        """What was asked for, or nothing. It is in the heartbeat's book, and collected, when this returns."""
         self._last_was_empty = not arrived
-        if arrived:
-            self._book.register(arrived)
-            self._add(arrived, now())
-            self._probe(Step.RECEIVED)
+        if not arrived:
+            return
+        self._book.register(arrived)
+        self._add(arrived, now)
+        self._probe(Step.RECEIVED)
+        if self._bus.heard:
             ids = tuple(delivery.message.id for delivery in arrived)
             redelivered = sum(delivery.attempt > 1 for delivery in arrived)
             self._bus.emit(MessagesReceived(queue=self._line.queue, message_ids=ids, redelivered=redelivered))
-        return len(arrived)
 
     def next_batches(self, count: int, now: float) -> Sequence[Sequence[Delivery]]:
         """At most that many batches to begin now, without the deliveries whose lease was lost meanwhile."""

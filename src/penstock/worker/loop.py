@@ -1,4 +1,4 @@
-"""The broker's thread: settle what is decided, receive into the free slots, begin what is due, rest.
+"""The broker's thread: settle what is decided and receive into the free slots, begin what is due, rest.
 
 It alone talks to the queues in normal life (heartbeats have a thread of their own; what a stop gives back goes past
 it). While the worker drains it receives no more, releases what nobody began, and ends when everything is settled.
@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from penstock.errors import PublishHalted, TemporaryError, UserError
 from penstock.events import Bus, UpkeepFailed
 from penstock.messaging.clock import Clock
-from penstock.worker.asking import Asking
+from penstock.worker.exchange import Exchange
 from penstock.worker.served_line import ServedLine
 from penstock.worker.settler import Settler
 from penstock.worker.shutdown import UNSTARTED
@@ -28,7 +28,7 @@ class Loop:
         self,
         *,
         lines: Sequence[ServedLine],
-        asking: Asking,
+        exchange: Exchange,
         settler: Settler,
         clock: Clock,
         bus: Bus,
@@ -39,7 +39,7 @@ class Loop:
         halt: Callable[[str, BaseException], bool],
     ) -> None:
         self._lines = lines
-        self._asking = asking
+        self._exchange = exchange
         self._settler = settler
         self._clock = clock
         self._bus = bus
@@ -56,11 +56,13 @@ class Loop:
 
     def run(self) -> None:
         """Serve until told to leave, then until everything is settled."""
+        self._guarded(self._exchange.open)
         self._guarded(self._care)
         while not self._over():
             self._guarded(self._turn)
         if self._met and not self._quitting:
             self._guarded(self._last_care)
+        self._guarded(self._exchange.close)
 
     def pause(self) -> None:
         """Receive and begin no more; what is at work goes on, and so does this thread."""
@@ -89,7 +91,6 @@ class Loop:
         self._wake.clear()
         for served in self._lines:
             served.executors.end_overdue()
-        self._settler.apply_due()
         self._rest(self._put_back() if self._leaving else self._serve())
 
     def _over(self) -> bool:
@@ -97,6 +98,8 @@ class Loop:
 
     def _put_back(self) -> float:
         """Draining or paused: what is held unstarted goes back. Answers how long to rest."""
+        self._exchange.stop_listening()
+        self._settler.apply_due()
         unstarted = [delivery for served in self._lines for delivery in served.intake.take_all()]
         self._settler.submit((delivery, UNSTARTED) for delivery in unstarted)
         return 0.0 if unstarted or self._over() else REST_SECONDS_MAX
@@ -108,23 +111,26 @@ class Loop:
                 self._settler.submit((delivery, UNSTARTED) for delivery in served.intake.take_all())
 
     def _serve(self) -> float:
-        """Begin, receive, begin, and look around when there is nothing else to do. Answers how long to rest."""
-        if self._concluded_at_until != self._concluded and self._finished():
+        """Begin, settle and receive, begin, and look around when nothing else is to do. Answers how long to rest."""
+        if self._finished_by_batches():
             return 0.0
         self._put_back_halted()
         if self._paused:
-            arrived, seconds = False, self._put_back()
-        else:
-            self._begin_due()
-            arrived, seconds = self._ask()
+            return self._stand_by()
+        self._begin_due()
+        arrived = not self._leaving and self._exchange.turn(idle=lambda: self._idle)
         begun = self._begin_due()
         self._care()
         if arrived or begun or (self._idle and self._finished()):
             return 0.0
-        return seconds
+        seconds = self._exchange.rest_seconds()
+        return REST_SECONDS_MAX if seconds is None else seconds
 
-    def _ask(self) -> tuple[bool, float]:
-        return (False, REST_SECONDS_MAX) if self._leaving else self._asking.ask(worker_idle=self._idle)
+    def _stand_by(self) -> float:
+        """Paused: all but receiving and beginning goes on. Answers how long to rest."""
+        seconds = self._put_back()
+        self._care()
+        return 0.0 if self._idle and self._finished() else seconds
 
     def _begin_due(self) -> bool:
         """Begin what may begin now; answers whether anything did."""
@@ -159,6 +165,13 @@ class Loop:
         seconds = min([seconds, *(at - now for at in due_at if at is not None)])
         if seconds > 0:
             self._clock.wait(self._wake, seconds)
+
+    def _finished_by_batches(self) -> bool:
+        """Whether ``until`` is met by what was concluded since it was asked; it is asked once that is settled."""
+        if self._until is None or self._concluded_at_until == self._concluded:
+            return False
+        self._settler.apply_due()
+        return self._finished()
 
     def _finished(self) -> bool:
         """Whether ``until`` is met; then the worker drains."""

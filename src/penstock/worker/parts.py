@@ -12,8 +12,10 @@ from penstock.messaging.steps import Probe
 from penstock.messaging.waits import Random
 from penstock.worker.asking import Asking
 from penstock.worker.endings import Endings
+from penstock.worker.exchange import Exchange
 from penstock.worker.executors import Executors, Slots
 from penstock.worker.flight import Flight
+from penstock.worker.hearing import Hearing
 from penstock.worker.heartbeat import Book, Heartbeat
 from penstock.worker.intake import Intake
 from penstock.worker.line import Line
@@ -101,7 +103,7 @@ class Parts:
         tools = self._tools
         return Intake(
             line=line,
-            broker=tools.broker,
+            receive_max=tools.broker.capabilities.receive_max,
             book=self.book,
             settings=tools.settings,
             bus=tools.bus,
@@ -146,13 +148,7 @@ class Parts:
         tools = self._tools
         return Loop(
             lines=self.lines,
-            asking=Asking(
-                lines=self.lines,
-                settings=tools.settings,
-                clock=tools.clock,
-                bus=tools.bus,
-                random=tools.random,
-            ),
+            exchange=self._exchange(wake),
             settler=self.settler,
             clock=tools.clock,
             bus=tools.bus,
@@ -161,4 +157,21 @@ class Parts:
             until_met=self._calls.until_met,
             fail=self._calls.fail,
             halt=self._calls.halt,
+        )
+
+    def _exchange(self, wake: threading.Event) -> Exchange:
+        tools = self._tools
+        return Exchange(
+            broker=tools.broker,
+            settler=self.settler,
+            asking=Asking(
+                lines=self.lines,
+                settings=tools.settings,
+                clock=tools.clock,
+                bus=tools.bus,
+                random=tools.random,
+            ),
+            hearing=Hearing(broker=tools.broker, queues=[line.queue for line in tools.lines], wake=wake),
+            settings=tools.settings,
+            lines=len(tools.lines),
         )

@@ -20,6 +20,7 @@ class ServedLine:
     upkeep: Upkeep
     ask_at: float  # monotonic: not before
     receive_failures: int = 0  # in a row
+    unheard: bool = False  # something may have arrived since it was asked last
     halted: bool = False  # set once, by whichever thread meets what nothing can mend
 
     @property
@@ -31,6 +32,11 @@ class ServedLine:
     def room(self) -> int:
         """How many more messages may be received."""
         return 0 if self.halted else self.intake.room(self.executors.free)
+
+    @property
+    def to_be_heard(self) -> bool:
+        """Whether it is to be asked before its time."""
+        return self.unheard and not self.receive_failures
 
     def due_batches(self, now: float) -> Sequence[Sequence[Delivery]]:
         """The batches to begin now: those that share slots as a group, others one at a time and not too soon."""

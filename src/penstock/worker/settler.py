@@ -6,12 +6,12 @@ the second delivery.
 """
 
 import threading
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from penstock.errors import UserError
 from penstock.events import Bus, DeliverySettled, SettleFailed
-from penstock.messaging.broker import Broker
+from penstock.messaging.broker import Broker, SettleFailure
 from penstock.messaging.clock import Clock
 from penstock.messaging.delivery import Delivery
 from penstock.messaging.settlement import Release, Settlement
@@ -23,21 +23,25 @@ from penstock.worker.settings import WorkerSettings
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pending:
-    """A settlement that is being tried, its delivery out of the book. ``lease_ends_at`` and ``due_at``: monotonic."""
+    """A settlement that was refused and is tried again. ``lease_ends_at`` and ``due_at``: monotonic."""
 
     delivery: Delivery
     settlement: Settlement
     lease_ends_at: float
-    tries: int = 0
-    due_at: float = 0.0
+    tries: int
+    due_at: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Refusal:
-    """Why a settlement was not taken; ``final`` when another try cannot help."""
+class Group:
+    """Settlements for one call, their deliveries out of the book."""
 
-    reason: str
-    final: bool
+    settlements: Sequence[tuple[Delivery, Settlement]] = ()
+    lease_ends_at: Mapping[str, float] = field(default_factory=dict)  # monotonic, by receipt; missing: it was lost
+    tries: Mapping[str, int] = field(default_factory=dict)  # by receipt: how often it was tried before, if it was
+
+
+NOTHING_DUE = Group()
 
 
 class Settler:
@@ -91,42 +95,55 @@ class Settler:
 
         Raises `UserError` when the broker never can do it; everything else is tried again later.
         """
-        now = self._clock.monotonic()
-        while (failed := self._apply_group(now)) is not None:
-            with self._lock:
-                self._again += failed
-                self._applying = ()
+        while (group := self.take_due()).settlements:
+            self.applied(group, *self._called(group.settlements))
+
+    def take_due(self) -> Group:
+        """The next group of what is due, to be settled by the I/O thread, who alone calls it, and told to `applied`."""
+        with self._lock:
+            if not (self._fresh or self._again):
+                return NOTHING_DUE
+            fresh, self._fresh = self._fresh[: self._settings.settle_max], self._fresh[self._settings.settle_max :]
+            again = self._take_again(self._clock.monotonic(), self._settings.settle_max - len(fresh))
+            self._applying = [delivery for delivery, _ in fresh] + [pending.delivery for pending in again]
+        group = self._group(fresh, again)
+        if group.settlements:
+            self._probe(Step.SETTLING)
+        return group
+
+    def applied(self, group: Group, failures: Sequence[SettleFailure], error: Exception | None) -> None:
+        """What became of the group: the broker's answer, or an error for all of it. Only the I/O thread calls it.
+
+        Raises `UserError` when the broker never can do it; everything else is tried again later.
+        """
+        if not group.settlements:
+            return
+        again = self._outcome(group, failures, error)
+        with self._lock:
+            self._again += again
+            self._applying = ()
 
     def settle_by(self, settlements: Iterable[tuple[Delivery, Settlement]], *, deadline: float) -> Sequence[Delivery]:
         """Apply these in the calling thread, trying again until the deadline (monotonic); answers what is left.
 
         For a worker that stops: the deliveries have to be out of the book already.
         """
-        left = [
-            Pending(delivery=delivery, settlement=settlement, lease_ends_at=float("inf"))
-            for delivery, settlement in settlements
-        ]
+        left = list(settlements)
+        ends_at = {delivery.receipt: float("inf") for delivery, _ in left}
         never = threading.Event()
         while left:
-            failed: list[Pending] = []
+            refused: list[tuple[Delivery, Settlement]] = []
             for start in range(0, len(left), self._settings.settle_max):
-                failed += self._apply(left[start : start + self._settings.settle_max])
-            left = failed
+                group = Group(settlements=left[start : start + self._settings.settle_max], lease_ends_at=ends_at)
+                self._probe(Step.SETTLING)
+                again = self._outcome(group, *self._called(group.settlements))
+                refused += [(pending.delivery, pending.settlement) for pending in again]
+            left = refused
             now = self._clock.monotonic()
             if not left or now >= deadline:
                 break
             self._clock.wait(never, min(self._settings.retry_base_seconds, deadline - now))
-        return [pending.delivery for pending in left]
-
-    def _apply_group(self, now: float) -> list[Pending] | None:
-        """Settle one group of what is due; answers what has to be tried again, None where nothing was due."""
-        with self._lock:
-            fresh, self._fresh = self._fresh[: self._settings.settle_max], self._fresh[self._settings.settle_max :]
-            again = self._take_again(now, self._settings.settle_max - len(fresh))
-            self._applying = [delivery for delivery, _ in fresh] + [pending.delivery for pending in again]
-        if not (fresh or again):
-            return None
-        return self._apply(self._out_of_the_book(fresh) + again)
+        return [delivery for delivery, _ in left]
 
     def _take_again(self, now: float, count: int) -> list[Pending]:
         if not self._again:
@@ -136,75 +153,77 @@ class Settler:
         self._again = [pending for pending in self._again if pending.delivery.receipt not in taken]
         return due
 
-    def _out_of_the_book(self, fresh: Sequence[tuple[Delivery, Settlement]]) -> list[Pending]:
+    def _group(self, fresh: Sequence[tuple[Delivery, Settlement]], again: Sequence[Pending]) -> Group:
         entered = [delivery for delivery, _ in fresh]
         ends_at = self._book.unregister(entered, wait_seconds=self._settings.heartbeat_interval_seconds)
-        now = self._clock.monotonic()
-        return [
-            Pending(delivery=delivery, settlement=settlement, lease_ends_at=ends_at.get(delivery.receipt, now))
-            for delivery, settlement in fresh
-        ]
+        if not again:
+            return Group(settlements=fresh, lease_ends_at=ends_at)
+        return Group(
+            settlements=[*fresh, *((pending.delivery, pending.settlement) for pending in again)],
+            lease_ends_at={**ends_at, **{pending.delivery.receipt: pending.lease_ends_at for pending in again}},
+            tries={pending.delivery.receipt: pending.tries for pending in again},
+        )
 
-    def _apply(self, group: Sequence[Pending]) -> list[Pending]:
-        """Settle, emit; answers what has to be tried again."""
-        self._probe(Step.SETTLING)
-        refusals = self._call(group)
+    def _called(
+        self, settlements: Sequence[tuple[Delivery, Settlement]]
+    ) -> tuple[Sequence[SettleFailure], Exception | None]:
+        try:
+            return self._broker.settle(settlements), None
+        except Exception as error:
+            return (), error
+
+    def _outcome(self, group: Group, failures: Sequence[SettleFailure], error: Exception | None) -> list[Pending]:
+        """Tell; answers what has to be tried again."""
+        if isinstance(error, UserError):
+            raise error
         self._probe(Step.SETTLED)
+        if error is None and not failures and not self._bus.heard:
+            return []
+        refused = {failure.delivery.receipt: failure for failure in failures}
         again: list[Pending] = []
-        for pending in group:
-            refusal = refusals.get(pending.delivery.receipt)
-            self._tell(pending, refusal)
-            if refusal is not None and not refusal.final:
-                again.append(self._later(pending))
+        for delivery, settlement in group.settlements:
+            failure = refused.get(delivery.receipt)
+            if error is not None:
+                reason = f"{type(error).__name__}: {error}"
+                failure = SettleFailure(delivery=delivery, reason=reason, lost=False)
+            if failure is None:
+                self._settled(delivery, settlement)
+            elif self._refused(group, failure):
+                again.append(self._later(group, delivery, settlement))
         return again
 
-    def _call(self, group: Sequence[Pending]) -> dict[str, _Refusal]:
-        """Map every answer and exception of the broker to the refusals, by receipt."""
-        try:
-            failures = self._broker.settle([(pending.delivery, pending.settlement) for pending in group])
-        except UserError:
-            raise
-        except Exception as error:
-            reason = f"{type(error).__name__}: {error}"
-            return {pending.delivery.receipt: self._refusal(pending, reason) for pending in group}
-        refused = {failure.delivery.receipt: failure for failure in failures}
-        return {
-            pending.delivery.receipt: (
-                _Refusal(reason=failure.reason, final=True) if failure.lost else self._refusal(pending, failure.reason)
+    def _settled(self, delivery: Delivery, settlement: Settlement) -> None:
+        self._bus.emit(
+            DeliverySettled(
+                queue=delivery.queue, message_id=delivery.message.id, attempt=delivery.attempt, settlement=settlement
             )
-            for pending in group
-            if (failure := refused.get(pending.delivery.receipt)) is not None
-        }
+        )
 
-    def _refusal(self, pending: Pending, reason: str) -> _Refusal:
-        return _Refusal(reason=reason, final=self._clock.monotonic() >= pending.lease_ends_at)
+    def _refused(self, group: Group, failure: SettleFailure) -> bool:
+        """Tell it; answers whether another try can help."""
+        delivery = failure.delivery
+        now = self._clock.monotonic()
+        lost = failure.lost or now >= group.lease_ends_at.get(delivery.receipt, now)
+        self._bus.emit(
+            SettleFailed(queue=delivery.queue, message_id=delivery.message.id, reason=failure.reason, lost=lost)
+        )
+        return not lost
 
-    def _tell(self, pending: Pending, refusal: _Refusal | None) -> None:
-        delivery = pending.delivery
-        if refusal is None:
-            self._bus.emit(
-                DeliverySettled(
-                    queue=delivery.queue,
-                    message_id=delivery.message.id,
-                    attempt=delivery.attempt,
-                    settlement=pending.settlement,
-                )
-            )
-        else:
-            self._bus.emit(
-                SettleFailed(
-                    queue=delivery.queue, message_id=delivery.message.id, reason=refusal.reason, lost=refusal.final
-                )
-            )
-
-    def _later(self, pending: Pending) -> Pending:
+    def _later(self, group: Group, delivery: Delivery, settlement: Settlement) -> Pending:
+        tries = group.tries.get(delivery.receipt, 0) + 1
         wait_seconds = backoff_seconds(
-            attempt=pending.tries + 1,
+            attempt=tries,
             base_seconds=self._settings.retry_base_seconds,
             cap_seconds=self._settings.retry_cap_seconds,
             random=self._random,
         )
-        return replace(pending, tries=pending.tries + 1, due_at=self._clock.monotonic() + wait_seconds)
+        return Pending(
+            delivery=delivery,
+            settlement=settlement,
+            lease_ends_at=group.lease_ends_at[delivery.receipt],
+            tries=tries,
+            due_at=self._clock.monotonic() + wait_seconds,
+        )
 
 
 def _within(settlement: Settlement, delay_seconds_max: float) -> Settlement:

@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
+from penstock.brokers.turns import one_by_one
 from penstock.errors import TemporaryError
 from penstock.events import Bus, Event
-from penstock.messaging.broker import Capabilities, QueueStats, SettleFailure
+from penstock.messaging.broker import Ask, Capabilities, QueueStats, SettleFailure, Turn
 from penstock.messaging.clock import Clock, SystemClock
 from penstock.messaging.delivery import Delivery
 from penstock.messaging.handler import Answer, Place
@@ -73,6 +74,22 @@ def make_delivery(number: int, attempt: int = 1, queue: str = "q") -> Delivery:
     return Delivery(message=message, queue=queue, receipt=f"r{number}-{attempt}", attempt=attempt, received_at=0.0)
 
 
+class FakeEar:
+    """The test tells, whatever is wanted."""
+
+    def __init__(self, queues: Sequence[str], tell: Callable[[], None]) -> None:
+        self.queues = tuple(queues)
+        self.tell = tell
+        self.wanted: list[bool] = []
+        self.closed = False
+
+    def want(self, wanted: bool) -> None:
+        self.wanted.append(wanted)
+
+    def close(self) -> None:
+        self.closed = True
+
+
 class FakeBroker:
     """Queues in memory; "q" unless said otherwise. Leases never end by themselves; the test takes them with `steal`."""
 
@@ -108,6 +125,8 @@ class FakeBroker:
         self.extend_gate: threading.Event | None = None
         self.receiving = threading.Event()
         self.extending = threading.Event()
+        self.turns: list[tuple[int, list[str]]] = []  # how many settlements, and the queues asked
+        self.ears: list[FakeEar] = []
 
     @property
     def waiting(self) -> list[tuple[int, int]]:
@@ -172,6 +191,21 @@ class FakeBroker:
         del self.leased[delivery.receipt]
         self.settled.append((delivery.message.id, settlement))
         return None
+
+    def turn(
+        self,
+        settlements: Sequence[tuple[Delivery, Settlement]],
+        asks: Sequence[Ask],
+        *,
+        lease_seconds: float,
+        wait_seconds: float = 0.0,
+    ) -> Turn:
+        self.turns.append((len(settlements), [ask.queue for ask in asks]))
+        return one_by_one(self, settlements, asks, lease_seconds=lease_seconds, wait_seconds=wait_seconds)
+
+    def listen(self, queues: Sequence[str], tell: Callable[[], None]) -> FakeEar:
+        self.ears.append(FakeEar(queues, tell))
+        return self.ears[-1]
 
     def stats(self, queue: str) -> QueueStats:
         raise NotImplementedError
