@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from penstock.app.scope import Asked, Scope
 
 PYTHON_MIN = (3, 11)
+ONE_LEDGER = (
+    "Run idempotent handlers, object handlers and pipelines on one host: another's ledger knows nothing of theirs."
+)
 FREE_BYTES_MIN = 2 * 1024**3
 
 
@@ -48,7 +51,7 @@ def state_checks(asked: "Asked") -> Iterator[Finding]:
     for scope in scopes:
         if scope.table is None:
             yield from _broker_checks(scope)
-            yield guarded("ledger", partial(_ledger, scope))
+            yield guarded("ledger", partial(_ledger, scope), hint=ONE_LEDGER)
             yield guarded("stopping", partial(_stopping, scope))
         yield guarded(
             "app" if scope.table is None else "table",
@@ -85,11 +88,16 @@ def _broker(scope: "Scope") -> tuple[Verdict, str]:
 
 
 def _ledger(scope: "Scope") -> tuple[Verdict, str]:
+    from penstock.app.backends import SQLITE, has_workers_elsewhere
     from penstock.app.inspect import view
+    from penstock.app.scope import is_there
 
+    address = scope.settings.ledger
     with view(scope) as seen:
-        pipelines = len(seen.ledger.pipelines())
-    return Verdict.OK, f"{shown('ledger', scope.settings.ledger)}; pipelines: {pipelines:,}"
+        found = f"{shown('ledger', address)}; pipelines: {len(seen.ledger.pipelines()):,}"
+    if address.startswith(SQLITE) and is_there(address) and has_workers_elsewhere(scope.settings):
+        return Verdict.WARNING, f"{found}; it is of this host alone, and hosts may share the broker"
+    return Verdict.OK, found
 
 
 def _stopping(scope: "Scope") -> tuple[Verdict, str]:

@@ -1,0 +1,240 @@
+"""The verbs and workers on a queue in Redis; and a password that nobody is ever shown."""
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from tests.cli.conftest import Call
+from tests.cli.process import Process, Start
+from tests.services.redis_server import RedisServer
+
+from penstock.app import checks
+from penstock.app.findings import Verdict
+from penstock.app.registry import Workers
+from penstock.brokers.redis_streams import RedisStreamsBroker
+from penstock.messaging.message import Outgoing
+from penstock.messaging.settlement import DeadLetter
+
+SECRET = "hunter2"
+USAGE, CHECK_FOUND_PROBLEMS, TEMPORARY, CONFIGURATION = 2, 3, 75, 78
+LEASE_SECONDS = 600.0
+APP = """
+import threading
+from pathlib import Path
+from penstock import App
+
+app = App.from_config()
+
+@app.handler("slow")
+def wait(message):
+    while not Path("go_on").exists():
+        threading.Event().wait(0.02)
+"""
+
+
+@pytest.fixture
+def server(start_redis: Callable[..., RedisServer]) -> RedisServer:
+    return start_redis(users=f"user default off\nuser shop on >{SECRET} ~* &* +@all", tcp=True)
+
+
+@pytest.fixture
+def here(tmp_path: Path, server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An app whose queue is in Redis."""
+    folder = tmp_path / "app"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(checks, "_spark", lambda environ: (Verdict.OK, "runs"))
+    monkeypatch.setenv("PENSTOCK_BROKER", f"redis://shop:{SECRET}@127.0.0.1:{server.port}/1")
+    (folder / "shop.py").write_text(APP)
+    (folder / "penstock.toml").write_text("lease_seconds = 600\n")
+    return folder
+
+
+@pytest.fixture
+def start(here: Path) -> Iterator[Start]:
+    started: list[Process] = []
+
+    def begin(*arguments: object, **options: object) -> Process:
+        process = Process(here, "worker", *arguments, **options)  # type: ignore[arg-type]  # as the caller gave them
+        started.append(process)
+        return process
+
+    yield begin
+    for process in started:
+        process.kill()
+
+
+@pytest.fixture
+def broker(here: Path) -> Iterator[RedisStreamsBroker]:
+    with closing(RedisStreamsBroker(os.environ["PENSTOCK_BROKER"], holder="test")) as broker:
+        yield broker
+
+
+def send(broker: RedisStreamsBroker, queue: str) -> None:
+    broker.send(queue, [Outgoing(body=b"{}")])
+
+
+def test_messages_are_sent_looked_at_and_purged(penstock: Call, here: Path) -> None:
+    (here / "lines").write_text("1\n2\n3\n")
+    assert penstock("send", "orders", "--file", "lines", "--group", "t").out == "3 messages sent to orders.\n"
+    penstock("send", "orders", "--body", "4", "--delay", 600)
+    ids = [penstock("send", "orders", "--body", "5", "--deduplication-id", "x", "--json").document for _ in range(2)]
+    assert ids[0]["message_ids"] == ids[1]["message_ids"]
+    (row,) = penstock("queues", "list", "--json").document
+    assert (row["queue"], row["visible"], row["delayed"], row["workers"]) == ("orders", 4, 1, [])
+    assert penstock("queues", "pause", "orders").out == "orders is paused.\n"
+    assert penstock("queues", "show", "orders", "--json").document["paused"]
+    assert penstock("queues", "resume", "orders").exit_code == 0
+    assert penstock("queues", "show", "nope").exit_code == USAGE
+    assert "none of this state folder on this host" in penstock("queues", "show", "orders").out
+    assert penstock("queues", "purge", "orders", "--yes", "--json").document["deleted"] == 5
+
+
+def test_status_and_dead_letters(penstock: Call, broker: RedisStreamsBroker) -> None:
+    send(broker, "orders")
+    send(broker, "orders")
+    (delivery,) = broker.receive("orders", messages_max=1, lease_seconds=LEASE_SECONDS)
+    broker.settle([(delivery, DeadLetter(reason="no such order"))])
+    document = penstock("status", "--json").document
+    assert (document["troubles"], document["workers_elsewhere"]) == (["dead letters: 1"], True)
+    (letter,) = penstock("dead", "list", "--json").document
+    assert (letter["reason"], letter["queue"]) == ("no such order", "orders-dlq")
+    penstock("queues", "purge", "orders-dlq", "--yes")
+    said = penstock("status").out.splitlines()
+    assert said[0] == "messages waiting or in work: 1; workers of other hosts cannot be seen from here"
+    assert "none on this host" in said[-1]
+
+
+def test_doctor_looks_at_the_server(penstock: Call, here: Path) -> None:
+    found = {finding["check"]: finding for finding in penstock("doctor", "--json").document}
+    assert found["broker"]["verdict"] == "ok"
+    for check in ("redis", "redis memory", "redis clock", "redis rights"):
+        assert found[check]["verdict"] == "ok", found[check]
+    assert "a restart loses every message" in found["redis disk"]["found"]
+    assert found["redis disk"]["hint"]
+
+
+def test_a_ledger_of_this_host_beside_a_queue_of_all_is_warned_of(penstock: Call, here: Path) -> None:
+    def ledger() -> str:
+        findings = penstock("doctor", "--json").document
+        return next(str(finding["verdict"]) for finding in findings if finding["check"] == "ledger")
+
+    assert ledger() == "ok"  # nobody needed one yet
+    (here / ".penstock").mkdir()
+    (here / ".penstock" / "ledger.db").touch()
+    assert ledger() == "warning"
+
+
+VERBS: list[tuple[object, ...]] = [
+    ("config", "show"),
+    ("config", "show", "--json"),
+    ("doctor",),
+    ("doctor", "--json"),
+    ("status",),
+    ("queues", "list"),
+    ("queues", "show", "orders"),
+    ("queues", "pause", "orders"),
+    ("queues", "purge", "orders", "--yes"),
+    ("send", "orders", "--body", "1"),
+    ("send", "orders", "--body", "1", "--app", "shop:app"),
+    ("dead", "list"),
+    ("worker", "ps"),
+    ("worker", "nope:app"),
+    ("init", "made"),
+]
+
+
+@pytest.mark.parametrize(
+    ("address", "exit_code"),
+    [
+        ("redis://shop:{secret}@127.0.0.1:{port}", 0),
+        ("redis://nobody:{secret}@127.0.0.1:{port}", CONFIGURATION),
+        ("redis://shop:{secret}@127.0.0.1:1", TEMPORARY),
+        ("redis+cluster://shop:{secret}@127.0.0.1:{port}", None),
+        ("redis://shop:{secret}@127.0.0.1:{port}0000", CONFIGURATION),
+        ("redis://shop:{secret}/{secret}@127.0.0.1:{port}", CONFIGURATION),
+        ("redis://127.0.0.1:{port}/x?password={secret}", CONFIGURATION),
+        ("redis:/shop:{secret}@127.0.0.1", CONFIGURATION),
+    ],
+)
+def test_no_verb_ever_shows_the_password(
+    penstock: Call,
+    here: Path,
+    server: RedisServer,
+    monkeypatch: pytest.MonkeyPatch,
+    address: str,
+    exit_code: int | None,
+) -> None:
+    monkeypatch.setenv("PENSTOCK_BROKER", address.format(secret=SECRET, port=server.port))
+    for verb in VERBS:
+        said = penstock(*verb)
+        assert SECRET not in said.out + said.err, verb
+        if verb == ("queues", "list") and exit_code is not None:
+            assert said.exit_code == exit_code, said.err
+            assert len(said.err.splitlines()) <= 1
+    assert SECRET not in (here / "made" / "penstock.toml").read_text()
+
+
+def test_no_worker_ever_logs_the_password(
+    start: Start, here: Path, server: RedisServer, broker: RedisStreamsBroker
+) -> None:
+    (here / "go_on").touch()
+    (here / "penstock.toml").write_text('log_level = "debug"\n')
+    worker = start("shop:app")
+    send(broker, "slow")
+    worker.expect("message.acked")
+    server.stop()
+    worker.expect("receive.failed")
+    worker.kill()
+    assert len(worker.said) > 4
+    assert not [line for line in worker.said if SECRET in line]
+
+
+def test_what_a_killed_worker_held_goes_to_the_next_of_this_host_at_once(
+    start: Start, broker: RedisStreamsBroker, here: Path
+) -> None:
+    send(broker, "slow")
+    first = start("shop:app")
+    first.expect("message.started", attempt=1)
+    first.kill()
+    second = start("shop:app")
+    second.expect("message.started", attempt=2)  # with a lease of ten minutes
+    (here / "go_on").touch()
+    second.expect("message.acked")
+    assert [record.pid for record in Workers(here / ".penstock").records()] == [second.pid]
+
+
+def test_what_a_killed_child_held_goes_to_its_sibling_at_once(
+    start: Start, broker: RedisStreamsBroker, here: Path
+) -> None:
+    supervisor = start("shop:app", "--processes", 2)
+    for n in (1, 2):
+        supervisor.expect("worker.started", times=n)
+    send(broker, "slow")
+    killed = supervisor.expect("message.started", attempt=1)["pid"]
+    os.kill(killed, signal.SIGKILL)
+    supervisor.expect("message.started", attempt=2)
+    (here / "go_on").touch()
+    supervisor.expect("message.acked")
+    supervisor.signal(signal.SIGTERM)
+    assert supervisor.exit_code() == 0
+
+
+def test_workers_of_this_host_are_listed_drained_and_stopped(
+    penstock: Call, start: Start, broker: RedisStreamsBroker
+) -> None:
+    send(broker, "slow")
+    worker = start("shop:app")
+    worker.expect("message.started")
+    id = worker.expect("worker.started")["worker"]
+    assert [row["worker"] for row in penstock("worker", "ps", "--json").document] == [id]
+    assert penstock("queues", "show", "slow", "--json").document["workers"] == [id]
+    assert penstock("worker", "drain", "--json").document == {"asked": [id], "elsewhere": []}
+    worker.expect("worker.draining")
+    Path("go_on").touch()
+    worker.expect("message.acked")
+    assert penstock("worker", "stop").exit_code == 0
+    assert worker.exit_code() == 0
