@@ -1,4 +1,4 @@
-"""Threads at the embedded brokers, and processes at the SQLite file: every message once at a time, none lost.
+"""Threads at the brokers, and processes at a file and at a server: every message once at a time, none lost.
 
 Here the clock is the machine's; leases are long, so that none ends by itself.
 """
@@ -15,8 +15,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from tests.services.plugin import Servers
+from tests.services.redis_server import RedisServer
 
 from penstock.brokers.memory import MemoryBroker
+from penstock.brokers.redis_streams import RedisStreamsBroker
 from penstock.brokers.sqlite import SqliteBroker
 from penstock.messaging.broker import Broker
 from penstock.messaging.delivery import Delivery
@@ -28,28 +31,45 @@ MESSAGES = 2_000
 SOURCE = Path(__file__).parents[2] / "src"
 
 
-def memory_views(folder: Path, count: int) -> list[Broker]:
+def memory_views(request: pytest.FixtureRequest, count: int) -> list[Broker]:
     first = MemoryBroker()
     return [first.held_by(f"w{n}") for n in range(count)]
 
 
-def sqlite_shared(folder: Path, count: int) -> list[Broker]:
+def sqlite_shared(request: pytest.FixtureRequest, count: int) -> list[Broker]:
     """One broker object for all threads: they meet at its lock."""
-    return [SqliteBroker(folder / "queue.db", holder="w")] * count
+    return [SqliteBroker(request.getfixturevalue("tmp_path") / "queue.db", holder="w")] * count
 
 
-def sqlite_apart(folder: Path, count: int) -> list[Broker]:
+def sqlite_apart(request: pytest.FixtureRequest, count: int) -> list[Broker]:
     """A connection each: they meet at the file's lock, as processes do."""
-    return [SqliteBroker(folder / "queue.db", holder=f"w{n}") for n in range(count)]
+    return [SqliteBroker(request.getfixturevalue("tmp_path") / "queue.db", holder=f"w{n}") for n in range(count)]
 
 
-OPENERS = [memory_views, sqlite_shared, sqlite_apart]
+def redis_shared(request: pytest.FixtureRequest, count: int) -> list[Broker]:
+    """One broker object for all threads: each takes a connection of its own."""
+    return [RedisStreamsBroker(request.getfixturevalue("clean_redis").url, holder="w")] * count
+
+
+def redis_apart(request: pytest.FixtureRequest, count: int) -> list[Broker]:
+    server: RedisServer = request.getfixturevalue("clean_redis")
+    return [RedisStreamsBroker(server.url, holder=f"w{n}", sweep_seconds=0.0) for n in range(count)]
+
+
+OPENERS = [memory_views, sqlite_shared, sqlite_apart, redis_shared, redis_apart]
+
+
+@pytest.fixture
+def clean_redis(servers: Servers) -> Iterator[RedisServer]:
+    server = servers.redis("7.0")
+    yield server
+    server.clean()
 
 
 @pytest.fixture(params=OPENERS, ids=lambda opener: opener.__name__)
-def brokers(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[list[Broker]]:
-    opener: Callable[[Path, int], list[Broker]] = request.param
-    opened = opener(tmp_path, 4)
+def brokers(request: pytest.FixtureRequest) -> Iterator[list[Broker]]:
+    opener: Callable[[pytest.FixtureRequest, int], list[Broker]] = request.param
+    opened = opener(request, 4)
     yield opened
     for broker in opened:
         broker.close()
@@ -134,13 +154,22 @@ def test_a_waiting_receiver_is_woken_by_a_sender_in_its_process(brokers: list[Br
         assert len(waiting.result(timeout=20)) == 1
 
 
-# --- processes at one file
+# --- processes
+
+OPEN = """
+import sys
+from penstock.messaging.message import Outgoing
+from penstock.messaging.settlement import Ack, DeadLetter, Release
+def open_broker(place, holder):
+    if place.startswith("unix:"):
+        from penstock.brokers.redis_streams import RedisStreamsBroker
+        return RedisStreamsBroker(place, holder=holder)
+    from penstock.brokers.sqlite import SqliteBroker
+    return SqliteBroker(place, holder=holder)
+broker = open_broker(*sys.argv[1:])
+"""
 
 SENDER = """
-import sys
-from penstock.brokers.sqlite import SqliteBroker
-from penstock.messaging.message import Outgoing
-broker = SqliteBroker(sys.argv[1], holder=sys.argv[2])
 n = 0
 while True:
     names = [f"{sys.argv[2]} {n} {i}" for i in range(7)]
@@ -150,10 +179,6 @@ while True:
 """
 
 RECEIVER = """
-import sys
-from penstock.brokers.sqlite import SqliteBroker
-from penstock.messaging.settlement import Ack, DeadLetter, Release
-broker = SqliteBroker(sys.argv[1], holder=sys.argv[2])
 while True:
     deliveries = broker.receive("q", messages_max=9, lease_seconds=600, wait_seconds=1)
     half = len(deliveries) // 2
@@ -164,10 +189,10 @@ while True:
 """
 
 
-def start(script: str, path: Path, name: str, output: Path) -> subprocess.Popen[bytes]:
+def start(script: str, place: str, name: str, output: Path) -> subprocess.Popen[bytes]:
     environment = {**os.environ, "PYTHONPATH": str(SOURCE)}
     with output.open("wb") as sink:
-        return subprocess.Popen([sys.executable, "-c", script, str(path), name], stdout=sink, env=environment)
+        return subprocess.Popen([sys.executable, "-c", OPEN + script, place, name], stdout=sink, env=environment)
 
 
 def wait_for_lines(output: Path, count: int) -> None:
@@ -183,12 +208,26 @@ def whole_lines(output: Path) -> set[str]:
     return set(text[: text.rfind("\n") + 1].splitlines())
 
 
+@pytest.fixture(params=["sqlite", "redis"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """Where processes find a broker."""
+    if request.param == "redis":
+        server: RedisServer = request.getfixturevalue("clean_redis")
+        return server.url
+    return str(tmp_path / "queue.db")
+
+
+def opened(place: str) -> SqliteBroker | RedisStreamsBroker:
+    if place.startswith("unix:"):
+        return RedisStreamsBroker(place, holder="after")
+    return SqliteBroker(place, holder="after")
+
+
 @pytest.mark.parametrize("round", range(3))
-def test_killing_senders_and_receivers_loses_nothing_accepted(tmp_path: Path, round: int) -> None:
-    path = tmp_path / "queue.db"
+def test_killing_senders_and_receivers_loses_nothing_accepted(tmp_path: Path, place: str, round: int) -> None:
     outputs = {name: tmp_path / f"{name}.out" for name in ("s1", "s2", "r1", "r2")}
     processes = {
-        name: start(SENDER if name[0] == "s" else RECEIVER, path, name, output) for name, output in outputs.items()
+        name: start(SENDER if name[0] == "s" else RECEIVER, place, name, output) for name, output in outputs.items()
     }
     try:
         for output in outputs.values():
@@ -198,7 +237,7 @@ def test_killing_senders_and_receivers_loses_nothing_accepted(tmp_path: Path, ro
             process.send_signal(signal.SIGKILL)
         for process in processes.values():
             process.wait(30)
-    broker = SqliteBroker(path, holder="after")
+    broker = opened(place)
     in_flight = broker.stats("q").in_flight
     assert sum(broker.release_holder(name) for name in processes) == in_flight
     left = {d.message.body.decode() for d in drain(broker)}
@@ -216,7 +255,7 @@ def test_killing_senders_and_receivers_loses_nothing_accepted(tmp_path: Path, ro
 def test_processes_that_open_a_new_file_at_once_agree_on_it(tmp_path: Path) -> None:
     path = tmp_path / "queue.db"
     outputs = [tmp_path / f"{n}.out" for n in range(4)]
-    processes = [start(SENDER, path, f"s{n}", output) for n, output in enumerate(outputs)]
+    processes = [start(SENDER, str(path), f"s{n}", output) for n, output in enumerate(outputs)]
     try:
         for output in outputs:
             wait_for_lines(output, 7)
