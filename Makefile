@@ -6,7 +6,7 @@ VENV := .venv
 SETUP := $(PYTHON) scripts/bootstrap.py
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint bench check test-slow test-spark40 lock clean
+.PHONY: help setup demo test lint bench docs check test-slow test-spark40 lock clean
 .NOTPARALLEL:
 
 help: ## List the targets
@@ -28,6 +28,9 @@ lint: setup ## ruff, mypy --strict and the import contracts
 
 bench: setup ## The benchmarks whose figures the README quotes
 	@$(VENV)/bin/python -m benchmarks
+
+docs: setup ## Write the tables of docs/ anew that are made from the code
+	@$(VENV)/bin/python scripts/broker_table.py
 
 check: ## As CI does it: make test, in which a test skipped for a missing service is a failed one
 	@CI=true $(MAKE) --no-print-directory test

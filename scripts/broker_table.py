@@ -1,0 +1,90 @@
+"""Write the table of what brokers can do into docs/brokers.md, from what each says of itself.
+
+Usage: python scripts/broker_table.py [--check]
+
+With --check nothing is written; exit code 1 tells that the table is stale. `make docs` writes it.
+"""
+
+import dataclasses
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from penstock.brokers.memory import MemoryBroker
+from penstock.brokers.redis_streams import RedisStreamsBroker
+from penstock.brokers.sqlite import SqliteBroker
+from penstock.messaging.broker import Broker, Capabilities
+
+PAGE = Path(__file__).resolve().parent.parent / "docs" / "brokers.md"
+BEGIN, END = "<!-- made by scripts/broker_table.py -->\n", "<!-- end -->"
+ROWS = {
+    "delay_seconds_max": "the longest delay of a message",
+    "lease_seconds_max": "the longest lease of one call; extending has no end",
+    "body_bytes_max": "the largest body",
+    "receive_max": "messages in one call, at most",
+    "fenced": "a worker that lost its lease can neither settle nor extend",
+    "refunds": "work that is given back costs no attempt",
+    "deduplicates": "a second message of a deduplication id is dropped",
+    "browsable": "messages can be looked at where they wait",
+    "remembers_attempts": "a function is told of the attempt before",
+    "pausable": "queues can be paused",
+}
+
+
+def main() -> int:
+    page = PAGE.read_text(encoding="utf-8")
+    made = written(page, capabilities())
+    if "--check" in sys.argv:
+        return int(made != page)
+    PAGE.write_text(made, encoding="utf-8")
+    return 0
+
+
+def capabilities() -> Mapping[str, Capabilities]:
+    """Of every broker, by the form of its address. None of them is connected to."""
+    with TemporaryDirectory() as folder:
+        brokers: dict[str, Broker] = {
+            "`sqlite:///`": SqliteBroker(Path(folder) / "queue.db", holder="docs"),
+            "`redis://`": RedisStreamsBroker("redis://localhost", holder="docs"),
+            "`memory://`": MemoryBroker(),
+        }
+        found = {name: broker.capabilities for name, broker in brokers.items()}
+        for broker in brokers.values():
+            broker.close()
+    return found
+
+
+def written(page: str, found: Mapping[str, Capabilities]) -> str:
+    """The page with its table made anew."""
+    before, begin, rest = page.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not (begin and end):
+        raise SystemExit(f"{PAGE} has lost the marks that the table stands between")
+    return f"{before}{BEGIN}{table(found)}{END}{after}"
+
+
+def table(found: Mapping[str, Capabilities]) -> str:
+    lines = [f"| | {' | '.join(found)} |", "|---" * (len(found) + 1) + "|"]
+    for field in dataclasses.fields(Capabilities):
+        cells = [_cell(field.name, getattr(one, field.name)) for one in found.values()]
+        lines.append(f"| {ROWS[field.name]} (`{field.name}`) | {' | '.join(cells)} |")
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _cell(name: str, value: object) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    assert isinstance(value, int | float)
+    if name.endswith("_seconds_max"):
+        size, unit = next(
+            (size, unit) for size, unit in ((86_400, "days"), (3_600, "hours"), (1, "s")) if value >= size
+        )
+        return f"{value / size:,.4g} {unit}"
+    if name.endswith("_bytes_max"):
+        return f"{value / 1024**2:,.4g} MiB" if value >= 1024**2 else f"{value / 1024:,.4g} KiB"
+    return f"{value:,}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
