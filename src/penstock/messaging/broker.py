@@ -87,6 +87,7 @@ class Turn:
     deliveries: Sequence[Delivery] = ()
     settle_error: Exception | None = None
     receive_error: tuple[str, Exception] | None = None
+    next_in_seconds: float | None = None  # where nothing came: when a delay ends, as far as the broker can tell
 
 
 class Listening(Protocol):

@@ -221,6 +221,8 @@ def without_password(url: str) -> str:
     """The address as it may be shown."""
     try:
         parts = urlsplit(url)
+        if "@" in parts.path + parts.query + parts.fragment:  # perhaps of a password that was not quoted
+            return f"{parts.scheme}://..."
         if parts.password is None:
             return url.partition("?")[0]
     except ValueError:

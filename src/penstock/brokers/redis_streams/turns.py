@@ -75,7 +75,11 @@ class Turns:
             receive_error = (queues[0], error)
         failures, settle_error = self._settled(settling, answers[: len(commands)])
         return Turn(
-            failures=failures, deliveries=got.deliveries, settle_error=settle_error, receive_error=receive_error
+            failures=failures,
+            deliveries=got.deliveries,
+            settle_error=settle_error,
+            receive_error=receive_error,
+            next_in_seconds=None if got.next_due_at is None else max(got.next_due_at - got.now, 0.0),
         )
 
     def look(self, asks: Sequence[Ask], lease_seconds: float) -> Taken:

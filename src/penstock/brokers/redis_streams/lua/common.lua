@@ -191,10 +191,12 @@ local function ended(state, started, at, kind, worker, reason)
     first = first == 0 and at or first
     last = at
   end
-  return string.format(
-    '%s %s %.0f %d %d %d %.0f %.0f %.0f %.0f %s %s\n%s',
-    seq, enqueued, age, hand_overs + 1, refunds, unsuccessful, first, last, started, at, kind, worker, reason
+  local numbers = string.format(
+    '%.0f %d %d %d %.0f %.0f %.0f %.0f',
+    age, hand_overs + 1, refunds, unsuccessful, first, last, started, at
   )
+  -- Not by format: it ends a string at its first zero byte.
+  return seq .. ' ' .. enqueued .. ' ' .. numbers .. ' ' .. kind .. ' ' .. worker .. '\n' .. reason
 end
 
 local function started_of(id)
