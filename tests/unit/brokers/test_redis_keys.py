@@ -1,0 +1,66 @@
+"""The names of keys: all of a queue's in one slot of a cluster, its dead letters' beside them, and no two queues' the same."""
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from redis.crc import key_slot
+
+from penstock.brokers.redis_streams.keys import Keys
+
+NAMES = [
+    "q",
+    "a b",
+    "{q}",
+    "}{",
+    "a}b",
+    "%",
+    "100%25",
+    "q-dlq",
+    "-dlq",
+    "q-dlq-dlq",
+    "заказы",
+    "注文",
+    "q:stream",
+    "\n",
+    "*",
+]
+TEXTS = st.text(st.sampled_from("{}%-dlq:ä \x00*"), min_size=1, max_size=9) | st.text(min_size=1, max_size=9)
+KEYS = Keys("penstock")
+
+
+def keys_of(queue: str) -> list[str]:
+    """What Python asks for, and what the scripts make of the stream's name: they cut `:stream` off and put others on."""
+    base = KEYS.stream(queue).removesuffix(":stream")
+    parts = ("queue", "ring", "ready", "ready:{tenant}", "delayed", "wake", "once:{1}")
+    return [KEYS.stream(queue), KEYS.wake(queue), KEYS.settings(queue), *(f"{base}:{part}" for part in parts)]
+
+
+def slots(*queues: str) -> set[int]:
+    return {key_slot(key.encode("utf-8", "surrogatepass")) for queue in queues for key in keys_of(queue)}
+
+
+@pytest.mark.parametrize("queue", NAMES)
+def test_the_keys_of_a_queue_and_of_its_dead_letters_lie_in_one_slot(queue: str) -> None:
+    assert len(slots(queue, f"{queue}-dlq")) == 1
+
+
+@given(TEXTS)
+def test_whatever_the_queue_is_called(queue: str) -> None:
+    assert len(slots(queue, f"{queue}-dlq", f"{queue}-dlq-dlq")) == 1
+
+
+def test_queues_are_spread_over_the_slots() -> None:
+    assert len(slots(*(f"queue {n}" for n in range(100)))) > 90
+
+
+@given(TEXTS, TEXTS)
+def test_no_two_queues_share_a_key(one: str, other: str) -> None:
+    assume(one != other)
+    assert set(keys_of(one)).isdisjoint(keys_of(other))
+
+
+def test_a_plain_name_can_be_read_in_its_key() -> None:
+    assert KEYS.stream("orders of 2026/eu") == "penstock:{orders of 2026/eu}:stream"
+    assert KEYS.stream("orders-dlq") == "penstock:{orders}-dlq:stream"
+    assert KEYS.wake("-dlq") == "penstock:{-dlq}:wake"
+    assert Keys("shop").settings("q") == "shop:{q}:queue"

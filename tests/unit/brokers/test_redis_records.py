@@ -1,0 +1,122 @@
+"""What scripts write, as Python reads it: the state of a message after any history, receipts, addresses without secrets."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.services.plugin import Servers
+from tests.services.redis_server import VERSIONS
+
+from penstock.brokers.redis_streams.records import State, entry_of, milliseconds, state_of
+from penstock.brokers.redis_streams.scripts import scripts
+from penstock.brokers.redis_streams.server import without_password
+from penstock.messaging.delivery import AttemptEnd, PreviousAttempt
+
+ENDED = """
+local state = KEYS[1]
+for at = 1, #ARGV, 5 do
+  state = ended(state, tonumber(ARGV[at]), tonumber(ARGV[at + 1]), ARGV[at + 2], ARGV[at + 3], ARGV[at + 4])
+end
+return { state, is_state(state) and 1 or 0, seq_of(state), enqueued_of(state) }
+"""
+ENDS = {"F": AttemptEnd.FAILED, "G": AttemptEnd.GIVEN_BACK, "E": AttemptEnd.EXPIRED}
+MILLISECONDS = st.integers(1, 10**14)  # up to the year 5138
+TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
+HAND_OVERS = st.lists(
+    st.tuples(MILLISECONDS, MILLISECONDS, st.sampled_from("FGE"), TEXTS.filter(lambda name: "\n" not in name), TEXTS),
+    max_size=7,
+)
+HandOver = tuple[int, int, str, str, str]
+
+
+def after(state: State, hand_over: HandOver) -> State:
+    """The rule in other words than the script's: refunds are no failures; whatever else ended is the last failure."""
+    started, at, kind, worker, reason = hand_over
+    failed_at = None if kind == "G" else at / 1000
+    return replace(
+        state,
+        hand_overs=state.hand_overs + 1,
+        refunds=state.refunds + (kind == "G"),
+        first_failed_at=failed_at if state.first_failed_at is None else state.first_failed_at,
+        last_failed_at=state.last_failed_at if failed_at is None else failed_at,
+        previous=PreviousAttempt(
+            started_at=started / 1000, ended_at=at / 1000, worker=worker, end=ENDS[kind], reason=reason or None
+        ),
+    )
+
+
+def ended(servers: Servers, version: str, *arguments: Any) -> Any:
+    common = scripts()["send"].text.partition("-- KEYS:")[0]
+    return servers.redis(version).client.eval(common + ENDED, 1, *arguments)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@settings(max_examples=60, deadline=None)
+@given(seq=st.integers(1, 2**53 - 1), enqueued=MILLISECONDS, hand_overs=HAND_OVERS)
+def test_a_state_says_what_happened_on_the_server(
+    servers: Servers, version: str, seq: int, enqueued: int, hand_overs: list[HandOver]
+) -> None:
+    text, is_state, *numbers = ended(
+        servers, version, f"{seq} {enqueued}", *(part for one in hand_overs for part in one)
+    )
+    expected = State(seq=seq, enqueued_at=enqueued / 1000)
+    for hand_over in hand_overs:
+        expected = after(expected, hand_over)
+    assert state_of(text) == expected
+    assert is_state == 1
+    assert numbers == [seq, enqueued]
+
+
+@pytest.mark.parametrize("text", ["", "paid", "1", "1 x", "12 34 shipped", " 1 2", "1 2 3 4 5 6 7 8 9 10 F", "-1 2"])
+@pytest.mark.parametrize("version", VERSIONS)
+def test_what_others_call_a_state_is_none(servers: Servers, version: str, text: str) -> None:
+    common = scripts()["send"].text.partition("-- KEYS:")[0]
+    assert servers.redis(version).client.eval(common + "return is_state(KEYS[1]) and 1 or 0", 1, text) == 0
+
+
+def test_a_receipt_names_its_entry() -> None:
+    assert entry_of("b90a4124bb879e06-1795281573041-7") == "1795281573041-7"
+
+
+@pytest.mark.parametrize(
+    "receipt",
+    ["", "-", "--", "x", "1-2", "a-b-c", "a-1-", "a--1", "a-1-x", "a-1-²", "a-1-١", "a- 1-2", "a-1-2 ", "a-1-2\n"]
+    + ["a-+1-2", "a-1-1_0", f"a-{'9' * 20}-0", "a-1-*", "a->-1", "a-1-$"],
+)
+def test_what_is_no_receipt_names_none(receipt: str) -> None:
+    assert entry_of(receipt) is None
+
+
+@given(st.text(max_size=30))
+def test_garbage_is_refused_or_an_entry_id_of_redis(receipt: str) -> None:
+    entry = entry_of(receipt)
+    assert entry is None or all(int(part) < 2**64 and part.isascii() for part in entry.split("-"))
+
+
+@pytest.mark.parametrize(("seconds", "expected"), [(0.0, 0), (0.0001, 1), (0.001, 1), (1.0, 1000), (1.0005, 1001)])
+def test_no_delay_gets_shorter(seconds: float, expected: int) -> None:
+    assert milliseconds(seconds) == expected
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("redis://h:1/0", "redis://h:1/0"),
+        ("redis://me:secret@h:1/2", "redis://me:***@h:1/2"),
+        ("redis://:secret@h", "redis://:***@h"),
+        ("redis://me:se%40cr@et@h", "redis://me:***@h"),
+        ("rediss://me:secret@h?ssl_ca_certs=/x&password=secret", "rediss://me:***@h"),
+        ("redis://h?password=secret", "redis://h"),
+        ("unix:///run/redis.sock?password=secret&db=1", "unix:///run/redis.sock"),
+        ("redis+cluster://me:secret@h:7000", "redis+cluster://me:***@h:7000"),
+        ("redis://me:secret@[bad/0", "redis://..."),
+        ("redis://me:sec#ret@h", "redis://..."),
+        ("redis://me:sec/ret@h", "redis://..."),
+        ("redis://me:sec?ret@h", "redis://..."),
+        ("redis://me:s@cr/et@h", "redis://..."),
+    ],
+)
+def test_an_address_is_shown_without_its_password(url: str, shown: str) -> None:
+    assert without_password(url) == shown
