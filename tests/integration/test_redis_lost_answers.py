@@ -110,3 +110,16 @@ def test_a_server_that_forgot_has_nothing_to_put_back(
         receive(broker, 1)
     redis_server.client.flushall()
     assert receive(broker, 1) == []
+
+
+def test_what_is_held_with_another_lease_is_no_doubt(broker: RedisStreamsBroker, proxy: FaultProxy) -> None:
+    broker.send("q", messages(b"held", b"lost"))
+    held = broker.receive("q", messages_max=1, lease_seconds=LEASE)
+    assert not broker.extend(held, lease_seconds=2 * LEASE)
+    for lease_seconds in (LEASE, 2 * LEASE):
+        proxy.swallow(TAKE)
+        with pytest.raises(TemporaryError):
+            broker.receive("q", messages_max=1, lease_seconds=lease_seconds)
+    (again,) = broker.receive("q", messages_max=5, lease_seconds=LEASE)
+    assert again.message.body == b"lost"
+    assert not broker.extend(held, lease_seconds=LEASE)

@@ -148,9 +148,9 @@ class Broker(Protocol):
         ...
 
     def listen(self, queues: Sequence[str], tell: Callable[[], None]) -> Listening:
-        """Let arrivals be told of: a hint, from any thread, that asking makes sense. Brokers that hear nothing never tell.
+        """Let arrivals be told of: a hint, from any thread, that asking makes sense now.
 
-        So a worker still asks now and then.
+        Some brokers hear little or nothing, and so a worker still asks now and then.
         """
         ...
 

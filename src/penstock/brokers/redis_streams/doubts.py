@@ -59,6 +59,6 @@ class Doubts:
                 return
             for queue, consumer in tuple(self._in_doubt):
                 receipts = {entry_of(receipt): receipt for receipt in tuple(self._held.get(queue, ()))}
-                pending = self._server.ask(*script("reclaim", [self._keys.stream(queue)], consumer, *receipts))
-                self._held[queue] = {receipts[id.decode()] for id in pending}
+                gone = self._server.ask(*script("reclaim", [self._keys.stream(queue)], consumer, *receipts))
+                self._held.get(queue, set()).difference_update(receipts[id.decode()] for id in gone)
                 self._in_doubt.discard((queue, consumer))
