@@ -7,6 +7,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+import redis
 from tests.cli.conftest import Call
 from tests.cli.process import Process, Start
 from tests.services.redis_server import RedisServer
@@ -221,6 +222,17 @@ def test_what_a_killed_child_held_goes_to_its_sibling_at_once(
     supervisor.expect("message.acked")
     supervisor.signal(signal.SIGTERM)
     assert supervisor.exit_code() == 0
+
+
+def test_an_entry_that_somebody_deletes_is_told_of(start: Start, broker: RedisStreamsBroker, here: Path) -> None:
+    (here / "penstock.toml").write_text("lease_seconds = 3\n")
+    send(broker, "slow")
+    worker = start("shop:app")
+    worker.expect("message.started")
+    with redis.Redis.from_url(os.environ["PENSTOCK_BROKER"]) as somebody:
+        ((id, _),) = somebody.xrange("penstock:{slow}:stream")
+        somebody.xdel("penstock:{slow}:stream", id)
+    assert worker.expect("message.vanished", queue="slow")["ids"] == [id.decode()]
 
 
 def test_workers_of_this_host_are_listed_drained_and_stopped(

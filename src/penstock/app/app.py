@@ -8,6 +8,7 @@ from typing import Any, Self
 from penstock.app.handlers import Handlers
 from penstock.app.identity import worker_id
 from penstock.app.pipelines.service import PipelineService
+from penstock.app.relay import Relay
 from penstock.app.service import Service
 from penstock.config import Settings, load_settings
 from penstock.errors import UsageError
@@ -55,6 +56,7 @@ class App(Handlers):
         self.on_error = on_error
         self.listeners = tuple(listeners)
         self.worker = worker_id()
+        self.incidents = Relay()  # what the broker tells of; a worker passes it on to its listeners
         self._lock = threading.Lock()
         self._broker: Broker | None = None if broker is None or isinstance(broker, str) else broker  # under the lock
         self._ledger: Any | None = None if ledger is None or isinstance(ledger, str) else ledger  # as above
@@ -74,7 +76,7 @@ class App(Handlers):
 
         with self._lock:
             if self._broker is None:
-                self._broker = open_broker(self.settings, holder=self.worker)
+                self._broker = open_broker(self.settings, holder=self.worker, tell=self.incidents)
             return self._broker
 
     @property

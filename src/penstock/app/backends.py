@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from penstock.app.redis_address import is_redis, parsed
 from penstock.config import Settings, shown
 from penstock.errors import ConfigurationError
+from penstock.events import Event, Listener
 from penstock.messaging.broker import Broker
 from penstock.messaging.steps import Probe, no_probe
 
@@ -17,8 +18,15 @@ SQLITE = "sqlite:///"
 MEMORY = "memory://"
 
 
-def open_broker(settings: Settings, *, holder: str) -> Broker:
-    """The broker at ``settings.broker``. Raises `ConfigurationError` for an address that is none."""
+def _nobody(_: Event) -> None:
+    pass
+
+
+def open_broker(settings: Settings, *, holder: str, tell: Listener = _nobody) -> Broker:
+    """The broker at ``settings.broker``; ``tell`` hears of incidents there.
+
+    Raises `ConfigurationError` for an address that is none.
+    """
     if settings.broker.startswith(SQLITE):
         from penstock.brokers.sqlite import SqliteBroker
 
@@ -28,7 +36,7 @@ def open_broker(settings: Settings, *, holder: str) -> Broker:
 
         return MemoryBroker()
     if is_redis(settings.broker):
-        return _redis_broker(settings.broker, holder=holder)
+        return _redis_broker(settings.broker, holder=holder, tell=tell)
     raise ConfigurationError(
         f"The broker {shown('broker', settings.broker)!r} is not known: write sqlite:///FILE, redis://HOST:PORT (or "
         "rediss://, unix://, redis+cluster://), or memory:// for a queue that ends with the process."
@@ -57,12 +65,12 @@ def require_redis() -> None:
         )
 
 
-def _redis_broker(address: str, *, holder: str) -> Broker:
+def _redis_broker(address: str, *, holder: str, tell: Listener) -> Broker:
     found = parsed(address)
     require_redis()
     from penstock.brokers.redis_streams import RedisStreamsBroker
 
-    return RedisStreamsBroker(found.url, holder=holder, prefix=found.prefix)
+    return RedisStreamsBroker(found.url, holder=holder, prefix=found.prefix, tell=tell)
 
 
 def _made(file: str, what: str) -> Path:

@@ -70,6 +70,7 @@ def serve(
     )
     numbers = settings or worker_settings(app)
     with ExitStack() as stack:
+        stack.enter_context(app.incidents.passing_to(bus.emit))
         if resident:
             stack.enter_context(presence.kept(ledger=host.ledger, tell=host.bus.emit, random=host.random))
         event_loop = EventLoop()

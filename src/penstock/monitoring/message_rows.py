@@ -32,6 +32,12 @@ MESSAGE_ROWS: Rows = {
         fields=same("queue"),
         each="message_ids",
     ),
+    events.MessagesVanished: Row(
+        name="message.vanished",
+        level="error",
+        msg="Somebody deleted from the queue's stream what was handed over; it cannot be put back.",
+        fields={"queue": "queue", "count": lambda event: len(event.entries), "ids": "entries"},
+    ),
     events.MessageStarted: Row(name="message.started", level="info", msg="The handler is called.", fields=_WORKED),
     events.MessageFinished: Row(
         name="message.finished",

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any, Protocol
 
+from penstock.app.relay import Relay
 from penstock.config import Settings
 from penstock.events import Listener
 from penstock.messaging.broker import Broker
@@ -29,6 +30,11 @@ class Home(Protocol):
     @property
     def broker(self) -> Broker:
         """Its broker, opened."""
+        ...
+
+    @property
+    def incidents(self) -> Relay:
+        """What its broker tells of."""
         ...
 
     @property

@@ -89,6 +89,7 @@ def run(
         handled=frozenset(service.queue_name for service in home.services),
     )
     with ExitStack() as stack:
+        stack.enter_context(home.incidents.passing_to(bus.emit))
         if reporter is not None:
             stack.enter_context(_reporting(reporter))
         stack.enter_context(presence.kept(ledger=host.ledger, tell=bus.emit, random=host.random))
