@@ -23,9 +23,11 @@ from tests.services.redis_server import VERSIONS, RedisServer
 from penstock.brokers.redis_streams.scripts import scripts
 from penstock.messaging.message import Outgoing
 
-LEASE_SECONDS = 3
-AWAY_SECONDS = LEASE_SECONDS * 1.2  # longer than a lease
-MOMENT_SECONDS = 0.3  # shorter than anything that matters
+SHORT_LEASE_SECONDS = 3  # the shortest there is: two failed heartbeats in a row may be its end
+LEASE_SECONDS = 5  # some faults a second do not end it
+LONG_WORK_SECONDS = 6.0  # more than a lease
+AWAY_SECONDS = SHORT_LEASE_SECONDS * 1.2  # more than a short lease
+MOMENT_SECONDS = 0.3  # less than anything that matters
 TRAP_SECONDS = 2.0  # after which a kind of request is held not to come
 BETWEEN = (3, 40)  # lines of the journal between two faults
 
@@ -48,7 +50,7 @@ def load(number: int) -> tuple[str, Sequence[Outgoing]]:
     if number % 3 == 0:
         return "once", [outgoing(f"once-{number}", copy=copy) for copy in range(2)]
     if number % 40 == 1:
-        return "plain", [outgoing(f"long-{number}", seconds=LEASE_SECONDS * 1.4)]
+        return "plain", [outgoing(f"long-{number}", seconds=LONG_WORK_SECONDS)]
     queue = "plain" if number % 3 == 1 else "looped"
     return queue, [outgoing(f"{queue}-{number}-{n}", seconds=0.01 * n) for n in range(3)]
 
@@ -137,6 +139,7 @@ class Run:
     accepted: Sequence[Outgoing]
     lines: Sequence[Line]
     faults: Sequence[Happened]
+    lease_seconds: float
 
     def begun_again(self) -> list[tuple[Line, Line]]:
         """Each start of a message but its first, with the one before it."""
@@ -148,14 +151,16 @@ class Run:
 
     def away_between(self, first: Line, second: Line) -> list[Happened]:
         """The faults that could end the lease of the first start. It may be as old as a lease by then."""
-        since = first.at - LEASE_SECONDS
+        since = first.at - self.lease_seconds
         return [fault for fault in self.faults if fault.began_at <= second.at and fault.ended_at >= since]
 
 
-def run(folder: Path, server: RedisServer, proxy: FaultProxy, faults: Sequence[Fault], *, seed: int) -> Run:
+def run(
+    folder: Path, server: RedisServer, proxy: FaultProxy, faults: Sequence[Fault], *, seed: int, lease_seconds: float
+) -> Run:
     """Two workers and a sender behind the proxy; the faults one after the other, and then peace until all is done."""
     chance = random.Random(seed)
-    fleet = Fleet(folder, broker=proxy.url, aside=server.url, lease_seconds=LEASE_SECONDS, stop_timeout_seconds=10)
+    fleet = Fleet(folder, broker=proxy.url, aside=server.url, lease_seconds=lease_seconds, stop_timeout_seconds=10)
     sender: Sender | None = None
     try:
         workers = [fleet.start().ready() for _ in range(2)]
@@ -172,7 +177,8 @@ def run(folder: Path, server: RedisServer, proxy: FaultProxy, faults: Sequence[F
         for worker in workers:
             worker.signal(signal.SIGTERM)
             assert worker.end(within=30) == 0, worker.log.read_text()[-3000:]
-        return Run(accepted=accepted, lines=fleet.lines(), faults=happened)
+            assert not worker.events("message.vanished")
+        return Run(accepted=accepted, lines=fleet.lines(), faults=happened, lease_seconds=lease_seconds)
     finally:
         if sender is not None:
             proxy.heal()
@@ -208,7 +214,7 @@ def test_short_faults_lose_nothing_and_nothing_is_begun_twice(
 ) -> None:
     server = start_redis(version)
     faults = drawn(SHORT, count, seed=seed)
-    found = run(tmp_path, server, proxies(server), faults, seed=seed)
+    found = run(tmp_path, server, proxies(server), faults, seed=seed, lease_seconds=LEASE_SECONDS)
     check(found)
     assert found.begun_again() == []
     print(f"{len(found.accepted)} messages, {len(faults)} faults")  # noqa: T201 # shown with -s
@@ -224,7 +230,7 @@ def test_faults_longer_than_a_lease_lose_nothing_and_only_what_was_held_then_is_
 ) -> None:
     server = start_redis()
     faults = [*drawn(LONG, count, seed=seed), *SHORT[:2]]
-    found = run(tmp_path, server, proxies(server), faults, seed=seed)
+    found = run(tmp_path, server, proxies(server), faults, seed=seed, lease_seconds=SHORT_LEASE_SECONDS)
     check(found)
     again = found.begun_again()
     assert [pair for pair in again if not found.away_between(*pair)] == []
