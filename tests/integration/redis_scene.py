@@ -1,0 +1,63 @@
+"""Redis as a bare client sees it, and brokers beside: what the tests of its traps have in common."""
+
+from typing import Any
+
+from tests.services.redis_server import RedisServer
+
+from penstock.brokers.redis_streams import RedisStreamsBroker
+from penstock.brokers.redis_streams.keys import Keys
+from penstock.events import Event
+from penstock.messaging.delivery import Delivery
+from penstock.messaging.message import Outgoing
+
+LEASE = 60.0
+NOW = 0.0  # a lease that is over as soon as somebody looks
+STREAM = Keys("penstock").stream("q")
+GROUP = "penstock"
+
+
+class Scene:
+    """A server with a naive stream `s` that has the group `g`, and workers' brokers that sweep whenever they look."""
+
+    def __init__(self, server: RedisServer) -> None:
+        self.server = server
+        self.raw: Any = server.client
+        self.told: list[Event] = []
+        self._open: list[RedisStreamsBroker] = []
+
+    def broker(self, holder: str = "w1", **options: Any) -> RedisStreamsBroker:
+        options = {"sweep_seconds": 0.0, "tell": self.told.append, **options}
+        self._open.append(RedisStreamsBroker(self.server.url, holder=holder, **options))
+        return self._open[-1]
+
+    def naive(self, *bodies: str, group: str = "0") -> list[bytes]:
+        """A stream as one would make it by hand; answers its ids."""
+        self.raw.xgroup_create("s", "g", group, mkstream=True)
+        return [self.raw.xadd("s", {"body": body}) for body in bodies]
+
+    def read(self, consumer: str, count: int = 10, *streams: str, since: str = ">") -> list[bytes]:
+        answer = self.raw.xreadgroup("g", consumer, dict.fromkeys(streams or ["s"], since), count=count)
+        return [id for _, entries in answer for id, _ in entries]
+
+    def pending(self) -> int:
+        return int(self.raw.xpending("s", "g")["pending"])
+
+    def close(self) -> None:
+        for broker in self._open:
+            broker.close()
+
+
+def outgoing(*bodies: object) -> list[Outgoing]:
+    return [Outgoing(body=str(body).encode()) for body in bodies]
+
+
+def take(broker: RedisStreamsBroker, count: int = 10, *, lease: float = LEASE) -> list[Delivery]:
+    return list(broker.receive("q", messages_max=count, lease_seconds=lease))
+
+
+def bodies(deliveries: list[Delivery]) -> list[str]:
+    return [delivery.message.body.decode() for delivery in deliveries]
+
+
+def entry(delivery: Delivery) -> str:
+    return delivery.receipt.partition("-")[2]

@@ -1,0 +1,219 @@
+"""More traps of Redis Streams: answers that are lost, counts that grow, groups and entries that are gone."""
+
+from collections.abc import Iterator
+from contextlib import closing
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+import redis
+from redis.backoff import NoBackoff
+from redis.exceptions import ResponseError
+from redis.retry import Retry
+from tests.integration.redis_scene import GROUP, LEASE, NOW, STREAM, Scene, bodies, entry, outgoing, take
+from tests.services.fault_proxy import FaultProxy
+from tests.services.redis_server import RedisServer
+
+from penstock.brokers.redis_streams import RedisStreamsBroker
+from penstock.brokers.redis_streams.server import Server
+from penstock.errors import TemporaryError
+from penstock.events import MessagesVanished
+from penstock.messaging.delivery import AttemptEnd
+from penstock.messaging.message import Outgoing
+from penstock.messaging.settlement import Ack, DeadLetter, Release
+
+
+@pytest.fixture
+def scene(redis_server: RedisServer) -> Iterator[Scene]:
+    made = Scene(redis_server)
+    yield made
+    made.close()
+
+
+# --- the client's own retries send twice
+
+
+@pytest.fixture
+def proxy(redis_server: RedisServer) -> Iterator[FaultProxy]:
+    made = FaultProxy(str(redis_server.socket))
+    yield made
+    made.close()
+
+
+def bare_client(url: str) -> "redis.Redis":
+    """As one gets it, by host and port."""
+    parts = urlsplit(url)
+    return redis.Redis(host=parts.hostname or "", port=parts.port or 0, protocol=2)
+
+
+def test_a_client_that_tries_again_by_itself_sends_twice(scene: Scene, proxy: FaultProxy) -> None:
+    with closing(bare_client(proxy.url)) as client:
+        client.ping()
+        trap = proxy.swallow(b"XADD")
+        client.xadd("s", {"body": "once"})
+        trap.wait()
+    assert scene.raw.xlen("s") == 2
+
+
+def test_a_send_whose_answer_is_lost_fails_and_is_there_once_at_most(scene: Scene, proxy: FaultProxy) -> None:
+    with closing(RedisStreamsBroker(proxy.url, holder="w1")) as broker:
+        broker.send("q", outgoing("before"))
+        trap = proxy.swallow(b"only once")
+        with pytest.raises(TemporaryError):
+            broker.send("q", outgoing("only once"))
+        trap.wait()
+        assert bodies(take(broker)) == ["before", "only once"]
+
+
+def test_a_read_whose_answer_is_lost_is_not_repeated_by_the_client(scene: Scene, proxy: FaultProxy) -> None:
+    with closing(RedisStreamsBroker(proxy.url, holder="w1", sweep_seconds=3600.0)) as broker:
+        broker.send("q", outgoing(*range(4)))
+        take(broker, 1)
+        trap = proxy.swallow(b"EVALSHA")
+        with pytest.raises(TemporaryError):
+            take(broker, 1)
+        trap.wait()
+        assert scene.raw.xlen(STREAM) == 2  # the first, and the one of the answer that was lost
+        (again,) = take(broker, 1)  # which goes back at once
+        assert (again.message.body, again.attempt) == (b"1", 1)
+        assert again.previous is not None
+        assert again.previous.end is AttemptEnd.GIVEN_BACK
+
+
+def retries(client: Any) -> int:
+    found: Retry = client.connection_pool.make_connection().retry
+    return found._retries
+
+
+def test_no_client_tries_again_by_itself(redis_server: RedisServer) -> None:
+    assert retries(bare_client("redis://127.0.0.1:1")) > 0
+    server = Server(redis_server.url)
+    with closing(server), closing(server.blocking()) as blocking:
+        assert retries(server._client) == retries(blocking) == 0
+        assert server._client.get_retry()._retries == 0
+        assert isinstance(server._client.get_retry()._backoff, NoBackoff)
+
+
+# --- delivery counts
+
+
+def test_the_servers_own_count_grows_by_looking(scene: Scene) -> None:
+    scene.naive("m")
+    scene.read("w")
+    counts = []
+    for _ in range(2):
+        scene.read("w", since="0")  # its own history
+        counts += [scene.raw.xpending_range("s", "g", "-", "+", 9)[0]["times_delivered"]]
+        scene.raw.xautoclaim("s", "g", "w", 0)
+        counts += [scene.raw.xpending_range("s", "g", "-", "+", 9)[0]["times_delivered"]]
+    assert counts == [2, 3, 4, 5]
+
+
+def test_heartbeats_and_sweeps_are_no_attempts(scene: Scene) -> None:
+    broker, other = scene.broker("w1"), scene.broker("w2")
+    broker.send("q", outgoing("m"))
+    (delivery,) = take(broker)
+    for _ in range(5):
+        assert broker.extend([delivery], lease_seconds=LEASE) == []
+        assert take(other) == []  # sweeps
+    assert not broker.settle([(delivery, Release())])
+    (second,) = take(broker, lease=NOW)
+    (third,) = take(other)
+    assert not other.settle([(third, Release(refund=True))])
+    (fourth,) = take(broker)
+    assert [each.attempt for each in (delivery, second, third, fourth)] == [1, 2, 3, 3]
+
+
+# --- the group, the stream, or an entry is gone
+
+
+def test_a_group_made_at_the_end_by_hand_passes_over_what_is_there(scene: Scene) -> None:
+    scene.raw.xadd("s", {"body": "first"})
+    scene.raw.xgroup_create("s", "g", "$")
+    assert scene.read("w") == []
+    scene.raw.xgroup_destroy("s", "g")
+    with pytest.raises(ResponseError, match="NOGROUP"):
+        scene.read("w")
+
+
+@pytest.mark.parametrize("harm", ["flushall", "destroy", "delete"])
+def test_workers_go_on_when_somebody_takes_the_queue_away(scene: Scene, harm: str) -> None:
+    broker = scene.broker()
+    broker.send("q", [Outgoing(body=b"held", group="g", attributes={"a": "b"}), *outgoing("waits")])
+    (held,) = take(broker, 1)
+    if harm == "flushall":
+        scene.server.clean()
+    elif harm == "destroy":
+        scene.raw.xgroup_destroy(STREAM, GROUP)
+    else:
+        scene.raw.delete(STREAM)
+    assert broker.extend([held], lease_seconds=LEASE) == [held]
+    (failure,) = broker.settle([(held, Ack())])
+    assert failure.lost
+    broker.send("q", outgoing("next"))
+    got = take(broker)
+    expected = {"flushall": ["next"], "destroy": ["held", "waits", "next"], "delete": ["waits", "next"]}[harm]
+    assert sorted(bodies(got)) == sorted(expected)
+    if harm == "destroy":  # it is the message that it was
+        (back,) = [each for each in got if each.message.body == b"held"]
+        assert (back.message, back.attempt) == (held.message, 2)
+    assert not broker.settle([(each, Ack()) for each in got])
+    assert scene.raw.xlen(STREAM) == 0
+
+
+def test_entries_deleted_by_hand_come_back_as_a_list_that_is_easy_to_miss(scene: Scene) -> None:
+    (id,) = scene.naive("gone")
+    scene.read("w")
+    scene.raw.xdel("s", id)
+    claimed = scene.raw.xautoclaim("s", "g", "heir", 0)
+    if scene.server.version == "6.2":
+        assert claimed[1] == [(None, None)]  # and it stays pending for ever
+    else:
+        assert claimed[1:] == [[], [id]]
+        assert scene.pending() == 0
+
+
+def test_an_entry_that_somebody_deleted_is_told_by_the_sweep(scene: Scene) -> None:
+    dead, heir = scene.broker("dead"), scene.broker("heir")
+    dead.send("q", outgoing("gone", "kept"))
+    gone, kept = take(dead, lease=NOW)
+    scene.raw.xdel(STREAM, entry(gone))
+    assert bodies(take(heir)) == ["kept"]
+    assert scene.told == [MessagesVanished(queue="q", entries=(entry(gone),))]
+    assert heir.stats("q").in_flight == 1
+    assert kept.message.body == b"kept"
+
+
+@pytest.mark.parametrize("settlement", [Release(), DeadLetter(reason="x")], ids=["release", "dead letter"])
+def test_a_settlement_says_when_somebody_deleted_the_entry(scene: Scene, settlement: Release | DeadLetter) -> None:
+    broker = scene.broker()
+    broker.send("q", outgoing("gone"))
+    (gone,) = take(broker)
+    scene.raw.xdel(STREAM, entry(gone))
+    (failure,) = broker.settle([(gone, settlement)])
+    assert failure.lost
+    assert "somebody deleted its entry" in failure.reason
+    stats = broker.stats("q")
+    assert (stats.visible, stats.in_flight) == (0, 0)
+
+
+def test_a_heartbeat_never_hides_that_somebody_deleted_an_entry(scene: Scene) -> None:
+    broker = scene.broker()
+    broker.send("q", outgoing("gone", "kept"))
+    gone, kept = take(broker, lease=NOW)
+    scene.raw.xdel(STREAM, entry(gone))
+    broker.extend([gone, kept], lease_seconds=NOW)
+    take(broker)
+    assert [told for told in scene.told if isinstance(told, MessagesVanished)] == [
+        MessagesVanished(queue="q", entries=(entry(gone),))
+    ]
+
+
+def test_a_purge_within_a_millisecond_makes_no_receipt_fit_again(scene: Scene) -> None:
+    broker = scene.broker()
+    receipts: set[str] = set()
+    for _ in range(200):
+        broker.send("q", outgoing("m"))
+        receipts |= {entry(each) for each in take(broker)}
+        assert broker.purge("q") == 1
+    assert len(receipts) == 200
