@@ -17,7 +17,7 @@ from penstock.brokers.sqlite import SqliteBroker
 from penstock.messaging.broker import Broker, Capabilities
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "brokers.md"
-BEGIN, END = "<!-- made by scripts/broker_table.py -->\n", "<!-- end -->"
+BEGIN, END = "[//]: # (made by scripts/broker_table.py)\n\n", "\n[//]: # (end)\n"
 ROWS = {
     "delay_seconds_max": "the longest delay of a message",
     "lease_seconds_max": "the longest lease of one call; extending has no end",
