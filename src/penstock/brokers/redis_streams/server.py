@@ -19,6 +19,7 @@ from redis.exceptions import (
     NoPermissionError,
     NoScriptError,
     ReadOnlyError,
+    RedisClusterException,
     RedisError,
     ResponseError,
 )
@@ -113,7 +114,7 @@ class Server:
             yield
         except PenstockError:
             raise
-        except (RedisError, OSError) as error:
+        except (RedisError, RedisClusterException, OSError) as error:
             raise self._meant(error) from error
 
     def _made(self, url: str) -> "tuple[Any, bool]":
