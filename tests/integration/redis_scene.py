@@ -7,8 +7,11 @@ from tests.services.redis_server import RedisServer
 from penstock.brokers.redis_streams import RedisStreamsBroker
 from penstock.brokers.redis_streams.keys import Keys
 from penstock.events import Event
+from penstock.messaging.broker import Ask
+from penstock.messaging.death import death_of
 from penstock.messaging.delivery import Delivery
 from penstock.messaging.message import Outgoing
+from penstock.messaging.settlement import Ack, DeadLetter, Release, Settlement
 
 LEASE = 60.0
 NOW = 0.0  # a lease that is over as soon as somebody looks
@@ -61,3 +64,28 @@ def bodies(deliveries: list[Delivery]) -> list[str]:
 
 def entry(delivery: Delivery) -> str:
     return delivery.receipt.partition("-")[2]
+
+
+def cycle(broker: RedisStreamsBroker, queue: str = "q") -> None:
+    """One message of each fate, dead letters looked at; the queue is empty before and behind it."""
+    broker.send(queue, outgoing("ack", "release", "die", "delay"))
+    turn = broker.turn((), [Ask(queue=queue, messages_max=9)], lease_seconds=LEASE)
+    acked, released, dead, delayed = turn.deliveries
+    assert broker.extend(turn.deliveries, lease_seconds=LEASE) == []
+    fates: list[tuple[Delivery, Settlement]] = [
+        (acked, Ack()),
+        (released, Release()),
+        (dead, DeadLetter(reason="x")),
+        (delayed, Release(delay_seconds=60)),
+    ]
+    turn = broker.turn(fates, [Ask(queue=queue, messages_max=9)], lease_seconds=LEASE)
+    assert (turn.failures, turn.settle_error, turn.receive_error) == ([], None, None)
+    assert bodies(list(turn.deliveries)) == ["release"]
+    assert broker.stats(queue).delayed == 1
+    (letter,) = broker.browse(f"{queue}-dlq", messages_max=9)
+    death = death_of(letter.attributes)
+    assert death is not None
+    assert death.reason == "x"
+    assert broker.release_holder("w1") == 1
+    assert broker.purge(queue) == 2
+    assert broker.purge(f"{queue}-dlq") == 1

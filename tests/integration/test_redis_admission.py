@@ -1,0 +1,143 @@
+"""Being let in, or not: keys of others, passwords, rights, TLS, a cluster."""
+
+from collections.abc import Callable, Iterator
+from contextlib import closing
+
+import pytest
+from tests.integration.redis_scene import LEASE, STREAM, bodies, cycle, outgoing, take
+from tests.services.certificate import Certificate
+from tests.services.redis_server import VERSIONS, RedisServer
+
+from penstock.brokers.redis_streams import RedisStreamsBroker
+from penstock.brokers.redis_streams.facts import try_everything
+from penstock.errors import ConfigurationError, TemporaryError
+from penstock.messaging.broker import Ask, QueueSettings
+from penstock.messaging.message import Outgoing
+from penstock.messaging.settlement import DeadLetter
+
+StartRedis = Callable[..., RedisServer]
+both_versions = pytest.mark.parametrize("version", VERSIONS)
+RIGHTS = """
++multi +exec +evalsha +script|load +info +time
++del +exists +unlink +get +set
++hdel +hexists +hget +hincrby +hmget +hset +hsetnx
++blpop +lindex +llen +lpop +lpush +lrange +lrem +rpush
++sadd +smembers
++zadd +zcard +zrange +zrangebyscore +zremrangebyrank
++xack +xadd +xclaim +xdel +xgroup|create +xgroup|delconsumer +xinfo|consumers +xlen +xpending +xrange +xreadgroup
+"""
+USER = "user default off\nuser shop on >secret resetkeys ~penstock:* resetchannels -@all " + " ".join(RIGHTS.split())
+
+
+@pytest.fixture
+def broker(redis_server: RedisServer) -> Iterator[RedisStreamsBroker]:
+    with closing(RedisStreamsBroker(redis_server.url, holder="w1", sweep_seconds=0.0)) as made:
+        yield made
+
+
+# --- it does not let us
+
+
+def test_a_key_of_somebody_else_is_a_matter_of_configuration(
+    redis_server: RedisServer, broker: RedisStreamsBroker
+) -> None:
+    redis_server.client.set(STREAM, "somebody else's")
+    broker.send("q", outgoing("m"))
+    for attempt in (lambda: take(broker), lambda: broker.stats("q")):
+        with pytest.raises(ConfigurationError, match="another prefix or another database"):
+            attempt()
+    assert redis_server.client.get(STREAM) == b"somebody else's"
+
+
+@both_versions
+def test_a_wrong_password_is_an_error_at_first_and_passing_later(start_redis: StartRedis, version: str) -> None:
+    server = start_redis(version, users=USER)
+    for user in ("shop:wrong", "nobody:secret"):
+        with pytest.raises(ConfigurationError, match="check the user, the password"):
+            RedisStreamsBroker(f"unix://{user}@{server.socket}", holder="w1").queue_names()
+    with closing(RedisStreamsBroker(f"unix://shop:secret@{server.socket}", holder="w1")) as broker:
+        broker.send("q", outgoing("m"))
+        server.cli("ACL SETUSER", "shop", "resetpass", ">other")
+        server.cli("CLIENT KILL", "USER", "shop")
+        with pytest.raises(TemporaryError):  # the connection is gone, or the new one is refused
+            take(broker)
+        with pytest.raises(TemporaryError, match="refuses us"):
+            take(broker)
+        server.cli("ACL SETUSER", "shop", ">secret")
+        assert bodies(take(broker)) == ["m"]
+
+
+@both_versions
+def test_a_user_with_exactly_the_rights_that_are_documented_can_do_everything(
+    start_redis: StartRedis, version: str
+) -> None:
+    server = start_redis(version, users=USER)
+    url = f"unix://shop:secret@{server.socket}"
+    try_everything(url, prefix="penstock")
+    with closing(RedisStreamsBroker(url, holder="w1", sweep_seconds=0.0)) as broker:
+        cycle(broker)
+        broker.send("q", outgoing(*range(2_001)))
+        assert len(take(broker, 1000)) == 1000
+    for right in ("xpending", "xinfo", "xreadgroup", "xclaim", "xrange", "hincrby", "evalsha"):
+        server.cli("ACL SETUSER", "shop", f"-{right}")
+        with pytest.raises((TemporaryError, ConfigurationError), match=r"(?i)can't run|no permission|refuses"):
+            try_everything(url, prefix="penstock")
+        server.cli("ACL SETUSER", "shop", *[given for given in RIGHTS.split() if given[1:].startswith(right)])
+    try_everything(url, prefix="penstock")
+
+
+@pytest.mark.parametrize("trusted", [True, False])
+def test_tls(start_redis: StartRedis, certificate: Certificate, trusted: bool) -> None:
+    server = start_redis(certificate=certificate)
+    url = server.tcp_url if trusted else server.tcp_url.partition("?")[0]
+    with closing(RedisStreamsBroker(url, holder="w1", sweep_seconds=0.0)) as broker:
+        if trusted:
+            cycle(broker)
+        else:
+            with pytest.raises(TemporaryError, match=r"(?i)certificate"):
+                broker.queue_names()
+
+
+# --- it is a cluster
+
+
+@both_versions
+def test_a_cluster(start_redis: StartRedis, version: str) -> None:
+    server = start_redis(version, cluster=True)
+    with closing(RedisStreamsBroker(server.cluster_url, holder="w1", sweep_seconds=0.0)) as broker:
+        cycle(broker)
+        broker.send("b", [Outgoing(body=b"%d" % n, group=str(n % 3)) for n in range(5_000)])
+        assert broker.stats("b").visible == 5_000
+        asks = [Ask(queue=queue, messages_max=7) for queue in ("a", "b", "c")]
+        turn = broker.turn((), asks, lease_seconds=LEASE)
+        assert [each.message.body for each in turn.deliveries] == [b"%d" % n for n in range(7)]
+        broker.send("c", outgoing("of c"))
+        fates = [(each, DeadLetter(reason="x")) for each in turn.deliveries]
+        turn = broker.turn(fates, [asks[0], asks[2]], lease_seconds=LEASE)
+        assert (turn.failures, turn.settle_error, turn.receive_error) == ([], None, None)
+        assert bodies(list(turn.deliveries)) == ["of c"]
+        assert broker.stats("b-dlq").visible == 7
+        assert set(broker.queue_names()) >= {"b", "b-dlq", "c"}
+        assert broker.receive("a", messages_max=1, lease_seconds=LEASE, wait_seconds=0.05) == ()
+        refused = QueueSettings(name="b", dead_letter_queue="elsewhere")
+        with pytest.raises(ConfigurationError, match="another slot"):
+            RedisStreamsBroker(server.cluster_url, holder="w1", queues=[refused])
+        fine = QueueSettings(name="b", dead_letter_queue="b-dlq", receives_max=1)
+        RedisStreamsBroker(server.cluster_url, holder="w1", queues=[fine]).close()
+
+
+def test_a_cluster_that_cannot_be_reached_is_away() -> None:
+    with pytest.raises(TemporaryError):
+        RedisStreamsBroker("redis+cluster://127.0.0.1:1", holder="w1")
+
+
+def test_the_clusters_client_tries_nothing_again(start_redis: StartRedis) -> None:
+    server = start_redis(cluster=True)
+    with closing(RedisStreamsBroker(server.cluster_url, holder="w1")) as broker:
+        cycle(broker)
+        client = broker._server._client
+        assert client.retry._retries == 0
+        assert [node.redis_connection.get_retry()._retries for node in client.get_nodes()] == [0]
+        server.kill()
+        with pytest.raises(TemporaryError):
+            broker.send("q", outgoing("lost"))

@@ -1,0 +1,187 @@
+"""Servers in every state that a broker meets: read-only, forgetful, loading, unable to save, full."""
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import closing, suppress
+from typing import Any
+
+import pytest
+from tests.integration.fleet import wait_for
+from tests.integration.redis_scene import LEASE, NOW, bodies, cycle, outgoing, take
+from tests.services.redis_server import VERSIONS, RedisServer
+
+from penstock.brokers.redis_streams import RedisStreamsBroker
+from penstock.errors import TemporaryError
+from penstock.messaging.broker import Ask
+from penstock.messaging.message import Outgoing
+from penstock.messaging.settlement import Ack, DeadLetter, Release
+
+StartRedis = Callable[..., RedisServer]
+both_versions = pytest.mark.parametrize("version", VERSIONS)
+
+
+@pytest.fixture
+def broker(redis_server: RedisServer) -> Iterator[RedisStreamsBroker]:
+    with closing(RedisStreamsBroker(redis_server.url, holder="w1", sweep_seconds=0.0)) as made:
+        yield made
+
+
+# --- it changes under us
+
+
+def connections(server: RedisServer) -> set[str]:
+    return {client["id"] for client in server.client.client_list()}
+
+
+def test_a_primary_that_becomes_a_replica_is_left_and_found_again(
+    redis_server: RedisServer, broker: RedisStreamsBroker
+) -> None:
+    cycle(broker)
+    broker.send("q", outgoing("before"))
+    (before,) = take(broker)
+    try:
+        redis_server.cli("REPLICAOF", "127.0.0.1", "1")
+        attempts: list[Callable[[], Any]] = [
+            lambda: broker.send("q", outgoing("refused")),
+            lambda: take(broker),
+            lambda: broker.settle([(before, Ack())]),
+            lambda: broker.extend([before], lease_seconds=LEASE),
+            lambda: broker.pause("q"),
+        ]
+        for attempt in attempts:
+            known = connections(redis_server)
+            with pytest.raises(TemporaryError, match="read only replica"):
+                attempt()
+            wait_for(lambda known=known: known - connections(redis_server), "it is left", within=10)  # type: ignore[misc]
+            with suppress(TemporaryError):
+                broker.paused("q")  # a new one, before the next attempt
+    finally:
+        redis_server.cli("REPLICAOF", "NO", "ONE")
+    assert not broker.settle([(before, Ack())])
+    cycle(broker)
+
+
+@pytest.mark.parametrize("forget", ["flush", "restart"])
+@both_versions
+def test_a_server_that_forgot_its_scripts_gets_them_again(start_redis: StartRedis, version: str, forget: str) -> None:
+    server = start_redis(version, persistence=True)
+    with closing(RedisStreamsBroker(server.url, holder="w1", sweep_seconds=0.0)) as broker:
+        broker.send("q", outgoing("before", "wait"))
+        (before, _) = take(broker)
+
+        def forgets() -> None:
+            if forget == "flush":
+                server.cli("SCRIPT FLUSH")
+            else:
+                server.stop()
+                server.start()
+                with suppress(TemporaryError):  # the connections of before
+                    broker.queue_names()
+
+        forgets()
+        broker.send("q", outgoing(*range(2_001)))  # three scripts in one transaction
+        forgets()
+        turn = broker.turn([(before, Ack())], [Ask(queue="q", messages_max=1)], lease_seconds=LEASE)
+        assert (turn.failures, turn.settle_error, turn.receive_error) == ([], None, None)
+        assert bodies(list(turn.deliveries)) == ["0"]
+        forgets()
+        assert broker.extend(turn.deliveries, lease_seconds=LEASE) == []
+        assert broker.stats("q").in_flight == 2
+        assert broker.stats("q").visible == 2_000
+
+
+@both_versions
+def test_a_server_that_loads_is_away_for_a_while(start_redis: StartRedis, version: str) -> None:
+    server = start_redis(version, persistence=True, configuration=("--key-load-delay", "200"))  # microseconds
+    with closing(RedisStreamsBroker(server.url, holder="w1", sweep_seconds=0.0)) as broker:
+        broker.send("q", outgoing("kept"))
+        server.client.eval("for n = 1, 5000 do redis.call('SET', n, n) end", 0)
+        server.stop()
+        starting = threading.Thread(target=server.start)
+        starting.start()
+        said: list[str] = []
+
+        def looked() -> bool:
+            try:
+                broker.stats("q")
+            except TemporaryError as error:
+                said.append(str(error).lower())
+                return "loading" in said[-1]
+            return True
+
+        wait_for(looked, "it is there")
+        starting.join(60)
+        assert "loading" in said[-1]
+        assert bodies(take(broker)) == ["kept"]
+
+
+@both_versions
+def test_a_server_that_cannot_save_is_away_for_a_while(start_redis: StartRedis, version: str) -> None:
+    server = start_redis(version)
+    in_the_way = server.folder / "dump.rdb" / "something"
+    with closing(RedisStreamsBroker(server.url, holder="w1", sweep_seconds=0.0)) as broker:
+        cycle(broker)
+        in_the_way.mkdir(parents=True)
+        server.cli("CONFIG SET", "save", "3600 1")
+        server.cli("BGSAVE")
+        wait_for(lambda: server.client.info("persistence")["rdb_last_bgsave_status"] == "err", "the save fails")
+        for attempt in (lambda: broker.send("q", outgoing("x")), lambda: take(broker)):
+            with pytest.raises(TemporaryError, match="RDB snapshots"):
+                attempt()
+        in_the_way.rmdir()
+        in_the_way.parent.rmdir()
+        server.cli("BGSAVE")
+        wait_for(lambda: server.client.info("persistence")["rdb_last_bgsave_status"] == "ok", "it saves again")
+        cycle(broker)
+
+
+# --- it is full
+
+
+@both_versions
+def test_a_full_server_takes_nothing_and_is_emptied(start_redis: StartRedis, version: str) -> None:
+    server = start_redis(version, configuration=("--maxmemory", "12mb", "--maxmemory-policy", "noeviction"))
+    with closing(RedisStreamsBroker(server.url, holder="w1", sweep_seconds=0.0)) as broker:
+        broker.send("few", outgoing(*range(3)))
+        sent = fill(broker, [Outgoing(body=b"x" * 2_000, group=str(n % 7)) for n in range(100)])
+        assert sent > 500
+        many = [Outgoing(body=b"y" * 100, deduplication_id=str(n)) for n in range(2_500)]  # three scripts
+        with pytest.raises(TemporaryError, match="maxmemory"):
+            broker.send("few", many)
+        assert broker.stats("few").visible == 3
+        assert server.cli("KEYS", "*:once:*") == []
+        empty(broker, expected=sent)
+        assert len(broker.send("few", many)) == 2_500  # none of them counts as sent before
+        assert broker.stats("few").visible == 2_503
+
+
+def fill(broker: RedisStreamsBroker, messages: list[Outgoing]) -> int:
+    sent = 0
+    with suppress(TemporaryError):
+        while True:  # ends: the server's memory does
+            sent += len(broker.send("q", messages))
+    with pytest.raises(TemporaryError, match="maxmemory"):
+        broker.send("q", messages)
+    return sent
+
+
+def empty(broker: RedisStreamsBroker, *, expected: int) -> None:
+    """Each page suffers all that can happen to it; nothing of that is refused."""
+    assert len(take(broker, 50, lease=NOW)) == 50
+    page = take(broker, 50)  # sweeps first
+    assert sum(each.attempt == 2 for each in page) > 25
+    assert not broker.settle([(each, Release()) for each in page[:25]])
+    assert not broker.settle([(each, Release(delay_seconds=0.001)) for each in page[25:]])
+    done = 0
+    while deliveries := take(broker, 50):
+        assert broker.extend(deliveries, lease_seconds=LEASE) == []
+        dead, *others = deliveries
+        assert not broker.settle([(dead, DeadLetter(reason="full")), *((each, Ack()) for each in others)])
+        done += len(deliveries)
+    wait_for(lambda: not broker.stats("q").delayed, "the delays end")
+    rest = take(broker, 50)
+    assert not broker.settle([(each, Ack()) for each in rest])
+    assert done + len(rest) == expected
+    assert broker.purge("q-dlq") > 5
+    assert broker.purge("few") == 3
+    broker.send("few", outgoing(*range(3)))
