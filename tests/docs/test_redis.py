@@ -72,6 +72,14 @@ def test_the_user_can_work(start_redis: StartRedis, version: str) -> None:
         assert broker.queue_names() == ["q", "q-dlq"]
 
 
+def test_the_user_can_work_in_a_cluster(start_redis: StartRedis) -> None:
+    more = next(line for line in section("Rights").split("`") if line.startswith("+cluster"))
+    server = start_redis(cluster=True, users=f"user default off\n{user()} {more}")
+    found = everything(Settings(broker=server.cluster_url.replace("//", "//shop:PASSWORD@")))
+    assert "a cluster" in found["redis"]
+    assert found["redis rights"].startswith(Verdict.OK), found
+
+
 @pytest.mark.parametrize("command", ["xadd", "xclaim", "smembers", "evalsha"])
 @pytest.mark.parametrize("version", VERSIONS)
 def test_a_missing_right_is_named(start_redis: StartRedis, version: str, command: str) -> None:

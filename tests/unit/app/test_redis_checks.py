@@ -1,0 +1,86 @@
+"""What doctor makes of what a Redis server says of itself."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from penstock.app.findings import Verdict
+from penstock.app.redis_checks import clocks, durability, memory, server
+from penstock.brokers.redis_streams.facts import ServerFacts
+
+MIB = 1024**2
+WELL = ServerFacts(
+    version="7.2.4",
+    is_primary=True,
+    is_cluster=False,
+    memory_bytes=10 * MIB,
+    memory_bytes_max=100 * MIB,
+    eviction="noeviction",
+    appends=True,
+    syncs="everysec",
+    snapshots="",
+    replicas=0,
+    replicas_min=0,
+    clock_ahead_seconds=0.001,
+    round_trip_seconds=0.0004,
+)
+OK, WARNING, FAILED = Verdict.OK, Verdict.WARNING, Verdict.FAILED
+
+
+@pytest.mark.parametrize(
+    ("changed", "verdict", "words"),
+    [
+        ({}, OK, "Redis 7.2.4; a round trip takes 0.4 ms"),
+        ({"round_trip_seconds": 0.2}, WARNING, "200.0 ms"),
+        ({"is_primary": False}, FAILED, "it is a replica, which takes no writes"),
+        ({"is_cluster": True}, OK, "a cluster (of which one node was asked)"),
+        ({"version": None, "is_primary": None}, OK, "of a version that this user may not see"),
+    ],
+)
+def test_the_server(changed: dict[str, Any], verdict: Verdict, words: str) -> None:
+    found = server(replace(WELL, **changed))
+    assert (found[0], words in found[1]) == (verdict, True), found
+
+
+@pytest.mark.parametrize(
+    ("changed", "verdict", "words"),
+    [
+        ({}, OK, "10 MiB used of 100 MiB, maxmemory-policy noeviction: when it is full, sends are refused"),
+        ({"eviction": "allkeys-lru"}, FAILED, "messages are deleted"),
+        ({"eviction": "volatile-ttl"}, WARNING, "deduplication ids are forgotten"),
+        ({"eviction": "allkeys-lru", "memory_bytes_max": 0}, OK, "no limit"),
+        ({"eviction": None}, WARNING, "may not see"),
+    ],
+)
+def test_its_memory(changed: dict[str, Any], verdict: Verdict, words: str) -> None:
+    found = memory(replace(WELL, **changed))
+    assert (found[0], words in found[1]) == (verdict, True), found
+
+
+@pytest.mark.parametrize(
+    ("changed", "verdict", "words"),
+    [
+        ({}, OK, "a crash loses up to two seconds"),
+        ({"syncs": "always"}, OK, "a crash loses nothing that was answered"),
+        ({"syncs": "no"}, WARNING, "a power cut loses up to half a minute"),
+        ({"syncs": None, "snapshots": None}, OK, "or nothing if appendfsync is always"),
+        ({"appends": False}, WARNING, "a restart loses every message"),
+        ({"appends": False, "snapshots": "3600 1"}, WARNING, "snapshots alone (save 3600 1)"),
+        ({"appends": False, "snapshots": None}, WARNING, "snapshots alone: "),
+        ({"appends": None}, WARNING, "may not see"),
+        ({"replicas": 2, "replicas_min": 1}, OK, "2 replicas, min-replicas-to-write 1: a failover loses"),
+    ],
+)
+def test_what_it_keeps(changed: dict[str, Any], verdict: Verdict, words: str) -> None:
+    found = durability(replace(WELL, **changed))
+    assert (found[0], words in found[1]) == (verdict, True), found
+
+
+@pytest.mark.parametrize(
+    ("ahead_seconds", "verdict", "words"),
+    [(0.001, OK, "ahead of"), (-3.0, WARNING, "3.000 s behind"), (2.5, WARNING, "2.5")],
+)
+def test_its_clock(ahead_seconds: float, verdict: Verdict, words: str) -> None:
+    found = clocks(replace(WELL, clock_ahead_seconds=ahead_seconds))
+    assert (found[0], words in found[1]) == (verdict, True), found
