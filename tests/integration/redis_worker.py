@@ -1,0 +1,81 @@
+"""A real worker over a broker, whose handler acks everything at once; the test hears what it was handed."""
+
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from penstock.events import Bus, Event
+from penstock.messaging.broker import Broker
+from penstock.messaging.clock import SystemClock
+from penstock.messaging.delivery import Delivery
+from penstock.messaging.handler import Answer, Place
+from penstock.messaging.settlement import Ack
+from penstock.worker.line import Line
+from penstock.worker.settings import WorkerSettings
+from penstock.worker.shutdown import StopSignal
+from penstock.worker.worker import Worker
+
+ACK = Ack()
+END_SECONDS = 30.0
+
+
+class QuickExecution:
+    def __init__(self, deliveries: Sequence[Delivery]) -> None:
+        self._deliveries = deliveries
+
+    async def run(self) -> Mapping[str, Ack]:
+        return {delivery.receipt: ACK for delivery in self._deliveries}
+
+    def extend(self) -> bool:
+        return True
+
+    def drain(self) -> None:
+        pass
+
+    def time_out(self) -> Answer:
+        return {}
+
+    def give_back(self) -> None:
+        pass
+
+    def interrupt(self) -> None:
+        pass
+
+
+class QuickHandler:
+    name = "quick"
+    timeout_seconds = None
+    place = Place.LOOP
+
+    def weigh(self, delivery: Delivery) -> int:
+        return 1
+
+    def begin(self, deliveries: Sequence[Delivery]) -> "QuickExecution":
+        return QuickExecution(deliveries)
+
+    def upkeep(self) -> None:
+        pass
+
+
+@contextmanager
+def working(
+    broker: Broker, weights: Mapping[str, int], tell: Callable[[Event], None], **settings: Any
+) -> Iterator[None]:
+    """A worker that serves these queues until the block ends."""
+    worker = Worker(
+        broker=broker,
+        lines=[Line(queue=queue, handler=QuickHandler(), weight=weight) for queue, weight in weights.items()],
+        settings=WorkerSettings(start_jitter_seconds=0.0, **settings),
+        clock=SystemClock(),
+        bus=Bus(tell),
+    )
+    stop = StopSignal()
+    thread = threading.Thread(target=worker.run, args=(stop,))
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.request()
+        thread.join(END_SECONDS)
+        assert not thread.is_alive(), "the worker does not end"

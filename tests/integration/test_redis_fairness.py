@@ -1,0 +1,138 @@
+"""Shares: of tenants in one queue, of queues in one worker, and of those who send without Penstock."""
+
+import json
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import closing
+
+import pytest
+from tests.integration.fleet import wait_for
+from tests.integration.redis_scene import LEASE, STREAM, bodies, outgoing, take
+from tests.integration.redis_worker import working
+from tests.services.redis_server import RedisServer
+
+from penstock.brokers.redis_streams import RedisStreamsBroker
+from penstock.events import Event, MessagesReceived
+from penstock.messaging.delivery import Delivery
+from penstock.messaging.message import Outgoing
+from penstock.messaging.settlement import Ack, Release
+
+NOISY = 100_000
+
+
+@pytest.fixture
+def broker(redis_server: RedisServer) -> Iterator[RedisStreamsBroker]:
+    with closing(RedisStreamsBroker(redis_server.url, holder="w1", sweep_seconds=3600.0)) as made:
+        yield made
+
+
+def rounds(broker: RedisStreamsBroker, count: int, *, each: int) -> list[Delivery]:
+    taken: list[Delivery] = []
+    for _ in range(count):
+        deliveries = take(broker, each)
+        assert len(deliveries) == each
+        assert not broker.settle([(delivery, Ack()) for delivery in deliveries])
+        taken += deliveries
+    return taken
+
+
+def test_a_noisy_tenant_delays_nobody(broker: RedisStreamsBroker) -> None:
+    noise = [Outgoing(body=b"noise", group="noisy")] * 10_000
+    for _ in range(NOISY // len(noise)):
+        broker.send("q", noise)
+    broker.send("q", [Outgoing(body=b"%d" % n, group="quiet") for n in range(10)])
+    taken = rounds(broker, 2, each=50)
+    at = [place for place, delivery in enumerate(taken) if delivery.message.group == "quiet"]
+    noise_before = [place - number for number, place in enumerate(at)]
+    assert len(at) == 10
+    assert all(before <= number + 1 for number, before in enumerate(noise_before)), noise_before
+    assert broker.stats("q").visible == NOISY + 10 - 100
+
+
+def test_what_comes_back_does_not_starve_the_others(broker: RedisStreamsBroker) -> None:
+    """A tenant whose messages all fail gets no more than its share by it."""
+    broker.send("q", [Outgoing(body=b"bad", group="bad") for _ in range(50)])
+    broker.send("q", [Outgoing(body=b"good", group="good") for _ in range(50)])
+    good = 0
+    for _ in range(10):
+        deliveries = take(broker, 10)
+        mine = [each for each in deliveries if each.message.group == "good"]
+        good += len(mine)
+        broker.settle([(each, Ack() if each in mine else Release()) for each in deliveries])
+    assert good == 50
+
+
+def test_many_tenants_get_one_message_each_in_turn(broker: RedisStreamsBroker) -> None:
+    for n in range(3):
+        broker.send("q", [Outgoing(body=b"%d" % n, group=str(tenant)) for tenant in range(200)])
+    taken = rounds(broker, 12, each=50)
+    assert [each.message.body for each in taken] == [b"0"] * 200 + [b"1"] * 200 + [b"2"] * 200
+    assert Counter(each.message.group for each in taken) == {str(tenant): 3 for tenant in range(200)}
+
+
+def test_queues_get_what_they_weigh(broker: RedisStreamsBroker) -> None:
+    count = 6_000
+    received: list[tuple[str, int]] = []
+
+    def tell(event: Event) -> None:
+        if isinstance(event, MessagesReceived):
+            received.append((event.queue, len(event.message_ids)))
+
+    for queue in ("heavy", "light"):
+        broker.send(queue, outgoing(*range(count)))
+    with working(broker, {"heavy": 3, "light": 1}, tell):
+        wait_for(lambda: sum(number for _, number in received) == 2 * count, "all is done")
+    shares: Counter[str] = Counter()
+    for queue, number in received:
+        shares[queue] += number
+        if shares["heavy"] == count:  # from here on one of them is empty
+            break
+    assert shares.total() >= 4_000
+    assert shares["heavy"] / shares["light"] == pytest.approx(3.0, rel=0.05)
+    for queue in ("heavy", "light"):
+        stats = broker.stats(queue)
+        assert (stats.visible, stats.in_flight) == (0, 0)
+
+
+# --- senders without Penstock
+
+
+def test_foreign_and_ungrouped_messages_take_their_turn(redis_server: RedisServer, broker: RedisStreamsBroker) -> None:
+    broker.send("q", [Outgoing(body=b"ours", group="a") for _ in range(500)])
+    broker.send("q", [Outgoing(body=b"ungrouped")] * 3)
+    for n in range(5):
+        redis_server.client.xadd(STREAM, {"body": f"foreign {n}"})
+        redis_server.client.xadd(STREAM, {"group": "b", "body": f"foreign in b {n}"})
+    first = bodies(rounds(broker, 1, each=24))
+    assert first[:6] == ["ours", "ungrouped", "foreign in b 0", "ours", "ungrouped", "foreign in b 1"]
+    assert Counter(body.rpartition(" ")[0] for body in first)["foreign in b"] == 5
+    assert [body for body in first if body in ("ungrouped", "foreign 0", "foreign 1")] == (
+        ["ungrouped"] * 3 + ["foreign 0", "foreign 1"]
+    )
+
+
+def test_a_foreign_message_keeps_its_id_and_becomes_json(redis_server: RedisServer, broker: RedisStreamsBroker) -> None:
+    redis_server.client.xadd(STREAM, {"order": "7", "state": "paid", "note": 'a "quote"'})
+    assert broker.stats("q").visible == 1
+    assert list(broker.browse("q", messages_max=9)) == []  # nobody took it in yet
+    (first,) = take(broker)
+    assert json.loads(first.message.body) == {"order": "7", "state": "paid", "note": 'a "quote"'}
+    assert (first.attempt, first.message.group) == (1, None)
+    assert not broker.settle([(first, Release())])
+    (second,) = take(broker)
+    assert (second.message, second.attempt) == (first.message, 2)
+    assert broker.extend([second], lease_seconds=LEASE) == []
+
+
+def test_what_others_sent_while_nobody_looked_all_arrives(
+    redis_server: RedisServer, broker: RedisStreamsBroker
+) -> None:
+    count = 3_000  # more than a page of them
+    redis_server.client.eval("for n = 0, ARGV[1] - 1 do redis.call('XADD', KEYS[1], '*', 'n', n) end", 1, STREAM, count)
+    broker.send("q", outgoing("ours"))
+    assert broker.stats("q").visible == count + 1
+    seen: list[str] = []
+    while deliveries := take(broker, 1000):
+        seen += bodies(deliveries)
+        assert not broker.settle([(each, Ack()) for each in deliveries])
+    assert sorted(seen) == sorted(["ours", *(json.dumps({"n": str(n)}, separators=(",", ":")) for n in range(count))])
