@@ -7,7 +7,7 @@ from typing import Any
 
 from redis.exceptions import ResponseError
 
-from penstock.brokers.redis_streams.broker import RedisStreamsBroker
+from penstock.brokers.redis_streams.broker import SEND_MAX, RedisStreamsBroker
 from penstock.brokers.redis_streams.keys import Keys
 from penstock.brokers.redis_streams.server import Server
 from penstock.errors import ConfigurationError, PenstockError, TemporaryError
@@ -18,6 +18,7 @@ from penstock.messaging.message import Outgoing
 from penstock.messaging.settlement import Ack, DeadLetter, Release
 
 _LEASE_SECONDS = 10.0
+_DELAY_SECONDS = 0.02
 _WINDOW_SECONDS = 1.0  # for deduplication: what it leaves is gone after that
 _QUEUE, _ONCE = "try", "1"
 _PARTS = ("queue", "ring", "ready", "delayed", "stream", "wake", f"once:{_ONCE}")  # of a queue's keys
@@ -86,7 +87,6 @@ def try_everything(url: str, *, prefix: str) -> None:
 
 def _try(broker: RedisStreamsBroker) -> None:
     broker.send(_QUEUE, [Outgoing(body=b"{}"), Outgoing(body=b"{}"), Outgoing(body=b"{}", deduplication_id=_ONCE)])
-    broker.send(_QUEUE, [Outgoing(body=b"{}", delay_seconds=_LEASE_SECONDS)])
     acked, released, dead = [_one(broker) for _ in range(3)]
     if broker.extend([acked], lease_seconds=_LEASE_SECONDS):
         raise ConfigurationError("A lease cannot be extended there; this user needs the right to XCLAIM.")
@@ -94,8 +94,11 @@ def _try(broker: RedisStreamsBroker) -> None:
     for failure in broker.settle([(acked, Ack()), (released, Release()), (dead, died)]):
         raise TemporaryError(f"a message cannot be settled there: {failure.reason}")
     _one(broker)
-    broker.receive(_QUEUE, messages_max=1, lease_seconds=_LEASE_SECONDS, wait_seconds=0.05)  # nothing is there
     broker.release_holder("doctor")
+    _one(broker)
+    broker.send(_QUEUE, [Outgoing(body=b"{}", delay_seconds=_DELAY_SECONDS)])
+    broker.receive(_QUEUE, messages_max=1, lease_seconds=_LEASE_SECONDS, wait_seconds=2 * _DELAY_SECONDS)
+    broker.send(_QUEUE, [Outgoing(body=b"{}")] * (SEND_MAX + 1))  # more than one script
     broker.stats(_QUEUE)
     broker.browse(_QUEUE, messages_max=1)
     broker.queue_names()
