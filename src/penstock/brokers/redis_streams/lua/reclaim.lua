@@ -4,15 +4,15 @@
 
 local known, gone, back, now = {}, {}, {}, now_ms()
 local pending = redis.pcall('XPENDING', KEYS[1], GROUP, '-', '+', 10000, ARGV[1])
-if pending.err then
-  return { unpack(ARGV, 2) }
-end
 for at = 2, #ARGV do
   local id = ARGV[at]
   known[id] = true
-  if #redis.call('XPENDING', KEYS[1], GROUP, id, id, 1) == 0 then
+  if pending.err or #redis.call('XPENDING', KEYS[1], GROUP, id, id, 1) == 0 then
     gone[#gone + 1] = id
   end
+end
+if pending.err then -- the group is gone, and with it all that it held
+  return gone
 end
 for _, entry in ipairs(pending) do
   local id = entry[1]
