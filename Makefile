@@ -26,8 +26,10 @@ test: setup ## Everything CI runs: the linters, then all tests but the long matr
 lint: setup ## ruff, mypy --strict and the import contracts
 	@$(VENV)/bin/python scripts/run_tests.py --only lint
 
-bench: setup ## The benchmarks whose figures the README quotes
-	@$(VENV)/bin/python -m benchmarks
+bench: ## The benchmarks whose figures the README quotes (in environments of their own, with other Redis consumers)
+	@$(PYTHON) scripts/bootstrap.py --venv .venv-bench-older --lock bench-older
+	@$(PYTHON) scripts/bootstrap.py --venv .venv-bench --lock bench
+	@.venv-bench/bin/python -m benchmarks
 
 docs: setup ## Write the tables of docs/ anew that are made from the code
 	@$(VENV)/bin/python scripts/broker_table.py
@@ -47,5 +49,6 @@ lock: setup ## Resolve the dependencies again and write locks/ (UPGRADE=1 takes 
 
 clean: ## Remove the environments, caches and reports
 	@rm -rf $(VENV) $(VENV).lock .venv-spark40 .venv-spark40.lock build dist
+	@rm -rf .venv-bench .venv-bench.lock .venv-bench-older .venv-bench-older.lock
 	@rm -rf .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
 	@find src tests scripts -name __pycache__ -type d -prune -exec rm -rf {} +
