@@ -10,14 +10,16 @@ import redis
 from redis.backoff import NoBackoff
 from redis.exceptions import ResponseError
 from redis.retry import Retry
+from tests.integration.fleet import wait_for
 from tests.integration.redis_scene import GROUP, LEASE, NOW, STREAM, Scene, bodies, entry, outgoing, take
+from tests.integration.redis_worker import working
 from tests.services.fault_proxy import FaultProxy
 from tests.services.redis_server import RedisServer
 
 from penstock.brokers.redis_streams import RedisStreamsBroker
 from penstock.brokers.redis_streams.server import Server
 from penstock.errors import TemporaryError
-from penstock.events import MessagesVanished
+from penstock.events import Event, MessagesReceived, MessagesVanished
 from penstock.messaging.delivery import AttemptEnd
 from penstock.messaging.message import Outgoing
 from penstock.messaging.settlement import Ack, DeadLetter, Release
@@ -217,3 +219,20 @@ def test_a_purge_within_a_millisecond_makes_no_receipt_fit_again(scene: Scene) -
         receipts |= {entry(each) for each in take(broker)}
         assert broker.purge("q") == 1
     assert len(receipts) == 200
+
+
+@pytest.mark.parametrize("harm", ["FLUSHALL", "SCRIPT FLUSH", f"DEL {STREAM}", f"XGROUP DESTROY {STREAM} {GROUP}"])
+def test_a_worker_goes_on_by_itself(scene: Scene, harm: str) -> None:
+    broker, received = scene.broker(), set[str]()
+
+    def tell(event: Event) -> None:
+        if isinstance(event, MessagesReceived):
+            received.update(event.message_ids)
+
+    with working(broker, {"q": 1}, tell):
+        for _ in range(3):
+            ids = broker.send("q", outgoing(*range(20)))
+            wait_for(lambda ids=ids: received.issuperset(ids), "all arrive")  # type: ignore[misc]
+            wait_for(lambda: broker.stats("q").in_flight == 0, "and are acked")
+            scene.server.cli(*harm.split())
+    assert len(received) == 60
