@@ -16,6 +16,7 @@ from pathlib import Path
 
 from penstock.app.processes import PROCESSES_FOLDER, ProcessRegistry, draft_of
 from penstock.events import (
+    ChoosyListener,
     DeliverySettled,
     Event,
     LeaseLost,
@@ -28,6 +29,7 @@ from penstock.messaging.clock import Clock
 from penstock.worker.shutdown import StopSignal
 
 BEAT_SECONDS = 2.0
+HEARD = frozenset({MessagesReceived, DeliverySettled, LeaseLost, SettleFailed, WorkerStarted, WorkerDraining})
 SERVING, DRAINING, STOPPING = "serving", "draining", "stopping"
 
 
@@ -47,7 +49,7 @@ class WorkerRecord:
     beat_at: float
 
 
-class RecordKeeper:
+class RecordKeeper(ChoosyListener):
     """Keeps the record of the worker in this process. A listener for the bus; a thread of its own writes."""
 
     def __init__(self, path: Path, *, worker: str, version: str, stop: StopSignal, clock: Clock) -> None:
@@ -63,6 +65,9 @@ class RecordKeeper:
         self._changed = threading.Event()
         self._ended = False  # written by whoever ends it
         self._thread = threading.Thread(target=self._run, name="penstock-record", daemon=True)
+
+    def hears(self, kind: type[Event]) -> bool:
+        return kind in HEARD
 
     def __call__(self, event: Event) -> None:
         match event:

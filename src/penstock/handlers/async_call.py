@@ -20,14 +20,16 @@ class AsyncCall(Call):
     def __init__(self, delivery: Delivery, around: Surroundings) -> None:
         super().__init__(delivery, around)
         self._task = OwnTask()
+        self._blocks = around.keys is not None
 
     async def run(self) -> Answer:
         self._task.begin()
-        opened = await self._aside(self.open)
+        opened = await self._aside(self.open) if self._blocks else self.open()
         if not isinstance(opened, Opened):
             return opened
         try:
-            await _awaited(self.cleaned(opened))
+            if opened.cleanup:
+                await _awaited(self.cleaned(opened))
             result = run_to_its_end(await self.called(opened))
         except asyncio.CancelledError as cancelled:
             if self._control.over:
@@ -35,7 +37,7 @@ class AsyncCall(Call):
             return await self._aside(self.failed, cancelled)  # the function's own doing
         except BaseException as raised:
             return await self._aside(self.failed, raised)
-        return await self._aside(self.finish, result)
+        return await self._aside(self.finish, result) if self._blocks else self.finish(result)
 
     def interrupt(self) -> None:
         super().interrupt()
@@ -43,7 +45,7 @@ class AsyncCall(Call):
 
     async def _aside(self, step: Callable[..., Result], *arguments: Any) -> Result:
         """A step; beside the loop where it talks to the ledger, which blocks."""
-        if self._around.keys is None:
+        if not self._blocks:
             return step(*arguments)
         return await asyncio.to_thread(step, *arguments)
 

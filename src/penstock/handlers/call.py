@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from penstock.errors import Interrupted, InvalidMessage, NewerMessage, Reject, TemporaryError
 from penstock.events import (
@@ -56,12 +56,12 @@ class Surroundings:
     resources: Mapping[str, Any] = field(default_factory=lambda: NO_RESOURCES)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Opened:
-    """A message that can be worked on, and what the function is called with."""
+class Opened(NamedTuple):
+    """A message that can be worked on, and what is known of it beside its delivery."""
 
     body: Any
-    context: Context
+    key: str | None  # of an idempotent handler
+    previous: PreviousAttempt | None
     cleanup: bool  # whether an attempt before this one was broken off
 
 
@@ -164,19 +164,33 @@ class Call:
         return self._gives(self._fail(raised, failure_of(raised)), first) if first else {}
 
     def cleaned(self, opened: Opened) -> Any:
-        """Call cleanup, where there is one and something to clean; answers what it returned."""
+        """Call cleanup, where there is one; answers what it returned. Only where there is something to clean."""
         cleanup = self._around.declaration.cleanup
-        if cleanup is None or not opened.cleanup:
+        if cleanup is None:
             return None
         if takes_context(cleanup, self._around.declaration.name, first="body"):
-            return cleanup(opened.body, opened.context)
+            return cleanup(opened.body, self.context(opened))
         return cleanup(opened.body)
 
     def called(self, opened: Opened) -> Any:
         """Call the function; answers what it returned: of an async one, what is to be awaited."""
         if self._around.wants_context:
-            return self._around.function(opened.body, opened.context)
+            return self._around.function(opened.body, self.context(opened))
         return self._around.function(opened.body)
+
+    def context(self, opened: Opened) -> Context:
+        """What a function is handed beside the body, where it takes it."""
+        return Context(
+            message=self._delivery.message,
+            queue=self._delivery.queue,
+            handler=self._around.declaration.name,
+            attempt=self._delivery.attempt,
+            previous_attempt=opened.previous,
+            key=opened.key,
+            resources=self._around.resources,
+            control=self._control,
+            tell_retry=self.tell_retry,
+        )
 
     # -- parts of these ------------------------------------------------------------------------------------------
 
@@ -213,20 +227,9 @@ class Call:
         if used_up is not None:
             failure = Failure(error_type=type(used_up).__name__, error=str(used_up), traceback="")
             return self._answer(self._fail(used_up, failure))
-        context = Context(
-            message=self._delivery.message,
-            queue=self._delivery.queue,
-            handler=self._around.declaration.name,
-            attempt=self._delivery.attempt,
-            previous_attempt=previous,
-            key=key,
-            resources=self._around.resources,
-            control=self._control,
-            tell_retry=self.tell_retry,
-        )
         self._began_at = self._around.clock.monotonic()
         self._emit(MessageStarted, enqueued_at=self._delivery.message.enqueued_at)
-        return Opened(body=body, context=context, cleanup=previous is not None or self._delivery.attempt > 1)
+        return Opened(body, key, previous, cleanup=previous is not None or self._delivery.attempt > 1)
 
     def _fail(self, raised: BaseException, failure: Failure) -> Settlement:
         if self._claim is not None:
@@ -326,15 +329,17 @@ class Call:
         )
 
     def _emit(self, kind: type[Any], **fields: Any) -> None:
-        self._around.bus.emit(
-            kind(
-                queue=self._delivery.queue,
-                handler=self._around.declaration.name,
-                message_id=self._delivery.message.id,
-                attempt=self._delivery.attempt,
-                **fields,
+        bus, delivery = self._around.bus, self._delivery
+        if bus.hears(kind):
+            bus.emit(
+                kind(
+                    queue=delivery.queue,
+                    handler=self._around.declaration.name,
+                    message_id=delivery.message.id,
+                    attempt=delivery.attempt,
+                    **fields,
+                )
             )
-        )
 
 
 def _outcome(result: Any) -> str:

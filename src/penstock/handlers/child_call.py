@@ -35,7 +35,7 @@ class ChildCall(PlainCall):
         self._kill()
 
     def called(self, opened: Opened) -> Any:
-        context = opened.context
+        context = self.context(opened)
         sent = SentCall(
             message=replace(context.message, attributes=dict(context.message.attributes)),  # a proxy cannot travel
             queue=context.queue,

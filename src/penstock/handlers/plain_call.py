@@ -23,7 +23,8 @@ class PlainCall(Call):
         if not isinstance(opened, Opened):
             return opened
         try:
-            run_to_its_end(self.cleaned(opened))
+            if opened.cleanup:
+                run_to_its_end(self.cleaned(opened))
             result = run_to_its_end(self.called(opened))
         except BaseException as raised:  # SystemExit too: the delivery must not hang on what user code does
             return self.failed(raised)

@@ -30,7 +30,7 @@ def takes_context(function: Callable[..., Any], name: str, *, first: str) -> boo
 def run_to_its_end(result: Any) -> Any:
     """What the function returned. Raises TypeError for work that it only made and did not do: to ack that would lose
     the message."""
-    if not (inspect.isawaitable(result) or inspect.isgenerator(result) or inspect.isasyncgen(result)):
+    if result is None or not (inspect.isawaitable(result) or inspect.isgenerator(result) or inspect.isasyncgen(result)):
         return result
     if inspect.iscoroutine(result):
         result.close()  # or Python warns that nobody awaited it

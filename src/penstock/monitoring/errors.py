@@ -9,11 +9,11 @@ from collections import OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from penstock.events import ErrorHookFailed, ErrorReportsDropped, Event, Listener
+from penstock.events import ChoosyListener, ErrorHookFailed, ErrorReportsDropped, Event, Listener
 from penstock.messaging.clock import Clock, SystemClock
 from penstock.messaging.failure import failure_of
 from penstock.monitoring.fingerprints import fingerprint
-from penstock.monitoring.occurrences import Occurrence, occurrence_of
+from penstock.monitoring.occurrences import Occurrence, may_fail, occurrence_of
 
 QUIET_SECONDS = 60.0
 WAITING_MAX = 100  # each holds an exception, and with it the variables of its frames
@@ -56,7 +56,7 @@ class _Known:
     occurrences: int = 0
 
 
-class ErrorReporter:
+class ErrorReporter(ChoosyListener):
     """A listener for the bus that calls the user's hook. Any thread may call it.
 
     ``tell`` hears what goes wrong with the hook itself: give it the log's listener.
@@ -74,6 +74,9 @@ class ErrorReporter:
         self._dropped = 0  # under the lock
         self._idle = threading.Event()  # set and cleared under the lock: nothing waits and no hook runs
         self._idle.set()
+
+    def hears(self, kind: type[Event]) -> bool:
+        return may_fail(kind)
 
     def __call__(self, event: Event) -> None:
         try:

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import TextIO
 
-from penstock.events import Event
+from penstock.events import ChoosyListener, Event
 from penstock.messaging.clock import Clock, SystemClock
 from penstock.monitoring.lines import LineLogger, LineWriter, console_logger, json_logger
 from penstock.monitoring.plans import Choice, LogSettings, Plan, make_plans
@@ -18,7 +18,7 @@ from penstock.monitoring.text import moment, plain
 TraceIds = Callable[[], tuple[str, str] | None]  # the ids of trace and span that the calling thread is in
 
 
-class LogListener:
+class LogListener(ChoosyListener):
     """A listener for the bus. Any thread may call it."""
 
     def __init__(
@@ -35,6 +35,9 @@ class LogListener:
         self._writer = writer
         self._clock = clock
         self._trace_ids = trace_ids
+
+    def hears(self, kind: type[Event]) -> bool:
+        return kind in self._plans
 
     def __call__(self, event: Event) -> None:
         plan = self._plans.get(type(event))

@@ -29,6 +29,11 @@ class Occurrence:
     attempt_id: str | None = None
 
 
+def may_fail(kind: type[events.Event]) -> bool:
+    """Whether events of this kind may tell a failure."""
+    return kind in _FAILURES
+
+
 def occurrence_of(event: events.Event) -> Occurrence | None:
     """The failure that an event tells, if it tells one."""
     describe = _FAILURES.get(type(event))

@@ -85,7 +85,7 @@ class Asking:
             empty.append(served)
         if empty:
             self._full = False
-            self._idle(empty)
+            self._idle(empty, turn.next_in_seconds)
             self._judge_alarm()
         return False
 
@@ -147,7 +147,7 @@ class Asking:
             if not served.receive_failures:
                 served.ask_at = min(served.ask_at, soon)
 
-    def _idle(self, empty: Sequence[ServedLine]) -> None:
+    def _idle(self, empty: Sequence[ServedLine], next_in_seconds: float | None) -> None:
         self._idle_seconds = idle_seconds(
             self._idle_seconds,
             floor_seconds=self._settings.idle_floor_seconds,
@@ -155,6 +155,9 @@ class Asking:
             random=self._random,
         )
         # The time that a poll waited in the broker counts; a broker that answers late still gets a moment's rest.
-        ask_at = max(self._began_at + self._idle_seconds, self._clock.monotonic() + 0.001)
+        now = self._clock.monotonic()
+        ask_at = max(self._began_at + self._idle_seconds, now + 0.001)
+        if next_in_seconds is not None and next_in_seconds > 0:  # what is due already and did not come is no reason
+            ask_at = min(ask_at, now + max(next_in_seconds, 0.001))
         for served in empty:
             served.ask_at = ask_at

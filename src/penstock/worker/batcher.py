@@ -62,9 +62,6 @@ def collect(
     A delivery is never split from its weight: one that would carry the batch over ``bytes_max`` closes it and begins
     the next, and one that is heavier than the bound runs alone.
     """
-    if limits.messages_max == 1:
-        alone = [Batch(deliveries=(delivery,), bytes=size, closed_by=ClosedBy.COUNT) for delivery, size in arrived]
-        return NOTHING, tuple(alone)
     held, weight, opened_at = list(collecting.deliveries), collecting.bytes, collecting.opened_at
     closed: list[Batch] = []
 

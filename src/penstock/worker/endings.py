@@ -57,10 +57,10 @@ class Endings:
         """When the next batch may begin (monotonic): failures in a row make a line of few and long runs wait."""
         return self._not_before
 
-    def answered(self, flight: Flight, answer: Answer) -> None:
-        """The run answered."""
-        self._settler.submit(self._settlements(flight, answer))
-        self._count(failed=False)
+    def answered(self, answers: Sequence[tuple[Flight, Answer]]) -> None:
+        """These runs answered."""
+        self._settler.submit([pair for flight, answer in answers for pair in self._settlements(flight, answer)])
+        self._count(failed=False, batches=len(answers))
 
     def failed(self, flight: Flight, error: BaseException) -> None:
         """The run raised. Frees what it held, which may block."""
@@ -144,9 +144,9 @@ class Endings:
     def _delayed(self, delivery: Delivery, *, refund: bool = False) -> Release:
         return Release(delay_seconds=self._backoff_seconds(delivery.attempt), refund=refund)
 
-    def _count(self, *, failed: bool) -> None:
+    def _count(self, *, failed: bool, batches: int = 1) -> None:
         with self._lock:
-            self._concluded += 1
+            self._concluded += batches
             self._failures_in_a_row = self._failures_in_a_row + 1 if failed else 0
             if failed and self._waits_after_failures:
                 self._not_before = self._clock.monotonic() + self._backoff_seconds(self._failures_in_a_row)

@@ -13,7 +13,7 @@ from penstock.messaging.delivery import Delivery
 from penstock.messaging.handler import Place
 from penstock.messaging.settlement import Release
 from penstock.worker.endings import Endings
-from penstock.worker.flight import Answered, Failed, Fatal, Flight, Result, awaited_result_of, result_of
+from penstock.worker.flight import Answered, Course, Failed, Fatal, Flight, Result, awaited_result_of, result_of
 from penstock.worker.line import Line
 from penstock.worker.places import LOOP_THREAD, Places, start_thread
 from penstock.worker.settings import WorkerSettings
@@ -52,7 +52,13 @@ class Executors:
         halt: Callable[[BaseException], bool],
     ) -> None:
         self._handler = line.handler
-        self._queue = line.queue
+        self._course = Course(
+            handler=line.handler.name,
+            queue=line.queue,
+            lock=slots.lock,
+            lost=self._lose,
+            thread=LOOP_THREAD if line.handler.place is Place.LOOP else "",
+        )
         self._place = line.handler.place
         self._shares_slots = line.shares_slots
         self._timeout_seconds = line.handler.timeout_seconds
@@ -70,6 +76,8 @@ class Executors:
         self._stranded: list[Flight] = []  # under the lock; the run ended and the end of the batch is open
         self._draining = False  # under the lock
         self._begun = 0  # written by the I/O thread
+        self._answered: list[tuple[Flight, Answered]] = []  # this and the next: the loop's thread alone
+        self._landing: list[Flight] = []
 
     @property
     def concluded(self) -> int:
@@ -101,7 +109,7 @@ class Executors:
     def running(self) -> Sequence[str]:
         """The names of the threads at work; some may work on a batch that was ended from outside."""
         with self._lock:
-            return list(dict.fromkeys(flight.thread for flight in self._running))
+            return list(dict.fromkeys(flight.thread or flight.name for flight in self._running))
 
     def next_deadline(self) -> float | None:
         """When the next batch will have taken too long (monotonic). All have the same time, so the oldest is first."""
@@ -158,18 +166,7 @@ class Executors:
     def _flight(self, deliveries: Sequence[Delivery], deadline: float | None) -> Flight:
         execution = self._handler.begin(deliveries)
         self._begun += 1
-        name = f"penstock-run-{self._handler.name}-{self._begun}"
-        return Flight(
-            execution=execution,
-            deliveries=deliveries,
-            handler=self._handler.name,
-            queue=self._queue,
-            name=name,
-            thread=LOOP_THREAD if self._place is Place.LOOP else name,
-            deadline=deadline,
-            lock=self._lock,
-            lost=self._lose,
-        )
+        return Flight(self._course, execution, deliveries, deadline, self._begun)
 
     def _start(self, flights: Sequence[Flight]) -> None:
         if not flights:
@@ -198,12 +195,15 @@ class Executors:
         except BaseException as defect:  # a listener that raises, say: the worker has to hear of it
             self._fail(defect)
         finally:
-            self._land(flight)
+            self._land([flight])
 
     async def _fly_async(self, flight: Flight) -> None:
+        result = await awaited_result_of(flight.execution)
         try:
-            result = await awaited_result_of(flight.execution)
-            if isinstance(result, Failed) and not flight.ended:
+            if isinstance(result, Answered):
+                if flight.end():
+                    self._answered.append((flight, result))
+            elif isinstance(result, Failed) and not flight.ended:
                 await asyncio.to_thread(self._conclude, flight, result)  # it frees the claim, which may block
             else:
                 self._conclude(flight, result)
@@ -212,16 +212,31 @@ class Executors:
         except BaseException as defect:
             self._fail(defect)
         finally:
-            self._land(flight)
+            self._landing.append(flight)
+            if len(self._landing) == 1:
+                asyncio.get_running_loop().call_soon(self._land_together)
 
-    def _land(self, flight: Flight) -> None:
-        """The run is over, and its place is free."""
+    def _land_together(self) -> None:
+        """All that came to their end in one turn of the loop: many short runs end at once."""
+        answered, self._answered = self._answered, []
+        landing, self._landing = self._landing, []
+        try:
+            if answered:
+                self._endings.answered([(flight, result.settlements) for flight, result in answered])
+        except BaseException as defect:
+            self._fail(defect)
+        finally:
+            self._land(landing)
+
+    def _land(self, flights: Sequence[Flight]) -> None:
+        """The runs are over, and their places are free."""
         with self._lock:
-            del self._running[flight]
+            for flight in flights:
+                del self._running[flight]
+                if not flight.ended:
+                    self._stranded.append(flight)
             if self._shares_slots:
-                self._slots.taken -= 1
-            if not flight.ended:
-                self._stranded.append(flight)
+                self._slots.taken -= len(flights)
         self._freed()
 
     def _conclude(self, flight: Flight, result: Result) -> None:
@@ -233,7 +248,7 @@ class Executors:
         elif not flight.end():
             return
         elif isinstance(result, Answered):
-            self._endings.answered(flight, result.settlements)
+            self._endings.answered([(flight, result.settlements)])
         else:
             self._endings.failed(flight, result.error)
 

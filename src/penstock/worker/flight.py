@@ -15,52 +15,62 @@ from penstock.messaging.delivery import Delivery
 from penstock.messaging.handler import Answer, Execution
 
 
-class Flight:
-    """One batch at work. Any thread may call it.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Course:
+    """What all flights of a line share.
 
-    ``lock`` may be shared by many flights: it is held for a moment, and a lock for each message would be waste.
+    ``lock`` may be that of other lines too: it is held for a moment, and a lock for each message would be waste.
     """
 
+    handler: str  # its name
+    queue: str
+    lock: threading.Lock
+    lost: "Callable[[Flight], None]"
+    thread: str = ""  # the name of the thread that all are on
+
+
+class Flight:
+    """One batch at work. Any thread may call it."""
+
     __slots__ = (
+        "_course",
         "_ended",
-        "_lock",
-        "_lost",
+        "_number",
         "deadline",
         "deliveries",
         "execution",
-        "handler",
-        "name",
         "parted",
-        "queue",
         "task",
         "thread",
     )
 
     def __init__(
-        self,
-        *,
-        execution: Execution,
-        deliveries: Sequence[Delivery],
-        handler: str,
-        queue: str,
-        name: str,
-        thread: str,
-        deadline: float | None,
-        lock: threading.Lock,
-        lost: Callable[["Flight"], None],
+        self, course: Course, execution: Execution, deliveries: Sequence[Delivery], deadline: float | None, number: int
     ) -> None:
         self.execution = execution
         self.deliveries = deliveries
-        self.handler = handler  # its name
-        self.queue = queue
-        self.name = name  # of its task, or of its own thread
-        self.thread = thread  # the name of the thread it is on; on the pool written again when it begins
         self.deadline = deadline  # monotonic; None: it may take as long as it likes
+        self.thread = course.thread  # the name of the thread it is on; on the pool written by that when it begins
         self.task: asyncio.Task[None] | None = None  # on the loop: keeps it alive; written by the loop's thread
         self.parted = False  # ended from outside and submitted: nobody waits for the run; written by who ended it
-        self._lost = lost
-        self._lock = lock
+        self._course = course
+        self._number = number
         self._ended = False  # under the lock; set once, by whoever ends it first
+
+    @property
+    def handler(self) -> str:
+        """Its handler's name."""
+        return self._course.handler
+
+    @property
+    def queue(self) -> str:
+        """Where its deliveries are from."""
+        return self._course.queue
+
+    @property
+    def name(self) -> str:
+        """Of its task, or of its own thread."""
+        return f"penstock-run-{self._course.handler}-{self._number}"
 
     @property
     def ended(self) -> bool:
@@ -74,7 +84,7 @@ class Flight:
 
     def end(self) -> bool:
         """True for the one caller that decides what becomes of the deliveries."""
-        with self._lock:
+        with self._course.lock:
             first, self._ended = not self._ended, True
         return first
 
@@ -84,7 +94,7 @@ class Flight:
 
     def lose(self) -> None:
         """The claim is lost."""
-        self._lost(self)
+        self._course.lost(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -108,7 +108,10 @@ class Book:
 class Claimed(Protocol):
     """A batch at work that holds a claim."""
 
-    queue: str
+    @property
+    def queue(self) -> str:
+        """Where its deliveries are from."""
+        ...
 
     def extend(self) -> bool:
         """Extend the claim; False when it is lost."""

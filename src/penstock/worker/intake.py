@@ -8,7 +8,7 @@ from penstock.events import Bus, MessagesReceived
 from penstock.messaging.broker import Ask
 from penstock.messaging.delivery import Delivery
 from penstock.messaging.steps import Probe, Step
-from penstock.worker.batcher import NOTHING, Batch, collect, due
+from penstock.worker.batcher import NOTHING, collect, due
 from penstock.worker.heartbeat import Book
 from penstock.worker.line import Line
 from penstock.worker.settings import WorkerSettings
@@ -41,7 +41,7 @@ class Intake:
         self._probe = probe
         self._lock = threading.Lock()
         self._collecting = NOTHING  # under the lock; written by the I/O thread, and by whoever takes everything
-        self._closed: deque[Batch] = deque()  # as above
+        self._closed: deque[Sequence[Delivery]] = deque()  # as above
         self._last_was_empty = False  # written by the I/O thread
 
     @property
@@ -68,7 +68,7 @@ class Intake:
         self._book.register(arrived)
         self._add(arrived, now)
         self._probe(Step.RECEIVED)
-        if self._bus.heard:
+        if self._bus.hears(MessagesReceived):
             ids = tuple(delivery.message.id for delivery in arrived)
             redelivered = sum(delivery.attempt > 1 for delivery in arrived)
             self._bus.emit(MessagesReceived(queue=self._line.queue, message_ids=ids, redelivered=redelivered))
@@ -77,7 +77,7 @@ class Intake:
         """At most that many batches to begin now, without the deliveries whose lease was lost meanwhile."""
         batches: Sequence[Sequence[Delivery]] = ()
         while not batches and (taken := self._take(count, now)):
-            batches = self._book.held_of([batch.deliveries for batch in taken])
+            batches = self._book.held_of(taken)
         return batches
 
     def take_all(self) -> Sequence[Delivery]:
@@ -85,18 +85,20 @@ class Intake:
         with self._lock:
             batches, self._closed = self._closed, deque()
             collecting, self._collecting = self._collecting, NOTHING
-        return [delivery for batch in batches for delivery in batch.deliveries] + list(collecting.deliveries)
+        return [delivery for batch in batches for delivery in batch] + list(collecting.deliveries)
 
     def _add(self, arrived: Sequence[Delivery], now: float) -> None:
-        # What each alone weighs decides nothing where each is a batch.
-        weigh = self._line.handler.weigh if self._limits.messages_max > 1 else _weightless
-        weighed = [(delivery, weigh(delivery)) for delivery in arrived]
+        if self._limits.messages_max == 1:  # each is a batch, whatever it weighs
+            with self._lock:
+                self._closed.extend([(delivery,) for delivery in arrived])
+            return
+        weighed = [(delivery, self._line.handler.weigh(delivery)) for delivery in arrived]
         with self._lock:
             self._collecting, closed = collect(self._collecting, weighed, limits=self._limits, now=now)
-            self._closed.extend(closed)
+            self._closed.extend(batch.deliveries for batch in closed)
 
-    def _take(self, count: int, now: float) -> Sequence[Batch]:
-        taken: list[Batch] = []
+    def _take(self, count: int, now: float) -> Sequence[Sequence[Delivery]]:
+        taken: list[Sequence[Delivery]] = []
         with self._lock:
             while self._closed and len(taken) < count:
                 taken.append(self._closed.popleft())
@@ -104,9 +106,5 @@ class Intake:
                 batch = due(self._collecting, limits=self._limits, now=now, receive_was_empty=self._last_was_empty)
                 if batch is not None:
                     self._collecting = NOTHING
-                    taken.append(batch)
+                    taken.append(batch.deliveries)
         return taken
-
-
-def _weightless(_: Delivery) -> int:
-    return 0

@@ -7,6 +7,7 @@ threads are daemons: a run that does not end is left behind, never waited for wi
 import asyncio
 import importlib
 import threading
+from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from queue import SimpleQueue
@@ -22,43 +23,91 @@ FlyAsync = Callable[[Flight], Coroutine[Any, Any, None]]
 
 def start_thread(name: str, fly: Fly, flight: Flight) -> None:
     """A thread of its own, for few and long runs."""
+    flight.thread = name
     threading.Thread(target=fly, args=(flight,), name=name, daemon=True).start()
 
 
 class Pool:
-    """Threads for `def` handlers: made when needed, never more than ``threads_max``."""
+    """Threads for `def` handlers: made when needed, never more than ``threads_max``.
+
+    One thread at a time is on its way: whoever takes a flight while more are waiting calls the next one. So work that
+    blocks soon has as many threads as it needs, and a group of short runs is done by one thread or two; to wake one for
+    each message would cost more than the runs.
+    """
 
     def __init__(self, *, threads_max: int) -> None:
         self._threads_max = threads_max
-        # The queue needs no bound of its own: a flight has its slot before it comes here.
-        self._flights: SimpleQueue[tuple[Fly, Flight] | None] = SimpleQueue()
+        self._calls: SimpleQueue[None] = SimpleQueue()  # one ends the sleep of one thread
         self._lock = threading.Lock()
-        self._unlanded = 0  # under the lock
-        self._threads = 0  # written by the I/O thread
+        # This and the rest: under the lock. It needs no bound of its own: a flight has its slot before it comes here.
+        self._waiting: deque[tuple[Fly, Flight]] = deque()
+        self._threads = 0
+        self._asleep = 0
+        self._called = False  # a thread is on its way
+        self._closed = False
 
     def start(self, fly: Fly, flights: Sequence[Flight]) -> None:
         """Run these. Only the I/O thread calls it."""
         with self._lock:
-            self._unlanded += len(flights)
-            wanted = min(self._unlanded, self._threads_max)
-        for flight in flights:
-            self._flights.put((fly, flight))
-        while self._threads < wanted:
-            self._threads += 1
-            threading.Thread(target=self._work, name=f"penstock-pool-{self._threads}", daemon=True).start()
+            self._waiting.extend([(fly, flight) for flight in flights])
+        self._call_one()
 
     def close(self) -> None:
         """Let the threads end that have nothing to do, and the others after their run."""
-        for _ in range(self._threads):
-            self._flights.put(None)
+        with self._lock:
+            self._closed = True
+            asleep, self._asleep = self._asleep, 0
+        for _ in range(asleep):
+            self._calls.put(None)
+
+    def _call_one(self) -> None:
+        """Call a thread, where there is something to do for it and none is on its way."""
+        with self._lock:
+            if self._called or not self._waiting or not (self._asleep or self._threads < self._threads_max):
+                return
+            self._called = True
+            sleeper = self._asleep > 0
+            if sleeper:
+                self._asleep -= 1
+            else:
+                self._threads += 1
+                name = f"penstock-pool-{self._threads}"
+        if sleeper:
+            self._calls.put(None)
+        else:
+            self._begin_thread(name)
+
+    def _begin_thread(self, name: str) -> None:
+        """Raises RuntimeError where the machine has no thread for us, not even one."""
+        try:
+            threading.Thread(target=self._work, name=name, daemon=True).start()
+        except RuntimeError:
+            with self._lock:
+                self._called = False
+                self._threads -= 1
+                if not self._threads:
+                    raise
 
     def _work(self) -> None:
-        while (next_one := self._flights.get()) is not None:
-            fly, flight = next_one
-            fly(flight)
-            del fly, flight, next_one  # an idle thread keeps no message alive
+        came = True
+        while True:
             with self._lock:
-                self._unlanded -= 1
+                if came:
+                    self._called = came = False
+                taken = self._waiting.popleft() if self._waiting else None
+                if taken is None:
+                    if self._closed:
+                        return
+                    self._asleep += 1
+            if taken is None:
+                self._calls.get()
+                came = True
+                continue
+            if self._waiting:
+                self._call_one()
+            fly, flight = taken
+            fly(flight)
+            del fly, flight, taken  # a sleeping thread keeps no message alive
 
 
 class EventLoop:

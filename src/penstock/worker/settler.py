@@ -177,7 +177,7 @@ class Settler:
         if isinstance(error, UserError):
             raise error
         self._probe(Step.SETTLED)
-        if error is None and not failures and not self._bus.heard:
+        if error is None and not failures and not self._bus.hears(DeliverySettled):
             return []
         refused = {failure.delivery.receipt: failure for failure in failures}
         again: list[Pending] = []

@@ -4,7 +4,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -127,6 +127,7 @@ class FakeBroker:
         self.extending = threading.Event()
         self.turns: list[tuple[int, list[str]]] = []  # how many settlements, and the queues asked
         self.ears: list[FakeEar] = []
+        self.next_in_seconds: float | None = None  # said by turns that bring nothing
 
     @property
     def waiting(self) -> list[tuple[int, int]]:
@@ -201,7 +202,8 @@ class FakeBroker:
         wait_seconds: float = 0.0,
     ) -> Turn:
         self.turns.append((len(settlements), [ask.queue for ask in asks]))
-        return one_by_one(self, settlements, asks, lease_seconds=lease_seconds, wait_seconds=wait_seconds)
+        turn = one_by_one(self, settlements, asks, lease_seconds=lease_seconds, wait_seconds=wait_seconds)
+        return turn if turn.deliveries else replace(turn, next_in_seconds=self.next_in_seconds)
 
     def listen(self, queues: Sequence[str], tell: Callable[[], None]) -> FakeEar:
         self.ears.append(FakeEar(queues, tell))

@@ -185,6 +185,35 @@ def test_a_paused_worker_is_told_nothing(life: "Life", eventually: Eventually) -
     assert stopped(life) == "drained"
 
 
+def test_where_the_broker_knows_when_a_delay_ends_it_is_asked_then(
+    life: "Life", clock: "FakeClock", eventually: Eventually
+) -> None:
+    life.clock = clock
+    life.serve(Place.POOL, queue="mail")
+    life.broker.next_in_seconds = 7.0
+    life.start(**SLOWLY)
+    resting(life, eventually)
+    eventually(lambda: 7.0 in clock.waits)
+    life.broker.put(1, queue="mail")
+    clock.time += 7.0
+    eventually(lambda: life.broker.acked() == ["m1"])
+    assert stopped(life) == "drained"
+
+
+def test_a_delay_that_is_over_and_brought_nothing_does_not_make_it_spin(
+    life: "Life", clock: "FakeClock", eventually: Eventually
+) -> None:
+    """As where a queue is paused."""
+    life.clock = clock
+    life.serve(Place.POOL, queue="mail")
+    life.broker.next_in_seconds = 0.0
+    life.start(**SLOWLY)
+    resting(life, eventually)
+    eventually(lambda: [seconds for seconds in clock.waits if seconds >= SLOWLY["idle_floor_seconds"]])
+    assert len(life.broker.asked) == 1
+    assert stopped(life) == "drained"
+
+
 # --- turns
 
 

@@ -1,0 +1,79 @@
+"""The bus: who hears what."""
+
+from pathlib import Path
+
+import pytest
+
+from penstock import events
+from penstock.app.registry import HEARD, RecordKeeper
+from penstock.events import Bus, ChoosyListener, Event, LeaseLost, ProcessKilled, SettleFailed, WorkerDraining
+from penstock.messaging.clock import SystemClock
+from penstock.monitoring.errors import ErrorReporter
+from penstock.monitoring.logs import configure_logs
+from penstock.monitoring.plans import LogSettings
+from penstock.worker.shutdown import StopSignal
+
+LOST = LeaseLost(queue="q", message_id="m")
+DRAINING = WorkerDraining(reason="done", in_flight=0)
+
+
+class Choosy(ChoosyListener):
+    """Hears of one kind."""
+
+    def __init__(self, kind: type[Event]) -> None:
+        self.kind = kind
+        self.heard: list[Event] = []
+        self.asked: list[type[Event]] = []
+
+    def hears(self, kind: type[Event]) -> bool:
+        self.asked.append(kind)
+        return kind is self.kind
+
+    def __call__(self, event: Event) -> None:
+        self.heard.append(event)
+
+
+def test_everybody_hears_everything_in_order_but_those_who_choose() -> None:
+    everything: list[tuple[str, Event]] = []
+    choosy = Choosy(LeaseLost)
+    bus = Bus(lambda event: everything.append(("a", event)), choosy, lambda event: everything.append(("b", event)))
+    for event in (LOST, DRAINING, LOST):
+        bus.emit(event)
+    assert everything == [(name, event) for event in (LOST, DRAINING, LOST) for name in "ab"]
+    assert choosy.heard == [LOST, LOST]
+    assert choosy.asked == [LeaseLost, WorkerDraining], "once for each kind"
+
+
+def test_a_bus_knows_what_nobody_hears() -> None:
+    bus = Bus(Choosy(LeaseLost))
+    assert bus.hears(LeaseLost)
+    assert not bus.hears(WorkerDraining)
+    assert not Bus().hears(LeaseLost)
+    assert Bus(print).hears(WorkerDraining)
+
+
+@pytest.mark.parametrize(("level", "heard"), [("debug", True), ("info", True), ("warning", False)])
+def test_the_log_hears_what_is_logged(level: str, heard: bool) -> None:
+    log = configure_logs(LogSettings(level=level, format="json"))  # type: ignore[arg-type] # it is one of them
+    assert log.hears(events.MessageStarted) is heard
+    assert log.hears(events.MessageFailed)
+    assert log.hears(SettleFailed)
+
+
+def test_the_error_hook_hears_of_failures_alone() -> None:
+    reporter = ErrorReporter(lambda error, context: None, worker="w", tell=lambda event: None)
+    assert reporter.hears(events.MessageFailed)
+    assert reporter.hears(events.MessageInvalid)
+    assert not reporter.hears(events.MessageFinished)
+
+
+def test_a_workers_record_hears_of_what_it_holds_and_of_its_state(tmp_path: Path) -> None:
+    keeper = RecordKeeper(tmp_path / "w.json", worker="w", version="1", stop=StopSignal(), clock=SystemClock())
+    bus = Bus(keeper)
+    bus.emit(events.MessagesReceived(queue="q", message_ids=("m", "n", "o"), redelivered=0))
+    assert keeper.record().in_flight == 3
+    bus.emit(LOST)
+    bus.emit(SettleFailed(queue="q", message_id="n", reason="gone", lost=True))
+    assert keeper.record().in_flight == 1
+    assert ProcessKilled not in HEARD
+    assert not bus.hears(events.MessageFinished)
