@@ -61,3 +61,19 @@ def test_a_run_that_did_not_end_well_is_a_failure(runner: ModuleType, code: int,
 
 def test_a_run_that_ended_well_is_none(runner: ModuleType) -> None:
     assert runner.totals([runner.judge(0, report(PASSED))], in_ci=False) == (1, 0, 0)
+
+
+def test_what_the_tests_call_is_installed_where_it_is_missing_and_root_may(
+    runner: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran: list[list[str]] = []
+    monkeypatch.setattr(
+        runner.shutil, "which", lambda tool: None if tool in ("gcc", "redis-server") else f"/bin/{tool}"
+    )
+    monkeypatch.setattr(runner.os, "geteuid", lambda: 0)
+    monkeypatch.setattr(runner.subprocess, "run", lambda command, **options: ran.append(command))
+    runner.install_tools()
+    update, install = ran
+    assert update[-1] == "update"
+    assert {"gcc", "libc6-dev", "redis-server"} <= set(install)
+    assert "jq" not in install
