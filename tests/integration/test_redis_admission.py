@@ -126,9 +126,11 @@ def test_a_cluster(start_redis: StartRedis, version: str) -> None:
         RedisStreamsBroker(server.cluster_url, holder="w1", queues=[fine]).close()
 
 
-def test_a_cluster_that_cannot_be_reached_is_away() -> None:
-    with pytest.raises(TemporaryError):
-        RedisStreamsBroker("redis+cluster://127.0.0.1:1", holder="w1")
+def test_a_cluster_that_cannot_be_reached_is_away_when_it_is_asked_and_not_before() -> None:
+    with closing(RedisStreamsBroker("redis+cluster://127.0.0.1:1", holder="w1")) as broker:
+        for _ in range(2):
+            with pytest.raises(TemporaryError):
+                broker.send("q", outgoing("a"))
 
 
 def test_the_clusters_client_tries_nothing_again(start_redis: StartRedis) -> None:

@@ -51,7 +51,10 @@ class Server:
         self._known = False  # written under the lock, never unset: it once let us in
         self._closed = False  # written by the thread that closes
         self._lock = threading.Lock()
-        self._client, self.is_cluster = self._made(url)
+        self._url = url
+        self.is_cluster = url.partition("://")[0].endswith(_CLUSTER)
+        # A cluster's client asks it for its slots when it is made, so it is made when first needed, under the lock.
+        self._client: Any = None if self.is_cluster else self._made()
 
     def run(self, *commands: Command) -> list[Any]:
         """Each command's answer, or the error that it alone met; in one round trip but for clusters.
@@ -100,10 +103,10 @@ class Server:
     def close(self) -> None:
         """Close what nobody uses at this moment; calls that are under way end by themselves."""
         self._closed = True
-        if self.is_cluster:
-            self._client.close()
-        else:
+        if not self.is_cluster:
             self._client.connection_pool.disconnect(inuse_connections=False)
+        elif self._client is not None:
+            self._client.close()
 
     @contextmanager
     def translated(self) -> Iterator[None]:
@@ -117,8 +120,8 @@ class Server:
         except (RedisError, RedisClusterException, OSError) as error:
             raise self._meant(error) from error
 
-    def _made(self, url: str) -> "tuple[Any, bool]":
-        scheme, _, rest = url.partition("://")
+    def _made(self) -> Any:
+        scheme, _, rest = self._url.partition("://")
         options: Mapping[str, Any] = {
             "retry": Retry(NoBackoff(), 0),
             "socket_connect_timeout": CONNECT_SECONDS,
@@ -126,22 +129,22 @@ class Server:
             "protocol": 2,
         }
         try:
-            if scheme.endswith(_CLUSTER):
-                with self.translated():
-                    return RedisCluster.from_url(f"{scheme.removesuffix(_CLUSTER)}://{rest}", **options), True
-            client = redis.Redis.from_url(url, max_connections=CONNECTIONS_MAX, **options)
+            if self.is_cluster:
+                return RedisCluster.from_url(f"{scheme.removesuffix(_CLUSTER)}://{rest}", **options)
+            client = redis.Redis.from_url(self._url, max_connections=CONNECTIONS_MAX, **options)
             client.connection_pool.make_connection()  # which refuses what it does not know, and connects to nothing
         except (ValueError, TypeError) as error:
             raise ConfigurationError(
                 f"The broker's address {self.shown_url} cannot be read: {error}; write redis://HOST:PORT/DB."
             ) from None
-        return client, False
+        return client
 
     def _make_ready(self) -> None:
         if self._ready:
             return
         with self._lock:
             if not self._ready:
+                self._client = self._client or self._made()
                 self._check_version()
                 self._load()
                 self._ready = self._known = True
