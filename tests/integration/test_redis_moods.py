@@ -10,7 +10,8 @@ import pytest
 from tests.integration.fleet import Fleet, wait_for
 from tests.integration.sender import Sender, ids, outgoing
 from tests.services.certificate import Certificate
-from tests.services.redis_server import VERSIONS, RedisServer, free_port
+from tests.services.ports import free_port
+from tests.services.redis_server import VERSIONS, RedisServer
 
 from penstock.errors import TemporaryError
 from penstock.messaging.message import Outgoing

@@ -8,7 +8,6 @@ import importlib.util
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 import threading
@@ -22,6 +21,7 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 from tests.services.certificate import Certificate
+from tests.services.ports import free_port
 
 VERSIONS = ("7.0", "6.2")
 SOCKET_PATH_BYTES_MAX = 100  # the system's limit is 107
@@ -152,7 +152,7 @@ class RedisServer:
 
     def cli(self, *arguments: str | bytes | float) -> Any:
         """One command, as redis-cli would send it; what redis-py makes of the answer."""
-        return self.client.execute_command(*arguments)  # type: ignore[no-untyped-call, unused-ignore]
+        return self.client.execute_command(*arguments)  # type: ignore[no-untyped-call]
 
     @property
     def client(self) -> "redis.Redis":
@@ -175,7 +175,7 @@ class RedisServer:
     def _starts(self) -> bool:
         """False if somebody else took the chosen port before the server did."""
         if self._listens_on_tcp and not self.port:
-            self.port = free_port(cluster=self.cluster)
+            self.port = free_port(besides=CLUSTER_BUS_OFFSET if self.cluster else 0)
         self._launch()
         if self._serves():
             return True
@@ -263,19 +263,3 @@ class RedisServer:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait(STOP_SECONDS)
-
-
-def free_port(*, cluster: bool = False) -> int:
-    """A loopback port that nobody listens on; of a cluster's server, the one behind it for its bus too."""
-    while True:
-        with socket.socket() as first:
-            first.bind(("127.0.0.1", 0))
-            port = int(first.getsockname()[1])
-            if not cluster:
-                return port
-            with socket.socket() as second:
-                try:
-                    second.bind(("127.0.0.1", port + CLUSTER_BUS_OFFSET))
-                except (OSError, OverflowError):
-                    continue
-                return port

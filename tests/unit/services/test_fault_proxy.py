@@ -16,7 +16,8 @@ from tests.services.plugin import Servers
 from tests.services.redis_server import RedisServer
 
 PING = b"PING\r\n"
-IMPATIENT_SECONDS = 0.15
+PATIENT_SECONDS = 10.0
+IMPATIENT_SECONDS = 1.0
 
 
 @pytest.fixture
@@ -34,14 +35,17 @@ def proxy(server: RedisServer) -> Iterator[FaultProxy]:
     assert proxy.connections == 0
 
 
+Connect = Callable[..., redis.Redis]
+
+
 @pytest.fixture
-def connect(proxy: FaultProxy) -> Iterator[Callable[[], redis.Redis]]:
-    """Clients that hold one connection each, try nothing twice, and give up soon."""
+def connect(proxy: FaultProxy) -> Iterator[Connect]:
+    """Clients that hold one connection each and try nothing twice."""
     opened: list[redis.Redis] = []
 
-    def connect() -> redis.Redis:
+    def connect(*, seconds: float = PATIENT_SECONDS) -> redis.Redis:
         client = redis.Redis.from_url(
-            proxy.url, single_connection_client=True, retry=Retry(NoBackoff(), 0), socket_timeout=IMPATIENT_SECONDS
+            proxy.url, single_connection_client=True, retry=Retry(NoBackoff(), 0), socket_timeout=seconds
         )
         opened.append(client)
         return client
@@ -51,7 +55,13 @@ def connect(proxy: FaultProxy) -> Iterator[Callable[[], redis.Redis]]:
         client.close()
 
 
-def test_without_a_fault_everything_goes_through(proxy: FaultProxy, connect: Callable[[], redis.Redis]) -> None:
+@pytest.fixture
+def impatient(connect: Connect) -> Connect:
+    """The same, giving up soon."""
+    return lambda: connect(seconds=IMPATIENT_SECONDS)
+
+
+def test_without_a_fault_everything_goes_through(proxy: FaultProxy, connect: Connect) -> None:
     large = b"x" * 3_000_000
     one, two = connect(), connect()
     one.set("a", large)
@@ -72,24 +82,22 @@ def test_a_server_that_is_away_is_away_behind_the_proxy_too(tmp_path: Path) -> N
 
 
 def test_what_was_stalled_goes_on_when_healed(
-    server: RedisServer, proxy: FaultProxy, connect: Callable[[], redis.Redis]
+    server: RedisServer, proxy: FaultProxy, connect: Connect, impatient: Connect
 ) -> None:
+    patient, hasty = connect(), impatient()
     proxy.stall()
     with ThreadPoolExecutor(1) as pool:
-        asked = pool.submit(connect_patiently(proxy).incr, "a")
+        asked = pool.submit(patient.incr, "a")
         with pytest.raises(redis.TimeoutError):
-            connect().ping()
+            hasty.ping()
         assert not asked.done()
         assert server.cli("GET", "a") is None
         proxy.heal()
         assert asked.result(timeout=10) == 1
 
 
-def test_stalled_replies_let_requests_through(
-    server: RedisServer, proxy: FaultProxy, connect: Callable[[], redis.Redis]
-) -> None:
-    client = connect()
-    client.ping()
+def test_stalled_replies_let_requests_through(server: RedisServer, proxy: FaultProxy, impatient: Connect) -> None:
+    client = impatient()
     proxy.stall(Way.REPLIES)
     with pytest.raises(redis.TimeoutError):
         client.incr("a")
@@ -97,15 +105,14 @@ def test_stalled_replies_let_requests_through(
 
 
 def test_half_open_connections_stay_dead_and_new_ones_live_after_healing(
-    server: RedisServer, proxy: FaultProxy, connect: Callable[[], redis.Redis]
+    server: RedisServer, proxy: FaultProxy, connect: Connect, impatient: Connect
 ) -> None:
-    client = connect()
-    client.ping()
+    client = impatient()
     proxy.half_open()
     with pytest.raises(redis.TimeoutError):  # it hears nothing, not even that the connection is over
         client.incr("a")
     with pytest.raises(redis.TimeoutError):
-        connect().ping()
+        impatient()
     proxy.heal()
     assert connect().incr("a") == 1
 
@@ -121,9 +128,9 @@ def test_a_dead_connection_does_not_come_to_life_by_healing(proxy: FaultProxy, s
 
 
 def test_cut_connections_are_reset_and_new_ones_welcome(
-    proxy: FaultProxy, connect: Callable[[], redis.Redis], server: RedisServer
+    proxy: FaultProxy, connect: Connect, server: RedisServer
 ) -> None:
-    patient = connect_patiently(proxy)
+    patient = connect()
     with ThreadPoolExecutor(1) as pool:
         blocked = pool.submit(patient.blpop, ["nothing"], 8)
         wait_for(lambda: server.client.info("clients")["blocked_clients"] == 1, "somebody is blocked")
@@ -133,12 +140,10 @@ def test_cut_connections_are_reset_and_new_ones_welcome(
     assert proxy.connections == 0
     wait_for(lambda: server.client.info("clients")["blocked_clients"] == 0, "the server knows, too")
     assert connect().ping()
-    patient.close()
 
 
-def test_stalled_connections_can_be_cut(proxy: FaultProxy, connect: Callable[[], redis.Redis]) -> None:
-    client = connect()
-    client.ping()
+def test_stalled_connections_can_be_cut(proxy: FaultProxy, impatient: Connect) -> None:
+    client = impatient()
     proxy.stall()
     with pytest.raises(redis.TimeoutError):
         client.incr("a")
@@ -147,7 +152,7 @@ def test_stalled_connections_can_be_cut(proxy: FaultProxy, connect: Callable[[],
 
 
 def test_a_swallowed_reply_is_of_the_marked_request_alone_and_that_was_done(
-    proxy: FaultProxy, connect: Callable[[], redis.Redis], server: RedisServer
+    proxy: FaultProxy, connect: Connect, server: RedisServer
 ) -> None:
     one, two = connect(), connect()
     trap = proxy.swallow(b"INCRBY")
@@ -162,10 +167,9 @@ def test_a_swallowed_reply_is_of_the_marked_request_alone_and_that_was_done(
 
 
 def test_after_a_swallowed_reply_the_connection_may_be_held(
-    proxy: FaultProxy, connect: Callable[[], redis.Redis], server: RedisServer
+    proxy: FaultProxy, impatient: Connect, server: RedisServer
 ) -> None:
-    client = connect()
-    client.ping()
+    client = impatient()
     trap = proxy.swallow(afterwards=Afterwards.HOLD)
     with pytest.raises(redis.TimeoutError):
         client.incr("a")
@@ -181,10 +185,6 @@ def test_a_marker_that_comes_in_two_pieces_is_seen(proxy: FaultProxy, server: Re
         with pytest.raises(ConnectionResetError):
             connection.recv(100)
         trap.wait()
-
-
-def connect_patiently(proxy: FaultProxy) -> redis.Redis:
-    return redis.Redis.from_url(proxy.url, retry=Retry(NoBackoff(), 0), socket_timeout=10)
 
 
 def raw_connection(proxy: FaultProxy) -> socket.socket:

@@ -15,7 +15,11 @@ StartRedis = Callable[..., RedisServer]
 
 
 def test_each_version_is_what_it_is_called(redis_server: RedisServer) -> None:
-    assert redis_server.client.info("server")["redis_version"].startswith(redis_server.version)
+    version = str(redis_server.client.info("server")["redis_version"])
+    if redis_server.version == "6.2":
+        assert version.startswith("6.2.")
+    else:  # the system's own
+        assert int(version.partition(".")[0]) >= 7
     assert redis_server.client.config_get("port") == {"port": "0"}
 
 
@@ -45,7 +49,7 @@ def test_a_killed_server_comes_back_with_what_it_was_to_keep(
 
 def test_a_frozen_server_answers_when_thawed(start_redis: StartRedis) -> None:
     server = start_redis()
-    impatient = redis.Redis.from_url(server.url, socket_timeout=0.1, retry=ONCE)
+    impatient = redis.Redis.from_url(server.url, socket_timeout=1.0, retry=ONCE)
     server.freeze()
     with pytest.raises(redis.TimeoutError):
         impatient.ping()
