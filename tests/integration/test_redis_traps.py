@@ -10,6 +10,7 @@ import pytest
 from tests.integration.redis_scene import GROUP, LEASE, NOW, STREAM, Scene, bodies, outgoing, take
 from tests.services.redis_server import RedisServer
 
+from penstock.brokers import rules
 from penstock.brokers.redis_streams import RedisStreamsBroker
 from penstock.brokers.redis_streams.server import Server, script
 from penstock.messaging.broker import Ask
@@ -103,6 +104,7 @@ def test_a_late_settlement_does_nothing(scene: Scene, settlement: Ack | Release 
     (after,) = take(heir)
     (failure,) = slow.settle([(before, settlement)])
     assert failure.lost
+    assert failure.reason == rules.LOST
     assert heir.stats("q").in_flight == 1
     assert not slow.browse("q-dlq", messages_max=9)
     assert not heir.settle([(after, Ack())])
