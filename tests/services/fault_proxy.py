@@ -32,14 +32,17 @@ class Afterwards(Enum):
 
 @dataclass(slots=True, eq=False)
 class Trap:
-    """Waits for one request that contains the marker; ``sprung`` is set when its reply has come and was swallowed."""
+    """Waits for one request that contains the marker; ``sprung`` is set when what it waits for has happened.
+
+    That is a reply that was swallowed; or, without ``afterwards``, a request that is held.
+    """
 
     marker: bytes
-    afterwards: Afterwards
+    afterwards: Afterwards | None
     sprung: threading.Event = field(default_factory=threading.Event)
 
     def wait(self) -> None:
-        assert self.sprung.wait(PATIENCE_SECONDS), f"no reply to {self.marker!r} came in {PATIENCE_SECONDS} s"
+        assert self.sprung.wait(PATIENCE_SECONDS), f"{self.marker!r} did not come within {PATIENCE_SECONDS} s"
 
 
 class Link:
@@ -48,6 +51,7 @@ class Link:
     def __init__(self, client: socket.socket, server: socket.socket) -> None:
         self.client, self.server = client, server
         self.deaf = False  # never unset: what comes is thrown away. Written by the test's thread and the link's own
+        self.held = False  # under the proxy's lock: requests wait
         self.ending = False  # never unset, written by any thread
         self.trap: Trap | None = None  # written by the thread of the requests before it passes them on
         self.over = threading.Event()
@@ -134,12 +138,24 @@ class FaultProxy:
             self._traps.append(trap)
         return trap
 
+    def hold(self, marker: bytes) -> Trap:
+        """Let the next request with these bytes in it reach the server only after `heal`, even if its client has left.
+
+        As a network does that lost a connection's packets for a while: they are sent again, and come late.
+        """
+        trap = Trap(marker, None)
+        with self._changed:
+            self._traps.append(trap)
+        return trap
+
     def heal(self) -> None:
         """From now on all goes through, and no trap waits."""
         with self._changed:
             self._stalled = frozenset()
             self._deaf = False
             self._traps.clear()
+            for link in self._links:
+                link.held = False
             self._changed.notify_all()
 
     def close(self) -> None:
@@ -196,8 +212,12 @@ class FaultProxy:
         with self._changed:
             for trap in self._traps:
                 if link.trap is None and trap.marker in seen:
-                    link.trap = trap
                     self._traps.remove(trap)
+                    if trap.afterwards is None:
+                        link.held = True
+                        trap.sprung.set()
+                    else:
+                        link.trap = trap
                     break
             kept = max((len(trap.marker) - 1 for trap in self._traps), default=0)
         return seen[-kept:] if kept > 0 else b""
@@ -205,8 +225,11 @@ class FaultProxy:
     def _may_go_on(self, link: Link, way: Way) -> bool:
         """Wait while this way is stalled; False if the connection is to end."""
         with self._changed:
-            self._changed.wait_for(lambda: way not in self._stalled or link.ending)
+            self._changed.wait_for(lambda: link.ending or not self._waits(link, way))
         return not link.ending
+
+    def _waits(self, link: Link, way: Way) -> bool:
+        return way in self._stalled or (link.held and way is Way.REQUESTS)
 
     def _spring(self, link: Link, trap: Trap) -> None:
         if trap.afterwards is Afterwards.CUT:

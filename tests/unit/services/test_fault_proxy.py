@@ -177,6 +177,21 @@ def test_after_a_swallowed_reply_the_connection_may_be_held(
     assert server.cli("GET", "a") == b"1"
 
 
+def test_a_held_request_comes_late_even_if_its_client_has_left(
+    proxy: FaultProxy, connect: Connect, impatient: Connect, server: RedisServer
+) -> None:
+    client, other = impatient(), connect()
+    trap = proxy.hold(b"INCRBY")
+    with pytest.raises(redis.TimeoutError):
+        client.incr("a")
+    trap.wait()
+    client.close()
+    assert other.incr("b") == 1
+    assert server.cli("GET", "a") is None
+    proxy.heal()
+    wait_for(lambda: server.cli("GET", "a") == b"1", "it came late")
+
+
 def test_a_marker_that_comes_in_two_pieces_is_seen(proxy: FaultProxy, server: RedisServer) -> None:
     with raw_connection(proxy) as connection:
         trap = proxy.swallow(b"marker")
