@@ -3,7 +3,7 @@
 -- Answers {which queue, now, store, retention, receives_max, dead-letter queue, entries} of the first queue that has any,
 -- else {0, now, when the next delay ends}.
 
-local ADOPT_PAGE, ADOPT_PAGES = 1000, 50 -- what one call adopts: a tenth of a second of the server
+local ADOPT_PAGE, ADOPT_PAGES = 1000, 20 -- what one call adopts at most: some tenths of a second of the server
 local consumer, now = ARGV[1], now_ms()
 
 local function read(stream, count)
