@@ -28,12 +28,12 @@ LEASE_SECONDS = 5  # some faults a second do not end it
 LONG_WORK_SECONDS = 6.0  # more than a lease
 AWAY_SECONDS = SHORT_LEASE_SECONDS * 1.2  # more than a short lease
 MOMENT_SECONDS = 0.3  # less than anything that matters
-TRAP_SECONDS = 2.0  # after which a kind of request is held not to come
+TRAP_SECONDS = 5.0  # after which a kind of request is held not to come
 BETWEEN = (3, 40)  # lines of the journal between two faults
 
 SLOW = [pytest.mark.slow, pytest.mark.timeout(1_800)]
 
-Fault = Callable[[FaultProxy], None]
+Fault = Callable[[FaultProxy], bool]  # answers whether it happened: what it waits for may not come
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,48 +58,64 @@ def load(number: int) -> tuple[str, Sequence[Outgoing]]:
 # --- faults
 
 
-def cut(proxy: FaultProxy) -> None:
+def cut(proxy: FaultProxy) -> bool:
     proxy.cut()
+    return True
 
 
-def stall_a_moment(proxy: FaultProxy) -> None:
+def stall_a_moment(proxy: FaultProxy) -> bool:
     proxy.stall()
     threading.Event().wait(MOMENT_SECONDS)
+    return True
 
 
-def hold_replies_a_moment_and_cut(proxy: FaultProxy) -> None:
+def hold_replies_a_moment_and_cut(proxy: FaultProxy) -> bool:
     """What was asked in that moment was done, and nobody hears of it."""
     proxy.stall(Way.REPLIES)
     threading.Event().wait(MOMENT_SECONDS)
     proxy.cut()
+    return True
 
 
 def swallow(script: str, afterwards: Afterwards = Afterwards.CUT) -> Fault:
     """The next call of that script is done, and its reply lost."""
     marker = scripts()[script].sha.encode()
 
-    def fault(proxy: FaultProxy) -> None:
-        proxy.swallow(marker, afterwards=afterwards).sprung.wait(TRAP_SECONDS)
+    def fault(proxy: FaultProxy) -> bool:
+        return proxy.swallow(marker, afterwards=afterwards).sprung.wait(TRAP_SECONDS)
 
     fault.__name__ = f"swallow_{script}_{afterwards.name.lower()}"
     return fault
 
 
-def stall_beyond_the_leases(proxy: FaultProxy) -> None:
+def swallow_a_token(proxy: FaultProxy) -> bool:
+    """Somebody was told that messages had come, and does not know."""
+    return proxy.swallow(b"BLPOP").sprung.wait(TRAP_SECONDS)
+
+
+def swallow_take_and_what_makes_it_good(proxy: FaultProxy) -> bool:
+    return swallow("take")(proxy) and swallow("reclaim")(proxy)
+
+
+def stall_beyond_the_leases(proxy: FaultProxy) -> bool:
     proxy.stall()
     threading.Event().wait(AWAY_SECONDS)
+    return True
 
 
-def half_open_beyond_the_leases(proxy: FaultProxy) -> None:
+def half_open_beyond_the_leases(proxy: FaultProxy) -> bool:
     proxy.half_open()
     threading.Event().wait(AWAY_SECONDS)
+    return True
 
 
 SHORT: Sequence[Fault] = (
     cut,
     stall_a_moment,
     hold_replies_a_moment_and_cut,
-    *(swallow(script) for script in ("send", "take", "settle", "extend")),
+    *(swallow(script) for script in ("send", "take", "settle", "extend", "sweep")),
+    swallow_a_token,
+    swallow_take_and_what_makes_it_good,
 )
 LONG: Sequence[Fault] = (
     stall_beyond_the_leases,
@@ -111,9 +127,9 @@ LONG: Sequence[Fault] = (
 
 def happens(fault: Fault, proxy: FaultProxy) -> Happened:
     began_at = time.time()
-    fault(proxy)
+    happened = fault(proxy)
     proxy.heal()
-    return Happened(name=fault.__name__, began_at=began_at, ended_at=time.time())
+    return Happened(name=fault.__name__ if happened else "nothing", began_at=began_at, ended_at=time.time())
 
 
 # --- the run and its oracle
@@ -217,7 +233,9 @@ def test_short_faults_lose_nothing_and_nothing_is_begun_twice(
     found = run(tmp_path, server, proxies(server), faults, seed=seed, lease_seconds=LEASE_SECONDS)
     check(found)
     assert found.begun_again() == []
-    print(f"{len(found.accepted)} messages, {len(faults)} faults")  # noqa: T201 # shown with -s
+    happened = {fault.name for fault in found.faults}
+    assert {fault.__name__ for fault in SHORT} <= happened, "some faults never happened"
+    print(f"{len(found.accepted)} messages, {Counter(fault.name for fault in found.faults)}")  # noqa: T201 # shown with -s
 
 
 @pytest.mark.parametrize(("seed", "count"), [(1, 2), pytest.param(2, 40, marks=SLOW)])
