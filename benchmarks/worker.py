@@ -3,11 +3,14 @@
     python benchmarks/worker.py [--folder DIR] [--messages N] [--only NAME]
 
 Prints messages a second from the first receive to the last ack, on the embedded queue in one process; how long 2,000
-sleeps of 50 ms take at concurrency 100 (at best 1 s); and what an idle worker of three queues costs.
+sleeps of 50 ms take at concurrency 100 (at best 1 s); what an idle worker of three queues costs; and the worker alone,
+over a broker that costs nothing: what is left to be won without one.
 """
 
 import argparse
 import asyncio
+import gc
+import random
 import tempfile
 import threading
 import time
@@ -15,13 +18,19 @@ from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any
 
+from penstock.brokers.memory import MemoryBroker
 from penstock.brokers.sqlite import SqliteBroker
 from penstock.events import Bus
+from penstock.handlers.context import Context
+from penstock.handlers.declaration import HandlerDeclaration
+from penstock.handlers.function_handler import FunctionHandler
+from penstock.messaging.broker import Ask, Broker, Turn
 from penstock.messaging.clock import SystemClock
 from penstock.messaging.delivery import Delivery
-from penstock.messaging.handler import Answer, Place
-from penstock.messaging.message import Outgoing
-from penstock.messaging.settlement import Ack
+from penstock.messaging.handler import Answer, BatchHandler, Place
+from penstock.messaging.message import Message, Outgoing
+from penstock.messaging.queue import Queue
+from penstock.messaging.settlement import Ack, Settlement
 from penstock.worker.line import Line
 from penstock.worker.settings import WorkerSettings
 from penstock.worker.shutdown import StopSignal
@@ -95,7 +104,49 @@ class BareHandler:
         pass
 
 
-def worker(broker: SqliteBroker, *lines: Line) -> Worker:
+class CostlessBroker(MemoryBroker):
+    """Hands over what was made before, and takes every settlement."""
+
+    def __init__(self, messages: int) -> None:
+        super().__init__()
+        self.unsettled = messages
+        self.done = threading.Event()
+        self._ready = [
+            Delivery(
+                message=Message(id=f"m{n}", body=BODY, enqueued_at=0.0),
+                queue="q",
+                receipt=f"r{n}",
+                attempt=1,
+                received_at=0.0,
+            )
+            for n in range(messages)
+        ]
+        self._given = 0
+
+    def turn(
+        self,
+        settlements: Sequence[tuple[Delivery, Settlement]],
+        asks: Sequence[Ask],
+        *,
+        lease_seconds: float,  # noqa: ARG002 # the protocol's, as is the next
+        wait_seconds: float = 0.0,  # noqa: ARG002
+    ) -> Turn:
+        self.unsettled -= len(settlements)
+        if not self.unsettled:
+            self.done.set()
+        first, self._given = self._given, self._given + sum(ask.messages_max for ask in asks)
+        return Turn(deliveries=self._ready[first : self._given])
+
+
+def plain(body: bytes, context: Context) -> None:
+    pass
+
+
+async def coroutine(body: bytes, context: Context) -> None:
+    pass
+
+
+def worker(broker: Broker, *lines: Line) -> Worker:
     settings = WorkerSettings(concurrency=CONCURRENCY, start_jitter_seconds=0.0)
     return Worker(broker=broker, lines=lines, settings=settings, clock=SystemClock(), bus=Bus())
 
@@ -148,10 +199,41 @@ def idle(broker: SqliteBroker, _: int) -> None:
     print(f"an idle worker of {len(lines)} queues takes {share:.2%} of a core")
 
 
+def alone(_: SqliteBroker, messages: int) -> None:
+    print(f"the worker alone, {messages:,} messages, concurrency {CONCURRENCY}: messages a second")
+    handlers: dict[str, BatchHandler] = {
+        "nothing, on the pool": BareHandler(Place.POOL),
+        "nothing, on the loop": BareHandler(Place.LOOP),
+        "def, with its context": function_handler(plain),
+        "async def, likewise": function_handler(coroutine),
+    }
+    for name, handler in handlers.items():
+        broker = CostlessBroker(messages)
+        gc.collect()
+        gc.freeze()  # what was made before is not looked through again and again
+        stop = StopSignal()
+        thread = threading.Thread(target=worker(broker, Line(queue="q", handler=handler)).run, args=(stop,))
+        cpu_before, started_at = time.process_time(), time.perf_counter()
+        thread.start()
+        assert broker.done.wait(600)
+        took_seconds, cpu_seconds = time.perf_counter() - started_at, time.process_time() - cpu_before
+        stop.request()
+        thread.join()
+        gc.unfreeze()
+        rate = messages / took_seconds
+        print(f"  {name:>22}: {rate:10,.0f}, {cpu_seconds / messages * 1e6:.1f} us of a core each")
+
+
+def function_handler(function: Callable[..., Any]) -> FunctionHandler:
+    declaration = HandlerDeclaration(name="bench", queue=Queue("q"), function=function)
+    return FunctionHandler(declaration, bus=Bus(), clock=SystemClock(), random=random.random)
+
+
 BENCHMARKS: dict[str, Callable[[SqliteBroker, int], None]] = {
     "empty": empty_handlers,
     "sleep": sleepers,
     "idle": idle,
+    "alone": alone,
 }
 
 

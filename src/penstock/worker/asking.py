@@ -102,7 +102,7 @@ class Asking:
     def rest_seconds(self) -> float | None:
         """How long until a line is to be asked; None while none has room."""
         roomy = [served for served in self._lines if served.room > 0]
-        ask_at = [self._calm_until if served.to_be_heard else served.ask_at for served in roomy]
+        ask_at = [min(served.ask_at, self._calm_until) if served.to_be_heard else served.ask_at for served in roomy]
         return max(min(ask_at) - self._clock.monotonic(), 0.0) if ask_at else None
 
     def _judge_alarm(self) -> None:

@@ -103,7 +103,7 @@ class Pool:
                 self._calls.get()
                 came = True
                 continue
-            if self._waiting:
+            if self._waiting and not self._called:  # asked without the lock: who is on his way looks for himself
                 self._call_one()
             fly, flight = taken
             fly(flight)

@@ -200,6 +200,24 @@ def test_where_the_broker_knows_when_a_delay_ends_it_is_asked_then(
     assert stopped(life) == "drained"
 
 
+def test_a_false_alarm_keeps_no_line_from_being_asked_at_its_time(
+    life: "Life", clock: "FakeClock", eventually: Eventually
+) -> None:
+    life.clock = clock
+    life.serve(Place.POOL, queue="mail")
+    life.broker.next_in_seconds = 7.0
+    life.start(**SLOWLY)
+    ear = resting(life, eventually)
+    ear.tell()
+    eventually(lambda: len(life.broker.asked) == 2)
+    ear.tell()
+    eventually(lambda: clock.waits.count(7.0) >= 3, "it rests until the delay ends")
+    life.broker.put(1, queue="mail")
+    clock.time += 7.0
+    eventually(lambda: life.broker.acked() == ["m1"])
+    assert stopped(life) == "drained"
+
+
 def test_a_delay_that_is_over_and_brought_nothing_does_not_make_it_spin(
     life: "Life", clock: "FakeClock", eventually: Eventually
 ) -> None:
