@@ -9,6 +9,7 @@ import inspect
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from penstock.errors import PenstockError, PublishHalted, UserError
 from penstock.messaging.delivery import Delivery
@@ -97,8 +98,7 @@ class Flight:
         self._course.lost(self)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Answered:
+class Answered(NamedTuple):
     """The run ended, with settlements by receipt."""
 
     settlements: Answer
