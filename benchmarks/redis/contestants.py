@@ -40,6 +40,7 @@ class Contestant:
     )
     waiting_concurrency: int = CONCURRENCY  # for handlers that sleep
     share: int = 1  # of the empty messages it gets one in so many, to end in time
+    elsewhere: Mapping[str, str] = field(default_factory=dict)  # what another host would have, where that matters
 
     def version(self, environment: Mapping[str, str]) -> str:
         """Raises `NotHere`."""
@@ -95,6 +96,8 @@ def _penstock(kind: str) -> Contestant:
         name=f"penstock {kind}",
         left=Left(lists=(f"{queue}:ready",), sorted_sets=(f"{queue}:delayed",), streams=(f"{queue}:stream",)),
         environment={"BENCH_QUEUE": kind},
+        # On the same host a worker finds the locks of the dead in the state folder, and waits for no lease.
+        elsewhere={"PENSTOCK_STATE": str(BUILD / f"elsewhere-{kind}")},
         bulk=True,
     )
 
@@ -110,6 +113,7 @@ def _python(
     empty_concurrency: int = CONCURRENCY,
     waiting_concurrency: int = CONCURRENCY,
     share: int = 1,
+    elsewhere: Mapping[str, str] | None = None,
 ) -> Contestant:
     run = (str(interpreter), "-m", "benchmarks.redis.peer", module)
     return Contestant(
@@ -123,6 +127,7 @@ def _python(
         empty_concurrency=empty_concurrency,
         waiting_concurrency=waiting_concurrency,
         share=share,
+        elsewhere=elsewhere or {},
     )
 
 

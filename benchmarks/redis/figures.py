@@ -42,7 +42,8 @@ class Figures:
     idle_cpu_percent: float | None = None
     idle_commands_rate: float | None = None
     commands_a_message: float | None = None
-    recovery: str | None = None
+    recovery: str | None = None  # seconds, or words
+    recovery_elsewhere: str | None = None  # by a worker on another host, where that differs
 
 
 def measure(stage: Stage, figures: Figures, *, messages: int) -> None:

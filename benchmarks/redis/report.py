@@ -48,6 +48,10 @@ def _sleeps(figures: Figures) -> str:
     return ("~" if figures.sleeps_scaled else "") + _number(figures.sleeps_seconds, ".2f")
 
 
+def _recovery(figures: Figures) -> str:
+    return (figures.recovery or "-") + (f" ({figures.recovery_elsewhere})" if figures.recovery_elsewhere else "")
+
+
 def _padded(text: str, width: int, column: int) -> str:
     return text.ljust(width) if column == 0 else text.rjust(width)
 
@@ -75,5 +79,9 @@ COLUMNS: Sequence[tuple[str, str, Cell]] = (
     ("idle CPU %", "of a core", lambda each: _number(each.idle_cpu_percent, ".2f")),
     ("idle cmd/s", "commands to Redis while idle", lambda each: _number(each.idle_commands_rate, ",.1f")),
     ("cmd/msg", "commands of the worker to Redis a message", lambda each: _number(each.commands_a_message, ".2f")),
-    ("recovery s", "after SIGKILL, until all work was begun again", lambda each: each.recovery or "-"),
+    (
+        "recovery s",
+        "after SIGKILL, until all work was begun again (in brackets: by a worker on another host)",
+        _recovery,
+    ),
 )

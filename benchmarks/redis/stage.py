@@ -3,7 +3,7 @@
 import os
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,11 +59,10 @@ class Stage:
         self.send(numbers, seconds=seconds, mode="many" if self.contestant.bulk else "one")
 
     @contextmanager
-    def worker(self, concurrency: int) -> Iterator[Processes]:
+    def worker(self, concurrency: int, environment: Mapping[str, str] | None = None) -> Iterator[Processes]:
         command = [word.replace("{concurrency}", str(concurrency)) for word in self.contestant.worker]
-        with running(
-            command, folder=self.contestant.folder, environment=self.environment(concurrency), log=self.log
-        ) as processes:
+        given = {**self.environment(concurrency), **(environment or {})}
+        with running(command, folder=self.contestant.folder, environment=given, log=self.log) as processes:
             yield processes
 
     def environment(self, concurrency: int = 1) -> dict[str, str]:

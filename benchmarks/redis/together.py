@@ -1,7 +1,7 @@
 """What can be measured of all at once: what they cost while idle, and what becomes of work in flight when they die."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
@@ -42,22 +42,26 @@ def idle(contestants: Sequence[Contestant], figures: dict[str, Figures], folder:
 
 def recovery(contestants: Sequence[Contestant], figures: dict[str, Figures], folder: Path) -> None:
     """All at the same time, since this is nothing but waiting."""
-    with ThreadPoolExecutor(max_workers=len(contestants)) as pool:
-        told = pool.map(lambda contestant: _recovery(contestant, folder), contestants)
-        for contestant, words in zip(contestants, told, strict=True):
-            figures[contestant.name].recovery = words
+    elsewhere = [contestant for contestant in contestants if contestant.elsewhere]
+    with ThreadPoolExecutor(max_workers=len(contestants) + len(elsewhere)) as pool:
+        here = [pool.submit(_recovery, each, folder / "here", {}) for each in contestants]
+        there = [pool.submit(_recovery, each, folder / "elsewhere", each.elsewhere) for each in elsewhere]
+        for contestant, words in zip(contestants, here, strict=True):
+            figures[contestant.name].recovery = words.result()
+        for contestant, words in zip(elsewhere, there, strict=True):
+            figures[contestant.name].recovery_elsewhere = words.result()
 
 
-def _recovery(contestant: Contestant, folder: Path) -> str:
+def _recovery(contestant: Contestant, folder: Path, second: Mapping[str, str]) -> str:
     """SIGKILL with work in flight, another worker at once: seconds until all of it was begun again, or what else."""
     try:
         with stage(contestant, folder, messages_max=IN_FLIGHT) as own:
-            return _killed(own)
+            return _killed(own, second)
     except Failed as failed:
         return str(failed)
 
 
-def _killed(own: Stage) -> str:
+def _killed(own: Stage, elsewhere: Mapping[str, str]) -> str:
     numbers, concurrency = own.take(IN_FLIGHT), own.contestant.waiting_concurrency
     own.fill(numbers, seconds=WORK_SECONDS)
     with own.worker(concurrency) as first:
@@ -67,7 +71,7 @@ def _killed(own: Stage) -> str:
         first.kill()
     killed_at = time.time()
     held = [number for number in numbers if own.started(numbers[number : number + 1])]
-    with own.worker(concurrency) as second:
+    with own.worker(concurrency, elsewhere) as second:
         back = wait_until(
             lambda: all(effect.starts > 1 for effect in own.effects.read(held)),
             seconds_max=RECOVERY_SECONDS_MAX,

@@ -15,7 +15,7 @@ from arq.worker import run_worker
 
 from benchmarks.redis.peer import Many, One, address, concurrency, effects
 
-PACKAGES = ("arq", "redis")
+PACKAGES = ("arq", "redis", "hiredis")
 
 
 async def work(context: dict[Any, Any], number: int, seconds: float) -> None:
