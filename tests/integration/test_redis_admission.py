@@ -86,6 +86,26 @@ def test_a_user_with_exactly_the_rights_that_are_documented_can_do_everything(
     try_everything(url, prefix="penstock")
 
 
+def test_a_user_who_may_not_ask_for_the_version_may_work(start_redis: StartRedis) -> None:
+    server = start_redis(users=USER.replace("+info ", ""))
+    with closing(RedisStreamsBroker(f"unix://shop:secret@{server.socket}", holder="w1", sweep_seconds=0.0)) as broker:
+        cycle(broker)
+
+
+@pytest.mark.parametrize(("version", "fits"), [("5.0.14", False), ("6.0.16", False), ("6.2.0", True), ("10.0.1", True)])
+def test_a_server_that_is_too_old_is_refused(
+    redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch, version: str, fits: bool
+) -> None:
+    with closing(RedisStreamsBroker(redis_server.url, holder="w1")) as broker:
+        monkeypatch.setattr(broker._server._client, "info", lambda section: {"redis_version": version})
+        if fits:
+            broker.send("q", outgoing("m"))
+        else:
+            with pytest.raises(ConfigurationError, match=f"is Redis {version}; it has to be at least 6.2: upgrade"):
+                broker.send("q", outgoing("m"))
+            assert redis_server.cli("DBSIZE") == 0
+
+
 @pytest.mark.parametrize("trusted", [True, False])
 def test_tls(start_redis: StartRedis, certificate: Certificate, trusted: bool) -> None:
     server = start_redis(certificate=certificate)
