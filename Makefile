@@ -26,7 +26,7 @@ test: setup ## Everything CI runs: the linters, then all tests but the long matr
 lint: setup ## ruff, mypy --strict and the import contracts
 	@$(VENV)/bin/python scripts/run_tests.py --only lint
 
-bench: ## The benchmarks whose figures the README quotes (in environments of their own, with other Redis consumers)
+bench: ## The benchmarks whose figures the README quotes, in environments of their own
 	@$(PYTHON) scripts/bootstrap.py --venv .venv-bench-older --lock bench-older
 	@$(PYTHON) scripts/bootstrap.py --venv .venv-bench --lock bench
 	@.venv-bench/bin/python -m benchmarks
