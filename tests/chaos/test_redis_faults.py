@@ -94,7 +94,7 @@ def swallow_a_token(proxy: FaultProxy) -> bool:
 
 
 def swallow_take_and_what_makes_it_good(proxy: FaultProxy) -> bool:
-    return swallow("take")(proxy) and swallow("reclaim")(proxy)
+    return swallow("take")(proxy) and swallow("doubts")(proxy)
 
 
 def stall_beyond_the_leases(proxy: FaultProxy) -> bool:

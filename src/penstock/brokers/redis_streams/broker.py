@@ -90,7 +90,7 @@ class RedisStreamsBroker:
         self._sweeping = Sweeping(
             self._server, self._keys, every_seconds=sweep_seconds, clock=self._clock, random=random, tell=tell
         )
-        self._doubts = Doubts(self._server, self._keys)
+        self._doubts = Doubts(self._server, self._keys, worker=holder)
         self._turns = Turns(
             server=self._server,
             keys=self._keys,
@@ -102,6 +102,7 @@ class RedisStreamsBroker:
         )
         self._closed = False  # written by the thread that closes
         self._listed: dict[str, str] = {}  # the store under which each queue was listed last; any thread's
+        self._settings = {settings.name: settings for settings in queues}
         for settings in queues:
             self._configure(settings)
 
@@ -311,15 +312,20 @@ class RedisStreamsBroker:
         untold = [field for field, value in fields.items() if value is None]
         commands: list[Command] = [("HSET", key, *told), ("SADD", self._keys.queues, name)]
         commands += [("HDEL", key, *untold)] if untold else []
-        for answer in self._server.run(*commands):
+        answers = self._server.run(*commands, ("HGET", key, "store"))
+        for answer in answers:
             if isinstance(answer, Exception):
                 raise answer
+        self._listed[name] = (answers[-1] or b"").decode()
 
     def _list(self, queue: str, store: str) -> None:
-        """Let `queue_names` know it: at first, and when the server forgot everything since."""
+        """Let `queue_names` know it, and it its settings: at first, and when the server forgot everything since."""
         if self._listed.get(queue) != store:
             with suppress(TemporaryError):  # no memory left, or away by now: what was asked is done all the same
-                self._server.ask("SADD", self._keys.queues, queue)
+                if queue in self._settings:
+                    self._configure(self._settings[queue])
+                else:
+                    self._server.ask("SADD", self._keys.queues, queue)
                 self._listed[queue] = store
 
 

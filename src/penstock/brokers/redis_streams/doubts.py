@@ -7,7 +7,11 @@ from contextlib import contextmanager
 from penstock.brokers.redis_streams.keys import Keys
 from penstock.brokers.redis_streams.records import entry_of
 from penstock.brokers.redis_streams.server import Server, script
+from penstock.brokers.redis_streams.settling import Group
 from penstock.messaging.delivery import Delivery
+
+PUT_BACK_MAX = 1_000  # in one script
+NEVER_ARRIVED = "its delivery never arrived"
 
 
 class Doubts:
@@ -17,9 +21,10 @@ class Doubts:
     a moment in which nobody takes.
     """
 
-    def __init__(self, server: Server, keys: Keys) -> None:
+    def __init__(self, server: Server, keys: Keys, *, worker: str) -> None:
         self._server = server
         self._keys = keys
+        self._worker = worker
         self._lock = threading.Lock()
         self._taking = 0  # under the lock: calls under way
         self._in_doubt: set[tuple[str, str]] = set()  # under the lock: queues, each with the consumer that took
@@ -58,7 +63,16 @@ class Doubts:
             if self._taking:
                 return
             for queue, consumer in tuple(self._in_doubt):
-                receipts = {entry_of(receipt): receipt for receipt in tuple(self._held.get(queue, ()))}
-                gone = self._server.ask(*script("reclaim", [self._keys.stream(queue)], consumer, *receipts))
-                self._held.get(queue, set()).difference_update(receipts[id.decode()] for id in gone)
+                self._put_back_unknown(queue, consumer)
                 self._in_doubt.discard((queue, consumer))
+
+    def _put_back_unknown(self, queue: str, consumer: str) -> None:
+        """Looks first and names what goes back: a request that comes late must not take what we got since."""
+        receipts = {entry_of(receipt): receipt for receipt in tuple(self._held.get(queue, ()))}
+        unknown, gone = self._server.ask(*script("doubts", [self._keys.stream(queue)], consumer, *receipts))
+        self._held.get(queue, set()).difference_update(receipts[id.decode()] for id in gone)
+        for at in range(0, len(unknown), PUT_BACK_MAX):
+            group = Group(queue=queue)
+            for id in unknown[at : at + PUT_BACK_MAX]:
+                group.release(id.decode(), delay_seconds=0.0, refund=True, reason=NEVER_ARRIVED)
+            self._server.ask(*group.command(self._keys, self._worker))

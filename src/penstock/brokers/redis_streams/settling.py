@@ -26,6 +26,11 @@ class Group:
     others: list[Any] = field(default_factory=list)  # the script's arguments for releases and dead letters
     graves: str = ""  # the dead-letter queue, where there is a dead letter
 
+    def release(self, entry: str, *, delay_seconds: float, refund: bool, reason: str | None) -> None:
+        """Let this one be handed over again."""
+        kept = rules.kept_reason(reason) or ""
+        self.others += ("release", entry, milliseconds(delay_seconds), "G" if refund else "F", kept)
+
     def bury(self, delivery: Delivery, entry: str, head: str) -> None:
         """Let this one become a dead letter, with these attributes."""
         self.by_entry[entry] = delivery
@@ -69,8 +74,7 @@ def grouped(
             case Ack():
                 group.acks.append(entry)
             case Release(delay_seconds=delay_seconds, refund=refund, reason=reason):
-                kept = rules.kept_reason(reason) or ""
-                group.others += ("release", entry, milliseconds(delay_seconds), "G" if refund else "F", kept)
+                group.release(entry, delay_seconds=delay_seconds, refund=refund, reason=reason)
             case DeadLetter():
                 group.bury(delivery, entry, heads[delivery.receipt] or "")
     return [group for group in groups.values() if group.by_entry], lost

@@ -215,6 +215,8 @@ class Turns:
     def _give_up(self, got: Taken) -> None:
         if got.queue is not None:
             self.settings[got.queue] = got.settings
+            for delivery in got.deliveries[:1]:
+                self.list_queue(got.queue, delivery.receipt.partition("-")[0])
         deaths = {
             delivery.receipt: death_by_broker(
                 delivery,

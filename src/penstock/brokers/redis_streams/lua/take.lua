@@ -125,6 +125,10 @@ for which, stream in ipairs(KEYS) do
     end
     if #entries > 0 then
       local store = known[2] or redis.call('HGET', base .. ':queue', 'store')
+      if not store then -- somebody deleted the hash, or the server evicted it
+        store = ARGV[2]
+        redis.call('HSETNX', base .. ':queue', 'store', store)
+      end
       return { which, int(now), store, known[3], known[4], known[5], entries }
     end
   end

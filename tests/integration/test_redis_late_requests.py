@@ -1,0 +1,44 @@
+"""A request that comes late harms nobody."""
+
+import pytest
+from tests.integration.fleet import wait_for
+from tests.services.fault_proxy import FaultProxy
+from tests.services.redis_server import RedisServer
+
+from penstock.brokers.redis_streams import RedisStreamsBroker, server
+from penstock.brokers.redis_streams.scripts import scripts
+from penstock.errors import TemporaryError
+from penstock.messaging.message import Outgoing
+from penstock.messaging.settlement import Ack
+
+LEASE = 600.0
+
+
+@pytest.mark.parametrize("late_script", ["doubts", "settle"])
+def test_a_late_request_to_put_back_takes_nothing_from_who_holds_it(
+    redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch, late_script: str
+) -> None:
+    monkeypatch.setattr(server, "ANSWER_SECONDS", 1.0)
+    proxy = FaultProxy(str(redis_server.socket))
+    broker = RedisStreamsBroker(proxy.url, holder="w1")
+    broker.send("q", [Outgoing(body=b"a")])
+    lost = proxy.swallow(scripts()["take"].sha.encode())
+    with pytest.raises(TemporaryError):
+        broker.receive("q", messages_max=1, lease_seconds=LEASE)
+    lost.wait()
+    late = proxy.hold(scripts()[late_script].sha.encode())
+    with pytest.raises(TemporaryError):
+        broker.receive("q", messages_max=1, lease_seconds=LEASE)
+    late.wait()
+    (delivery,) = broker.receive("q", messages_max=1, lease_seconds=LEASE)
+    before = scripts_run(redis_server)
+    proxy.heal()
+    wait_for(lambda: scripts_run(redis_server) > before, "it came late")
+    assert not broker.extend([delivery], lease_seconds=LEASE)
+    assert not broker.settle([(delivery, Ack())])
+    proxy.close()
+    broker.close()
+
+
+def scripts_run(server: RedisServer) -> int:
+    return int(server.client.info("commandstats")["cmdstat_evalsha"]["calls"])
