@@ -246,7 +246,8 @@ class RedisStreamsBroker:
 
     def resume(self, queue: str) -> None:
         if self._server.ask("HDEL", self._keys.settings(queue), "paused"):
-            self._server.ask("RPUSH", self._keys.wake(queue), "1")
+            wake = self._keys.wake(queue)
+            self._server.run(("DEL", wake), ("RPUSH", wake, "1"))  # one token, whatever was there
 
     def paused(self, queue: str) -> bool:
         return bool(self._server.ask("HEXISTS", self._keys.settings(queue), "paused"))
