@@ -58,6 +58,7 @@ def through(broker: RedisStreamsBroker, messages: list[Outgoing], settlement: Se
 
 
 def used(server: RedisServer) -> int:
+    server.cli("SLOWLOG RESET")  # it holds the words of scripts that took long
     server.cli("MEMORY PURGE")
     return int(server.client.info("memory")["used_memory"])
 
