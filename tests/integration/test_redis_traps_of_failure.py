@@ -17,9 +17,11 @@ from tests.services.fault_proxy import FaultProxy
 from tests.services.redis_server import RedisServer
 
 from penstock.brokers.redis_streams import RedisStreamsBroker
+from penstock.brokers.redis_streams.keys import Keys
 from penstock.brokers.redis_streams.server import Server
 from penstock.errors import TemporaryError
 from penstock.events import Event, MessagesReceived, MessagesVanished
+from penstock.messaging.broker import QueueSettings
 from penstock.messaging.delivery import AttemptEnd
 from penstock.messaging.message import Outgoing
 from penstock.messaging.settlement import Ack, DeadLetter, Release
@@ -219,6 +221,31 @@ def test_a_purge_within_a_millisecond_makes_no_receipt_fit_again(scene: Scene) -
         receipts |= {entry(each) for each in take(broker)}
         assert broker.purge("q") == 1
     assert len(receipts) == 200
+
+
+@pytest.mark.parametrize("harm", ["FLUSHALL", f"DEL {Keys('penstock').settings('q')}"])
+def test_a_queue_gets_its_settings_again(scene: Scene, harm: str) -> None:
+    settings = QueueSettings(name="q", receives_max=2, dead_letter_queue="graves")
+    broker, sender = scene.broker(queues=[settings]), scene.broker("sender")
+    sender.send("q", outgoing("before"))
+    assert bodies(take(broker, lease=NOW)) == ["before"]
+    scene.server.cli(*harm.split())
+    sender.send("q", outgoing("after"))
+    while "after" not in bodies(take(broker, lease=NOW)):
+        pass  # ends: what comes before it is handed over twice at most
+    assert "q" in broker.queue_names()
+    while take(broker, lease=NOW):
+        pass
+    assert "after" in [letter.body.decode() for letter in broker.browse("graves", messages_max=9)]
+
+
+def test_a_worker_needs_no_sender_to_name_the_store_again(scene: Scene) -> None:
+    broker = scene.broker()
+    broker.send("q", outgoing("before"))
+    scene.raw.delete(Keys("penstock").settings("q"))
+    (delivery,) = take(broker)
+    assert delivery.message.body == b"before"
+    assert not broker.settle([(delivery, Ack())])
 
 
 @pytest.mark.parametrize("harm", ["FLUSHALL", "SCRIPT FLUSH", f"DEL {STREAM}", f"XGROUP DESTROY {STREAM} {GROUP}"])
