@@ -80,7 +80,22 @@ def test_a_receipt_names_its_entry() -> None:
     assert entry_of("b90a4124bb879e06-1795281573041-7") == "1795281573041-7"
 
 
-NO_RECEIPTS = """- -- x 1-2 a-b-c a-1- a--1 a-1-x a-1-² a-+1-2 a-1-1_0 a-1-* a->-1 a-1-$""".split()
+NO_RECEIPTS = [
+    "-",
+    "--",
+    "x",
+    "1-2",
+    "a-b-c",
+    "a-1-",
+    "a--1",
+    "a-1-x",
+    "a-1-²",
+    "a-+1-2",
+    "a-1-1_0",
+    "a-1-*",
+    "a->-1",
+    "a-1-$",
+]
 
 
 @pytest.mark.parametrize("receipt", [*NO_RECEIPTS, "", "a- 1-2", "a-1-2 ", "a-1-2\n", f"a-{'9' * 20}-0"])
