@@ -30,9 +30,9 @@ def start_thread(name: str, fly: Fly, flight: Flight) -> None:
 class Pool:
     """Threads for `def` handlers: made when needed, never more than ``threads_max``.
 
-    One thread at a time is on its way: whoever takes a flight while more are waiting calls the next one. So work that
-    blocks soon has as many threads as it needs, and a group of short runs is done by one thread or two; to wake one for
-    each message would cost more than the runs.
+    One thread at a time is on its way: before it takes a flight, each calls the next one if more are waiting. So work
+    that blocks soon has as many threads as it needs, and a group of short runs is done by one thread or two, where
+    waking one for each message would cost more than the runs. What came first begins first.
     """
 
     def __init__(self, *, threads_max: int) -> None:
@@ -43,14 +43,14 @@ class Pool:
         self._waiting: deque[tuple[Fly, Flight]] = deque()
         self._threads = 0
         self._asleep = 0
-        self._called = False  # a thread is on its way
+        self._coming = False  # a thread is on its way
         self._closed = False
 
     def start(self, fly: Fly, flights: Sequence[Flight]) -> None:
-        """Run these. Only the I/O thread calls it."""
+        """Run these. Only the I/O thread calls it. Raises RuntimeError where not even one thread can be had."""
         with self._lock:
             self._waiting.extend([(fly, flight) for flight in flights])
-        self._call_one()
+        self._call_one(comes_too=False)
 
     def close(self) -> None:
         """Let the threads end that have nothing to do, and the others after their run."""
@@ -60,40 +60,49 @@ class Pool:
         for _ in range(asleep):
             self._calls.put(None)
 
-    def _call_one(self) -> None:
-        """Call a thread, where there is something to do for it and none is on its way."""
+    def _call_one(self, *, comes_too: bool) -> bool:
+        """Call a thread, where none is on its way and there may be one more; answers whether that was a new one.
+
+        To begin a thread means to wait for it. Whoever ``comes_too`` is on his way then, and the new one is at work.
+        """
         with self._lock:
-            if self._called or not self._waiting or not (self._asleep or self._threads < self._threads_max):
-                return
-            self._called = True
+            if self._coming or not (self._asleep or self._threads < self._threads_max):
+                return False
+            self._coming = True
             sleeper = self._asleep > 0
             if sleeper:
                 self._asleep -= 1
             else:
                 self._threads += 1
-                name = f"penstock-pool-{self._threads}"
         if sleeper:
             self._calls.put(None)
-        else:
-            self._begin_thread(name)
+            return False
+        return self._begin_thread(comes=not comes_too)
 
-    def _begin_thread(self, name: str) -> None:
-        """Raises RuntimeError where the machine has no thread for us, not even one."""
+    def _begin_thread(self, *, comes: bool) -> bool:
+        name = f"penstock-pool-{self._threads}"
         try:
-            threading.Thread(target=self._work, name=name, daemon=True).start()
-        except RuntimeError:
+            threading.Thread(target=self._work, args=(comes,), name=name, daemon=True).start()
+        except RuntimeError:  # the machine has no more for us
             with self._lock:
-                self._called = False
+                self._coming = False
                 self._threads -= 1
                 if not self._threads:
                     raise
+            return False
+        return True
 
-    def _work(self) -> None:
-        came = True
+    def _work(self, comes: bool) -> None:
+        """``comes``: it is the one on its way."""
         while True:
+            if comes:
+                with self._lock:
+                    self._coming = False
+            # Asked without the lock: who is on his way looks for himself, and who adds a flight calls somebody.
+            comes = len(self._waiting) > 1 and not self._coming and self._call_one(comes_too=True)
+            if comes:
+                continue
             with self._lock:
-                if came:
-                    self._called = came = False
                 taken = self._waiting.popleft() if self._waiting else None
                 if taken is None:
                     if self._closed:
@@ -101,10 +110,8 @@ class Pool:
                     self._asleep += 1
             if taken is None:
                 self._calls.get()
-                came = True
+                comes = True
                 continue
-            if self._waiting and not self._called:  # asked without the lock: who is on his way looks for himself
-                self._call_one()
             fly, flight = taken
             fly(flight)
             del fly, flight, taken  # a sleeping thread keeps no message alive

@@ -124,3 +124,21 @@ def test_without_any_thread_whoever_starts_the_work_hears_of_it(runs: Runs, monk
     monkeypatch.setattr(threading.Thread, "start", refuse)
     with pytest.raises(RuntimeError):
         Pool(threads_max=5).start(runs.short, numbers(0))
+
+
+def test_who_makes_a_thread_holds_no_flight_meanwhile(
+    runs: Runs, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It takes a while, and what came first would begin last."""
+    start = threading.Thread.start
+
+    def slowly(thread: threading.Thread) -> None:
+        start(thread)
+        eventually(lambda: len(runs.begun) == 3, "all begin while somebody waits for the new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", slowly)
+    pool = Pool(threads_max=50)
+    pool.start(runs.short, numbers(1, 2, 3))
+    assert sorted(runs.begun) == [1, 2, 3]
+    pool.close()
+    eventually(lambda: not alive())
