@@ -4,8 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.brokers import rules
-from penstock.brokers.rules import HandOver
 from penstock.brokers.attributes import decode_attributes, decode_group, encode_attributes, encode_group
+from penstock.brokers.rules import HandOver
 
 SEQS = st.integers(0, 10**15)
 
