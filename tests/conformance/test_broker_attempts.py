@@ -68,7 +68,7 @@ def test_a_lease_of_a_dead_worker_ended_when_that_was_known(stand: Stand, broker
     started_at = stand.clock.now()
     stand.advance(8)
     other = stand.broker("w2")
-    assert other.release_holder("w1") == 2  # type: ignore[attr-defined]  # of the embedded brokers
+    assert other.release_holder("w1") == 2  # type: ignore[attr-defined]  # of ours, not of the Protocol
     deliveries = receive(other)
     assert [delivery.attempt for delivery in deliveries] == [2, 2]
     ended_at = {delivery.message.body: delivery.previous and delivery.previous.ended_at for delivery in deliveries}

@@ -437,7 +437,7 @@ def test_a_dead_letter_past_its_retention_is_deleted_and_counted(stand: Stand) -
     assert broker.stats("q-dlq").visible == 1
     stand.advance(10)
     assert receive(broker, queue="q-dlq") == []
-    assert broker.dropped("q-dlq") == 2  # type: ignore[attr-defined]  # of the embedded brokers
+    assert broker.dropped("q-dlq") == 2  # type: ignore[attr-defined]  # of ours, not of the Protocol
     assert receive(broker, queue="q-dlq-dlq") == []
 
 

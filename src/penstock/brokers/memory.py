@@ -44,7 +44,7 @@ class MemoryBroker:
 
     @property
     def capabilities(self) -> Capabilities:
-        return rules.EMBEDDED
+        return rules.CAPABILITIES
 
     def send(self, queue: str, messages: Sequence[Outgoing]) -> Sequence[str]:
         """All or none. A duplicate within the window is answered with the id of the message it repeats."""
@@ -59,7 +59,7 @@ class MemoryBroker:
     def receive(
         self, queue: str, *, messages_max: int, lease_seconds: float, wait_seconds: float = 0.0
     ) -> Sequence[Delivery]:
-        rules.check_seconds("lease_seconds", lease_seconds, rules.EMBEDDED.lease_seconds_max)
+        rules.check_seconds("lease_seconds", lease_seconds, rules.CAPABILITIES.lease_seconds_max)
         rules.check_wait(wait_seconds)
         self._check_open()
         clock = self._store.clock
@@ -78,7 +78,7 @@ class MemoryBroker:
                 clock.wait(arrived, max(pause, _PAUSE_SECONDS_MIN))
 
     def extend(self, deliveries: Sequence[Delivery], *, lease_seconds: float) -> Sequence[Delivery]:
-        rules.check_seconds("lease_seconds", lease_seconds, rules.EMBEDDED.lease_seconds_max)
+        rules.check_seconds("lease_seconds", lease_seconds, rules.CAPABILITIES.lease_seconds_max)
         self._check_open()
         lost = []
         with self._store.lock:
@@ -95,7 +95,7 @@ class MemoryBroker:
         self._check_open()
         for _, settlement in settlements:
             if isinstance(settlement, Release):
-                rules.check_seconds("delay_seconds", settlement.delay_seconds, rules.EMBEDDED.delay_seconds_max)
+                rules.check_seconds("delay_seconds", settlement.delay_seconds, rules.CAPABILITIES.delay_seconds_max)
         failures = []
         with self._store.lock:
             now = self._store.clock.now()

@@ -60,7 +60,7 @@ class Store:
         line = self.tended(queue, now)
         if line is None or line.paused:
             return ()
-        taken = line.take(max(0, min(messages_max, rules.EMBEDDED.receive_max)))
+        taken = line.take(max(0, min(messages_max, rules.CAPABILITIES.receive_max)))
         for entry in taken:
             entry.begin(holder, now)
             line.make_wait(entry, now + lease_seconds)

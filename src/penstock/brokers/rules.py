@@ -1,4 +1,8 @@
-"""What the two embedded brokers agree on: limits, ids and receipts, the ring of groups, deaths by the broker's hand."""
+"""What the brokers in SQLite, in memory and in Redis agree on, so that they can be exchanged.
+
+What they can do and refuse, how ids look, when a broker gives up on a message by itself, and what a dead letter then
+says. Only the embedded two share the forms of receipts and the order of the ring: Redis keeps both in its scripts.
+"""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -14,7 +18,7 @@ from penstock.messaging.settlement import DeadLetter
 
 G = TypeVar("G")
 
-EMBEDDED = Capabilities(
+CAPABILITIES = Capabilities(
     delay_seconds_max=14 * 86_400.0,
     lease_seconds_max=12 * 3_600.0,  # of one call; extending again and again has no end
     body_bytes_max=1024 * 1024,  # what SQS takes, so that what runs here fits there
@@ -81,7 +85,7 @@ def check_outgoing(queue: str, messages: Sequence[Outgoing]) -> None:
     check_queue(queue)
     for message in messages:
         _check_size(queue, message)
-        check_seconds("delay_seconds", message.delay_seconds, EMBEDDED.delay_seconds_max)
+        check_seconds("delay_seconds", message.delay_seconds, CAPABILITIES.delay_seconds_max)
         for text in (message.group, message.deduplication_id):
             if text is not None and not text.isascii():
                 _check_text(queue, text)
@@ -120,10 +124,10 @@ def check_wait(wait_seconds: float) -> None:
 
 
 def _check_size(queue: str, message: Outgoing) -> None:
-    if len(message.body) > EMBEDDED.body_bytes_max:
+    if len(message.body) > CAPABILITIES.body_bytes_max:
         raise ConfigurationError(
             f"a message for queue {queue!r} has a body of {len(message.body)} bytes: keep it under "
-            f"{EMBEDDED.body_bytes_max} and send a reference to what is larger"
+            f"{CAPABILITIES.body_bytes_max} and send a reference to what is larger"
         )
     if message.attributes and sum(len(k) + len(v) for k, v in message.attributes.items()) > ATTRIBUTES_BYTES_MAX:
         raise ConfigurationError(
@@ -188,7 +192,7 @@ def kept_reason(reason: str | None) -> str | None:
 
 def reason_too_large(body_bytes: int) -> str:
     """Why the broker gave up on a message that came into its file past `check_outgoing`."""
-    return f"its body has {body_bytes} bytes, over the limit of {EMBEDDED.body_bytes_max}"
+    return f"its body has {body_bytes} bytes, over the limit of {CAPABILITIES.body_bytes_max}"
 
 
 def reason_exhausted(attempts: int) -> str:

@@ -83,7 +83,7 @@ class SqliteBroker:
 
     @property
     def capabilities(self) -> Capabilities:
-        return rules.EMBEDDED
+        return rules.CAPABILITIES
 
     def send(self, queue: str, messages: Sequence[Outgoing]) -> Sequence[str]:
         """All or none, in one transaction that is on the disk when this returns.
@@ -103,7 +103,7 @@ class SqliteBroker:
         self, queue: str, *, messages_max: int, lease_seconds: float, wait_seconds: float = 0.0
     ) -> Sequence[Delivery]:
         """Messages sent in this process end the wait at once, those of others within ``poll_seconds``."""
-        rules.check_seconds("lease_seconds", lease_seconds, rules.EMBEDDED.lease_seconds_max)
+        rules.check_seconds("lease_seconds", lease_seconds, rules.CAPABILITIES.lease_seconds_max)
         rules.check_wait(wait_seconds)
         deadline = self._clock.monotonic() + wait_seconds
         with self._arrivals.watch() as arrived:
@@ -118,7 +118,7 @@ class SqliteBroker:
                     return ()
 
     def extend(self, deliveries: Sequence[Delivery], *, lease_seconds: float) -> Sequence[Delivery]:
-        rules.check_seconds("lease_seconds", lease_seconds, rules.EMBEDDED.lease_seconds_max)
+        rules.check_seconds("lease_seconds", lease_seconds, rules.CAPABILITIES.lease_seconds_max)
         if not deliveries:
             return ()
         with self._file.transaction() as connection:
@@ -128,7 +128,7 @@ class SqliteBroker:
         """One transaction. What is settled already, or a second time in one call, counts as lost."""
         for _, settlement in settlements:
             if isinstance(settlement, Release):
-                rules.check_seconds("delay_seconds", settlement.delay_seconds, rules.EMBEDDED.delay_seconds_max)
+                rules.check_seconds("delay_seconds", settlement.delay_seconds, rules.CAPABILITIES.delay_seconds_max)
         if not settlements:
             return ()
         with self._file.transaction() as connection:

@@ -10,7 +10,7 @@ from penstock.brokers.sqlite_rows import Row, delivery_of
 from penstock.brokers.sqlite_upkeep import Upkeep
 from penstock.messaging.delivery import Delivery
 
-_BODY_BYTES_MAX = rules.EMBEDDED.body_bytes_max
+_BODY_BYTES_MAX = rules.CAPABILITIES.body_bytes_max
 
 
 class Leasing:
@@ -27,7 +27,7 @@ class Leasing:
         self, connection: sqlite3.Connection, name: str, messages_max: int, lease_seconds: float, now: float
     ) -> Sequence[Delivery]:
         """Hand over ready messages, the groups in turn. A body over the limit goes to the dead letters instead."""
-        count = max(0, min(messages_max, rules.EMBEDDED.receive_max))
+        count = max(0, min(messages_max, rules.CAPABILITIES.receive_max))
         while True:  # ends: each turn but the last buries something
             queue = self._queues.ensure(connection, name)  # again: the ring has turned, or somebody paused the queue
             picked = [] if queue.paused else rules.interleave(self._heads(connection, queue, count), count)

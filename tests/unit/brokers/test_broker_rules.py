@@ -1,4 +1,4 @@
-"""The pure rules of the embedded brokers."""
+"""The pure rules that the brokers share."""
 
 from hypothesis import given
 from hypothesis import strategies as st

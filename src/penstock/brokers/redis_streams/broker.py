@@ -108,7 +108,7 @@ class RedisStreamsBroker:
 
     @property
     def capabilities(self) -> Capabilities:
-        return rules.EMBEDDED
+        return rules.CAPABILITIES
 
     # --- sending
 
@@ -172,7 +172,7 @@ class RedisStreamsBroker:
 
     def extend(self, deliveries: Sequence[Delivery], *, lease_seconds: float) -> Sequence[Delivery]:
         """One script for each queue, all in one round trip. It takes only what is still pending."""
-        rules.check_seconds("lease_seconds", lease_seconds, rules.EMBEDDED.lease_seconds_max)
+        rules.check_seconds("lease_seconds", lease_seconds, rules.CAPABILITIES.lease_seconds_max)
         pages = list(_pages(deliveries))
         if not pages:
             return list(deliveries)

@@ -31,7 +31,7 @@ NOTHING = Taken(now=0.0)
 
 def take(keys: Keys, store: str, consumer: str, asks: Sequence[Ask]) -> Command:
     """The command that asks the queues, in order, until one has messages."""
-    counts = [min(ask.messages_max, rules.EMBEDDED.receive_max) for ask in asks]
+    counts = [min(ask.messages_max, rules.CAPABILITIES.receive_max) for ask in asks]
     return script("take", [keys.stream(ask.queue) for ask in asks], consumer, store, *counts)
 
 

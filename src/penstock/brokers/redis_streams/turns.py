@@ -56,7 +56,7 @@ class Turns:
         queues = [ask.queue for ask in asks]
         try:
             if asks:
-                rules.check_seconds("lease_seconds", lease_seconds, rules.EMBEDDED.lease_seconds_max)
+                rules.check_seconds("lease_seconds", lease_seconds, rules.CAPABILITIES.lease_seconds_max)
             self.doubts.resolve()
             self.sweep_due(queues, lease_seconds)
         except Exception as error:
@@ -125,7 +125,7 @@ class Turns:
         try:
             for _, each in settlements:
                 if isinstance(each, Release):
-                    rules.check_seconds("delay_seconds", each.delay_seconds, rules.EMBEDDED.delay_seconds_max)
+                    rules.check_seconds("delay_seconds", each.delay_seconds, rules.CAPABILITIES.delay_seconds_max)
             deaths = deaths_by_settlement(self.server, self.keys, dead, worker=self.holder)
             heads = {
                 delivery.receipt: encode_attributes(with_death(delivery.message.attributes, deaths[delivery.receipt]))
