@@ -15,7 +15,7 @@ from penstock.brokers.redis_streams import RedisStreamsBroker
 from penstock.events import Event, MessagesReceived
 from penstock.messaging.delivery import Delivery
 from penstock.messaging.message import Outgoing
-from penstock.messaging.settlement import Ack, Release
+from penstock.messaging.settlement import Ack, DeadLetter, Release
 
 NOISY = 100_000
 
@@ -122,6 +122,26 @@ def test_a_foreign_message_keeps_its_id_and_becomes_json(redis_server: RedisServ
     (second,) = take(broker)
     assert (second.message, second.attempt) == (first.message, 2)
     assert broker.extend([second], lease_seconds=LEASE) == []
+
+
+def test_whatever_bytes_others_send_halt_no_queue(redis_server: RedisServer, broker: RedisStreamsBroker) -> None:
+    broker.send("q", outgoing("ours"))
+    redis_server.client.xadd(STREAM, {"group": b"\xff", "body": b"\xfe"})
+    redis_server.client.xadd(STREAM, {"state": "1 2", "group": "b"})  # as we write it, and yet not ours: no body
+    redis_server.client.xadd(STREAM, {b"\xff": b"\x00"})
+    first = take(broker)
+    assert Counter(each.message.body for each in first)[b"ours"] == 1
+    assert {(each.message.group, each.message.body) for each in first} >= {("\ufffd", b"\xfe")}
+    assert {"state": "1 2", "group": "b"} in [
+        json.loads(each.message.body) for each in first if each.message.group == "b"
+    ]
+    assert len(first) == 4
+    assert len(broker.browse("q", messages_max=9)) == 4
+    assert not broker.settle([(each, Release()) for each in first])
+    second = take(broker)
+    assert {each.message.id for each in second} == {each.message.id for each in first}
+    assert not broker.settle([(each, DeadLetter(reason="enough")) for each in second])
+    assert broker.stats("q-dlq").visible == 4
 
 
 def test_what_others_sent_while_nobody_looked_all_arrives(

@@ -64,7 +64,7 @@ def message_of(store: str, state: State, group: bytes, head: bytes, body: bytes)
         body=body,
         enqueued_at=state.enqueued_at,
         attributes=decode_attributes(head) if head else NO_ATTRIBUTES,
-        group=decode_group(group.decode()) if group else None,
+        group=decode_group(group.decode("utf-8", "replace")) if group else None,  # others write any bytes
     )
 
 

@@ -29,7 +29,7 @@ local function adopt(base, stream, entries)
       fields[entry[2][at]] = entry[2][at + 1]
     end
     ids[number] = entry[1]
-    if is_state(fields.state) then
+    if is_state(fields.state) and fields.body then
       local state = ended(fields.state, started_of(entry[1]), now, 'E', '', '')
       back[#back + 1] = { fields.group or '', state, fields.head or '', fields.body }
     else
