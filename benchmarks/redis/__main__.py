@@ -9,6 +9,7 @@ that says why. docs/benchmarks.md tells what is measured and how.
 import argparse
 import os
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -34,6 +35,7 @@ def main() -> int:
     if shutil.which("redis-server") is None:
         print("left out: there is no redis-server on PATH")
         return 0
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what was started is ended, as after Ctrl-C
     begun = time.monotonic()
     taking_part, figures = present(chosen(arguments.only))
     shutil.rmtree(LOGS, ignore_errors=True)
