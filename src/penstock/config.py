@@ -73,6 +73,7 @@ class Settings(BaseSettings):
         default_factory=dict, description="the queues a worker serves, each with its weight"
     )
     concurrency: int = Field(100, ge=1, le=10_000, description="messages in work at once in one worker")
+    fetch_max: int = Field(50, ge=1, le=1_000, description="messages that a worker asks for at once")
     processes: int = Field(1, ge=1, le=256, description="worker processes that `penstock worker` starts and watches")
     spark_master: str = Field("local[*]", description="where Spark runs")
     spark_driver_memory: str = Field("2g", pattern=r"^\d+[kmgKMG]$", description="the JVM's heap")

@@ -23,7 +23,7 @@ class Work(msgspec.Struct):
 plain: Queue[Work] = Queue("plain", Work)
 waiting: Queue[Work] = Queue("async", Work)
 # Everything is as it comes but for the log: a line a message is as much work again, and the others write none.
-app = App.from_config(log_level="warning")
+app = App.from_config(log_level="warning", fetch_max=100)
 book = effects()
 
 

@@ -120,6 +120,7 @@ def worker_settings(app: "App") -> WorkerSettings:
     settings = app.settings
     return WorkerSettings(
         concurrency=settings.concurrency,
+        fetch_max=settings.fetch_max,
         lease_seconds=settings.lease_seconds,
         stop_timeout_seconds=settings.stop_timeout_seconds - (LIFESPAN_CLOSE_SECONDS if app.lifespans else 0.0),
         drain_seconds=settings.drain_seconds,
