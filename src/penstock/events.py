@@ -485,6 +485,10 @@ class ProcessKilled(Event):
 Listener = Callable[[Event], None]
 
 
+def tell_nobody(_: Event) -> None:
+    """The listener of those who were given none."""
+
+
 class ChoosyListener(ABC):
     """A listener that has no use for some kinds of events."""
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from penstock.app.redis_address import is_redis, parsed
 from penstock.config import Settings, shown
 from penstock.errors import ConfigurationError
-from penstock.events import Event, Listener
+from penstock.events import Listener, tell_nobody
 from penstock.messaging.broker import Broker
 from penstock.messaging.steps import Probe, no_probe
 
@@ -18,11 +18,7 @@ SQLITE = "sqlite:///"
 MEMORY = "memory://"
 
 
-def _nobody(_: Event) -> None:
-    pass
-
-
-def open_broker(settings: Settings, *, holder: str, tell: Listener = _nobody) -> Broker:
+def open_broker(settings: Settings, *, holder: str, tell: Listener = tell_nobody) -> Broker:
     """The broker at ``settings.broker``; ``tell`` hears of incidents there.
 
     Raises `ConfigurationError` for an address that is none.

@@ -10,27 +10,27 @@
 - Nothing leaves silently, as on the embedded broker; nothing is ever trimmed.
 - What the server was told survives as far as its persistence and replication go: see docs/redis.md.
 
-Time is the server's clock, in milliseconds.
+Time is the server's clock: milliseconds there, seconds here.
 """
 
 import random as random_numbers
 import secrets
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
 from dataclasses import replace
 
 from penstock.brokers import rules
 from penstock.brokers.redis_streams.doubts import Doubts
 from penstock.brokers.redis_streams.keys import Keys
 from penstock.brokers.redis_streams.listening import Deaf, Ear
-from penstock.brokers.redis_streams.records import State, entry_of, message_of, milliseconds, sent
-from penstock.brokers.redis_streams.server import Command, Server, script
+from penstock.brokers.redis_streams.looking import read_messages, read_stats
+from penstock.brokers.redis_streams.queues import Queues
+from penstock.brokers.redis_streams.records import entry_of, milliseconds, sent
+from penstock.brokers.redis_streams.server import Server, script
 from penstock.brokers.redis_streams.sweeping import Sweeping
 from penstock.brokers.redis_streams.turns import Turns
-from penstock.errors import ConfigurationError, TemporaryError
-from penstock.events import Event, MessagesVanished
+from penstock.errors import TemporaryError
+from penstock.events import Listener, MessagesVanished, tell_nobody
 from penstock.messaging.broker import (
-    DEAD_LETTER_SUFFIX,
     Ask,
     Capabilities,
     Listening,
@@ -46,22 +46,20 @@ from penstock.messaging.settlement import Settlement
 from penstock.messaging.waits import Random
 
 SEND_MAX = 1_000  # messages in one script: a few milliseconds of the server
-EXTEND_MAX = 1_000
+EXTEND_MAX = 1_000  # deliveries in one script
 LEASE_SECONDS = 60.0  # what who only looks takes for a lease: it says how often to sweep
-BROWSE_MAX = 1_000
 _WAIT_SECONDS_MAX = 1.0  # of one blocking call: none is ever broken off, so closing waits that long
 _WAIT_SECONDS_MIN = 0.02
-
-
-def _nobody(_: Event) -> None:
-    pass
 
 
 class RedisStreamsBroker:
     """`penstock.messaging.broker.Broker` on a Redis server of version 6.2 or later, or a cluster. Thread-safe.
 
     ``url`` is redis://, rediss://, unix:// as redis-py takes it, or redis+cluster://. ``holder`` names this worker.
-    ``queues`` are given these settings from now on. ``prefix`` begins every key. ``tell`` hears of incidents.
+    ``queues`` are given these settings from now on. ``prefix`` begins every key. Leases that are over are looked for
+    every ``sweep_seconds``, by default every half lease. ``tell`` hears of incidents.
+
+    Without ``queues`` nothing is connected to before the first call.
     """
 
     def __init__(
@@ -75,7 +73,7 @@ class RedisStreamsBroker:
         deduplication_window_seconds: float = rules.DEDUPLICATION_WINDOW_SECONDS,
         clock: Clock | None = None,
         random: Random = random_numbers.random,
-        tell: Callable[[Event], None] = _nobody,
+        tell: Listener = tell_nobody,
     ) -> None:
         for settings in queues:
             rules.check_settings(settings)
@@ -87,6 +85,7 @@ class RedisStreamsBroker:
         self._window_ms = int(deduplication_window_seconds * 1000)
         self._server = Server(url)
         self._keys = Keys(prefix)
+        self._queues = Queues(self._server, self._keys, queues)
         self._sweeping = Sweeping(
             self._server, self._keys, every_seconds=sweep_seconds, clock=self._clock, random=random, tell=tell
         )
@@ -94,17 +93,14 @@ class RedisStreamsBroker:
         self._turns = Turns(
             server=self._server,
             keys=self._keys,
+            queues=self._queues,
             sweeping=self._sweeping,
             doubts=self._doubts,
             holder=holder,
             consumer=self._consumer,
-            list_queue=self._list,
         )
         self._closed = False  # written by the thread that closes
-        self._listed: dict[str, str] = {}  # the store under which each queue was listed last; any thread's
-        self._settings = {settings.name: settings for settings in queues}
-        for settings in queues:
-            self._configure(settings)
+        self._queues.configure()
 
     @property
     def capabilities(self) -> Capabilities:
@@ -129,7 +125,7 @@ class RedisStreamsBroker:
         ]
         answers = self._server.atomically(*commands)
         name = answers[0][0].decode()
-        self._list(queue, name)
+        self._queues.enlist(queue, name)
         return [rules.message_id(name, int(seq)) for _, seqs in answers for seq in seqs]
 
     # --- receiving and settling
@@ -197,38 +193,15 @@ class RedisStreamsBroker:
     def stats(self, queue: str) -> QueueStats:
         """Leases that are over are put back first. What others put into the stream counts as visible."""
         self._turns.sweep_due([queue], LEASE_SECONDS)
-        answer = self._server.ask(*script("stats", [self._keys.stream(queue)]))
-        if not answer:
-            return rules.NEVER_HEARD_OF
-        now, visible, in_flight, delayed, visible_from, age_from = (int(value) if value else None for value in answer)
-        assert now is not None
-        return QueueStats(
-            visible=visible or 0,
-            in_flight=in_flight or 0,
-            delayed=delayed or 0,
-            oldest_visible_message_age_seconds=None if visible_from is None else max(0, now - visible_from) / 1000,
-            oldest_message_age_seconds=0.0 if age_from is None else max(0, now - age_from) / 1000,
-        )
+        return read_stats(self._server, self._keys, queue)
 
     def browse(self, queue: str, *, messages_max: int, after_id: str | None = None) -> Sequence[Message]:
         """Messages in any state, by the age of their ids. An id that has left the queue is a fine place to go on."""
         self._turns.sweep_due([queue], LEASE_SECONDS)
-        found: list[Message] = []
-        after: int | None = 0
-        if after_id is not None:
-            store = self._server.ask("HGET", self._keys.settings(queue), "store")
-            after = None if store is None else rules.seq_of(store.decode(), after_id)
-        while after is not None and len(found) < messages_max:
-            count = min(messages_max - len(found), BROWSE_MAX)
-            store, rows = self._server.ask(*script("browse", [self._keys.stream(queue)], after, count))
-            for seq, enqueued, group, head, body in rows:
-                state = State(seq=int(seq), enqueued_at=int(enqueued) / 1000)
-                found.append(message_of(store.decode(), state, group, head, body))
-            after = int(rows[-1][0]) if len(rows) == count else None
-        return found
+        return read_messages(self._server, self._keys, queue, messages_max=messages_max, after_id=after_id)
 
     def queue_names(self) -> Sequence[str]:
-        return sorted(name.decode() for name in self._server.ask("SMEMBERS", self._keys.queues))
+        return self._queues.names()
 
     def purge(self, queue: str) -> int:
         return int(self._server.ask(*script("purge", [self._keys.stream(queue)])))
@@ -295,39 +268,6 @@ class RedisStreamsBroker:
             if self._closed:
                 return ()
             raise
-
-    def _configure(self, settings: QueueSettings) -> None:
-        name, graves = settings.name, rules.dead_letter_queue(settings)
-        if self._server.is_cluster and settings.dead_letter_queue not in (None, f"{name}{DEAD_LETTER_SUFFIX}"):
-            raise ConfigurationError(
-                f"queue {name!r} has the dead-letter queue {graves!r}, which lies in another slot of the cluster; "
-                f"let it be {name}{DEAD_LETTER_SUFFIX}"
-            )
-        key = self._keys.settings(name)
-        fields = {
-            "retention": milliseconds(settings.retention_seconds),
-            "receives_max": settings.receives_max,
-            "dead_letter_queue": settings.dead_letter_queue,
-        }
-        told = [part for field, value in fields.items() if value is not None for part in (field, value)]
-        untold = [field for field, value in fields.items() if value is None]
-        commands: list[Command] = [("HSET", key, *told), ("SADD", self._keys.queues, name)]
-        commands += [("HDEL", key, *untold)] if untold else []
-        answers = self._server.run(*commands, ("HGET", key, "store"))
-        for answer in answers:
-            if isinstance(answer, Exception):
-                raise answer
-        self._listed[name] = (answers[-1] or b"").decode()
-
-    def _list(self, queue: str, store: str) -> None:
-        """Let `queue_names` know it, and it its settings: at first, and when the server forgot everything since."""
-        if self._listed.get(queue) != store:
-            with suppress(TemporaryError):  # no memory left, or away by now: what was asked is done all the same
-                if queue in self._settings:
-                    self._configure(self._settings[queue])
-                else:
-                    self._server.ask("SADD", self._keys.queues, queue)
-                self._listed[queue] = store
 
 
 def _pages(deliveries: Sequence[Delivery]) -> Iterable[tuple[str, dict[str, Delivery]]]:

@@ -1,13 +1,13 @@
 """Putting back what dead workers held, page by page through the pending list, and tidying up after them."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from penstock.brokers.redis_streams.keys import Keys
 from penstock.brokers.redis_streams.records import State, delivery_of, state_of
 from penstock.brokers.redis_streams.server import Server, script
-from penstock.events import Event, MessagesVanished
+from penstock.events import Listener, MessagesVanished
 from penstock.messaging.clock import Clock
 from penstock.messaging.delivery import Delivery
 from penstock.messaging.waits import Random
@@ -37,7 +37,7 @@ class Sweeping:
         every_seconds: float | None,
         clock: Clock,
         random: Random,
-        tell: Callable[[Event], None],
+        tell: Listener,
     ) -> None:
         self._server = server
         self._keys = keys

@@ -6,12 +6,11 @@ from typing import Any
 
 from penstock.brokers import rules
 from penstock.brokers.redis_streams.keys import Keys
+from penstock.brokers.redis_streams.queues import settings_of
 from penstock.brokers.redis_streams.records import State, delivery_of, first_delivery_of, state_of
 from penstock.brokers.redis_streams.server import Command, script
 from penstock.messaging.broker import Ask, QueueSettings
 from penstock.messaging.delivery import Delivery
-
-_DEFAULT = QueueSettings(name="default")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,10 +18,9 @@ class Taken:
     """What one look at some queues brought. Times are epoch seconds by the server's clock."""
 
     now: float
-    queue: str | None = None  # whose messages these are
+    settings: QueueSettings | None = None  # of the queue whose messages these are
     deliveries: Sequence[Delivery] = ()
     given_up: Sequence[tuple[Delivery, State, str]] = ()  # handed over to us to be buried: and why
-    settings: QueueSettings = _DEFAULT  # of the deliveries' queue
     next_due_at: float | None = None  # where nothing came: when the next delay ends
 
 
@@ -62,16 +60,4 @@ def taken(asks: Sequence[Ask], answer: Sequence[Any]) -> Taken:
             given_up.append((delivery, state, rules.reason_exhausted(state.attempts)))
         else:
             deliveries.append(delivery)
-    return Taken(now=now, queue=queue, deliveries=deliveries, given_up=given_up, settings=settings)
-
-
-def settings_of(
-    queue: str, *, retention: bytes | None, receives_max: bytes | None, dead_letter_queue: bytes | None
-) -> QueueSettings:
-    """From what the queue's hash holds."""
-    return QueueSettings(
-        name=queue,
-        dead_letter_queue=None if dead_letter_queue is None else dead_letter_queue.decode(),
-        receives_max=None if receives_max is None else int(receives_max),
-        retention_seconds=_DEFAULT.retention_seconds if retention is None else int(retention) / 1000,
-    )
+    return Taken(now=now, settings=settings, deliveries=deliveries, given_up=given_up)

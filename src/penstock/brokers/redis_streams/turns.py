@@ -3,7 +3,7 @@
 import secrets
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from penstock.brokers import rules
@@ -11,13 +11,14 @@ from penstock.brokers.attributes import encode_attributes
 from penstock.brokers.redis_streams.doubts import Doubts
 from penstock.brokers.redis_streams.graves import death_by_broker, deaths_by_settlement
 from penstock.brokers.redis_streams.keys import Keys
+from penstock.brokers.redis_streams.queues import Queues
 from penstock.brokers.redis_streams.records import entry_of
 from penstock.brokers.redis_streams.server import Command, Server
 from penstock.brokers.redis_streams.settling import Group, grouped
 from penstock.brokers.redis_streams.sweeping import Exhausted, Sweeping
-from penstock.brokers.redis_streams.taking import NOTHING, Taken, settings_of, take, taken
+from penstock.brokers.redis_streams.taking import NOTHING, Taken, take, taken
 from penstock.errors import UserError
-from penstock.messaging.broker import Ask, QueueSettings, SettleFailure, Turn
+from penstock.messaging.broker import Ask, SettleFailure, Turn
 from penstock.messaging.death import Death, with_death
 from penstock.messaging.delivery import Delivery
 from penstock.messaging.settlement import DeadLetter, Release, Settlement
@@ -40,12 +41,11 @@ class Turns:
 
     server: Server
     keys: Keys
+    queues: Queues
     sweeping: Sweeping
     doubts: Doubts
     holder: str
     consumer: Callable[[float], str]  # the consumer's name for a lease of so many seconds
-    list_queue: Callable[[str, str], None]  # a queue, and the store it has now
-    settings: dict[str, QueueSettings] = field(default_factory=dict)  # as last heard, by queue
 
     def turn(
         self, settlements: Sequence[tuple[Delivery, Settlement]], asks: Sequence[Ask], lease_seconds: float
@@ -108,16 +108,6 @@ class Turns:
         }
         self._bury([dead.delivery for dead in exhausted], deaths)
 
-    def settings_of(self, queue: str) -> QueueSettings:
-        """What the queue was told, as last heard."""
-        if queue not in self.settings:
-            fields = ("retention", "receives_max", "dead_letter_queue")
-            retention, receives_max, name = self.server.ask("HMGET", self.keys.settings(queue), *fields)
-            self.settings[queue] = settings_of(
-                queue, retention=retention, receives_max=receives_max, dead_letter_queue=name
-            )
-        return self.settings[queue]
-
     # --- settling
 
     def _prepared(self, settlements: Sequence[tuple[Delivery, Settlement]]) -> _Settling:
@@ -131,7 +121,7 @@ class Turns:
                 delivery.receipt: encode_attributes(with_death(delivery.message.attributes, deaths[delivery.receipt]))
                 for delivery, _ in dead
             }
-            graves = {queue: self._graves(queue) for queue in {delivery.queue for delivery, _ in dead}}
+            graves = {queue: self.queues.dead_letter_queue(queue) for queue in {delivery.queue for delivery, _ in dead}}
         except Exception as error:
             return _Settling(error=error)
         groups, lost = grouped(settlements, heads=heads, graves=graves)
@@ -152,23 +142,20 @@ class Turns:
             failures += group.failures(answer)
             self.doubts.let_go(group.by_entry.values())
             if answer[2]:
-                self.list_queue(group.graves, answer[2].decode())
+                self.queues.enlist(group.graves, answer[2].decode())
         return failures, None
-
-    def _graves(self, queue: str) -> str:
-        return rules.dead_letter_queue(self.settings_of(queue))
 
     def _bury(self, deliveries: Sequence[Delivery], deaths: dict[str, Death]) -> None:
         if not deliveries:
             return
         queue = deliveries[0].queue
-        group = Group(queue=queue, graves=self._graves(queue))
+        group = Group(queue=queue, graves=self.queues.dead_letter_queue(queue))
         for delivery in deliveries:
             death = with_death(delivery.message.attributes, deaths[delivery.receipt])
             group.bury(delivery, entry_of(delivery.receipt) or "0-0", encode_attributes(death) or "")
         answer = self.server.ask(*group.command(self.keys, self.holder))
         if answer[2]:
-            self.list_queue(group.graves, answer[2].decode())
+            self.queues.enlist(group.graves, answer[2].decode())
 
     # --- taking
 
@@ -213,10 +200,10 @@ class Turns:
         return got
 
     def _give_up(self, got: Taken) -> None:
-        if got.queue is not None:
-            self.settings[got.queue] = got.settings
+        if got.settings is not None:
+            self.queues.hear(got.settings)
             for delivery in got.deliveries[:1]:
-                self.list_queue(got.queue, delivery.receipt.partition("-")[0])
+                self.queues.enlist(got.settings.name, delivery.receipt.partition("-")[0])
         deaths = {
             delivery.receipt: death_by_broker(
                 delivery,

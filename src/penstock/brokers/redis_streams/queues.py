@@ -1,0 +1,91 @@
+"""Which queues there are and what each was told: written by us where we were given settings, else read."""
+
+from collections.abc import Sequence
+from contextlib import suppress
+
+from penstock.brokers import rules
+from penstock.brokers.redis_streams.keys import Keys
+from penstock.brokers.redis_streams.records import milliseconds
+from penstock.brokers.redis_streams.server import Command, Server
+from penstock.errors import ConfigurationError, TemporaryError
+from penstock.messaging.broker import DEAD_LETTER_SUFFIX, QueueSettings
+
+_DEFAULT_RETENTION_SECONDS = QueueSettings(name="default").retention_seconds
+
+
+class Queues:
+    """Keeps the server's list of queues and their settings. Any thread may call it."""
+
+    def __init__(self, server: Server, keys: Keys, given: Sequence[QueueSettings]) -> None:
+        self._server = server
+        self._keys = keys
+        self._given = {settings.name: settings for settings in given}
+        self._heard: dict[str, QueueSettings] = {}  # by queue, what the server said last; any thread's
+        self._listed: dict[str, str] = {}  # the store under which each queue was listed last; any thread's
+
+    def configure(self) -> None:
+        """Tell the server what was given. Raises what the server raises, and `ConfigurationError` in a cluster for a
+        dead-letter queue that lies elsewhere."""
+        for settings in self._given.values():
+            self._configure(settings)
+
+    def names(self) -> Sequence[str]:
+        """Those that are listed, sorted."""
+        return sorted(name.decode() for name in self._server.ask("SMEMBERS", self._keys.queues))
+
+    def enlist(self, queue: str, store: str) -> None:
+        """Let `names` know it, and it its settings: at first, and when the server forgot everything since."""
+        if self._listed.get(queue) != store:
+            with suppress(TemporaryError):  # no memory left, or away by now: what was asked is done all the same
+                if queue in self._given:
+                    self._configure(self._given[queue])
+                else:
+                    self._server.ask("SADD", self._keys.queues, queue)
+                self._listed[queue] = store
+
+    def hear(self, settings: QueueSettings) -> None:
+        """The server said this of a queue."""
+        self._heard[settings.name] = settings
+
+    def dead_letter_queue(self, queue: str) -> str:
+        """Where the queue's dead letters go, by what was heard last."""
+        if queue not in self._heard:
+            fields = ("retention", "receives_max", "dead_letter_queue")
+            retention, receives_max, name = self._server.ask("HMGET", self._keys.settings(queue), *fields)
+            self.hear(settings_of(queue, retention=retention, receives_max=receives_max, dead_letter_queue=name))
+        return rules.dead_letter_queue(self._heard[queue])
+
+    def _configure(self, settings: QueueSettings) -> None:
+        name, graves = settings.name, rules.dead_letter_queue(settings)
+        if self._server.is_cluster and settings.dead_letter_queue not in (None, f"{name}{DEAD_LETTER_SUFFIX}"):
+            raise ConfigurationError(
+                f"queue {name!r} has the dead-letter queue {graves!r}, which lies in another slot of the cluster; "
+                f"let it be {name}{DEAD_LETTER_SUFFIX}"
+            )
+        key = self._keys.settings(name)
+        fields = {
+            "retention": milliseconds(settings.retention_seconds),
+            "receives_max": settings.receives_max,
+            "dead_letter_queue": settings.dead_letter_queue,
+        }
+        told = [part for field, value in fields.items() if value is not None for part in (field, value)]
+        untold = [field for field, value in fields.items() if value is None]
+        commands: list[Command] = [("HSET", key, *told), ("SADD", self._keys.queues, name)]
+        commands += [("HDEL", key, *untold)] if untold else []
+        answers = self._server.run(*commands, ("HGET", key, "store"))
+        for answer in answers:
+            if isinstance(answer, Exception):
+                raise answer
+        self._listed[name] = (answers[-1] or b"").decode()
+
+
+def settings_of(
+    queue: str, *, retention: bytes | None, receives_max: bytes | None, dead_letter_queue: bytes | None
+) -> QueueSettings:
+    """From what the queue's hash holds; the retention there is in milliseconds."""
+    return QueueSettings(
+        name=queue,
+        dead_letter_queue=None if dead_letter_queue is None else dead_letter_queue.decode(),
+        receives_max=None if receives_max is None else int(receives_max),
+        retention_seconds=_DEFAULT_RETENTION_SECONDS if retention is None else int(retention) / 1000,
+    )
