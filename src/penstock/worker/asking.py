@@ -11,6 +11,8 @@ from penstock.worker.rotation import Rotation
 from penstock.worker.served_line import ServedLine
 from penstock.worker.settings import WorkerSettings
 
+CALM_SECONDS = 0.002  # after a false alarm, until the next is believed: a bound for looks, and hardly a delay
+
 
 class Asking:
     """One look at the lines at a time, in rotation's order, until one brings something. The I/O thread's alone.
@@ -20,7 +22,7 @@ class Asking:
     receive failed backs off alone.
 
     Where an arrival was told of, or may have gone unheard, a line is asked once more before the worker rests, whatever
-    its wait. After a false alarm the next one has to wait for the shortest of the waits: what arrives may be others'.
+    its wait. After a false alarm the next one has to wait a moment: what arrives may be others'.
     """
 
     def __init__(
@@ -109,7 +111,7 @@ class Asking:
         """All were asked in vain, so it was a false one."""
         if self._alarmed and not any(served.to_be_heard and served.room > 0 for served in self._lines):
             self._alarmed = False
-            self._calm_until = self._clock.monotonic() + self._settings.idle_floor_seconds
+            self._calm_until = self._clock.monotonic() + CALM_SECONDS
 
     def _arrived(self, served: ServedLine, turn: Turn) -> None:
         self._alarmed, self._calm_until = False, 0.0

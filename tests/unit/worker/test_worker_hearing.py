@@ -11,6 +11,7 @@ from penstock.errors import ConfigurationError, TemporaryError
 from penstock.events import ReceiveFailed
 from penstock.messaging.handler import Place
 from penstock.messaging.message import Outgoing
+from penstock.worker.asking import CALM_SECONDS
 
 if TYPE_CHECKING:
     from tests.unit.worker.conftest import FakeBroker, FakeClock, FakeEar, Life
@@ -95,9 +96,9 @@ def test_a_false_alarm_lets_every_line_be_asked_once_and_the_next_one_waits_a_mo
     assert asked == {"a": 2, "b": 2, "c": 2}
     life.broker.put(1, queue="b")
     ear.tell()
-    eventually(lambda: SLOWLY["idle_floor_seconds"] in clock.waits, "it rests for the shortest wait")
+    eventually(lambda: pytest.approx(CALM_SECONDS) in clock.waits, "it rests a moment")
     assert Counter(life.broker.asked_of) == asked, "what arrives may be for others"
-    clock.time += 50.0
+    clock.time += 2 * CALM_SECONDS
     eventually(lambda: life.broker.acked() == ["m1"])
     assert stopped(life) == "drained"
 
@@ -211,7 +212,7 @@ def test_a_false_alarm_keeps_no_line_from_being_asked_at_its_time(
     ear.tell()
     eventually(lambda: len(life.broker.asked) == 2)
     ear.tell()
-    eventually(lambda: clock.waits.count(7.0) >= 3, "it rests until the delay ends")
+    eventually(lambda: pytest.approx(CALM_SECONDS) in clock.waits, "it rests a moment")
     life.broker.put(1, queue="mail")
     clock.time += 7.0
     eventually(lambda: life.broker.acked() == ["m1"])
