@@ -26,6 +26,7 @@ from pydantic_settings import (
 )
 
 from penstock.errors import ConfigurationError
+from penstock.messaging.addresses import MASK, masked
 
 SETTINGS_FILE = "penstock.toml"
 PREFIX = "PENSTOCK_"
@@ -34,7 +35,6 @@ GIB = 1024**3
 STOP_TIMEOUT_SECONDS_MIN = 10.0
 STOP_TIMEOUT_SECONDS_MAX = 86_400.0
 
-MASK = "***"
 _BROKER_WORDS = (
     "where messages wait: sqlite:///FILE, redis://USER:PASSWORD@HOST:PORT/NUMBER (rediss:// with TLS, unix:// for "
     "a socket, redis+cluster:// and rediss+cluster:// for a cluster) or memory://"
@@ -43,10 +43,7 @@ _BROKER_WORDS = (
 LogLevel = Literal["debug", "info", "warning", "error"]
 
 _SECRET_NAME = re.compile(r"(password|passwd|secret|token|credential|access[._-]?key)", re.IGNORECASE)
-# A password that was not escaped may hold anything: then rather too much is masked than too little.
-_PASSWORD_IN_ADDRESS = re.compile(r"(?<=://)([^/?#@:\s]*):(?:[^/?#\s]*|.*)@", re.DOTALL)
 _UNPARSED = re.compile(r'parsing value for field "(?P<name>\w+)" from source "(?P<source>\w+)"')
-_SECRET_PARAMETER = re.compile(r"([?&;][^=&;\s]*(?:pass|pwd|secret|token|auth)[^=&;\s]*=)[^&;\s]*", re.IGNORECASE)
 _ADDRESSES = frozenset({"broker", "ledger"})  # settings that are addresses as a whole
 
 _TABLES: Mapping[str, Mapping[str, object]] = MappingProxyType(
@@ -186,7 +183,7 @@ def shown(name: str, value: Any) -> Any:
     if isinstance(value, str):
         if name in _ADDRESSES and "@" in value and "://" not in value:  # the slip hides where the password begins
             return MASK
-        return _SECRET_PARAMETER.sub(rf"\1{MASK}", _PASSWORD_IN_ADDRESS.sub(rf"\1:{MASK}@", value))
+        return masked(value)
     return value
 
 

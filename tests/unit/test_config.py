@@ -6,7 +6,6 @@ import pytest
 
 from penstock.config import (
     _TABLES,
-    MASK,
     SETTINGS_FILE,
     load_effective,
     load_settings,
@@ -15,6 +14,7 @@ from penstock.config import (
     with_flags,
 )
 from penstock.errors import ConfigurationError
+from penstock.messaging.addresses import MASK
 
 
 @pytest.fixture(autouse=True)

@@ -11,7 +11,6 @@ from tests.services.redis_server import VERSIONS
 
 from penstock.brokers.redis_streams.records import State, entry_of, milliseconds, state_of
 from penstock.brokers.redis_streams.scripts import scripts
-from penstock.brokers.redis_streams.server import without_password
 from penstock.messaging.delivery import AttemptEnd, PreviousAttempt
 
 ENDED = """
@@ -112,25 +111,3 @@ def test_garbage_is_refused_or_an_entry_id_of_redis(receipt: str) -> None:
 @pytest.mark.parametrize(("seconds", "expected"), [(0.0, 0), (0.0001, 1), (0.001, 1), (1.0, 1000), (1.0005, 1001)])
 def test_no_delay_gets_shorter(seconds: float, expected: int) -> None:
     assert milliseconds(seconds) == expected
-
-
-@pytest.mark.parametrize(
-    ("url", "shown"),
-    [
-        ("redis://h:1/0", "redis://h:1/0"),
-        ("redis://me:secret@h:1/2", "redis://me:***@h:1/2"),
-        ("redis://:secret@h", "redis://:***@h"),
-        ("redis://me:se%40cr@et@h", "redis://me:***@h"),
-        ("rediss://me:secret@h?ssl_ca_certs=/x&password=secret", "rediss://me:***@h"),
-        ("redis://h?password=secret", "redis://h"),
-        ("unix:///run/redis.sock?password=secret&db=1", "unix:///run/redis.sock"),
-        ("redis+cluster://me:secret@h:7000", "redis+cluster://me:***@h:7000"),
-        ("redis://me:secret@[bad/0", "redis://..."),
-        ("redis://me:sec#ret@h", "redis://..."),
-        ("redis://me:sec/ret@h", "redis://..."),
-        ("redis://me:sec?ret@h", "redis://..."),
-        ("redis://me:s@cr/et@h", "redis://..."),
-    ],
-)
-def test_an_address_is_shown_without_its_password(url: str, shown: str) -> None:
-    assert without_password(url) == shown

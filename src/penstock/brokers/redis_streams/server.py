@@ -8,7 +8,6 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
-from urllib.parse import urlsplit
 
 import redis
 from redis.backoff import NoBackoff
@@ -27,6 +26,7 @@ from redis.retry import Retry
 
 from penstock.brokers.redis_streams.scripts import scripts
 from penstock.errors import ConfigurationError, PenstockError, TemporaryError
+from penstock.messaging.addresses import masked
 
 VERSION_MIN = (6, 2)
 CONNECT_SECONDS = 5.0
@@ -46,7 +46,7 @@ class Server:
     """One server or cluster. Thread-safe: each call takes a connection of its own out of a pool."""
 
     def __init__(self, url: str) -> None:
-        self.shown_url = without_password(url)
+        self.shown_url = masked(url)
         self._ready = False  # written under the lock: scripts are there, and the version is right
         self._known = False  # written under the lock, never unset: it once let us in
         self._closed = False  # written by the thread that closes
@@ -219,17 +219,3 @@ class Server:
 def _is_replica(answer: Any) -> bool:
     # Redis 6.2 says so of a script's command only in the text.
     return isinstance(answer, ReadOnlyError) or (isinstance(answer, ResponseError) and "READONLY" in str(answer))
-
-
-def without_password(url: str) -> str:
-    """The address as it may be shown."""
-    try:
-        parts = urlsplit(url)
-        if "@" in parts.path + parts.query + parts.fragment:  # perhaps of a password that was not quoted
-            return f"{parts.scheme}://..."
-        if parts.password is None:
-            return url.partition("?")[0]
-    except ValueError:
-        return url.partition("://")[0] + "://..."
-    user, _, host = parts.netloc.rpartition("@")
-    return f"{parts.scheme}://{user.partition(':')[0]}:***@{host}{parts.path}"
