@@ -208,7 +208,8 @@ class App(Handlers):
             raise UsageError(f"The attribute {clash[0]} is Penstock's own; give another name.")
         return Outgoing(
             body=sender.codec.encode(body),
-            attributes={**sender.attributes, **attributes},
+            # As it is where nothing is added: brokers know one mapping again, and write it once for many messages.
+            attributes={**sender.attributes, **attributes} if attributes else sender.attributes,
             group=group,
             deduplication_id=deduplication_id,
             delay_seconds=0.0 if not delay else seconds_of("delay", delay),

@@ -3,9 +3,12 @@
 import base64
 import json
 from collections.abc import Mapping
+from functools import lru_cache
 from types import MappingProxyType
 
 from penstock.messaging.message import NO_ATTRIBUTES, Attributes
+
+_REMEMBERED_SIZE_MAX = 512
 
 
 def encode_group(group: str | None) -> str:
@@ -31,10 +34,17 @@ def encode_attributes(attributes: Attributes) -> str | None:
 
 
 def decode_attributes(text: str | bytes | None) -> Attributes:
-    """The attributes that `encode_attributes` wrote."""
+    """The attributes that `encode_attributes` wrote. What many messages have alike is read once."""
     if not text:
         return NO_ATTRIBUTES
+    return _remembered(text) if len(text) <= _REMEMBERED_SIZE_MAX else _decoded(text)
+
+
+def _decoded(text: str | bytes) -> Attributes:
     fields: Mapping[str, str | list[str]] = json.loads(text)
     return MappingProxyType(
         {name: value if isinstance(value, str) else base64.b64decode(value[0]) for name, value in fields.items()}
     )
+
+
+_remembered = lru_cache(maxsize=256)(_decoded)  # nobody can write to what it answers

@@ -8,11 +8,12 @@ nothing else.
 import inspect
 import sys
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, Generic, Protocol, TypeVar
 
 from penstock.errors import InvalidMessage, NewerMessage, UsageError
 from penstock.messaging import strict_json
-from penstock.messaging.message import Attributes, Message
+from penstock.messaging.message import NO_ATTRIBUTES, Attributes, Message
 from penstock.messaging.queue import Queue
 
 TYPE_ATTRIBUTE = "penstock-type"
@@ -45,8 +46,8 @@ class Codec(Generic[Body]):
     def attributes(self) -> Attributes:
         """What is sent with every body."""
         if self._queue.model is None or self._type is None:
-            return {}
-        return {TYPE_ATTRIBUTE: self._type, SCHEMA_ATTRIBUTE: str(self._queue.schema)}
+            return NO_ATTRIBUTES
+        return MappingProxyType({TYPE_ATTRIBUTE: self._type, SCHEMA_ATTRIBUTE: str(self._queue.schema)})
 
     def decode(self, message: Message) -> Body | Message:
         """The typed body; the message itself where the queue has no model.

@@ -20,7 +20,7 @@ from dataclasses import replace
 
 from penstock.brokers import rules
 from penstock.brokers.redis_streams.doubts import Doubts
-from penstock.brokers.redis_streams.keys import Keys
+from penstock.brokers.redis_streams.keys import Keys, new_store
 from penstock.brokers.redis_streams.listening import Deaf, Ear
 from penstock.brokers.redis_streams.looking import read_messages, read_stats
 from penstock.brokers.redis_streams.queues import Queues
@@ -118,7 +118,7 @@ class RedisStreamsBroker:
         if not messages:
             return ()
         arguments = sent(messages)
-        stream, store = self._keys.stream(queue), secrets.token_hex(8)
+        stream, store = self._keys.stream(queue), new_store()
         commands = [
             script("send", [stream], store, self._window_ms, *arguments[at : at + 3 * SEND_MAX])
             for at in range(0, len(arguments), 3 * SEND_MAX)

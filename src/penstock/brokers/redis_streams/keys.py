@@ -1,5 +1,6 @@
 """The names of a queue's keys. Together they lie in one slot of a cluster, and the dead-letter queue's beside them."""
 
+import random
 from urllib.parse import quote
 
 from penstock.messaging.broker import DEAD_LETTER_SUFFIX
@@ -7,6 +8,14 @@ from penstock.messaging.broker import DEAD_LETTER_SUFFIX
 _PLAIN = (
     " !$&'()*+,/;=?@[]^|~"  # besides letters, digits and -._ : what a name keeps as it is; braces and % it does not
 )
+
+
+def new_store() -> str:
+    """A name for a queue that the server has to make: ids and receipts of it never meet those of another one.
+
+    Asked for with every turn, and so not of the system's random numbers, which cost as much as a message (measured).
+    """
+    return f"{random.getrandbits(64):016x}"
 
 
 class Keys:

@@ -1,12 +1,11 @@
 """Ending hand-overs: what the settle script is told, and what its answer means."""
 
-import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from penstock.brokers import rules
-from penstock.brokers.redis_streams.keys import Keys
+from penstock.brokers.redis_streams.keys import Keys, new_store
 from penstock.brokers.redis_streams.records import entry_of, milliseconds
 from penstock.brokers.redis_streams.server import Command, script
 from penstock.messaging.broker import SettleFailure
@@ -39,7 +38,7 @@ class Group:
     def command(self, keys: Keys, worker: str) -> Command:
         """The one call."""
         streams = (keys.stream(self.queue), keys.stream(self.graves or self.queue))
-        return script("settle", streams, secrets.token_hex(8), worker, len(self.acks), *self.acks, *self.others)
+        return script("settle", streams, new_store(), worker, len(self.acks), *self.acks, *self.others)
 
     def failures(self, answer: Sequence[Any]) -> Iterable[SettleFailure]:
         """What `settle.lua` said could not be done."""

@@ -46,12 +46,12 @@ def taken(asks: Sequence[Ask], answer: Sequence[Any]) -> Taken:
     fresh_from = now - settings.retention_seconds
     for id, fields in entries:
         text, body = fields[1], fields[3]  # in the order of take.lua
+        group, head = (fields[5], fields[7]) if len(fields) > 4 else (b"", b"")
         state = None
-        if len(fields) == 4 and text.count(b" ") == 1:
-            delivery = first_delivery_of(queue, store, id, at=now, text=text, body=body)
+        if text.count(b" ") == 1:
+            delivery = first_delivery_of(queue, store, id, at=now, text=text, body=body, group=group, head=head)
         else:
             state = state_of(text)
-            group, head = (fields[5], fields[7]) if len(fields) > 4 else (b"", b"")
             delivery = delivery_of(queue, store, id, at=now, state=state, group=group, head=head, body=body)
         if delivery.message.enqueued_at <= fresh_from:
             reason = rules.reason_expired(settings.retention_seconds)

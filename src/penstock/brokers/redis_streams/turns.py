@@ -1,6 +1,5 @@
 """One turn at the server: settle, sweep where it is time, take; and bury what nobody should get any more."""
 
-import secrets
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -10,7 +9,7 @@ from penstock.brokers import rules
 from penstock.brokers.attributes import encode_attributes
 from penstock.brokers.redis_streams.doubts import Doubts
 from penstock.brokers.redis_streams.graves import death_by_broker, deaths_by_settlement
-from penstock.brokers.redis_streams.keys import Keys
+from penstock.brokers.redis_streams.keys import Keys, new_store
 from penstock.brokers.redis_streams.queues import Queues
 from penstock.brokers.redis_streams.records import entry_of
 from penstock.brokers.redis_streams.server import Command, Server
@@ -172,7 +171,7 @@ class Turns:
         return [[ask] for ask in asks] or [()] if self.server.is_cluster else [asks]
 
     def _take(self, asks: Sequence[Ask], lease_seconds: float) -> Sequence[Command]:
-        return [take(self.keys, secrets.token_hex(8), self.consumer(lease_seconds), asks)] if asks else []
+        return [take(self.keys, new_store(), self.consumer(lease_seconds), asks)] if asks else []
 
     def _answers(self, commands: Sequence[Command]) -> list[Any]:
         """Errors as values, also those that concern all."""
