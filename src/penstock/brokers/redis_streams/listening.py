@@ -54,6 +54,7 @@ class Ear:
                 failures = 0
             except PenstockError:  # away: the worker meets that itself, when it asks
                 failures += 1
+                self._client.connection_pool.disconnect()  # perhaps of a replica: the address may lead elsewhere now
                 self._clock.wait(self._closed, self._pause_seconds(failures))
         self._client.close()
 

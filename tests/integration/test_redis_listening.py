@@ -1,0 +1,38 @@
+"""An ear at a real server: it leaves one that became a replica."""
+
+import threading
+from contextlib import closing
+
+from tests.integration.fleet import wait_for
+from tests.integration.redis_scene import outgoing
+from tests.services.redis_server import RedisServer
+
+from penstock.brokers.redis_streams import RedisStreamsBroker
+
+SECONDS = 20.0  # far more than it takes
+
+
+def ears(server: RedisServer) -> set[str]:
+    """The connections that waited for a token last."""
+    return {client["id"] for client in server.client.client_list() if client["cmd"] == "blpop"}
+
+
+def test_an_ear_leaves_a_server_that_became_a_replica_and_hears_again(redis_server: RedisServer) -> None:
+    heard = threading.Event()
+    with closing(RedisStreamsBroker(redis_server.url, holder="w1")) as broker:
+        listening = broker.listen(["q"], heard.set)
+        try:
+            listening.want(True)
+            broker.send("q", outgoing("before"))
+            assert heard.wait(SECONDS)
+            heard.clear()
+            known = ears(redis_server)
+            assert len(known) == 1
+            redis_server.cli("REPLICAOF", "127.0.0.1", "1")
+            listening.want(True)  # not blocked at that moment: the server itself would have closed the connection
+            wait_for(lambda: not known & ears(redis_server), "it is left", within=SECONDS)
+        finally:
+            redis_server.cli("REPLICAOF", "NO", "ONE")
+        broker.send("q", outgoing("after"))
+        assert heard.wait(SECONDS)
+        listening.close()
