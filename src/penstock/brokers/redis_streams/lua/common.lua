@@ -77,6 +77,10 @@ end
 
 -- Messages that come back are older than what waits, so they go to their group's front: each is {tag, state, head, body}.
 local function put_back(base, messages)
+  if #messages == 0 then
+    return
+  end
+  wake(base)
   local order, by_tag = {}, {}
   table.sort(messages, function(one, other) return seq_of(one[2]) < seq_of(other[2]) end)
   for _, message in ipairs(messages) do
@@ -92,9 +96,6 @@ local function put_back(base, messages)
   end
   for _, tag in ipairs(order) do
     put_ready(base, tag, by_tag[tag], true)
-  end
-  if #messages > 0 then
-    wake(base)
   end
 end
 
@@ -114,12 +115,13 @@ local function move_due(base, now)
   if #due == 0 then
     return
   end
-  redis.call('ZREMRANGEBYRANK', base .. ':delayed', 0, #due - 1)
+  redis.call('ZREMRANGEBYRANK', base .. ':delayed', 1, 0) -- none: whether we may (see `may_end`)
   local messages = {}
   for _, member in ipairs(due) do
     messages[#messages + 1] = { cmsgpack.unpack(string.sub(member, 17)) }
   end
   put_back(base, messages)
+  redis.call('ZREMRANGEBYRANK', base .. ':delayed', 0, #due - 1)
 end
 
 -- Dead letters past their retention: the only messages that leave without a settlement. They are counted.
@@ -201,6 +203,19 @@ end
 
 local function started_of(id)
   return tonumber(string.match(id, '^%d+'))
+end
+
+-- A script that a missing right ends half way takes nothing back. So a message is put where it belongs before it is taken
+-- from where it was; and before that we look whether we may take it, or it would be there once more after every try. A
+-- server without memory refuses only a script's first write, and not these.
+local function may_end(stream)
+  redis.call('XACK', stream, GROUP, '0-0')
+  redis.call('XDEL', stream, '0-0')
+end
+
+local function is_pending(stream, id)
+  local found = unless_gone(redis.pcall('XPENDING', stream, GROUP, id, id, 1))
+  return found and #found > 0
 end
 
 -- XACK answers 1 only for a hand-over that is still pending: it is the fence. Every hand-over has an entry of its own, so

@@ -3,13 +3,8 @@
 -- JUSTID leaves the delivery count alone; without FORCE nothing is claimed that is not pending.
 
 local claimed, left, vanished = {}, {}, {}
-local function pending(id)
-  local found = unless_gone(redis.pcall('XPENDING', KEYS[1], GROUP, id, id, 1))
-  return found and #found > 0
-end
-
 for at = 2, #ARGV do
-  if pending(ARGV[at]) then
+  if is_pending(KEYS[1], ARGV[at]) then
     left[#left + 1] = ARGV[at]
   end
 end

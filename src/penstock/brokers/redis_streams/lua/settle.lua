@@ -5,7 +5,7 @@
 -- Answers the ids that are not ours any more, those whose entry somebody deleted, and the dead-letter queue's store.
 
 local stream, base, now, worker = KEYS[1], base_of(KEYS[1]), now_ms(), ARGV[2]
-local lost, vanished, acked, back, dead = {}, {}, {}, {}, {}
+local lost, vanished, acked, back, back_ids, dead, dead_ids = {}, {}, {}, {}, {}, {}, {}
 
 local acks = tonumber(ARGV[3])
 for at = 4, 3 + acks do
@@ -20,36 +20,49 @@ for at = 1, #acked, STEP do
   redis.call('XDEL', stream, unpack(acked, at, math.min(at + STEP - 1, #acked)))
 end
 
--- The message of a hand-over that ends here, nil where there is none.
-local function taken(id)
+-- The message of a hand-over that is to end here, nil where there is none.
+local function ending(id)
   local tag, state, head, body = message_in(stream, id)
-  if not end_hand_over(stream, id) then
+  if not is_pending(stream, id) then
     lost[#lost + 1] = id
     return nil
   elseif not state then
+    end_hand_over(stream, id)
     vanished[#vanished + 1] = id
     return nil
   end
   return tag, state, head, body
 end
 
+local function end_all(ids)
+  for _, id in ipairs(ids) do
+    end_hand_over(stream, id)
+  end
+end
+
 local at = 4 + acks
+if at <= #ARGV then
+  may_end(stream)
+end
 while at <= #ARGV do
   local id = ARGV[at + 1]
-  local tag, state, head, body = taken(id)
+  local tag, state, head, body = ending(id)
   if ARGV[at] == 'release' then
     if state then
       state = ended(state, started_of(id), now, ARGV[at + 3], worker, ARGV[at + 4])
       local delay = tonumber(ARGV[at + 2])
       if delay > 0 then
         put_delayed(base, now + delay, tag, state, head, body)
+        end_hand_over(stream, id)
       else
+        back_ids[#back_ids + 1] = id
         back[#back + 1] = { tag, state, head, body }
       end
     end
     at = at + 5
   else
     if state then
+      dead_ids[#dead_ids + 1] = id
       dead[#dead + 1] = { tag, ARGV[at + 2], body }
     end
     at = at + 3
@@ -57,15 +70,17 @@ while at <= #ARGV do
 end
 
 put_back(base, back)
+end_all(back_ids)
 local grave_store = ''
 if #dead > 0 then
   local graves = base_of(KEYS[2])
+  wake(graves)
   local seq = next_seq(graves, ARGV[1], #dead)
   redis.call('HSET', graves .. ':queue', 'holds_dead', '1')
   for number, letter in ipairs(dead) do
     put_ready(graves, letter[1], { int(seq + number - 1) .. ' ' .. int(now), letter[2], letter[3] }, false)
   end
-  wake(graves)
+  end_all(dead_ids)
   grave_store = redis.call('HGET', graves .. ':queue', 'store')
 end
 return { lost, vanished, grave_store }

@@ -10,7 +10,7 @@ if not page then
   return { '', 0, {}, {} } -- no such queue
 end
 local receives_max = tonumber(redis.call('HGET', base .. ':queue', 'receives_max') or 0)
-local back, vanished, exhausted = {}, {}, {}
+local back, back_ids, vanished, exhausted = {}, {}, {}, {}
 
 local function hand_overs_of(state)
   local hand_overs, refunds = string.match(state, '^%d+ %d+ %d+ (%d+) (%d+) ')
@@ -27,7 +27,7 @@ local function put_aside(id, consumer, at)
     local store = redis.call('HGET', base .. ':queue', 'store')
     exhausted[#exhausted + 1] = { id, int(at), worker, state, tag, head, body, store }
   else
-    end_hand_over(stream, id)
+    back_ids[#back_ids + 1] = id
     back[#back + 1] = { tag, ended(state, started_of(id), at, 'E', worker, ''), head, body }
   end
 end
@@ -45,6 +45,12 @@ for _, pending in ipairs(page) do
   end
 end
 
-put_back(base, back)
+if #back > 0 then
+  may_end(stream)
+  put_back(base, back)
+end
+for _, id in ipairs(back_ids) do
+  end_hand_over(stream, id)
+end
 local last = page[#page]
 return { #page == tonumber(ARGV[2]) and '(' .. last[1] or '', #back, vanished, exhausted }

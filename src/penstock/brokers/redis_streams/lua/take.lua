@@ -46,15 +46,16 @@ local function adopt(base, stream, entries)
       flat[size + 3] = fields.body or cjson.encode(fields)
     end
   end
+  may_end(stream)
+  for _, tag in ipairs(order) do
+    put_ready(base, tag, by_tag[tag], false)
+  end
+  put_back(base, back)
   for at = 1, #ids, STEP do
     local last = math.min(at + STEP - 1, #ids)
     redis.call('XACK', stream, GROUP, unpack(ids, at, last))
     redis.call('XDEL', stream, unpack(ids, at, last))
   end
-  for _, tag in ipairs(order) do
-    put_ready(base, tag, by_tag[tag], false)
-  end
-  put_back(base, back)
 end
 
 -- Answers whether the stream holds nothing more of that kind: else what is fed now would stand behind it and not be read.
@@ -78,13 +79,21 @@ end
 local function feed(base, stream, count)
   local ring, fed = base .. ':ring', 0
   while fed < count do
-    local tag = redis.call('LPOP', ring)
+    local tag = redis.call('LINDEX', ring, 0)
     if not tag then
       break
     end
-    local key = base .. ':ready' .. tag
-    local share = redis.call('EXISTS', ring) == 0 and count - fed or 1
-    local flat = redis.call('LPOP', key, share * 3)
+    if fed == 0 then -- whether we may, before anything is taken (see `may_end`): this changes nothing
+      redis.call('LPOP', ring, 0)
+      redis.call('XADD', stream .. ':none', 'NOMKSTREAM', '*', 'state', '')
+    end
+    local key, share = base .. ':ready' .. tag, count - fed
+    if redis.call('LLEN', ring) > 1 then
+      share = 1
+      redis.call('RPUSH', ring, tag)
+      redis.call('LPOP', ring)
+    end
+    local flat = redis.call('LPOP', key, share * 3) or {} -- nothing: somebody deleted it, or the server evicted it
     for at = 1, #flat, 3 do
       if tag == '' and flat[at + 1] == '' then -- as it mostly is: half the words to carry
         redis.call('XADD', stream, '*', 'state', flat[at], 'body', flat[at + 2])
@@ -95,8 +104,8 @@ local function feed(base, stream, count)
       end
     end
     fed = fed + #flat / 3
-    if redis.call('EXISTS', key) == 1 then
-      redis.call('RPUSH', ring, tag)
+    if redis.call('EXISTS', key) == 0 then
+      redis.call('LREM', ring, -1, tag)
     end
   end
   if fed > 0 then
@@ -122,6 +131,7 @@ for which, stream in ipairs(KEYS) do
       wake(base) -- for another worker: this one has what it has room for
     else
       redis.call('DEL', base .. ':wake')
+      redis.call('HDEL', base .. ':queue', 'ready') -- nothing is: whatever a deletion by hand left of the count
     end
     if #entries > 0 then
       local store = known[2] or redis.call('HGET', base .. ':queue', 'store')
