@@ -1,13 +1,15 @@
-"""An ear at a real server: it leaves one that became a replica."""
+"""When to ask a real server: an ear leaves one that became a replica, and no paused queue hides others' delays."""
 
 import threading
 from contextlib import closing
 
 from tests.integration.fleet import wait_for
-from tests.integration.redis_scene import outgoing
+from tests.integration.redis_scene import LEASE, outgoing
 from tests.services.redis_server import RedisServer
 
 from penstock.brokers.redis_streams import RedisStreamsBroker
+from penstock.messaging.broker import Ask
+from penstock.messaging.message import Outgoing
 
 SECONDS = 20.0  # far more than it takes
 
@@ -36,3 +38,15 @@ def test_an_ear_leaves_a_server_that_became_a_replica_and_hears_again(redis_serv
         broker.send("q", outgoing("after"))
         assert heard.wait(SECONDS)
         listening.close()
+
+
+def test_a_delay_that_ended_in_a_paused_queue_hides_no_other(redis_server: RedisServer) -> None:
+    with closing(RedisStreamsBroker(redis_server.url, holder="w1")) as broker:
+        broker.pause("paused")
+        broker.send("paused", [Outgoing(body=b"soon", delay_seconds=0.001)])
+        broker.send("q", [Outgoing(body=b"later", delay_seconds=60.0)])
+        asks = [Ask(queue=queue, messages_max=1) for queue in ("paused", "q")]
+        turn = broker.turn((), asks, lease_seconds=LEASE)
+        assert not turn.deliveries
+        assert turn.next_in_seconds is not None
+        assert 50.0 < turn.next_in_seconds <= 60.0

@@ -141,10 +141,10 @@ for which, stream in ipairs(KEYS) do
       end
       return { which, int(now), store, known[3], known[4], known[5], entries }
     end
-  end
-  local first = redis.call('ZRANGE', base .. ':delayed', 0, 0, 'WITHSCORES')[2]
-  if first and (not next_due or tonumber(first) < tonumber(next_due)) then
-    next_due = first
+    local first = redis.call('ZRANGE', base .. ':delayed', 0, 0, 'WITHSCORES')[2]
+    if first and (not next_due or tonumber(first) < tonumber(next_due)) then
+      next_due = first
+    end
   end
 end
 return { 0, int(now), next_due }
