@@ -6,7 +6,6 @@ begun a second time but where the network was away for longer than a lease, and 
 
 import random
 import signal
-import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
@@ -15,9 +14,10 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from tests.integration.fleet import Fleet, Line, wait_for
+from tests.integration.fleet import Fleet, Line, let_pass, wait_for
 from tests.integration.sender import Sender, ids, outgoing
 from tests.services.fault_proxy import Afterwards, FaultProxy, Way
+from tests.services.plugin import StartRedis
 from tests.services.redis_server import VERSIONS, RedisServer
 
 from penstock.brokers.redis_streams.scripts import scripts
@@ -65,14 +65,14 @@ def cut(proxy: FaultProxy) -> bool:
 
 def stall_a_moment(proxy: FaultProxy) -> bool:
     proxy.stall()
-    threading.Event().wait(MOMENT_SECONDS)
+    let_pass(MOMENT_SECONDS)
     return True
 
 
 def hold_replies_a_moment_and_cut(proxy: FaultProxy) -> bool:
     """What was asked in that moment was done, and nobody hears of it."""
     proxy.stall(Way.REPLIES)
-    threading.Event().wait(MOMENT_SECONDS)
+    let_pass(MOMENT_SECONDS)
     proxy.cut()
     return True
 
@@ -99,13 +99,13 @@ def swallow_take_and_what_makes_it_good(proxy: FaultProxy) -> bool:
 
 def stall_beyond_the_leases(proxy: FaultProxy) -> bool:
     proxy.stall()
-    threading.Event().wait(AWAY_SECONDS)
+    let_pass(AWAY_SECONDS)
     return True
 
 
 def half_open_beyond_the_leases(proxy: FaultProxy) -> bool:
     proxy.half_open()
-    threading.Event().wait(AWAY_SECONDS)
+    let_pass(AWAY_SECONDS)
     return True
 
 
@@ -222,7 +222,7 @@ def check(run: Run) -> None:
 )
 def test_short_faults_lose_nothing_and_nothing_is_begun_twice(
     tmp_path: Path,
-    start_redis: Callable[..., RedisServer],
+    start_redis: StartRedis,
     proxies: Callable[[RedisServer], FaultProxy],
     version: str,
     seed: int,
@@ -241,7 +241,7 @@ def test_short_faults_lose_nothing_and_nothing_is_begun_twice(
 @pytest.mark.parametrize(("seed", "count"), [(1, 2), pytest.param(2, 40, marks=SLOW)])
 def test_faults_longer_than_a_lease_lose_nothing_and_only_what_was_held_then_is_begun_again(
     tmp_path: Path,
-    start_redis: Callable[..., RedisServer],
+    start_redis: StartRedis,
     proxies: Callable[[RedisServer], FaultProxy],
     seed: int,
     count: int,

@@ -2,13 +2,15 @@
 
 import re
 import string
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing, suppress
 from importlib.resources import files
 from pathlib import Path
 
 import pytest
-from tests.services.redis_server import VERSIONS, RedisServer
+from tests.services.plugin import StartRedis, both_versions
+from tests.services.redis_rights import documented_rights, documented_user
+from tests.services.redis_server import RedisServer
 
 from penstock.app import redis_address
 from penstock.app.findings import Verdict
@@ -23,7 +25,6 @@ from penstock.messaging.settlement import Ack, DeadLetter
 PAGE = (Path(__file__).parents[2] / "docs" / "redis.md").read_text(encoding="utf-8")
 OUTSIDE_SCRIPTS = {"multi", "exec", "evalsha", "script|load", "info", "xclaim", "smembers", "sadd", "hexists", "blpop"}
 LEASE_SECONDS = 30.0
-StartRedis = Callable[..., RedisServer]
 
 
 def section(title: str) -> str:
@@ -34,12 +35,6 @@ def section(title: str) -> str:
 
 def blocks(text: str) -> Iterator[str]:
     yield from re.findall(r"^```\w*\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
-
-
-def user() -> str:
-    """The page's user, on one line."""
-    (block,) = blocks(section("Rights"))
-    return " ".join(block.split())
 
 
 def commands_of_scripts() -> set[str]:
@@ -54,14 +49,14 @@ def everything(settings: Settings) -> dict[str, str]:
 
 
 def test_the_user_may_do_what_the_scripts_do_and_no_more() -> None:
-    given = set(re.findall(r"\+(\S+)", user()))
+    given = {right.removeprefix("+") for right in documented_rights()}
     assert commands_of_scripts() - given == set()
     assert given - commands_of_scripts() - OUTSIDE_SCRIPTS == set()
 
 
-@pytest.mark.parametrize("version", VERSIONS)
+@both_versions
 def test_the_user_can_work(start_redis: StartRedis, version: str) -> None:
-    server = start_redis(version, users=f"user default off\n{user()}", tcp=True)
+    server = start_redis(version, users=f"user default off\n{documented_user()}", tcp=True)
     for url in (f"unix://shop:PASSWORD@{server.socket}", server.tcp_url.replace("//", "//shop:PASSWORD@")):
         found = everything(Settings(broker=url))
         assert found["redis rights"].startswith(Verdict.OK), found
@@ -74,17 +69,17 @@ def test_the_user_can_work(start_redis: StartRedis, version: str) -> None:
 
 def test_the_user_can_work_in_a_cluster(start_redis: StartRedis) -> None:
     more = next(line for line in section("Rights").split("`") if line.startswith("+cluster"))
-    server = start_redis(cluster=True, users=f"user default off\n{user()} {more}")
+    server = start_redis(cluster=True, users=f"user default off\n{documented_user()} {more}")
     found = everything(Settings(broker=server.cluster_url.replace("//", "//shop:PASSWORD@")))
     assert "a cluster" in found["redis"]
     assert found["redis rights"].startswith(Verdict.OK), found
 
 
 @pytest.mark.parametrize("command", ["xadd", "xclaim", "smembers", "evalsha"])
-@pytest.mark.parametrize("version", VERSIONS)
+@both_versions
 def test_a_missing_right_is_named(start_redis: StartRedis, version: str, command: str) -> None:
-    less = user().replace(f"+{command} ", "")
-    assert less != user()
+    less = documented_user().replace(f"+{command} ", "")
+    assert less != documented_user()
     server = start_redis(version, users=f"user default off\n{less}")
     with pytest.raises(PenstockError) as raised:
         try_everything(f"unix://shop:PASSWORD@{server.socket}", prefix="penstock")
@@ -94,7 +89,7 @@ def test_a_missing_right_is_named(start_redis: StartRedis, version: str, command
 
 
 def test_keys_outside_the_prefix_are_denied(start_redis: StartRedis) -> None:
-    server = start_redis(users=f"user default off\n{user()}")
+    server = start_redis(users=f"user default off\n{documented_user()}")
     with pytest.raises(PenstockError, match="refuses us"):
         try_everything(f"unix://shop:PASSWORD@{server.socket}", prefix="other")
 
@@ -139,7 +134,7 @@ def test_a_plain_xadd_is_a_message(redis_server: RedisServer) -> None:
         assert not broker.settle([(each, Ack()) for each in deliveries])
 
 
-@pytest.mark.parametrize("version", VERSIONS)
+@both_versions
 def test_a_full_server_refuses_sends_and_is_emptied_by_workers(start_redis: StartRedis, version: str) -> None:
     server = start_redis(version, configuration=("--maxmemory", "8mb", "--maxmemory-policy", "noeviction"))
     filler = [Outgoing(body=string.ascii_letters.encode() * 400)] * 10

@@ -196,3 +196,8 @@ def wait_for(condition: Callable[[], object], what: str, *, within: float = 60.0
     while not condition():
         assert time.monotonic() < ends_at, f"it did not come true within {within} s: {what}"
         tick.wait(0.02)
+
+
+def let_pass(seconds: float) -> None:
+    """Real time, for faults that last: between processes no fake clock helps. Who awaits something uses `wait_for`."""
+    threading.Event().wait(seconds)

@@ -4,11 +4,15 @@ import json
 import threading
 from collections.abc import Callable, Sequence
 
+from tests.integration.fleet import wait_for
+
 from penstock.app.backends import open_broker
 from penstock.config import Settings
 from penstock.errors import TemporaryError
+from penstock.messaging.broker import Broker
 from penstock.messaging.message import Outgoing
 
+PLAIN = "plain"  # a queue of the fleet's
 TRIES_MAX = 1_000
 PAUSE_SECONDS = 0.02
 AGAIN_SECONDS = 0.05
@@ -52,6 +56,23 @@ class Sender:
             except TemporaryError:
                 self._stopping.wait(AGAIN_SECONDS)
         raise AssertionError("the server stayed away")
+
+
+def send_until_accepted(broker: Broker, messages: Sequence[Outgoing]) -> None:
+    """To the queue plain, by a test whose server may still be coming back."""
+
+    def accepts() -> bool:
+        try:
+            return bool(broker.send(PLAIN, messages))
+        except TemporaryError:
+            return False
+
+    wait_for(accepts, "the server takes messages again")
+
+
+def three_plain(number: int) -> tuple[str, Sequence[Outgoing]]:
+    """A `Load` of three quick messages at a time."""
+    return PLAIN, [outgoing(f"m{number}-{n}") for n in range(3)]
 
 
 def outgoing(id: str, *, seconds: float = 0.01, delay_seconds: float = 0.0, copy: int = 0) -> Outgoing:

@@ -1,12 +1,13 @@
 """Being let in, or not: keys of others, passwords, rights, TLS, a cluster."""
 
-from collections.abc import Callable, Iterator
 from contextlib import closing
 
 import pytest
 from tests.integration.redis_scene import LEASE, STREAM, bodies, cycle, outgoing, take
 from tests.services.certificate import Certificate
-from tests.services.redis_server import VERSIONS, RedisServer
+from tests.services.plugin import StartRedis, both_versions
+from tests.services.redis_rights import PASSWORD, documented_rights, documented_user
+from tests.services.redis_server import RedisServer
 
 from penstock.brokers.redis_streams import RedisStreamsBroker
 from penstock.brokers.redis_streams.facts import try_everything
@@ -15,24 +16,7 @@ from penstock.messaging.broker import Ask, QueueSettings
 from penstock.messaging.message import Outgoing
 from penstock.messaging.settlement import DeadLetter
 
-StartRedis = Callable[..., RedisServer]
-both_versions = pytest.mark.parametrize("version", VERSIONS)
-RIGHTS = """
-+multi +exec +evalsha +script|load +info +time
-+del +exists +unlink +get +set
-+hdel +hexists +hget +hincrby +hmget +hset +hsetnx
-+blpop +lindex +llen +lpop +lpush +lrange +lrem +rpush
-+sadd +smembers
-+zadd +zcard +zrange +zrangebyscore +zremrangebyrank
-+xack +xadd +xclaim +xdel +xgroup|create +xgroup|delconsumer +xinfo|consumers +xlen +xpending +xrange +xreadgroup
-"""
-USER = "user default off\nuser shop on >secret resetkeys ~penstock:* resetchannels -@all " + " ".join(RIGHTS.split())
-
-
-@pytest.fixture
-def broker(redis_server: RedisServer) -> Iterator[RedisStreamsBroker]:
-    with closing(RedisStreamsBroker(redis_server.url, holder="w1", sweep_seconds=0.0)) as made:
-        yield made
+USER = f"user default off\n{documented_user()}".replace(PASSWORD, "secret")
 
 
 # --- it does not let us
@@ -82,7 +66,7 @@ def test_a_user_with_exactly_the_rights_that_are_documented_can_do_everything(
         server.cli("ACL SETUSER", "shop", f"-{right}")
         with pytest.raises((TemporaryError, ConfigurationError), match=r"(?i)can't run|no permission|refuses"):
             try_everything(url, prefix="penstock")
-        server.cli("ACL SETUSER", "shop", *[given for given in RIGHTS.split() if given[1:].startswith(right)])
+        server.cli("ACL SETUSER", "shop", *[given for given in documented_rights() if given[1:].startswith(right)])
     try_everything(url, prefix="penstock")
 
 

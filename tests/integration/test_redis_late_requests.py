@@ -1,14 +1,16 @@
 """A request that comes late harms nobody."""
 
+from contextlib import closing
+
 import pytest
 from tests.integration.fleet import wait_for
+from tests.integration.redis_scene import outgoing, take
 from tests.services.fault_proxy import FaultProxy
 from tests.services.redis_server import RedisServer
 
 from penstock.brokers.redis_streams import RedisStreamsBroker, server
 from penstock.brokers.redis_streams.scripts import scripts
 from penstock.errors import TemporaryError
-from penstock.messaging.message import Outgoing
 from penstock.messaging.settlement import Ack
 
 LEASE = 600.0
@@ -16,28 +18,25 @@ LEASE = 600.0
 
 @pytest.mark.parametrize("late_script", ["doubts", "settle"])
 def test_a_late_request_to_put_back_takes_nothing_from_who_holds_it(
-    redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch, late_script: str
+    redis_server: RedisServer, proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch, late_script: str
 ) -> None:
     monkeypatch.setattr(server, "ANSWER_SECONDS", 1.0)
-    proxy = FaultProxy(str(redis_server.socket))
-    broker = RedisStreamsBroker(proxy.url, holder="w1")
-    broker.send("q", [Outgoing(body=b"a")])
-    lost = proxy.swallow(scripts()["take"].sha.encode())
-    with pytest.raises(TemporaryError):
-        broker.receive("q", messages_max=1, lease_seconds=LEASE)
-    lost.wait()
-    late = proxy.hold(scripts()[late_script].sha.encode())
-    with pytest.raises(TemporaryError):
-        broker.receive("q", messages_max=1, lease_seconds=LEASE)
-    late.wait()
-    (delivery,) = broker.receive("q", messages_max=1, lease_seconds=LEASE)
-    before = scripts_run(redis_server)
-    proxy.heal()
-    wait_for(lambda: scripts_run(redis_server) > before, "it came late")
-    assert not broker.extend([delivery], lease_seconds=LEASE)
-    assert not broker.settle([(delivery, Ack())])
-    proxy.close()
-    broker.close()
+    with closing(RedisStreamsBroker(proxy.url, holder="w1")) as broker:
+        broker.send("q", outgoing("a"))
+        lost = proxy.swallow(scripts()["take"].sha.encode())
+        with pytest.raises(TemporaryError):
+            take(broker, 1, lease=LEASE)
+        lost.wait()
+        late = proxy.hold(scripts()[late_script].sha.encode())
+        with pytest.raises(TemporaryError):
+            take(broker, 1, lease=LEASE)
+        late.wait()
+        (delivery,) = take(broker, 1, lease=LEASE)
+        before = scripts_run(redis_server)
+        proxy.heal()
+        wait_for(lambda: scripts_run(redis_server) > before, "it came late")
+        assert not broker.extend([delivery], lease_seconds=LEASE)
+        assert not broker.settle([(delivery, Ack())])
 
 
 def scripts_run(server: RedisServer) -> int:

@@ -3,8 +3,10 @@
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 
 import pytest
+from tests.integration.redis_scene import bodies, outgoing, take
 from tests.services.fault_proxy import FaultProxy
 from tests.services.redis_server import RedisServer
 
@@ -13,7 +15,6 @@ from penstock.brokers.redis_streams.scripts import scripts
 from penstock.errors import TemporaryError
 from penstock.messaging.broker import Ask
 from penstock.messaging.delivery import AttemptEnd
-from penstock.messaging.message import Outgoing
 from penstock.messaging.settlement import Ack
 
 LEASE = 600.0
@@ -22,31 +23,19 @@ SETTLE = scripts()["settle"].sha.encode()
 
 
 @pytest.fixture
-def proxy(redis_server: RedisServer) -> Iterator[FaultProxy]:
-    made = FaultProxy(str(redis_server.socket))
-    yield made
-    made.close()
-
-
-@pytest.fixture
 def broker(proxy: FaultProxy) -> Iterator[RedisStreamsBroker]:
-    made = RedisStreamsBroker(proxy.url, holder="w1")
-    yield made
-    made.close()
+    with closing(RedisStreamsBroker(proxy.url, holder="w1")) as made:
+        yield made
 
 
-def messages(*bodies: bytes) -> list[Outgoing]:
-    return [Outgoing(body=body) for body in bodies]
-
-
-def receive(broker: RedisStreamsBroker, count: int) -> list[bytes]:
-    return [delivery.message.body for delivery in broker.receive("q", messages_max=count, lease_seconds=LEASE)]
+def receive(broker: RedisStreamsBroker, count: int) -> list[str]:
+    return bodies(take(broker, count, lease=LEASE))
 
 
 def test_what_an_answer_took_along_comes_again_as_if_it_never_was(
     broker: RedisStreamsBroker, proxy: FaultProxy
 ) -> None:
-    broker.send("q", messages(b"a", b"b", b"c"))
+    broker.send("q", outgoing("a", "b", "c"))
     (held,) = broker.receive("q", messages_max=1, lease_seconds=LEASE)
     trap = proxy.swallow(TAKE)
     with pytest.raises(TemporaryError):
@@ -63,7 +52,7 @@ def test_what_an_answer_took_along_comes_again_as_if_it_never_was(
 def test_a_turn_whose_answer_is_lost_acks_once_and_brings_its_messages_again(
     broker: RedisStreamsBroker, proxy: FaultProxy
 ) -> None:
-    broker.send("q", messages(b"a", b"b"))
+    broker.send("q", outgoing("a", "b"))
     (first,) = broker.receive("q", messages_max=1, lease_seconds=LEASE)
     trap = proxy.swallow(SETTLE)
     turn = broker.turn([(first, Ack())], [Ask(queue="q", messages_max=1)], lease_seconds=LEASE)
@@ -79,8 +68,8 @@ def test_a_turn_whose_answer_is_lost_acks_once_and_brings_its_messages_again(
 def test_what_another_thread_takes_at_that_moment_stays_its_own(broker: RedisStreamsBroker, proxy: FaultProxy) -> None:
     over = threading.Event()
 
-    def take() -> list[bytes]:
-        mine: list[bytes] = []
+    def take_all() -> list[str]:
+        mine: list[str] = []
         while not over.is_set():
             try:
                 mine += receive(broker, 5)
@@ -89,10 +78,10 @@ def test_what_another_thread_takes_at_that_moment_stays_its_own(broker: RedisStr
         return mine
 
     with ThreadPoolExecutor(4) as pool:
-        takers = [pool.submit(take) for _ in range(4)]
+        takers = [pool.submit(take_all) for _ in range(4)]
         try:
             for first in range(0, 400, 40):
-                broker.send("q", messages(*(str(n).encode() for n in range(first, first + 40))))
+                broker.send("q", outgoing(*range(first, first + 40)))
                 proxy.swallow(TAKE).wait()
         finally:
             over.set()
@@ -104,7 +93,7 @@ def test_what_another_thread_takes_at_that_moment_stays_its_own(broker: RedisStr
 def test_a_server_that_forgot_has_nothing_to_put_back(
     broker: RedisStreamsBroker, proxy: FaultProxy, redis_server: RedisServer
 ) -> None:
-    broker.send("q", messages(b"a"))
+    broker.send("q", outgoing("a"))
     proxy.swallow(TAKE)
     with pytest.raises(TemporaryError):
         receive(broker, 1)
@@ -113,7 +102,7 @@ def test_a_server_that_forgot_has_nothing_to_put_back(
 
 
 def test_what_is_held_with_another_lease_is_no_doubt(broker: RedisStreamsBroker, proxy: FaultProxy) -> None:
-    broker.send("q", messages(b"held", b"lost"))
+    broker.send("q", outgoing("held", "lost"))
     held = broker.receive("q", messages_max=1, lease_seconds=LEASE)
     assert not broker.extend(held, lease_seconds=2 * LEASE)
     for lease_seconds in (LEASE, 2 * LEASE):

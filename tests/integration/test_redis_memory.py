@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 
 import pytest
@@ -10,7 +10,7 @@ from tests.integration.fleet import wait_for
 from tests.integration.redis_scene import LEASE, STREAM, outgoing, take
 from tests.integration.redis_worker import working
 from tests.services.frozen_clock import ServerClock
-from tests.services.plugin import Servers
+from tests.services.plugin import Servers, StartRedis
 from tests.services.redis_server import VERSIONS, RedisServer
 
 from penstock.brokers.redis_streams import RedisStreamsBroker
@@ -20,7 +20,6 @@ from penstock.messaging.delivery import Delivery
 from penstock.messaging.message import Outgoing
 from penstock.messaging.settlement import Ack, DeadLetter, Settlement
 
-StartRedis = Callable[..., RedisServer]
 BODY = b"x" * 100
 PAGE = 1_000
 GROWTH_MAX = 1.1

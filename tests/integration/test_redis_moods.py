@@ -1,39 +1,22 @@
 """What people and machines do to a Redis server while a worker is at it; and the ways to a server besides a socket."""
 
 import signal
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
-from tests.integration.fleet import Fleet, wait_for
-from tests.integration.sender import Sender, ids, outgoing
+from tests.integration.conftest import OpenFleet
+from tests.integration.fleet import Fleet, let_pass, wait_for
+from tests.integration.sender import PLAIN, Sender, ids, outgoing, send_until_accepted, three_plain
 from tests.services.certificate import Certificate
+from tests.services.plugin import StartRedis, both_versions
 from tests.services.ports import free_port
-from tests.services.redis_server import VERSIONS, RedisServer
+from tests.services.redis_server import RedisServer
 
 from penstock.errors import TemporaryError
-from penstock.messaging.message import Outgoing
 
-StartRedis = Callable[..., RedisServer]
 Mood = Callable[[RedisServer], None]
-LEASE_SECONDS = 3
 MOMENT_SECONDS = 0.5
-QUEUE = "plain"
-
-
-def load(number: int) -> tuple[str, Sequence[Outgoing]]:
-    return QUEUE, [outgoing(f"m{number}-{n}") for n in range(3)]
-
-
-@contextmanager
-def opened(folder: Path, address: str) -> Iterator[Fleet]:
-    fleet = Fleet(folder, broker=address, lease_seconds=LEASE_SECONDS, stop_timeout_seconds=10)
-    try:
-        yield fleet
-    finally:
-        fleet.close()
 
 
 # --- what may happen to a server without losing anything
@@ -55,30 +38,25 @@ def groups_destroyed(server: RedisServer) -> None:
 
 def without_memory(server: RedisServer) -> None:
     server.cli("CONFIG SET", "maxmemory", "1")
-    lasts_a_moment()
+    let_pass(MOMENT_SECONDS)
     server.cli("CONFIG SET", "maxmemory", "0")
 
 
 def read_only(server: RedisServer) -> None:
     """As after a failover to another server, which ends."""
     server.cli("REPLICAOF", "127.0.0.1", free_port())
-    lasts_a_moment()
+    let_pass(MOMENT_SECONDS)
     server.cli("REPLICAOF", "NO", "ONE")
 
 
 def without_rights(server: RedisServer) -> None:
     server.cli("ACL SETUSER", "default", "-evalsha")
-    lasts_a_moment()
+    let_pass(MOMENT_SECONDS)
     server.cli("ACL SETUSER", "default", "+@all")
 
 
 def paused(server: RedisServer) -> None:
     server.cli("CLIENT PAUSE", int(MOMENT_SECONDS * 1000), "ALL")
-
-
-def lasts_a_moment() -> None:
-    ends_at = time.monotonic() + MOMENT_SECONDS
-    wait_for(lambda: time.monotonic() > ends_at, "a moment passes")
 
 
 MOODS: Sequence[Mood] = (
@@ -92,27 +70,27 @@ MOODS: Sequence[Mood] = (
 )
 
 
-@pytest.mark.parametrize("version", VERSIONS)
+@both_versions
 def test_a_worker_goes_on_after_all_that_passes_and_nothing_is_lost(
-    tmp_path: Path, start_redis: StartRedis, version: str
+    tmp_path: Path, start_redis: StartRedis, open_fleet: OpenFleet, version: str
 ) -> None:
     server = start_redis(version)
-    with opened(tmp_path, server.url) as fleet:
-        worker = fleet.start().ready()
-        sender = Sender(server.url, load)
-        try:
-            for mood in MOODS:
-                goes_on(fleet, f"before {mood.__name__}")
-                mood(server)
-                goes_on(fleet, f"after {mood.__name__}")
-        finally:
-            accepted = sender.stop()
-        wait_for(lambda: fleet.ended() >= ids(accepted), "everything accepted is done")
-        wait_for(fleet.empty, "and acked")
-        assert fleet.ended() == ids(accepted)
-        assert fleet.dead() == 0
-        worker.signal(signal.SIGTERM)
-        assert worker.end(within=30) == 0, worker.log.read_text()[-3000:]
+    fleet = open_fleet(tmp_path, server.url)
+    worker = fleet.start().ready()
+    sender = Sender(server.url, three_plain)
+    try:
+        for mood in MOODS:
+            goes_on(fleet, f"before {mood.__name__}")
+            mood(server)
+            goes_on(fleet, f"after {mood.__name__}")
+    finally:
+        accepted = sender.stop()
+    wait_for(lambda: fleet.ended() >= ids(accepted), "everything accepted is done")
+    wait_for(fleet.empty, "and acked")
+    assert fleet.ended() == ids(accepted)
+    assert fleet.dead() == 0
+    worker.signal(signal.SIGTERM)
+    assert worker.end(within=30) == 0, worker.log.read_text()[-3000:]
 
 
 def goes_on(fleet: Fleet, when: str) -> None:
@@ -120,51 +98,50 @@ def goes_on(fleet: Fleet, when: str) -> None:
     wait_for(lambda: len(fleet.ended()) > before + 20, f"work goes on {when}", within=30)
 
 
-def test_a_worker_goes_on_after_everything_was_deleted(tmp_path: Path, start_redis: StartRedis) -> None:
+def test_a_worker_goes_on_after_everything_was_deleted(
+    tmp_path: Path, start_redis: StartRedis, open_fleet: OpenFleet
+) -> None:
     server = start_redis()
-    with opened(tmp_path, server.url) as fleet:
-        worker = fleet.start().ready()
-        fleet.broker.send(QUEUE, [outgoing("at work", seconds=1)])
-        wait_for(fleet.started, "it is at work")
-        server.clean()
-        fleet.broker.send(QUEUE, [outgoing("next")])
-        wait_for(lambda: fleet.ended() == {"at work", "next"}, "both are done")
-        wait_for(fleet.empty, "and acked")
-        assert worker.process.poll() is None
+    fleet = open_fleet(tmp_path, server.url)
+    worker = fleet.start().ready()
+    fleet.broker.send(PLAIN, [outgoing("at work", seconds=1)])
+    wait_for(fleet.started, "it is at work")
+    server.clean()
+    fleet.broker.send(PLAIN, [outgoing("next")])
+    wait_for(lambda: fleet.ended() == {"at work", "next"}, "both are done")
+    wait_for(fleet.empty, "and acked")
+    assert worker.process.poll() is None
 
 
-def test_without_memory_senders_are_told_and_what_waits_is_worked_off(tmp_path: Path, start_redis: StartRedis) -> None:
+def test_without_memory_senders_are_told_and_what_waits_is_worked_off(
+    tmp_path: Path, start_redis: StartRedis, open_fleet: OpenFleet
+) -> None:
     server = start_redis()
-    with opened(tmp_path, server.url) as fleet:
-        waiting = [outgoing(f"m{n}") for n in range(50)]
-        fleet.broker.send(QUEUE, waiting)
-        server.cli("CONFIG SET", "maxmemory", "1")
-        with pytest.raises(TemporaryError):
-            fleet.broker.send(QUEUE, [outgoing("one more")])
-        fleet.start().ready()
-        wait_for(lambda: fleet.ended() == ids(waiting), "they are worked off", within=30)
-        wait_for(fleet.empty, "and acked")
+    fleet = open_fleet(tmp_path, server.url)
+    waiting = [outgoing(f"m{n}") for n in range(50)]
+    fleet.broker.send(PLAIN, waiting)
+    server.cli("CONFIG SET", "maxmemory", "1")
+    with pytest.raises(TemporaryError):
+        fleet.broker.send(PLAIN, [outgoing("one more")])
+    fleet.start().ready()
+    wait_for(lambda: fleet.ended() == ids(waiting), "they are worked off", within=30)
+    wait_for(fleet.empty, "and acked")
 
 
 # --- ways to a server
 
 
-def test_a_worker_on_a_cluster_works_and_goes_on_after_a_restart(tmp_path: Path, start_redis: StartRedis) -> None:
+def test_a_worker_on_a_cluster_works_and_goes_on_after_a_restart(
+    tmp_path: Path, start_redis: StartRedis, open_fleet: OpenFleet
+) -> None:
     server = start_redis(cluster=True, persistence=True)
-    with opened(tmp_path, server.cluster_url) as fleet:
-        fleet.start().ready()
-        works_all_queues(fleet, "before")
-        server.kill()
-        server.start()
-        wait_for(lambda: accepts(fleet), "the cluster takes messages again")
-        works_all_queues(fleet, "after")
-
-
-def accepts(fleet: Fleet) -> bool:
-    try:
-        return bool(fleet.broker.send(QUEUE, [outgoing("probe")]))
-    except TemporaryError:
-        return False
+    fleet = open_fleet(tmp_path, server.cluster_url)
+    fleet.start().ready()
+    works_all_queues(fleet, "before")
+    server.kill()
+    server.start()
+    send_until_accepted(fleet.broker, [outgoing("probe")])
+    works_all_queues(fleet, "after")
 
 
 def works_all_queues(fleet: Fleet, name: str) -> None:
@@ -176,10 +153,10 @@ def works_all_queues(fleet: Fleet, name: str) -> None:
 
 
 def test_a_worker_comes_with_tls_and_a_password(
-    tmp_path: Path, start_redis: StartRedis, certificate: Certificate
+    tmp_path: Path, start_redis: StartRedis, open_fleet: OpenFleet, certificate: Certificate
 ) -> None:
     server = start_redis(certificate=certificate, users="user default off\nuser worker on >s3cret ~* &* +@all")
-    with opened(tmp_path, server.tcp_url.replace("rediss://", "rediss://worker:s3cret@")) as fleet:
-        worker = fleet.start().ready()
-        works_all_queues(fleet, "one")
-        assert "s3cret" not in worker.log.read_text()
+    fleet = open_fleet(tmp_path, server.tcp_url.replace("rediss://", "rediss://worker:s3cret@"))
+    worker = fleet.start().ready()
+    works_all_queues(fleet, "one")
+    assert "s3cret" not in worker.log.read_text()

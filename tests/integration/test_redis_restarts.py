@@ -1,41 +1,18 @@
 """A Redis server that is killed and comes back under load: workers go on by themselves; what it kept is all done."""
 
 import signal
-import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
-from tests.integration.fleet import Fleet, WorkerProcess, wait_for
-from tests.integration.sender import Sender, ids, outgoing
-from tests.services.redis_server import VERSIONS, RedisServer
+from tests.integration.conftest import FLEET_LEASE_SECONDS, OpenFleet
+from tests.integration.fleet import WorkerProcess, let_pass, wait_for
+from tests.integration.sender import PLAIN, Sender, ids, outgoing, send_until_accepted, three_plain
+from tests.services.plugin import StartRedis, both_versions
+from tests.services.redis_server import RedisServer
 
-from penstock.errors import TemporaryError
-from penstock.messaging.message import Outgoing
-
-StartRedis = Callable[..., RedisServer]
-LEASE_SECONDS = 3
-QUEUE = "plain"
 AFTER_RESTART = 25  # messages done between two kills
 KILLS = [3, pytest.param(60, marks=[pytest.mark.slow, pytest.mark.timeout(1200)])]
-
-
-def load(number: int) -> tuple[str, Sequence[Outgoing]]:
-    return QUEUE, [outgoing(f"m{number}-{n}") for n in range(3)]
-
-
-@pytest.fixture
-def fleets() -> Iterator[Callable[[Path, RedisServer], Fleet]]:
-    opened: list[Fleet] = []
-
-    def fleet(folder: Path, server: RedisServer) -> Fleet:
-        opened.append(Fleet(folder, broker=server.url, lease_seconds=LEASE_SECONDS, stop_timeout_seconds=10))
-        return opened[-1]
-
-    yield fleet
-    for each in opened:
-        each.close()
 
 
 def restart(server: RedisServer) -> None:
@@ -49,15 +26,15 @@ def ends_well(worker: WorkerProcess) -> None:
     assert worker.end(within=30) == 0, worker.log.read_text()[-3000:]
 
 
-@pytest.mark.parametrize("version", VERSIONS)
+@both_versions
 @pytest.mark.parametrize("kills", KILLS, ids=lambda kills: f"{kills}-kills")
 def test_what_a_persistent_server_accepted_is_all_done_however_often_it_is_killed(
-    tmp_path: Path, start_redis: StartRedis, fleets: Callable[[Path, RedisServer], Fleet], version: str, kills: int
+    tmp_path: Path, start_redis: StartRedis, open_fleet: OpenFleet, version: str, kills: int
 ) -> None:
     server = start_redis(version, persistence=True)
-    fleet = fleets(tmp_path, server)
+    fleet = open_fleet(tmp_path, server.url)
     worker = fleet.start().ready()
-    sender = Sender(server.url, load)
+    sender = Sender(server.url, three_plain)
     for _ in range(kills):
         done = len(fleet.ended())
         wait_for(lambda done=done: len(fleet.ended()) >= done + AFTER_RESTART, "work goes on")  # type: ignore[misc]
@@ -74,47 +51,37 @@ def test_what_a_persistent_server_accepted_is_all_done_however_often_it_is_kille
     print(f"{len(accepted)} messages, {sum(starts.values()) - len(starts)} begun again")  # noqa: T201 # shown with -s
 
 
-@pytest.mark.parametrize("version", VERSIONS)
+@both_versions
 def test_after_a_forgetful_server_was_killed_what_is_sent_next_is_done(
-    tmp_path: Path, start_redis: StartRedis, fleets: Callable[[Path, RedisServer], Fleet], version: str
+    tmp_path: Path, start_redis: StartRedis, open_fleet: OpenFleet, version: str
 ) -> None:
     server = start_redis(version, persistence=False)
-    fleet = fleets(tmp_path, server)
+    fleet = open_fleet(tmp_path, server.url)
     worker = fleet.start().ready()
     for turn in range(3):
-        fleet.broker.send(QUEUE, [outgoing(f"gone {turn}", seconds=1)])
+        fleet.broker.send(PLAIN, [outgoing(f"gone {turn}", seconds=1)])
         wait_for(lambda turn=turn: f"gone {turn}" in fleet.started(), "it is at work")  # type: ignore[misc]
         restart(server)
         sent = [outgoing(f"kept {turn}"), outgoing(f"delayed {turn}", delay_seconds=1.0)]
-        send_until_accepted(fleet, sent)
+        send_until_accepted(fleet.broker, sent)
         wanted = {f"kept {turn}", f"delayed {turn}"}
         wait_for(lambda wanted=wanted: wanted <= fleet.ended(), "work goes on", within=20)  # type: ignore[misc]
     wait_for(fleet.empty, "the queue is empty")
     ends_well(worker)
 
 
-def send_until_accepted(fleet: Fleet, messages: Sequence[Outgoing]) -> None:
-    def sent() -> bool:
-        try:
-            return bool(fleet.broker.send(QUEUE, messages))
-        except TemporaryError:
-            return False
-
-    wait_for(sent, "the server takes messages again")
-
-
 def test_a_server_that_halts_for_longer_than_a_lease_finds_its_worker_at_work(
-    tmp_path: Path, start_redis: StartRedis, fleets: Callable[[Path, RedisServer], Fleet]
+    tmp_path: Path, start_redis: StartRedis, open_fleet: OpenFleet
 ) -> None:
     server = start_redis()
-    fleet = fleets(tmp_path, server)
+    fleet = open_fleet(tmp_path, server.url)
     worker = fleet.start().ready()
-    fleet.broker.send(QUEUE, [outgoing(f"before {n}", seconds=0.5) for n in range(10)])
+    fleet.broker.send(PLAIN, [outgoing(f"before {n}", seconds=0.5) for n in range(10)])
     wait_for(fleet.started, "work begins")
     server.freeze()
-    threading.Event().wait(LEASE_SECONDS * 1.5)
+    let_pass(FLEET_LEASE_SECONDS * 1.5)
     server.thaw()
-    send_until_accepted(fleet, [outgoing("after")])
+    send_until_accepted(fleet.broker, [outgoing("after")])
     wait_for(lambda: fleet.ended() == {"after", *(f"before {n}" for n in range(10))}, "everything is done")
     wait_for(fleet.empty, "and acked")
     assert fleet.dead() == 0

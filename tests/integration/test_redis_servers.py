@@ -1,30 +1,21 @@
 """Servers in every state that a broker meets: read-only, forgetful, loading, unable to save, full."""
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing, suppress
 from typing import Any
 
 import pytest
 from tests.integration.fleet import wait_for
 from tests.integration.redis_scene import LEASE, NOW, bodies, cycle, outgoing, take
-from tests.services.redis_server import VERSIONS, RedisServer
+from tests.services.plugin import StartRedis, both_versions
+from tests.services.redis_server import RedisServer
 
 from penstock.brokers.redis_streams import RedisStreamsBroker
 from penstock.errors import TemporaryError
 from penstock.messaging.broker import Ask
 from penstock.messaging.message import Outgoing
 from penstock.messaging.settlement import Ack, DeadLetter, Release
-
-StartRedis = Callable[..., RedisServer]
-both_versions = pytest.mark.parametrize("version", VERSIONS)
-
-
-@pytest.fixture
-def broker(redis_server: RedisServer) -> Iterator[RedisStreamsBroker]:
-    with closing(RedisStreamsBroker(redis_server.url, holder="w1", sweep_seconds=0.0)) as made:
-        yield made
-
 
 # --- it changes under us
 

@@ -1,28 +1,18 @@
 """The traps of Redis Streams, as docs/redis.md lists them: each springs on a bare client first, not on the broker."""
 
 import re
-from collections.abc import Iterator
 from contextlib import closing
 from importlib.resources import files
 from pathlib import Path
 
 import pytest
 from tests.integration.redis_scene import GROUP, LEASE, NOW, STREAM, Scene, bodies, outgoing, take
-from tests.services.redis_server import RedisServer
 
 from penstock.brokers import rules
 from penstock.brokers.redis_streams import RedisStreamsBroker
 from penstock.brokers.redis_streams.server import Server, script
 from penstock.messaging.broker import Ask
 from penstock.messaging.settlement import Ack, DeadLetter, Release
-
-
-@pytest.fixture
-def scene(redis_server: RedisServer) -> Iterator[Scene]:
-    made = Scene(redis_server)
-    yield made
-    made.close()
-
 
 # --- XGROUP DELCONSUMER drops what the consumer has pending
 

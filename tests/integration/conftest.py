@@ -1,0 +1,55 @@
+"""What the tests on real Redis servers are given: brokers, a network that fails, workers of several hosts."""
+
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from tests.integration.fleet import Fleet
+from tests.integration.redis_scene import Scene
+from tests.services.fault_proxy import FaultProxy
+from tests.services.redis_server import RedisServer
+
+from penstock.brokers.redis_streams import RedisStreamsBroker
+
+FLEET_LEASE_SECONDS = 3.0  # the shortest there is
+STOP_TIMEOUT_SECONDS = 10.0
+
+OpenFleet = Callable[[Path, str], Fleet]
+
+
+@pytest.fixture
+def scene(redis_server: RedisServer) -> Iterator[Scene]:
+    made = Scene(redis_server)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def broker(redis_server: RedisServer) -> Iterator[RedisStreamsBroker]:
+    """One that sweeps whenever it looks."""
+    with closing(RedisStreamsBroker(redis_server.url, holder="w1", sweep_seconds=0.0)) as made:
+        yield made
+
+
+@pytest.fixture
+def proxy(redis_server: RedisServer) -> Iterator[FaultProxy]:
+    with closing(FaultProxy(str(redis_server.socket))) as made:
+        yield made
+
+
+@pytest.fixture
+def open_fleet() -> Iterator[OpenFleet]:
+    """Fleets in folders of their own, at a broker's address; their workers end with the test."""
+    opened: list[Fleet] = []
+
+    def open_one(folder: Path, address: str) -> Fleet:
+        folder.mkdir(exist_ok=True)
+        opened.append(
+            Fleet(folder, broker=address, lease_seconds=FLEET_LEASE_SECONDS, stop_timeout_seconds=STOP_TIMEOUT_SECONDS)
+        )
+        return opened[-1]
+
+    yield open_one
+    for each in opened:
+        each.close()
