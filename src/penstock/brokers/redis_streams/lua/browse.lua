@@ -1,5 +1,5 @@
--- KEYS: stream. ARGV: the number to begin behind, how many. Answers the store, then {number, enqueued at, group, head, body}
--- of messages in any state, the oldest first.
+-- KEYS: stream. ARGV: the number to begin behind, how many. Answers the store, then {number, enqueued at, group, head,
+-- body} of messages in any state, the oldest first.
 
 local stream, base, after, count = KEYS[1], base_of(KEYS[1]), tonumber(ARGV[1]), tonumber(ARGV[2])
 local found = {}
@@ -27,16 +27,13 @@ for _, tag in ipairs(redis.call('LRANGE', base .. ':ring', 0, -1)) do
   end
 end
 for _, entry in ipairs(redis.call('XRANGE', stream, '-', '+')) do
-  local fields = {}
-  for at = 1, #entry[2], 2 do
-    fields[entry[2][at]] = entry[2][at + 1]
-  end
+  local fields = fields_of(entry)
   if is_state(fields.state) then
     look(fields.group or '', fields.state, fields.head or '', fields.body)
   end
 end
 for _, member in ipairs(redis.call('ZRANGE', base .. ':delayed', 0, -1)) do
-  look(cmsgpack.unpack(string.sub(member, 17)))
+  look(delayed_message(member))
 end
 
 table.sort(found, function(one, other) return one[1] < other[1] end)

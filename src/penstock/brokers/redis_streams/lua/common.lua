@@ -8,12 +8,20 @@
 --   :stream   what is handed over, and what others put there with XADD
 --   :wake     a list of one token at most: something may have become ready
 --   :once     a string for each deduplication id
--- A waiting message is three strings: state, head (attributes as JSON, or empty) and body. Times are milliseconds of
--- this server's clock.
+-- A waiting message is three strings: state, head (attributes as JSON, or empty) and body. A group goes by its tag: its
+-- name behind a colon, empty for no group. Times are milliseconds of this server's clock.
+--
+-- A state is text: SEQ ENQUEUED of a fresh message, which was never handed over; behind it, of one that was,
+--   AGE_FROM HAND_OVERS REFUNDS UNSUCCESSFUL FIRST_FAILED LAST_FAILED STARTED ENDED KIND WORKER, a line end, and REASON
+-- where the last five tell of the last hand-over (`ended` writes them), and a time is 0 where there was no failure.
 
 local GROUP = 'penstock'
 local DAY = 86400000
 local STEP = 300 -- messages in one command: Lua can unpack some thousands of arguments
+local PAGE = 1000 -- of what may be many: what one call looks at
+local RESET_EVERY = 3 -- unsuccessful hand-overs, as in brokers/rules.py
+
+-- --- times, numbers and states
 
 local function now_ms()
   local time = redis.call('TIME')
@@ -23,6 +31,54 @@ end
 local function int(number)
   return string.format('%.0f', number)
 end
+
+local function started_of(id)
+  return tonumber(string.match(id, '^%d+'))
+end
+
+local function seq_of(state)
+  return tonumber(string.match(state, '^%d+'))
+end
+
+local function enqueued_of(state)
+  return tonumber(string.match(state, '^%d+ (%d+)'))
+end
+
+local function is_fresh(state)
+  return string.match(state, '^%d+ %d+$')
+end
+
+-- Whether `ended` or a sender wrote this: others may put a field of that name into the stream.
+local function is_state(text)
+  return text and (is_fresh(text) or string.match(text, '^%d+ %d+ %d+ %d+ %d+ %d+ %d+ %d+ %d+ %d+ [EFG] '))
+end
+
+-- The state of a message whose hand-over ended without an ack: it counts, and now and then the age begins anew.
+-- `kind` is F (failed), G (given back: the attempt is refunded) or E (its lease expired).
+local function ended(state, started, at, kind, worker, reason)
+  local seq, enqueued, rest = string.match(state, '^(%d+) (%d+)(.*)$')
+  local age, hand_overs, refunds, unsuccessful, first, last =
+    string.match(rest, '^ (%d+) (%d+) (%d+) (%d+) (%d+) (%d+) ')
+  age, hand_overs, refunds = tonumber(age or enqueued), tonumber(hand_overs or 0), tonumber(refunds or 0)
+  unsuccessful, first, last = tonumber(unsuccessful or 0) + 1, tonumber(first or 0), tonumber(last or 0)
+  if unsuccessful % RESET_EVERY == 0 then
+    age = at
+  end
+  if kind == 'G' then
+    refunds = refunds + 1
+  else
+    first = first == 0 and at or first
+    last = at
+  end
+  local numbers = string.format(
+    '%.0f %d %d %d %.0f %.0f %.0f %.0f',
+    age, hand_overs + 1, refunds, unsuccessful, first, last, started, at
+  )
+  -- Not by format: it ends a string at its first zero byte.
+  return seq .. ' ' .. enqueued .. ' ' .. numbers .. ' ' .. kind .. ' ' .. worker .. '\n' .. reason
+end
+
+-- --- a queue
 
 local function base_of(stream)
   return string.sub(stream, 1, -8) -- without ':stream'
@@ -34,12 +90,18 @@ local function wake(base)
   end
 end
 
--- The number for one more message; answers the first of as many as are wanted.
+-- Numbers for so many new messages: answers the first of them. `store` names the queue's store if it has no name yet.
 local function next_seq(base, store, count)
   local last = redis.call('HINCRBY', base .. ':queue', 'seq', count)
   redis.call('HSETNX', base .. ':queue', 'store', store)
   return last - count + 1
 end
+
+local function retention_of(base)
+  return tonumber(redis.call('HGET', base .. ':queue', 'retention') or 14 * DAY)
+end
+
+-- --- what waits
 
 -- `flat` holds state, head, body of each message, the oldest first.
 local function put_ready(base, tag, flat, at_front)
@@ -67,15 +129,8 @@ local function put_ready(base, tag, flat, at_front)
   end
 end
 
-local function seq_of(state)
-  return tonumber(string.match(state, '^%d+'))
-end
-
-local function enqueued_of(state)
-  return tonumber(string.match(state, '^%d+ (%d+)'))
-end
-
--- Messages that come back are older than what waits, so they go to their group's front: each is {tag, state, head, body}.
+-- Messages that come back are older than what waits, so they go to their group's front. Each is {tag, state, head,
+-- body}.
 local function put_back(base, messages)
   if #messages == 0 then
     return
@@ -99,10 +154,6 @@ local function put_back(base, messages)
   end
 end
 
-local function retention_of(base)
-  return tonumber(redis.call('HGET', base .. ':queue', 'retention') or 14 * DAY)
-end
-
 -- No delay outlasts the retention, so that a message which is past that is met when it becomes ready.
 local function put_delayed(base, due, tag, state, head, body)
   due = math.min(due, enqueued_of(state) + retention_of(base))
@@ -110,15 +161,20 @@ local function put_delayed(base, due, tag, state, head, body)
   redis.call('ZADD', base .. ':delayed', int(due), member)
 end
 
+-- What `put_delayed` wrote: tag, state, head, body.
+local function delayed_message(member)
+  return cmsgpack.unpack(string.sub(member, 17))
+end
+
 local function move_due(base, now)
-  local due = redis.call('ZRANGEBYSCORE', base .. ':delayed', '-inf', int(now), 'LIMIT', 0, 1000)
+  local due = redis.call('ZRANGEBYSCORE', base .. ':delayed', '-inf', int(now), 'LIMIT', 0, PAGE)
   if #due == 0 then
     return
   end
   redis.call('ZREMRANGEBYRANK', base .. ':delayed', 1, 0) -- none: whether we may (see `may_end`)
   local messages = {}
   for _, member in ipairs(due) do
-    messages[#messages + 1] = { cmsgpack.unpack(string.sub(member, 17)) }
+    messages[#messages + 1] = { delayed_message(member) }
   end
   put_back(base, messages)
   redis.call('ZREMRANGEBYRANK', base .. ':delayed', 0, #due - 1)
@@ -130,10 +186,10 @@ local function drop_expired(base, now)
     return
   end
   local oldest, dropped = now - retention_of(base), 0
-  for _, tag in ipairs(redis.call('LRANGE', base .. ':ring', 0, 999)) do
+  for _, tag in ipairs(redis.call('LRANGE', base .. ':ring', 0, PAGE - 1)) do
     local key = base .. ':ready' .. tag
     local state = redis.call('LINDEX', key, 0)
-    while state and dropped < 1000 and enqueued_of(state) <= oldest do
+    while state and dropped < PAGE and enqueued_of(state) <= oldest do
       redis.call('LPOP', key, 3)
       dropped = dropped + 1
       state = redis.call('LINDEX', key, 0)
@@ -148,10 +204,7 @@ local function drop_expired(base, now)
   end
 end
 
--- Whether `ended` or a sender wrote this: others may put a field of that name into the stream.
-local function is_state(text)
-  return text and (string.match(text, '^%d+ %d+$') or string.match(text, '^%d+ %d+ %d+ %d+ %d+ %d+ %d+ %d+ %d+ %d+ [EFG] '))
-end
+-- --- what is handed over
 
 -- What a command answered that may meet a queue without a stream or group: nil then. Any other error is one.
 local function unless_gone(answer)
@@ -163,54 +216,23 @@ local function unless_gone(answer)
   error(answer.err, 0)
 end
 
+-- By name, of an entry as XRANGE and XREADGROUP answer it.
+local function fields_of(entry)
+  local fields = {}
+  for at = 1, #entry[2], 2 do
+    fields[entry[2][at]] = entry[2][at + 1]
+  end
+  return fields
+end
+
 -- The message in a stream's entry, nil where the entry is gone. Answers tag, state, head, body.
 local function message_in(stream, id)
   local entry = redis.call('XRANGE', stream, id, id)[1]
   if not entry then
     return nil
   end
-  local fields = {}
-  for at = 1, #entry[2], 2 do
-    fields[entry[2][at]] = entry[2][at + 1]
-  end
+  local fields = fields_of(entry)
   return fields.group or '', fields.state, fields.head or '', fields.body
-end
-
--- The state of a message whose hand-over ended without an ack: it counts, and every third begins the age anew.
--- `kind` is F (failed), G (given back: the attempt is refunded) or E (its lease expired).
-local function ended(state, started, at, kind, worker, reason)
-  local seq, enqueued, rest = string.match(state, '^(%d+) (%d+)(.*)$')
-  local age, hand_overs, refunds, unsuccessful, first, last =
-    string.match(rest, '^ (%d+) (%d+) (%d+) (%d+) (%d+) (%d+) ')
-  age, hand_overs, refunds = tonumber(age or enqueued), tonumber(hand_overs or 0), tonumber(refunds or 0)
-  unsuccessful, first, last = tonumber(unsuccessful or 0) + 1, tonumber(first or 0), tonumber(last or 0)
-  if unsuccessful % 3 == 0 then
-    age = at
-  end
-  if kind == 'G' then
-    refunds = refunds + 1
-  else
-    first = first == 0 and at or first
-    last = at
-  end
-  local numbers = string.format(
-    '%.0f %d %d %d %.0f %.0f %.0f %.0f',
-    age, hand_overs + 1, refunds, unsuccessful, first, last, started, at
-  )
-  -- Not by format: it ends a string at its first zero byte.
-  return seq .. ' ' .. enqueued .. ' ' .. numbers .. ' ' .. kind .. ' ' .. worker .. '\n' .. reason
-end
-
-local function started_of(id)
-  return tonumber(string.match(id, '^%d+'))
-end
-
--- A script that a missing right ends half way takes nothing back. So a message is put where it belongs before it is taken
--- from where it was; and before that we look whether we may take it, or it would be there once more after every try. A
--- server without memory refuses only a script's first write, and not these.
-local function may_end(stream)
-  redis.call('XACK', stream, GROUP, '0-0')
-  redis.call('XDEL', stream, '0-0')
 end
 
 local function is_pending(stream, id)
@@ -218,12 +240,24 @@ local function is_pending(stream, id)
   return found and #found > 0
 end
 
--- XACK answers 1 only for a hand-over that is still pending: it is the fence. Every hand-over has an entry of its own, so
--- an entry's id never becomes somebody else's.
+-- A script that a missing right ends half way takes nothing back. So a message is put where it belongs before it is
+-- taken from where it was; and before that we look whether we may take it, or it would be there once more after every
+-- try. A server without memory refuses only a script's first write, and not these.
+local function may_end(stream)
+  redis.call('XACK', stream, GROUP, '0-0')
+  redis.call('XDEL', stream, '0-0')
+end
+
+-- XACK answers 1 only for a hand-over that is still pending: it is the fence. Every hand-over has an entry of its own,
+-- so an entry's id never becomes somebody else's.
 local function end_hand_over(stream, id)
-  if redis.call('XACK', stream, GROUP, id) == 0 then
-    return false
+  if redis.call('XACK', stream, GROUP, id) == 1 then
+    redis.call('XDEL', stream, id)
   end
-  redis.call('XDEL', stream, id)
-  return true
+end
+
+local function end_hand_overs(stream, ids)
+  for _, id in ipairs(ids) do
+    end_hand_over(stream, id)
+  end
 end

@@ -1,12 +1,13 @@
--- KEYS: stream. ARGV: a consumer, then the ids of the entries that the worker knows it holds. Answers the ids that are pending
--- for the consumer besides, and the known ones that are not pending any more. It changes nothing, so it may come late.
+-- KEYS: stream. ARGV: a consumer, then the ids of the entries that the worker knows it holds. Answers the ids that are
+-- pending for the consumer besides, and the known ones that are not pending any more. It changes nothing, so it may
+-- come late.
 
 local known, unknown, gone = {}, {}, {}
 local pending = unless_gone(redis.pcall('XPENDING', KEYS[1], GROUP, '-', '+', 10000, ARGV[1]))
 for at = 2, #ARGV do
   local id = ARGV[at]
   known[id] = true
-  if not pending or #redis.call('XPENDING', KEYS[1], GROUP, id, id, 1) == 0 then
+  if not pending or not is_pending(KEYS[1], id) then
     gone[#gone + 1] = id
   end
 end

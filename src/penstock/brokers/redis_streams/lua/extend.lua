@@ -1,5 +1,5 @@
--- KEYS: stream. ARGV: the consumer, then entries' ids. Begins the leases of those that are still pending anew; answers their ids,
--- then the ids whose entry somebody deleted: XCLAIM of Redis 7 drops those without a word.
+-- KEYS: stream. ARGV: the consumer, then entries' ids. Begins the leases of those that are still pending anew; answers
+-- their ids, then the ids whose entry somebody deleted: XCLAIM of Redis 7 drops those without a word.
 -- JUSTID leaves the delivery count alone; without FORCE nothing is claimed that is not pending.
 
 local claimed, left, vanished = {}, {}, {}

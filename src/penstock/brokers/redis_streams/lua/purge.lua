@@ -1,4 +1,5 @@
--- KEYS: stream. Deletes every message of the queue, leased ones too; settings, pause and deduplication ids stay. Answers how many.
+-- KEYS: stream. Deletes every message of the queue, leased ones too; settings, pause and deduplication ids stay.
+-- Answers how many.
 
 local stream, base = KEYS[1], base_of(KEYS[1])
 local count = tonumber(redis.call('HGET', base .. ':queue', 'ready') or 0)

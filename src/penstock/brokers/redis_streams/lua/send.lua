@@ -1,6 +1,6 @@
 -- KEYS: stream. ARGV: a name for the store if it is new, the window for deduplication, then for each message how it is
--- sent (empty, or JSON of group, delay and once), its head and its body. Answers the store and a number for each message.
--- The first write is refused by a server without memory, and then nothing was written.
+-- sent (empty, or JSON of group, delay and once), its head and its body. Answers the store and a number for each
+-- message. The first write is refused by a server without memory, and then nothing was written.
 
 local base, now = base_of(KEYS[1]), now_ms()
 local count = (#ARGV - 2) / 3

@@ -1,5 +1,5 @@
--- KEYS: the queue's stream, its dead-letter queue's stream. ARGV: a name for the dead-letter queue's store if it is new,
--- this worker, how many acks follow and their entries' ids, then releases and dead letters in any order:
+-- KEYS: the queue's stream, its dead-letter queue's stream. ARGV: a name for the dead-letter queue's store if it is
+-- new, this worker, how many acks follow and their entries' ids, then releases and dead letters in any order:
 --   'release', id, delay, kind, reason
 --   'dead', id, head
 -- Answers the ids that are not ours any more, those whose entry somebody deleted, and the dead-letter queue's store.
@@ -34,12 +34,6 @@ local function ending(id)
   return tag, state, head, body
 end
 
-local function end_all(ids)
-  for _, id in ipairs(ids) do
-    end_hand_over(stream, id)
-  end
-end
-
 local at = 4 + acks
 if at <= #ARGV then
   may_end(stream)
@@ -70,7 +64,7 @@ while at <= #ARGV do
 end
 
 put_back(base, back)
-end_all(back_ids)
+end_hand_overs(stream, back_ids)
 local grave_store = ''
 if #dead > 0 then
   local graves = base_of(KEYS[2])
@@ -80,7 +74,7 @@ if #dead > 0 then
   for number, letter in ipairs(dead) do
     put_ready(graves, letter[1], { int(seq + number - 1) .. ' ' .. int(now), letter[2], letter[3] }, false)
   end
-  end_all(dead_ids)
+  end_hand_overs(stream, dead_ids)
   grave_store = redis.call('HGET', graves .. ':queue', 'store')
 end
 return { lost, vanished, grave_store }

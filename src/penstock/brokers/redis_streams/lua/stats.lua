@@ -1,5 +1,5 @@
--- KEYS: stream. Answers {now, ready, in flight, delayed, when the oldest visible message was enqueued, from when the oldest
--- message's age counts}; times are empty where there is none. An empty answer: no such queue.
+-- KEYS: stream. Answers {now, ready, in flight, delayed, when the oldest visible message was enqueued, from when the
+-- oldest message's age counts}; times are empty where there is none. An empty answer: no such queue.
 -- Ages are looked for at the heads of the first thousand groups, in what is in flight, and in what is due first.
 
 local stream, base, now = KEYS[1], base_of(KEYS[1]), now_ms()
@@ -26,27 +26,21 @@ local ready = tonumber(redis.call('HGET', base .. ':queue', 'ready') or 0)
 local foreign = redis.call('XLEN', stream) - pending
 
 -- Those that came back stand before those that were never handed over, of which the first is the oldest.
-for _, tag in ipairs(redis.call('LRANGE', base .. ':ring', 0, 999)) do
+for _, tag in ipairs(redis.call('LRANGE', base .. ':ring', 0, PAGE - 1)) do
   local at, state = 0, redis.call('LINDEX', base .. ':ready' .. tag, 0)
   while state do
     look(state, true)
     at = at + 1
-    local fresh = string.match(state, '^%d+ %d+$')
-    state = not fresh and at < 1000 and redis.call('LINDEX', base .. ':ready' .. tag, at * 3)
+    state = not is_fresh(state) and at < PAGE and redis.call('LINDEX', base .. ':ready' .. tag, at * 3)
   end
 end
-for _, entry in ipairs(redis.call('XRANGE', stream, '-', '+', 'COUNT', 1000)) do
-  local state = nil
-  for at = 1, #entry[2], 2 do
-    if entry[2][at] == 'state' then
-      state = entry[2][at + 1]
-    end
-  end
+for _, entry in ipairs(redis.call('XRANGE', stream, '-', '+', 'COUNT', PAGE)) do
+  local state = fields_of(entry).state
   state = is_state(state) and state
   look(state or '0 ' .. int(started_of(entry[1])), not state)
 end
-for _, member in ipairs(redis.call('ZRANGE', base .. ':delayed', 0, 999)) do
-  local _, state = cmsgpack.unpack(string.sub(member, 17))
+for _, member in ipairs(redis.call('ZRANGE', base .. ':delayed', 0, PAGE - 1)) do
+  local _, state = delayed_message(member)
   look(state, false)
 end
 

@@ -1,9 +1,10 @@
 -- KEYS: stream. ARGV: where in the pending list to begin, how many entries to look at, and a worker (empty: look for
 -- leases that are over; else for what that worker holds, which is proven dead).
--- A consumer is named WORKER|BOOT|LEASE. Answers {where to go on (empty at the end), how many were put back, the ids whose
--- entry somebody deleted, what was handed over too often: {id, when it ended, worker, state, group, head,
--- body, store} each}.
+-- A consumer is named WORKER|BOOT|LEASE. Answers {where to go on (empty at the end), how many were put back, the ids
+-- whose entry somebody deleted, what was handed over too often: {id, when it ended, worker, state, group, head, body,
+-- store} each}.
 
+local FOREIGN_LEASE = 60000 -- of a consumer that is not named so: somebody else read from the stream
 local stream, base, now = KEYS[1], base_of(KEYS[1]), now_ms()
 local page = unless_gone(redis.pcall('XPENDING', stream, GROUP, ARGV[1], '+', ARGV[2]))
 if not page then
@@ -17,8 +18,7 @@ local function hand_overs_of(state)
   return tonumber(hand_overs or 0) + 1 - tonumber(refunds or 0)
 end
 
-local function put_aside(id, consumer, at)
-  local worker = string.match(consumer, '^(.*)|[^|]*|%d+$') or consumer
+local function put_aside(id, worker, at)
   local tag, state, head, body = message_in(stream, id)
   if not state then
     redis.call('XACK', stream, GROUP, id)
@@ -34,14 +34,15 @@ end
 
 for _, pending in ipairs(page) do
   local id, consumer, idle = pending[1], pending[2], pending[3]
-  local lease = tonumber(string.match(consumer, '|(%d+)$') or 60000)
+  local worker = string.match(consumer, '^(.*)|[^|]*|%d+$')
+  local lease = tonumber(string.match(consumer, '|(%d+)$') or FOREIGN_LEASE)
   local over_at = now - idle + lease
   if ARGV[3] == '' then
     if over_at <= now then
-      put_aside(id, consumer, over_at)
+      put_aside(id, worker or consumer, over_at)
     end
-  elseif string.match(consumer, '^(.*)|[^|]*|%d+$') == ARGV[3] then
-    put_aside(id, consumer, math.min(over_at, now))
+  elseif worker == ARGV[3] then
+    put_aside(id, worker, math.min(over_at, now))
   end
 end
 
@@ -49,8 +50,6 @@ if #back > 0 then
   may_end(stream)
   put_back(base, back)
 end
-for _, id in ipairs(back_ids) do
-  end_hand_over(stream, id)
-end
+end_hand_overs(stream, back_ids)
 local last = page[#page]
 return { #page == tonumber(ARGV[2]) and '(' .. last[1] or '', #back, vanished, exhausted }

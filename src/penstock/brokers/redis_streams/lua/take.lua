@@ -1,7 +1,7 @@
 -- KEYS: the streams of the queues asked, in order. ARGV: the consumer, a name for a store that is new, then how many
 -- messages each queue may bring.
--- Answers {which queue, now, store, retention, receives_max, dead-letter queue, entries} of the first queue that has any,
--- else {0, now, when the next delay ends}.
+-- Answers {which queue, now, store, retention, receives_max, dead-letter queue, entries} of the first queue that has
+-- any, else {0, now, when the next delay ends}.
 
 local ADOPT_PAGE, ADOPT_PAGES = 1000, 20 -- what one call adopts at most: some tenths of a second of the server
 local consumer, now = ARGV[1], now_ms()
@@ -18,16 +18,13 @@ local function read(stream, count)
   return answer and answer[1][2] or {}
 end
 
--- What stands in the stream and was never handed over joins the ring, so that it is fair to the rest and its id stays what
--- it is. Others put it there; or we did, and somebody destroyed the group that knew of it.
+-- What stands in the stream and was never handed over joins the ring, so that it is fair to the rest and its id stays
+-- what it is. Others put it there; or we did, and somebody destroyed the group that knew of it.
 local function adopt(base, stream, entries)
   local ids, order, by_tag, back = {}, {}, {}, {}
   local seq = next_seq(base, ARGV[2], #entries)
   for number, entry in ipairs(entries) do
-    local fields = {}
-    for at = 1, #entry[2], 2 do
-      fields[entry[2][at]] = entry[2][at + 1]
-    end
+    local fields = fields_of(entry)
     ids[number] = entry[1]
     if is_state(fields.state) and fields.body then
       local state = ended(fields.state, started_of(entry[1]), now, 'E', '', '')
@@ -58,7 +55,8 @@ local function adopt(base, stream, entries)
   end
 end
 
--- Answers whether the stream holds nothing more of that kind: else what is fed now would stand behind it and not be read.
+-- Answers whether the stream holds nothing more of that kind: else what is fed now would stand behind it and not be
+-- read.
 local function adopt_all(base, stream)
   if redis.call('EXISTS', stream) == 0 then
     return true

@@ -1,5 +1,6 @@
--- KEYS: stream. ARGV: idle milliseconds. Deletes the consumers of dead workers: those that hold nothing and were not heard of
--- for that long. (XGROUP DELCONSUMER on a consumer that holds something would drop what it holds.) Answers how many.
+-- KEYS: stream. ARGV: idle milliseconds. Deletes the consumers of dead workers: those that hold nothing and were not
+-- heard of for that long. (XGROUP DELCONSUMER on a consumer that holds something would drop what it holds.) Answers how
+-- many.
 
 local consumers = unless_gone(redis.pcall('XINFO', 'CONSUMERS', KEYS[1], GROUP))
 if not consumers then
