@@ -64,7 +64,7 @@ def message_of(store: str, state: State, group: bytes, head: bytes, body: bytes)
         body=body,
         enqueued_at=state.enqueued_at,
         attributes=decode_attributes(head) if head else NO_ATTRIBUTES,
-        group=decode_group(group.decode("utf-8", "replace")) if group else None,  # others write any bytes
+        group=_group_of(group),
     )
 
 
@@ -104,7 +104,7 @@ def first_delivery_of(
             body=body,
             enqueued_at=int(enqueued) / 1000,
             attributes=decode_attributes(head) if head else NO_ATTRIBUTES,
-            group=decode_group(group.decode()) if group else None,
+            group=_group_of(group),
         ),
         queue=queue,
         receipt=f"{store}-{entry_id.decode()}",
@@ -128,6 +128,10 @@ def sent(messages: Sequence[Outgoing]) -> list[bytes | str]:
             attributes, head = message.attributes, encode_attributes(message.attributes) or ""
         arguments += (_how(message), head, message.body)
     return arguments
+
+
+def _group_of(tag: bytes) -> str | None:
+    return decode_group(tag.decode("utf-8", "replace")) if tag else None  # others write any bytes
 
 
 def _how(message: Outgoing) -> str:
