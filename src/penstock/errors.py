@@ -10,6 +10,7 @@
     │   ├── TransformError       1   the user's transform raised, or returned something that is no DataFrame
     │   └── FaultPersists        75  the machinery failed again and again (disk full, Spark gone): a person should look
     ├── TemporaryError           75  a fault that another try may not meet: broker or database away
+    │   └── UnknownOutcome       75  the same in the middle of a send: nobody knows whether the messages were taken
     ├── Reject                   a handler gives its message up; it becomes a dead letter with this reason
     ├── Retry                    a handler asks for another attempt, perhaps after a delay of its own choice
     ├── InvalidMessage           a message nobody can work on; it becomes a dead letter with this reason
@@ -70,6 +71,10 @@ class TemporaryError(PenstockError):
     """Another try may succeed."""
 
     exit_code = 75
+
+
+class UnknownOutcome(TemporaryError):
+    """The connection broke before the answer came: what was asked may have been done. Asking again may do it twice."""
 
 
 class Reject(PenstockError):

@@ -8,11 +8,12 @@ from contextlib import closing
 import pytest
 from tests.integration.redis_scene import bodies, outgoing, take
 from tests.services.fault_proxy import FaultProxy
+from tests.services.plugin import StartRedis
 from tests.services.redis_server import RedisServer
 
 from penstock.brokers.redis_streams import RedisStreamsBroker
 from penstock.brokers.redis_streams.scripts import scripts
-from penstock.errors import TemporaryError
+from penstock.errors import TemporaryError, UnknownOutcome
 from penstock.messaging.broker import Ask
 from penstock.messaging.delivery import AttemptEnd
 from penstock.messaging.settlement import Ack
@@ -20,6 +21,7 @@ from penstock.messaging.settlement import Ack
 LEASE = 600.0
 TAKE = scripts()["take"].sha.encode()
 SETTLE = scripts()["settle"].sha.encode()
+SEND = scripts()["send"].sha.encode()
 
 
 @pytest.fixture
@@ -112,3 +114,26 @@ def test_what_is_held_with_another_lease_is_no_doubt(broker: RedisStreamsBroker,
     (again,) = broker.receive("q", messages_max=5, lease_seconds=LEASE)
     assert again.message.body == b"lost"
     assert not broker.extend(held, lease_seconds=LEASE)
+
+
+def test_a_send_whose_answer_is_lost_says_that_nobody_knows_and_its_queue_can_be_seen(
+    broker: RedisStreamsBroker, proxy: FaultProxy
+) -> None:
+    broker.queue_names()  # connected
+    proxy.swallow(SEND)
+    with pytest.raises(UnknownOutcome):
+        broker.send("q", outgoing("a"))
+    assert list(broker.queue_names()) == ["q"]
+    assert broker.stats("q").visible == 1
+
+
+def test_a_send_that_finds_no_server_took_nothing(broker: RedisStreamsBroker, start_redis: StartRedis) -> None:
+    server = start_redis()
+    other = RedisStreamsBroker(server.url, holder="w1")
+    other.send("q", outgoing("a"))
+    server.kill()
+    for _ in range(3):  # the first may meet the connection that is just ending
+        with pytest.raises(TemporaryError) as raised:
+            other.send("q", outgoing("b"))
+    assert not isinstance(raised.value, UnknownOutcome)
+    other.close()

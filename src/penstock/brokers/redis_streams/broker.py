@@ -111,8 +111,8 @@ class RedisStreamsBroker:
     def send(self, queue: str, messages: Sequence[Outgoing]) -> Sequence[str]:
         """All or none. A duplicate within the window is answered with the id of the message it repeats.
 
-        After a `TemporaryError` the messages may have been taken or not: only a deduplication id makes it safe to send
-        them again.
+        After an `UnknownOutcome` the messages may have been taken or not: only a deduplication id makes it safe to send
+        them again. After any other error none was taken.
         """
         rules.check_outgoing(queue, messages)
         if not messages:
@@ -123,6 +123,7 @@ class RedisStreamsBroker:
             script("send", [stream], store, self._window_ms, *arguments[at : at + 3 * SEND_MAX])
             for at in range(0, len(arguments), 3 * SEND_MAX)
         ]
+        self._queues.enlist_before(queue)
         answers = self._server.atomically(*commands)
         name = answers[0][0].decode()
         self._queues.enlist(queue, name)

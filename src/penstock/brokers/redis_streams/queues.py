@@ -33,9 +33,17 @@ class Queues:
         """Those that are listed, sorted."""
         return sorted(name.decode() for name in self._server.ask("SMEMBERS", self._keys.queues))
 
+    def enlist_before(self, queue: str) -> None:
+        """Before the first message of ours: whatever becomes of that, nobody is to look for its queue in vain."""
+        if queue not in self._listed:
+            self._server.ask("SADD", self._keys.queues, queue)
+            self._listed[queue] = ""
+
     def enlist(self, queue: str, store: str) -> None:
         """Let `names` know it, and it its settings: at first, and when the server forgot everything since."""
-        if self._listed.get(queue) != store:
+        if self._listed.get(queue) == "":
+            self._listed[queue] = store
+        elif self._listed.get(queue) != store:
             with suppress(TemporaryError):  # no memory left, or away by now: what was asked is done all the same
                 if queue in self._given:
                     self._configure(self._given[queue])
@@ -56,11 +64,11 @@ class Queues:
         return rules.dead_letter_queue(self._heard[queue])
 
     def _configure(self, settings: QueueSettings) -> None:
-        name, graves = settings.name, rules.dead_letter_queue(settings)
+        name = settings.name
         if self._server.is_cluster and settings.dead_letter_queue not in (None, f"{name}{DEAD_LETTER_SUFFIX}"):
             raise ConfigurationError(
-                f"queue {name!r} has the dead-letter queue {graves!r}, which lies in another slot of the cluster; "
-                f"let it be {name}{DEAD_LETTER_SUFFIX}"
+                f"queue {name!r} has the dead-letter queue {settings.dead_letter_queue!r}, which lies in another slot "
+                f"of the cluster; let it be {name}{DEAD_LETTER_SUFFIX}"
             )
         key = self._keys.settings(name)
         fields = {

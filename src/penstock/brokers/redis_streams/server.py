@@ -15,6 +15,7 @@ from redis.cluster import RedisCluster
 from redis.exceptions import (
     AuthenticationError,
     AuthorizationError,
+    BusyLoadingError,
     NoPermissionError,
     NoScriptError,
     ReadOnlyError,
@@ -25,13 +26,17 @@ from redis.exceptions import (
 from redis.retry import Retry
 
 from penstock.brokers.redis_streams.scripts import scripts
-from penstock.errors import ConfigurationError, PenstockError, TemporaryError
+from penstock.errors import ConfigurationError, PenstockError, TemporaryError, UnknownOutcome
 from penstock.messaging.addresses import masked
 
 VERSION_MIN = (6, 2)
 CONNECT_SECONDS = 5.0
 ANSWER_SECONDS = 10.0  # after which a server that does not answer is away; blocking waits end sooner
 CONNECTIONS_MAX = 64
+_SLIPS = {  # what servers say of addresses that lead to them and do not fit, and what to do about it
+    "DB index is out of range": "it has fewer databases than that number; give a smaller one, or a prefix instead",
+    "cluster support disabled": "it is no cluster; write redis:// instead of redis+cluster://",
+}
 _CLUSTER = "+cluster"
 
 Command = tuple[Any, ...]
@@ -59,7 +64,8 @@ class Server:
     def run(self, *commands: Command) -> list[Any]:
         """Each command's answer, or the error that it alone met; in one round trip but for clusters.
 
-        Raises `TemporaryError` or `ConfigurationError` where the server could not be spoken to at all.
+        Raises `TemporaryError` or `ConfigurationError` where the server could not be spoken to at all; a cluster's
+        nodes fail apart, each command with its own.
         """
         with self.translated():
             self._make_ready()
@@ -79,11 +85,20 @@ class Server:
         return answer
 
     def atomically(self, *commands: Command) -> list[Any]:
-        """All of these scripts or none, one after the other with nothing between. All keys lie in one slot."""
+        """All of these scripts or none, one after the other with nothing between. All keys lie in one slot.
+
+        Raises `UnknownOutcome` where the connection broke before the answer came.
+        """
         with self.translated():
             self._make_ready()
             try:
                 return self._transaction(commands)
+            except (redis.ConnectionError, redis.TimeoutError) as error:
+                if _was_never_sent(error):
+                    raise
+                raise UnknownOutcome(
+                    f"the broker at {self.shown_url}: {error}; whether it took the messages is not known"
+                ) from error
             except NoScriptError:
                 self._load()
                 return self._transaction(commands)
@@ -167,7 +182,7 @@ class Server:
 
     def _sent(self, commands: Sequence[Command]) -> list[Any]:
         if self.is_cluster:
-            return [self._alone(command) for command in commands]
+            return [self._apart(command) for command in commands]
         if len(commands) == 1:
             return [self._alone(commands[0])]
         pipeline = self._client.pipeline(transaction=False)
@@ -176,6 +191,13 @@ class Server:
         answers: list[Any] = pipeline.execute(raise_on_error=False)
         self._look_for_failover(answers)
         return answers
+
+    def _apart(self, command: Command) -> Any:
+        """To a cluster, whose nodes fail apart: any error is a value."""
+        try:
+            return self._alone(command)
+        except (RedisError, RedisClusterException, OSError) as error:
+            return error
 
     def _alone(self, command: Command) -> Any:
         try:
@@ -213,7 +235,16 @@ class Server:
                 f"The broker at {self.shown_url} holds something else under a key of ours: {error}; give this broker "
                 "another prefix or another database."
             )
+        for words, remedy in _SLIPS.items():
+            if words in str(error):
+                return ConfigurationError(f"The broker at {self.shown_url} cannot be used so: {remedy}.")
         return TemporaryError(f"the broker at {self.shown_url}: {str(error) or type(error).__name__}")
+
+
+def _was_never_sent(error: Exception) -> bool:
+    """Whether the server refused us at the door: redis-py raises the same errors for that."""
+    refused = isinstance(error, BusyLoadingError | AuthenticationError | AuthorizationError)
+    return refused or isinstance(error.__context__, ConnectionRefusedError | FileNotFoundError)
 
 
 def _is_replica(answer: Any) -> bool:
