@@ -1,7 +1,7 @@
 """Messages handed over to us in an answer that never came: they go back at once, not when their lease ends."""
 
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 from penstock.brokers.redis_streams.keys import Keys
@@ -55,16 +55,20 @@ class Doubts:
         for delivery in deliveries:
             self._held.get(delivery.queue, set()).discard(delivery.receipt)
 
-    def resolve(self) -> None:
-        """Put back what is in doubt, if anything is. Raises what the server raises; the doubts then stay."""
+    def resolve(self, queues: Collection[str] | None = None) -> None:
+        """Put back what is in doubt, if anything is, in these queues or in all.
+
+        Raises what the server raises; the doubts then stay.
+        """
         if not self._in_doubt:
             return
         with self._lock:
             if self._taking:
                 return
             for queue, consumer in tuple(self._in_doubt):
-                self._put_back_unknown(queue, consumer)
-                self._in_doubt.discard((queue, consumer))
+                if queues is None or queue in queues:
+                    self._put_back_unknown(queue, consumer)
+                    self._in_doubt.discard((queue, consumer))
 
     def _put_back_unknown(self, queue: str, consumer: str) -> None:
         """Looks first and names what goes back: a request that comes late must not take what we got since."""

@@ -52,26 +52,27 @@ class Turns:
         """One round trip, but for dead letters, sweeps and clusters."""
         receive_error: tuple[str, Exception] | None = None
         settling = self._prepared(settlements)
-        queues = [ask.queue for ask in asks]
+        first, *others = self._rounds(asks)
+        asked = first
         try:
             if asks:
                 rules.check_seconds("lease_seconds", lease_seconds, rules.CAPABILITIES.lease_seconds_max)
-            self.doubts.resolve()
-            self.sweep_due(queues, lease_seconds)
+            self._tidy_up(first, lease_seconds)
         except Exception as error:
-            receive_error, asks = (queues[0], error) if queues else None, ()
+            receive_error, first, others = (first[0].queue, error) if first else None, (), []
         commands = [group.command(self.keys, self.holder) for group in settling.groups]
-        first, *others = self._rounds(asks)
         answers: list[Any] = []
         got = NOTHING
         try:
-            with self._taking(asks, lease_seconds):
+            with self._taking(first, lease_seconds):
                 answers = self._answers([*commands, *self._take(first, lease_seconds)])
                 got = self._live(first, answers[len(commands) :], lease_seconds)
-            for ask in others:
-                got = got if got.deliveries else self.look(ask, lease_seconds)
+            for asked in others:
+                if not got.deliveries:
+                    self._tidy_up(asked, lease_seconds)
+                    got = self.look(asked, lease_seconds)
         except Exception as error:
-            receive_error = (queues[0], error)
+            receive_error = (asked[0].queue, error)
         failures, settle_error = self._settled(settling, answers[: len(commands)])
         return Turn(
             failures=failures,
@@ -106,6 +107,12 @@ class Turns:
             for dead in exhausted
         }
         self._bury([dead.delivery for dead in exhausted], deaths)
+
+    def _tidy_up(self, asks: Sequence[Ask], lease_seconds: float) -> None:
+        """What comes before a look: doubts and sweeps. In a cluster of these queues alone, since nodes fail apart."""
+        queues = [ask.queue for ask in asks]
+        self.doubts.resolve(queues if self.server.is_cluster else None)
+        self.sweep_due(queues, lease_seconds)
 
     # --- settling
 
