@@ -2,7 +2,7 @@
 
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -10,6 +10,7 @@ import pytest
 import redis
 from tests.cli.conftest import Call
 from tests.cli.process import Process, Start
+from tests.services.plugin import StartRedis
 from tests.services.redis_server import RedisServer
 
 from penstock.app import checks
@@ -37,7 +38,7 @@ def wait(message):
 
 
 @pytest.fixture
-def server(start_redis: Callable[..., RedisServer]) -> RedisServer:
+def server(start_redis: StartRedis) -> RedisServer:
     return start_redis(users=f"user default off\nuser shop on >{SECRET} ~* &* +@all", tcp=True)
 
 

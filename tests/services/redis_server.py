@@ -30,7 +30,7 @@ STOP_SECONDS = 10.0
 CLUSTER_BUS_OFFSET = 10_000  # a cluster's servers talk to each other at their port + 10,000
 SLOTS = 16_384
 ADMIN = "user admin on >admin ~* &* +@all"  # this harness's own user, where a test brings a list of users
-NEVER_MIND = (redis.ConnectionError, redis.TimeoutError, redis.BusyLoadingError)
+NOT_YET_THERE = (redis.ConnectionError, redis.TimeoutError, redis.BusyLoadingError)
 
 
 def redis_program(version: str) -> Path | None:
@@ -231,7 +231,7 @@ class RedisServer:
     def _answers(self) -> bool:
         try:
             return self.socket.exists() and bool(self.client.ping())
-        except NEVER_MIND:
+        except NOT_YET_THERE:
             return False
 
     def _story(self) -> str:

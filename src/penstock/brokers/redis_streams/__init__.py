@@ -2,7 +2,7 @@
 
 - `broker`: the broker itself, and what it promises
 - `turns`: one turn at the server, made of `doubts` (answers that never came), `sweeping` (leases that are over),
-  `settling`, `taking` and `graves` (what a dead letter says)
+  `settling`, `taking` and `deaths` (what a dead letter says)
 - `queues`, `looking`: what is known of a queue, and what can be seen of it
 - `listening`: hearing of arrivals
 - `server`: connections and what errors mean; `scripts` and `lua`: what runs there; `keys`, `records`: how all is named

@@ -23,7 +23,7 @@ class Group:
     by_entry: dict[str, Delivery] = field(default_factory=dict)
     acks: list[str] = field(default_factory=list)
     others: list[Any] = field(default_factory=list)  # the script's arguments for releases and dead letters
-    graves: str = ""  # the dead-letter queue, where there is a dead letter
+    dead_letter_queue: str = ""  # where there is a dead letter
 
     def release(self, entry: str, *, delay_seconds: float, refund: bool, reason: str | None) -> None:
         """Let this one be handed over again."""
@@ -37,7 +37,7 @@ class Group:
 
     def command(self, keys: Keys, worker: str) -> Command:
         """The one call."""
-        streams = (keys.stream(self.queue), keys.stream(self.graves or self.queue))
+        streams = (keys.stream(self.queue), keys.stream(self.dead_letter_queue or self.queue))
         return script("settle", streams, new_store(), worker, len(self.acks), *self.acks, *self.others)
 
     def failures(self, answer: Sequence[Any]) -> Iterable[SettleFailure]:
@@ -52,18 +52,23 @@ class Group:
 
 
 def grouped(
-    settlements: Sequence[tuple[Delivery, Settlement]], *, heads: Mapping[str, str | None], graves: Mapping[str, str]
+    settlements: Sequence[tuple[Delivery, Settlement]],
+    *,
+    heads: Mapping[str, str | None],
+    dead_letter_queues: Mapping[str, str],
 ) -> tuple[Sequence[Group], Sequence[SettleFailure]]:
     """Sort settlements by queue; of two for one delivery the first counts. Answers also those that are lost already.
 
-    ``heads`` are the attributes of the dead letters, by receipt; ``graves`` the dead-letter queues, by queue.
+    ``heads`` are the attributes of the dead letters, by receipt; ``dead_letter_queues`` are by queue.
     """
     groups: dict[str, Group] = {}
     lost: list[SettleFailure] = []
     for delivery, settlement in settlements:
         group = groups.get(delivery.queue)
         if group is None:
-            group = groups[delivery.queue] = Group(queue=delivery.queue, graves=graves.get(delivery.queue, ""))
+            group = groups[delivery.queue] = Group(
+                queue=delivery.queue, dead_letter_queue=dead_letter_queues.get(delivery.queue, "")
+            )
         entry = entry_of(delivery.receipt)
         if entry is None or entry in group.by_entry:
             lost.append(SettleFailure(delivery=delivery, reason=rules.LOST, lost=True))

@@ -7,8 +7,8 @@ from typing import Any
 
 from penstock.brokers import rules
 from penstock.brokers.attributes import encode_attributes
+from penstock.brokers.redis_streams.deaths import death_by_broker, deaths_by_settlement
 from penstock.brokers.redis_streams.doubts import Doubts
-from penstock.brokers.redis_streams.graves import death_by_broker, deaths_by_settlement
 from penstock.brokers.redis_streams.keys import Keys, new_store
 from penstock.brokers.redis_streams.queues import Queues
 from penstock.brokers.redis_streams.records import entry_of
@@ -127,10 +127,12 @@ class Turns:
                 delivery.receipt: encode_attributes(with_death(delivery.message.attributes, deaths[delivery.receipt]))
                 for delivery, _ in dead
             }
-            graves = {queue: self.queues.dead_letter_queue(queue) for queue in {delivery.queue for delivery, _ in dead}}
+            dead_letter_queues = {
+                queue: self.queues.dead_letter_queue(queue) for queue in {delivery.queue for delivery, _ in dead}
+            }
         except Exception as error:
             return _Settling(error=error)
-        groups, lost = grouped(settlements, heads=heads, graves=graves)
+        groups, lost = grouped(settlements, heads=heads, dead_letter_queues=dead_letter_queues)
         return _Settling(groups=groups, lost=lost)
 
     def _settled(self, settling: _Settling, answers: Sequence[Any]) -> tuple[Sequence[SettleFailure], Exception | None]:
@@ -148,20 +150,20 @@ class Turns:
             failures += group.failures(answer)
             self.doubts.let_go(group.by_entry.values())
             if answer[2]:
-                self.queues.enlist(group.graves, answer[2].decode())
+                self.queues.enlist(group.dead_letter_queue, answer[2].decode())
         return failures, None
 
     def _bury(self, deliveries: Sequence[Delivery], deaths: dict[str, Death]) -> None:
         if not deliveries:
             return
         queue = deliveries[0].queue
-        group = Group(queue=queue, graves=self.queues.dead_letter_queue(queue))
+        group = Group(queue=queue, dead_letter_queue=self.queues.dead_letter_queue(queue))
         for delivery in deliveries:
             death = with_death(delivery.message.attributes, deaths[delivery.receipt])
             group.bury(delivery, entry_of(delivery.receipt) or "0-0", encode_attributes(death) or "")
         answer = self.server.ask(*group.command(self.keys, self.holder))
         if answer[2]:
-            self.queues.enlist(group.graves, answer[2].decode())
+            self.queues.enlist(group.dead_letter_queue, answer[2].decode())
 
     # --- taking
 

@@ -65,16 +65,16 @@ end
 
 put_back(base, back)
 end_hand_overs(stream, back_ids)
-local grave_store = ''
+local dead_store = ''
 if #dead > 0 then
-  local graves = base_of(KEYS[2])
-  wake(graves)
-  local seq = next_seq(graves, ARGV[1], #dead)
-  redis.call('HSET', graves .. ':queue', 'holds_dead', '1')
+  local dead_base = base_of(KEYS[2])
+  wake(dead_base)
+  local seq = next_seq(dead_base, ARGV[1], #dead)
+  redis.call('HSET', dead_base .. ':queue', 'holds_dead', '1')
   for number, letter in ipairs(dead) do
-    put_ready(graves, letter[1], { int(seq + number - 1) .. ' ' .. int(now), letter[2], letter[3] }, false)
+    put_ready(dead_base, letter[1], { int(seq + number - 1) .. ' ' .. int(now), letter[2], letter[3] }, false)
   end
   end_hand_overs(stream, dead_ids)
-  grave_store = redis.call('HGET', graves .. ':queue', 'store')
+  dead_store = redis.call('HGET', dead_base .. ':queue', 'store')
 end
-return { lost, vanished, grave_store }
+return { lost, vanished, dead_store }
