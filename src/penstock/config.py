@@ -181,7 +181,8 @@ def shown(name: str, value: Any) -> Any:
     if _SECRET_NAME.search(name):
         return MASK
     if isinstance(value, str):
-        if name in _ADDRESSES and "@" in value and "://" not in value:  # the slip hides where the password begins
+        if name in _ADDRESSES and "://" not in value and ("@" in value or "?" in value):
+            # the slip hides where the password begins
             return MASK
         return masked(value)
     return value

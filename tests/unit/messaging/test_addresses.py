@@ -9,7 +9,7 @@ from penstock.messaging.addresses import masked
     ("address", "said"),
     [
         ("redis://h:1/0", "redis://h:1/0"),
-        ("redis://me@h", "redis://me@h"),
+        ("mysql://me@h/db?charset=utf8mb4", "mysql://me@h/db?charset=utf8mb4"),
         ("redis://me:secret@h:1/2", "redis://me:***@h:1/2"),
         ("redis://:secret@h", "redis://:***@h"),
         ("redis+cluster://me:secret@h:7000", "redis+cluster://me:***@h:7000"),
@@ -31,6 +31,34 @@ def test_a_password_is_masked(address: str, said: str) -> None:
 )
 def test_a_secret_parameter_is_masked(address: str, said: str) -> None:
     assert masked(address) == said
+
+
+@pytest.mark.parametrize(
+    ("address", "said"),
+    [
+        ("redis://secret@127.0.0.1:1/0", "redis://***@127.0.0.1:1/0"),
+        ("rediss+cluster://secret@h", "rediss+cluster://***@h"),
+        ("redis://sec/ret@h", "redis://***@h"),
+        ("unix://secret@/run/redis.sock", "unix://***@/run/redis.sock"),
+    ],
+)
+def test_a_password_whose_colon_was_forgotten_is_masked(address: str, said: str) -> None:
+    assert masked(address) == said
+
+
+@pytest.mark.parametrize(
+    ("query", "said"),
+    [
+        ("pasword=secret", "pasword=***"),
+        ("db=1&PWD=secret&prefix=a", "db=1&PWD=***&prefix=a"),
+        ("secret", "***"),
+        ("db=1&secret", "db=1&***"),
+        ("pasword=sec=ret is away", "pasword=*** is away"),
+        ("=secret", "=***"),
+    ],
+)
+def test_a_parameter_that_is_not_known_may_be_a_misspelt_secret(query: str, said: str) -> None:
+    assert masked(f"redis://h?{query}") == f"redis://h?{said}"
 
 
 @pytest.mark.parametrize("password", ["se%40cr@et", "sec#ret", "sec/ret", "sec?ret", "s@cr/et", "s@cr/e@t", "s@c ret"])
