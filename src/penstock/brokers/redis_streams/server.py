@@ -199,13 +199,6 @@ class Server:
         except (RedisError, RedisClusterException, OSError) as error:
             return error
 
-    def _apart(self, command: Command) -> Any:
-        """To a cluster, whose nodes fail apart: any error is a value."""
-        try:
-            return self._alone(command)
-        except (RedisError, RedisClusterException, OSError) as error:
-            return error
-
     def _alone(self, command: Command) -> Any:
         try:
             return self._client.execute_command(*command)
