@@ -11,10 +11,10 @@ from tests.cli.conftest import Call
 
 from penstock.brokers.sqlite import SqliteBroker
 from penstock.cli.lines import CHUNK_MAX, LINE_BYTES_MAX, chunks_of
-from penstock.errors import UsageError
+from penstock.errors import TemporaryError, UnknownOutcome, UsageError
 from penstock.messaging.message import Message, Outgoing
 
-USAGE, CONFIGURATION = 2, 78
+USAGE, TEMPORARY, CONFIGURATION = 2, 75, 78
 APP = """
 from pydantic import BaseModel
 from penstock import App, Queue
@@ -139,7 +139,7 @@ def test_bodies_have_to_fit_the_model_of_the_apps_queue(penstock: Call, monkeypa
 def test_nothing_to_send_says_so(penstock: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     typed(monkeypatch, b"\n\n")
     said = penstock("send", "q", "--json")
-    assert said.document == {"queue": "q", "sent": 0, "message_ids": []}
+    assert said.document == {"queue": "q", "sent": 0, "unknown": 0, "message_ids": []}
     assert said.err == "There was nothing to send: the input is empty.\n"
 
 
@@ -206,6 +206,62 @@ def test_ctrl_c_says_that_sending_again_would_send_twice(
     assert said.exit_code == 130
     assert said.err == "penstock: interrupted; 1,000 messages sent, perhaps the next 1, and no more.\n"
     assert penstock("send", "q", "--body", "1").err == "penstock: interrupted; perhaps 1 message sent, and no more.\n"
+
+
+def cut(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    """A broker that takes whole chunks, and fails on the way to the answer for smaller ones."""
+    sent = SqliteBroker.send
+
+    def send_once(broker: SqliteBroker, queue: str, messages: Sequence[Outgoing]) -> Sequence[str]:
+        if len(messages) < CHUNK_MAX:
+            raise error
+        return sent(broker, queue, messages)
+
+    monkeypatch.setattr(SqliteBroker, "send", send_once)
+
+
+@pytest.mark.parametrize(
+    ("sent", "left", "words"),
+    [
+        (
+            CHUNK_MAX,
+            2,
+            "1,000 messages sent; nobody knows whether the next 2 messages were sent, and the rest was not.",
+        ),
+        (0, 2, "Nothing is sent for sure: nobody knows whether the next 2 messages were sent, and the rest was not."),
+        (0, 1, "Nothing is sent for sure: nobody knows whether the next message was sent"),
+    ],
+)
+def test_a_send_that_is_cut_says_of_how_many_nobody_knows(
+    penstock: Call, here: Path, monkeypatch: pytest.MonkeyPatch, sent: int, left: int, words: str
+) -> None:
+    (here / "lines").write_text("1\n" * (sent + left))
+    cut(monkeypatch, UnknownOutcome("the broker is away."))
+    said = penstock("send", "q", "--file", "lines", "--json")
+    assert said.exit_code == TEMPORARY
+    assert said.err.startswith(words)
+    assert "again may send" in said.err
+    document = json.loads(said.out)
+    assert (document["sent"], document["unknown"], len(document["message_ids"])) == (sent, left, sent)
+
+
+def test_a_deduplication_id_makes_it_safe_to_send_again(penstock: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    cut(monkeypatch, UnknownOutcome("the broker is away."))
+    said = penstock("send", "q", "--body", "1", "--deduplication-id", "d")
+    assert said.exit_code == TEMPORARY
+    assert "it is safe to send it again" in said.err
+
+
+def test_a_send_that_is_refused_leaves_nothing_unknown(
+    penstock: Call, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (here / "lines").write_text("1\n" * (CHUNK_MAX + 1))
+    cut(monkeypatch, TemporaryError("the broker is full."))
+    said = penstock("send", "q", "--file", "lines", "--json")
+    assert said.exit_code == TEMPORARY
+    assert "1,000 messages sent, the rest was not." in said.err
+    document = json.loads(said.out)
+    assert (document["sent"], document["unknown"]) == (CHUNK_MAX, 0)
 
 
 def test_ctrl_c_between_two_lines_says_exactly_how_many_were_sent(

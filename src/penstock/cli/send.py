@@ -12,14 +12,14 @@ import typer
 from penstock.cli.exits import INTERRUPTED
 from penstock.cli.lines import Line, chunks_of, only_one
 from penstock.cli.output import Json, counted, print_json, printable, talk
-from penstock.errors import InvalidMessage, PenstockError, UsageError
+from penstock.cli.tally import Tally
+from penstock.errors import InvalidMessage, PenstockError, UnknownOutcome, UsageError
 
 if TYPE_CHECKING:
     from penstock.app.app import App
     from penstock.messaging.message import Outgoing
 
 STDIN = "-"
-IDS_SHOWN_MAX = 1_000
 LINE_EVERY_SECONDS = 5.0
 
 Sent = Callable[[int, int], None]  # told of messages and bytes
@@ -53,22 +53,29 @@ def send(
     """Send messages: a JSON value a line, from standard input or a file.
 
     Lines are sent in chunks, and a chunk only when all its lines are in order; blank lines are left out. What was sent
-    before a bad line stays sent, and how much that was is said.
+    before a bad line stays sent, and how much that was is said; so is of how many nobody knows, where the broker did
+    not answer.
     """
     if body is not None and file is not None:
         raise UsageError("Give --body or --file, not both.")
     one = deduplication_id is not None
     typed = body is None and file in (None, STDIN) and sys.stdin.isatty()
+    tally = Tally(deduplicated=one)
     with _sender(app, queue) as sender, _progress(_size(file) if body is None else None, bar=not typed) as told:
         maker = _Maker(sender, queue, raw=raw, group=group, delay_seconds=delay, deduplication_id=deduplication_id)
         chunks = iter([[(1, body.encode())]]) if body is not None else _chunks_of(file)
-        ids, count = _send_all(maker, only_one(chunks) if one else chunks, told)
-    if not count:
+        try:
+            _send_all(maker, only_one(chunks) if one else chunks, told, tally)
+        except PenstockError:
+            if json_:
+                print_json(tally.document(queue))
+            raise
+    if not tally.count:
         talk("There was nothing to send: the input is empty.")
     if json_:
-        print_json({"queue": queue, "sent": count, "message_ids": ids[:IDS_SHOWN_MAX]})
-    elif count:
-        print(printable(f"{counted(count, 'message')} sent to {queue}."))
+        print_json(tally.document(queue))
+    elif tally.count:
+        print(printable(f"{counted(tally.count, 'message')} sent to {queue}."))
 
 
 class _Interrupted(PenstockError):
@@ -137,29 +144,22 @@ def _json(line: bytes) -> object:
         raise UsageError(f"{error}; text that need not be JSON is sent with --raw.") from error
 
 
-def _send_all(maker: _Maker, chunks: Iterator[Sequence[Line]], told: Sent) -> tuple[list[str], int]:
-    """Send chunk by chunk; answers the first ids, and how many messages it were."""
-    ids: list[str] = []
-    count = 0
-    underway = 0  # messages given to the broker that has not answered yet
+def _send_all(maker: _Maker, chunks: Iterator[Sequence[Line]], told: Sent, tally: Tally) -> None:
+    """Send chunk by chunk, and keep the tally."""
     try:
         for lines in chunks:
             messages = maker.messages(lines)
-            underway = len(messages)
+            tally.unknown = len(messages)
             sent = maker.send(messages)
-            count, underway = count + len(sent), 0
-            ids += sent[: IDS_SHOWN_MAX - len(ids)]
+            tally.answered(sent)
             told(len(sent), sum(len(line) + 1 for _, line in lines))
     except KeyboardInterrupt:
-        parts = [f"{counted(count, 'message')} sent"] if count else []
-        if underway:
-            parts.append(f"perhaps the next {underway:,}" if count else f"perhaps {counted(underway, 'message')} sent")
-        known = ", ".join([*parts, "and no more"]) if parts else "nothing was sent"
-        raise _Interrupted(f"interrupted; {known}.") from None
-    except PenstockError:
-        talk(f"{counted(count, 'message')} sent, the rest was not." if count else "Nothing was sent.")
+        raise _Interrupted(f"interrupted; {tally.interrupted}.") from None
+    except PenstockError as error:
+        if not isinstance(error, UnknownOutcome):
+            tally.unknown = 0
+        talk(tally.failed)
         raise
-    return ids, count
 
 
 @contextmanager
