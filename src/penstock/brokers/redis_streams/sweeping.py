@@ -45,18 +45,19 @@ class Sweeping:
         self._clock = clock
         self._random = random
         self._tell = tell
-        self._due_at: dict[str, float] = {}  # monotonic, by queue; a race between two threads costs a sweep
+        # By queue: when it was swept (monotonic), and the share of its time until the next; a race costs a sweep.
+        self._swept: dict[str, tuple[float, float]] = {}
 
     def seconds(self, lease_seconds: float) -> float:
         """Between two sweeps: half a lease unless told otherwise."""
         return lease_seconds / 2 if self._every_seconds is None else self._every_seconds
 
     def due(self, queues: Iterable[str], lease_seconds: float) -> list[str]:
-        """Those to be swept now; they count as swept."""
+        """Those to be swept now; they count as swept. Who only looks, with a longer lease, makes no worker wait."""
         now = self._clock.monotonic()
-        due = [queue for queue in queues if self._due_at.get(queue, now) <= now]
+        due = [queue for queue in queues if self._is_due(queue, lease_seconds, now)]
         for queue in due:  # jitter, and not all workers at the same moment
-            self._due_at[queue] = now + self.seconds(lease_seconds) * (0.5 + self._random() / 2)
+            self._swept[queue] = (now, 0.5 + self._random() / 2)
         return due
 
     def sweep(self, queue: str) -> list[Exhausted]:
@@ -72,6 +73,10 @@ class Sweeping:
         """Forget the consumers of workers that are long dead and hold nothing."""
         idle = int(CONSUMER_IDLE_SECONDS * 1000)
         return int(self._server.ask(*script("tidy", [self._keys.stream(queue)], idle)))
+
+    def _is_due(self, queue: str, lease_seconds: float, now: float) -> bool:
+        last = self._swept.get(queue)
+        return last is None or last[0] + self.seconds(lease_seconds) * last[1] <= now
 
     def _pages(self, queue: str, holder: str) -> Iterator[tuple[int, list[Exhausted]]]:
         stream = self._keys.stream(queue)

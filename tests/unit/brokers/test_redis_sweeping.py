@@ -1,0 +1,28 @@
+"""When a queue of the Redis broker is swept."""
+
+from penstock.brokers.redis_streams.keys import Keys
+from penstock.brokers.redis_streams.server import Server
+from penstock.brokers.redis_streams.sweeping import Sweeping
+from penstock.testing import FakeClock
+
+
+def test_who_looks_with_a_longer_lease_makes_no_worker_wait_for_its_sweep() -> None:
+    clock = FakeClock()
+    sweeping = Sweeping(
+        Server("redis://localhost"),  # connects when asked, and is not
+        Keys("penstock"),
+        every_seconds=None,
+        clock=clock,
+        random=lambda: 1.0,
+        tell=lambda _: None,
+    )
+    assert sweeping.due(["q"], 60.0) == ["q"]  # who looks
+    assert sweeping.due(["q"], 3.0) == []
+    clock.advance(1.5)
+    assert sweeping.due(["q", "other"], 60.0) == ["other"]
+    assert sweeping.due(["q"], 3.0) == ["q"]
+    assert sweeping.due(["q"], 3.0) == []
+    clock.advance(29.0)
+    assert sweeping.due(["q"], 60.0) == []
+    clock.advance(1.0)
+    assert sweeping.due(["q"], 60.0) == ["q"]
