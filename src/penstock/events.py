@@ -458,8 +458,17 @@ class WorkerDraining(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerFailed(Event):
+    """The worker met what no further try can mend, and ends; what is in flight goes on or is given back."""
+
+    error_type: str
+    error: str
+    traceback: str  # without local variables
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerStopped(Event):
-    """The worker ended; ``outcome`` is drained, given_back or forced."""
+    """The worker ended, by a failure or without; ``outcome`` is drained, given_back or forced."""
 
     outcome: str
     given_back: tuple[str, ...]  # message ids

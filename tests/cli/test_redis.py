@@ -195,6 +195,17 @@ def test_no_worker_ever_logs_the_password(
     assert not [line for line in worker.said if SECRET in line]
 
 
+def test_a_worker_that_the_server_refuses_logs_an_error(
+    start: Start, here: Path, server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PENSTOCK_BROKER", f"redis://nobody:{SECRET}@127.0.0.1:{server.port}")
+    worker = start("shop:app")
+    failed = worker.expect("worker.failed")
+    assert (failed["level"], failed["error.type"]) == ("error", "ConfigurationError")
+    assert worker.exit_code() == CONFIGURATION
+    assert not [line for line in worker.said if SECRET in line]
+
+
 def test_what_a_killed_worker_held_goes_to_the_next_of_this_host_at_once(
     start: Start, broker: RedisStreamsBroker, here: Path
 ) -> None:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from penstock import events
-from penstock.monitoring.rows import HANDLER_ERROR, IDS, Cases, Level, Row, Rows, Source, same
+from penstock.monitoring.rows import ERROR, HANDLER_ERROR, IDS, Cases, Level, Row, Rows, Source, same
 
 _GIVEN_BACK: Mapping[str, Source] = {"count": lambda event: len(event.given_back), "ids": "given_back"}
 
@@ -27,10 +27,16 @@ WORKER_ROWS: Rows = {
         msg="No more messages are fetched; what is in flight goes on.",
         fields={"signal": "reason", "in_flight": "in_flight"},
     ),
+    events.WorkerFailed: Row(
+        name="worker.failed",
+        level="error",
+        msg="The worker met what no further try can mend, and ends.",
+        fields={**ERROR, "exception": "traceback"},
+    ),
     events.WorkerStopped: Cases(
         by=lambda event: event.outcome,
         rows={
-            "drained": _stopped("worker.drained", "info", "The worker ended, and everything was done."),
+            "drained": _stopped("worker.drained", "info", "The worker ended; nothing is left in flight."),
             "given_back": _stopped("worker.given_back", "info", "The worker ended and gave back what was not done."),
         },
         otherwise=_stopped("worker.forced", "warning", "The worker ended although a thread did not."),

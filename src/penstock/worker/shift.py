@@ -5,12 +5,22 @@ What happens in each thread is in its own module; here is who starts when, who w
 
 import threading
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
-from penstock.events import LineHalted, StacksDumped, ThreadLeftBehind, WorkerDraining, WorkerStarted, WorkerStopped
+from penstock.events import (
+    LineHalted,
+    StacksDumped,
+    ThreadLeftBehind,
+    WorkerDraining,
+    WorkerFailed,
+    WorkerStarted,
+    WorkerStopped,
+)
 from penstock.messaging.delivery import Delivery
+from penstock.messaging.failure import failure_of
 from penstock.worker.flight import Flight
 from penstock.worker.helper import Helper
 from penstock.worker.loop import Until
@@ -51,6 +61,7 @@ class Shift:
         self._refused: list[Delivery] = []  # what could not be given back; appended to by helpers
         self._closing = False  # this and the rest: written by the shift's own thread
         self._stacks_told = 0
+        self._failure_told = False
         self._drain_ends_at: float | None = None
         self._threads_left: list[str] = []
         self._outcome: Outcome = "forced"
@@ -112,6 +123,8 @@ class Shift:
                 self._close(given_back)
         except BaseException as defect:
             self.fail(defect)
+            with suppress(Exception):  # it may be the listener that raised, and would again
+                self._tell_failure()
         finally:
             self._end_threads()
 
@@ -133,6 +146,7 @@ class Shift:
             self._await(lambda: self._reason() is not None, self._never)
         in_flight = self._in_flight()
         self._parts.loop.leave()
+        self._tell_failure()
         self._bus.emit(WorkerDraining(reason=self._reason() or "", in_flight=in_flight))
 
     def _drain(self) -> None:
@@ -186,6 +200,7 @@ class Shift:
         returned = [*given_back, *unapplied]
         self._outcome = "forced" if forced else "given_back" if returned else "drained"
         ids = tuple(delivery.message.id for delivery in returned)
+        self._tell_failure()
         self._bus.emit(WorkerStopped(outcome=self._outcome, given_back=ids))
 
     # Steps of these
@@ -212,7 +227,7 @@ class Shift:
     def _reason(self) -> str | None:
         """Why to leave, if there is a reason."""
         if self._error is not None:
-            return f"{type(self._error).__name__}: {self._error}"
+            return "a failure"  # told of by itself
         if self._stop.requested:
             return self._stop.signal_name or "asked to stop"
         if self._met:
@@ -266,6 +281,14 @@ class Shift:
             if seconds <= 0:
                 return False
             self._clock.wait(self._news, min(seconds, _WAIT_SECONDS_MAX))
+
+    def _tell_failure(self) -> None:
+        """Say once what ends the worker: when it is noticed, and at the latest before the last word."""
+        if self._error is None or self._failure_told:
+            return
+        self._failure_told = True
+        failure = failure_of(self._error)
+        self._bus.emit(WorkerFailed(error_type=failure.error_type, error=failure.error, traceback=failure.traceback))
 
     def _tell_stacks(self) -> None:
         asked = self._stop.stacks_asked

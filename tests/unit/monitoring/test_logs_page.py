@@ -131,6 +131,9 @@ def test_what_happened_to_a_message(tmp_path: Path) -> None:
 def test_what_failed(tmp_path: Path) -> None:
     history = [finished("m1"), left("a", "dead"), left("b", "retry"), left("c", "gone")]
     assert len(answer(tmp_path, "What failed for good", history)) == 1
+    fault = events.WorkerFailed(error_type="ConfigurationError", error="it refuses us", traceback="")
+    (failed,) = answer(tmp_path, "What failed for good", [fault])
+    assert '"event":"worker.failed"' in failed
     assert answer(tmp_path, "Which objects failed", history) == ["a"]
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from penstock.errors import UsageError
-from penstock.events import LineHalted
+from penstock.events import Event, LineHalted, WorkerDraining, WorkerFailed, WorkerStopped
 from penstock.messaging.delivery import Delivery
 from penstock.messaging.handler import Place
 from penstock.messaging.settlement import Settlement
@@ -32,6 +32,11 @@ def in_begin(handler: "ToyHandler") -> None:
 
 def in_upkeep(handler: "ToyHandler") -> None:
     handler.upkeep_faults = [MISTAKE]
+
+
+def ends(life: "Life") -> list[Event]:
+    """What was told of the worker's end."""
+    return [event for event in life.events if isinstance(event, WorkerDraining | WorkerFailed | WorkerStopped)]
 
 
 @pytest.mark.parametrize("place", list(Place))
@@ -64,6 +69,26 @@ def test_the_last_line_to_be_halted_ends_the_worker(life: "Life") -> None:
     assert life.error is MISTAKE
     assert len(life.told(LineHalted)) == 1
     assert not life.broker.leased
+    failed, draining, stopped = ends(life)
+    assert isinstance(failed, WorkerFailed)
+    assert (failed.error_type, failed.error) == ("UsageError", "the transform is none")
+    assert isinstance(draining, WorkerDraining)
+    assert draining.reason == "a failure"
+    assert isinstance(stopped, WorkerStopped)
+
+
+def test_a_failure_while_it_stops_is_told_before_the_end(life: "Life", eventually: Eventually) -> None:
+    life.handler.blocking = True
+    life.handler.answer = fatal
+    life.broker.put(0)
+    life.start()
+    execution = life.running()
+    life.stop.request()
+    eventually(lambda: life.told(WorkerDraining), "it drains")
+    execution.go_on.set()
+    life.end()
+    assert life.error is MISTAKE
+    assert list(map(type, ends(life))) == [WorkerDraining, WorkerFailed, WorkerStopped]
 
 
 def test_a_worker_that_is_to_finish_ends_with_the_first(life: "Life") -> None:
