@@ -1,5 +1,6 @@
 """What `penstock doctor` looks at on a Redis server: may we work there, and what would it lose?"""
 
+import math
 from collections.abc import Iterator
 from functools import partial
 from typing import TYPE_CHECKING
@@ -16,7 +17,10 @@ if TYPE_CHECKING:
 
 CLOCK_APART_SECONDS_MAX = 2.0
 ROUND_TRIP_SECONDS_MAX = 0.05
+MEMORY_SHARE_MAX = 0.8
 MIB = 1024**2
+_FULL = "used memory > 'maxmemory'"  # of the server's sentence
+_ROOM = "start more workers, give it memory, or purge what nobody needs"
 
 
 def redis_checks(settings: Settings, *, clock: Clock | None = None) -> Iterator[Finding]:
@@ -33,7 +37,7 @@ def redis_checks(settings: Settings, *, clock: Clock | None = None) -> Iterator[
 
     yield guarded("redis", look, hint="A turn of a worker takes a round trip or two: bring it nearer to its server.")
     for facts in found:
-        yield guarded("redis memory", partial(memory, facts), hint="Set maxmemory-policy to noeviction.")
+        yield guarded("redis memory", partial(memory, facts))
         yield guarded(
             "redis disk",
             partial(durability, facts),
@@ -58,18 +62,33 @@ def server(facts: "ServerFacts") -> tuple[Verdict, str]:
 
 
 def memory(facts: "ServerFacts") -> tuple[Verdict, str]:
-    """What happens when it is full."""
+    """How near it is to being full, and what happens then."""
     if facts.eviction is None or facts.memory_bytes_max is None:
-        return Verdict.WARNING, "this user may not see what is done when memory is full (INFO is denied)"
-    used = f"{(facts.memory_bytes or 0) / MIB:,.0f} MiB used"
+        return (
+            Verdict.WARNING,
+            "this user may not see how full memory is (INFO is denied); see to it that maxmemory-policy is noeviction",
+        )
+    used_bytes = facts.memory_bytes or 0
+    used = f"{used_bytes / MIB:,.0f} MiB used"
     if not facts.memory_bytes_max:
         return Verdict.OK, f"{used}, no limit (maxmemory is 0): beyond what the host has, the system kills the server"
-    words = f"{used} of {facts.memory_bytes_max / MIB:,.0f} MiB, maxmemory-policy {facts.eviction}"
-    if facts.eviction == "noeviction":
-        return Verdict.OK, f"{words}: when it is full, sends are refused, and work goes on"
+    share = used_bytes / facts.memory_bytes_max
+    words = (
+        f"{used} of {facts.memory_bytes_max / MIB:,.0f} MiB ({math.floor(share * 100)} %), "
+        f"maxmemory-policy {facts.eviction}"
+    )
     if facts.eviction.startswith("allkeys"):
         return Verdict.FAILED, f"{words}: when it is full, messages are deleted; set maxmemory-policy to noeviction"
-    return Verdict.WARNING, f"{words}: when it is full, deduplication ids are forgotten"
+    if share >= 1:
+        return Verdict.FAILED, f"{words}: it is full, sends are refused, and work goes on; {_ROOM}"
+    if facts.eviction != "noeviction":
+        return (
+            Verdict.WARNING,
+            f"{words}: when it is full, deduplication ids are forgotten; set maxmemory-policy to noeviction",
+        )
+    if share >= MEMORY_SHARE_MAX:
+        return Verdict.WARNING, f"{words}: it is nearly full, and then sends are refused; {_ROOM}"
+    return Verdict.OK, f"{words}: when it is full, sends are refused, and work goes on"
 
 
 def durability(facts: "ServerFacts") -> tuple[Verdict, str]:
@@ -123,5 +142,7 @@ def rights(address: RedisAddress) -> tuple[Verdict, str]:
     try:
         try_everything(address.url, prefix=address.prefix)
     except PenstockError as error:
+        if _FULL in str(error):
+            return Verdict.FAILED, f"the server is full, so the rights could not be tried; {_ROOM}"
         return Verdict.FAILED, f"{error}; docs/redis.md lists the rights that a user needs"
     return Verdict.OK, "sent, received, extended, settled and looked at messages in a queue of its own, now removed"

@@ -6,8 +6,11 @@ from typing import Any
 import pytest
 
 from penstock.app.findings import Verdict
-from penstock.app.redis_checks import clocks, durability, memory, server
+from penstock.app.redis_address import RedisAddress
+from penstock.app.redis_checks import clocks, durability, memory, rights, server
+from penstock.brokers.redis_streams import facts
 from penstock.brokers.redis_streams.facts import ServerFacts
+from penstock.errors import TemporaryError
 
 MIB = 1024**2
 WELL = ServerFacts(
@@ -46,7 +49,13 @@ def test_the_server(changed: dict[str, Any], verdict: Verdict, words: str) -> No
 @pytest.mark.parametrize(
     ("changed", "verdict", "words"),
     [
-        ({}, OK, "10 MiB used of 100 MiB, maxmemory-policy noeviction: when it is full, sends are refused"),
+        ({}, OK, "10 MiB used of 100 MiB (10 %), maxmemory-policy noeviction: when it is full, sends are refused"),
+        ({"memory_bytes": 79 * MIB}, OK, "(79 %)"),
+        ({"memory_bytes": 80 * MIB}, WARNING, "(80 %), maxmemory-policy noeviction: it is nearly full"),
+        ({"memory_bytes": 100 * MIB - 1}, WARNING, "(99 %)"),
+        ({"memory_bytes": 100 * MIB}, FAILED, "it is full, sends are refused"),
+        ({"memory_bytes": 200 * MIB, "eviction": "volatile-ttl"}, FAILED, "it is full"),
+        ({"memory_bytes": 80 * MIB, "eviction": "volatile-ttl"}, WARNING, "set maxmemory-policy to noeviction"),
         ({"eviction": "allkeys-lru"}, FAILED, "messages are deleted"),
         ({"eviction": "volatile-ttl"}, WARNING, "deduplication ids are forgotten"),
         ({"eviction": "allkeys-lru", "memory_bytes_max": 0}, OK, "no limit"),
@@ -84,3 +93,22 @@ def test_what_it_keeps(changed: dict[str, Any], verdict: Verdict, words: str) ->
 def test_its_clock(ahead_seconds: float, verdict: Verdict, words: str) -> None:
     found = clocks(replace(WELL, clock_ahead_seconds=ahead_seconds))
     assert (found[0], words in found[1]) == (verdict, True), found
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (
+            "the broker at redis://h: command not allowed when used memory > 'maxmemory'.",
+            "the server is full, so the rights could not be tried",
+        ),
+        ("the broker at redis://h refuses us: no right to XCLAIM", "lists the rights that a user needs"),
+    ],
+)
+def test_a_full_server_is_no_matter_of_rights(monkeypatch: pytest.MonkeyPatch, error: str, words: str) -> None:
+    def tried(url: str, *, prefix: str) -> None:
+        raise TemporaryError(error)
+
+    monkeypatch.setattr(facts, "try_everything", tried)
+    verdict, found = rights(RedisAddress(url="redis://h", prefix="penstock"))
+    assert (verdict, words in found, "rights that a user needs" in found) == (FAILED, True, "refuses us" in error)
