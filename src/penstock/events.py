@@ -443,6 +443,14 @@ class WorkerStarted(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LedgerUnshared(Event):
+    """What these handlers record is seen by this host alone, and other hosts may work on the same queues."""
+
+    ledger: str  # its address, for people
+    handlers: tuple[str, ...]  # pipelines too
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StacksDumped(Event):
     """Somebody asked what every thread is doing."""
 

@@ -130,6 +130,21 @@ def test_a_ledger_of_this_host_beside_a_queue_of_all_is_warned_of(penstock: Call
     assert ledger() == "warning"
 
 
+def test_what_needs_the_ledger_of_one_host_is_warned_of_before_it_is_there(
+    penstock: Call, start: Start, here: Path
+) -> None:
+    def ledger(app: str) -> str:
+        findings = penstock("doctor", "--app", app, "--json").document
+        return next(str(finding["verdict"]) for finding in findings if finding["check"] == "ledger")
+
+    (here / "keyed.py").write_text(f"{APP}\n\n@app.handler('keyed', idempotency=str)\ndef once(message): ...\n")
+    assert (ledger("shop:app"), ledger("keyed:app")) == ("ok", "warning")
+    assert not (here / ".penstock" / "ledger.db").exists()
+    warned = start("keyed:app").expect("ledger.unshared")
+    assert (warned["level"], warned["handlers"]) == ("warning", ["once"])
+    assert warned["ledger"].endswith("ledger.db")
+
+
 VERBS: list[tuple[object, ...]] = [
     ("config", "show"),
     ("config", "show", "--json"),

@@ -53,6 +53,11 @@ def has_workers_elsewhere(settings: Settings) -> bool:
     return is_redis(settings.broker)
 
 
+def has_ledger_apart(settings: Settings) -> bool:
+    """Whether the ledger is of this host alone while other hosts may work on the same queues."""
+    return settings.ledger.startswith(SQLITE) and has_workers_elsewhere(settings)
+
+
 def require_redis() -> None:
     """Raise `ConfigurationError`, naming the extra, where the client for Redis is missing. Imports nothing."""
     if find_spec("redis") is None:

@@ -88,14 +88,14 @@ def _broker(scope: "Scope") -> tuple[Verdict, str]:
 
 
 def _ledger(scope: "Scope") -> tuple[Verdict, str]:
-    from penstock.app.backends import SQLITE, has_workers_elsewhere
+    from penstock.app.backends import has_ledger_apart
     from penstock.app.inspect import view
     from penstock.app.scope import is_there
 
     address = scope.settings.ledger
     with view(scope) as seen:
         found = f"{shown('ledger', address)}; pipelines: {len(seen.ledger.pipelines()):,}"
-    if address.startswith(SQLITE) and is_there(address) and has_workers_elsewhere(scope.settings):
+    if has_ledger_apart(scope.settings) and (scope.needs_ledger or is_there(address)):
         return Verdict.WARNING, f"{found}; it is of this host alone, and hosts may share the broker"
     return Verdict.OK, found
 

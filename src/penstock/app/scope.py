@@ -50,6 +50,7 @@ class Scope:
     pipeline: str | None = None  # the one that is meant; None: all of them
     tables: Mapping[str, Places] = field(default_factory=dict)  # as far as they are known, by pipeline
     tableless: frozenset[str] = frozenset()  # object handlers, as far as they are known
+    needs_ledger: bool = False  # something of the app records what it did, as far as that is known
     options: str = ""  # what leads another verb here: empty, or beginning with a space
 
     @property
@@ -138,6 +139,7 @@ def _of_table(where: Places, options: str = "") -> Scope:
 def _of_app(asked: Asked) -> Scope:
     from penstock.app.loading import load_app
     from penstock.app.object_service import ObjectService
+    from penstock.app.service import needs_ledger
 
     app = load_app(asked.app) if asked.app is not None else None
     settings = load_settings() if app is None else app.settings
@@ -157,6 +159,7 @@ def _of_app(asked: Asked) -> Scope:
             one.name: declared_places(one.name, one.declaration.sink.table, state=settings.state) for one in pipelines
         },
         tableless=frozenset(one.name for one in services if isinstance(one, ObjectService)),
+        needs_ledger=any(map(needs_ledger, services)),
         options=asked.options,
     )
 

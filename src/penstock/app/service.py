@@ -131,3 +131,8 @@ class FunctionService:
         if batch is None:
             return EACH_ALONE
         return Limits(messages_max=batch.messages_max, bytes_max=BATCH_BYTES_MAX, wait_seconds=batch.wait_seconds)
+
+
+def needs_ledger(service: Service) -> bool:
+    """Whether it records what it did: everything but a function without an idempotency key."""
+    return not isinstance(service, FunctionService) or service.declaration.idempotency is not None

@@ -7,14 +7,16 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from penstock.app.backends import has_ledger_apart
 from penstock.app.housekeeping import Presence
 from penstock.app.kill import killing_probe
 from penstock.app.lifespans import Lifespans
 from penstock.app.listeners import guarded
-from penstock.app.service import Host, Service
+from penstock.app.service import Host, Service, needs_ledger
 from penstock.app.spark import app_spark
+from penstock.config import Settings, shown
 from penstock.errors import ConfigurationError
-from penstock.events import Bus, Listener
+from penstock.events import Bus, LedgerUnshared, Listener
 from penstock.handlers.ticker import Ticker
 from penstock.messaging.clock import SystemClock
 from penstock.worker.line import Line
@@ -72,6 +74,7 @@ def serve(
     with ExitStack() as stack:
         stack.enter_context(app.incidents.passing_to(bus.emit))
         if resident:
+            _warn(app.settings, services, bus)
             stack.enter_context(presence.kept(ledger=host.ledger, tell=host.bus.emit, random=host.random))
         event_loop = EventLoop()
         stack.callback(event_loop.close)
@@ -115,6 +118,14 @@ def chosen(app: "App", queues: Mapping[str, int] | None) -> Sequence[tuple[Servi
     return [(by_queue[name], weight) for name, weight in wanted.items()]
 
 
+def unshared_ledger(settings: Settings, services: Sequence[Service]) -> LedgerUnshared | None:
+    """The warning, where one of these keeps its records on this host, and other hosts may work on the same queues."""
+    recorded = tuple(service.name for service in services if needs_ledger(service))
+    if not recorded or not has_ledger_apart(settings):
+        return None
+    return LedgerUnshared(ledger=shown("ledger", settings.ledger), handlers=recorded)
+
+
 def worker_settings(app: "App") -> WorkerSettings:
     """The worker's numbers, out of the app's settings. Raises `ConfigurationError` where they do not go together."""
     settings = app.settings
@@ -125,6 +136,12 @@ def worker_settings(app: "App") -> WorkerSettings:
         stop_timeout_seconds=settings.stop_timeout_seconds - (LIFESPAN_CLOSE_SECONDS if app.lifespans else 0.0),
         drain_seconds=settings.drain_seconds,
     )
+
+
+def _warn(settings: Settings, services: Sequence[tuple[Service, int]], bus: Bus) -> None:
+    warning = unshared_ledger(settings, [service for service, _ in services])
+    if warning is not None:
+        bus.emit(warning)
 
 
 def _open(services: Sequence[tuple[Service, int]], host: Host, stack: ExitStack) -> Sequence[Line]:

@@ -21,6 +21,12 @@ WORKER_ROWS: Rows = {
     events.WorkerStarted: Row(
         name="worker.started", level="info", msg="The worker serves.", fields=same("queues", "concurrency")
     ),
+    events.LedgerUnshared: Row(
+        name="ledger.unshared",
+        level="warning",
+        msg="The ledger is of this host alone: where another host serves the same queues, each does everything once.",
+        fields=same("ledger", "handlers"),
+    ),
     events.WorkerDraining: Row(
         name="worker.draining",
         level="info",
