@@ -1,6 +1,7 @@
 """`penstock doctor`, without the Spark job of its last check (tests/spark has that)."""
 
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -33,7 +34,7 @@ def _checks(said: Said) -> list[str]:
 def test_a_machine_that_is_well(penstock: Call, scene: Scene) -> None:
     said = penstock("doctor")
     assert (said.exit_code, said.err) == (0, "")
-    assert list(verdicts(said)) == ["python", "settings", "spark extra", "java", "disk", "spark", "table"]
+    assert list(verdicts(said)) == ["python", "settings", "disk", "spark extra", "java", "spark", "table"]
     assert set(verdicts(said).values()) <= {"ok", "warning"}
     document = penstock("doctor", "--json").document
     assert [finding["check"] for finding in document] == list(verdicts(said))
@@ -89,6 +90,38 @@ def test_what_is_missing_is_told_with_what_to_do_and_the_other_checks_go_on(
         "failed" if check == "spark extra" else "ok"
     )  # a table cannot be read without it
     assert ("spark" in verdicts(said)) is (without != "spark")
+
+
+def test_an_app_without_pipelines_needs_no_spark(
+    penstock: Call, app_scene: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _no_java(monkeypatch)
+    _no_extra(monkeypatch)
+    monkeypatch.setattr("sys.path", [str(tmp_path), *sys.path])
+    (tmp_path / "app_without_pipelines.py").write_text("from penstock import App\napp = App()\n")
+    said = penstock("doctor", "--app", "app_without_pipelines:app")
+    assert said.exit_code == 0, said.out
+    assert not {"spark extra", "java", "spark"} & verdicts(said).keys()
+    assert verdicts(said)["ledger"] == "ok"
+
+
+def test_an_app_with_pipelines_needs_spark(
+    penstock: Call, app_scene: Scene, shop: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _no_java(monkeypatch)
+    said = penstock("doctor", "--app", shop)
+    assert (said.exit_code, verdicts(said)["java"]) == (CHECK_FOUND_PROBLEMS, "failed")
+
+
+@pytest.mark.parametrize("app", [None, "nothing:app"])
+def test_where_nobody_knows_whether_spark_is_needed_its_lack_is_warned_of(
+    penstock: Call, app_scene: Scene, monkeypatch: pytest.MonkeyPatch, app: str | None
+) -> None:
+    _no_java(monkeypatch)
+    said = penstock("doctor") if app is None else penstock("doctor", "--app", app)
+    assert said.exit_code == (0 if app is None else CHECK_FOUND_PROBLEMS)
+    assert verdicts(said)["java"] == "warning"
+    assert "-> Only pipelines and `penstock ingest` need it" in said.out
 
 
 def test_a_spark_that_does_not_run(penstock: Call, scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:

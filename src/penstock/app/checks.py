@@ -5,6 +5,8 @@ import platform
 import sys
 import time
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from enum import StrEnum
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -21,21 +23,57 @@ PYTHON_MIN = (3, 11)
 ONE_LEDGER = (
     "Run idempotent handlers, object handlers and pipelines on one host: another's ledger knows nothing of theirs."
 )
+WITHOUT_SPARK = "Only pipelines and `penstock ingest` need it; with --app doctor knows whether the app does."
 FREE_BYTES_MIN = 2 * 1024**3
 
 
-def machine_checks(environ: Mapping[str, str]) -> Iterator[Finding]:
-    """Python, settings, the extra, Java, disk, and a Spark that runs a real job. In this order; what hangs on a failed
-    one is left out."""
+class SparkNeed(StrEnum):
+    """Whether what doctor looks at needs Spark: pipelines do, and tables of `penstock ingest`."""
+
+    NEEDED = "needed"
+    UNKNOWN = "unknown"
+    NONE = "none"
+
+
+def spark_need(asked: "Asked") -> SparkNeed:
+    """Of what is named, or lies here. An app that cannot be loaded is told of by the checks of its state."""
+    from penstock.app.loading import load_app
+    from penstock.app.places import tables_here
+
+    if asked.means_table:
+        return SparkNeed.NEEDED
+    if asked.app is not None:
+        try:
+            return SparkNeed.NEEDED if load_app(asked.app).pipelines else SparkNeed.NONE
+        except PenstockError:
+            return SparkNeed.UNKNOWN
+    return SparkNeed.NEEDED if not asked.means_app and tables_here(Path.cwd()) else SparkNeed.UNKNOWN
+
+
+def machine_checks(environ: Mapping[str, str], *, spark: SparkNeed = SparkNeed.UNKNOWN) -> Iterator[Finding]:
+    """Python, settings, disk, and what Spark takes where it is needed. What hangs on a failed one is left out."""
     yield _python()
     yield guarded("settings", _settings, hint="Mend the name, or unset the variable; nothing reads it.")
-    spark_extra = guarded("spark extra", _extra)
-    yield spark_extra
+    yield _disk(Path.cwd())
+    if spark is not SparkNeed.NONE:
+        for finding in _spark_checks(environ):
+            yield finding if spark is SparkNeed.NEEDED else _lived_with(finding)
+
+
+def _spark_checks(environ: Mapping[str, str]) -> Iterator[Finding]:
+    """The extra, Java, and a Spark that runs a real job."""
+    extra = guarded("spark extra", _extra)
+    yield extra
     java = guarded("java", lambda: _java(environ), hint="Set JAVA_HOME to the Java in use, or unset it.")
     yield java
-    yield _disk(Path.cwd())
-    if Verdict.FAILED not in (spark_extra.verdict, java.verdict):
+    if Verdict.FAILED not in (extra.verdict, java.verdict):
         yield guarded("spark", lambda: _spark(environ))
+
+
+def _lived_with(finding: Finding) -> Finding:
+    if finding.verdict is not Verdict.FAILED:
+        return finding
+    return replace(finding, verdict=Verdict.WARNING, hint=WITHOUT_SPARK)
 
 
 def state_checks(asked: "Asked") -> Iterator[Finding]:

@@ -20,18 +20,18 @@ def doctor(
     app_name: AppName = None,
     json_: Json = False,
 ) -> None:
-    """Check Python, settings, Java, Spark, disk, and the table or the app's state here, or what is named. Exit code 3:
-    something failed."""
+    """Check Python, settings, disk, Java and Spark where they are needed, and the table or the app's state here, or
+    what is named. Exit code 3: something failed."""
     from itertools import chain
 
-    from penstock.app.checks import machine_checks, state_checks
+    from penstock.app.checks import machine_checks, spark_need, state_checks
     from penstock.app.findings import Finding, Verdict
     from penstock.app.scope import Asked
 
     asked = Asked(table=table, state=state, pipeline=pipeline, app=app_name)
 
     findings: list[Finding] = []
-    for finding in chain(machine_checks(os.environ), state_checks(asked)):
+    for finding in chain(machine_checks(os.environ, spark=spark_need(asked)), state_checks(asked)):
         findings.append(finding)
         if not json_:
             _print_finding(finding)
