@@ -140,7 +140,7 @@ class LeasesExtended(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SettleFailed(Event):
-    """The broker refused a settlement, or could not be reached."""
+    """The broker refused a settlement, or could not be reached; ``lost``: the lease is not ours any more."""
 
     queue: str
     message_id: str
@@ -150,7 +150,7 @@ class SettleFailed(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseLost(Event):
-    """A heartbeat found that the delivery belongs to somebody else now."""
+    """A heartbeat found that the lease is not ours any more: it ended, or the broker no longer knows the delivery."""
 
     queue: str
     message_id: str

@@ -59,7 +59,7 @@ class QueueStats:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SettleFailure:
-    """One delivery that could not be settled; ``lost`` means the lease went to somebody else, so do not try again."""
+    """One delivery that could not be settled; ``lost`` means the lease is the caller's no more, so do not try again."""
 
     delivery: Delivery
     reason: str

@@ -98,7 +98,7 @@ MESSAGE_ROWS: Rows = {
     events.SettleFailed: Row(
         name="settle.failed",
         level="warning",
-        msg="The broker did not take the settlement.",
+        msg="The broker did not take the settlement; it is tried again, unless the lease is lost.",
         fields=same("queue", "message_id", "reason", "lost"),
     ),
     events.SettlementMissing: Row(
@@ -113,7 +113,7 @@ MESSAGE_ROWS: Rows = {
     events.LeaseLost: Row(
         name="lease.lost",
         level="warning",
-        msg="The delivery belongs to somebody else now.",
+        msg="The lease is not ours any more: it ended, or the broker no longer knows the delivery.",
         fields=same("queue", "message_id"),
     ),
     events.HeartbeatFailed: Row(

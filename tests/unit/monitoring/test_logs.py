@@ -15,11 +15,13 @@ from penstock.events import (
     Bus,
     DeliverySettled,
     Event,
+    LeaseLost,
     LeasesExtended,
     MessageFailed,
     MessageFinished,
     MessagesReceived,
     MessageStarted,
+    SettleFailed,
     StacksDumped,
     WorkerDraining,
     WorkerStopped,
@@ -143,6 +145,15 @@ def test_each_message_of_a_receive_has_its_line() -> None:
         ("message.received", "m1"),
         ("message.received", "m2"),
     ]
+
+
+def test_a_lost_lease_does_not_say_that_somebody_has_the_message() -> None:
+    lost = log_of(
+        LeaseLost(queue="q", message_id="m"), SettleFailed(queue="q", message_id="m", reason="it is gone", lost=True)
+    )
+    assert [line["event"] for line in lost] == ["lease.lost", "settle.failed"]
+    assert lost[0]["msg"] == "The lease is not ours any more: it ended, or the broker no longer knows the delivery."
+    assert not [line for line in lost if "somebody" in line["msg"]]
 
 
 def test_the_end_of_a_worker_names_what_was_given_back() -> None:
