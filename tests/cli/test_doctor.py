@@ -153,7 +153,7 @@ def test_a_disk_that_is_nearly_full_and_a_table_with_dead_objects_are_warned_of(
     assert said.exit_code == 0
     assert (verdicts(said)["disk"], verdicts(said)["table"]) == ("warning", "warning")
     assert "-> Make room" in said.out
-    assert "-> `penstock status`" in said.out
+    assert "-> `penstock status` shows more, `penstock dead list` the reasons." in said.out
     assert "dead objects: 1" in said.out
 
 
@@ -164,7 +164,7 @@ def test_the_state_of_an_app_is_looked_at_too(penstock: Call, app_scene: Scene) 
     found = verdicts(said)
     assert [found.get(check) for check in ("broker", "ledger", "stopping", "app")] == ["ok", "ok", "ok", "warning"]
     assert "table" not in found
-    assert "dead objects: 1" in said.out
+    assert "the state here: dead objects: 1" in said.out
     assert "22 of the 30 s" in said.out
 
 
@@ -177,6 +177,13 @@ def test_what_is_wrong_with_the_state_of_an_app_is_told_and_the_rest_goes_on(
     assert said.exit_code == CHECK_FOUND_PROBLEMS
     found = verdicts(said)
     assert [found[check] for check in ("broker", "ledger", "stopping")] == ["failed", "ok", "failed"]
+    assert "app" not in found  # it would say the broker's error once more
+
+
+def test_an_app_is_called_by_its_name(penstock: Call, app_scene: Scene, shop: str) -> None:
+    said = penstock("doctor", "--app", shop)
+    assert f"{shop}: all well" in said.out
+    assert said.out.count("ledger.db") == 1
 
 
 def test_a_table_and_an_app_are_both_looked_at(penstock: Call, scene: Scene, app_scene: Scene) -> None:

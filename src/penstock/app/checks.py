@@ -88,22 +88,37 @@ def state_checks(asked: "Asked") -> Iterator[Finding]:
         return
     for scope in scopes:
         if scope.table is None:
-            yield from _broker_checks(scope)
-            yield guarded("ledger", partial(_ledger, scope), hint=ONE_LEDGER)
-            yield guarded("stopping", partial(_stopping, scope))
-        yield guarded(
-            "app" if scope.table is None else "table",
-            partial(_standing, scope),
-            hint=f"`penstock status{scope.options}` shows more, `penstock objects list{scope.options} --only dead` the "
-            "reasons.",
-        )
+            yield from _app_checks(scope, asked.app or "the state here")
+        else:
+            yield _standing_check("table", scope, scope.name)
 
 
-def _standing(scope: "Scope") -> tuple[Verdict, str]:
+def _app_checks(scope: "Scope", name: str) -> Iterator[Finding]:
+    """What hangs on a broker or a ledger that cannot be opened would only say the same once more."""
+    failed = False
+    for finding in _broker_checks(scope):
+        failed = failed or (finding.check, finding.verdict) == ("broker", Verdict.FAILED)
+        yield finding
+    ledger = guarded("ledger", partial(_ledger, scope), hint=ONE_LEDGER)
+    yield ledger
+    yield guarded("stopping", partial(_stopping, scope))
+    if not failed and ledger.verdict is not Verdict.FAILED:
+        yield _standing_check("app", scope, name)
+
+
+def _standing_check(check: str, scope: "Scope", name: str) -> Finding:
+    return guarded(
+        check,
+        partial(_standing, scope, name),
+        hint=f"`penstock status{scope.options}` shows more, `penstock dead list{scope.options}` the reasons.",
+    )
+
+
+def _standing(scope: "Scope", name: str) -> tuple[Verdict, str]:
     from penstock.app.status import standing
 
     found = standing(scope)
-    return (Verdict.WARNING if found.troubles else Verdict.OK), f"{scope.name}: {found.verdict}"
+    return (Verdict.WARNING if found.troubles else Verdict.OK), f"{name}: {found.verdict}"
 
 
 def _broker_checks(scope: "Scope") -> Iterator[Finding]:
