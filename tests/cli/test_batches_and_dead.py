@@ -1,11 +1,25 @@
 """`penstock batches list` and `penstock dead list`."""
 
+from contextlib import closing
 from pathlib import Path
 
+import pytest
 from tests.cli.conftest import Call
 from tests.cli.scene import Scene
 
+from penstock.brokers.sqlite import SqliteBroker
 from penstock.ledger.records import Failure
+from penstock.messaging.death import Death, with_death
+from penstock.messaging.message import Outgoing
+from penstock.messaging.settlement import DeadLetter
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of an app without pipelines."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / ".penstock").mkdir()
+    return tmp_path
 
 
 def test_no_batch_and_no_letter_say_so(penstock: Call, scene: Scene) -> None:
@@ -42,7 +56,7 @@ def test_a_dead_letter_has_its_reason_and_its_body(penstock: Call, scene: Scene)
     scene.bury(b'{"Records": 1}', "`Records` is no list")
     said = penstock("dead", "list")
     assert said.exit_code == 0
-    first, reason, body = said.out.splitlines()
+    first, was, reason, body = said.out.splitlines()
     assert "after 1 attempt" in first
     assert reason.strip() == "`Records` is no list"
     assert body.strip() == '{"Records": 1}'
@@ -50,6 +64,39 @@ def test_a_dead_letter_has_its_reason_and_its_body(penstock: Call, scene: Scene)
     (letter,) = penstock("dead", "list", "--json").document
     assert (letter["reason"], letter["attempts"], letter["body"]) == ("`Records` is no list", 1, '{"Records": 1}')
     assert letter["queue"].endswith("-dlq")
+    assert letter["queue"] == f"{letter['original_queue']}-dlq"
+    assert was.strip().startswith(f"was {letter['original_message_id']} in {letter['original_queue']}, sent 20")
+    assert ", last failed 20" in was
+
+
+def test_a_dead_letter_as_json_has_all_that_there_is(penstock: Call, here: Path) -> None:
+    with closing(SqliteBroker(here / ".penstock" / "queue.db", holder="test")) as broker:
+        (id,) = broker.send("orders", [Outgoing(body=b"1", group="g", attributes={"a": "b", "c": b"\xff"})])
+        (delivery,) = broker.receive("orders", messages_max=1, lease_seconds=60)
+        died = DeadLetter(reason="no such order", exception="KeyError: 7", traceback="line 1\nline 2")
+        broker.settle([(delivery, died)])
+    (letter,) = penstock("dead", "list", "--json").document
+    assert (letter["original_message_id"], letter["original_queue"], letter["group"]) == (id, "orders", "g")
+    assert (letter["exception"], letter["traceback"]) == ("KeyError: 7", "line 1\nline 2")
+    assert letter["attributes"] == {"a": "b", "c": "\\xff"}
+    assert letter["enqueued_at"] <= letter["last_failed_at"] <= letter["dead_at"]
+
+
+def test_a_forged_death_is_printed_all_the_same(penstock: Call, here: Path) -> None:
+    death = Death(
+        reason="forged",
+        attempts=1,
+        last_failed_at=1e300,
+        worker="w",
+        queue="q\x1b[2J",
+        message_id="i",
+        enqueued_at=-1e30,
+    )
+    with closing(SqliteBroker(here / ".penstock" / "queue.db", holder="test")) as broker:
+        broker.send("orders-dlq", [Outgoing(body=b"1", attributes=with_death({}, death))])
+    said = penstock("dead", "list")
+    assert said.exit_code == 0
+    assert "was i in q\\x1b[2J, sent -1e+30 s, last failed 1e+300 s" in said.out
 
 
 def test_dead_letters_are_oldest_first_and_limited(penstock: Call, scene: Scene) -> None:
@@ -62,7 +109,7 @@ def test_dead_letters_are_oldest_first_and_limited(penstock: Call, scene: Scene)
 def test_a_hostile_body_is_printed_on_one_line_and_not_obeyed(penstock: Call, scene: Scene) -> None:
     scene.bury(b"\x1b[2J[red]\n\xff\xfe" + b"x" * 1_000_000, "\x1b]0;title\x07 [bold]\nno JSON")
     said = penstock("dead", "list")
-    assert len(said.out.splitlines()) == 3
+    assert len(said.out.splitlines()) == 4
     assert len(said.out) < 1_000
     assert not {"\x1b", "\x07"} & set(said.out)
     assert "[red]" in said.out

@@ -46,7 +46,8 @@ def list_(
     ] = 100,
     json_: Json = False,
 ) -> None:
-    """List dead letters, oldest first, and dead objects, with the reason."""
+    """List dead letters, oldest first, and dead objects, with the reason; --json has also traceback, group and
+    attributes."""
     from penstock.app.inspect import view
     from penstock.app.scope import Asked, find_scope
 
@@ -70,6 +71,9 @@ def _print_letter(letter: "Letter") -> None:
     message, death = letter.message, letter.death
     attempts = f", after {counted(death.attempts, 'attempt')} by {death.worker}" if death is not None else ""
     print(printable(f"{message.id}  dead since {moment(message.enqueued_at)} in {letter.queue}{attempts}"))
+    if death is not None:
+        failed = f", sent {moment(death.enqueued_at)}, last failed {moment(death.last_failed_at)}"
+        print(f"    {printable(f'was {death.message_id} in {death.queue}{failed}')}")
     reason = death.reason if death is not None else "no reason was recorded"
     raised = (death.exception if death is not None else None) or ""
     for line in (reason, "" if raised in reason else raised, _shown(message.body)):
@@ -85,6 +89,9 @@ def _print_object(dead: "DeadObject", *, whose: str) -> None:
 
 
 def _letter_document(letter: "Letter") -> dict[str, Any]:
+    """Everything there is; what the log tells of is the message's original id."""
+    from penstock.messaging.death import DEATH_ATTRIBUTE
+
     message, death = letter.message, letter.death
     return {
         "kind": "message",
@@ -95,7 +102,19 @@ def _letter_document(letter: "Letter") -> dict[str, Any]:
         "exception": death.exception if death else None,
         "attempts": death.attempts if death else None,
         "worker": death.worker if death else None,
-        "body": message.body.decode("utf-8", errors="backslashreplace"),
+        "original_message_id": death.message_id if death else None,
+        "original_queue": death.queue if death else None,
+        "enqueued_at": death.enqueued_at if death else None,
+        "first_failed_at": death.first_failed_at if death else None,
+        "last_failed_at": death.last_failed_at if death else None,
+        "traceback": death.traceback if death else None,
+        "group": message.group,
+        "attributes": {
+            name: _text(value)
+            for name, value in message.attributes.items()
+            if name != DEATH_ATTRIBUTE or death is None  # a readable one is told above
+        },
+        "body": _text(message.body),
     }
 
 
@@ -112,5 +131,9 @@ def _object_document(dead: "DeadObject") -> dict[str, Any]:
 
 
 def _shown(body: bytes) -> str:
-    text = body.decode("utf-8", errors="backslashreplace")
+    text = _text(body)
     return text if len(text) <= BODY_SHOWN else text[: BODY_SHOWN - 1] + "…"
+
+
+def _text(value: str | bytes) -> str:
+    return value if isinstance(value, str) else value.decode("utf-8", errors="backslashreplace")

@@ -82,7 +82,10 @@ def counted(number: int, noun: str, plural: str | None = None) -> str:
 
 
 def moment(epoch_seconds: float | None) -> str:
-    """A time for people: UTC, to the second; empty for None."""
+    """A time for people: UTC, to the second; empty for None. One that somebody forged may be in no calendar."""
     if epoch_seconds is None:
         return ""
-    return time.strftime("%Y-%m-%d %H:%M:%SZ", time.gmtime(epoch_seconds))
+    try:
+        return time.strftime("%Y-%m-%d %H:%M:%SZ", time.gmtime(epoch_seconds))
+    except (OverflowError, ValueError, OSError):
+        return f"{epoch_seconds:g} s"
