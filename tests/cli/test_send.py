@@ -80,9 +80,28 @@ def test_one_body_with_group_and_delay(penstock: Call) -> None:
     assert [message.group for message in messages()] == ["g"]
 
 
+@pytest.mark.parametrize(
+    ("delay", "seconds"), [("2m", 120.0), ("5 min", 300.0), ("1h30m", 5_400.0), ("0.5", 0.5), ("60", 60.0), ("0", 0.0)]
+)
+def test_a_delay_is_written_as_in_code(
+    penstock: Call, monkeypatch: pytest.MonkeyPatch, delay: str, seconds: float
+) -> None:
+    delays: list[float] = []
+
+    def take(broker: SqliteBroker, queue: str, messages: Sequence[Outgoing]) -> Sequence[str]:
+        delays.extend(message.delay_seconds for message in messages)
+        return ["1"]
+
+    monkeypatch.setattr(SqliteBroker, "send", take)
+    assert penstock("send", "q", "--body", "1", "--delay", delay).exit_code == 0
+    assert delays == [seconds]
+
+
 def test_a_deduplication_id_is_for_one_message(penstock: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     for _ in range(2):
-        assert penstock("send", "q", "--body", "1", "--deduplication-id", "d").exit_code == 0
+        said = penstock("send", "q", "--body", "1", "--deduplication-id", "d")
+        assert said.exit_code == 0
+        assert said.out == "1 message sent to q, unless one of this deduplication id was sent within five minutes.\n"
     assert bodies() == [b"1"]
     typed(monkeypatch, b"1\n2\n")
     said = penstock("send", "q", "--deduplication-id", "e")
@@ -149,6 +168,11 @@ def test_nothing_to_send_says_so(penstock: Call, monkeypatch: pytest.MonkeyPatch
         (("--file", "nope"), "The file nope cannot be read: No such file or directory"),
         (("--file", "."), "cannot be read: Is a directory"),
         (("--file", "x", "--body", "1"), "not both"),
+        (("--body", "1", "--delay", "soon"), "--delay 'soon' is no duration: write seconds, or such as 90s"),
+        (("--body", "1", "--delay=-5"), "is no duration"),
+        (("--body", "1", "--delay", "inf"), "is no duration"),
+        (("--body", "1", "--group", ""), "--group is empty"),
+        (("--body", "1", "--deduplication-id", ""), "--deduplication-id is empty"),
         (("--app", "nope:app"), "There is no module nope"),
         (
             ("--app", "sendshop:app"),

@@ -37,7 +37,7 @@ def send(
         str | None, typer.Option("--group", metavar="GROUP", help="The tenant that the messages belong to.")
     ] = None,
     delay: Annotated[
-        float | None, typer.Option("--delay", metavar="SECONDS", min=0, help="Invisible for so long.")
+        str | None, typer.Option("--delay", metavar="TIME", help="Invisible for so long: seconds, or such as 2m.")
     ] = None,
     deduplication_id: Annotated[
         str | None,
@@ -58,11 +58,17 @@ def send(
     """
     if body is not None and file is not None:
         raise UsageError("Give --body or --file, not both.")
+    for option, given in (("--group", group), ("--deduplication-id", deduplication_id)):
+        if given == "":
+            raise UsageError(f"{option} is empty: name one, or leave the option out.")
+    delay_seconds = _delay_seconds(delay)
     one = deduplication_id is not None
     typed = body is None and file in (None, STDIN) and sys.stdin.isatty()
     tally = Tally(deduplicated=one)
     with _sender(app, queue) as sender, _progress(_size(file) if body is None else None, bar=not typed) as told:
-        maker = _Maker(sender, queue, raw=raw, group=group, delay_seconds=delay, deduplication_id=deduplication_id)
+        maker = _Maker(
+            sender, queue, raw=raw, group=group, delay_seconds=delay_seconds, deduplication_id=deduplication_id
+        )
         chunks = iter([[(1, body.encode())]]) if body is not None else _chunks_of(file)
         try:
             _send_all(maker, only_one(chunks) if one else chunks, told, tally)
@@ -75,7 +81,20 @@ def send(
     if json_:
         print_json(tally.document(queue))
     elif tally.count:
-        print(printable(f"{counted(tally.count, 'message')} sent to {queue}."))
+        unless = ", unless one of this deduplication id was sent within five minutes" if one else ""
+        print(printable(f"{counted(tally.count, 'message')} sent to {queue}{unless}."))
+
+
+def _delay_seconds(text: str | None) -> float:
+    """As in code, and 0 for none."""
+    from penstock.handlers.durations import seconds_of
+
+    if text is None or text.strip() in ("0", "0s"):
+        return 0.0
+    try:
+        return seconds_of("--delay", text)
+    except UsageError as error:
+        raise UsageError(f"--delay {text!r} is no duration: write seconds, or such as 90s, 2m or 1h30m.") from error
 
 
 class _Interrupted(PenstockError):
@@ -94,7 +113,7 @@ class _Maker:
         *,
         raw: bool,
         group: str | None,
-        delay_seconds: float | None,
+        delay_seconds: float,
         deduplication_id: str | None,
     ) -> None:
         self._app = app
