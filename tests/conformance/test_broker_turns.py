@@ -157,14 +157,18 @@ def test_a_turn_waits_for_one_queue_and_never_for_several(stand: Stand, broker: 
 class Ear:
     """Counts how often it was told."""
 
-    def __init__(self) -> None:
+    def __init__(self, queues: frozenset[str]) -> None:
         self.times = 0
         self.listening: Listening
+        self._queues = queues
         self._told = threading.Event()
 
     def tell(self) -> None:
         self.times += 1
         self._told.set()
+
+    def wants(self) -> None:
+        self.listening.want(self._queues)
 
     def await_told(self) -> None:
         assert self._told.wait(DEADLINE_SECONDS), "nobody told of the arrival"
@@ -180,7 +184,7 @@ def listen(broker: Broker) -> Iterator[Listen]:
     made: list[Ear] = []
 
     def listen(*queues: str) -> Ear:
-        made.append(Ear())
+        made.append(Ear(frozenset(queues or ("q",))))
         made[-1].listening = broker.listen(queues or ("q",), made[-1].tell)
         return made[-1]
 
@@ -191,11 +195,11 @@ def listen(broker: Broker) -> Iterator[Listen]:
 
 def test_an_arrival_is_told_of_once_it_is_wanted(broker: Broker, listen: Listen) -> None:
     ear = listen("other", "q")
-    ear.listening.want(True)
+    ear.wants()
     broker.send("q", outgoing("a"))
     ear.await_told()
     assert bodies(receive(broker)) == ["a"]
-    ear.listening.want(True)
+    ear.wants()
     broker.send("other", outgoing("b"))
     ear.await_told()
 
@@ -203,7 +207,7 @@ def test_an_arrival_is_told_of_once_it_is_wanted(broker: Broker, listen: Listen)
 def told_beside(deaf: Ear, listen: Listen, broker: Broker) -> int:
     """How often that ear was told once another one has heard of a new arrival."""
     other = listen()
-    other.listening.want(True)
+    other.wants()
     broker.send("q", outgoing("more"))
     other.await_told()
     return deaf.times
@@ -215,34 +219,42 @@ def test_nothing_is_told_that_is_not_wanted(broker: Broker, listen: Listen) -> N
 
 def test_what_is_not_wanted_any_more_is_not_told(broker: Broker, listen: Listen) -> None:
     ear = listen()
-    ear.listening.want(True)
-    ear.listening.want(False)
+    ear.wants()
+    ear.listening.want(frozenset())
     assert told_beside(ear, listen, broker) == 0
+
+
+def test_of_the_queues_it_listens_to_only_those_wanted_now_are_told_of(broker: Broker, listen: Listen) -> None:
+    ear = listen("q", "other")
+    ear.listening.want({"other"})
+    assert told_beside(ear, listen, broker) == 0
+    broker.send("other", outgoing("b"))
+    ear.await_told()
 
 
 def test_an_ear_is_told_once_until_it_wants_anew(broker: Broker, listen: Listen) -> None:
     ear = listen()
-    ear.listening.want(True)
+    ear.wants()
     broker.send("q", outgoing("a"))
     ear.await_told()
     assert told_beside(ear, listen, broker) == 1
-    ear.listening.want(True)
+    ear.wants()
     broker.send("q", outgoing("b"))
     ear.await_told()
 
 
 def test_a_closed_ear_is_not_told_even_if_it_wants(broker: Broker, listen: Listen) -> None:
     ear = listen()
-    ear.listening.want(True)
+    ear.wants()
     ear.listening.close()
     ear.listening.close()
-    ear.listening.want(True)
+    ear.wants()
     assert told_beside(ear, listen, broker) == 0
 
 
 def test_other_queues_are_not_told_of(broker: Broker, listen: Listen) -> None:
     ear = listen("elsewhere")
-    ear.listening.want(True)
+    ear.wants()
     assert told_beside(ear, listen, broker) == 0
 
 
@@ -250,7 +262,7 @@ def test_what_is_released_is_told_of(broker: Broker, listen: Listen) -> None:
     broker.send("q", outgoing("a"))
     (delivery,) = receive(broker)
     ear = listen()
-    ear.listening.want(True)
+    ear.wants()
     broker.settle([(delivery, Release())])
     ear.await_told()
     assert bodies(receive(broker)) == ["a"]
@@ -262,7 +274,7 @@ def test_the_end_of_a_pause_is_told_of(broker: Broker, listen: Listen) -> None:
     broker.send("q", outgoing("a"))
     broker.pause("q")
     ear = listen()
-    ear.listening.want(True)
+    ear.wants()
     broker.resume("q")
     ear.await_told()
     assert bodies(receive(broker)) == ["a"]

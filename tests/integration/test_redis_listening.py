@@ -24,14 +24,14 @@ def test_an_ear_leaves_a_server_that_became_a_replica_and_hears_again(redis_serv
     with closing(RedisStreamsBroker(redis_server.url, holder="w1")) as broker:
         listening = broker.listen(["q"], heard.set)
         try:
-            listening.want(True)
+            listening.want({"q"})
             broker.send("q", outgoing("before"))
             assert heard.wait(SECONDS)
             heard.clear()
             known = ears(redis_server)
             assert len(known) == 1
             redis_server.cli("REPLICAOF", "127.0.0.1", "1")
-            listening.want(True)  # not blocked at that moment: the server itself would have closed the connection
+            listening.want({"q"})  # not blocked at that moment: the server itself would have closed the connection
             wait_for(lambda: not known & ears(redis_server), "it is left", within=SECONDS)
         finally:
             redis_server.cli("REPLICAOF", "NO", "ONE")

@@ -1,7 +1,7 @@
 """Who waits for messages in this process, and how they hear of them."""
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import contextmanager
 
 
@@ -54,23 +54,22 @@ class Ear:
         self._tell = tell
         self._leave = leave
         self._lock = threading.Lock()
-        self._wanted = False  # under the lock
+        self._wanted: Set[str] = frozenset()  # under the lock
         self._closed = False  # as above; never unset
 
-    def want(self, wanted: bool) -> None:
+    def want(self, queues: Set[str]) -> None:
         with self._lock:
-            self._wanted = wanted and not self._closed
+            self._wanted = frozenset() if self._closed else self._queues & queues
 
     def hear(self, queue: str | None) -> None:
         """Tell, if that is wanted; called without any lock held, for nobody knows what is done there."""
-        if queue is not None and queue not in self._queues:
-            return
         with self._lock:
-            told, self._wanted = self._wanted, False
-        if told:
-            self._tell()
+            if not self._wanted or (queue is not None and queue not in self._wanted):
+                return
+            self._wanted = frozenset()
+        self._tell()
 
     def close(self) -> None:
         with self._lock:
-            self._wanted, self._closed = False, True
+            self._wanted, self._closed = frozenset(), True
         self._leave(self)

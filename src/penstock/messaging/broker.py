@@ -1,6 +1,6 @@
 """What a broker is: a few sentences that every queue system has to keep."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -93,8 +93,11 @@ class Turn:
 class Listening(Protocol):
     """An ear at some queues, of one worker."""
 
-    def want(self, wanted: bool) -> None:
-        """Whether the next arrival is to be told of, once. Does not block; to be said again after each telling."""
+    def want(self, queues: Set[str]) -> None:
+        """Of which queues the next arrival is to be told, once; none: of no arrival any more.
+
+        Does not block. To be said again after each telling.
+        """
         ...
 
     def close(self) -> None:

@@ -1,6 +1,6 @@
 """Which queues are asked, and when: whose turn it is, how long an empty or failing one is left alone."""
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 
 from penstock.errors import UserError
 from penstock.events import Bus, ReceiveFailed
@@ -46,6 +46,11 @@ class Asking:
         """Whether the next look will hardly be the last before a rest."""
         return self._full
 
+    @property
+    def roomy(self) -> Set[str]:
+        """The queues with room."""
+        return frozenset(served.line.queue for served in self._lines if served.room > 0)
+
     def asks(self) -> Sequence[Ask]:
         """Whom to ask for how much: the lines with room whose time has come; where there is none, the unheard ones.
 
@@ -63,11 +68,11 @@ class Asking:
         ]
         return [ask for _, ask in self._looked_at if ask is not None]
 
-    def came(self, turn: Turn, *, heard: bool) -> bool:
+    def came(self, turn: Turn, *, heard: Set[str]) -> bool:
         """What the last `asks` came to; answers whether any message arrived.
 
-        ``heard``: whether arrivals since the look are told of. Raises `UserError` when a broker never can do what was
-        asked.
+        ``heard``: the queues of which arrivals since the look are told. Raises `UserError` when a broker never can do
+        what was asked.
         """
         empty: list[ServedLine] = []
         for index, ask in self._looked_at:
@@ -83,7 +88,7 @@ class Asking:
             if turn.receive_error is not None and turn.receive_error[0] == ask.queue:
                 self._failed(served, turn.receive_error[1])
                 break
-            self._was_empty(served, heard=heard)
+            self._was_empty(served, heard=ask.queue in heard)
             empty.append(served)
         if empty:
             self._full = False
@@ -100,6 +105,12 @@ class Asking:
         """Arrivals may have gone unheard."""
         for served in self._lines:
             served.unheard = True
+
+    def unheard_beside(self, heard: Set[str]) -> None:
+        """Arrivals may have gone unheard in all queues but these."""
+        for served in self._lines:
+            if served.line.queue not in heard:
+                served.unheard = True
 
     def rest_seconds(self) -> float | None:
         """How long until a line is to be asked; None while none has room."""

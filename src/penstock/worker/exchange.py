@@ -1,6 +1,6 @@
 """The exchange with the broker: what is to be settled goes out and messages come in, in one turn."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Set
 
 from penstock.messaging.broker import Broker, Turn
 from penstock.worker.asking import Asking
@@ -51,7 +51,8 @@ class Exchange:
         group = self._settler.take_due()
         asks = self._asking.asks()
         if asks and not self._asking.expects_more:
-            self._hearing.want(True)  # before the look, so that no arrival falls between the look and the rest
+            # Before the look, so that no arrival falls between the look and the rest.
+            self._listen(self._asking.roomy)
         heard = self._hearing.wanted
         turn = NOTHING_TO_DO
         if group.settlements or asks:
@@ -69,10 +70,17 @@ class Exchange:
         seconds = self._asking.rest_seconds()
         if seconds is None:
             self.stop_listening()
+        elif full := self._hearing.wanted - self._asking.roomy:
+            self._listen(self._hearing.wanted - full)
         return seconds
 
     def stop_listening(self) -> None:
         """No arrival could be taken, so none is to be told of: another worker may have room."""
         if self._hearing.wanted:
-            self._hearing.want(False)
+            self._hearing.want(frozenset())
             self._asking.unheard()
+
+    def _listen(self, roomy: Set[str]) -> None:
+        """Where there is room; an arrival elsewhere is for a worker that has some."""
+        self._hearing.want(roomy)
+        self._asking.unheard_beside(roomy)

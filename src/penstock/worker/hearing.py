@@ -1,7 +1,7 @@
 """Being told of arrivals, so that an idle worker begins at once what comes."""
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 
 from penstock.messaging.broker import Broker, Listening
 
@@ -14,29 +14,29 @@ class Hearing:
         self._queues = queues
         self._wake = wake
         self._listening: Listening | None = None
-        self._wanted = False  # said last, and not answered so far
+        self._wanted: Set[str] = frozenset()  # said last, and not answered so far
         self._told = False  # set by the broker's thread, unset by the I/O thread
 
     @property
-    def wanted(self) -> bool:
-        """Whether the next arrival is going to be told of, or was."""
+    def wanted(self) -> Set[str]:
+        """The queues of which the next arrival is going to be told, or was."""
         return self._wanted
 
     def open(self) -> None:
         """Begin to listen."""
         self._listening = self._broker.listen(self._queues, self._tell)
 
-    def want(self, wanted: bool) -> None:
-        """Whether arrivals are to be told of from here on; cheap to repeat."""
-        if self._wanted != wanted and self._listening is not None:
-            self._wanted = wanted
-            self._listening.want(wanted)
+    def want(self, queues: Set[str]) -> None:
+        """Of which queues arrivals are to be told from here on; cheap to repeat."""
+        if self._wanted != queues and self._listening is not None:
+            self._wanted = queues
+            self._listening.want(queues)
 
     def told(self) -> bool:
         """Whether the broker told of an arrival since this was asked last; then `want` has to be said again."""
         if not self._told:
             return False
-        self._told = self._wanted = False
+        self._told, self._wanted = False, frozenset()
         return True
 
     def close(self) -> None:

@@ -3,7 +3,7 @@
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -81,10 +81,12 @@ class FakeEar:
         self.queues = tuple(queues)
         self.tell = tell
         self.wanted: list[bool] = []
+        self.wanted_of: Set[str] = frozenset()
         self.closed = False
 
-    def want(self, wanted: bool) -> None:
-        self.wanted.append(wanted)
+    def want(self, queues: Set[str]) -> None:
+        self.wanted_of = queues
+        self.wanted.append(bool(queues))
 
     def close(self) -> None:
         self.closed = True

@@ -150,6 +150,24 @@ def test_without_room_nothing_is_to_be_told_and_with_room_again_a_look_makes_up_
     assert stopped(life) == "drained"
 
 
+def test_a_full_line_is_not_listened_for_while_another_has_room(life: "Life", eventually: Eventually) -> None:
+    full = life.serve(Place.POOL, queue="full", in_flight_max=1, handler={"blocking": True})
+    life.serve(Place.POOL, queue="mail")
+    life.start(**SLOWLY)
+    ear = resting(life, eventually, lines=2)
+    eventually(lambda: ear.wanted_of == {"full", "mail"})
+    life.broker.put(0, queue="full")
+    ear.tell()
+    execution = life.running(0, full)
+    eventually(lambda: ear.wanted_of == {"mail"}, "another worker may have room for it")
+    life.broker.put(1, queue="full")  # and nobody tells of it
+    execution.let_go()
+    life.running(1, full).let_go()
+    eventually(lambda: life.broker.acked() == ["m0", "m1"])
+    eventually(lambda: ear.wanted_of == {"full", "mail"})
+    assert stopped(life) == "drained"
+
+
 def test_while_there_is_a_backlog_nothing_is_to_be_told(life: "Life", eventually: Eventually) -> None:
     life.serve(Place.POOL, queue="mail")
     life.broker.put(*range(200), queue="mail")

@@ -1,7 +1,8 @@
 """Hearing of arrivals: a thread that waits for the token that senders leave."""
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
+from typing import Any
 
 from penstock.brokers.redis_streams.server import Server
 from penstock.errors import PenstockError
@@ -23,31 +24,34 @@ class Ear:
     ) -> None:
         """``wakes`` are the lists of tokens, by queue."""
         self._server = server
-        self._keys = tuple(wakes.values())
+        self._known = frozenset(wakes)
+        self._queues = {key.encode(): queue for queue, key in wakes.items()}
         self._tell = tell
         self._clock = clock
         self._random = random
-        self._wanted = threading.Event()  # set by the worker's thread, unset by it and by this one
+        self._wanted: Set[str] = frozenset()  # of which queues; by the worker's thread, as is the next
+        self._listens = threading.Event()  # unset by the thread below as well, when it has told
         self._closed = threading.Event()
         self._client = server.blocking()
         self._thread = threading.Thread(target=self._run, name="penstock-listening", daemon=True)
         self._thread.start()
 
-    def want(self, wanted: bool) -> None:
-        if not wanted:
-            self._wanted.clear()
-        elif not self._wanted.is_set():
-            self._wanted.set()
+    def want(self, queues: Set[str]) -> None:
+        self._wanted = self._known & queues
+        if not self._wanted:
+            self._listens.clear()
+        elif not self._listens.is_set():
+            self._listens.set()
 
     def close(self) -> None:
         """Returns at once; the thread ends after its last look, and puts back what that brings."""
         self._closed.set()
-        self._wanted.set()
+        self._listens.set()
 
     def _run(self) -> None:
         failures = 0
         while not self._closed.is_set():
-            self._wanted.wait()
+            self._listens.wait()
             try:
                 if not self._closed.is_set():
                     self._listen()
@@ -60,14 +64,16 @@ class Ear:
 
     def _listen(self) -> None:
         with self._server.translated():
-            token = self._client.blpop(self._keys, timeout=WAIT_SECONDS)
+            keys = [key for key, queue in self._queues.items() if queue in self._wanted]
+            token: Any = self._client.blpop(keys, timeout=WAIT_SECONDS) if keys else None
             if token is None:
                 return
-            if self._wanted.is_set() and not self._closed.is_set():
-                self._wanted.clear()
+            key, value = token
+            if self._listens.is_set() and self._queues[key] in self._wanted and not self._closed.is_set():
+                self._listens.clear()
                 self._tell()
             else:
-                self._client.rpush(token[0], token[1])
+                self._client.rpush(key, value)
 
     def _pause_seconds(self, failures: int) -> float:
         return backoff_seconds(
@@ -78,7 +84,7 @@ class Ear:
 class Deaf:
     """Where nothing is heard: a worker asks now and then."""
 
-    def want(self, wanted: bool) -> None:
+    def want(self, queues: Set[str]) -> None:
         pass
 
     def close(self) -> None:
