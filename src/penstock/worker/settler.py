@@ -130,7 +130,7 @@ class Settler:
         """
         left = list(settlements)
         ends_at = {delivery.receipt: float("inf") for delivery, _ in left}
-        never = threading.Event()
+        never, pause_seconds = threading.Event(), self._settings.retry_base_seconds
         while left:
             refused: list[tuple[Delivery, Settlement]] = []
             for start in range(0, len(left), self._settings.settle_max):
@@ -142,7 +142,8 @@ class Settler:
             now = self._clock.monotonic()
             if not left or now >= deadline:
                 break
-            self._clock.wait(never, min(self._settings.retry_base_seconds, deadline - now))
+            self._clock.wait(never, min(pause_seconds, deadline - now))
+            pause_seconds *= 2.0  # each try tells of every message: few of them say as much
         return [delivery for delivery, _ in left]
 
     def _take_again(self, now: float, count: int) -> list[Pending]:

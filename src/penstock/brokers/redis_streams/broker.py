@@ -109,10 +109,11 @@ class RedisStreamsBroker:
     # --- sending
 
     def send(self, queue: str, messages: Sequence[Outgoing]) -> Sequence[str]:
-        """All or none. A duplicate within the window is answered with the id of the message it repeats.
+        """All or none; in a cluster, of each thousand. A duplicate within the window is answered with the id of the
+        message it repeats.
 
         After an `UnknownOutcome` the messages may have been taken or not: only a deduplication id makes it safe to send
-        them again. After any other error none was taken.
+        them again. After any other error none was taken (of the thousand that met it).
         """
         rules.check_outgoing(queue, messages)
         if not messages:

@@ -85,7 +85,7 @@ class Server:
         return answer
 
     def atomically(self, *commands: Command) -> list[Any]:
-        """All of these scripts or none, one after the other with nothing between. All keys lie in one slot.
+        """All of these scripts or none, one after the other with nothing between; in a cluster, one by one.
 
         Raises `UnknownOutcome` where the connection broke before the answer came.
         """
