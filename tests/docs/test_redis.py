@@ -17,12 +17,18 @@ from penstock.app.findings import Verdict
 from penstock.app.redis_checks import redis_checks
 from penstock.brokers.redis_streams import RedisStreamsBroker
 from penstock.brokers.redis_streams.facts import try_everything
+from penstock.brokers.redis_streams.keys import Keys
+from penstock.brokers.redis_streams.server import Server
+from penstock.brokers.redis_streams.sweeping import Sweeping
 from penstock.config import Settings
 from penstock.errors import PenstockError, TemporaryError
+from penstock.events import tell_nobody
 from penstock.messaging.message import Outgoing
 from penstock.messaging.settlement import Ack, DeadLetter
+from penstock.testing import FakeClock
 
-PAGE = (Path(__file__).parents[2] / "docs" / "redis.md").read_text(encoding="utf-8")
+DOCS = Path(__file__).parents[2] / "docs"
+PAGE = (DOCS / "redis.md").read_text(encoding="utf-8")
 OUTSIDE_SCRIPTS = {"multi", "exec", "evalsha", "script|load", "info", "xclaim", "smembers", "sadd", "hexists", "blpop"}
 LEASE_SECONDS = 30.0
 
@@ -116,6 +122,21 @@ def test_every_parameter_of_an_address_is_in_its_table() -> None:
     told = set(re.findall(r"`(\w+)`", section("The address")))
     assert (redis_address._ALWAYS | redis_address._TLS | {"db"}) - told == set()
     assert {f"`{scheme}://" for scheme in redis_address.SCHEMES if f"`{scheme}://" not in PAGE} == set()
+
+
+@pytest.mark.parametrize("page", ["redis", "brokers", "operating", "guarantees"])
+def test_the_pages_say_how_long_others_wait_for_what_a_host_held_that_is_gone(page: str) -> None:
+    sweeping = Sweeping(
+        Server("redis://localhost"),  # connects when asked, and is not
+        Keys("penstock"),
+        every_seconds=None,
+        clock=FakeClock(),
+        random=lambda: 1.0,
+        tell=tell_nobody,
+    )
+    assert sweeping.seconds(LEASE_SECONDS) + LEASE_SECONDS == 1.5 * LEASE_SECONDS
+    text = " ".join((DOCS / f"{page}.md").read_text(encoding="utf-8").split())
+    assert "one to one and a half leases after" in text
 
 
 def test_a_plain_xadd_is_a_message(redis_server: RedisServer) -> None:
