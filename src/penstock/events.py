@@ -440,6 +440,7 @@ class WorkerStarted(Event):
 
     queues: tuple[str, ...]
     concurrency: int
+    broker: str | None = None  # its address, for people, where that is known
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -201,6 +201,7 @@ def test_no_worker_ever_logs_the_password(
     (here / "go_on").touch()
     (here / "penstock.toml").write_text('log_level = "debug"\n')
     worker = start("shop:app")
+    assert worker.expect("worker.started")["broker"] == f"redis://shop:***@127.0.0.1:{server.port}/1"
     send(broker, "slow")
     worker.expect("message.acked")
     server.stop()

@@ -10,7 +10,7 @@ from penstock.app.identity import worker_id
 from penstock.app.pipelines.service import PipelineService
 from penstock.app.relay import Relay
 from penstock.app.service import Service
-from penstock.config import Settings, load_settings
+from penstock.config import Settings, load_settings, shown
 from penstock.errors import UsageError
 from penstock.events import Listener
 from penstock.handlers.durations import Duration, seconds_of
@@ -60,6 +60,7 @@ class App(Handlers):
         self._lock = threading.Lock()
         self._broker: Broker | None = None if broker is None or isinstance(broker, str) else broker  # under the lock
         self._ledger: Any | None = None if ledger is None or isinstance(ledger, str) else ledger  # as above
+        self._opened_elsewhere = self._broker is not None  # as above
         self._senders: dict[Queue[Any] | str, _Sender] = {}  # as above
 
     @classmethod
@@ -80,6 +81,12 @@ class App(Handlers):
             return self._broker
 
     @property
+    def address(self) -> str | None:
+        """The broker's, as people may see it; None where the app was given a broker and not an address."""
+        with self._lock:
+            return None if self._opened_elsewhere else str(shown("broker", self.settings.broker))
+
+    @property
     def ledger(self) -> Any:
         """The `penstock.ledger.Ledger`, opened when first asked for."""
         from penstock.app.backends import open_ledger
@@ -94,6 +101,7 @@ class App(Handlers):
         with self._lock:
             before = (self._broker, self._ledger)
             self._broker, self._ledger = broker, ledger
+            self._opened_elsewhere = broker is not None
         return before
 
     def close(self) -> None:

@@ -96,6 +96,7 @@ def serve(
             probe=host.probe,
             random=host.random,
             event_loop=event_loop,
+            address=app.address,
         )
         return worker.run(stop, until)
 

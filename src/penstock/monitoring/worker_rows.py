@@ -19,7 +19,7 @@ def _ended(level: Level, msg: str) -> Row:
 
 WORKER_ROWS: Rows = {
     events.WorkerStarted: Row(
-        name="worker.started", level="info", msg="The worker serves.", fields=same("queues", "concurrency")
+        name="worker.started", level="info", msg="The worker serves.", fields=same("queues", "concurrency", "broker")
     ),
     events.LedgerUnshared: Row(
         name="ledger.unshared",

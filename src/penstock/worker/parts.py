@@ -39,6 +39,7 @@ class Tools:
     probe: Probe
     random: Random
     event_loop: EventLoop | None = None
+    address: str | None = None  # the broker's, for people
 
 
 Halt = Callable[[str, BaseException], bool]  # a queue is served no more; False: it was the last, so the worker ends

@@ -136,7 +136,9 @@ class Shift:
 
     def _serve(self) -> None:
         queues = tuple(line.queue for line in self._tools.lines)
-        self._bus.emit(WorkerStarted(queues=queues, concurrency=self._tools.settings.concurrency))
+        self._bus.emit(
+            WorkerStarted(queues=queues, concurrency=self._tools.settings.concurrency, broker=self._tools.address)
+        )
         self._beating.start()
         self._io.start()
         self._await(lambda: self._reason() is not None or self._stop.paused, self._never)

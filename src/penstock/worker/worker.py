@@ -24,6 +24,7 @@ class Worker:
     """Feeds the messages of queues to their handlers. Raises `ConfigurationError` for two lines of one queue.
 
     ``event_loop`` is one that others use too, before and after; without it the worker has one of its own.
+    ``address`` is the broker's, as people may see it: told at start.
     """
 
     def __init__(
@@ -37,6 +38,7 @@ class Worker:
         probe: Probe = no_probe,
         random: Random = system_random,
         event_loop: EventLoop | None = None,
+        address: str | None = None,
     ) -> None:
         check_lines(tuple(lines))
         self._tools = Tools(
@@ -48,6 +50,7 @@ class Worker:
             probe=probe,
             random=random,
             event_loop=event_loop,
+            address=address,
         )
 
     def run(self, stop: StopSignal, until: Until | None = None) -> Conclusion:
