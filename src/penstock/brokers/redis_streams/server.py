@@ -35,7 +35,7 @@ ANSWER_SECONDS = 10.0  # after which a server that does not answer is away; bloc
 CONNECTIONS_MAX = 64
 _SLIPS = {  # what servers say of addresses that lead to them and do not fit, and what to do about it
     "DB index is out of range": "it has fewer databases than that number; give a smaller one, or a prefix instead",
-    "cluster support disabled": "it is no cluster; write redis:// instead of redis+cluster://",
+    "Cluster mode is not enabled": "it is no cluster; write redis:// instead of redis+cluster://",
 }
 _CLUSTER = "+cluster"
 
