@@ -37,7 +37,7 @@ class MessagesReceived(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MessagesVanished(Event):
-    """Somebody else deleted from the queue what was handed over and came back: an incident, for it is lost."""
+    """Somebody else deleted from the queue what was in hand: an incident, for it cannot be put back."""
 
     queue: str
     entries: tuple[str, ...]  # as the broker names them
