@@ -8,6 +8,7 @@ from importlib.resources import files
 from pathlib import Path
 
 import pytest
+import redis
 from tests.services.plugin import StartRedis, both_versions
 from tests.services.redis_rights import documented_rights, documented_user
 from tests.services.redis_server import RedisServer
@@ -122,6 +123,18 @@ def test_every_parameter_of_an_address_is_in_its_table() -> None:
     told = set(re.findall(r"`(\w+)`", section("The address")))
     assert (redis_address._ALWAYS | redis_address._TLS | {"db"}) - told == set()
     assert {f"`{scheme}://" for scheme in redis_address.SCHEMES if f"`{scheme}://" not in PAGE} == set()
+
+
+def test_a_backlog_of_others_is_answered_with_nothing_once_for_every_20_000(redis_server: RedisServer) -> None:
+    assert "nothing for every 20,000" in " ".join(section("Others who send").split())
+    with closing(redis.Redis.from_url(redis_server.url)) as somebody:
+        pipeline = somebody.pipeline(transaction=False)
+        for number in range(40_001):
+            pipeline.xadd("penstock:{orders}:stream", {"body": str(number)})
+        pipeline.execute()
+    with closing(RedisStreamsBroker(redis_server.url, holder="me")) as broker:
+        answers = [len(broker.receive("orders", messages_max=3, lease_seconds=LEASE_SECONDS)) for _ in range(4)]
+    assert answers == [0, 0, 3, 3]
 
 
 @pytest.mark.parametrize("page", ["redis", "brokers", "operating", "guarantees"])
