@@ -219,6 +219,7 @@ def test_a_worker_that_the_server_refuses_logs_an_error(
     failed = worker.expect("worker.failed")
     assert (failed["level"], failed["error.type"]) == ("error", "ConfigurationError")
     assert worker.exit_code() == CONFIGURATION
+    assert sum('"worker.failed"' in line for line in worker.said) == 1
     assert not [line for line in worker.said if SECRET in line]
 
 

@@ -146,6 +146,7 @@ def test_what_cannot_work_ends_with_78_before_anything_is_received(
     worker = start(*arguments)
     assert worker.exit_code() == CONFIGURATION
     assert words in worker.sentence()
+    assert words in worker.expect("worker.failed")["error.message"]
     assert not any("worker.started" in line for line in worker.said)
 
 

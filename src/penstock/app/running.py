@@ -5,7 +5,8 @@ from collections.abc import Mapping
 from penstock.app.app import App
 from penstock.app.serving import serve
 from penstock.config import Settings
-from penstock.events import Listener
+from penstock.events import ChoosyListener, Event, Listener, WorkerFailed
+from penstock.messaging.failure import failure_of
 from penstock.monitoring.errors import ErrorReporter
 from penstock.monitoring.logs import LogListener, configure_logs
 from penstock.monitoring.plans import LogSettings
@@ -16,13 +17,17 @@ REPORTS_SECONDS = 1.0  # of the stop timeout's margin: for what the error hook h
 
 
 def run_worker(app: App, *, stop: StopSignal, queues: Mapping[str, int] | None = None) -> Conclusion:
-    """Serve until asked to stop. Raises what stopped the worker, after the error hook has heard of it."""
+    """Serve until asked to stop. Raises what stopped the worker, after log and error hook have heard of it."""
     log = open_log(app.settings, worker=app.worker)
     reporter = None if app.on_error is None else ErrorReporter(app.on_error, worker=app.worker, tell=log)
-    listeners: tuple[Listener, ...] = (log,) if reporter is None else (log, reporter)
+    failures = _Failures()
+    listeners: tuple[Listener, ...] = (log, failures) if reporter is None else (log, failures, reporter)
     try:
         conclusion = serve(app, stop=stop, queues=queues, listeners=listeners)
     except Exception as error:
+        if not failures.told:  # it came to no worker: of a ledger, a lifespan, a queue without a handler
+            failure = failure_of(error)
+            log(WorkerFailed(error_type=failure.error_type, error=failure.error, traceback=failure.traceback))
         if reporter is not None:
             reporter.report(error)
         raise
@@ -53,3 +58,16 @@ def open_log(settings: Settings, *, worker: str | None) -> LogListener:
             environment=settings.environment,
         )
     )
+
+
+class _Failures(ChoosyListener):
+    """Whether the worker itself said what ended it."""
+
+    def __init__(self) -> None:
+        self.told = False  # written by the worker's thread, read when it has ended
+
+    def hears(self, kind: type[Event]) -> bool:
+        return kind is WorkerFailed
+
+    def __call__(self, _: Event) -> None:
+        self.told = True
