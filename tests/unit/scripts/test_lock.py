@@ -6,7 +6,7 @@ LOCKS = sorted((Path(__file__).parents[3] / "locks").glob("*.txt"))
 
 
 def test_there_are_locks() -> None:
-    assert {lock.stem for lock in LOCKS} == {"build", "dev", "spark40", "uv"}
+    assert {lock.stem for lock in LOCKS} == {"bench", "bench-older", "build", "dev", "spark40", "uv"}
 
 
 @pytest.mark.parametrize("lock", LOCKS, ids=lambda lock: lock.name)
