@@ -14,9 +14,9 @@ from tests.services.redis_server import RedisServer
 from penstock.brokers.redis_streams import RedisStreamsBroker
 from penstock.brokers.redis_streams.scripts import scripts
 from penstock.errors import TemporaryError, UnknownOutcome
-from penstock.messaging.broker import Ask
+from penstock.messaging.broker import Ask, QueueSettings
 from penstock.messaging.delivery import AttemptEnd
-from penstock.messaging.settlement import Ack
+from penstock.messaging.settlement import Ack, Release
 
 LEASE = 600.0
 TAKE = scripts()["take"].sha.encode()
@@ -137,3 +137,31 @@ def test_a_send_that_finds_no_server_took_nothing(broker: RedisStreamsBroker, st
             other.send("q", outgoing("b"))
     assert not isinstance(raised.value, UnknownOutcome)
     other.close()
+
+
+def test_a_send_that_is_lost_after_scripts_had_to_be_loaded_is_not_known_either(
+    broker: RedisStreamsBroker, proxy: FaultProxy, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broker.send("q", outgoing("a"))
+    redis_server.client.script_flush()
+    load = broker._server._load
+
+    def load_and_lose_the_next_answer() -> None:
+        load()
+        proxy.swallow(SEND)
+
+    monkeypatch.setattr(broker._server, "_load", load_and_lose_the_next_answer)
+    with pytest.raises(UnknownOutcome):
+        broker.send("q", outgoing("b"))
+    assert broker.stats("q").visible == 2
+
+
+def test_settings_that_a_server_forgot_before_the_first_message_are_told_again(redis_server: RedisServer) -> None:
+    settings = QueueSettings(name="q", receives_max=1)
+    with closing(RedisStreamsBroker(redis_server.url, holder="w1", queues=[settings], sweep_seconds=0.0)) as broker:
+        redis_server.client.flushall()
+        broker.send("q", outgoing("a"))
+        (delivery,) = take(broker, 1, lease=LEASE)
+        broker.settle([(delivery, Release())])
+        assert receive(broker, 1) == []
+        assert broker.stats("q-dlq").visible == 1

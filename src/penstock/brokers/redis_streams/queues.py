@@ -41,7 +41,7 @@ class Queues:
 
     def enlist(self, queue: str, store: str) -> None:
         """Let `names` know it, and it its settings: at first, and when the server forgot everything since."""
-        if self._listed.get(queue) == "":
+        if self._listed.get(queue) == "" and queue not in self._given:
             self._listed[queue] = store
         elif self._listed.get(queue) != store:
             with suppress(TemporaryError):  # no memory left, or away by now: what was asked is done all the same

@@ -5,9 +5,10 @@ fails raises, and whoever asked asks again when it makes sense.
 """
 
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 import redis
 from redis.backoff import NoBackoff
@@ -40,6 +41,7 @@ _SLIPS = {  # what servers say of addresses that lead to them and do not fit, an
 _CLUSTER = "+cluster"
 
 Command = tuple[Any, ...]
+Answer = TypeVar("Answer")
 
 
 def script(name: str, keys: Sequence[str], *arguments: Any) -> Command:
@@ -99,9 +101,6 @@ class Server:
                 raise UnknownOutcome(
                     f"the broker at {self.shown_url}: {error}; whether it took the messages is not known"
                 ) from error
-            except NoScriptError:
-                self._load()
-                return self._transaction(commands)
             except ResponseError as error:
                 self._look_for_failover([error])
                 raise
@@ -208,12 +207,23 @@ class Server:
 
     def _transaction(self, commands: Sequence[Command]) -> list[Any]:
         if len(commands) == 1 or self.is_cluster:
-            return [self._client.execute_command(*command) for command in commands]
+            return [self._knowing_scripts(partial(self._client.execute_command, *command)) for command in commands]
+        return self._knowing_scripts(partial(self._in_one, commands))
+
+    def _in_one(self, commands: Sequence[Command]) -> list[Any]:
         pipeline = self._client.pipeline(transaction=True)
         for command in commands:
             pipeline.execute_command(*command)
         answers: list[Any] = pipeline.execute()
         return answers
+
+    def _knowing_scripts(self, call: Callable[[], Answer]) -> Answer:
+        """A server that does not know a script has done nothing: it is told, and asked again."""
+        try:
+            return call()
+        except NoScriptError:
+            self._load()
+            return call()
 
     def _look_for_failover(self, answers: Sequence[Any]) -> None:
         """A server that became a replica keeps its connections: leave them, the address may lead elsewhere now."""
