@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from tests.integration.fleet import Fleet, wait_for
+from tests.services.plugin import StartRedis
 
 from penstock.ledger import Ledger
 from penstock.ledger.work_records import WorkState
@@ -205,9 +206,12 @@ def test_a_killed_worker_loses_nothing_and_its_messages_go_on_after_their_lease(
         fleet.close()
 
 
+@pytest.mark.parametrize("broker", ["sqlite", "redis"])
 @pytest.mark.parametrize("step", ["received", "settling", "settled"])
-def test_an_idempotent_handler_killed_around_its_record_has_one_effect_a_message(tmp_path: Path, step: str) -> None:
-    fleet = opened(tmp_path, lease_seconds=30)
+def test_an_idempotent_handler_killed_around_its_record_has_one_effect_a_message(
+    tmp_path: Path, step: str, broker: str, start_redis: StartRedis
+) -> None:
+    fleet = opened(tmp_path, lease_seconds=30, broker=start_redis().url if broker == "redis" else None)
     try:
         ids = {f"m{n}" for n in range(20)}
         fleet.send("once", *({"id": id} for id in sorted(ids)))
