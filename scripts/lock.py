@@ -26,11 +26,20 @@ COMPILE = [
 LOCKS = {
     "uv": ["locks/uv.in"],
     "build": ["locks/build.in"],
-    "dev": ["pyproject.toml", "--extra=spark", "--extra=redis", "--extra=uvloop", "--extra=msgspec", "--group=dev"],
+    "dev": [
+        "pyproject.toml",
+        "--extra=spark",
+        "--extra=aws",
+        "--extra=redis",
+        "--extra=uvloop",
+        "--extra=msgspec",
+        "--group=dev",
+    ],
     "spark40": [
         "pyproject.toml",
         "locks/spark40.in",
         "--extra=spark",
+        "--extra=aws",
         "--extra=redis",
         "--extra=uvloop",
         "--extra=msgspec",
@@ -39,6 +48,7 @@ LOCKS = {
     "bench": [
         "pyproject.toml",
         "--extra=spark",
+        "--extra=aws",
         "--extra=redis",
         "--extra=uvloop",
         "--extra=msgspec",

@@ -27,6 +27,7 @@ from pydantic_settings import (
 
 from penstock.errors import ConfigurationError
 from penstock.messaging.addresses import MASK, masked
+from penstock.storage.aws import Aws
 
 SETTINGS_FILE = "penstock.toml"
 PREFIX = "PENSTOCK_"
@@ -37,7 +38,7 @@ STOP_TIMEOUT_SECONDS_MAX = 86_400.0
 
 _BROKER_WORDS = (
     "where messages wait: sqlite:///FILE, redis://USER:PASSWORD@HOST:PORT/NUMBER (rediss:// with TLS, unix:// for "
-    "a socket, redis+cluster:// and rediss+cluster:// for a cluster) or memory://"
+    "a socket, redis+cluster:// and rediss+cluster:// for a cluster), sqs:// or memory://"
 )
 
 LogLevel = Literal["debug", "info", "warning", "error"]
@@ -72,6 +73,10 @@ class Settings(BaseSettings):
     concurrency: int = Field(100, ge=1, le=10_000, description="messages in work at once in one worker")
     fetch_max: int = Field(50, ge=1, le=1_000, description="messages that a worker asks for at once")
     processes: int = Field(1, ge=1, le=256, description="worker processes that `penstock worker` starts and watches")
+    aws_region: str | None = Field(None, description="AWS's region; unset: what AWS's own settings say")
+    aws_endpoint_url: str | None = Field(None, description="a server that speaks SQS and S3; unset: AWS itself")
+    aws_profile: str | None = Field(None, description="a profile of AWS's own settings; unset: the default one")
+    aws_requester_pays: bool = Field(False, description="reading S3: we pay for requests, not the bucket's owner")
     spark_master: str = Field("local[*]", description="where Spark runs")
     spark_driver_memory: str = Field("2g", pattern=r"^\d+[kmgKMG]$", description="the JVM's heap")
     spark_conf: dict[str, str] = Field(default_factory=dict, description="further Spark settings")
@@ -110,6 +115,16 @@ class Settings(BaseSettings):
     service_version: str | None = Field(None, description="which version of the service the log names")
     environment: str | None = Field(None, description="which environment the log names, such as production")
     kill_at: str | None = Field(None, description="for crash tests: SIGKILL the process group at this step, `step[:n]`")
+
+    @property
+    def aws(self) -> Aws:
+        """How to speak to AWS."""
+        return Aws(
+            region=self.aws_region,
+            endpoint_url=self.aws_endpoint_url,
+            profile=self.aws_profile,
+            requester_pays=self.aws_requester_pays,
+        )
 
     @classmethod
     def settings_customise_sources(

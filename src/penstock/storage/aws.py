@@ -1,0 +1,65 @@
+"""How this process speaks to AWS: region, endpoint and credentials, for SQS and S3 alike.
+
+Credentials come by boto3's own chain (environment, profile, web identity, container, instance), and nothing of them is
+kept here: the value travels to Spark's executors, each of which asks its own chain.
+"""
+
+import functools
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+from penstock.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from boto3.session import Session
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Aws:
+    """What the settings say. None: what boto3 finds in the environment and in AWS's own configuration files."""
+
+    region: str | None = None
+    endpoint_url: str | None = None  # of a server that speaks AWS's dialect; else AWS itself
+    profile: str | None = None
+    requester_pays: bool = False  # of S3: the reader, not the bucket's owner, pays for requests
+
+    def session(self) -> "Session":
+        """boto3's session; one a thread of whoever calls is not needed, but clients are to be made in one thread.
+
+        Raises `ConfigurationError` where boto3 is missing or the profile is not there.
+        """
+        return _session(self)
+
+    def client(self, service: str, **options: Any) -> Any:
+        """A client of boto3. Raises `ConfigurationError` where no region can be found."""
+        from botocore.exceptions import BotoCoreError
+
+        try:
+            return self.session().client(service, endpoint_url=self.endpoint_url, **options)
+        except (BotoCoreError, ValueError) as error:
+            raise ConfigurationError(
+                f"There is no client for AWS's {service}: {error}. Set aws_region (or AWS_REGION), and look at "
+                "aws_endpoint_url and aws_profile."
+            ) from error
+
+
+def require_aws() -> None:
+    """Raise `ConfigurationError`, naming the extra, where a package for AWS is missing. Imports nothing."""
+    missing = [package for package in ("boto3", "obstore") if find_spec(package) is None]
+    if missing:
+        raise ConfigurationError(
+            f"AWS is asked for, and the package {missing[0]} cannot be found here: run pip install 'penstock[aws]'."
+        )
+
+
+@functools.cache
+def _session(aws: Aws) -> "Session":
+    require_aws()
+    import boto3
+    from botocore.exceptions import BotoCoreError
+
+    try:
+        return boto3.session.Session(region_name=aws.region, profile_name=aws.profile)
+    except BotoCoreError as error:
+        raise ConfigurationError(f"AWS's settings cannot be used: {error}.") from error
