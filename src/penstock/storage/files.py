@@ -1,6 +1,6 @@
 """What tables and runs need of the place where their files lie, be it a folder or a prefix in S3."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import BinaryIO, Protocol
@@ -36,6 +36,10 @@ class Files(Protocol):
     @property
     def is_local(self) -> bool:
         """Whether it is a folder that a path leads to; then `str()` of this is that path."""
+        ...
+
+    def store_options(self) -> Mapping[str, str]:
+        """What delta-rs needs besides the address. There are secrets in it: ask anew each time, and keep nothing."""
         ...
 
     def below(self, path: str) -> "Files":
@@ -75,6 +79,10 @@ class Files(Protocol):
 
     def open_output(self, path: str) -> AbstractContextManager[BinaryIO]:
         """A new file for writing in order; there, whole, when the block ends, and not there if it ends by an error."""
+        ...
+
+    def make_durable(self, paths: Iterable[str]) -> None:
+        """Let files that somebody else wrote here outlast a power loss."""
         ...
 
     def delete(self, paths: Iterable[str]) -> None:

@@ -1,0 +1,148 @@
+"""A folder of this machine, or of one that all machines mount."""
+
+import errno
+import os
+import stat
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO, NoReturn
+
+from penstock.errors import TableError, TemporaryError
+from penstock.storage.files import FileInfo
+
+_DENIED = (errno.EACCES, errno.EPERM, errno.EROFS)
+
+
+@dataclass(frozen=True, slots=True)
+class LocalFiles:
+    """`penstock.storage.files.Files` in a folder, which need not be there yet. ``root`` is a real path."""
+
+    root: Path
+
+    def __str__(self) -> str:
+        return str(self.root)
+
+    @property
+    def uri(self) -> str:
+        return self.root.as_uri()
+
+    @property
+    def name(self) -> str:
+        return self.root.name
+
+    @property
+    def is_local(self) -> bool:
+        return True
+
+    def store_options(self) -> Mapping[str, str]:
+        return {}
+
+    def below(self, path: str) -> "LocalFiles":
+        return LocalFiles(self.root / path)
+
+    def beside(self, name: str) -> "LocalFiles":
+        return LocalFiles(self.root.with_name(name))
+
+    def stat(self, path: str) -> FileInfo | None:
+        with self._explained(path):
+            try:
+                status = (self.root / path).lstat()
+            except (FileNotFoundError, NotADirectoryError):
+                return None
+            return None if stat.S_ISDIR(status.st_mode) else _info(path, status)
+
+    def list(self, folder: str = "") -> Iterator[FileInfo]:
+        for parent, folders, names in os.walk(self.root / folder, onerror=self._refuse_walk):
+            links = [name for name in folders if Path(parent, name).is_symlink()]
+            for path in (Path(parent, name) for name in [*names, *links]):
+                with suppress(FileNotFoundError):  # deleted meanwhile
+                    yield _info(path.relative_to(self.root).as_posix(), path.lstat())
+
+    def names(self, folder: str = "") -> Sequence[str]:
+        path = self.root / folder
+        with self._explained(folder):
+            if path.is_symlink() and folder:
+                return []
+            try:
+                with os.scandir(path) as entries:
+                    return sorted(e.name + ("/" if e.is_dir(follow_symlinks=False) else "") for e in entries)
+            except (FileNotFoundError, NotADirectoryError):
+                return []
+
+    def read(self, path: str) -> bytes:
+        with self._explained(path):
+            return (self.root / path).read_bytes()
+
+    def write(self, path: str, data: bytes) -> None:
+        with self.open_output(path) as file:
+            file.write(data)
+
+    @contextmanager
+    def open_input(self, path: str) -> Iterator[BinaryIO]:
+        with self._explained(path):
+            file = (self.root / path).open("rb")
+        with file:
+            yield file
+
+    @contextmanager
+    def open_output(self, path: str) -> Iterator[BinaryIO]:
+        target = self.root / path
+        half = target.with_name(f".{target.name}.{os.getpid()}")
+        with self._explained(path):
+            target.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                with half.open("wb") as file:
+                    yield file
+                    file.flush()
+                    os.fsync(file.fileno())
+                half.replace(target)
+            except BaseException:
+                half.unlink(missing_ok=True)
+                raise
+
+    def make_durable(self, paths: Iterable[str]) -> None:
+        # Files first, then the folders that name them, each once.
+        files = [self.root / path for path in paths]
+        folders = {folder for file in files for folder in file.parents if folder.is_relative_to(self.root)}
+        for path in [*files, *sorted(folders, reverse=True)]:
+            descriptor = os.open(path, os.O_RDONLY)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+
+    def delete(self, paths: Iterable[str]) -> None:
+        for path in paths:
+            with self._explained(path):
+                (self.root / path).unlink(missing_ok=True)
+
+    def prune(self, folder: str) -> None:
+        for parent, _, _ in os.walk(self.root / folder, topdown=False):
+            with suppress(OSError):  # not empty: a late writer may be putting files back
+                Path(parent).rmdir()
+
+    @contextmanager
+    def _explained(self, path: str) -> Iterator[None]:
+        """What the system refuses, but for a file that is not there, in our own words."""
+        try:
+            yield
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            self._refuse(error, path)
+
+    def _refuse_walk(self, error: OSError) -> None:
+        if not isinstance(error, (FileNotFoundError, NotADirectoryError)):
+            self._refuse(error, "")
+
+    def _refuse(self, error: OSError, path: str) -> NoReturn:
+        where = error.filename or self.root / path
+        if error.errno in _DENIED:
+            raise TableError(f"{where} cannot be used: {error.strerror}; mend its permissions.") from error
+        raise TemporaryError(f"{where} cannot be used: {error.strerror or error}") from error
+
+
+def _info(path: str, status: os.stat_result) -> FileInfo:
+    return FileInfo(path=path, size_bytes=status.st_size, modified_at=status.st_mtime)
