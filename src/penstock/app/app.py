@@ -184,17 +184,13 @@ class App(Handlers):
         return await asyncio.to_thread(self.send_many, queue, bodies, **options)
 
     def announce(self, queue: Queue[Any] | str, folder: str) -> int:
-        """Send a notification for every file below a folder; answers how many. For object handlers and pipelines,
-        which take each version once however often it is announced. Files that are hidden or half written are left."""
+        """Send a notification for everything below a folder or s3://BUCKET/PREFIX; answers how many. For object
+        handlers and pipelines, which take each version once however often it is announced. What is hidden is left."""
         from penstock.app.announcing import announce_all
-        from penstock.app.places import real
-        from penstock.objects.local import LocalStore
-        from penstock.objects.scanner import Scanner
+        from penstock.app.sources import source_at
 
-        root, count = real(folder), 0
-        if not root.is_dir():
-            raise UsageError(f"The folder {root} does not exist, so nothing in it can be announced.")
-        for chunk in Scanner(root, store=LocalStore(root)).chunks():
+        count = 0
+        for chunk in source_at(folder, self.settings.aws).scan().chunks():
             announce_all(self.broker, _name(queue), chunk)
             count += len(chunk)
         return count

@@ -55,7 +55,7 @@ class Goal:
     def begin(self) -> None:
         """Announce, unless messages of a process that was killed, or of one beside us, still wait: those are worked
         off first, and `reached` announces what they did not name. Else every death would double the queue."""
-        if not self._messages():
+        if not self.messages():
             self.announce()
 
     def take(self, objects: Iterable[ObjectRef]) -> Sequence[bytes]:
@@ -115,13 +115,14 @@ class Goal:
         with self._lock:
             return sum(1 for state in self.before.values() if state in TERMINAL)
 
+    def messages(self) -> int:
+        """How many are in the queue, in any state, as near as the broker can tell."""
+        stats = self._broker.stats(self._queue)
+        return stats.visible + stats.in_flight + stats.delayed
+
     def _send(self, missing: Sequence[ObjectRef]) -> None:
         announce_all(self._broker, self._queue, missing, probe=self._probe)
         self._count(missing)
-
-    def _messages(self) -> int:
-        stats = self._broker.stats(self._queue)
-        return stats.visible + stats.in_flight + stats.delayed
 
     def _count(self, refs: Sequence[ObjectRef]) -> None:
         self._announcements.update(ref.object_id for ref in refs)

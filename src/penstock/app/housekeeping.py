@@ -44,10 +44,10 @@ class Holding(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sweeper:
-    """Frees what the dead held: in the queue, in the ledger where there is one, and on the disk."""
+    """Frees what the dead held: in a queue that knows who holds what, in the ledger where there is one, on the disk."""
 
     processes: ProcessRegistry
-    broker: Holding
+    broker: Holding | Broker
     ledger: "Callable[[], Ledger | None]"  # asked only when somebody is dead
     scratch: Path  # holds a folder for each process
 
@@ -60,7 +60,8 @@ class Sweeper:
                     for pipeline in ledger.pipelines():
                         ledger.abandon_worker(pipeline.id, worker)
                     ledger.abandon_worker_works(worker)
-                self.broker.release_holder(worker)
+                if isinstance(self.broker, Holding):
+                    self.broker.release_holder(worker)
                 shutil.rmtree(self.scratch / worker, ignore_errors=True)
         return len(workers)
 
@@ -105,7 +106,7 @@ class Presence:
 
     def __init__(self, *, settings: Settings, broker: Broker, worker: str, stop: StopSignal, clock: Clock) -> None:
         self._settings = settings
-        self._broker = broker if isinstance(broker, Holding) and not isinstance(broker, MemoryBroker) else None
+        self._broker = None if isinstance(broker, MemoryBroker) else broker
         self._worker = worker
         self._clock = clock
         self._state = Path(settings.state)

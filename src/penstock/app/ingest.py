@@ -1,4 +1,4 @@
-"""The main job: everything a folder holds, once, into a table.
+"""The main job: everything a folder or a prefix in S3 holds, or that a queue announces, once, into a table.
 
 scan -> announce -> worker (claim, Spark, commit, publish, ack) until every scanned object is terminal and published.
 Run again after any death it goes on where the protocol stood; run again after success it finds nothing to do.
@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from penstock.app.goal import Goal
-from penstock.app.ingest_pipeline import IngestPipeline, IngestRequest, check
+from penstock.app.ingest_pipeline import IngestPipeline, IngestRequest, check, queue_of
 from penstock.app.kill import killing_probe
-from penstock.app.places import Places, places, source_folder
-from penstock.app.state import State, check_owner, open_state
+from penstock.app.places import places
+from penstock.app.sources import source_of
+from penstock.app.state import check_owner, open_state
 from penstock.app.tables import Tables
 from penstock.app.tally import Tally
 from penstock.app.watching import Watching
@@ -23,7 +24,7 @@ from penstock.ledger.records import ObjectState
 from penstock.messaging.clock import SystemClock
 from penstock.objects.local import LocalStore
 from penstock.objects.reference import ObjectRef
-from penstock.objects.scanner import Scanner, ScanReport
+from penstock.objects.scanner import ScanReport
 from penstock.objects.watcher import Watcher
 from penstock.pipeline.session import Session
 from penstock.worker.shutdown import StopSignal
@@ -68,10 +69,10 @@ def ingest(
         stop=stop, clock=SystemClock(), bus=Bus(tally, *listeners), probe=killing_probe(request.settings.kill_at)
     )
     began_at = tools.clock.monotonic()
-    where = places(request.table, request.state)
-    source = source_folder(request.source, where)
-    transform = check(request)
-    with open_state(where.state, probe=tools.probe) as state:
+    where = places(request.table, request.state, aws=request.settings.aws)
+    source = source_of(request.source, where)
+    transform = check(request, source)
+    with open_state(where.state, probe=tools.probe) as state, queue_of(request, state, tools) as state:
         state.free_what_the_dead_held()
         check_owner(state.ledger, where)
         state.ledger.ensure_pipeline(where.pipeline)
@@ -86,22 +87,23 @@ def ingest(
             tables=tables,
             tools=tools,
         )
-        goal, scan = _watch(work, spark) if request.watch else _until_done(work, spark)
+        how = _fed if request.queue is not None else _watch if request.watch else _until_done
+        goal, scan = how(work, spark)
         tables.sweep()
         seconds = tools.clock.monotonic() - began_at
-        return _report(where, state, tables, goal, scan, tally, asked_to_stop=stop.requested, seconds=seconds)
+        return _report(work, goal, scan, tally, seconds=seconds)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Scan:
     report: ScanReport | None  # None: stopped before the folder was walked
-    complete: bool  # False: stopped in the middle
+    complete: bool  # False: stopped in the middle, or something is left in the queue
 
 
 def _until_done(work: IngestPipeline, spark: Session | None) -> tuple[Goal, _Scan]:
-    """What the folder holds now, and no more."""
+    """What the source holds now, and no more."""
     stop = work.tools.stop
-    scanner = Scanner(work.source, store=LocalStore(work.source), excluded=_own_folders(work.where))
+    scanner = work.source.scan(own=work.where.own)
     objects: list[ObjectRef] = []
     complete = True
     for chunk in scanner.chunks():
@@ -122,9 +124,9 @@ def _watch(work: IngestPipeline, spark: Session | None) -> tuple[Goal, _Scan]:
     tools, source = work.tools, str(work.source)
     goal = _goal(work, ())
     watcher = Watcher(
-        work.source,
-        store=LocalStore(work.source),
-        excluded=_own_folders(work.where),
+        Path(source),
+        store=LocalStore(source),
+        excluded=[Path(str(own)) for own in work.where.own if isinstance(own, Path) or own.is_local],
         clock=tools.clock,
         tell=lambda sentence: tools.bus.emit(WatchDisturbed(source=source, reason=sentence)),
         settle_seconds=work.request.settle_seconds,
@@ -143,48 +145,50 @@ def _watch(work: IngestPipeline, spark: Session | None) -> tuple[Goal, _Scan]:
     return goal, _Scan(report=watcher.report, complete=watcher.scans > 0)
 
 
+def _fed(work: IngestPipeline, spark: Session | None) -> tuple[Goal, _Scan]:
+    """What a queue announces: all that is in it now or, watching, all that comes."""
+    goal = _goal(work, ())
+    sample = () if work.knows_schema() else next(iter(work.source.scan(own=work.where.own).chunks()), ())
+
+    def until() -> bool:
+        return not work.request.watch and not goal.messages()
+
+    if not until() and not work.tools.stop.requested:
+        work.serve(sample=sample, until=until, spark=spark)
+    return goal, _Scan(report=None, complete=work.request.watch or not goal.messages())
+
+
 def _goal(work: IngestPipeline, objects: Sequence[ObjectRef]) -> Goal:
     return Goal(
         ledger=work.state.ledger,
         broker=work.state.broker,
         pipeline=work.where.pipeline,
-        queue=work.where.queue(work.source),
+        queue=work.queue,
         free_the_dead=work.state.free_what_the_dead_held,
         probe=work.tools.probe,
         objects=objects,
     )
 
 
-def _own_folders(where: Places) -> tuple[Path, ...]:
-    return where.table, where.quarantine, where.state
-
-
-def _report(
-    where: Places,
-    state: State,
-    tables: Tables,
-    goal: Goal,
-    scan: _Scan,
-    tally: Tally,
-    *,
-    asked_to_stop: bool,
-    seconds: float,
-) -> IngestReport:
+def _report(work: IngestPipeline, goal: Goal, scan: _Scan, tally: Tally, *, seconds: float) -> IngestReport:
+    where, tables, ledger = work.where, work.tables, work.state.ledger
     states = goal.states()
     count = Counter(states.values())
     unfinished = count[ObjectState.UNPROCESSED] + count[ObjectState.PROCESSING]
     skipped = sum(1 for before in goal.before.values() if before is ObjectState.PROCESSED)
-    pipeline = state.ledger.pipeline(where.pipeline)
+    if work.request.queue is not None:  # no scan says what there was, so what was done is told
+        count = tally.objects
+    pipeline = ledger.pipeline(where.pipeline)
     ignored = scan.report.ignored if scan.report is not None else {}
     return IngestReport(
-        objects_found=goal.size,
+        objects_found=goal.size or count.total(),
         objects_processed=count[ObjectState.PROCESSED] - skipped,
         objects_skipped=skipped,
         objects_dead=count[ObjectState.DEAD],
         objects_gone=count[ObjectState.GONE],
         objects_superseded=count[ObjectState.SUPERSEDED],
         objects_unfinished=unfinished,
-        objects_new_versions=state.ledger.other_versions(where.pipeline, list(states)),
+        objects_new_versions=ledger.other_versions(where.pipeline, list(states)),
         files_ignored={str(reason): number for reason, number in ignored.items()},
         rows_written=tally.rows,
         lines_quarantined=tally.lines_quarantined,
@@ -194,6 +198,6 @@ def _report(
         table_version=tables.version(),
         quarantine_table=str(where.quarantine) if tables.has_quarantine() else None,
         schema=pipeline.source_schema if pipeline else None,
-        stopped=asked_to_stop and (bool(unfinished) or not scan.complete or tables.unpublished() > 0),
+        stopped=work.tools.stop.requested and (bool(unfinished) or not scan.complete or tables.unpublished() > 0),
         problems=() if scan.report is None else tuple(scan.report.problems),
     )

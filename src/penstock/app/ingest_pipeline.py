@@ -1,19 +1,20 @@
 """The pipeline of `penstock ingest`: what was asked for, checked; its schema; and a worker on its queue."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 
+from penstock.app.backends import has_workers_elsewhere, open_broker
 from penstock.app.loading import import_here
 from penstock.app.places import Places
+from penstock.app.sources import Source
 from penstock.app.spark import Spark
 from penstock.app.state import State
 from penstock.app.tables import Tables
 from penstock.app.wiring import FAULTS_MAX, Blueprint, Numbers, Tools, worker_settings
 from penstock.config import Settings
 from penstock.errors import UsageError
-from penstock.events import SchemaInferred
-from penstock.objects.local import LocalStore
+from penstock.events import LedgerUnshared, SchemaInferred
 from penstock.objects.reference import ObjectRef
 from penstock.pipeline.declaration import Declaration, Transform
 from penstock.pipeline.session import Session, session_is_there
@@ -23,6 +24,7 @@ from penstock.worker.worker import Worker
 
 NO_SESSION_YET = "SESSION_OR_CONTEXT_NOT_EXISTS"  # PySpark's word for it
 SETTLE_SECONDS = 2.0
+QUEUES_AT = "sqs://"  # where a queue is that is named, unless the settings name a broker
 _ANY_SCHEMA = "value STRING"  # to look at the other options where the schema is not known yet
 
 
@@ -42,6 +44,7 @@ class IngestRequest:
     partition_by: tuple[str, ...] = ()
     watch: bool = False  # stay up, and take what comes
     settle_seconds: float = SETTLE_SECONDS  # watching: how long a file has to be unchanged
+    queue: str | None = None  # at the broker of the settings, with notifications of the source; None: look ourselves
     settings: Settings = field(default_factory=Settings)
 
     @property
@@ -63,11 +66,16 @@ class IngestPipeline:
 
     request: IngestRequest
     transform: Transform | None
-    source: Path  # real path
+    source: Source
     where: Places
     state: State
     tables: Tables
     tools: Tools
+
+    @property
+    def queue(self) -> str:
+        """What announces its objects: the one named, or one of its own."""
+        return self.request.queue or self.where.queue(self.source)
 
     def serve(self, *, sample: Sequence[ObjectRef], until: Callable[[], bool], spark: Session | None = None) -> None:
         """Run a worker on the source's queue until ``until`` or a stop. Raises what stopped it.
@@ -90,7 +98,7 @@ class IngestPipeline:
         try:
             session = own.session()
             if not tools.stop.requested:
-                line = blueprint.line(session, queue=self.where.queue(self.source))
+                line = blueprint.line(session, queue=self.queue)
                 Worker(
                     broker=state.broker,
                     lines=[line],
@@ -117,7 +125,7 @@ class IngestPipeline:
         known = ledger.ensure_pipeline(pipeline).source_schema
         if known is not None:
             return known
-        inferred = infer_schema(sample, LocalStore(self.source), self.request.read)
+        inferred = infer_schema(sample, self.source.store, self.request.read)
         self.tools.bus.emit(SchemaInferred(pipeline=pipeline, schema=inferred.ddl, notes=inferred.notes))
         return ledger.remember_source_schema(pipeline, inferred.ddl)
 
@@ -125,16 +133,18 @@ class IngestPipeline:
         where, settings = self.where, self.request.settings
         declaration = Declaration(
             pipeline=where.pipeline,
-            source_root=self.source,
-            table_root=where.table,
-            quarantine_root=where.quarantine,
-            work_root=where.work,
+            source=self.source.address,
+            table=where.table,
+            quarantine=where.quarantine,
+            work=where.work,
+            aws=where.aws,
             read=checked(replace(self.request.read, schema_ddl=schema)),
             transform=self.transform,
             partition_by=self.request.partition_by,
         )
         return Blueprint(
             declaration=declaration,
+            buckets=self.source.buckets,
             numbers=Numbers.of(settings, self.state.broker),
             worker=self.state.worker,
             ledger=self.state.ledger,
@@ -145,8 +155,28 @@ class IngestPipeline:
         )
 
 
-def check(request: IngestRequest) -> Transform | None:
+@contextmanager
+def queue_of(request: IngestRequest, state: State, tools: Tools) -> Iterator[State]:
+    """The state with the broker that holds the queue: its own unless a queue was named.
+
+    That one is in SQS unless the setting broker says otherwise.
+    """
+    if request.queue is None:
+        yield state
+        return
+    settings = request.settings
+    if "broker" not in settings.model_fields_set:
+        settings = settings.model_copy(update={"broker": QUEUES_AT})
+    if has_workers_elsewhere(settings):
+        tools.bus.emit(LedgerUnshared(ledger=str(state.directory), handlers=(f"ingest from {request.queue}",)))
+    with closing(open_broker(settings, holder=state.worker, tell=tools.bus.emit)) as broker:
+        yield replace(state, broker=broker)
+
+
+def check(request: IngestRequest, source: Source) -> Transform | None:
     """Find a user's mistakes before anything is started; answers the transform."""
+    if request.watch and request.queue is None and not source.is_local:
+        raise UsageError(f"{source} cannot be watched; S3 announces its objects to a queue: name it with --queue.")
     csv = request.format == "csv"
     if not csv and (request.delimiter is not None or not request.header):
         raise UsageError(f"--delimiter and --no-header are for --format csv, and the format is {request.format}.")

@@ -1,12 +1,13 @@
-"""An object handler as a service: a folder's files, one call each, by the protocol of pipelines without Spark."""
+"""An object handler as a service: a source's objects, one call each, by the protocol of pipelines without Spark."""
 
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from penstock.app.places import real
 from penstock.app.service import Host, Opened, busy_seconds_max
+from penstock.app.sources import source_at
 from penstock.errors import UsageError
+from penstock.storage.address import is_s3, s3_address
 from penstock.worker.line import Line
 
 
@@ -27,18 +28,17 @@ class ObjectService:
         return name
 
     def open(self, host: Host, *, weight: int) -> Opened:
-        from penstock.objects.local import LocalStore
         from penstock.objects.notification import parse
-        from penstock.objects.reference import LOCAL_BUCKET
         from penstock.pipeline.objects.handler import ObjectHandler, ObjectHandlerTools
 
-        root = real(self.source)
-        if not root.is_dir():
-            raise UsageError(f"The source {root} of the object handler {self.name} is no folder; make it first.")
+        try:
+            source = source_at(self.source, host.settings.aws)
+        except UsageError as error:
+            raise UsageError(f"The object handler {self.name}: {error}") from error
         tools = ObjectHandlerTools(
             ledger=host.ledger(),
-            store=LocalStore(root),
-            parse=partial(parse, buckets_allowed=frozenset({LOCAL_BUCKET})),
+            store=source.store,
+            parse=partial(parse, buckets_allowed=source.buckets),
             worker=host.worker,
             lease_seconds=host.settings.lease_seconds,
             bus=host.bus,
@@ -54,8 +54,10 @@ class ObjectService:
 
 
 def check_source(name: str, source: str) -> None:
-    """Raise `UsageError` for a source that this version cannot read."""
-    if "://" in source and not source.startswith("file://"):
+    """Raise `UsageError` for a source that cannot be one."""
+    if is_s3(source):
+        s3_address(source)
+    elif "://" in source and not source.startswith("file://"):
         raise UsageError(
-            f"The source {source} of the object handler {name} is no local folder; this version reads those."
+            f"The source {source} of the object handler {name} is neither a local folder nor s3://BUCKET/PREFIX."
         )

@@ -1,39 +1,53 @@
-"""Where the parts of a local table and of its state lie."""
+"""Where the parts of a table and of its state lie."""
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from os import PathLike
 from pathlib import Path
 
+from platformdirs import user_state_path
+
+from penstock.config import Settings
 from penstock.errors import UsageError
+from penstock.storage.address import S3Address, is_s3, s3_address
+from penstock.storage.aws import Aws, require_aws
+from penstock.storage.files import Files
+from penstock.storage.local_files import LocalFiles
 
 LEDGER_FILE = "ledger.db"
 LEVELS_BELOW = 3  # how deep tables are looked for below the current folder
+QUARANTINE_SUFFIX = "_quarantine"
 STATE_FOLDER = "_penstock"  # readers of the table do not look into folders whose names begin so
 WORK_FOLDER = "work"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Places:
-    """All paths are real paths."""
+    """A table in a folder or in S3, its quarantine beside it, and a folder of this host. Paths are real paths."""
 
-    table: Path
-    quarantine: Path
+    table: Files
+    quarantine: Files
     state: Path
+    aws: Aws = field(default_factory=Aws)
     name: str | None = None  # of a declared pipeline
 
     @property
     def pipeline(self) -> str:
         """The pipeline's id: the name it was declared with, else the table's canonical address."""
-        return self.name or self.table.as_uri()
+        return self.name or self.table.uri
 
     @property
-    def work(self) -> Path:
+    def work(self) -> Files:
         """Plans and reports of runs; under the table, since executors have to reach it."""
-        return self.table / STATE_FOLDER / WORK_FOLDER
+        return self.table.below(f"{STATE_FOLDER}/{WORK_FOLDER}")
 
-    def queue(self, source: Path) -> str:
+    @property
+    def own(self) -> tuple[Files | Path, ...]:
+        """What Penstock writes itself."""
+        return self.table, self.quarantine, self.state
+
+    def queue(self, source: object) -> str:
         """The queue of one source of this table: another source's worker would not be allowed to read its files."""
         digest = hashlib.sha256(f"{self.pipeline}\n{source}".encode(errors="surrogateescape")).hexdigest()[:8]
         return f"ingest-{digest}"
@@ -47,49 +61,52 @@ def real(path: str | PathLike[str]) -> Path:
         raise UsageError(f"The path {path} leads nowhere: {error}.") from error
 
 
-def places(table: str | PathLike[str], state: str | PathLike[str] | None = None) -> Places:
-    """The places of a table. Raises `UsageError` for an address that is no local path."""
+def places(table: str | PathLike[str], state: str | PathLike[str] | None = None, *, aws: Aws | None = None) -> Places:
+    """The places of a table. Raises `UsageError` for an address that is neither a folder nor in S3."""
+    if is_s3(str(table)):
+        return _places_in_s3(s3_address(str(table)), state, aws or Aws())
     if "://" in str(table) and not str(table).startswith("file://"):
-        raise UsageError(f"{table} is no local path; this version writes tables to local folders.")
+        raise UsageError(f"{table} is neither a local folder nor s3://BUCKET/PREFIX; tables are nowhere else.")
     root = real(table)
     if not root.name:
         raise UsageError(f"The table cannot be {root} itself; give a folder in it.")
     if root.exists() and not root.is_dir():
         raise UsageError(f"The table {root} is a file; give the folder that is to hold the table.")
+    files = LocalFiles(root)
     return Places(
-        table=root,
-        quarantine=root.with_name(f"{root.name}_quarantine"),
+        table=files,
+        quarantine=files.beside(f"{root.name}{QUARANTINE_SUFFIX}"),
         state=real(state) if state is not None else root / STATE_FOLDER,
+        aws=aws or Aws(),
     )
 
 
-def declared_places(name: str, table: str | PathLike[str], *, state: str) -> Places:
+def _places_in_s3(address: S3Address, state: str | PathLike[str] | None, aws: Aws) -> Places:
+    """Its state is in a folder of this user's, named after the table, unless another one is named."""
+    if not address.prefix:
+        raise UsageError(f"The table cannot be the whole bucket {address}; give a prefix in it.")
+    require_aws()
+    from penstock.storage.s3_files import S3Files
+
+    files = S3Files(address, aws)
+    digest = hashlib.sha256(files.uri.encode()).hexdigest()[:8]
+    return Places(
+        table=files,
+        quarantine=files.beside(f"{files.name}{QUARANTINE_SUFFIX}"),
+        state=real(state) if state is not None else user_state_path("penstock") / f"{files.name}-{digest}",
+        aws=aws,
+    )
+
+
+def declared_places(name: str, table: str | PathLike[str], settings: Settings) -> Places:
     """The places of a pipeline that an app declares: the app's state, and a table under the pipeline's name."""
-    return replace(places(table, state), name=name)
+    return replace(places(table, settings.state, aws=settings.aws), name=name)
 
 
-def source_folder(source: str | PathLike[str], where: Places) -> Path:
-    """The real path of the folder to read. Raises `UsageError` where it is none, or one that Penstock writes itself."""
-    if "://" in str(source) and not str(source).startswith("file://"):
-        raise UsageError(f"{source} is no local folder; this version reads local folders.")
-    folder = real(source)
-    if not folder.is_dir():
-        what = "is a file; give the folder it lies in" if folder.exists() else "does not exist; give the folder to read"
-        raise UsageError(f"The source {folder} {what}.")
-    for own in (where.table, where.quarantine, where.state):
-        if folder == own:
-            raise UsageError(
-                f"The source {folder} is a folder that Penstock writes itself; give another table or source."
-            )
-        if own in folder.parents:
-            raise UsageError(f"The source {folder} lies in {own}, which Penstock writes itself; give another folder.")
-    return folder
-
-
-def find_table(table: str | None, state: str | None, *, here: Path) -> Places:
+def find_table(table: str | None, state: str | None, *, here: Path, aws: Aws | None = None) -> Places:
     """The table that an operator's verb means: the one named, else the one here, else the only one below here."""
     if table is not None:
-        found = places(table, state)
+        found = places(table, state, aws=aws)
     else:
         below = tables_here(here, elsewhere=state is not None)
         if len(below) != 1:
@@ -98,7 +115,7 @@ def find_table(table: str | None, state: str | None, *, here: Path) -> Places:
         found = places(below[0], state)
     if (found.state / LEDGER_FILE).is_file():
         return found
-    if _lies_elsewhere(found.table / STATE_FOLDER) and state is None:
+    if state is None and found.table.is_local and _lies_elsewhere(Path(str(found.table)) / STATE_FOLDER):
         raise UsageError(
             f"The table {found.table} has its state elsewhere: for a pipeline of an app give --pipeline NAME in the "
             "app's folder instead of --table; else name the state with --state."

@@ -78,7 +78,7 @@ def find_scope(asked: Asked, *, here: Path) -> Scope:
     Raises `UsageError` where there is neither, or both.
     """
     if asked.means_table:
-        return _of_table(find_table(asked.table, asked.state, here=here), asked.options)
+        return _of_table(find_table(asked.table, asked.state, here=here, aws=load_settings().aws), asked.options)
     if asked.means_app:
         return _of_app(asked)
     tables = tables_here(here)
@@ -104,21 +104,21 @@ def scopes_here(here: Path) -> Sequence[Scope]:
     found: list[Scope] = []
     with suppress(UsageError):  # several tables, or one whose state lies elsewhere
         where = find_table(None, None, here=here)
-        found.append(_of_table(where, options_for(where.table, here=here)))
+        found.append(_of_table(where, options_for(str(where.table), here=here)))
     settings = _settings_here(needed=False)
     if settings is not None and _is_there(settings):
         found.append(Scope(settings=settings))
     return found
 
 
-def options_for(table: Path, *, state: str | None = None, here: Path) -> str:
+def options_for(table: str, *, state: str | None = None, here: Path) -> str:
     """What a hint has to add to a verb, so that it looks at this table: nothing where it does so by itself."""
-    asked = Asked(table=str(table), state=state)
+    asked = Asked(table=table, state=state)
     try:
         where = find_scope(Asked(), here=here).table
     except (UsageError, ConfigurationError):
         return asked.options
-    return "" if state is None and where is not None and where.table == places(table).table else asked.options
+    return "" if state is None and where is not None and str(where.table) == str(places(table).table) else asked.options
 
 
 def _of_table(where: Places, options: str = "") -> Scope:
@@ -155,9 +155,7 @@ def _of_app(asked: Asked) -> Scope:
     return Scope(
         settings=settings,
         pipeline=asked.pipeline,
-        tables={
-            one.name: declared_places(one.name, one.declaration.sink.table, state=settings.state) for one in pipelines
-        },
+        tables={one.name: declared_places(one.name, one.declaration.sink.table, settings) for one in pipelines},
         tableless=frozenset(one.name for one in services if isinstance(one, ObjectService)),
         needs_ledger=any(map(needs_ledger, services)),
         options=asked.options,

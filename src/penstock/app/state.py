@@ -17,6 +17,7 @@ from penstock.app.spark import SPARK_LOG_FILE
 from penstock.brokers.sqlite import SqliteBroker
 from penstock.errors import ConfigurationError
 from penstock.ledger import Ledger
+from penstock.messaging.broker import Broker
 from penstock.messaging.steps import Probe, no_probe
 
 QUEUE_FILE = "queue.db"
@@ -29,7 +30,7 @@ class State:
     directory: Path
     worker: str
     ledger: Ledger
-    broker: SqliteBroker
+    broker: Broker
     processes: ProcessRegistry
 
     @property
@@ -56,7 +57,7 @@ def check_owner(ledger: Ledger, where: Places) -> None:
     is in it already would be added once more.
     """
     known = [pipeline.id for pipeline in ledger.pipelines()]
-    if where.state.parent == where.table and known and where.pipeline not in known:
+    if str(where.state.parent) == str(where.table) and known and where.pipeline not in known:
         raise ConfigurationError(
             f"The state in {where.state} is that of {', '.join(known)}, so the table's folder was moved or copied; "
             f"move it back, or ingest into a new table."

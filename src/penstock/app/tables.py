@@ -116,7 +116,7 @@ class Tables:
             self._ledger,
             pipeline=self._places.pipeline,
             roots=(self._places.table, self._places.quarantine),
-            work_root=self._places.work,
+            work=self._places.work,
             bus=self._bus,
             probe=self._probe,
             dry_run=dry_run,

@@ -3,6 +3,7 @@
 from collections import Counter
 
 from penstock.events import BatchCommitted, Event, ObjectFailed
+from penstock.ledger.records import ObjectState
 
 
 class Tally:
@@ -14,6 +15,13 @@ class Tally:
         self.batches = 0
         self.objects_processed = 0
         self.failed: Counter[str] = Counter()  # objects by outcome: retry, dead, gone, superseded
+
+    @property
+    def objects(self) -> Counter[ObjectState]:
+        """Objects by the terminal state that they came to."""
+        terminal = (ObjectState.DEAD, ObjectState.GONE, ObjectState.SUPERSEDED)
+        ended = {state: self.failed[str(state)] for state in terminal}
+        return Counter({ObjectState.PROCESSED: self.objects_processed, **ended})
 
     def __call__(self, event: Event) -> None:
         match event:

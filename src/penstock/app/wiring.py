@@ -14,7 +14,6 @@ from penstock.messaging.broker import Broker
 from penstock.messaging.clock import Clock
 from penstock.messaging.steps import Probe
 from penstock.objects.notification import parse
-from penstock.objects.reference import LOCAL_BUCKET
 from penstock.pipeline.attempt import AttemptSettings, Surroundings
 from penstock.pipeline.declaration import Declaration
 from penstock.pipeline.handler import PipelineHandler
@@ -76,6 +75,7 @@ class Blueprint:
     """One pipeline with all that it needs but Spark."""
 
     declaration: Declaration
+    buckets: frozenset[str]  # whose notifications it takes
     numbers: Numbers
     worker: str
     ledger: Ledger
@@ -126,7 +126,7 @@ class Blueprint:
         return Surroundings(
             ledger=self.ledger,
             engine=engine,
-            parse=partial(parse, buckets_allowed=frozenset({LOCAL_BUCKET})),
+            parse=partial(parse, buckets_allowed=self.buckets),
             publish=self.publish,
             streak=FailureStreak(faults_max=self.faults_max),
             bus=self.tools.bus,

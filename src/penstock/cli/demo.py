@@ -57,7 +57,7 @@ def demo(
         print(f"{proof.quarantined} lines quarantined of {proof.quarantined_expected} bad ones,", end=" ")
         print(f"{counted(proof.dead, 'object')} dead (the truncated one).")
         print("Proved." if proof.holds else "NOT as it should be: please report this.")
-        _print_next(where.tables.table, where.tables.quarantine, where.logs, data.dead)
+        _print_next(Path(str(where.tables.table)), Path(str(where.tables.quarantine)), where.logs, data.dead)
     # A process that read a table with deltalake now and then aborts while Python is taken down; all is done and said.
     leave_now(0 if proof.holds else FAILED)
 

@@ -15,8 +15,10 @@ SETTLE_SECONDS = 2.0  # as in the request; not imported from there, to keep `--h
 
 
 def ingest(
-    source: Annotated[str, typer.Argument(metavar="SOURCE", help="The folder to read.")],
-    table: Annotated[str, typer.Argument(metavar="TABLE", help="The folder of the Delta table; made if need be.")],
+    source: Annotated[str, typer.Argument(metavar="SOURCE", help="The folder to read, or s3://BUCKET/PREFIX.")],
+    table: Annotated[
+        str, typer.Argument(metavar="TABLE", help="The folder or s3:// prefix of the Delta table; made if need be.")
+    ],
     format_: Annotated[
         str, typer.Option("--format", help="How the files are written: jsonl, csv, text (also .gz, .bz2, .zst).")
     ] = "jsonl",
@@ -43,12 +45,21 @@ def ingest(
     watch: Annotated[
         bool, typer.Option("--watch", help="Stay up and take what comes, until SIGTERM or Ctrl-C.")
     ] = False,
+    queue: Annotated[
+        str | None,
+        typer.Option("--queue", metavar="QUEUE", help="Take what this queue announces (SQS: name, URL or ARN)."),
+    ] = None,
     settle: Annotated[
         float,
         typer.Option("--settle", metavar="SECONDS", min=0.1, help="With --watch: how long a file has to be at rest."),
     ] = SETTLE_SECONDS,
     state: Annotated[
-        str | None, typer.Option("--state", metavar="DIR", help="Where the state lives; default: TABLE/_penstock.")
+        str | None,
+        typer.Option(
+            "--state",
+            metavar="DIR",
+            help="Where the state lives; default: TABLE/_penstock, for a table in S3 a folder of yours.",
+        ),
     ] = None,
     master: Annotated[str | None, typer.Option("--master", help="Where Spark runs; default: local[*].")] = None,
     max_objects: Annotated[
@@ -71,8 +82,10 @@ def ingest(
     Run it again at any time: what is in the table stays as it is, new and changed files are added, and what a killed
     run left half done is finished. Exit code 3: some object is dead. 75: stopped before everything was done. With
     --watch it ends when it is asked to stop: 0 when all that it saw at rest is done then. Its queue and ledger are
-    files beside the table, whatever the settings broker and ledger say; a queue elsewhere is served by a pipeline of an
-    app.
+    files beside the table (for a table in S3 in a folder of this host), whatever the settings broker and ledger say.
+
+    With --queue nothing is looked for: what that queue announces is taken, until it is empty or, with --watch, until
+    the end. It is in SQS unless the setting broker says otherwise.
     """
     from penstock.pipeline.extra import require_spark
 
@@ -91,6 +104,7 @@ def ingest(
         delimiter=delimiter,
         header=not no_header,
         watch=watch,
+        queue=queue,
         settle_seconds=settle,
         schema=schema,
         transform=transform,
@@ -112,7 +126,7 @@ def ingest(
     if json_:
         print_json(dataclasses.asdict(report))
     else:
-        print_report(report, options=options_for(Path(report.table), state=state, here=Path.cwd()))
+        print_report(report, options=options_for(report.table, state=state, here=Path.cwd()))
     stopped = INTERRUPTED if stop.signal_number == signal.SIGINT else TEMPORARY_FAILURE
     if progress.forced:  # something does not end, and waiting for it would outlast the stop timeout
         leave_now(stopped)

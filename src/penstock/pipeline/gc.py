@@ -5,22 +5,20 @@ after. An attempt that is open is not touched, whoever's it is. A slow writer ma
 so every sweep lists again. Nothing else in Penstock deletes data.
 """
 
-import os
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from ulid import ULID
 
-from penstock.errors import TemporaryError
+from penstock.errors import TableError, TemporaryError
 from penstock.events import AttemptAbandoned, Bus
 from penstock.ledger import Ledger
 from penstock.ledger.records import AttemptState
 from penstock.messaging.steps import Probe, Step
 from penstock.pipeline.layout import DATA_FOLDER
 from penstock.sinks.manifest import decode
+from penstock.storage.files import FileInfo, Files
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,23 +28,34 @@ class Collected:
     attempts: int
     files: int
     bytes: int
-    unknown: tuple[Path, ...]  # left alone: not named after an attempt of this pipeline
+    unknown: tuple[str, ...]  # left alone: not named after an attempt of this pipeline
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Folder:
+    """One attempt's folder, below the root that paths in manifests are relative to."""
+
+    root: Files
+    path: str
+
+    def __str__(self) -> str:
+        return f"{self.root}/{self.path}"
 
 
 @dataclass(slots=True, kw_only=True)
 class _Folders:
-    """What lies on disk under one attempt's id."""
+    """What lies under one attempt's id."""
 
-    data: list[tuple[Path, Path]] = field(default_factory=list)  # a table's root, and the attempt's folder in it
-    work: list[Path] = field(default_factory=list)
+    data: list[_Folder] = field(default_factory=list)  # in the tables
+    work: list[_Folder] = field(default_factory=list)
 
 
 def collect(
     ledger: Ledger,
     *,
     pipeline: str,
-    roots: Sequence[Path],
-    work_root: Path,
+    roots: Sequence[Files],
+    work: Files,
     bus: Bus,
     probe: Probe,
     dry_run: bool = False,
@@ -61,7 +70,7 @@ def collect(
     if not dry_run:
         for attempt_id in ledger.abandon_expired(pipeline):
             bus.emit(AttemptAbandoned(pipeline=pipeline, attempt_id=attempt_id, reason="its lease ran out"))
-    found, unknown = _listed(roots, work_root)
+    found, unknown = _listed(roots, work)
     abandoned = found.keys() & set(ledger.abandoned_attempts(pipeline))
     others = [id for id in found if id not in abandoned and (stragglers or found[id].work)]
     rows = {id: ledger.attempt(id) for id in others}
@@ -78,7 +87,7 @@ def collect(
             named=named,
             sure=attempt_id in abandoned,
         )
-    strange = [path for id in others if id not in ours for path in _paths(found[id])] if stragglers else []
+    strange = [str(folder) for id in others if id not in ours for folder in _all(found[id])] if stragglers else []
     return Collected(
         attempts=sweep.attempts,
         files=sweep.files,
@@ -97,68 +106,54 @@ class _Sweep:
         self.files = 0
         self.bytes = 0
 
-    def attempt(
-        self, *, data: Sequence[tuple[Path, Path]], work: Sequence[Path], named: Collection[str], sure: bool
-    ) -> None:
+    def attempt(self, *, data: Sequence[_Folder], work: Sequence[_Folder], named: Collection[str], sure: bool) -> None:
         """Clear one attempt's folders of all files but the named ones. ``sure``: it is abandoned, so all of it goes."""
-        doomed = [path for root, folder in data for path in _files(folder) if _relative(path, root) not in named]
-        doomed += [path for folder in work for path in _files(folder)]
-        if not (doomed or sure or work):
+        doomed = [(folder, _doomed(folder, named)) for folder in data]
+        doomed += [(folder, _doomed(folder, ())) for folder in work]
+        if not (any(files for _, files in doomed) or sure or work):
             return
         self.attempts += 1
         if not self._dry_run:
             self._probe(Step.DELETING)
-        for path in doomed:
-            self._file(path)
+        for folder, files in doomed:
+            self.files += len(files)
+            self.bytes += sum(file.size_bytes for file in files)
+            if not self._dry_run:
+                _delete(folder, files)
         if not self._dry_run:
-            for folder in [*(folder for _, folder in data), *work]:
-                _remove_empty(folder)
             self._probe(Step.DELETED)
 
-    def _file(self, path: Path) -> None:
-        try:
-            size_bytes = path.lstat().st_size
-            if not self._dry_run:
-                path.unlink()
-        except FileNotFoundError:
-            return  # another sweep was faster
-        except OSError as error:
-            raise TemporaryError(f"{path} is garbage and cannot be deleted: {error.strerror}") from error
-        self.files += 1
-        self.bytes += size_bytes
+
+def _delete(folder: _Folder, files: Sequence[FileInfo]) -> None:
+    try:
+        folder.root.delete(file.path for file in files)
+        folder.root.prune(folder.path)
+    except TableError as error:
+        raise TemporaryError(f"{folder} is garbage and cannot be deleted: {error}") from error
 
 
-def _listed(roots: Sequence[Path], work_root: Path) -> tuple[Mapping[str, _Folders], list[Path]]:
+def _doomed(folder: _Folder, named: Collection[str]) -> Sequence[FileInfo]:
+    return [file for file in folder.root.list(folder.path) if file.path not in named]
+
+
+def _listed(roots: Sequence[Files], work: Files) -> tuple[Mapping[str, _Folders], list[str]]:
     """Folders by the attempt they are named after, and what is named otherwise."""
     found: defaultdict[str, _Folders] = defaultdict(_Folders)
-    unknown: list[Path] = []
-    for root in roots:
-        for path, known in _entries(root / DATA_FOLDER):
-            if known:
-                found[path.name].data.append((root, path))
+    unknown: list[str] = []
+    for root, place in [*((root, DATA_FOLDER) for root in roots), (work, "")]:
+        if place and root.stat(place) is not None:  # a file or a link, and no folder of ours
+            unknown.append(f"{root}/{place}")
+            continue
+        for name in root.names(place):
+            path = f"{place}/{name}".strip("/")
+            folder, attempt_id = _Folder(root=root, path=path), name.rstrip("/")
+            if not (name.endswith("/") and is_attempt_id(attempt_id)):
+                unknown.append(str(folder))
+            elif place:
+                found[attempt_id].data.append(folder)
             else:
-                unknown.append(path)
-    for path, known in _entries(work_root):
-        if known:
-            found[path.name].work.append(path)
-        else:
-            unknown.append(path)
+                found[attempt_id].work.append(folder)
     return dict(found), unknown
-
-
-def _entries(folder: Path) -> Iterator[tuple[Path, bool]]:
-    """What lies in a folder, and whether it is a folder named as attempts are. A link is never one."""
-    if folder.is_symlink():
-        yield folder, False
-        return
-    try:
-        with os.scandir(folder) as entries:
-            for entry in entries:
-                yield Path(entry.path), is_attempt_id(entry.name) and entry.is_dir(follow_symlinks=False)
-    except (FileNotFoundError, NotADirectoryError):
-        return
-    except OSError as error:
-        raise TemporaryError(f"{folder} cannot be listed: {error.strerror}") from error
 
 
 def is_attempt_id(name: str) -> bool:
@@ -183,23 +178,5 @@ def _attempt_of(path: str) -> str:
     return path.removeprefix(f"{DATA_FOLDER}/").partition("/")[0]
 
 
-def _paths(folders: _Folders) -> list[Path]:
-    return [*(folder for _, folder in folders.data), *folders.work]
-
-
-def _files(folder: Path) -> Iterator[Path]:
-    """Everything in the folder that is no folder, links to folders included, which are not followed."""
-    for parent, folders, names in os.walk(folder):
-        yield from (Path(parent, name) for name in names)
-        yield from (path for name in folders if (path := Path(parent, name)).is_symlink())
-
-
-def _relative(path: Path, root: Path) -> str:
-    return path.relative_to(root).as_posix()
-
-
-def _remove_empty(folder: Path) -> None:
-    """Remove the folder and those in it, as far as they are empty: a late writer may be putting files back."""
-    for parent, _, _ in os.walk(folder, topdown=False):
-        with suppress(OSError):
-            Path(parent).rmdir()
+def _all(folders: _Folders) -> Sequence[_Folder]:
+    return [*folders.data, *folders.work]

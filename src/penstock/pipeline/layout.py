@@ -1,6 +1,6 @@
 """Where the files of an attempt lie. Attempt ids are ULIDs of our own making, never names from outside."""
 
-from pathlib import Path
+from penstock.storage.files import Files
 
 DATA_FOLDER = "data"  # below a table's root
 
@@ -10,6 +10,6 @@ def run_files(attempt_id: str, run: int) -> str:
     return f"{DATA_FOLDER}/{attempt_id}/r{run}"
 
 
-def run_work(work_root: Path, attempt_id: str, run: int) -> Path:
+def run_work(work: Files, attempt_id: str, run: int) -> Files:
     """Plan and reports of one run."""
-    return work_root / attempt_id / f"r{run}"
+    return work.below(f"{attempt_id}/r{run}")

@@ -26,11 +26,11 @@ from penstock.pipeline.session import cores
 from penstock.pipeline.source.api import ReadPlan, Summary, drain, make_plan, read, summarise
 from penstock.pipeline.stopwatch import Stopwatch
 from penstock.pipeline.table_schema import Agree, Agreement, check_partitions
+from penstock.pipeline.writing import write
 from penstock.sinks.manifest import encode
 from penstock.sinks.parquet import list_files
 
 DRAINS_MAX = 3  # a partition that was read to its end and yet has no report: its task failed
-PLAN_FILE = "plan.json"
 
 F = TypeVar("F")
 T = TypeVar("T")
@@ -54,19 +54,22 @@ class Run:
         self._tools = tools
         self._declaration = tools.declaration
         self._files = run_files(attempt_id, number)
-        self._work = run_work(self._declaration.work_root, attempt_id, number)
+        self._work = run_work(self._declaration.work, attempt_id, number)
         self._plan = self._made_plan(attempt_id, number, objects)
         self._stopwatch = Stopwatch(tools.clock)
-        self._agreement: Agreement | None = None  # set by read_and_write
+        self._agreement: Agreement | None = None  # set by read_and_write, as is the next
+        self._written: Sequence[str] | None = None  # the files that count; None: all that are there
 
     def read_and_write(self) -> Summary:
         """Do the Spark work; afterwards files and reports are there."""
-        self._plan.save(self._plan_path)
+        self._plan.save()
         self._tools.probe(Step.PLANNED)
         with self._stopwatch.stage("read and write"):
-            frame = self._transformed(read(self._tools.spark, self._plan_path))
+            frame = self._transformed(read(self._tools.spark, self._plan))
             self._agreement = self._tools.agree(_columns(frame, self._declaration.partition_by))
-            self._write(frame)
+            self._written = write(
+                frame, self._declaration.table, self._files, partition_by=self._declaration.partition_by
+            )
         self._tools.probe(Step.WRITTEN)
         with self._stopwatch.stage("drain"):
             return self._drained(summarise(self._plan))
@@ -77,10 +80,11 @@ class Run:
         assert agreement is not None, "read_and_write comes first"
         with self._stopwatch.stage("list"):
             files = list_files(
-                self._declaration.table_root,
+                self._declaration.table,
                 self._files,
                 partition_by=self._declaration.partition_by,
                 schema=agreement.schema,
+                names=self._written,
             )
         self._tools.probe(Step.MANIFESTED)
         return RunResult(
@@ -100,10 +104,6 @@ class Run:
         """What is known by place in the plan, by object id."""
         return {self._plan.objects[index].object_id: convert(value) for index, value in found.items()}
 
-    @property
-    def _plan_path(self) -> str:
-        return str(self._work / PLAN_FILE)
-
     def _made_plan(self, attempt_id: str, number: int, objects: Sequence[ObjectRef]) -> ReadPlan:
         return make_plan(
             objects,
@@ -111,9 +111,10 @@ class Run:
             run=number,
             options=self._declaration.read,
             cores=cores(self._tools.spark),
-            roots=[str(self._declaration.source_root)],
-            quarantine_root=str(self._declaration.quarantine_root),
-            work_dir=str(self._work),
+            source=self._declaration.source,
+            aws=self._declaration.aws,
+            quarantine=self._declaration.quarantine,
+            work=self._work,
         )
 
     def _transformed(self, frame: DataFrame) -> DataFrame:
@@ -132,20 +133,12 @@ class Run:
             raise TransformError(f"The transform returned {type(answer).__name__} and not a DataFrame.")
         return answer
 
-    def _write(self, frame: DataFrame) -> None:
-        columns = list(self._declaration.partition_by)
-        target = str(self._declaration.table_root / self._files)
-        if columns:  # gather each partition's rows, or every task writes a crumb into every partition
-            frame.hint("rebalance", *columns).write.partitionBy(*columns).parquet(target)
-        else:
-            frame.write.parquet(target)
-
     def _drained(self, summary: Summary) -> Summary:
         """Partitions that the transform never read, or not to the end, are read once more for their reports."""
         for _ in range(DRAINS_MAX):
             if not summary.missing:
                 return summary
-            drain(self._tools.spark, self._plan_path, summary.missing)
+            drain(self._tools.spark, self._plan, summary.missing)
             summary = summarise(self._plan)
         if summary.missing:
             raise TemporaryError(f"{len(summary.missing)} partitions of a run left no report")

@@ -8,9 +8,10 @@ past, files that are not there, two creators at once) is guarded here.
 
 import errno
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
@@ -21,20 +22,24 @@ from deltalake.transaction import AddAction
 
 from penstock.errors import PublishConflict, PublishHalted, TableError, TemporaryError, UsageError
 from penstock.sinks.delta_features import check_features
-from penstock.sinks.delta_folder import check_free, check_name, check_writable
+from penstock.sinks.delta_folder import LOG_FOLDER, check_free, check_name, check_writable, make_ready
 from penstock.sinks.manifest import DataFile, attempt_token
 from penstock.sinks.parquet import check_partition_types
 from penstock.sinks.reading import TableFile
 from penstock.sinks.schema import additions, canonical
 from penstock.sinks.sink import Append, Position
+from penstock.storage.files import Files
 
+CHECKS_AT_ONCE = 16  # of files in S3
 LOADS_MAX = 2  # a log that is cleaned up while it is read can fail once
+
+_DENIED = re.compile(r"\b(403 Forbidden|AccessDenied)\b")  # of S3, in delta-rs's text
 
 
 class DeltaTableSink:
-    """The Delta table in a local folder, and how far one pipeline is in it."""
+    """The Delta table at a place, and how far one pipeline is in it."""
 
-    def __init__(self, root: Path, *, pipeline: str, partition_by: Sequence[str] | None = ()) -> None:
+    def __init__(self, root: Files, *, pipeline: str, partition_by: Sequence[str] | None = ()) -> None:
         """``partition_by`` None is for looking only: the table may be partitioned in any way."""
         self._root = root
         self._app = f"penstock:{pipeline}"
@@ -42,7 +47,7 @@ class DeltaTableSink:
 
     @property
     def uri(self) -> str:
-        return self._root.as_uri()
+        return self._root.uri
 
     def load(self) -> "LoadedDelta | None":
         """The newest snapshot, or None where there is no table yet.
@@ -81,7 +86,7 @@ class DeltaTableSink:
                 )
         check_partition_types(schema, columns)
         with _committing(self.uri):
-            self._root.mkdir(parents=True, exist_ok=True)
+            make_ready(self._root)
             check_writable(self._root)
             _create(self._root, schema, columns)
 
@@ -97,7 +102,7 @@ class DeltaTableSink:
 class LoadedDelta:
     """One snapshot of a `DeltaTableSink`'s table."""
 
-    def __init__(self, table: DeltaTable, *, root: Path, app: str) -> None:
+    def __init__(self, table: DeltaTable, *, root: Files, app: str) -> None:
         self._table = table
         self._root = root
         self._app = app
@@ -123,12 +128,17 @@ class LoadedDelta:
         document: Mapping[str, Any] = json.loads(self._table.schema().to_json())
         return document
 
+    @property
+    def root(self) -> Files:
+        return self._root
+
     def files(self) -> Sequence[TableFile]:
         """What this snapshot names. The log has paths with escapes, below the root unless they are absolute."""
         actions = pa.table(self._table.get_add_actions(flatten=True)).to_pylist()
         return [
             TableFile(
-                path=str(self._root / unquote(action["path"]).removeprefix("file://")),
+                path=unquote(action["path"]).removeprefix("file://"),
+                size_bytes=action["size_bytes"],
                 partition_values={name: action[f"partition.{name}"] for name in self.partition_by},
             )
             for action in actions
@@ -137,13 +147,13 @@ class LoadedDelta:
     def append(self, append: Append) -> int:
         """Commit files and position as this snapshot's next version, which is answered; see `LoadedTable.append`."""
         check_writable(self._root)
-        for file in append.files:
-            self._check_file(file)
+        with ThreadPoolExecutor(1 if self._root.is_local else CHECKS_AT_ONCE) as pool:
+            list(pool.map(self._check_file, append.files))
         transactions = [
             Transaction(self._app, append.seq),
             Transaction(f"{self._app}:attempt", attempt_token(append.attempt_id)),
         ]
-        with _committing(self._root.as_uri()):
+        with _committing(self._root.uri):
             self._table.create_write_transaction(
                 [_add_action(file) for file in append.files],
                 mode="append",
@@ -156,7 +166,7 @@ class LoadedDelta:
     def add_columns(self, fields: Iterable[pa.Field]) -> None:
         """Add nullable columns as this snapshot's next version."""
         check_writable(self._root)
-        with _committing(self._root.as_uri()):
+        with _committing(self._root.uri):
             self._table.alter.add_columns(
                 Schema.from_arrow(pa.schema(list(fields))).fields,
                 commit_properties=CommitProperties(max_commit_retries=0),
@@ -164,20 +174,17 @@ class LoadedDelta:
 
     def _check_file(self, file: DataFile) -> None:
         """A table that names a missing file cannot be read any more, so look first."""
-        path = self._root / file.path
-        try:
-            size_bytes = path.stat().st_size
-        except FileNotFoundError:
+        path = f"{self._root}/{file.path}"
+        there = self._root.stat(file.path)
+        if there is None:
             raise PublishHalted(
                 f"The file {path} of a committed batch does not exist, so the batch cannot be published; restore it, "
                 f"or the table and its state from one backup."
-            ) from None
-        except OSError as error:
-            raise TemporaryError(f"{path} cannot be looked at: {error.strerror}") from error
-        if size_bytes != file.size_bytes:
+            )
+        if there.size_bytes != file.size_bytes:
             raise PublishHalted(
-                f"The file {path} of a committed batch has {size_bytes} bytes and should have {file.size_bytes}, so "
-                f"the batch cannot be published; restore it from a backup."
+                f"The file {path} of a committed batch has {there.size_bytes} bytes and should have "
+                f"{file.size_bytes}, so the batch cannot be published; restore it from a backup."
             )
         if set(file.partition_values) != set(self.partition_by):
             raise PublishHalted(
@@ -186,7 +193,7 @@ class LoadedDelta:
             )
 
 
-def open_dataset(root: Path) -> Any:
+def open_dataset(root: Files) -> Any:
     """The rows of a Delta table as a `pyarrow.dataset.Dataset`, for reading.
 
     Raises `TableError` where there is none.
@@ -197,7 +204,7 @@ def open_dataset(root: Path) -> Any:
     return table.to_pyarrow_dataset()
 
 
-def _create(root: Path, schema: pa.Schema, partition_by: Sequence[str]) -> None:
+def _create(root: Files, schema: pa.Schema, partition_by: Sequence[str]) -> None:
     """Create the table as version 0 or not at all; that somebody else did is no error.
 
     With retries, a second creator would change the first one's table as its version 1 (measured).
@@ -207,6 +214,7 @@ def _create(root: Path, schema: pa.Schema, partition_by: Sequence[str]) -> None:
             str(root),
             Schema.from_arrow(schema),
             partition_by=list(partition_by),
+            storage_options=dict(root.store_options()),
             commit_properties=CommitProperties(max_commit_retries=0),
         )
     except DeltaError:
@@ -214,16 +222,18 @@ def _create(root: Path, schema: pa.Schema, partition_by: Sequence[str]) -> None:
             raise
 
 
-def _load(root: Path) -> DeltaTable | None:
+def _load(root: Files) -> DeltaTable | None:
     check_name(root)
     for tries_left in reversed(range(LOADS_MAX)):
         try:
-            return DeltaTable(str(root)) if (root / "_delta_log").is_dir() else None
+            if root.is_local and f"{LOG_FOLDER}/" not in root.names():
+                return None
+            return DeltaTable(str(root), storage_options=dict(root.store_options()))
         except TableNotFoundError:
             return None
         except (DeltaError, OSError, ValueError) as error:
             if not tries_left:
-                raise TableError(f"The Delta table {root.as_uri()} cannot be read: {_first_line(error)}") from error
+                raise TableError(f"The Delta table {root.uri} cannot be read: {_first_line(error)}") from error
     raise AssertionError("unreachable")
 
 
@@ -235,7 +245,7 @@ def _committing(where: str) -> Iterator[None]:
     except (DeltaError, OSError, ValueError) as error:
         if _has_errno(error, errno.ENOSPC, errno.EDQUOT):
             raise TemporaryError(f"the disk of the table {where} is full") from error
-        if _has_errno(error, errno.EACCES, errno.EROFS):
+        if _has_errno(error, errno.EACCES, errno.EROFS) or _DENIED.search(str(error)):
             raise TableError(f"The table {where} cannot be written: {_first_line(error)}") from error
         raise PublishConflict(f"{where}: {_first_line(error)}") from error
 

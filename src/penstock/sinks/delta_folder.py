@@ -1,16 +1,18 @@
-"""Which folders may hold a Delta table, looked at before anything is written to one."""
+"""Which places may hold a Delta table, looked at before anything is written to one."""
 
 import os
 import re
 from pathlib import Path
 
-from penstock.errors import TableError
+from penstock.errors import TableError, TemporaryError
+from penstock.storage.files import Files
 
-_OWN_FOLDERS = frozenset({"data", "_penstock"})  # what Penstock itself puts beside a log
+LOG_FOLDER = "_delta_log"
+_OWN_FOLDERS = frozenset({"data/", "_penstock/"})  # what Penstock itself puts beside a log
 _MISREAD = re.compile(r"[\x00-\x1f\x7f\\\ud800-\udfff]|%[0-9A-Fa-f]{2}")
 
 
-def check_name(root: Path) -> None:
+def check_name(root: Files) -> None:
     """Raise `TableError` for a path that deltalake would read as another: with a backslash or an escape in it the log
     would land in another folder (measured: one beside the parent for ``%2e%2e``)."""
     if not _MISREAD.search(str(root)):
@@ -21,27 +23,35 @@ def check_name(root: Path) -> None:
     )
 
 
-def check_free(root: Path) -> None:
+def check_free(root: Files) -> None:
     """Raise `TableError` for a folder that holds something else: were it to become a table, readers of Parquet folders
     would mix the two."""
+    if root.is_local and Path(str(root)).is_file():
+        raise TableError(f"The table {root} is a file; give the folder that is to hold the table.")
     try:
-        names = sorted(path.name for path in root.iterdir())
-    except FileNotFoundError:
-        return
-    except NotADirectoryError:
-        raise TableError(f"The table {root} is a file; give the folder that is to hold the table.") from None
-    except OSError as error:
-        raise TableError(f"The folder {root} cannot be read ({error.strerror}); give another one.") from error
+        names = root.names()
+    except (TableError, TemporaryError) as error:
+        raise TableError(f"The folder {root} cannot be read ({error}); give another one.") from error
     others = [name for name in names if name not in _OWN_FOLDERS and not name.startswith((".", "_"))]
     if others:
         raise TableError(
-            f"The folder {root} is no Delta table and not empty (it holds {others[0]}); give an empty or a new folder."
+            f"The folder {root} is no Delta table and not empty (it holds {others[0].rstrip('/')}); give an empty or a "
+            f"new folder."
         )
 
 
-def check_writable(root: Path) -> None:
-    """Raise `TableError` where the log, or the folder that is to get one, may not be written to."""
-    log = root / "_delta_log"
-    folder = log if log.exists() else root
+def make_ready(root: Files) -> None:
+    """Make the folder; in S3 there is none to make."""
+    if root.is_local:
+        Path(str(root)).mkdir(parents=True, exist_ok=True)
+
+
+def check_writable(root: Files) -> None:
+    """Raise `TableError` where the log, or the folder that is to get one, may not be written to. In S3 nobody can tell
+    without writing."""
+    if not root.is_local:
+        return
+    log = Path(str(root)) / LOG_FOLDER
+    folder = log if log.exists() else log.parent
     if not os.access(folder, os.W_OK | os.X_OK):
-        raise TableError(f"The table {root.as_uri()} cannot be written: no permission for {folder}.")
+        raise TableError(f"The table {root.uri} cannot be written: no permission for {folder}.")

@@ -4,17 +4,25 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from penstock.storage.files import Files
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableFile:
     """One Parquet file that is part of a snapshot."""
 
-    path: str  # absolute, as it is on disk
+    path: str  # relative to the table's root, unless the table's log names a file elsewhere
+    size_bytes: int
     partition_values: Mapping[str, Any]  # typed; the file itself does not have these columns
 
 
 class ReadableTable(Protocol):
     """One snapshot of a table."""
+
+    @property
+    def root(self) -> Files:
+        """Where the table lies."""
+        ...
 
     @property
     def partition_by(self) -> Sequence[str]:

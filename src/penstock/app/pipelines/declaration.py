@@ -10,6 +10,7 @@ from penstock.app.pipelines.published import PublishedBatch
 from penstock.errors import UsageError
 from penstock.handlers.durations import Duration, Size, bytes_of, seconds_of
 from penstock.messaging.queue import Queue
+from penstock.storage.address import is_s3, s3_address
 
 if TYPE_CHECKING:
     from penstock.pipeline.declaration import Frame
@@ -27,10 +28,10 @@ _LOCAL = "file://"
 class ObjectSource:
     """Where a pipeline's objects lie, which queue announces them, and how they are written.
 
-    ``folder`` is a local folder; nothing outside it is read. ``queue`` carries S3's notifications, or those that the
-    watcher, `App.announce` and `Pipeline.run` send. ``format``: jsonl, csv or text, each also compressed with gzip,
-    bzip2 or zstd. ``schema`` is Spark's DDL, such as "id long, ts timestamp"; text needs none. ``delimiter`` and
-    ``header`` are CSV's.
+    ``folder`` is a local folder or s3://BUCKET/PREFIX; nothing outside it is read. ``queue`` carries S3's
+    notifications, or those that the watcher, `App.announce` and `Pipeline.run` send. ``format``: jsonl, csv or text,
+    each also compressed with gzip, bzip2 or zstd. ``schema`` is Spark's DDL, such as "id long, ts timestamp"; text
+    needs none. ``delimiter`` and ``header`` are CSV's.
     """
 
     folder: str | PathLike[str]
@@ -41,7 +42,7 @@ class ObjectSource:
     header: bool = field(default=True, kw_only=True)
 
     def __post_init__(self) -> None:
-        _check_local("source", self.folder)
+        _check_address("source", self.folder)
         if not self.queue:
             raise UsageError(f"The source {self.folder} has no queue; name the one that announces its objects.")
         if self.schema is None and self.format != "text":
@@ -56,13 +57,14 @@ class ObjectSource:
 
 @dataclass(frozen=True, slots=True)
 class DeltaSink:
-    """A Delta table in a local folder, made by the first batch; what cannot be read goes to ``<table>_quarantine``."""
+    """A Delta table in a folder or at s3://BUCKET/PREFIX, made by the first batch; what cannot be read goes to
+    ``<table>_quarantine``."""
 
     table: str | PathLike[str]
     partition_by: Sequence[str] = field(default=(), kw_only=True)
 
     def __post_init__(self) -> None:
-        _check_local("table", self.table)
+        _check_address("table", self.table)
         if isinstance(self.partition_by, str):
             raise UsageError(
                 f"partition_by={self.partition_by!r} is text; write a list of columns: [{self.partition_by!r}]."
@@ -135,9 +137,11 @@ def _check_range(name: str, option: str, given: float | None, least: float, most
         raise UsageError(f"The pipeline {name} has {option}={given}; it has to be between {least} and {most}.")
 
 
-def _check_local(what: str, address: str | PathLike[str]) -> None:
+def _check_address(what: str, address: str | PathLike[str]) -> None:
     text = fspath(address)
     if not text:
-        raise UsageError(f"The {what} has no address; give a folder.")
-    if "://" in text and not text.startswith(_LOCAL):
-        raise UsageError(f"The {what} {text} is no local folder; this version reads and writes local folders.")
+        raise UsageError(f"The {what} has no address; give a folder, or s3://BUCKET/PREFIX.")
+    if is_s3(text):
+        s3_address(text)
+    elif "://" in text and not text.startswith(_LOCAL):
+        raise UsageError(f"The {what} {text} is neither a local folder nor s3://BUCKET/PREFIX.")

@@ -10,6 +10,7 @@ from penstock.app.pipelines.published import PublishedBatch
 from penstock.errors import UsageError
 from penstock.events import Listener
 from penstock.messaging.queue import Queue
+from penstock.storage.aws import Aws
 from penstock.worker.shutdown import StopSignal
 
 if TYPE_CHECKING:
@@ -21,14 +22,14 @@ if TYPE_CHECKING:
 class QuarantineTable:
     """The lines of one pipeline that could not be read."""
 
-    def __init__(self, declaration: PipelineDeclaration) -> None:
-        self._declaration = declaration
+    def __init__(self, pipeline: "Pipeline") -> None:
+        self._pipeline = pipeline
 
     def read(self, spark: "Session") -> "Frame":
         """The quarantined lines now: object, offset, raw bytes, reason. Raises `TableError` while there are none."""
         from penstock.app.pipelines.reading import quarantine_frame
 
-        return quarantine_frame(spark, self._declaration)
+        return quarantine_frame(spark, self._pipeline.declaration, self._pipeline.aws)
 
 
 class Pipeline:
@@ -36,7 +37,7 @@ class Pipeline:
 
     def __init__(self, declaration: PipelineDeclaration) -> None:
         self.declaration = declaration
-        self.quarantine = QuarantineTable(declaration)
+        self.quarantine = QuarantineTable(self)
         self._homes: tuple[Home, ...] = ()  # written while apps are put together
 
     def __repr__(self) -> str:
@@ -46,6 +47,11 @@ class Pipeline:
     def name(self) -> str:
         """Unique in its app; the ledger knows the pipeline by it."""
         return self.declaration.name
+
+    @property
+    def aws(self) -> Aws:
+        """How its app speaks to AWS; without an app, as AWS's own settings say."""
+        return self._homes[0].settings.aws if self._homes else Aws()
 
     @property
     def published(self) -> Queue[PublishedBatch]:
@@ -91,7 +97,7 @@ class Pipeline:
         """The table's rows now, as a DataFrame, without connector jars. Raises `TableError` while there are none."""
         from penstock.app.pipelines.reading import rows_frame
 
-        return rows_frame(spark, self.declaration)
+        return rows_frame(spark, self.declaration, self.aws)
 
     def belongs_to(self, home: Any) -> None:
         """An app has it now."""

@@ -2,12 +2,12 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from penstock.app.pipelines.declaration import ObjectSource, PipelineDeclaration
 from penstock.app.pipelines.published import Herald
-from penstock.app.places import Places, places, source_folder
+from penstock.app.places import Places, declared_places
 from penstock.app.service import Host
+from penstock.app.sources import Source, source_of
 from penstock.app.tables import Tables
 from penstock.app.wiring import Blueprint, Numbers, Tools
 from penstock.pipeline.declaration import Declaration
@@ -19,15 +19,15 @@ from penstock.pipeline.source.options import checked
 class Plan:
     """A pipeline that can be served once there is a session."""
 
-    source: Path  # real path
+    source: Source
     where: Places
     blueprint: Blueprint
 
 
 def plan_of(declaration: PipelineDeclaration, host: Host, *, faults_max: int | None) -> Plan:
     """Raises `UserError` for what a person has to mend: a folder that is not there, a schema that cannot be read."""
-    where = replace(places(declaration.sink.table, host.settings.state), name=declaration.name)
-    source = source_folder(declaration.source.folder, where)
+    where = declared_places(declaration.name, declaration.sink.table, host.settings)
+    source = source_of(declaration.source.folder, where)
     read = read_options(declaration, default_ratio=host.settings.max_quarantine_ratio)
     ledger = host.ledger()
     ledger.ensure_pipeline(where.pipeline)
@@ -35,14 +35,16 @@ def plan_of(declaration: PipelineDeclaration, host: Host, *, faults_max: int | N
     blueprint = Blueprint(
         declaration=Declaration(
             pipeline=where.pipeline,
-            source_root=source,
-            table_root=where.table,
-            quarantine_root=where.quarantine,
-            work_root=where.work,
+            source=source.address,
+            table=where.table,
+            quarantine=where.quarantine,
+            work=where.work,
+            aws=where.aws,
             read=read,
             transform=declaration.transform,
             partition_by=declaration.sink.partition_by,
         ),
+        buckets=source.buckets,
         numbers=_numbers(declaration, host),
         worker=host.worker,
         ledger=ledger,

@@ -7,23 +7,24 @@ from penstock.app.places import places
 from penstock.errors import TableError
 from penstock.pipeline.frames import frame_of
 from penstock.sinks.delta import DeltaTableSink
+from penstock.storage.aws import Aws
 
 if TYPE_CHECKING:
     from penstock.pipeline.declaration import Frame
     from penstock.pipeline.session import Session
 
 
-def rows_frame(spark: "Session", declaration: PipelineDeclaration) -> "Frame":
+def rows_frame(spark: "Session", declaration: PipelineDeclaration, aws: Aws) -> "Frame":
     """Its rows."""
-    where = places(declaration.sink.table)
+    where = places(declaration.sink.table, aws=aws)
     return _frame(
         spark, DeltaTableSink(where.table, pipeline=declaration.name, partition_by=None), "its first batch makes"
     )
 
 
-def quarantine_frame(spark: "Session", declaration: PipelineDeclaration) -> "Frame":
+def quarantine_frame(spark: "Session", declaration: PipelineDeclaration, aws: Aws) -> "Frame":
     """Its quarantine."""
-    where = places(declaration.sink.table)
+    where = places(declaration.sink.table, aws=aws)
     sink = DeltaTableSink(where.quarantine, pipeline=declaration.name, partition_by=None)
     return _frame(spark, sink, "the first line that cannot be read makes")
 

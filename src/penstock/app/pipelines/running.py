@@ -13,8 +13,8 @@ from penstock.app.listeners import guarded
 from penstock.app.pipelines.declaration import PipelineDeclaration
 from penstock.app.pipelines.home import Home
 from penstock.app.pipelines.plan import Plan, plan_of
-from penstock.app.places import source_folder
 from penstock.app.service import Host
+from penstock.app.sources import Scan, source_of
 from penstock.app.spark import app_spark
 from penstock.app.tally import Tally
 from penstock.app.wiring import FAULTS_MAX, worker_settings
@@ -22,8 +22,6 @@ from penstock.errors import UsageError
 from penstock.events import Bus, Listener, SourceScanned
 from penstock.messaging.clock import SystemClock
 from penstock.monitoring.errors import ErrorReporter
-from penstock.objects.local import LocalStore
-from penstock.objects.scanner import Scanner
 from penstock.pipeline.session import Session
 from penstock.worker.shutdown import StopSignal
 from penstock.worker.worker import Worker
@@ -135,11 +133,11 @@ class _Errand:
         self.queue = queue
         self._plan = plan
         self._host = host
-        self._scanner: Scanner | None = None
+        self._scan: Scan | None = None
         self._goal: Goal | None = None
         if source is not None:
-            self._scanner = _scanner(plan, source)
-            objects = [ref for chunk in self._scanner.chunks() for ref in chunk]
+            self._scan = _scan(plan, source)
+            objects = [ref for chunk in self._scan.chunks() for ref in chunk]
             self._goal = Goal(
                 ledger=host.ledger(),
                 broker=host.broker,
@@ -171,7 +169,7 @@ class _Errand:
         """``stopped``: somebody asked for it before we were done."""
         tables, where = self._plan.blueprint.tables, self._plan.where
         left = self._messages()
-        goal, scanned = self._goal, self._scanner.report() if self._scanner is not None else None
+        goal, scanned = self._goal, self._scan.report() if self._scan is not None else None
         unfinished = 0 if goal is None else goal.left()
         return RunReport(
             pipeline=where.pipeline,
@@ -198,12 +196,11 @@ class _Errand:
         return stats.visible + stats.in_flight + stats.delayed
 
 
-def _scanner(plan: Plan, source: str | PathLike[str]) -> Scanner:
-    folder = source_folder(source, plan.where)
-    if folder != plan.source and plan.source not in folder.parents:
+def _scan(plan: Plan, source: str | PathLike[str]) -> Scan:
+    part = source_of(source, plan.where)
+    if not plan.source.holds(part):
         raise UsageError(
-            f"The folder {folder} is not in {plan.source}, which the pipeline {plan.where.pipeline} reads, and its "
-            "workers read nothing else; name that folder, or one in it."
+            f"{part} is not in {plan.source}, which the pipeline {plan.where.pipeline} reads, and its workers read "
+            "nothing else; name that, or something in it."
         )
-    where = plan.where
-    return Scanner(folder, store=LocalStore(plan.source), excluded=(where.table, where.quarantine, where.state))
+    return plan.source.scan(part, own=plan.where.own)

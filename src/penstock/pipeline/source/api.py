@@ -1,11 +1,10 @@
 """What the rest of the pipeline calls: plan, read, drain, summarise. Needs pyspark."""
 
-import os
 from collections.abc import Sequence
 
 from pyspark.sql import DataFrame, SparkSession
 
-from penstock.pipeline.source.datasource import NAME, PARTITIONS, PLAN, PenstockSource
+from penstock.pipeline.source.datasource import NAME, PARTITIONS, PenstockSource, options_of
 from penstock.pipeline.source.ddl import columns_read, format_ddl, parse_ddl
 from penstock.pipeline.source.infer import infer_schema
 from penstock.pipeline.source.options import CsvOptions, ReadOptions
@@ -39,17 +38,17 @@ def register(spark: SparkSession) -> None:
     spark.dataSource.register(PenstockSource)
 
 
-def read(spark: SparkSession, plan_path: str | os.PathLike[str]) -> DataFrame:
-    """The rows of a stored plan, typed, with ``_object`` and ``_offset`` where the plan wants them. Lazy."""
-    return spark.read.format(NAME).option(PLAN, os.fspath(plan_path)).load()
+def read(spark: SparkSession, plan: ReadPlan) -> DataFrame:
+    """The rows of a saved plan, typed, with ``_object`` and ``_offset`` where the plan wants them. Lazy."""
+    return spark.read.format(NAME).options(**options_of(plan)).load()
 
 
-def drain(spark: SparkSession, plan_path: str | os.PathLike[str], partitions: Sequence[int]) -> None:
+def drain(spark: SparkSession, plan: ReadPlan, partitions: Sequence[int]) -> None:
     """Read some partitions to their end for their reports and quarantine alone. Blocks."""
     if not partitions:
         return
     numbers = ",".join(str(partition) for partition in partitions)
-    source = spark.read.format(NAME).option(PLAN, os.fspath(plan_path)).option(PARTITIONS, numbers)
+    source = spark.read.format(NAME).options(**options_of(plan)).option(PARTITIONS, numbers)
     source.load().write.format("noop").mode("append").save()
 
 

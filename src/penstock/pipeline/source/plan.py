@@ -7,11 +7,9 @@ are cut into pieces of bytes, compressed ones stay whole. A piece owns the lines
 
 import heapq
 import json
-import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 from urllib.parse import quote_from_bytes, unquote_to_bytes
 
@@ -19,11 +17,15 @@ from penstock.objects.reference import ObjectRef, decode_key
 from penstock.pipeline.layout import run_files
 from penstock.pipeline.source.inflate import codec_of
 from penstock.pipeline.source.options import FORMATS, CsvOptions, ReadOptions, checked
+from penstock.storage.aws import Aws
+from penstock.storage.files import Files
+from penstock.storage.roots import files_at
 
 __all__ = ["FORMATS", "CsvOptions", "Piece", "ReadOptions", "ReadPlan", "make_plan"]
 
 _MIB = 1 << 20
-_VERSION = 2
+_VERSION = 3
+PLAN_FILE = "plan.json"
 
 # What an object costs beyond its bytes, and what a compressed byte costs, in bytes of plain lines.
 _OBJECT_COST_BYTES = 64 << 10
@@ -51,35 +53,29 @@ class ReadPlan:
     options: ReadOptions
     objects: Sequence[ObjectRef]
     partitions: Sequence[Sequence[Piece]]
-    roots: Sequence[str]  # of the local store; may hold surrogate escapes
-    quarantine_root: str
-    work_dir: str
+    source: str  # see `store_at`
+    aws: Aws
+    quarantine: Files  # the table's root
+    work: Files  # the run's own folder
 
     @property
-    def reports_dir(self) -> Path:
+    def reports(self) -> Files:
         """Where the reader leaves its reports."""
-        return Path(self.work_dir) / "reports"
+        return self.work.below("reports")
 
     @property
     def quarantine_dir(self) -> str:
         """Where the run's quarantine files are, relative to the quarantine table's root, with "/" between the parts."""
         return run_files(self.attempt_id, self.run)
 
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the plan; afterwards the file is there whole, or was never there."""
-        target = Path(path)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        half = target.with_name(f".{target.name}.{os.getpid()}")
-        with half.open("w", encoding="utf-8") as file:
-            file.write(json.dumps(_to_json(self), separators=(",", ":")))
-            file.flush()
-            os.fsync(file.fileno())
-        half.replace(target)
+    def save(self) -> None:
+        """Write the plan into its work folder; afterwards it is there whole, or was never there."""
+        self.work.write(PLAN_FILE, json.dumps(_to_json(self), separators=(",", ":")).encode())
 
     @staticmethod
-    def load(path: str | os.PathLike[str]) -> "ReadPlan":
+    def load(work: Files) -> "ReadPlan":
         """Read what `save` wrote."""
-        return _from_json(json.loads(Path(path).read_text(encoding="utf-8")))
+        return _from_json(json.loads(work.read(PLAN_FILE)))
 
 
 def make_plan(
@@ -89,9 +85,10 @@ def make_plan(
     run: int,
     options: ReadOptions,
     cores: int,
-    roots: Sequence[str],
-    quarantine_root: str,
-    work_dir: str,
+    source: str,
+    aws: Aws,
+    quarantine: Files,
+    work: Files,
 ) -> ReadPlan:
     """Cut the objects into partitions of about equal cost, a few a core. Raises `UsageError` for format and schema."""
     return ReadPlan(
@@ -100,9 +97,10 @@ def make_plan(
         options=checked(options),
         objects=tuple(objects),
         partitions=_partitions(objects, cores),
-        roots=tuple(roots),
-        quarantine_root=quarantine_root,
-        work_dir=work_dir,
+        source=source,
+        aws=aws,
+        quarantine=quarantine,
+        work=work,
     )
 
 
@@ -154,15 +152,17 @@ def _to_json(plan: ReadPlan) -> dict[str, Any]:
             for ref in plan.objects
         ],
         "partitions": [[[piece.object, piece.start, piece.stop] for piece in part] for part in plan.partitions],
-        "roots": [_percent(root) for root in plan.roots],
-        "quarantine_root": _percent(plan.quarantine_root),
-        "work_dir": _percent(plan.work_dir),
+        "source": _percent(plan.source),
+        "aws": asdict(plan.aws),
+        "quarantine": _percent(str(plan.quarantine)),
+        "work": _percent(str(plan.work)),
     }
 
 
 def _from_json(values: dict[str, Any]) -> ReadPlan:
     if values["version"] != _VERSION:
         raise ValueError(f"a plan of version {values['version']}; this is version {_VERSION}")
+    aws = Aws(**values["aws"])
     return ReadPlan(
         attempt_id=values["attempt_id"],
         run=values["run"],
@@ -172,9 +172,10 @@ def _from_json(values: dict[str, Any]) -> ReadPlan:
             tuple(Piece(object=index, start=start, stop=stop) for index, start, stop in part)
             for part in values["partitions"]
         ),
-        roots=tuple(_unpercent(root) for root in values["roots"]),
-        quarantine_root=_unpercent(values["quarantine_root"]),
-        work_dir=_unpercent(values["work_dir"]),
+        source=_unpercent(values["source"]),
+        aws=aws,
+        quarantine=files_at(_unpercent(values["quarantine"]), aws),
+        work=files_at(_unpercent(values["work"]), aws),
     )
 
 

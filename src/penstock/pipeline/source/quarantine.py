@@ -1,12 +1,14 @@
 """The quarantine's rows, and the files the reader writes them to."""
 
-from pathlib import Path
+from contextlib import ExitStack, suppress
 from typing import Any
 from uuid import uuid4
 
 import pyarrow as pa
 
+from penstock.errors import TemporaryError
 from penstock.sinks.manifest import DataFile
+from penstock.storage.files import Files
 
 QUARANTINE_SCHEMA = pa.schema(
     [
@@ -21,17 +23,22 @@ _BUFFERED_BYTES_MAX = 16 << 20
 _BUFFERED_LINES_MAX = 50_000
 
 
+class _Abandoned(Exception):
+    """Ends the writing of a file that is not to be."""
+
+
 class QuarantineFile:
     """Bad lines of one partition, on their way into one Parquet file. No line, no file."""
 
-    def __init__(self, root: str, directory: str, partition: int) -> None:
-        self._root = Path(root)
+    def __init__(self, root: Files, directory: str, partition: int) -> None:
+        self._root = root
         self._path = f"{directory}/part-{partition:05}-{uuid4().hex}.parquet"
         self._buffered: list[tuple[str, int, bytes, str, str]] = []
         self._buffered_bytes = 0
         self._rows = 0
         self._offsets: tuple[int, int] | None = None  # least and greatest
         self._writer: Any = None  # a ParquetWriter, once there is a line
+        self._output = ExitStack()  # what it writes to
 
     def add(self, uri: str, offset: int, raw: bytes, reason: str, detail: str) -> None:
         """One bad line."""
@@ -48,13 +55,16 @@ class QuarantineFile:
         if self._writer is None or self._offsets is None:
             return None
         self._writer.close()
-        status = (self._root / self._path).stat()
+        self._output.close()
+        written = self._root.stat(self._path)
+        if written is None:
+            raise TemporaryError(f"{self._root}/{self._path} was written and is not there")
         least, greatest = self._offsets
         return DataFile(
             path=self._path,
-            size_bytes=status.st_size,
+            size_bytes=written.size_bytes,
             rows=self._rows,
-            modified_at=status.st_mtime,
+            modified_at=written.modified_at,
             statistics={
                 "minValues": {"offset": least},
                 "maxValues": {"offset": greatest},
@@ -65,8 +75,9 @@ class QuarantineFile:
     def abandon(self) -> None:
         """Drop a file nobody will name."""
         if self._writer is not None:
-            self._writer.close()
-            (self._root / self._path).unlink(missing_ok=True)
+            with suppress(_Abandoned), self._output:
+                self._writer.close()
+                raise _Abandoned
 
     def _flush(self) -> None:
         if not self._buffered:
@@ -83,7 +94,6 @@ class QuarantineFile:
         if self._writer is None:
             import pyarrow.parquet as pq  # most partitions have no bad line, and executors should start quickly
 
-            target = self._root / self._path
-            target.parent.mkdir(parents=True, exist_ok=True)
-            self._writer = pq.ParquetWriter(target, QUARANTINE_SCHEMA)
+            output = self._output.enter_context(self._root.open_output(self._path))
+            self._writer = pq.ParquetWriter(output, QUARANTINE_SCHEMA)
         return self._writer

@@ -24,6 +24,7 @@ from penstock.pipeline.source.options import ReadOptions
 from penstock.pipeline.source.plan import Piece, ReadPlan
 from penstock.pipeline.source.quarantine import QuarantineFile
 from penstock.pipeline.source.report import FailureKind, ObjectFailure, PieceReading, ReadingId, Report
+from penstock.storage.files import Files
 
 _URI_BYTES_MAX = 64 << 20  # of the _object column of one batch: uris may be longer than lines
 
@@ -35,9 +36,9 @@ class PartitionTask:
     partition: int
     pieces: Sequence[tuple[ObjectRef, Piece]]
     options: ReadOptions
-    quarantine_root: str
+    quarantine: Files
     quarantine_dir: str
-    reports_dir: str
+    reports: Files
     drain: bool = False
 
 
@@ -47,9 +48,9 @@ def partition_task(plan: ReadPlan, partition: int, *, drain: bool = False) -> Pa
         partition=partition,
         pieces=tuple((plan.objects[piece.object], piece) for piece in plan.partitions[partition]),
         options=plan.options,
-        quarantine_root=plan.quarantine_root,
+        quarantine=plan.quarantine,
         quarantine_dir=plan.quarantine_dir,
-        reports_dir=str(plan.reports_dir),
+        reports=plan.reports,
         drain=drain,
     )
 
@@ -59,7 +60,7 @@ def read_partition(task: PartitionTask, store: ObjectStore, reading: ReadingId) 
 
     An iterator closed early leaves neither. Raises `TemporaryError` when the machine has a fault that is no object's.
     """
-    quarantine = QuarantineFile(task.quarantine_root, task.quarantine_dir, task.partition)
+    quarantine = QuarantineFile(task.quarantine, task.quarantine_dir, task.partition)
     scan = _Scan(task, store, quarantine)
     told = False
     try:

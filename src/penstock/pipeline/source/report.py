@@ -7,18 +7,20 @@ leaves the mark alone.
 
 import json
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
-from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
 from penstock.errors import ObjectError, ObjectGone, ObjectSuperseded
 from penstock.pipeline.source.plan import Piece
 from penstock.sinks.manifest import DataFile
+from penstock.storage.files import Files
 
 _BEGUN = ".begun"
 _REPORT = ".json"
+READS_AT_ONCE = 16  # from S3
 
 
 class FailureKind(StrEnum):
@@ -82,40 +84,35 @@ class PartitionReadings:
 class ReadingId:
     """The name of one reading, and its files."""
 
-    directory: Path
+    files: Files  # where the run's reports lie
     partition: int
     token: str = field(default_factory=lambda: uuid4().hex)
 
     def mark_begun(self) -> None:
         """Say that rows may leave from now on."""
-        self.directory.mkdir(parents=True, exist_ok=True)
-        self._path(_BEGUN).touch()
+        self.files.write(self._path(_BEGUN), b"")
 
     def write(self, report: Report) -> None:
         """Leave the report: whole, or not at all."""
-        self.directory.mkdir(parents=True, exist_ok=True)
-        half = self.directory / f".{self._path(_REPORT).name}"
-        with half.open("w", encoding="utf-8") as file:
-            file.write(json.dumps(asdict(report), separators=(",", ":")))
-        half.replace(self._path(_REPORT))
+        self.files.write(self._path(_REPORT), json.dumps(asdict(report), separators=(",", ":")).encode())
 
-    def _path(self, suffix: str) -> Path:
-        return self.directory / f"p{self.partition:05}-{self.token}{suffix}"
+    def _path(self, suffix: str) -> str:
+        return f"p{self.partition:05}-{self.token}{suffix}"
 
 
-def load_readings(directory: Path) -> Mapping[int, PartitionReadings]:
+def load_readings(files: Files) -> Mapping[int, PartitionReadings]:
     """Partition to its readings; partitions nobody began are missing."""
-    names = sorted(path.name for path in directory.iterdir()) if directory.is_dir() else []
+    names = [name for name in files.names() if not name.startswith(".")]  # the others are half written
+    told = [name for name in names if name.endswith(_REPORT)]
+    with ThreadPoolExecutor(1 if files.is_local else READS_AT_ONCE) as pool:
+        texts = dict(zip(told, pool.map(files.read, told), strict=True))
     reports: dict[int, list[Report]] = {}
     unfinished: dict[int, int] = {}
-    finished = {name.removesuffix(_REPORT) for name in names if name.endswith(_REPORT)}
+    finished = {name.removesuffix(_REPORT) for name in told}
     for name in names:
-        if name.startswith("."):
-            continue  # a report half written
         partition = int(name[1:].partition("-")[0])
         if name.endswith(_REPORT):
-            report = _report(json.loads((directory / name).read_text(encoding="utf-8")))
-            reports.setdefault(partition, []).append(report)
+            reports.setdefault(partition, []).append(_report(json.loads(texts[name])))
         elif name.removesuffix(_BEGUN) not in finished:
             unfinished[partition] = unfinished.get(partition, 0) + 1
     return {

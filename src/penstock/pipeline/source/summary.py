@@ -57,7 +57,7 @@ class Summary:
 
 def summarise(plan: ReadPlan) -> Summary:
     """Read the reports of a plan's run and decide; may be asked again after a drain run."""
-    known = load_readings(plan.reports_dir)
+    known = load_readings(plan.reports)
     found = [known.get(partition, PartitionReadings()) for partition in range(len(plan.partitions))]
     chosen = [readings.reports[0] for readings in found if readings.reports]
     missing = tuple(partition for partition, readings in enumerate(found) if not readings.reports)

@@ -1,0 +1,186 @@
+"""Writes a DataFrame's rows as Parquet from Spark's executors, through Arrow, to places that the JVM has no way to.
+
+A Python stage behind the transform: every task streams its batches into files of its own and answers with their paths,
+so that only files of tasks that succeeded count. What failed and repeated tasks leave behind nobody names.
+
+Types and folders are those of Spark's own writer. Measured: two to three times its processor time.
+"""
+
+import itertools
+import re
+import uuid
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from operator import itemgetter
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from pyspark import __version__ as spark_version
+from pyspark.sql import Column, DataFrame, functions
+
+from penstock.errors import TableError, TemporaryError, TransformError
+from penstock.pipeline.arrow_types import arrow_schema
+from penstock.sinks.parquet import NULL_PARTITION
+from penstock.storage.files import Files
+
+ROW_GROUP_BYTES = 128 << 20  # in memory: what a task holds before it writes
+FILE_BYTES = 256 << 20  # a file that has as much is followed by another
+
+_ANSWER = pa.schema([("path", pa.string()), ("fault", pa.string()), ("reason", pa.string())])
+_ANSWER_DDL = "path string, fault string, reason string"
+_FAULTS = {fault.__name__: fault for fault in (TemporaryError, TableError)}  # of the store: no row is to blame
+
+# What Spark's ExternalCatalogUtils escapes; and NUL, which no writer of Spark's gets as far as a name.
+_ESCAPED = re.compile(r"[\x00-\x1f\x7f\"#%'*/:=?\\{\[\]^]")
+# By it Spark knows that old dates are of the calendar that all others use, too.
+_METADATA = {"org.apache.spark.version": spark_version}
+
+
+def write_parquet(
+    frame: DataFrame,
+    files: Files,
+    directory: str,
+    *,
+    partition_by: Sequence[str],
+    row_group_bytes: int = ROW_GROUP_BYTES,
+    file_bytes: int = FILE_BYTES,
+) -> Sequence[str]:
+    """Write all rows below ``directory``; the paths of the files, relative to the root. Blocks, as a Spark job does.
+
+    Raises what Spark raises of the frame, `TransformError` where partition columns are all there is, and what
+    ``files`` raises in the executors.
+    """
+    stored = [name for name in frame.columns if name not in partition_by]
+    if not stored:
+        raise TransformError(f"All columns are partition columns ({', '.join(partition_by)}), and files need another.")
+    task = _Task(
+        files=files,
+        directory=directory,
+        schema=arrow_schema(frame.select(*map(_column, stored)).schema).with_metadata(_METADATA),
+        partition_by=tuple(partition_by),
+        row_group_bytes=row_group_bytes,
+        file_bytes=file_bytes,
+    )
+    answers = _arranged(frame, stored, partition_by).mapInArrow(task.answers, _ANSWER_DDL).collect()
+    for answer in answers:
+        if answer.fault is not None:
+            raise _FAULTS[answer.fault](answer.reason)
+    return [answer.path for answer in answers]
+
+
+def _arranged(frame: DataFrame, stored: Sequence[str], partition_by: Sequence[str]) -> DataFrame:
+    """Partition columns last and as the text that Spark makes of them. Their rows are gathered, or every task would
+    write a crumb into every partition, and sorted, so that a task has one file open at a time."""
+    if not partition_by:
+        return frame
+    texts = [functions.coalesce(_column(name).cast("string"), functions.lit("")).alias(name) for name in partition_by]
+    gathered = frame.hint("rebalance", *map(_column, partition_by))
+    return gathered.select(*map(_column, stored), *texts).sortWithinPartitions(*map(_column, partition_by))
+
+
+def _column(name: str) -> Column:
+    return functions.col("`" + name.replace("`", "``") + "`")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Task:
+    """What every task does. Travels to the executors."""
+
+    files: Files
+    directory: str
+    schema: pa.Schema  # of the files
+    partition_by: tuple[str, ...]
+    row_group_bytes: int
+    file_bytes: int
+
+    def answers(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """One row a file that is there. A fault of the store is a row as well: raised here, it would reach the driver
+        as text among Spark's, where it looks like a fault of the rows."""
+        try:
+            for path in self._written(batches):
+                yield _answer(path=path)
+        except tuple(_FAULTS.values()) as error:
+            fault = next(name for name, kind in _FAULTS.items() if isinstance(error, kind))
+            yield _answer(fault=fault, reason=str(error))
+
+    def _written(self, batches: Iterable[pa.RecordBatch]) -> Iterator[str]:
+        for folder, pieces in itertools.groupby(self._pieces(batches), key=itemgetter(0)):
+            yield from self._files_of(folder, (rows for _, rows in pieces))
+
+    def _pieces(self, batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[str, pa.RecordBatch]]:
+        """The rows, as they are stored, cut where another folder begins."""
+        width = len(self.schema)
+        for batch in batches:
+            rows = batch.select(list(range(width))).cast(self.schema)
+            keys = batch.columns[width:]
+            for start, end in itertools.pairwise(_bounds(keys, batch.num_rows)):
+                values = [key[start].as_py() for key in keys]
+                yield self._folder(values), rows.slice(start, end - start)
+
+    def _folder(self, values: Sequence[str]) -> str:
+        names = (partition_folder(name, value) for name, value in zip(self.partition_by, values, strict=True))
+        return "/".join([self.directory, *names])
+
+    def _files_of(self, folder: str, pieces: Iterator[pa.RecordBatch]) -> Iterator[str]:
+        groups = self._row_groups(pieces)
+        for first in groups:
+            path = f"{folder}/part-{uuid.uuid4()}.snappy.parquet"  # another one in every attempt of a task
+            self._write_file(path, itertools.chain([first], groups))
+            yield path
+
+    def _write_file(self, path: str, groups: Iterator[pa.Table]) -> None:
+        """Takes from the row groups until the file is large enough."""
+        with self.files.open_output(path) as file:
+            sink = pa.PythonFile(file, mode="w")  # never closed: the file is not ours to close
+            with self._writer(sink) as writer:
+                for group in groups:
+                    writer.write_table(group, row_group_size=group.num_rows)
+                    if sink.tell() >= self.file_bytes:
+                        break
+
+    def _writer(self, sink: pa.NativeFile) -> pq.ParquetWriter:
+        """As Spark's own: decimals as integers where they fit, and an index of pages, by which its readers skip."""
+        return pq.ParquetWriter(
+            sink,
+            self.schema,
+            compression="snappy",
+            store_schema=False,
+            store_decimal_as_integer=True,
+            write_page_index=True,
+        )
+
+    def _row_groups(self, pieces: Iterator[pa.RecordBatch]) -> Iterator[pa.Table]:
+        gathered: list[pa.RecordBatch] = []
+        gathered_bytes = 0
+        for piece in pieces:
+            gathered.append(piece)
+            gathered_bytes += piece.nbytes
+            if gathered_bytes >= self.row_group_bytes:
+                yield pa.Table.from_batches(gathered, self.schema)
+                gathered, gathered_bytes = [], 0
+        if gathered:
+            yield pa.Table.from_batches(gathered, self.schema)
+
+
+def partition_folder(column: str, value: str) -> str:
+    """The folder of a partition, as Hive and Spark name it; "" is null."""
+    return f"{_escaped(column)}={_escaped(value) or NULL_PARTITION}"
+
+
+def _escaped(text: str) -> str:
+    return _ESCAPED.sub(lambda match: f"%{ord(match[0]):02X}", text)
+
+
+def _bounds(keys: Sequence[pa.Array], rows: int) -> Sequence[int]:
+    """Where runs of equal keys begin, and where the last one ends."""
+    if not rows:
+        return []
+    changes = [pc.not_equal(key[1:], key[:-1]) for key in keys]
+    inner = pc.indices_nonzero(reduce(pc.or_, changes)).to_pylist() if changes else []
+    return [0, *(before + 1 for before in inner), rows]
+
+
+def _answer(*, path: str | None = None, fault: str | None = None, reason: str | None = None) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pylist([{"path": path, "fault": fault, "reason": reason}], schema=_ANSWER)
