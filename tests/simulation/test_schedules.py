@@ -1,5 +1,6 @@
 """Twenty thousand schedules over the real protocol code, each of them different, none of them with a violation.
 
+A plain run plays the first 4,800 of them, the long matrix (``make test-slow``) the others.
 A failure names its seed; ``python -m tests.simulation.replay SEED`` plays that schedule again and tells what happened.
 """
 
@@ -15,6 +16,7 @@ from penstock.errors import PublishHalted
 from penstock.messaging.steps import Step
 
 CHUNKS, CHUNK = 50, 400  # 20,000 schedules, in pieces that can be spread over processes
+SHORT = 12  # of the chunks
 HONEST = Sabotage()
 
 
@@ -25,7 +27,10 @@ def theatre(tmp_path: Path) -> Iterator[Theatre]:
     theatre.close()
 
 
-@pytest.mark.parametrize("chunk", range(CHUNKS))
+@pytest.mark.parametrize(
+    "chunk",
+    [pytest.param(chunk, marks=() if chunk < SHORT else pytest.mark.slow) for chunk in range(CHUNKS)],
+)
 def test_no_schedule_breaks_the_promise(theatre: Theatre, chunk: int) -> None:
     played = 0
     for seed in range(chunk * CHUNK, (chunk + 1) * CHUNK):
