@@ -1,4 +1,4 @@
-"""`penstock init`: files to start from, none of them ever overwritten."""
+"""`penstock init`: files to start from, none of them ever overwritten unless that is asked for."""
 
 import json
 import textwrap
@@ -16,6 +16,7 @@ WIDTH = 110
 TEMPLATES = "starter"  # beside this file
 GITIGNORE = ".gitignore"
 IGNORED = ".penstock/\n"  # the state: queue, ledger, locks
+AWS = "for AWS"  # the options' panel
 
 HEAD = """\
 # Settings of Penstock. Everything here is commented out and shows the default.
@@ -25,31 +26,48 @@ HEAD = """\
 # `penstock config show` tells which value holds, and why. Passwords belong into the environment or the secrets folder.
 """
 
+Folder = Annotated[
+    str | None,
+    typer.Argument(metavar="[DIR]", help="Where to; default: here, and with --aws the folder aws. Made if need be."),
+]
+Aws = Annotated[
+    bool,
+    typer.Option("--aws", help="Write Terraform instead: a queue, its dead letters, a bucket's notifications, rights."),
+]
+Queue = Annotated[str | None, typer.Option(help="The queue's name.", rich_help_panel=AWS)]
+Bucket = Annotated[str | None, typer.Option(help="The bucket whose new objects are announced.", rich_help_panel=AWS)]
+Prefix = Annotated[
+    list[str] | None, typer.Option(help="Only those below; may be given several times.", rich_help_panel=AWS)
+]
+Table = Annotated[str | None, typer.Option(help="s3://BUCKET/PREFIX that workers write.", rich_help_panel=AWS)]
+Force = Annotated[bool, typer.Option("--force", help="Overwrite files that are there.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Print what would be written, and write nothing.")]
+
 
 def init(
-    folder: Annotated[str, typer.Argument(metavar="[DIR]", help="Where to; default: here. Made if need be.")] = ".",
+    folder: Folder = None,
+    aws: Aws = False,
+    queue: Queue = None,
+    bucket: Bucket = None,
+    prefix: Prefix = None,
+    table: Table = None,
+    force: Force = False,
+    dry_run: DryRun = False,
     json_: Json = False,
 ) -> None:
-    """Write a commented penstock.toml, an app.py to start from, a test of it, and a .gitignore unless there is one.
-    Nothing is ever overwritten."""
-    from penstock.config import SETTINGS_FILE
-
-    starter = files("penstock.cli") / TEMPLATES
-    contents = {
-        SETTINGS_FILE: settings_file(),
-        "app.py": (starter / "app.py.txt").read_text(encoding="utf-8"),
-        "test_app.py": (starter / "test_app.py.txt").read_text(encoding="utf-8"),
-    }
-    if not (Path(folder) / GITIGNORE).exists():  # a repository that has one keeps it
-        contents[GITIGNORE] = IGNORED
-    written = _write(Path(folder), contents)
-    if json_:
-        print_json({"written": [str(path) for path in written]})
-        return
-    for path in written:
-        print(printable(str(path)))
-    there = "" if folder == "." else f"cd {folder} && "
-    talk(printable(f'Next: {there}penstock send greetings --body \'{{"name": "Ada"}}\' && penstock worker app:app'))
+    """Write a commented penstock.toml, an app.py to start from, a test of it, and a .gitignore unless there is one; or
+    Terraform for AWS. Nothing is overwritten without --force."""
+    if not aws and any(given is not None for given in (queue, bucket, prefix, table)):
+        raise UsageError("--queue, --bucket, --prefix and --table are those of --aws; give it, or leave them out.")
+    where = Path(folder or ("aws" if aws else "."))
+    contents = _terraform(queue, bucket, prefix or [], table) if aws else _app(where)
+    paths = {where / name: text for name, text in contents.items()}
+    _check_free(paths, force=force)
+    if not dry_run:
+        _write(where, paths, force=force)
+    _tell(paths, dry_run=dry_run, json_=json_)
+    if not dry_run and not json_:
+        _say_next(where, aws=aws)
 
 
 def settings_file() -> str:
@@ -70,19 +88,65 @@ def _toml(value: Any) -> str:
     return "..." if value is None else json.dumps(value, ensure_ascii=False)
 
 
-def _write(folder: Path, contents: Mapping[str, str]) -> list[Path]:
-    """All of them, or none where one is in the way."""
-    paths = {folder / name: text for name, text in contents.items()}
+def _app(where: Path) -> Mapping[str, str]:
+    from penstock.config import SETTINGS_FILE
+
+    starter = files("penstock.cli") / TEMPLATES
+    contents = {
+        SETTINGS_FILE: settings_file(),
+        "app.py": (starter / "app.py.txt").read_text(encoding="utf-8"),
+        "test_app.py": (starter / "test_app.py.txt").read_text(encoding="utf-8"),
+    }
+    if not (where / GITIGNORE).exists():  # a repository that has one keeps it
+        contents[GITIGNORE] = IGNORED
+    return contents
+
+
+def _terraform(queue: str | None, bucket: str | None, prefixes: list[str], table: str | None) -> Mapping[str, str]:
+    from penstock.cli.aws_files import aws_files, wanted
+    from penstock.config import load_settings
+
+    names = wanted(queue=queue, bucket=bucket, prefixes=prefixes, table=table)
+    return aws_files(names, load_settings())
+
+
+def _check_free(paths: Mapping[Path, str], *, force: bool) -> None:
+    """All of them are written, or none where one is in the way."""
     for path in paths:
-        if path.exists() or path.is_symlink():
+        there = path.exists() or path.is_symlink()
+        if there and not (force and (path.is_file() or path.is_symlink())):
             raise UsageError(
-                f"{path} is there already, and nothing is overwritten; move it away or name another folder."
+                f"{path} is there already, and nothing is overwritten"
+                f"{' but files' if force else ' without --force'}; move it away or name another folder."
             )
+
+
+def _write(where: Path, paths: Mapping[Path, str], *, force: bool) -> None:
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        where.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UsageError(f"The folder {folder} cannot be made: {error.strerror}.") from error
+        raise UsageError(f"The folder {where} cannot be made: {error.strerror}.") from error
     for path, text in paths.items():
+        if force:
+            path.unlink(missing_ok=True)  # a link is replaced, and what it leads to stays
         with path.open("x", encoding="utf-8") as file:
             file.write(text)
-    return list(paths)
+
+
+def _tell(paths: Mapping[Path, str], *, dry_run: bool, json_: bool) -> None:
+    if json_:
+        texts = {str(path): text for path, text in paths.items()}
+        print_json({"written": [], "would_write": texts} if dry_run else {"written": list(texts)})
+        return
+    for path, text in paths.items():
+        print(printable(f"# {path}" if dry_run else str(path)))
+        if dry_run:
+            print(text)
+
+
+def _say_next(where: Path, *, aws: bool) -> None:
+    there = "" if where == Path() else f"cd {where} && "
+    if aws:
+        talk(printable(f"Next: {there}terraform init && terraform plan; its worker_environment is for the workers."))
+        return
+    talk(printable(f'Next: {there}penstock send greetings --body \'{{"name": "Ada"}}\' && penstock worker app:app'))

@@ -1,0 +1,124 @@
+variable "region" {
+  description = "AWS's region; null: the one of your environment."
+  type        = string
+  default     = null
+}
+
+variable "tags" {
+  description = "Tags for everything made here."
+  type        = map(string)
+  default     = {}
+}
+
+variable "queue" {
+  description = "The queue that workers serve; <queue>-dlq and <queue>-dead are for its dead letters."
+  type        = string
+  default     = "penstock"
+
+  validation {
+    condition     = can(regex("^[A-Za-z0-9_-]{1,75}$", var.queue))
+    error_message = "Up to 75 letters, digits, hyphens and underscores; S3 cannot send to a FIFO queue."
+  }
+}
+
+variable "bucket" {
+  description = "The bucket, there already, whose new objects are announced; null: a queue without a bucket."
+  type        = string
+  default     = null
+}
+
+variable "prefixes" {
+  description = "Below which prefixes of the bucket: each ends in a slash, none begins with another; \"\": the whole bucket."
+  type        = list(string)
+  default     = [""]
+
+  validation {
+    condition     = alltrue([for prefix in var.prefixes : can(regex("^([A-Za-z0-9!_.'()-]+/)*$", prefix))])
+    error_message = "Letters, digits, ! - _ . ' ( ) and slashes, one at the end: S3 wants all else encoded."
+  }
+}
+
+variable "manage_notification" {
+  description = "Set the bucket's notifications? That REPLACES all it has: say false where it has others, and add to those."
+  type        = bool
+  default     = true
+}
+
+variable "table" {
+  description = "Where in S3 the table lies that workers write; its quarantine lies beside it. Null: no table in S3."
+  type = object({
+    bucket = string
+    prefix = string
+  })
+  default = null
+
+  validation {
+    condition     = var.table == null ? true : can(regex("^[A-Za-z0-9!_.'()-]+(/[A-Za-z0-9!_.'()-]+)*$", var.table.prefix))
+    error_message = "The prefix is made of letters, digits and ! - _ . ' ( ), with slashes between its parts."
+  }
+}
+
+variable "kms_keys" {
+  description = "ARNs of the KMS keys that the objects, or the table, are encrypted with; none for SSE-S3."
+  type        = list(string)
+  default     = []
+}
+
+variable "max_attempts" {
+  description = "Penstock's setting max_attempts, or the largest of your handlers: after so many a message is a dead letter."
+  type        = number
+  default     = 4
+}
+
+variable "give_backs" {
+  description = "How often a stop or a deploy may give a message back beside that: SQS counts each as a receive."
+  type        = number
+  default     = 16
+
+  validation {
+    condition     = var.give_backs >= 3
+    error_message = "At least 3: else a few deploys in a row make dead letters of messages that nothing is wrong with."
+  }
+}
+
+variable "lease_seconds" {
+  description = "Penstock's setting lease_seconds. Workers give it with each receive; the queue's own is for all who do not."
+  type        = number
+  default     = 60
+}
+
+variable "stop_timeout_seconds" {
+  description = "Penstock's setting stop_timeout_seconds: the stopTimeout of the ECS task."
+  type        = number
+  default     = 30
+}
+
+variable "retention_seconds" {
+  description = "How long a message may wait in the queue."
+  type        = number
+  default     = 345600 # 4 days
+}
+
+variable "dead_letter_retention_seconds" {
+  description = "How long in the two others, counted from the sending and not from the death: so it has to be longer."
+  type        = number
+  default     = 1209600 # 14 days, the most there is
+}
+
+variable "worker_roles" {
+  description = "Names of roles (of ECS tasks, of instances) that get the worker's policy."
+  type        = set(string)
+  default     = []
+}
+
+variable "sender_roles" {
+  description = "Names of roles that get the sender's policy."
+  type        = set(string)
+  default     = []
+}
+
+variable "replay_principals" {
+  description = "ARNs of who may take on the role that sends dead letters back; empty: whoever this account lets."
+  type        = list(string)
+  default     = []
+}

@@ -1,0 +1,142 @@
+"""`penstock init --aws`: names that AWS takes, and files that are overwritten only where that is asked for."""
+
+import json
+from pathlib import Path
+
+import pytest
+from tests.cli.conftest import Call
+
+from penstock.cli.aws_files import TEMPLATES, VALUES
+
+USAGE = 2
+FILES = {*TEMPLATES, VALUES}
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def values(folder: Path) -> dict[str, object]:
+    found: dict[str, object] = json.loads((folder / VALUES).read_text())
+    return found
+
+
+def test_the_files_are_written_with_the_names_and_the_settings(
+    penstock: Call, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PENSTOCK_MAX_ATTEMPTS", "6")
+    said = penstock("init", "--aws", "--queue", "orders", "--bucket", "shop-landing", "--prefix", "a", "--prefix", "b/")
+    assert said.exit_code == 0, said.err
+    assert {path.name for path in here.iterdir()} == {"aws"}
+    assert {path.name for path in (here / "aws").iterdir()} == FILES
+    assert set(said.out.splitlines()) == {f"aws/{name}" for name in FILES}
+    assert "cd aws && terraform init" in said.err
+    found = values(here / "aws")
+    assert (found["queue"], found["bucket"], found["prefixes"]) == ("orders", "shop-landing", ["a/", "b/"])
+    assert (found["max_attempts"], found["lease_seconds"], found["stop_timeout_seconds"]) == (6, 60.0, 30.0)
+
+
+def test_another_folder_and_no_names(penstock: Call, here: Path) -> None:
+    assert set(penstock("init", "infra/q", "--aws", "--json").document["written"]) == {f"infra/q/{n}" for n in FILES}
+    assert not {"queue", "bucket", "prefixes", "table"} & set(values(here / "infra/q"))
+
+
+def test_a_dry_run_prints_and_writes_nothing(penstock: Call, here: Path) -> None:
+    said = penstock("init", "--aws", "--queue", "orders", "--dry-run")
+    assert said.exit_code == 0
+    assert "# aws/queues.tf\n" in said.out
+    assert '"queue": "orders"' in said.out
+    document = penstock("init", "--aws", "--dry-run", "--json").document
+    assert (document["written"], set(document["would_write"])) == ([], {f"aws/{name}" for name in FILES})
+    assert set(penstock("init", "--dry-run", "--json").document["would_write"]) >= {"penstock.toml", "app.py"}
+    assert list(here.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["queues.tf", VALUES])
+def test_nothing_is_overwritten_without_force(penstock: Call, here: Path, name: str) -> None:
+    (here / "aws").mkdir()
+    (here / "aws" / name).write_text("mine")
+    (here / "aws" / "other.tf").write_text("mine, too")
+    for more in ((), ("--dry-run",)):
+        said = penstock("init", "--aws", *more)
+        assert (said.exit_code, said.out) == (USAGE, "")
+        assert f"aws/{name} is there already, and nothing is overwritten without --force" in said.err
+    assert {path.name for path in (here / "aws").iterdir()} == {name, "other.tf"}
+    assert penstock("init", "--aws", "--force").exit_code == 0
+    assert (here / "aws" / name).read_text() != "mine"
+    assert (here / "aws" / "other.tf").read_text() == "mine, too"
+
+
+def test_force_replaces_a_link_and_leaves_what_it_leads_to(penstock: Call, here: Path) -> None:
+    (here / "elsewhere").write_text("mine")
+    (here / "aws").mkdir()
+    (here / "aws" / "queues.tf").symlink_to(here / "elsewhere")
+    assert penstock("init", "--aws", "--force").exit_code == 0
+    assert (here / "elsewhere").read_text() == "mine"
+    assert "aws_sqs_queue" in (here / "aws" / "queues.tf").read_text()
+
+
+def test_force_takes_no_folder_for_a_file(penstock: Call, here: Path) -> None:
+    (here / "aws" / "queues.tf").mkdir(parents=True)
+    said = penstock("init", "--aws", "--force")
+    assert said.exit_code == USAGE
+    assert "aws/queues.tf is there already, and nothing is overwritten but files" in said.err
+
+
+def test_force_writes_the_app_anew(penstock: Call, here: Path) -> None:
+    (here / "app.py").write_text("mine")
+    assert penstock("init", "--force").exit_code == 0
+    assert (here / "app.py").read_text() != "mine"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--queue", "orders.fifo"], "a FIFO queue, to which S3 sends nothing"),
+        (["--queue", "ord ers"], "up to 75 letters"),
+        (["--queue", "q" * 76], "up to 75 letters"),
+        (["--queue", ""], "up to 75 letters"),
+        (["--bucket", "Shop"], "3 to 63 lowercase letters"),
+        (["--bucket", "ab"], "3 to 63 lowercase letters"),
+        (["--bucket", "a..b"], "3 to 63 lowercase letters"),
+        (["--bucket", "10.0.0.1"], "3 to 63 lowercase letters"),
+        (["--bucket", "-abc"], "3 to 63 lowercase letters"),
+        (["--bucket", 'abc"\n'], "3 to 63 lowercase letters"),
+        (["--bucket", "s3://shop/landing"], "--bucket shop, and --prefix for the rest"),
+        (["--prefix", "a"], "The prefix a has no bucket"),
+        (["--bucket", "shop", "--prefix", "a*"], "IAM reads * as anything"),
+        (["--bucket", "shop", "--prefix", "a//b"], "does not fit"),
+        (["--bucket", "shop", "--prefix", "${var.x}"], "does not fit"),
+        (["--bucket", "shop", "--prefix", "a b"], "does not fit"),
+        (["--bucket", "shop", "--prefix", "a/b", "--prefix", "a"], "a/ and a/b/ overlap"),
+        (["--bucket", "shop", "--prefix", "a", "--prefix", "a/"], "a/ and a/ overlap"),
+        (["--bucket", "shop", "--prefix", "/", "--prefix", "a"], "(all) and a/ overlap"),
+        (["--table", "lake/clicks"], "write s3://BUCKET/PREFIX"),
+        (["--table", "s3://lake"], "a whole bucket"),
+        (["--table", "s3://lake/a b"], "does not fit"),
+        (["--bucket", "shop", "--table", "s3://shop/clicks"], "announced as new objects"),
+        (["--bucket", "shop", "--prefix", "t", "--table", "s3://shop/t/clicks"], "announced as new objects"),
+        (["--bucket", "shop", "--prefix", "t/clicks/in", "--table", "s3://shop/t/clicks"], "announced as new objects"),
+        (["--bucket", "shop", "--prefix", "t_quarantine", "--table", "s3://shop/t"], "announced as new objects"),
+    ],
+)
+def test_a_name_that_does_not_fit_is_one_sentence(penstock: Call, here: Path, arguments: list[str], words: str) -> None:
+    said = penstock("init", "--aws", *arguments)
+    assert (said.exit_code, said.out) == (USAGE, "")
+    assert words in said.err
+    assert list(here.iterdir()) == []
+
+
+def test_a_table_beside_the_prefix_in_one_bucket(penstock: Call, here: Path) -> None:
+    assert penstock("init", "--aws", "--bucket", "shop", "--prefix", "t", "--table", "s3://shop/tables").exit_code == 0
+    assert values(here / "aws")["table"] == {"bucket": "shop", "prefix": "tables"}
+
+
+@pytest.mark.parametrize("option", ["--queue", "--bucket", "--prefix", "--table"])
+def test_names_without_aws_are_a_slip(penstock: Call, here: Path, option: str) -> None:
+    said = penstock("init", option, "")
+    assert said.exit_code == USAGE
+    assert "are those of --aws" in said.err
+    assert list(here.iterdir()) == []

@@ -1,0 +1,285 @@
+"""The Terraform of `penstock init --aws`: it parses, gives nobody more than they need, and its numbers fit together.
+
+Where a `terraform` is installed it is asked, too, for what it can say without AWS's provider.
+"""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import hcl2
+import pytest
+from hcl2 import SerializationOptions
+
+from penstock.cli.aws_files import TEMPLATES, VALUES, Wanted, aws_files, wanted
+from penstock.config import Settings
+
+STARTER = Path(__file__).parents[2] / "src/penstock/cli/starter/aws"
+SOURCE, DLQ, DEAD = (f"${{aws_sqs_queue.{name}.arn}}" for name in ("source", "dlq", "dead"))
+TERRAFORM_SECONDS = 60.0
+RECEIVES_LIMIT = 1_000  # SQS's own
+RETENTION_LIMIT_SECONDS = 14 * 86_400  # as above
+TAKE = {
+    "sqs:ChangeMessageVisibility",
+    "sqs:DeleteMessage",
+    "sqs:GetQueueAttributes",
+    "sqs:GetQueueUrl",
+    "sqs:ReceiveMessage",
+}
+SEND = {"sqs:GetQueueAttributes", "sqs:GetQueueUrl", "sqs:SendMessage"}
+
+
+def parsed(name: str) -> dict[str, Any]:
+    options = SerializationOptions(strip_string_quotes=True, explicit_blocks=False, with_comments=False)
+    found: dict[str, Any] = hcl2.loads((STARTER / name).read_text(encoding="utf-8"), serialization_options=options)
+    return found
+
+
+def blocks(kind: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """All blocks of a kind in all files: their labels with dots between them, and what they hold."""
+    for name in TEMPLATES:
+        for block in parsed(name).get(kind, []):
+            for first, inner in block.items():
+                if kind in ("resource", "data"):
+                    yield from ((f"{first}.{second}", body) for second, body in inner.items())
+                else:
+                    yield first, inner
+
+
+def resource(name: str) -> dict[str, Any]:
+    return dict(blocks("resource"))[name]
+
+
+def variable(name: str) -> Any:
+    return dict(blocks("variable"))[name]["default"]
+
+
+def statements(document: str) -> dict[str, dict[str, Any]]:
+    """Of a policy, by their ids; those that depend on variables, too."""
+    body = dict(blocks("data"))[f"aws_iam_policy_document.{document}"]
+    dynamic = [content for one in body.get("dynamic", []) for content in one["statement"]["content"]]
+    return {one["sid"]: one for one in (*body["statement"], *dynamic)}
+
+
+def granted(document: str) -> dict[str, tuple[set[str], Any]]:
+    return {sid: (set(one["actions"]), one["resources"]) for sid, one in statements(document).items()}
+
+
+def test_every_file_is_written() -> None:
+    assert {path.name for path in STARTER.iterdir()} == set(TEMPLATES)
+
+
+def test_everything_that_is_referred_to_is_there() -> None:
+    text = "\n".join((STARTER / name).read_text(encoding="utf-8") for name in TEMPLATES)
+    code = "\n".join(line.partition("#")[0] for line in text.splitlines())
+    assert set(re.findall(r"\bvar\.(\w+)", code)) == {name for name, _ in blocks("variable")}
+    local = {name for file in TEMPLATES for block in parsed(file).get("locals", []) for name in block}
+    assert set(re.findall(r"\blocal\.(\w+)", code)) == local
+    resources = {name for name, _ in blocks("resource")}
+    assert set(re.findall(r"(?<!data\.)\b(aws_\w+\.\w+)", code)) <= resources
+    assert set(re.findall(r"\bdata\.(aws_\w+\.\w+)", code)) == {name for name, _ in blocks("data")}
+
+
+def test_the_worker_may_do_its_work_and_no_more() -> None:
+    objects = '${[for prefix in var.prefixes : "${statement.value}/${prefix}*"]}'
+    table = '${[for prefix in local.table_prefixes : "${statement.value}/${prefix}*"]}'
+    assert granted("worker") == {
+        "Work": (TAKE, [SOURCE]),
+        "DeadLetters": (SEND, [DLQ]),
+        "ReadObjects": ({"s3:GetObject", "s3:GetObjectVersion"}, objects),
+        "ListObjects": ({"s3:ListBucket", "s3:ListBucketVersions"}, ["${statement.value}"]),
+        "WriteTable": ({"s3:AbortMultipartUpload", "s3:DeleteObject", "s3:GetObject", "s3:PutObject"}, table),
+        "ListTable": ({"s3:ListBucket"}, ["${statement.value}"]),
+        "Keys": ({"kms:Decrypt", "kms:GenerateDataKey"}, "${statement.value}"),
+    }
+
+
+@pytest.mark.parametrize(("sid", "prefixes"), [("ListObjects", "var.prefixes"), ("ListTable", "local.table_prefixes")])
+def test_a_bucket_is_listed_below_its_prefixes_alone(sid: str, prefixes: str) -> None:
+    (condition,) = statements("worker")[sid]["condition"]
+    assert (condition["test"], condition["variable"]) == ("StringLike", "s3:prefix")
+    assert condition["values"] == f'${{[for prefix in {prefixes} : "${{prefix}}*"]}}'
+
+
+def test_a_sender_may_send() -> None:
+    assert granted("sender") == {"Send": (SEND, [SOURCE])}
+
+
+def test_replay_is_a_role_of_its_own_and_the_only_one_that_reads_dead_letters() -> None:
+    assert granted("replay") == {"TakeLetters": (TAKE, [DLQ, DEAD]), "SendLetters": (SEND, [SOURCE, DEAD])}
+    assert resource("aws_iam_role_policy.replay")["role"] == "${aws_iam_role.replay.id}"
+    for document in ("worker", "sender"):
+        for actions, resources in granted(document).values():
+            assert "sqs:ReceiveMessage" not in actions or resources == [SOURCE]
+    (trust,) = statements("replay_trust").values()
+    (principals,) = trust["principals"]
+    assert principals["type"] == "AWS"
+    assert "*" not in str(principals["identifiers"])
+
+
+@pytest.mark.parametrize("document", ["worker", "sender", "replay", "replay_trust", "bucket_sends"])
+def test_no_policy_has_a_wildcard_for_a_resource_or_an_action(document: str) -> None:
+    for sid, one in statements(document).items():
+        assert one.get("effect", "Allow") == "Allow"
+        assert not [action for action in one["actions"] if "*" in action], sid
+        if document != "replay_trust":
+            assert one["resources"] not in ("*", ["*"]), sid
+
+
+def test_only_this_bucket_of_this_account_may_send() -> None:
+    (one,) = statements("bucket_sends").values()
+    assert (one["actions"], one["resources"]) == (["sqs:SendMessage"], [SOURCE])
+    assert one["principals"] == [{"type": "Service", "identifiers": ["s3.amazonaws.com"]}]
+    assert one["condition"] == [
+        {"test": "ArnEquals", "variable": "aws:SourceArn", "values": ["${local.bucket_arn}"]},
+        {
+            "test": "StringEquals",
+            "variable": "aws:SourceAccount",
+            "values": ["${data.aws_caller_identity.current.account_id}"],
+        },
+    ]
+
+
+def test_the_bucket_announces_new_objects_below_each_prefix_once_the_queue_takes_them() -> None:
+    made = resource("aws_s3_bucket_notification.created")
+    (dynamic,) = made["dynamic"]
+    (content,) = dynamic["queue"]["content"]
+    assert dynamic["queue"]["for_each"] == "${toset(var.prefixes)}"
+    assert content == {"queue_arn": SOURCE, "events": ["s3:ObjectCreated:*"], "filter_prefix": "${queue.value}"}
+    assert made["depends_on"] == ["${aws_sqs_queue_policy.bucket_sends}"]
+    assert "var.manage_notification" in made["count"]
+
+
+@pytest.mark.parametrize("name", ["source", "dlq", "dead"])
+def test_every_queue_is_encrypted_and_polled_long(name: str) -> None:
+    queue = resource(f"aws_sqs_queue.{name}")
+    assert queue["sqs_managed_sse_enabled"] is True
+    assert queue["receive_wait_time_seconds"] == 20
+    assert queue["visibility_timeout_seconds"] == "${ceil(var.lease_seconds)}"
+    assert queue["name"] == ("${var.queue}" if name == "source" else f"${{var.queue}}-{name}")
+
+
+def test_dead_letters_are_kept_for_longer_than_messages() -> None:
+    assert resource("aws_sqs_queue.source")["message_retention_seconds"] == "${var.retention_seconds}"
+    for name in ("dlq", "dead"):
+        kept = resource(f"aws_sqs_queue.{name}")["message_retention_seconds"]
+        assert kept == "${var.dead_letter_retention_seconds}"
+    assert variable("retention_seconds") < variable("dead_letter_retention_seconds") == RETENTION_LIMIT_SECONDS
+    conditions = [one["condition"] for one in resource("aws_sqs_queue.source")["lifecycle"][0]["precondition"]]
+    assert "${var.dead_letter_retention_seconds > var.retention_seconds}" in conditions
+
+
+def test_receives_leave_room_for_attempts_and_deploys_and_the_first_tier_for_all_of_them() -> None:
+    (local,) = parsed("queues.tf")["locals"]
+    assert local["max_receive_count"] == "${var.max_attempts + var.give_backs}"
+    assert variable("give_backs") >= 3
+    assert local["dead_letter_max_receive_count"] == RECEIVES_LIMIT
+    assert variable("max_attempts") == Settings.model_fields["max_attempts"].default
+    assert variable("max_attempts") + variable("give_backs") < RECEIVES_LIMIT / 10
+    for queue, next_one, count in (
+        ("source", "dlq", "local.max_receive_count"),
+        ("dlq", "dead", "local.dead_letter_max_receive_count"),
+    ):
+        policy = resource(f"aws_sqs_queue.{queue}")["redrive_policy"]
+        assert f"deadLetterTargetArn = aws_sqs_queue.{next_one}.arn" in policy
+        assert re.search(rf"maxReceiveCount\s*= {count}", policy), policy
+    assert "redrive_policy" not in resource("aws_sqs_queue.dead")
+
+
+@pytest.mark.parametrize(("queue", "letters_of"), [("dlq", "source"), ("dead", "dlq")])
+def test_no_other_queue_may_leave_its_dead_letters_there(queue: str, letters_of: str) -> None:
+    allowed = resource(f"aws_sqs_queue_redrive_allow_policy.{queue}")
+    assert allowed["queue_url"] == f"${{aws_sqs_queue.{queue}.id}}"
+    assert "byQueue" in allowed["redrive_allow_policy"]
+    assert f"[aws_sqs_queue.{letters_of}.arn]" in allowed["redrive_allow_policy"]
+
+
+def test_the_values_are_what_was_named_and_the_settings() -> None:
+    names = wanted(queue="orders", bucket="landing-zone", prefixes=["clicks", "/a/b/"], table="s3://lake/t/clicks/")
+    settings = Settings.model_construct(max_attempts=7, lease_seconds=45.0, stop_timeout_seconds=120.0)
+    assert json.loads(aws_files(names, settings)[VALUES]) == {
+        "queue": "orders",
+        "bucket": "landing-zone",
+        "prefixes": ["clicks/", "a/b/"],
+        "table": {"bucket": "lake", "prefix": "t/clicks"},
+        "max_attempts": 7,
+        "lease_seconds": 45.0,
+        "stop_timeout_seconds": 120.0,
+    }
+
+
+@pytest.mark.parametrize("names", [Wanted(queue="q", bucket="b-b", prefixes=("a/",), table=None)])
+def test_every_value_has_a_variable(names: Wanted) -> None:
+    settings = Settings.model_construct(aws_region="eu-west-1")
+    values = json.loads(aws_files(names, settings)[VALUES])
+    assert values["region"] == "eu-west-1"
+    assert set(values) <= {name for name, _ in blocks("variable")}
+
+
+@pytest.fixture
+def terraform(tmp_path: Path) -> Path:
+    """A folder with the variables, the numbers and nothing that needs a provider."""
+    if shutil.which("terraform") is None:
+        pytest.skip("not applicable: there is no terraform here, and the files are checked without it")
+    shutil.copy(STARTER / "variables.tf", tmp_path)
+    numbers = re.search(r"^locals \{.*?^\}", (STARTER / "queues.tf").read_text(), re.DOTALL | re.MULTILINE)
+    assert numbers is not None
+    (tmp_path / "numbers.tf").write_text(numbers.group())
+    return tmp_path
+
+
+def ask(folder: Path, *arguments: str, say: str = "") -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        ["terraform", f"-chdir={folder}", *arguments],
+        input=say,
+        env={**os.environ, "CHECKPOINT_DISABLE": "1", "TF_CLI_CONFIG_FILE": os.devnull},
+        capture_output=True,
+        text=True,
+        timeout=TERRAFORM_SECONDS,
+        check=False,
+    )
+
+
+def test_terraform_reads_the_files_and_finds_them_well_laid_out(terraform: Path) -> None:
+    for name in TEMPLATES:
+        shutil.copy(STARTER / name, terraform)
+    (terraform / "numbers.tf").unlink()
+    said = ask(terraform, "fmt", "-check", "-diff")
+    assert said.returncode == 0, said.stdout + said.stderr
+
+
+def test_terraform_takes_the_values_and_does_the_same_sums(terraform: Path) -> None:
+    names = wanted(queue="orders", bucket="landing", prefixes=["a", "b/c"], table="s3://lake/clicks")
+    settings = Settings.model_construct(max_attempts=7, lease_seconds=45.5)
+    (terraform / VALUES).write_text(aws_files(names, settings)[VALUES])
+    said = ask(
+        terraform,
+        "console",
+        say="jsonencode([local.max_receive_count, ceil(var.lease_seconds), var.prefixes, var.table.prefix])",
+    )
+    assert said.returncode == 0, said.stderr
+    found = json.loads(json.loads(said.stdout))
+    assert found == [7 + variable("give_backs"), 46, ["a/", "b/c/"], "clicks"]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("queue", "orders.fifo"),
+        ("prefixes", ["no-slash"]),
+        ("prefixes", ["a*/"]),
+        ("give_backs", 2),
+        ("table", {"bucket": "lake", "prefix": "t/"}),
+    ],
+)
+def test_terraform_refuses_what_init_would_refuse(terraform: Path, name: str, value: object) -> None:
+    (terraform / VALUES).write_text(json.dumps({name: value}))
+    said = ask(terraform, "plan", "-no-color")
+    assert said.returncode != 0
+    assert "Invalid value for variable" in said.stderr
+    assert f'{VALUES} line 1:\n   1: {{"{name}"' in said.stderr
