@@ -1,13 +1,17 @@
 /* The wall clock of a program, moved by a test: preloaded, it answers with what a file says.
 
    The file holds microseconds since the epoch, an int64 of this machine's byte order. Redis takes its wall time from
-   gettimeofday and time, for the ends of blocking commands too, which it looks for ten times a second: its timers run
-   by the monotonic clock, which stays the machine's own. */
+   gettimeofday and time, for the ends of blocking commands too, which it looks for ten times a second; Node's Date and
+   Python's time come from gettimeofday and clock_gettime. Timers run by the monotonic clock, which stays the machine's
+   own. */
+
+#define _GNU_SOURCE
 
 #include <fcntl.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <sys/mman.h>
+#include <sys/syscall.h>
 #include <sys/time.h>
 #include <time.h>
 #include <unistd.h>
@@ -40,4 +44,13 @@ time_t time(time_t *now) {
     if (now)
         *now = seconds;
     return seconds;
+}
+
+int clock_gettime(clockid_t clock, struct timespec *now) {
+    if (clock != CLOCK_REALTIME && clock != CLOCK_REALTIME_COARSE)
+        return (int)syscall(SYS_clock_gettime, clock, now);
+    int64_t at = micros();
+    now->tv_sec = at / 1000000;
+    now->tv_nsec = at % 1000000 * 1000;
+    return 0;
 }

@@ -1,16 +1,20 @@
 """Servers as fixtures, for the tests of every room. What a machine lacks is skipped, which CI takes for a failure."""
 
+import os
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.services import fauxqs_package
+from tests.services.aws_server import NOBODY, AwsServer, Kind
 from tests.services.certificate import Certificate, make_certificate
 from tests.services.frozen_clock import ClockFile, compile_frozen_clock
 from tests.services.redis_server import VERSIONS, RedisServer, redis_program
 
 StartRedis = Callable[..., RedisServer]  # of the fixture `start_redis`
+StartAws = Callable[..., AwsServer]  # of the fixtures `start_moto` and `start_fauxqs`
 
 both_versions = pytest.mark.parametrize("version", VERSIONS)
 
@@ -27,6 +31,7 @@ class Servers:
         self._folder = folder
         self._clock_file = clock_file
         self._running: dict[str, RedisServer] = {}
+        self._running_aws: dict[Kind, AwsServer] = {}
 
     @property
     def clock_file(self) -> ClockFile:
@@ -36,19 +41,47 @@ class Servers:
     def redis(self, version: str) -> RedisServer:
         if version not in self._running:
             need_redis(version)
-            environment = self._clock_file.environment if self._clock_file is not None else {}
-            server = RedisServer(folder=self._folder / version, version=version, environment=environment)
+            server = RedisServer(folder=self._folder / version, version=version, environment=self._clock_environment)
             self._running[version] = server.start()
         return self._running[version]
+
+    def aws(self, kind: Kind) -> AwsServer:
+        if kind not in self._running_aws:
+            need_aws(kind)
+            server = AwsServer(kind=kind, folder=self._folder / kind, environment_added=self._clock_environment)
+            self._running_aws[kind] = server.start()
+        return self._running_aws[kind]
 
     def close(self) -> None:
         for server in self._running.values():
             server.close()
+        for aws in self._running_aws.values():
+            aws.close()
+
+    @property
+    def _clock_environment(self) -> dict[str, str]:
+        return self._clock_file.environment if self._clock_file is not None else {}
 
 
 def need_redis(version: str) -> None:
     if redis_program(version) is None:
         pytest.skip(MISSING[version])
+
+
+def need_aws(kind: Kind) -> None:
+    if kind == "fauxqs" and (reason := fauxqs_package.why_not_here()) is not None:
+        pytest.skip(reason)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def nobodys_aws_account() -> Iterator[None]:
+    """No test, and no process that a test starts, can find the AWS account of whoever runs it."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in [name for name in os.environ if name.startswith("AWS_")]:
+            patch.delenv(name)
+        for name, value in NOBODY.items():
+            patch.setenv(name, value)
+        yield
 
 
 @pytest.fixture(scope="session")
@@ -88,6 +121,48 @@ def start_redis(tmp_path: Path) -> Iterator[StartRedis]:
     def start(version: str = "7.0", **options: Any) -> RedisServer:
         need_redis(version)
         server = RedisServer(folder=tmp_path / f"redis-{len(started)}", version=version, **options)
+        started.append(server)
+        return server.start()
+
+    yield start
+    for server in started:
+        server.close()
+
+
+@pytest.fixture
+def moto(servers: Servers) -> Iterator[AwsServer]:
+    """SQS, S3, SNS and EventBridge, empty. The server is shared: do not stop, freeze or hide it."""
+    server = servers.aws("moto")
+    yield server
+    server.clean()
+
+
+@pytest.fixture
+def fauxqs(servers: Servers) -> Iterator[AwsServer]:
+    """SQS, SNS and S3, empty. The server is shared: do not stop, freeze or hide it."""
+    server = servers.aws("fauxqs")
+    yield server
+    server.clean()
+
+
+@pytest.fixture
+def start_moto(tmp_path: Path) -> Iterator[StartAws]:
+    """Start servers of the test's own; they end with it."""
+    yield from _starting("moto", tmp_path)
+
+
+@pytest.fixture
+def start_fauxqs(tmp_path: Path) -> Iterator[StartAws]:
+    """Start servers of the test's own; they end with it."""
+    yield from _starting("fauxqs", tmp_path)
+
+
+def _starting(kind: Kind, folder: Path) -> Iterator[StartAws]:
+    started: list[AwsServer] = []
+
+    def start(**options: Any) -> AwsServer:
+        need_aws(kind)
+        server = AwsServer(kind=kind, folder=folder / f"{kind}-{len(started)}", **options)
         started.append(server)
         return server.start()
 
