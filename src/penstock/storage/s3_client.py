@@ -1,0 +1,182 @@
+"""Clients for S3: obstore's for bytes, boto3's for listings and whatever obstore cannot name; and delta-rs's settings.
+
+One of each a process and place, with the same endpoint, region and credentials. All of them try again by themselves,
+a few times within seconds; what lasts longer is the caller's to wait for.
+"""
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from penstock.errors import ConfigurationError, UsageError
+from penstock.storage.aws import Aws, require_aws
+
+if TYPE_CHECKING:
+    from obstore.store import S3Store
+
+CONNECT_SECONDS = 5
+READ_SECONDS = 30  # without a byte; also the wait for an answer's first one
+REQUEST_SECONDS = 600  # of one request to the end of its body: a reader that is slow goes on with the next one
+TRIES_MAX = 4
+RETRY_SECONDS = 60
+
+# boto3 renews credentials at the latest ten minutes before they end, so what it hands out is good for that long.
+_CREDENTIALS_TTL = timedelta(minutes=9)
+_AWS_ENDPOINT = ".amazonaws.com"
+_REGION_OF_NOBODY = ("", "aws-global")
+_REGION = "us-east-1"
+_USER_AGENT = "penstock"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where a bucket is asked for."""
+
+    endpoint_url: str
+    region: str
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it is asked without TLS: only of a server that was named so."""
+        return self.endpoint_url.startswith("http://")
+
+
+@functools.cache
+def bucket_client(bucket: str, aws: Aws) -> "S3Store":
+    """obstore's client of one bucket, shared by all threads of this process.
+
+    Raises `ConfigurationError` where boto3, obstore, a region or credentials are missing.
+    """
+    require_aws()
+    from obstore.auth.boto3 import Boto3CredentialProvider
+    from obstore.store import S3Store
+
+    _credentials(aws)
+    place = place_of(bucket, aws)
+    return S3Store(
+        bucket,
+        config={
+            "aws_endpoint_url_s3": place.endpoint_url,  # both: either may be in the environment, which is not asked
+            "endpoint": place.endpoint_url,
+            "region": place.region,
+            "virtual_hosted_style_request": False,
+            "request_payer": aws.requester_pays,
+        },
+        client_options={
+            "allow_http": place.is_plain,
+            "connect_timeout": timedelta(seconds=CONNECT_SECONDS),
+            "read_timeout": timedelta(seconds=READ_SECONDS),
+            "timeout": timedelta(seconds=REQUEST_SECONDS),
+            "user_agent": _USER_AGENT,
+        },
+        retry_config={
+            "max_retries": TRIES_MAX - 1,
+            "retry_timeout": timedelta(seconds=RETRY_SECONDS),
+            "backoff": {
+                "init_backoff": timedelta(milliseconds=100),
+                "max_backoff": timedelta(seconds=5),
+                "base": 2,
+            },
+        },
+        credential_provider=Boto3CredentialProvider(aws.session(), ttl=_CREDENTIALS_TTL),
+    )
+
+
+@functools.cache
+def service_client(aws: Aws) -> Any:
+    """boto3's client for S3, shared by all threads of this process. Raises `ConfigurationError`."""
+    require_aws()
+    from botocore.config import Config
+
+    return aws.client(
+        "s3",
+        config=Config(
+            connect_timeout=CONNECT_SECONDS,
+            read_timeout=READ_SECONDS,
+            retries={"mode": "standard", "total_max_attempts": TRIES_MAX},
+            user_agent_extra=_USER_AGENT,
+        ),
+    )
+
+
+@functools.cache
+def place_of(bucket: str, aws: Aws) -> Place:
+    """Endpoint and region, as boto3 finds them in the settings, the environment and AWS's configuration files.
+
+    AWS itself is asked for the bucket's region, which need not be that of the queues. Raises `ConfigurationError`.
+    """
+    client = service_client(aws)
+    endpoint, region = client.meta.endpoint_url, client.meta.region_name or ""
+    if _AWS_ENDPOINT in endpoint and (there := region_of(bucket, client)) not in (None, region):
+        moved = aws.session().client("s3", region_name=there, endpoint_url=aws.endpoint_url)
+        endpoint, region = moved.meta.endpoint_url, moved.meta.region_name
+    return Place(endpoint_url=endpoint, region=_REGION if region in _REGION_OF_NOBODY else region)
+
+
+def region_of(bucket: str, client: Any) -> str | None:
+    """The bucket's region, which S3 tells even those whom it lets do nothing; None where nobody says."""
+    from botocore.exceptions import BotoCoreError, ClientError
+
+    try:
+        answer = client.head_bucket(Bucket=bucket)
+    except ClientError as error:
+        answer = error.response
+    except BotoCoreError:
+        return None
+    told: str | None = answer.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("x-amz-bucket-region")
+    return told
+
+
+def requester(aws: Aws) -> Mapping[str, str]:
+    """The argument by which boto3's calls say who pays."""
+    return {"RequestPayer": "requester"} if aws.requester_pays else {}
+
+
+def delta_options(aws: Aws, bucket: str) -> dict[str, str]:
+    """delta-rs's ``storage_options``. There are secrets in it, which end: ask anew each time, and keep nothing."""
+    place = place_of(bucket, aws)
+    frozen = _credentials(aws).get_frozen_credentials()
+    options = {
+        "aws_endpoint_url_s3": place.endpoint_url,
+        "aws_endpoint_url": place.endpoint_url,
+        "aws_region": place.region,
+        "aws_virtual_hosted_style_request": "false",
+        "aws_allow_http": "true" if place.is_plain else "false",
+        "aws_access_key_id": frozen.access_key,
+        "aws_secret_access_key": frozen.secret_key,
+        "aws_conditional_put": "etag",  # S3 itself refuses a second writer of one version
+    }
+    if frozen.token:
+        options["aws_session_token"] = frozen.token
+    if aws.requester_pays:
+        options["aws_request_payer"] = "true"
+    return options
+
+
+def is_nameable(key: str) -> bool:
+    """Whether obstore names this key to S3 as it is. Others it refuses or, worse, cleans."""
+    parts = key.split("/")
+    return not any(part in ("", ".", "..") for part in parts) and not any(c < " " or c == "\x7f" for c in key)
+
+
+def check_nameable(address: str, prefix: str) -> None:
+    """Raise `UsageError` where files cannot be kept below such a prefix."""
+    if prefix and not is_nameable(prefix):
+        raise UsageError(f"{address} cannot hold files of ours: its parts must not be empty, '.' or '..'.")
+
+
+def _credentials(aws: Aws) -> Any:
+    from botocore.exceptions import BotoCoreError
+
+    try:
+        found = aws.session().get_credentials()
+    except BotoCoreError as error:
+        raise ConfigurationError(f"No credentials for AWS can be had: {error}.") from error
+    if found is None:
+        raise ConfigurationError(
+            "No credentials for AWS were found: set AWS_PROFILE or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or run "
+            "where a role is given."
+        )
+    return found

@@ -1,0 +1,96 @@
+"""A server of a few lines that answers as S3 does where a test wants an answer that no real server gives on demand."""
+
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import TracebackType
+from typing import Self
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """A request as it came over the wire."""
+
+    method: str
+    target: str  # path and query, still encoded
+    headers: Mapping[str, str]  # names in lower case
+    body: bytes = b""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answered:
+    """What is sent back. With ``cut_after_bytes`` the connection ends after so many bytes of the body."""
+
+    status: int = 200
+    body: bytes = b""
+    headers: Mapping[str, str] = field(default_factory=dict)
+    cut_after_bytes: int | None = None
+
+
+def refusal(status: int, code: str, message: str = "as the test wants it") -> Answered:
+    """An error as S3 words it."""
+    body = f"<?xml version='1.0'?><Error><Code>{code}</Code><Message>{message}</Message></Error>"
+    return Answered(status=status, body=body.encode(), headers={"Content-Type": "application/xml"})
+
+
+class S3Stub:
+    """Answers each request by the test's function, and remembers what was asked."""
+
+    def __init__(self, answer: Callable[[Asked], Answered]) -> None:
+        self.answer = answer
+        self.asked: list[Asked] = []  # appended to by the threads that serve
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
+        self._server.daemon_threads = True
+        self._serving = threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True, name="s3-stub")
+        self._serving.start()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self._server.server_port}"
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._serving.join(10)
+        self._server.server_close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _handler(stub: S3Stub) -> type[BaseHTTPRequestHandler]:
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+        wbufsize = -1  # one packet an answer, not two that wait for each other
+        disable_nagle_algorithm = True
+
+        def _serve(self) -> None:
+            body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            headers = {name.lower(): value for name, value in self.headers.items()}
+            asked = Asked(method=self.command, target=self.path, headers=headers, body=body)
+            stub.asked.append(asked)
+            self._send(stub.answer(asked))
+
+        do_GET = do_PUT = do_POST = do_HEAD = do_DELETE = _serve  # noqa: N815 - http.server's names
+
+        def _send(self, answered: Answered) -> None:
+            self.send_response(answered.status)
+            if not any(name.lower() == "content-length" for name in answered.headers):
+                self.send_header("Content-Length", str(len(answered.body)))
+            for name, value in answered.headers.items():
+                self.send_header(name, value)
+            self.end_headers()
+            if self.command != "HEAD":
+                self.wfile.write(answered.body[: answered.cut_after_bytes])
+            if answered.cut_after_bytes is not None:
+                self.close_connection = True
+
+        def log_message(self, format: str, *args: object) -> None:
+            """Nothing on the console."""
+
+    return Handler
