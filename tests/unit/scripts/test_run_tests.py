@@ -76,4 +76,17 @@ def test_what_the_tests_call_is_installed_where_it_is_missing_and_root_may(
     update, install = ran
     assert update[-1] == "update"
     assert {"gcc", "libc6-dev", "redis-server"} <= set(install)
-    assert "jq" not in install
+    assert not {"jq", "nodejs", "npm"} & set(install)
+
+
+def test_npm_is_installed_only_together_with_node(runner: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    ran: list[list[str]] = []
+    missing = {"npm"}
+    monkeypatch.setattr(runner.shutil, "which", lambda tool: None if tool in missing else f"/bin/{tool}")
+    monkeypatch.setattr(runner.os, "geteuid", lambda: 0)
+    monkeypatch.setattr(runner.subprocess, "run", lambda command, **options: ran.append(command))
+    runner.install_tools()
+    assert not ran
+    missing.add("node")
+    runner.install_tools()
+    assert ran[-1][-2:] == ["nodejs", "npm"]
