@@ -102,16 +102,23 @@ class Running:
 class Case:
     """A folder to read, a table to fill, and every process started on them."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, **settings: object) -> None:
+        """``settings``, by their names, are those of every process."""
         self.folder = folder
         self.source = folder / "in"
         self.table = folder / "table"
         self.source.mkdir()
+        self._settings = settings
         self._started: list[Running] = []
+
+    @property
+    def arguments(self) -> Sequence[str]:
+        """What every ingest is told."""
+        return str(self.source), str(self.table)
 
     def start(self, *options: str, before_exec: Callable[[], None] | None = None, **settings: object) -> Running:
         """`penstock ingest` with these options, and settings by their names."""
-        arguments = ["ingest", str(self.source), str(self.table), "--schema", SCHEMA, "--json", *options]
+        arguments = ["ingest", *self.arguments, "--schema", SCHEMA, "--json", *options]
         return self._start(arguments, before_exec=before_exec, **settings)
 
     def ingest(
@@ -137,7 +144,7 @@ class Case:
             arguments,
             folder=self.folder,
             name=f"run-{len(self._started)}",
-            environment=environment(**settings),
+            environment=environment(**self._settings | settings),
             before_exec=before_exec,
         )
         self._started.append(running)

@@ -1,0 +1,74 @@
+"""Ingests from S3, through notifications in SQS, into a table in S3; judged by what anybody can download.
+
+The files are written into a folder as everywhere, and uploaded; the table is mirrored into the folder that the oracle
+looks at, where the ledger lies anyway.
+"""
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from urllib.parse import quote
+
+from tests.chaos.oracle import Place, Truth, Values, truth
+from tests.chaos.runs import Case
+from tests.services.aws_server import AwsServer
+from tests.services.s3_scene import announce_to_queue
+
+LANDING, LAKE = "landing", "lake"
+PREFIX = "in"
+QUEUE = "landed"
+LEASE_SECONDS = 5  # SQS knows no holders: what a killed process held comes back when its lease ends
+
+
+class S3Case(Case):
+    """Buckets and a queue at one server, and every process started on them."""
+
+    def __init__(self, folder: Path, server: AwsServer, *, by_queue: bool = True) -> None:
+        super().__init__(folder, aws_endpoint_url=server.url, lease_seconds=LEASE_SECONDS)
+        self.by_queue = by_queue
+        self._s3, self._sqs = server.client("s3"), server.client("sqs")
+        for bucket in (LANDING, LAKE):
+            self._s3.create_bucket(Bucket=bucket)
+        self._s3.put_bucket_versioning(Bucket=LANDING, VersioningConfiguration={"Status": "Enabled"})
+        self.queue_url = announce_to_queue(server, bucket=LANDING, queue=QUEUE) if by_queue else None
+
+    @property
+    def arguments(self) -> tuple[str, ...]:
+        queue = ("--queue", QUEUE) if self.by_queue else ()
+        return f"s3://{LANDING}/{PREFIX}", f"s3://{LAKE}/table", "--state", str(self.table / "_penstock"), *queue
+
+    def upload(self, paths: list[Path]) -> None:
+        for path in paths:
+            self._s3.put_object(Bucket=LANDING, Key=f"{PREFIX}/{path.name}", Body=path.read_bytes())
+
+    def truth(self) -> Truth:
+        """What the folder holds, under the names in S3."""
+        local, remote = self.source.resolve().as_uri(), f"s3://{LANDING}/{PREFIX}"
+
+        def moved(place: Place) -> Place:
+            return place[0].replace(local, remote), place[1]
+
+        found = truth(self.source)
+        good: dict[Place, Values] = {moved(place): values for place, values in found.good.items()}
+        return replace(found, good=good, bad={moved(place): raw for place, raw in found.bad.items()})
+
+    def mirror(self) -> Path:
+        """Download both tables and the runs' work as they are now; answers where the oracle is to look."""
+        quarantine = self.table.with_name(f"{self.table.name}_quarantine")
+        for folder in (self.table / "data", self.table / "_delta_log", self.table / "_penstock" / "work", quarantine):
+            shutil.rmtree(folder, ignore_errors=True)
+        for page in self._s3.get_paginator("list_objects_v2").paginate(Bucket=LAKE):
+            for entry in page.get("Contents", ()):
+                target = self.folder / entry["Key"]
+                assert target.is_relative_to(self.folder), quote(entry["Key"])
+                target.parent.mkdir(parents=True, exist_ok=True)
+                target.write_bytes(self._s3.get_object(Bucket=LAKE, Key=entry["Key"])["Body"].read())
+        return self.table
+
+    def waiting(self) -> int:
+        """Messages of the queue, in any state."""
+        if self.queue_url is None:
+            return 0
+        names = [f"ApproximateNumberOfMessages{state}" for state in ("", "NotVisible", "Delayed")]
+        found = self._sqs.get_queue_attributes(QueueUrl=self.queue_url, AttributeNames=names)["Attributes"]
+        return sum(int(found[name]) for name in names)

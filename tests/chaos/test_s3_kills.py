@@ -1,0 +1,103 @@
+"""Killed anywhere on the way from S3 through SQS into a table in S3; the same command again must make it good."""
+
+import random
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.chaos.oracle import Truth, abandoned_folders, attempts, check_done, check_meanwhile
+from tests.chaos.runs import KILLED, write_objects
+from tests.chaos.s3_case import S3Case
+from tests.chaos.test_kill_steps import STORY
+from tests.services.aws_server import AwsServer
+from tests.services.plugin import StartAws
+
+from penstock.messaging.steps import Step
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
+
+OBJECTS = 40
+OPTIONS = ("--max-objects", "20")  # two batches
+SEED = 20261121
+
+BY_QUEUE = [step for step in STORY if step is not Step.ANNOUNCED]  # S3 announces
+BY_LISTING = [Step.ANNOUNCED, Step.WRITTEN, Step.COMMITTED, Step.SETTLING]  # the rest is as with a queue
+
+
+@pytest.fixture
+def case(tmp_path: Path, moto: AwsServer) -> Iterator[S3Case]:
+    made = S3Case(tmp_path, moto)
+    yield made
+    made.close()
+
+
+def prepared(case: S3Case) -> Truth:
+    case.upload(write_objects(case.source, range(OBJECTS)))
+    return case.truth()
+
+
+def killed_and_still_right(case: S3Case, whole: Truth, kill_at: str) -> None:
+    ended = case.ingest(*OPTIONS, code=KILLED, kill_at=kill_at)
+    found = check_meanwhile(whole, case.mirror())
+    print(f"killed at {kill_at} after {ended.seconds:.1f} s: {found}")  # noqa: T201 - shown when the test fails
+
+
+def finished_and_right(case: S3Case, whole: Truth) -> None:
+    report = case.ingest(*OPTIONS).report
+    check_done(whole, case.mirror())
+    assert report["objects_dead"] == 0
+    assert case.waiting() == 0, "messages are left in the queue"
+    assert abandoned_folders(case.table) == []
+
+
+def test_killed_at_every_step_one_after_another(case: S3Case) -> None:
+    whole = prepared(case)
+    for step in BY_QUEUE:
+        killed_and_still_right(case, whole, step.value)
+    finished_and_right(case, whole)
+    assert attempts(case.table)["abandoned"] >= 5, "each death in a claim leaves an abandoned attempt"
+
+
+def test_killed_while_it_lists(tmp_path: Path, moto: AwsServer) -> None:
+    case = S3Case(tmp_path, moto, by_queue=False)
+    try:
+        whole = prepared(case)
+        for step in BY_LISTING:
+            killed_and_still_right(case, whole, step.value)
+        finished_and_right(case, whole)
+    finally:
+        case.close()
+
+
+@pytest.mark.slow
+def test_killed_at_thirty_moments(tmp_path: Path, start_moto: StartAws) -> None:
+    """Every moment on buckets of its own, drawn evenly over a run's duration as measured first."""
+    moments, deaths, duration_seconds = random.Random(SEED), 0, 0.0
+    for number in range(31):
+        folder = tmp_path / f"moment-{number}"
+        folder.mkdir()
+        server = start_moto()
+        case = S3Case(folder, server)
+        whole = prepared(case)
+        if not duration_seconds:
+            duration_seconds = case.ingest(*OPTIONS).seconds
+        else:
+            deaths += killed_after(case, whole, moments.uniform(0.0, duration_seconds))
+            finished_and_right(case, whole)
+        case.close()
+        server.close()
+    assert deaths >= 15, "most moments must lie before the end, or they prove nothing"
+
+
+def killed_after(case: S3Case, whole: Truth, seconds: float) -> bool:
+    running = case.start(*OPTIONS)
+    try:
+        running.process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        running.send_group(signal.SIGKILL)
+    ended = running.end()
+    assert ended.code in (0, KILLED), ended.err
+    check_meanwhile(whole, case.mirror())
+    return ended.code == KILLED
