@@ -72,12 +72,20 @@ def write_parquet(
 
 def _arranged(frame: DataFrame, stored: Sequence[str], partition_by: Sequence[str]) -> DataFrame:
     """Partition columns last and as the text that Spark makes of them. Their rows are gathered, or every task would
-    write a crumb into every partition, and sorted, so that a task has one file open at a time."""
+    write a crumb into every partition, and sorted, so that a task has one file open at a time.
+
+    Columns are numbered: `mapInArrow` stumbles over names with a dot.
+    """
+    columns = [_column(name).alias(f"c{number}") for number, name in enumerate(stored)]
     if not partition_by:
-        return frame
-    texts = [functions.coalesce(_column(name).cast("string"), functions.lit("")).alias(name) for name in partition_by]
+        return frame.select(*columns)
+    keys = [f"p{number}" for number in range(len(partition_by))]
+    texts = [
+        functions.coalesce(_column(name).cast("string"), functions.lit("")).alias(key)
+        for name, key in zip(partition_by, keys, strict=True)
+    ]
     gathered = frame.hint("rebalance", *map(_column, partition_by))
-    return gathered.select(*map(_column, stored), *texts).sortWithinPartitions(*map(_column, partition_by))
+    return gathered.select(*columns, *texts).sortWithinPartitions(*keys)
 
 
 def _column(name: str) -> Column:
@@ -111,10 +119,10 @@ class _Task:
 
     def _pieces(self, batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[str, pa.RecordBatch]]:
         """The rows, as they are stored, cut where another folder begins."""
-        width = len(self.schema)
         for batch in batches:
-            rows = batch.select(list(range(width))).cast(self.schema)
-            keys = batch.columns[width:]
+            columns = [column.cast(field.type) for column, field in zip(batch.columns, self.schema, strict=False)]
+            rows = pa.RecordBatch.from_arrays(columns, schema=self.schema)
+            keys = batch.columns[len(columns) :]
             for start, end in itertools.pairwise(_bounds(keys, batch.num_rows)):
                 values = [key[start].as_py() for key in keys]
                 yield self._folder(values), rows.slice(start, end - start)
