@@ -23,8 +23,8 @@ mkdir "$machine/home" "$machine/tmp" "$machine/bin"
 # The everyday tools: what a shell, git, make and Spark's start script call, and what tests start. Not java, whatever else
 # is beside it.
 for tool in as awk basename bash cat chmod cp cut date dirname env expr find gcc getconf git grep head id jq ld ln ls make \
-  mkdir mktemp mv node nohup npm openssl ps pwd readlink redis-server rm rmdir sed setsid sh sleep sort tail tee timeout touch tr uname unshare wc which \
-  xargs; do
+  mkdir mktemp mv node nohup npm openssl ps pwd readlink redis-server rm rmdir sed setsid sh sleep sort tail tee timeout touch tr \
+  uname unshare wc which xargs; do
   if found=$(command -v "$tool") && [ -x "$found" ]; then
     ln -s "$found" "$machine/bin/$tool"
   fi
@@ -35,8 +35,11 @@ ln -s "$python" "$machine/bin/python3"
 kept=()
 while IFS='=' read -r name value; do
   case $name in
-    *_CACHE_DIR) ;;
-    PIP_* | UV_* | NPM_CONFIG_* | npm_config_* | NODE_EXTRA_CA_CERTS | SSL_CERT_* | REQUESTS_CA_BUNDLE | *_proxy | *_PROXY | LANG | CI) kept+=("$name=$value") ;;
+    *_CACHE_DIR | NPM_CONFIG_CACHE | npm_config_cache) ;;
+    PIP_* | UV_* | NPM_CONFIG_* | npm_config_* | NODE_EXTRA_CA_CERTS | SSL_CERT_* | REQUESTS_CA_BUNDLE | *_proxy | *_PROXY)
+      kept+=("$name=$value")
+      ;;
+    LANG | CI) kept+=("$name=$value") ;;
   esac
 done < <(env)
 

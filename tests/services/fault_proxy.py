@@ -95,8 +95,12 @@ class FaultProxy:
         self._accepting.start()
 
     @property
+    def port(self) -> int:
+        return int(self._listener.getsockname()[1])
+
+    @property
     def url(self) -> str:
-        return "redis://{}:{}".format(*self._listener.getsockname()[:2])
+        return f"redis://127.0.0.1:{self.port}"
 
     @property
     def connections(self) -> int:

@@ -3,11 +3,13 @@
 import os
 import shutil
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.services import fauxqs_package
+from tests.services.aws_proxy import AwsProxy
 from tests.services.aws_server import NOBODY, AwsServer, Kind
 from tests.services.certificate import Certificate, make_certificate
 from tests.services.frozen_clock import ClockFile, compile_frozen_clock
@@ -15,6 +17,7 @@ from tests.services.redis_server import VERSIONS, RedisServer, redis_program
 
 StartRedis = Callable[..., RedisServer]  # of the fixture `start_redis`
 StartAws = Callable[..., AwsServer]  # of the fixtures `start_moto` and `start_fauxqs`
+StartAwsProxy = Callable[[AwsServer], AwsProxy]  # of the fixture `start_aws_proxy`
 
 both_versions = pytest.mark.parametrize("version", VERSIONS)
 
@@ -155,6 +158,13 @@ def start_moto(tmp_path: Path) -> Iterator[StartAws]:
 def start_fauxqs(tmp_path: Path) -> Iterator[StartAws]:
     """Start servers of the test's own; they end with it."""
     yield from _starting("fauxqs", tmp_path)
+
+
+@pytest.fixture
+def start_aws_proxy() -> Iterator[StartAwsProxy]:
+    """Ways to servers through faults of the test's own."""
+    with ExitStack() as opened:
+        yield lambda server: opened.enter_context(closing(AwsProxy(server)))
 
 
 def _starting(kind: Kind, folder: Path) -> Iterator[StartAws]:
