@@ -27,7 +27,8 @@ class Kind(Enum):
     RANGE = "range"  # it has no bytes where some were asked for
     DENIED = "denied"
     INVALID = "invalid"  # what was asked for can be nowhere
-    LOCKED = "locked"  # archived, or its key in KMS cannot be used
+    ARCHIVED = "archived"
+    LOCKED = "locked"  # its key in KMS cannot be used
     SETTINGS = "settings"  # this process's own: region, clock
     PASSING = "passing"
 
@@ -53,7 +54,7 @@ _BY_CODE = {
     "InvalidArgument": (Kind.INVALID, "S3 finds no sense in the request (InvalidArgument)"),
     "InvalidBucketName": (Kind.INVALID, "no bucket can have that name"),
     "KeyTooLongError": (Kind.INVALID, "no object can have so long a name"),
-    "InvalidObjectState": (Kind.LOCKED, "it is archived (Glacier): restore it first"),
+    "InvalidObjectState": (Kind.ARCHIVED, "it is archived (Glacier): restore it first"),
     "PermanentRedirect": (Kind.SETTINGS, "the bucket is in another region: set aws_region"),
     "AuthorizationHeaderMalformed": (Kind.SETTINGS, "the bucket is in another region: set aws_region"),
     "RequestTimeTooSkewed": (Kind.PASSING, "this machine's clock is wrong: set it"),
