@@ -1,15 +1,19 @@
 """From the addresses in the settings to a broker and a ledger."""
 
+import math
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from penstock.app.redis_address import is_redis, parsed
+from penstock.app.sqs_address import aws_of, is_sqs
 from penstock.config import Settings, shown
 from penstock.errors import ConfigurationError
 from penstock.events import Listener, tell_nobody
 from penstock.messaging.broker import Broker
 from penstock.messaging.steps import Probe, no_probe
+from penstock.storage.aws import require_aws
+from penstock.worker.settings import budget
 
 if TYPE_CHECKING:
     from penstock.ledger import Ledger
@@ -33,9 +37,12 @@ def open_broker(settings: Settings, *, holder: str, tell: Listener = tell_nobody
         return MemoryBroker()
     if is_redis(settings.broker):
         return _redis_broker(settings.broker, holder=holder, tell=tell)
+    if is_sqs(settings.broker):
+        return _sqs_broker(settings, holder=holder)
     raise ConfigurationError(
         f"The broker {shown('broker', settings.broker)!r} is not known: write sqlite:///FILE, redis://HOST:PORT (or "
-        "rediss://, unix://, redis+cluster://), or memory:// for a queue that ends with the process."
+        "rediss://, unix://, redis+cluster://), sqs:// (or sqs://REGION), or memory:// for a queue that ends with the "
+        "process."
     )
 
 
@@ -50,7 +57,7 @@ def open_ledger(settings: Settings, *, probe: Probe = no_probe) -> "Ledger":
 
 def has_workers_elsewhere(settings: Settings) -> bool:
     """Whether workers of other hosts may be on this broker: no lock or record of this host tells of them."""
-    return is_redis(settings.broker)
+    return is_redis(settings.broker) or is_sqs(settings.broker)
 
 
 def has_ledger_apart(settings: Settings) -> bool:
@@ -72,6 +79,18 @@ def _redis_broker(address: str, *, holder: str, tell: Listener) -> Broker:
     from penstock.brokers.redis_streams import RedisStreamsBroker
 
     return RedisStreamsBroker(found.url, holder=holder, prefix=found.prefix, tell=tell)
+
+
+def _sqs_broker(settings: Settings, *, holder: str) -> Broker:
+    aws = aws_of(settings.broker, settings.aws)
+    require_aws()
+    from penstock.brokers.sqs import SqsBroker
+    from penstock.brokers.sqs.broker import POLL_SECONDS
+
+    # A poll is never cut short, so a worker that stops has to have the time for one: whole seconds, at least one.
+    stopping = budget(stop_timeout_seconds=settings.stop_timeout_seconds, drain_seconds=settings.drain_seconds)
+    tail_seconds = math.floor(stopping.intake_seconds + stopping.drain_seconds)
+    return SqsBroker(aws, holder=holder, poll_seconds=max(min(POLL_SECONDS, tail_seconds), 1))
 
 
 def _made(file: str, what: str) -> Path:

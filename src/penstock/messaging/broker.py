@@ -25,6 +25,12 @@ class Capabilities:
     browsable: bool  # `browse` works: messages can be looked at without being received
     remembers_attempts: bool  # `Delivery.previous` tells of the hand-over before
     pausable: bool  # `pause` and `resume` work
+    creates_queues: bool = True  # a queue is there once it is named; else a `ConfigurationError` says that it is not
+    ordered: bool = True  # the older comes first, and groups take turns; else nearly so, or as the broker likes
+    exact_stats: bool = True  # counts are right at any moment, and ages are told; else both as near as the broker can
+    explains_deaths: bool = True  # what the broker gives up on by itself becomes a dead letter that says why
+    settle_batch: int = 1  # settlements that cost no more than one; fewer may wait for others that long:
+    settle_linger_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

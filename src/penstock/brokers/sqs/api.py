@@ -1,0 +1,126 @@
+"""Speaking to SQS: clients, and calls whose errors are ours.
+
+Three clients. A receive and a send are asked once: a receive that the library tries again would lease messages to
+nobody, and a send would double them. Everything else may be done twice, and the library tries it again in its standard
+mode; never in the adaptive one, which slows down heartbeats when others are throttled.
+"""
+
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from botocore.config import Config
+
+from penstock.brokers.sqs import faults
+from penstock.errors import TemporaryError, UnknownOutcome
+from penstock.storage.aws import Aws
+
+CONNECT_SECONDS = 5.0
+ANSWER_SECONDS = 5.0  # after which a server that does not answer is away
+TRIES = 3
+CONNECTIONS_MAX = 32  # of those that settle, extend and look
+RECEIVES = ("receive_message",)
+SENDS = ("send_message_batch",)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueRef:
+    """A queue as AWS knows it, and as whoever asks for it calls it."""
+
+    name: str
+    url: str
+
+    @property
+    def is_fifo(self) -> bool:
+        return self.url.endswith(".fifo")
+
+
+class Api:
+    """One account's SQS. Thread-safe: boto3's clients are."""
+
+    def __init__(self, aws: Aws, *, pollers: int, poll_seconds: float) -> None:
+        self._aws = aws
+        self._pollers = pollers
+        self._poll_seconds = poll_seconds
+        self._lock = threading.RLock()
+        self._clients: dict[str, Any] = {}  # under the lock
+        self._done: set[tuple[str, str]] = set()  # operation and queue, once they worked; written by any thread
+        self._closed = False  # written by the thread that closes
+
+    @cached_property
+    def region(self) -> str:
+        """Where we ask."""
+        return str(self._client("control").meta.region_name)
+
+    @property
+    def place(self) -> str:
+        """Whom we ask, for people."""
+        return self._aws.endpoint_url or f"SQS in {self.region}"
+
+    def on(self, queue: QueueRef, operation: str, **parameters: Any) -> Mapping[str, Any]:
+        """What AWS answers to an operation on a queue. Raises `TemporaryError`, `ConfigurationError`; of an operation
+        that sends `UnknownOutcome`, where nobody knows whether it was done."""
+        return self.ask(operation, queue=queue.name, QueueUrl=queue.url, **parameters)
+
+    def ask(self, operation: str, *, queue: str = "", **parameters: Any) -> Mapping[str, Any]:
+        """The same, of no queue in particular."""
+        self.check_open()
+        client = self._client_for(operation)
+        try:
+            answer: Mapping[str, Any] = getattr(client, operation)(**parameters)
+        except (*faults.ERRORS, ValueError) as error:
+            raise self._meant(error, operation, queue) from error
+        self._done.add((operation, queue))
+        return answer
+
+    def check_open(self) -> None:
+        """Raise `TemporaryError` after the closing."""
+        if self._closed:
+            raise TemporaryError("this view of the SQS broker was closed: open another one")
+
+    def close(self) -> None:
+        """Let go of connections. Calls under way end by themselves."""
+        self._closed = True
+
+    def disconnect(self) -> None:
+        """Close the connections; to be called when no call is under way any more."""
+        with self._lock:
+            clients, self._clients = list(self._clients.values()), {}
+        for client in clients:
+            client.close()
+
+    def _meant(self, error: Exception, operation: str, queue: str) -> Exception:
+        action = "sqs:" + "".join(part.title() for part in operation.removesuffix("_batch").split("_"))
+        known = (operation, queue) in self._done
+        if operation in SENDS and faults.may_have_been_done(error):
+            return UnknownOutcome(
+                f"{action} for the queue {queue!r} at {self.place}: {error}; whether it took the messages is not known"
+            )
+        return faults.meant(error, action=action, queue=queue, place=self._place_said(), known=known)
+
+    def _place_said(self) -> str:
+        try:
+            return self.place
+        except Exception:
+            return "SQS"
+
+    def _client_for(self, operation: str) -> Any:
+        return self._client("receive" if operation in RECEIVES else "send" if operation in SENDS else "control")
+
+    def _client(self, purpose: str) -> Any:
+        with self._lock:  # a session is no place for two threads at once
+            if purpose not in self._clients:
+                self._clients[purpose] = self._aws.client("sqs", config=self._config(purpose))
+            return self._clients[purpose]
+
+    def _config(self, purpose: str) -> Config:
+        receives = purpose == "receive"
+        return Config(
+            connect_timeout=CONNECT_SECONDS,
+            read_timeout=ANSWER_SECONDS + (self._poll_seconds if receives else 0.0),
+            max_pool_connections=2 * self._pollers + 8 if receives else CONNECTIONS_MAX,
+            retries={"mode": "standard", "total_max_attempts": TRIES if purpose == "control" else 1},
+            user_agent_extra="penstock",
+        )

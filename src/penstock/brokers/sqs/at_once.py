@@ -1,0 +1,45 @@
+"""Several calls at the same time, and what each came to."""
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TypeVar
+
+from penstock.errors import TemporaryError
+
+Answer = TypeVar("Answer")
+
+
+class AtOnce:
+    """Threads for calls that wait for the network. A call made in one of them must not make others here."""
+
+    def __init__(self, name: str, *, threads: int) -> None:
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix=f"penstock-sqs-{name}")
+
+    def run(self, calls: Sequence[Callable[[], Answer]]) -> Sequence[Answer | Exception]:
+        """What each answered or raised; the last is made in the calling thread."""
+        begun = [self.begin(call) for call in calls[:-1]]
+        last = [outcome(call) for call in calls[-1:]]
+        return [*map(_awaited, begun), *last]
+
+    def begin(self, call: Callable[[], Answer]) -> "Future[Answer]":
+        """Begin it in a thread of its own."""
+        try:
+            return self._pool.submit(call)
+        except RuntimeError as error:  # closed
+            raise TemporaryError("this view of the SQS broker was closed: open another one") from error
+
+    def close(self) -> None:
+        """Begin no more. What is under way ends by itself."""
+        self._pool.shutdown(wait=False)
+
+
+def outcome(call: Callable[[], Answer]) -> Answer | Exception:
+    """What a call answered or raised."""
+    try:
+        return call()
+    except Exception as error:
+        return error
+
+
+def _awaited(future: "Future[Answer]") -> Answer | Exception:
+    return outcome(future.result)

@@ -1,0 +1,322 @@
+"""The broker on SQS: what it promises beyond `penstock.messaging.broker.Broker`, and what it cannot.
+
+- At least once, best effort order, no fence, no refunds: SQS's own words. Every receive counts as an attempt, also that
+  of a message that is given back unstarted. FIFO queues keep the order of a group, and deduplicate.
+- SQS counts in whole seconds: leases, delays and waits are rounded up.
+- A lease lasts as long as SQS says, and a delivery is held for twelve hours at most, see `leases`.
+- Queues are not created in passing: one that is missing is a `ConfigurationError`. Only to look at it harms nothing.
+- An idle worker costs one request a queue every ``poll_seconds``, and waits that long when it stops.
+- SQS itself moves what was received too often to the dead-letter queue without a word, and deletes at the end of the
+  retention.
+
+`Delivery.received_at` is this machine's clock, `Message.enqueued_at` SQS's.
+"""
+
+import random as random_numbers
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+
+from penstock.brokers import rules
+from penstock.brokers.sqs.api import Api
+from penstock.brokers.sqs.at_once import AtOnce, outcome
+from penstock.brokers.sqs.batches import Batches
+from penstock.brokers.sqs.faults import is_missing
+from penstock.brokers.sqs.held import Catch, Expected, Held
+from penstock.brokers.sqs.leases import Leases
+from penstock.brokers.sqs.limits import POLL_SECONDS_MAX, capabilities, check_lease
+from penstock.brokers.sqs.listening import Ear
+from penstock.brokers.sqs.looking import purge, read_stats
+from penstock.brokers.sqs.queues import FIFO, Queues
+from penstock.brokers.sqs.received import Received
+from penstock.brokers.sqs.receiving import Receiving
+from penstock.brokers.sqs.sending import Sending
+from penstock.brokers.sqs.settled import Settled
+from penstock.brokers.sqs.settling import Settling
+from penstock.errors import ConfigurationError, PenstockError
+from penstock.messaging.broker import (
+    Ask,
+    Capabilities,
+    Listening,
+    QueueSettings,
+    QueueStats,
+    SettleFailure,
+    Turn,
+)
+from penstock.messaging.clock import Clock, SystemClock
+from penstock.messaging.delivery import Delivery
+from penstock.messaging.message import Message, Outgoing
+from penstock.messaging.settlement import Release, Settlement
+from penstock.messaging.waits import Random
+from penstock.storage.aws import Aws
+
+POLLERS = 5
+POLL_SECONDS = 5.0
+UNCLAIMED_SECONDS = 1.0
+SETTLERS = 8  # threads that settle and extend
+TURNS_MAX = 4  # threads that call `turn` at the same time without waiting for each other
+LOOK_AGAIN_SECONDS = 0.05
+
+
+class SqsBroker:
+    """`penstock.messaging.broker.Broker` on SQS, or on a server that speaks its dialect. Thread-safe.
+
+    ``holder`` names this worker in dead letters. ``queues`` are created if need be, with these settings from now on;
+    nothing else ever creates a queue. ``pollers`` is how many receive calls are made at once, of ten messages each.
+    ``poll_seconds`` is how long a poll waits for an arrival, in whole seconds up to 20: no poll is ever cut short, so a
+    worker that stops waits as long.
+
+    Without ``queues`` nothing is connected to before the first call.
+    """
+
+    def __init__(
+        self,
+        aws: Aws,
+        *,
+        holder: str,
+        queues: Sequence[QueueSettings] = (),
+        pollers: int = POLLERS,
+        poll_seconds: float = POLL_SECONDS,
+        clock: Clock | None = None,
+        random: Random = random_numbers.random,
+    ) -> None:
+        for settings in queues:
+            rules.check_settings(settings)
+        if pollers < 1:
+            raise ConfigurationError(f"pollers is {pollers}: it has to be at least 1")
+        if not 1 <= poll_seconds <= POLL_SECONDS_MAX:
+            raise ConfigurationError(
+                f"poll_seconds is {poll_seconds:g}: SQS takes whole seconds from 1 to {POLL_SECONDS_MAX:g}"
+            )
+        self._clock = clock or SystemClock()
+        self._random = random
+        self._poll_seconds = poll_seconds
+        self._capabilities = capabilities(pollers=pollers)
+        self._receivers = AtOnce("receive", threads=pollers * TURNS_MAX)
+        self._settlers = AtOnce("settle", threads=SETTLERS)
+        self._turners = AtOnce("turn", threads=TURNS_MAX)
+        self._ways = AtOnce("ways", threads=SETTLERS)
+        self._api = Api(aws, pollers=pollers, poll_seconds=poll_seconds)
+        self._queues = Queues(self._api, clock=self._clock)
+        self._held = Held(self._clock, unclaimed_seconds=UNCLAIMED_SECONDS)
+        self._settled = Settled()
+        batches = Batches(self._api, self._settlers, clock=self._clock, random=random)
+        self._leases = Leases(self._queues, batches, self._settled, clock=self._clock)
+        self._sending = Sending(self._api, self._queues, batches)
+        self._receiving = Receiving(self._api, self._queues, self._receivers, pollers=pollers, clock=self._clock)
+        self._settling = Settling(
+            queues=self._queues,
+            batches=batches,
+            leases=self._leases,
+            sending=self._sending,
+            settled=self._settled,
+            at_once=self._ways,
+            holder=holder,
+            clock=self._clock,
+        )
+        self._closed = False  # written by the thread that closes
+        self._queues.ensure(queues)
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return self._capabilities
+
+    # --- sending
+
+    def send(self, queue: str, messages: Sequence[Outgoing]) -> Sequence[str]:
+        """In calls of ten, one after the other: after an error those before it are in the queue.
+
+        After an `UnknownOutcome` the call that met it may have been taken or not; on a FIFO queue a deduplication id
+        makes it safe to send again.
+        """
+        with self._forgetting([queue]):
+            return self._sending.send(queue, messages)
+
+    # --- receiving and settling
+
+    def receive(
+        self, queue: str, *, messages_max: int, lease_seconds: float, wait_seconds: float = 0.0
+    ) -> Sequence[Delivery]:
+        check_lease(lease_seconds)
+        rules.check_wait(wait_seconds)
+        self._api.check_open()
+        count = min(messages_max, self._capabilities.receive_max)
+        if count < 1:
+            return ()
+        self._held.expect(queue, Expected(messages_max=count, lease_seconds=lease_seconds))
+        with self._forgetting([queue]):
+            taken = self._taken(queue, count, lease_seconds)
+            return taken if taken or not wait_seconds else self._awaited(queue, count, lease_seconds, wait_seconds)
+
+    def settle(self, settlements: Sequence[tuple[Delivery, Settlement]]) -> Sequence[SettleFailure]:
+        """What this broker settled already, or a second time in one call, counts as lost. SQS itself takes an ack of
+        what is gone, and cannot tell."""
+        self._api.check_open()
+        with self._forgetting({delivery.queue for delivery, _ in settlements}):
+            return self._settling.settle(settlements) if settlements else ()
+
+    def turn(
+        self,
+        settlements: Sequence[tuple[Delivery, Settlement]],
+        asks: Sequence[Ask],
+        *,
+        lease_seconds: float,
+        wait_seconds: float = 0.0,
+    ) -> Turn:
+        """Both at once, but where something released or unlocked is to be received in the same turn."""
+
+        def settle() -> Sequence[SettleFailure] | Exception:
+            return outcome(lambda: self.settle(settlements)) if settlements else ()
+
+        if not (settlements and asks) or self._closed or _come_again(settlements, asks):
+            return _turn(settle(), self._asked(asks, lease_seconds, wait_seconds))
+        settling = self._turners.begin(settle)
+        asked = self._asked(asks, lease_seconds, wait_seconds)
+        return _turn(settling.result(), asked)
+
+    def extend(self, deliveries: Sequence[Delivery], *, lease_seconds: float) -> Sequence[Delivery]:
+        """Twelve hours from its receive a delivery is extended no more, and not lost either: see `leases`."""
+        check_lease(lease_seconds)
+        self._api.check_open()
+        with self._forgetting({delivery.queue for delivery in deliveries}):
+            return self._leases.extend(deliveries, lease_seconds)
+
+    def listen(self, queues: Sequence[str], tell: Callable[[], None]) -> Listening:
+        """Polls of ``poll_seconds`` while the worker has room. Closing waits for those under way."""
+        return Ear(
+            queues,
+            tell,
+            held=self._held,
+            poll=self._polled,
+            release=self._give_back,
+            poll_seconds=self._poll_seconds,
+            clock=self._clock,
+            random=self._random,
+        )
+
+    # --- looking
+
+    def stats(self, queue: str) -> QueueStats:
+        """As near as SQS knows, without ages; nothing of a queue that is not there."""
+        with self._forgetting([queue]):
+            return read_stats(self._api, self._queues, queue)
+
+    def browse(self, queue: str, *, messages_max: int, after_id: str | None = None) -> Sequence[Message]:  # noqa: ARG002
+        raise ConfigurationError(
+            f"Messages of the queue {queue!r} cannot be looked at: on SQS that takes a receive, which counts as an "
+            "attempt; look at its dead-letter queue in AWS's console."
+        )
+
+    def queue_names(self) -> Sequence[str]:
+        """All of the account in this region, whoever uses them."""
+        return self._queues.names()
+
+    def purge(self, queue: str) -> int:
+        """At most once a minute. Takes up to a minute, in which messages that are sent may go, too."""
+        with self._forgetting([queue]):
+            self._held.drop(queue)
+            return purge(self._api, self._queues, queue)
+
+    # --- steering
+
+    def pause(self, queue: str) -> None:
+        raise ConfigurationError(f"The queue {queue!r} cannot be paused on SQS; let its workers drain instead.")
+
+    def resume(self, queue: str) -> None:
+        raise ConfigurationError(f"The queue {queue!r} cannot be resumed: on SQS none is ever paused.")
+
+    def paused(self, queue: str) -> bool:  # noqa: ARG002 - the signature is the Protocol's
+        return False
+
+    def close(self) -> None:
+        """A receiver that waits returns when its poll does; calls after this raise TemporaryError."""
+        self._closed = True
+        self._api.close()
+        for pool in (self._receivers, self._settlers, self._turners, self._ways):
+            pool.close()
+
+    # --- inside
+
+    def _asked(self, asks: Sequence[Ask], lease_seconds: float, wait_seconds: float) -> Turn:
+        """Asked in order until one has messages."""
+        for ask in asks:
+            try:
+                deliveries = self.receive(
+                    ask.queue,
+                    messages_max=ask.messages_max,
+                    lease_seconds=lease_seconds,
+                    wait_seconds=wait_seconds if len(asks) == 1 else 0.0,
+                )
+            except Exception as error:
+                return Turn(receive_error=(ask.queue, error))
+            if deliveries:
+                return Turn(deliveries=deliveries)
+        return Turn()
+
+    def _taken(self, queue: str, messages_max: int, lease_seconds: float) -> Sequence[Received]:
+        """What is held, and more where there seems to be more. What a poll under way would bring is left to it."""
+        catch = self._held.take(queue, messages_max)
+        if catch is None:
+            return () if self._held.is_polled(queue) else self._receiving.take(queue, messages_max, lease_seconds)
+        mine = self._leased(queue, catch, lease_seconds)
+        wanted = messages_max - len(mine)
+        if not (catch.was_full and wanted):
+            return mine
+        more = outcome(lambda: self._receiving.take(queue, wanted, lease_seconds))
+        return mine if isinstance(more, Exception) else [*mine, *more]  # an error will be met by the next to ask
+
+    def _awaited(self, queue: str, messages_max: int, lease_seconds: float, wait_seconds: float) -> Sequence[Received]:
+        """Wait for the first message: by polls of our own, or for what a listener's poll brings."""
+        deadline = self._clock.monotonic() + wait_seconds
+        while not self._closed and (left := deadline - self._clock.monotonic()) > 0:
+            if self._held.is_polled(queue):
+                self._held.wait(queue, min(left, LOOK_AGAIN_SECONDS))
+                taken = self._taken(queue, messages_max, lease_seconds)
+            else:
+                taken = self._polled(queue, messages_max, lease_seconds, min(left, self._poll_seconds))
+            if taken:
+                return taken
+        return ()
+
+    def _polled(self, queue: str, messages_max: int, lease_seconds: float, wait_seconds: float) -> Sequence[Received]:
+        """One call that waits."""
+        found = self._queues.find(queue)
+        return self._receiving.poll(found, queue, messages_max, lease_seconds, wait_seconds)
+
+    def _leased(self, queue: str, catch: Catch, lease_seconds: float) -> Sequence[Received]:
+        """With the lease that whoever takes them thinks they have. What SQS gave to others meanwhile is left out."""
+        if catch.lease_seconds >= lease_seconds:
+            return catch.deliveries
+        failed = {
+            place for place, _ in self._leases.change(queue, [(each, lease_seconds) for each in catch.deliveries])
+        }
+        return [each for place, each in enumerate(catch.deliveries) if place not in failed]
+
+    def _give_back(self, deliveries: Sequence[Received]) -> None:
+        self.settle([(delivery, Release(refund=True)) for delivery in deliveries])
+
+    @contextmanager
+    def _forgetting(self, queues: Collection[str]) -> Iterator[None]:
+        """A queue that is gone is looked up anew: it may be created again."""
+        try:
+            yield
+        except PenstockError as error:
+            if error.__cause__ is not None and is_missing(error.__cause__):
+                for queue in queues:
+                    self._queues.forget(queue)
+            raise
+
+
+def _come_again(settlements: Sequence[tuple[Delivery, Settlement]], asks: Sequence[Ask]) -> bool:
+    """Whether what is settled may be received at once: released without delay, or unlocked in a FIFO queue."""
+    asked = {ask.queue for ask in asks}
+    return any(queue.endswith(FIFO) for queue in asked) or any(
+        isinstance(each, Release) and not each.delay_seconds and delivery.queue in asked
+        for delivery, each in settlements
+    )
+
+
+def _turn(settled: Sequence[SettleFailure] | Exception, asked: Turn) -> Turn:
+    if isinstance(settled, Exception):
+        return replace(asked, settle_error=settled)
+    return replace(asked, failures=settled)

@@ -1,0 +1,186 @@
+"""How a message is written down for SQS, and read again.
+
+Text goes as it is, so that other consumers read it, and so do attributes. What SQS does not take goes into one more
+attribute, `penstock`, as JSON: that the body is base64 or empty, the group, and attributes that have no place of their
+own (empty ones, names or characters that SQS refuses, those beyond the tenth). Messages from elsewhere have no such
+attribute and arrive as they are; one that nobody of ours can have written is an attribute like any other.
+
+Attributes of SQS's type Number arrive as text and go on as text.
+"""
+
+import base64
+import binascii
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+from penstock.brokers.sqs.limits import ATTRIBUTES_MAX
+from penstock.messaging.message import NO_ATTRIBUTES, Attributes
+
+NOTES = "penstock"  # the attribute's name
+EMPTY_BODY = "(empty)"  # SQS takes no empty body
+_GROUPLESS = "none"  # the group of those that have none, where SQS wants one
+_OWN = "penstock-"  # how the names of our own attributes begin
+
+# XML's characters; of others SQS says InvalidMessageContents.
+_REFUSED = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+_NAME = re.compile(r"(?!aws\.|amazon\.)[a-z0-9_-]+(?:\.[a-z0-9_-]+)*", re.IGNORECASE)
+_NAME_CHARS_MAX = 256
+_GROUP_ID = re.compile(r"[!-~]{1,128}")
+
+Entry = dict[str, Any]
+
+
+def sealed(body: bytes, attributes: Attributes, group: str | None, *, fifo: bool) -> Entry:
+    """What `SendMessageBatch` is told of a message, but for ids and delay."""
+    notes: dict[str, Any] = {}
+    text, encoding = _written(body)
+    if encoding is not None:
+        notes["body"] = encoding
+    group_id = _GROUPLESS if group is None and fifo else None if group is None else _group_id(group)
+    if group_id != group or (group is not None and not fifo):  # some servers lose the group of a standard queue
+        notes["group"] = group
+    entry: Entry = {"MessageBody": text}
+    if group_id is not None:
+        entry["MessageGroupId"] = group_id
+    if notes or attributes:
+        entry["MessageAttributes"] = _packed(attributes, notes)
+    return entry
+
+
+def opened(raw: Mapping[str, Any]) -> tuple[bytes, Attributes, str | None]:
+    """Body, attributes and group of a message as `ReceiveMessage` brings it. Raises nothing, whoever wrote it."""
+    attributes = {name: _value(each) for name, each in raw.get("MessageAttributes", {}).items()}
+    group = raw.get("Attributes", {}).get("MessageGroupId")
+    text: str = raw.get("Body", "")
+    notes = _notes(attributes.get(NOTES)) if NOTES in attributes else None
+    body = None if notes is None else _read(text, notes.get("body"))
+    if notes is None or body is None:
+        return _bytes(text), MappingProxyType(attributes) if attributes else NO_ATTRIBUTES, group
+    del attributes[NOTES]
+    attributes.update(_unpacked(notes.get("attributes", {})))
+    return body, MappingProxyType(attributes), notes.get("group", group)
+
+
+def deduplication_id(text: str) -> str:
+    """As SQS takes it."""
+    return _group_id(text)
+
+
+def size_bytes(entry: Entry) -> int:
+    """What SQS counts of a message, and a little more where attributes are binary: they travel as base64."""
+    size = len(entry["MessageBody"].encode("utf-8"))
+    for name, each in entry.get("MessageAttributes", {}).items():
+        size += len(name) + len(each["DataType"])
+        binary = each.get("BinaryValue")
+        size += len(each["StringValue"].encode("utf-8")) if binary is None else (len(binary) + 2) // 3 * 4
+    return size
+
+
+def _written(body: bytes) -> tuple[str, str | None]:
+    if not body:
+        return EMPTY_BODY, "empty"
+    try:
+        text = body.decode("utf-8")
+    except UnicodeDecodeError:
+        return base64.b64encode(body).decode("ascii"), "base64"
+    if _REFUSED.search(text) is not None:
+        return base64.b64encode(body).decode("ascii"), "base64"
+    return text, None
+
+
+def _read(text: str, encoding: object) -> bytes | None:
+    """The body; None where it is not encoded as it says."""
+    match encoding:
+        case None:
+            return _bytes(text)
+        case "empty":
+            return b"" if text == EMPTY_BODY else None
+        case "base64":
+            try:
+                return base64.b64decode(text, validate=True)
+            except (binascii.Error, ValueError):
+                return None
+    return None
+
+
+def _bytes(text: str) -> bytes:
+    return text.encode("utf-8", "surrogatepass")  # what is no Unicode is refused by whoever reads the body
+
+
+def _group_id(text: str) -> str:
+    return text if _GROUP_ID.fullmatch(text) else f"sha256-{hashlib.sha256(text.encode('utf-8')).hexdigest()}"
+
+
+def _packed(attributes: Attributes, notes: dict[str, Any]) -> dict[str, Any]:
+    plain = {name: value for name, value in attributes.items() if _is_taken(name, value)}
+    packed = {name: value for name, value in attributes.items() if name not in plain}
+    places = ATTRIBUTES_MAX - 1 if notes or packed else ATTRIBUTES_MAX
+    if len(plain) > places:
+        names = sorted(plain, key=lambda name: name.startswith(_OWN))  # ours give way to the sender's
+        packed.update((name, plain.pop(name)) for name in names[ATTRIBUTES_MAX - 1 :])
+    written = {name: _typed(value) for name, value in plain.items()}
+    if packed:
+        notes["attributes"] = {
+            name: value if isinstance(value, str) else [base64.b64encode(value).decode("ascii")]
+            for name, value in packed.items()
+        }
+    if notes:
+        written[NOTES] = _typed(json.dumps(notes, separators=(",", ":")))
+    return written
+
+
+def _is_taken(name: str, value: str | bytes) -> bool:
+    """Whether SQS takes it as an attribute."""
+    if name == NOTES or not value or len(name) > _NAME_CHARS_MAX or not _NAME.fullmatch(name):
+        return False
+    return isinstance(value, bytes) or _REFUSED.search(value) is None
+
+
+def _typed(value: str | bytes) -> dict[str, Any]:
+    if isinstance(value, str):
+        return {"DataType": "String", "StringValue": value}
+    return {"DataType": "Binary", "BinaryValue": value}
+
+
+def _value(attribute: Mapping[str, Any]) -> str | bytes:
+    value: str | bytes | None = attribute.get("BinaryValue")
+    if value is None:
+        value = attribute.get("StringValue", "")
+    return value if isinstance(value, bytes) else str(value)
+
+
+def _notes(text: str | bytes | None) -> Mapping[str, Any] | None:
+    """What `sealed` noted; None for what it cannot have written."""
+    if not isinstance(text, str):
+        return None
+    try:
+        notes = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(notes, dict) or not notes.keys() <= {"body", "group", "attributes"}:
+        return None
+    group, attributes = notes.get("group"), notes.get("attributes", {})
+    if not (group is None or isinstance(group, str)) or not isinstance(attributes, dict):
+        return None
+    return notes if all(map(_is_packed, attributes.values())) else None
+
+
+def _is_packed(value: object) -> bool:
+    match value:
+        case str():
+            return True
+        case [str(text)]:
+            try:
+                base64.b64decode(text, validate=True)
+            except (binascii.Error, ValueError):
+                return False
+            return True
+    return False
+
+
+def _unpacked(attributes: Mapping[str, Any]) -> dict[str, str | bytes]:
+    return {name: value if isinstance(value, str) else base64.b64decode(value[0]) for name, value in attributes.items()}

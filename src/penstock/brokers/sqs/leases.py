@@ -1,0 +1,63 @@
+"""Extending leases, up to the twelve hours from its receive that SQS holds a message at most.
+
+A lease that cannot grow any more is neither an error nor lost: nothing is asked of SQS, and the work goes on. When the
+twelve hours are over SQS hands the message to somebody else; the ledger's claim then makes that worker wait.
+"""
+
+from collections.abc import Sequence
+
+from penstock.brokers.sqs import faults
+from penstock.brokers.sqs.batches import Batches, Failed
+from penstock.brokers.sqs.limits import LEASE_SECONDS_MAX, whole_seconds
+from penstock.brokers.sqs.queues import Queues
+from penstock.brokers.sqs.received import held_seconds
+from penstock.brokers.sqs.settled import Settled
+from penstock.errors import TemporaryError
+from penstock.messaging.clock import Clock
+from penstock.messaging.delivery import Delivery
+
+MARGIN_SECONDS = 2.0  # before the ceiling: SQS counts from when it answered, we from when we heard
+CHANGE = "change_message_visibility_batch"
+
+
+class Leases:
+    """Any thread may call it."""
+
+    def __init__(self, queues: Queues, batches: Batches, settled: Settled, *, clock: Clock) -> None:
+        self._queues = queues
+        self._batches = batches
+        self._settled = settled
+        self._clock = clock
+
+    def extend(self, deliveries: Sequence[Delivery], lease_seconds: float) -> Sequence[Delivery]:
+        """Answers those that are lost. Raises `TemporaryError` where some could not be asked for."""
+        lost = [delivery for delivery in deliveries if delivery in self._settled]
+        by_queue: dict[str, list[Delivery]] = {}
+        for delivery in deliveries:
+            if delivery not in self._settled and self.left_seconds(delivery) >= 1:
+                by_queue.setdefault(delivery.queue, []).append(delivery)
+        refused: list[Failed] = []
+        for queue, held in by_queue.items():
+            for place, failed in self.change(queue, [(each, lease_seconds) for each in held]):
+                if faults.is_gone_handle(failed.code, failed.message):
+                    lost.append(held[place])
+                elif not faults.is_ceiling(failed.code, failed.message):
+                    refused.append(failed)
+        if refused:
+            raise TemporaryError(f"{len(refused)} of {len(deliveries)} leases could not be extended: {refused[0]}")
+        return lost
+
+    def change(self, queue: str, visibility: Sequence[tuple[Delivery, float]]) -> Sequence[tuple[int, Failed]]:
+        """Let deliveries of one queue be hidden for so many seconds from now; answers which failed."""
+        entries = [
+            {
+                "ReceiptHandle": delivery.receipt,
+                "VisibilityTimeout": min(whole_seconds(seconds), max(int(self.left_seconds(delivery)), 0)),
+            }
+            for delivery, seconds in visibility
+        ]
+        return list(self._batches.run(self._queues.find(queue), CHANGE, entries).items())
+
+    def left_seconds(self, delivery: Delivery) -> float:
+        """For how long from now SQS would hold it."""
+        return LEASE_SECONDS_MAX - MARGIN_SECONDS - held_seconds(delivery, self._clock)

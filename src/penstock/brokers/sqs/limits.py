@@ -1,0 +1,59 @@
+"""What SQS takes, by AWS's own documentation, and what this broker can do with it."""
+
+import math
+
+from penstock.brokers import rules
+from penstock.errors import ConfigurationError
+from penstock.messaging.broker import Capabilities
+
+BATCH_MAX = 10  # entries of one call, and messages of one receive
+MESSAGE_BYTES_MAX = 1024 * 1024  # body and attributes; a batch of messages together has no more
+ATTRIBUTES_MAX = 10
+DELAY_SECONDS_MAX = 900.0
+LEASE_SECONDS_MAX = 43_200.0  # from the receive, however often it is extended
+POLL_SECONDS_MAX = 20.0
+RECEIVES_MAX = 1_000  # the most that a redrive policy can say
+RETENTION_SECONDS_MIN, RETENTION_SECONDS_MAX = 60.0, 14 * 86_400.0
+SETTLE_LINGER_SECONDS = 0.1  # so that batches fill: requests are what SQS costs
+
+
+def capabilities(*, pollers: int) -> Capabilities:
+    """Of a broker that makes that many receive calls at once."""
+    return Capabilities(
+        delay_seconds_max=DELAY_SECONDS_MAX,
+        lease_seconds_max=LEASE_SECONDS_MAX,
+        body_bytes_max=MESSAGE_BYTES_MAX,
+        receive_max=BATCH_MAX * pollers,
+        fenced=False,
+        refunds=False,
+        deduplicates=False,
+        browsable=False,
+        remembers_attempts=False,
+        pausable=False,
+        creates_queues=False,
+        ordered=False,
+        exact_stats=False,
+        explains_deaths=False,
+        settle_linger_seconds=SETTLE_LINGER_SECONDS,
+        settle_batch=BATCH_MAX,
+    )
+
+
+def check_lease(seconds: float) -> None:
+    """Refuse a lease that SQS does not know."""
+    rules.check_seconds("lease_seconds", seconds, LEASE_SECONDS_MAX)
+
+
+def check_delay(seconds: float, *, queue: str) -> None:
+    """Refuse a delay that SQS does not know."""
+    if seconds > DELAY_SECONDS_MAX:
+        raise ConfigurationError(
+            f"queue {queue!r}: a delay of {seconds:g} s is more than the {DELAY_SECONDS_MAX:g} s that SQS can; give a "
+            "shorter one, or put the time into the message and let its handler raise Retry until then"
+        )
+    rules.check_seconds("delay_seconds", seconds, DELAY_SECONDS_MAX)
+
+
+def whole_seconds(seconds: float) -> int:
+    """As SQS counts them: never less than was asked for."""
+    return math.ceil(seconds)

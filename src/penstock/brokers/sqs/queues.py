@@ -1,0 +1,207 @@
+"""From what a queue is called to the queue: by name, URL or ARN; its dead letters; its creation where asked."""
+
+import json
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from penstock.brokers import rules
+from penstock.brokers.sqs.api import Api, QueueRef
+from penstock.brokers.sqs.faults import QueueMissing
+from penstock.brokers.sqs.limits import RECEIVES_MAX, RETENTION_SECONDS_MAX, RETENTION_SECONDS_MIN, whole_seconds
+from penstock.errors import ConfigurationError, PenstockError, TemporaryError
+from penstock.messaging.broker import DEAD_LETTER_SUFFIX, QueueSettings
+from penstock.messaging.clock import Clock
+
+FIFO = ".fifo"
+POLICY_SECONDS = 300.0  # how long a queue's attributes are believed
+_PAGE = 1_000
+_CREATION_SECONDS_MIN = 60  # between deleting a queue and creating one of its name; only for what we say
+
+
+class Queues:
+    """Names are looked up once. Any thread may call it."""
+
+    def __init__(self, api: Api, *, clock: Clock) -> None:
+        self._api = api
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._found: dict[str, QueueRef] = {}  # under the lock, as is the next
+        self._attributes: dict[str, tuple[float, Mapping[str, str]]] = {}  # by URL, with the monotonic time of asking
+
+    def find(self, queue: str) -> QueueRef:
+        """The queue. Raises `QueueMissing`, a `ConfigurationError`, where there is none."""
+        rules.check_queue(queue)
+        with self._lock:
+            found = self._found.get(queue)
+        if found is None:
+            found = self._looked_up(queue)
+            with self._lock:
+                self._found[queue] = found
+        return found
+
+    def forget(self, queue: str) -> None:
+        """It is gone, or may be: look it up again."""
+        with self._lock:
+            gone = self._found.pop(queue, None)
+            if gone is not None:
+                self._attributes.pop(gone.url, None)
+
+    def dead_letter_queue(self, queue: QueueRef) -> QueueRef:
+        """Where its dead letters go: as its redrive policy says, else to the queue of its name and the suffix.
+
+        Raises `QueueMissing` where there is none.
+        """
+        target = self._redrive_target(queue)
+        if target is not None:
+            return self.find(target)
+        name = _dead_letter_name(_base_name(queue.url))
+        try:
+            return self.find(name)
+        except QueueMissing as error:
+            raise QueueMissing(
+                f"The queue {queue.name!r} has no dead-letter queue: its redrive policy names none, and there is no "
+                f"queue {name!r}; create that one, or give the queue a redrive policy."
+            ) from error
+
+    def deduplicates_by_content(self, queue: QueueRef) -> bool:
+        """Whether a FIFO queue takes messages without a deduplication id."""
+        return self._attribute(queue, "ContentBasedDeduplication") == "true"
+
+    def names(self) -> Sequence[str]:
+        """All of the account in this region, sorted."""
+        names: list[str] = []
+        token: dict[str, str] = {}
+        while True:
+            answer = self._api.ask("list_queues", MaxResults=_PAGE, **token)
+            names += [_base_name(url) for url in answer.get("QueueUrls", ())]
+            if not answer.get("NextToken"):
+                return sorted(set(names))
+            token = {"NextToken": answer["NextToken"]}
+
+    def ensure(self, wanted: Sequence[QueueSettings]) -> None:
+        """Let these queues be there, and their dead-letter queues, with these settings."""
+        dead_letters = [rules.dead_letter_queue(settings) for settings in wanted]
+        named = {settings.name for settings in wanted}
+        for settings in wanted:
+            self._create(settings.name, {"MessageRetentionPeriod": str(_retention_seconds(settings))})
+        for name in dict.fromkeys(dead_letters):
+            if name not in named:
+                self._create(_valid_name(name), {"MessageRetentionPeriod": str(int(RETENTION_SECONDS_MAX))})
+        for settings in wanted:
+            self._set_redrive(settings)
+
+    def _looked_up(self, queue: str) -> QueueRef:
+        if queue.startswith(("https://", "http://")):
+            return QueueRef(name=queue, url=queue)
+        if queue.startswith("arn:"):
+            return self._by_arn(queue)
+        try:
+            return self._by_name(queue, _valid_name(queue))
+        except QueueMissing:
+            beside = self._dead_letters_elsewhere(queue)
+            if beside is None:
+                raise
+            return QueueRef(name=queue, url=beside.url)
+
+    def _by_name(self, queue: str, name: str, **owner: str) -> QueueRef:
+        answer = self._api.ask("get_queue_url", queue=queue, QueueName=name, **owner)
+        return QueueRef(name=queue, url=answer["QueueUrl"])
+
+    def _by_arn(self, arn: str) -> QueueRef:
+        parts = arn.split(":")
+        if len(parts) != 6 or parts[2] != "sqs" or not all(parts[3:]):
+            raise ConfigurationError(f"{arn!r} is no queue's ARN: write arn:aws:sqs:REGION:ACCOUNT:NAME.")
+        _, _, _, region, account, name = parts
+        if region != self._api.region:
+            raise ConfigurationError(
+                f"The queue {arn!r} is in {region}, and this broker speaks to {self._api.region}: write sqs://{region}."
+            )
+        return self._by_name(arn, name, QueueOwnerAWSAccountId=account)
+
+    def _dead_letters_elsewhere(self, queue: str) -> QueueRef | None:
+        """A queue's dead letters by its name and the suffix, where its redrive policy names another queue."""
+        if not queue.endswith(DEAD_LETTER_SUFFIX) or queue == DEAD_LETTER_SUFFIX:
+            return None
+        try:
+            target = self._redrive_target(self.find(queue.removesuffix(DEAD_LETTER_SUFFIX)))
+            return None if target is None else self.find(target)
+        except ConfigurationError:
+            return None
+
+    def _redrive_target(self, queue: QueueRef) -> str | None:
+        """The ARN; None where the queue has no policy, or we may not ask."""
+        try:
+            policy = json.loads(self._attribute(queue, "RedrivePolicy") or "{}")
+        except ValueError:
+            return None
+        target = policy.get("deadLetterTargetArn") if isinstance(policy, dict) else None
+        return target if isinstance(target, str) else None
+
+    def _attribute(self, queue: QueueRef, name: str) -> str | None:
+        now = self._clock.monotonic()
+        with self._lock:
+            asked_at, attributes = self._attributes.get(queue.url, (now - POLICY_SECONDS, {}))
+        if now - asked_at >= POLICY_SECONDS:
+            attributes = self._asked(queue)
+            with self._lock:
+                self._attributes[queue.url] = (now, attributes)
+        return attributes.get(name)
+
+    def _asked(self, queue: QueueRef) -> Mapping[str, str]:
+        try:
+            answer = self._api.on(queue, "get_queue_attributes", AttributeNames=["All"])
+        except (TemporaryError, QueueMissing):
+            raise
+        except ConfigurationError:  # not permitted: then the names have to say it all
+            return {}
+        attributes: Mapping[str, str] = answer.get("Attributes", {})
+        return attributes
+
+    def _create(self, name: str, attributes: Mapping[str, str]) -> None:
+        fifo = {"FifoQueue": "true"} if name.endswith(FIFO) else {}
+        try:
+            self._api.on(self.find(name), "set_queue_attributes", Attributes=dict(attributes))
+            return
+        except QueueMissing:
+            self.forget(name)
+        try:
+            self._api.ask("create_queue", queue=name, QueueName=name, Attributes={**attributes, **fifo})
+        except PenstockError as error:
+            raise type(error)(
+                f"The queue {name!r} cannot be created: {error} A queue that was deleted can be created again after "
+                f"{_CREATION_SECONDS_MIN} s."
+            ) from error
+
+    def _set_redrive(self, settings: QueueSettings) -> None:
+        if settings.receives_max is None and settings.dead_letter_queue is None:
+            return  # its name says where its dead letters go, and SQS itself moves none
+        target = self.find(_valid_name(rules.dead_letter_queue(settings)))
+        arn = self._api.on(target, "get_queue_attributes", AttributeNames=["QueueArn"])["Attributes"]["QueueArn"]
+        policy: dict[str, Any] = {
+            "deadLetterTargetArn": arn,
+            "maxReceiveCount": min(settings.receives_max or RECEIVES_MAX, RECEIVES_MAX),
+        }
+        queue = self.find(settings.name)
+        self._api.on(queue, "set_queue_attributes", Attributes={"RedrivePolicy": json.dumps(policy)})
+        with self._lock:
+            self._attributes.pop(queue.url, None)
+
+
+def _base_name(url: str) -> str:
+    return url.rpartition("/")[2]
+
+
+def _dead_letter_name(name: str) -> str:
+    return _valid_name(f"{name}{DEAD_LETTER_SUFFIX}")
+
+
+def _valid_name(name: str) -> str:
+    """What ends in .fifo-dlq to everybody else has to end in -dlq.fifo on SQS."""
+    if name.endswith(f"{FIFO}{DEAD_LETTER_SUFFIX}"):
+        return name.removesuffix(f"{FIFO}{DEAD_LETTER_SUFFIX}") + DEAD_LETTER_SUFFIX + FIFO
+    return name
+
+
+def _retention_seconds(settings: QueueSettings) -> int:
+    return whole_seconds(min(max(settings.retention_seconds, RETENTION_SECONDS_MIN), RETENTION_SECONDS_MAX))

@@ -1,0 +1,71 @@
+"""Calls that receive. Each brings ten messages at most, so who asks for more gets several calls at once.
+
+How many calls a queue is worth shows in what they bring: they double while they come full, and fall back to those that
+did. None is ever broken off: what SQS has handed over then would be leased to nobody.
+"""
+
+from collections.abc import Sequence
+from functools import partial
+from math import ceil
+
+from penstock.brokers.sqs.api import Api, QueueRef
+from penstock.brokers.sqs.at_once import AtOnce
+from penstock.brokers.sqs.limits import BATCH_MAX, whole_seconds
+from penstock.brokers.sqs.queues import Queues
+from penstock.brokers.sqs.received import Received, received
+from penstock.messaging.clock import Clock
+
+
+class Receiving:
+    """Any thread may call it."""
+
+    def __init__(self, api: Api, queues: Queues, at_once: AtOnce, *, pollers: int, clock: Clock) -> None:
+        self._api = api
+        self._queues = queues
+        self._at_once = at_once
+        self._pollers = pollers
+        self._clock = clock
+        self._widths: dict[str, int] = {}  # calls at once, by queue; any thread's, the last counts
+
+    def take(self, queue: str, messages_max: int, lease_seconds: float) -> Sequence[Received]:
+        """As many as there are, without waiting; SQS may overlook some of few."""
+        found = self._queues.find(queue)
+        taken: list[Received] = []
+        width = self._widths.get(queue, 1)
+        while len(taken) < messages_max:
+            sizes = _sizes(messages_max - len(taken), width)
+            came = self._at_once.run([partial(self.poll, found, queue, size, lease_seconds) for size in sizes])
+            errors = [each for each in came if isinstance(each, Exception)]
+            brought = [each for each in came if not isinstance(each, Exception)]
+            taken += [delivery for each in brought for delivery in each]
+            if errors and not taken:
+                raise errors[0]
+            full = sum(
+                not isinstance(each, Exception) and len(each) == size for each, size in zip(came, sizes, strict=True)
+            )
+            if full < len(sizes):
+                width = max(full, 1)
+                break
+            width = min(2 * width, self._pollers)
+        self._widths[queue] = width
+        return taken
+
+    def poll(
+        self, found: QueueRef, queue: str, messages_max: int, lease_seconds: float, wait_seconds: float = 0.0
+    ) -> Sequence[Received]:
+        """One call, which waits up to that long for the first message."""
+        answer = self._api.on(
+            found,
+            "receive_message",
+            MaxNumberOfMessages=min(messages_max, BATCH_MAX),
+            VisibilityTimeout=whole_seconds(lease_seconds),
+            WaitTimeSeconds=whole_seconds(wait_seconds),
+            MessageAttributeNames=["All"],
+            MessageSystemAttributeNames=["All"],
+        )
+        return [received(queue, raw, self._clock) for raw in answer.get("Messages", ())]
+
+
+def _sizes(messages_max: int, width: int) -> Sequence[int]:
+    calls = min(width, ceil(messages_max / BATCH_MAX))
+    return [min(BATCH_MAX, messages_max - n * BATCH_MAX) for n in range(calls)]

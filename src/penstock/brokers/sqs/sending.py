@@ -1,0 +1,129 @@
+"""Putting messages into a queue: ten to a call and a mebibyte, in order.
+
+A FIFO queue gets no two messages of one group in one call: of these the second might succeed where the first failed.
+"""
+
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
+
+from penstock.brokers import rules
+from penstock.brokers.sqs.api import Api, QueueRef
+from penstock.brokers.sqs.batches import TRIES, Batches, Failed, failures
+from penstock.brokers.sqs.envelope import Entry, deduplication_id, sealed, size_bytes
+from penstock.brokers.sqs.limits import BATCH_MAX, MESSAGE_BYTES_MAX, check_delay, whole_seconds
+from penstock.brokers.sqs.queues import Queues
+from penstock.errors import ConfigurationError, PenstockError, TemporaryError, UnknownOutcome
+from penstock.messaging.message import Outgoing
+
+SEND = "send_message_batch"
+
+
+class Sending:
+    """Any thread may call it."""
+
+    def __init__(self, api: Api, queues: Queues, batches: Batches) -> None:
+        self._api = api
+        self._queues = queues
+        self._batches = batches
+
+    def send(self, queue: str, messages: Sequence[Outgoing]) -> Sequence[str]:
+        """Answers the ids. Refuses all if one can never be taken; raises at the first that was not taken otherwise."""
+        rules.check_queue(queue)
+        for message in messages:
+            _check(queue, message)
+        if not messages:
+            return ()
+        found = self._queues.find(queue)
+        entries = [self._entry(found, message) for message in messages]
+        ids: list[str] = []
+        for batch in _batched(entries, fifo=found.is_fifo):
+            for answer in self._batch(found, batch):
+                if isinstance(answer, PenstockError):
+                    raise answer
+                ids.append(answer)
+        return ids
+
+    def try_all(self, queue: QueueRef, entries: Sequence[Entry]) -> Sequence[str | PenstockError]:
+        """The id of each, or why it was not taken; nobody's failure keeps the next from being sent."""
+        answers: list[str | PenstockError] = []
+        for batch in _batched(entries, fifo=queue.is_fifo):
+            try:
+                answers += self._batch(queue, batch)
+            except PenstockError as error:
+                answers += [error] * len(batch)
+        return answers
+
+    def _entry(self, queue: QueueRef, message: Outgoing) -> Entry:
+        entry = sealed(message.body, message.attributes, message.group, fifo=queue.is_fifo)
+        if size_bytes(entry) > MESSAGE_BYTES_MAX:
+            raise ConfigurationError(
+                f"a message for queue {queue.name!r} has {size_bytes(entry)} bytes as SQS counts them, with its "
+                f"attributes, and in base64 where its body is no text: SQS takes {MESSAGE_BYTES_MAX}; send a reference "
+                "to what is larger"
+            )
+        if not queue.is_fifo:
+            if message.delay_seconds:
+                entry["DelaySeconds"] = whole_seconds(message.delay_seconds)
+            return entry
+        if message.delay_seconds:
+            raise ConfigurationError(
+                f"a message for queue {queue.name!r} has a delay: FIFO queues delay no single message; give the queue "
+                "DelaySeconds, or take a standard queue"
+            )
+        if message.deduplication_id is not None:
+            entry["MessageDeduplicationId"] = deduplication_id(message.deduplication_id)
+        elif not self._queues.deduplicates_by_content(queue):
+            entry["MessageDeduplicationId"] = secrets.token_hex(16)
+        return entry
+
+    def _batch(self, queue: QueueRef, entries: Sequence[Entry]) -> Sequence[str | PenstockError]:
+        """Those that failed are tried again alone. Raises where the call itself failed, and nothing is in."""
+        ids: dict[int, str] = {}
+        failed: Mapping[int, Failed] = {}
+        left = list(range(len(entries)))
+        for tries in range(1, TRIES + 1):
+            try:
+                answer = self._api.on(queue, SEND, Entries=[{"Id": str(place), **entries[place]} for place in left])
+            except PenstockError as error:
+                again = isinstance(error, TemporaryError) and not isinstance(error, UnknownOutcome)
+                if again and tries < TRIES:
+                    self._batches.pause(tries)
+                    continue
+                if not ids:
+                    raise
+                return [ids.get(place, error) for place in range(len(entries))]
+            ids |= {int(each["Id"]): each["MessageId"] for each in answer.get("Successful", ())}
+            failed = {**failed, **failures(answer, left)}
+            left = [place for place in left if place not in ids and not failed[place].never]
+            if not left or tries == TRIES:
+                break
+            self._batches.pause(tries)
+        return [ids.get(place) or _refused(queue, failed[place]) for place in range(len(entries))]
+
+
+def _refused(queue: QueueRef, failed: Failed) -> PenstockError:
+    if failed.never:
+        return ConfigurationError(f"the queue {queue.name!r} never takes this message: {failed}")
+    return TemporaryError(f"the queue {queue.name!r} did not take a message: {failed}")
+
+
+def _check(queue: str, message: Outgoing) -> None:
+    check_delay(message.delay_seconds, queue=queue)
+    rules.check_outgoing(queue, [message])
+
+
+def _batched(entries: Sequence[Entry], *, fifo: bool) -> Iterator[Sequence[Entry]]:
+    batch: list[Entry] = []
+    groups: set[str] = set()
+    size = 0
+    for entry in entries:
+        entry_size, group = size_bytes(entry), entry.get("MessageGroupId", "")
+        full = len(batch) == BATCH_MAX or size + entry_size > MESSAGE_BYTES_MAX
+        if batch and (full or (fifo and group in groups)):
+            yield batch
+            batch, groups, size = [], set(), 0
+        batch.append(entry)
+        groups.add(group)
+        size += entry_size
+    if batch:
+        yield batch

@@ -1,0 +1,147 @@
+"""Ending deliveries: deleting, showing again, and burying.
+
+A dead letter is sent first and deleted after: a crash between the two doubles it and loses nothing. Before it is sent
+SQS is asked to hide the message a little longer: whose lease is lost hears so then, and buries nothing.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+
+from penstock.brokers import rules
+from penstock.brokers.sqs import faults
+from penstock.brokers.sqs.at_once import AtOnce
+from penstock.brokers.sqs.batches import Batches, Failed
+from penstock.brokers.sqs.deaths import dead_letter
+from penstock.brokers.sqs.faults import QueueMissing
+from penstock.brokers.sqs.leases import Leases
+from penstock.brokers.sqs.limits import check_delay
+from penstock.brokers.sqs.queues import Queues
+from penstock.brokers.sqs.sending import Sending
+from penstock.brokers.sqs.settled import Settled
+from penstock.errors import PenstockError, UserError
+from penstock.messaging.broker import SettleFailure
+from penstock.messaging.clock import Clock
+from penstock.messaging.delivery import Delivery
+from penstock.messaging.settlement import Ack, DeadLetter, Release, Settlement
+
+BURYING_SECONDS = 30.0  # for which a message stays hidden while its dead letter is sent
+DELETE = "delete_message_batch"
+
+Failures = list[SettleFailure]
+
+
+class Settling:
+    """Any thread may call it."""
+
+    def __init__(
+        self,
+        *,
+        queues: Queues,
+        batches: Batches,
+        leases: Leases,
+        sending: Sending,
+        settled: Settled,
+        at_once: AtOnce,
+        holder: str,
+        clock: Clock,
+    ) -> None:
+        self._queues = queues
+        self._batches = batches
+        self._leases = leases
+        self._sending = sending
+        self._settled = settled
+        self._at_once = at_once
+        self._holder = holder
+        self._clock = clock
+
+    def settle(self, settlements: Sequence[tuple[Delivery, Settlement]]) -> Sequence[SettleFailure]:
+        """Each queue's and each way's at once. Raises where nothing could be asked, or a person has to mend it."""
+        for delivery, settlement in settlements:
+            if isinstance(settlement, Release):
+                check_delay(settlement.delay_seconds, queue=delivery.queue)
+        failures: Failures = []
+        acks: dict[str, list[Delivery]] = {}
+        releases: dict[str, list[tuple[Delivery, float]]] = {}
+        dead: dict[str, list[tuple[Delivery, DeadLetter]]] = {}
+        seen: set[str] = set()
+        for delivery, settlement in settlements:
+            if delivery.receipt in seen or delivery in self._settled:
+                failures.append(SettleFailure(delivery=delivery, reason=rules.LOST, lost=True))
+                continue
+            seen.add(delivery.receipt)
+            match settlement:
+                case Ack():
+                    acks.setdefault(delivery.queue, []).append(delivery)
+                case Release():
+                    releases.setdefault(delivery.queue, []).append((delivery, settlement.delay_seconds))
+                case DeadLetter():
+                    dead.setdefault(delivery.queue, []).append((delivery, settlement))
+        ways: list[Callable[[], Failures]] = [
+            *(partial(self._delete, queue, each) for queue, each in acks.items()),
+            *(partial(self._release, queue, each) for queue, each in releases.items()),
+            *(partial(self._bury, queue, each) for queue, each in dead.items()),
+        ]
+        concerned = [
+            *acks.values(),
+            *([delivery for delivery, _ in each] for each in releases.values()),
+            *([delivery for delivery, _ in each] for each in dead.values()),
+        ]
+        return failures + self._together(ways, concerned)
+
+    def _together(self, ways: Sequence[Callable[[], Failures]], concerned: Sequence[Sequence[Delivery]]) -> Failures:
+        answers = self._at_once.run(ways)
+        errors = [answer for answer in answers if isinstance(answer, Exception)]
+        fatal = [error for error in errors if isinstance(error, UserError)]
+        if fatal or (errors and len(errors) == len(answers)):
+            raise [*fatal, *errors][0]
+        failures: Failures = []
+        for deliveries, answer in zip(concerned, answers, strict=True):
+            if isinstance(answer, Exception):
+                failures += [SettleFailure(delivery=each, reason=str(answer), lost=False) for each in deliveries]
+            else:
+                failures += answer
+        return failures
+
+    def _delete(self, queue: str, deliveries: Sequence[Delivery]) -> Failures:
+        entries = [{"ReceiptHandle": delivery.receipt} for delivery in deliveries]
+        failed = self._batches.run(self._queues.find(queue), DELETE, entries)
+        return self._outcome(deliveries, failed.items())
+
+    def _release(self, queue: str, released: Sequence[tuple[Delivery, float]]) -> Failures:
+        return self._outcome([delivery for delivery, _ in released], self._leases.change(queue, released))
+
+    def _bury(self, queue: str, dead: Sequence[tuple[Delivery, DeadLetter]]) -> Failures:
+        try:
+            target = self._queues.dead_letter_queue(self._queues.find(queue))
+        except QueueMissing as error:  # a person is to be told, but the worker has other work, and the message stays
+            return [SettleFailure(delivery=delivery, reason=str(error), lost=False) for delivery, _ in dead]
+        hidden = self._leases.change(queue, [(delivery, BURYING_SECONDS) for delivery, _ in dead])
+        gone = {place: each for place, each in hidden if faults.is_gone_handle(each.code, each.message)}
+        failures = self._outcome([delivery for delivery, _ in dead], gone.items(), settled=False)
+        mine = [pair for place, pair in enumerate(dead) if place not in gone]
+        buried: list[Delivery] = []
+        entries = [
+            dead_letter(delivery, each, worker=self._holder, now=self._clock.now(), fifo=target.is_fifo)
+            for delivery, each in mine
+        ]
+        for (delivery, _), answer in zip(mine, self._sending.try_all(target, entries), strict=True):
+            if isinstance(answer, PenstockError):
+                failures.append(SettleFailure(delivery=delivery, reason=f"no dead letter: {answer}", lost=False))
+            else:
+                buried.append(delivery)
+        return failures + (self._delete(queue, buried) if buried else [])
+
+    def _outcome(
+        self, deliveries: Sequence[Delivery], failed: Iterable[tuple[int, Failed]], *, settled: bool = True
+    ) -> Failures:
+        by_place = dict(failed)
+        if settled:
+            for place, delivery in enumerate(deliveries):
+                if place not in by_place:
+                    self._settled.add(delivery)
+        return [_failure(deliveries[place], each) for place, each in by_place.items()]
+
+
+def _failure(delivery: Delivery, failed: Failed) -> SettleFailure:
+    lost = faults.is_gone_handle(failed.code, failed.message)
+    return SettleFailure(delivery=delivery, reason=f"{rules.LOST} ({failed})" if lost else str(failed), lost=lost)
