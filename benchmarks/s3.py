@@ -103,7 +103,7 @@ def compare(name: str, stage: Stage, rounds: int) -> None:
         median = statistics.median(warm)
         each = " ".join(f"{value:.2f}" for value in warm)
         print(
-            f"{name:<15} {side:<16} {median:7.2f} s  {size_mb / median:6.1f} MB/s  {stage.objects / median:7.1f} a second"
+            f"{name:<15} {side:<16} {median:7.2f} s {size_mb / median:6.1f} MB/s {stage.objects / median:7.1f} a second"
             f"  {local / median:5.2f} of the folder's  (first {cold:.2f}; {each})",
             flush=True,
         )
