@@ -118,9 +118,9 @@ class Settings(BaseSettings):
 
     @property
     def aws(self) -> Aws:
-        """How to speak to AWS."""
+        """How to speak to AWS. ``AWS_REGION``, which ECS and most of AWS's tools use, boto3 does not know."""
         return Aws(
-            region=self.aws_region,
+            region=self.aws_region or os.environ.get("AWS_REGION"),
             endpoint_url=self.aws_endpoint_url,
             profile=self.aws_profile,
             requester_pays=self.aws_requester_pays,

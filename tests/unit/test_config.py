@@ -159,3 +159,9 @@ def test_a_secret_is_not_in_the_sentence_about_it(here: Path) -> None:
     with pytest.raises(ConfigurationError, match="spark_conf") as caught:
         load_settings()
     assert "12345" not in str(caught.value)
+
+
+def test_the_region_may_be_named_as_most_of_awss_tools_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_REGION", "eu-central-1")
+    assert load_settings().aws.region == "eu-central-1"
+    assert load_settings(aws_region="eu-west-1").aws.region == "eu-west-1"
