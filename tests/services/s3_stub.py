@@ -1,11 +1,12 @@
 """A server of a few lines that answers as S3 does where a test wants an answer that no real server gives on demand."""
 
+import sys
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,8 +41,7 @@ class S3Stub:
     def __init__(self, answer: Callable[[Asked], Answered]) -> None:
         self.answer = answer
         self.asked: list[Asked] = []  # appended to by the threads that serve
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
-        self._server.daemon_threads = True
+        self._server = _Server(("127.0.0.1", 0), _handler(self))
         self._serving = threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True, name="s3-stub")
         self._serving.start()
 
@@ -61,6 +61,14 @@ class S3Stub:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        if not isinstance(sys.exception(), ConnectionError):  # a client that left is no fault
+            super().handle_error(request, client_address)
 
 
 def _handler(stub: S3Stub) -> type[BaseHTTPRequestHandler]:

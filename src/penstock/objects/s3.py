@@ -19,7 +19,7 @@ from penstock.objects.reference import ObjectRef
 from penstock.objects.s3_fetch import WHOLE_BYTES_MAX, Fetch, fetch_of, refuse
 from penstock.storage.address import S3Address
 from penstock.storage.aws import Aws
-from penstock.storage.s3_faults import Kind, fault_of
+from penstock.storage.s3_faults import Kind, fault_of, is_of_s3
 
 HEAD_BYTES = 64 << 10  # of a large object, fetched as it is opened: is it there, and how does it begin?
 TRIES_MAX = 4  # of a body that breaks off, without a byte more
@@ -170,6 +170,8 @@ class _Body:
         try:
             return next(self._chunks, b"")
         except Exception as error:
+            if not (is_of_s3(error) or isinstance(error, OSError)):
+                raise
             if fault_of(error).kind is not Kind.PASSING:
                 refuse(self._ref, error)
             return b""

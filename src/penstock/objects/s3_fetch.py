@@ -20,7 +20,7 @@ from penstock.errors import (
 from penstock.objects.reference import ObjectRef
 from penstock.storage.aws import Aws
 from penstock.storage.s3_client import bucket_client, is_nameable, requester, service_client
-from penstock.storage.s3_faults import Kind, fault_of
+from penstock.storage.s3_faults import Kind, fault_of, is_of_s3
 
 if TYPE_CHECKING:
     from obstore import GetOptions
@@ -93,7 +93,9 @@ def explained(ref: ObjectRef) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        refuse(ref, error)
+        if is_of_s3(error):
+            refuse(ref, error)
+        raise
 
 
 def refuse(ref: ObjectRef, error: Exception) -> NoReturn:

@@ -112,11 +112,11 @@ def fault_of(error: Exception) -> Fault:
 
 
 def is_of_s3(error: BaseException) -> TypeGuard[Exception]:
-    """Whether one of the libraries that speak S3 raised it, but for obstore's `FileNotFoundError`."""
+    """Whether one of the libraries that speak S3 raised it; obstore also says `FileNotFoundError`."""
     from botocore.exceptions import BotoCoreError, ClientError
     from obstore.exceptions import BaseError
 
-    return isinstance(error, (BaseError, BotoCoreError, ClientError))
+    return isinstance(error, (BaseError, BotoCoreError, ClientError, FileNotFoundError))
 
 
 def refuse(address: str, error: Exception) -> NoReturn:

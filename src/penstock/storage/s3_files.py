@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any, BinaryIO, NoReturn, cast
 
-from penstock.errors import PenstockError, UsageError
+from penstock.errors import UsageError
 from penstock.storage.address import S3, S3Address
 from penstock.storage.aws import Aws
 from penstock.storage.files import FileInfo
@@ -122,7 +122,7 @@ class S3Files:
             file.complete()
         except BaseException as error:
             file.abort()
-            if is_of_s3(error):  # `write` sends; what else ran in the block has errors of its own
+            if is_of_s3(error) and not isinstance(error, FileNotFoundError):  # else one of the block's own
                 refuse(self._address(path), error)
             raise
 
@@ -173,9 +173,9 @@ class S3Files:
         """What S3 refuses, but for a file that is not there, in our own words."""
         try:
             yield
-        except PenstockError:
-            raise
         except Exception as error:
+            if not is_of_s3(error):
+                raise
             if fault_of(error).kind is Kind.MISSING:
                 raise FileNotFoundError(f"{self._address(path)} is not there") from None
             refuse(self._address(path), error)
