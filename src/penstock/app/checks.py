@@ -76,8 +76,11 @@ def _lived_with(finding: Finding) -> Finding:
     return replace(finding, verdict=Verdict.WARNING, hint=WITHOUT_SPARK)
 
 
-def state_checks(asked: "Asked") -> Iterator[Finding]:
-    """The state, and the tables, of what is named or lies here. Where nothing is there is nothing to look at."""
+def state_checks(asked: "Asked", *, try_notification: bool = False) -> Iterator[Finding]:
+    """The state, and the tables, of what is named or lies here. Where nothing is there is nothing to look at.
+
+    ``try_notification``: let S3 send a test event to each source's queue.
+    """
     from penstock.app.scope import find_scope, scopes_here
 
     here = Path.cwd()
@@ -91,6 +94,7 @@ def state_checks(asked: "Asked") -> Iterator[Finding]:
             yield from _app_checks(scope, asked.app or "the state here")
         else:
             yield _standing_check("table", scope, scope.name)
+        yield from _aws_checks(scope, asked.app, try_notification=try_notification)
 
 
 def _app_checks(scope: "Scope", name: str) -> Iterator[Finding]:
@@ -104,6 +108,19 @@ def _app_checks(scope: "Scope", name: str) -> Iterator[Finding]:
     yield guarded("stopping", partial(_stopping, scope))
     if not failed and ledger.verdict is not Verdict.FAILED:
         yield _standing_check("app", scope, name)
+
+
+def _aws_checks(scope: "Scope", app: str | None, *, try_notification: bool) -> Iterator[Finding]:
+    from penstock.app.aws_checks import aws_checks, scene_of
+    from penstock.app.loading import load_app
+
+    scene = scene_of(
+        scope.settings,
+        None if app is None or scope.table is not None else load_app(app),
+        tables=[where.table.uri for where in scope.tables.values()],
+        try_notification=try_notification,
+    )
+    yield from aws_checks(scene)
 
 
 def _standing_check(check: str, scope: "Scope", name: str) -> Finding:

@@ -2,7 +2,7 @@
 
 import dataclasses
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -12,16 +12,25 @@ from penstock.cli.output import AppName, Json, Pipeline, StateFolder, Table, pri
 if TYPE_CHECKING:
     from penstock.app.findings import Finding
 
+TryNotification = Annotated[
+    bool,
+    typer.Option(
+        "--try-notification",
+        help="Let S3 send a test event to the queue of each source: its bucket's notifications are written again.",
+    ),
+]
+
 
 def doctor(
     table: Table = None,
     state: StateFolder = None,
     pipeline: Pipeline = None,
     app_name: AppName = None,
+    try_notification: TryNotification = False,
     json_: Json = False,
 ) -> None:
-    """Check Python, settings, disk, Java and Spark where they are needed, and the table or the app's state here, or
-    what is named. Exit code 3: something failed."""
+    """Check Python, settings, disk, Java and Spark where they are needed, the table or the app's state here, or what is
+    named, and what of it is in AWS. Exit code 3: something failed."""
     from itertools import chain
 
     from penstock.app.checks import machine_checks, spark_need, state_checks
@@ -31,7 +40,9 @@ def doctor(
     asked = Asked(table=table, state=state, pipeline=pipeline, app=app_name)
 
     findings: list[Finding] = []
-    for finding in chain(machine_checks(os.environ, spark=spark_need(asked)), state_checks(asked)):
+    for finding in chain(
+        machine_checks(os.environ, spark=spark_need(asked)), state_checks(asked, try_notification=try_notification)
+    ):
         findings.append(finding)
         if not json_:
             _print_finding(finding)

@@ -1,0 +1,143 @@
+"""What SQS says of a queue, and whether a test event of S3 arrives in it: for `penstock doctor`.
+
+Nothing here takes a message away from a worker, but for `await_test_event`, which is only called where that was asked
+for.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+from penstock.brokers.sqs.api import Api, QueueRef
+from penstock.brokers.sqs.queues import Queues
+from penstock.messaging.clock import Clock
+from penstock.storage.aws import Aws
+from penstock.storage.aws_access import clock_ahead_seconds
+
+POLL_SECONDS = 5
+HOLD_SECONDS = 10  # how long a message that is not ours stays away from workers, should we be killed meanwhile
+_TEST_EVENT = "s3:TestEvent"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueFacts:
+    """As the queue's attributes tell them."""
+
+    name: str
+    arn: str
+    is_fifo: bool
+    visible: int  # about so many
+    visibility_seconds: int
+    retention_seconds: int
+    is_encrypted: bool
+    kms_key: str | None  # of the owner's or AWS's own; None: a key of SQS, or none
+    dead_letter_arn: str | None  # of the redrive policy
+    receives_max: int | None  # as above
+    policy: Mapping[str, Any] = field(default_factory=dict)  # who may send
+    clock_ahead_seconds: float | None
+
+
+class Looking:
+    """SQS, looked at. Every method raises what a broker raises."""
+
+    def __init__(self, aws: Aws, *, clock: Clock) -> None:
+        self._api = Api(aws, pollers=1, poll_seconds=float(POLL_SECONDS))
+        self._queues = Queues(self._api, clock=clock)
+        self._clock = clock
+
+    @property
+    def place(self) -> str:
+        """Whom we ask, for people."""
+        return self._api.place
+
+    def queue(self, name: str) -> QueueFacts:
+        """A queue by its name, URL or ARN."""
+        return self._facts(self._queues.find(name))
+
+    def dead_letters(self, name: str) -> QueueFacts:
+        """Where its dead letters go."""
+        return self._facts(self._queues.dead_letter_queue(self._queues.find(name)))
+
+    def await_test_event(self, name: str, *, bucket: str, since: datetime, seconds: float) -> bool:
+        """Whether a test event of that bucket, sent since then, comes within the seconds; it is deleted.
+
+        Whatever else comes is made visible again at once. That costs each of it a receive.
+        """
+        queue = self._queues.find(name)
+        give_up = self._clock.monotonic() + seconds
+        found = False
+        while not found and self._clock.monotonic() < give_up:
+            for raw in self._received(queue):
+                handle = raw["ReceiptHandle"]
+                if _is_test_event(raw["Body"], bucket=bucket, since=since):
+                    self._api.on(queue, "delete_message", ReceiptHandle=handle)
+                    found = True
+                else:
+                    self._api.on(queue, "change_message_visibility", ReceiptHandle=handle, VisibilityTimeout=0)
+        return found
+
+    def close(self) -> None:
+        """Let go of connections."""
+        self._api.close()
+        self._api.disconnect()
+
+    def _facts(self, queue: QueueRef) -> QueueFacts:
+        answer = self._api.on(queue, "get_queue_attributes", AttributeNames=["All"])
+        told: Mapping[str, str] = answer.get("Attributes", {})
+        redrive = _document(told.get("RedrivePolicy"))
+        receives_max = redrive.get("maxReceiveCount")
+        return QueueFacts(
+            name=queue.name,
+            arn=told.get("QueueArn", ""),
+            is_fifo=queue.is_fifo,
+            visible=int(told.get("ApproximateNumberOfMessages", 0)),
+            visibility_seconds=int(told.get("VisibilityTimeout", 0)),
+            retention_seconds=int(told.get("MessageRetentionPeriod", 0)),
+            is_encrypted=told.get("SqsManagedSseEnabled") == "true" or bool(told.get("KmsMasterKeyId")),
+            kms_key=told.get("KmsMasterKeyId") or None,
+            dead_letter_arn=redrive.get("deadLetterTargetArn"),
+            receives_max=None if receives_max is None else int(receives_max),
+            policy=_document(told.get("Policy")),
+            clock_ahead_seconds=clock_ahead_seconds(answer, now=self._clock.now()),
+        )
+
+    def _received(self, queue: QueueRef) -> Sequence[Mapping[str, Any]]:
+        answer = self._api.on(
+            queue,
+            "receive_message",
+            MaxNumberOfMessages=10,
+            WaitTimeSeconds=POLL_SECONDS,
+            VisibilityTimeout=HOLD_SECONDS,
+        )
+        return tuple(answer.get("Messages", ()))
+
+
+@contextmanager
+def looking(aws: Aws, *, clock: Clock) -> Iterator[Looking]:
+    """Look at SQS until the block ends."""
+    looked = Looking(aws, clock=clock)
+    try:
+        yield looked
+    finally:
+        looked.close()
+
+
+def _document(text: str | None) -> Mapping[str, Any]:
+    try:
+        found = json.loads(text or "{}")
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _is_test_event(body: str, *, bucket: str, since: datetime) -> bool:
+    event = _document(body)
+    if event.get("Event") != _TEST_EVENT or event.get("Bucket") != bucket:
+        return False
+    try:
+        return datetime.fromisoformat(event["Time"]) >= since
+    except (KeyError, TypeError, ValueError):
+        return False

@@ -1,0 +1,170 @@
+"""What S3 says of a bucket, and whether this user may do there what sources and tables take: for `penstock doctor`."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import unquote_plus
+
+from penstock.errors import ConfigurationError, PenstockError, TemporaryError
+from penstock.messaging.clock import Clock
+from penstock.storage.address import S3, S3Address
+from penstock.storage.aws import Aws
+from penstock.storage.aws_access import clock_ahead_seconds
+from penstock.storage.s3_client import requester, service_client
+from penstock.storage.s3_faults import Kind, fault_of, is_of_s3
+
+_DESTINATIONS = {  # of a notification configuration: what its parts are called, and where each leads
+    "QueueConfigurations": "QueueArn",
+    "TopicConfigurations": "TopicArn",
+    "LambdaFunctionConfigurations": "LambdaFunctionArn",
+}
+_BRIDGE = "EventBridgeConfiguration"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NoticeRule:
+    """One line of a bucket's notification configuration."""
+
+    arn: str  # of a queue, a topic or a function
+    events: tuple[str, ...]
+    prefix: str  # as keys are, not percent-encoded
+    suffix: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Notices:
+    """A bucket's notification configuration."""
+
+    rules: tuple[NoticeRule, ...]
+    to_event_bridge: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceFacts:
+    """A bucket and a prefix that is read. None: this user may not look, which the work does not need."""
+
+    versioning: str | None  # Enabled, Suspended or never
+    notices: Notices | None
+    tried_key: str | None  # of the object that was read; None where there is none yet
+    clock_ahead_seconds: float | None
+
+
+def inspect_source(address: S3Address, aws: Aws, *, clock: Clock) -> SourceFacts:
+    """List below the prefix and read a byte of what is there. Raises `ConfigurationError` and `TemporaryError`."""
+    client, where = service_client(aws), f"{address}"
+    prefix = f"{address.prefix}/" if address.prefix else ""
+    listed = _asked(
+        f"{where} cannot be listed, which takes s3:ListBucket",
+        lambda: client.list_objects_v2(Bucket=address.bucket, Prefix=prefix, MaxKeys=1, **requester(aws)),
+    )
+    ahead_seconds = clock_ahead_seconds(listed, now=clock.now())
+    key = next((found["Key"] for found in listed.get("Contents", ())), None)
+    if key is not None:
+        _asked(
+            f"{S3}{address.bucket}/{key} cannot be read, which takes s3:GetObject",
+            lambda: client.head_object(Bucket=address.bucket, Key=key, **requester(aws)),
+        )
+    return SourceFacts(
+        versioning=_versioning(client, address.bucket),
+        notices=_notices(client, address.bucket),
+        tried_key=key,
+        clock_ahead_seconds=ahead_seconds,
+    )
+
+
+def put_notices_again(bucket: str, aws: Aws) -> None:
+    """Write the bucket's notification configuration as it is, so that S3 tries the way to each place that it names.
+
+    S3 refuses the configuration where it cannot send to one of them, and changes nothing. Raises `ConfigurationError`
+    then, or where this user may not do it.
+    """
+    client = service_client(aws)
+    found = _asked(
+        f"The notifications of {bucket} cannot be read, which takes s3:GetBucketNotification",
+        lambda: client.get_bucket_notification_configuration(Bucket=bucket),
+    )
+    same = {name: found[name] for name in (*_DESTINATIONS, _BRIDGE) if name in found}
+    _asked(
+        f"The notifications of {bucket} cannot be written again as they are, which takes s3:PutBucketNotification and "
+        "places that S3 may send to",
+        lambda: client.put_bucket_notification_configuration(Bucket=bucket, NotificationConfiguration=same),
+    )
+
+
+def try_table(address: S3Address, aws: Aws, *, name: str) -> None:
+    """Write a file of that name below the prefix, once more on the condition that there is none, read, list and delete
+    it. Raises `ConfigurationError` at the first thing that this user may not do, or S3 does not do.
+    """
+    client = service_client(aws)
+    key = f"{address.prefix}/{name}"
+    file = f"{S3}{address.bucket}/{key}"
+    at = {"Bucket": address.bucket, "Key": key, **requester(aws)}
+    _asked(f"{file} cannot be written, which takes s3:PutObject", lambda: client.put_object(**at, Body=b"penstock"))
+    try:
+        _check_condition(client, at, file)
+        _asked(f"{file} cannot be read, which takes s3:GetObject", lambda: client.get_object(**at)["Body"].read())
+        _asked(
+            f"{address} cannot be listed, which takes s3:ListBucket",
+            lambda: client.list_objects_v2(Bucket=address.bucket, Prefix=key, MaxKeys=1, **requester(aws)),
+        )
+    finally:
+        _asked(f"{file} cannot be deleted, which takes s3:DeleteObject", lambda: client.delete_object(**at))
+
+
+def _check_condition(client: Any, at: Mapping[str, str], file: str) -> None:
+    """Two publishers of one version of a table must not both succeed: the store itself has to refuse the second."""
+    try:
+        client.put_object(**at, Body=b"twice", IfNoneMatch="*")
+    except Exception as error:
+        if is_of_s3(error) and fault_of(error).kind is Kind.CHANGED:
+            return
+        raise _meant(f"{file} cannot be written on a condition", error) from error
+    raise ConfigurationError(
+        f"{file} was overwritten although If-None-Match forbade it: a table there would lose batches when two "
+        "processes publish at once; use a store that honours conditional puts."
+    )
+
+
+def _versioning(client: Any, bucket: str) -> str | None:
+    try:
+        answer = _asked("versioning", lambda: client.get_bucket_versioning(Bucket=bucket))
+    except PenstockError:
+        return None
+    return str(answer.get("Status") or "never")
+
+
+def _notices(client: Any, bucket: str) -> Notices | None:
+    try:
+        answer = _asked("notices", lambda: client.get_bucket_notification_configuration(Bucket=bucket))
+    except PenstockError:
+        return None
+    rules = [
+        _rule(each, each[arn]) for part, arn in _DESTINATIONS.items() for each in answer.get(part, ()) if arn in each
+    ]
+    return Notices(rules=tuple(rules), to_event_bridge=_BRIDGE in answer)
+
+
+def _rule(told: Mapping[str, Any], arn: str) -> NoticeRule:
+    filters: Sequence[Mapping[str, str]] = told.get("Filter", {}).get("Key", {}).get("FilterRules", ())
+    values = {each["Name"].lower(): unquote_plus(each["Value"]) for each in filters}
+    return NoticeRule(
+        arn=arn,
+        events=tuple(told.get("Events", ())),
+        prefix=values.get("prefix", ""),
+        suffix=values.get("suffix", ""),
+    )
+
+
+def _asked(what: str, call: Any) -> Any:
+    try:
+        return call()
+    except Exception as error:
+        raise _meant(what, error) from error
+
+
+def _meant(what: str, error: Exception) -> Exception:
+    """Ours for one of boto3's; any other as it is."""
+    if not is_of_s3(error):
+        return error
+    fault = fault_of(error)
+    return (TemporaryError if fault.kind is Kind.PASSING else ConfigurationError)(f"{what}: {fault.text}.")

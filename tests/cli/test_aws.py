@@ -1,0 +1,339 @@
+"""`penstock doctor` on queues and buckets in AWS."""
+
+import json
+import sys
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from botocore.exceptions import ClientError
+from tests.cli.conftest import Call
+from tests.services.aws_server import REGION, AwsServer
+
+from penstock.app import checks
+from penstock.app.aws_checks import clocks, scene_of
+from penstock.app.findings import Verdict
+from penstock.brokers.sqs.facts import looking
+from penstock.config import Settings
+from penstock.errors import ConfigurationError
+from penstock.messaging.clock import SystemClock
+from penstock.objects.s3_facts import try_table
+from penstock.storage.address import S3Address
+
+FAILED, CHECK_FOUND_PROBLEMS = "failed", 3
+DAY = 86_400
+BUCKET, TABLES = "landing", "lake"
+APP = """
+from penstock import App, DeltaSink, ObjectSource
+
+app = App.from_config()
+app.pipeline(
+    "clicks",
+    source=ObjectSource("s3://landing/in", queue="clicks", schema="id long"),
+    sink=DeltaSink("s3://lake/tables/clicks"),
+)
+
+@app.handler("orders", max_attempts=6)
+def work(message): ...
+"""
+
+
+@pytest.fixture
+def here(tmp_path: Path, moto: AwsServer, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An app whose queues, source and table are in AWS."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(checks, "_spark_checks", lambda environ: ())
+    for name, value in moto.environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("PENSTOCK_BROKER", f"sqs://{REGION}")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "cloudy.py").write_text(APP)
+    monkeypatch.delitem(sys.modules, "cloudy", raising=False)
+    return tmp_path
+
+
+def make(moto: AwsServer, name: str, *, receives: int = 20, letters_days: int = 14, **more: str) -> str:
+    """A queue, its dead letters, and a policy by which the bucket may send; answers its URL."""
+    sqs = moto.client("sqs")
+    letters = sqs.create_queue(QueueName=f"{name}-dlq", Attributes={"MessageRetentionPeriod": str(letters_days * DAY)})[
+        "QueueUrl"
+    ]
+    arn = f"arn:aws:sqs:{REGION}:{moto.account}:{name}"
+    policy = {
+        "Statement": [
+            {
+                "Effect": "Allow",
+                "Principal": {"Service": "s3.amazonaws.com"},
+                "Action": "sqs:SendMessage",
+                "Resource": arn,
+                "Condition": {"ArnEquals": {"aws:SourceArn": f"arn:aws:s3:::{BUCKET}"}},
+            }
+        ]
+    }
+    assert letters
+    made = sqs.create_queue(
+        QueueName=name,
+        Attributes={
+            "MessageRetentionPeriod": str(4 * DAY),
+            "RedrivePolicy": json.dumps({"deadLetterTargetArn": f"{arn}-dlq", "maxReceiveCount": receives}),
+            "Policy": json.dumps(policy),
+            **more,
+        },
+    )
+    return str(made["QueueUrl"])
+
+
+def announce(moto: AwsServer, queue: str, prefix: str = "in/") -> None:
+    moto.client("s3").put_bucket_notification_configuration(
+        Bucket=BUCKET,
+        NotificationConfiguration={
+            "QueueConfigurations": [
+                {
+                    "QueueArn": f"arn:aws:sqs:{REGION}:{moto.account}:{queue}",
+                    "Events": ["s3:ObjectCreated:*"],
+                    "Filter": {"Key": {"FilterRules": [{"Name": "prefix", "Value": prefix}]}},
+                }
+            ]
+        },
+    )
+
+
+@pytest.fixture
+def whole(moto: AwsServer, here: Path) -> AwsServer:
+    """Everything that the app takes."""
+    for bucket in (BUCKET, TABLES):
+        moto.client("s3").create_bucket(Bucket=bucket)
+    for name in ("clicks", "orders"):
+        make(moto, name)
+    announce(moto, "clicks")
+    return moto
+
+
+def found(penstock: Call, *options: str) -> dict[tuple[str, str], tuple[str, str]]:
+    """Verdict and words, by check and by the queue or address that the words begin with."""
+    said = penstock("doctor", "--app", "cloudy:app", *options, "--json")
+    assert said.exit_code in (0, CHECK_FOUND_PROBLEMS), said.err
+    document: list[dict[str, Any]] = json.loads(said.out)
+    return {
+        (one["check"], one["found"].partition(": ")[0]): (one["verdict"], one["found"])
+        for one in document
+        if one["check"].startswith(("aws", "sqs", "s3"))
+    }
+
+
+def test_everything_that_is_well(penstock: Call, whole: AwsServer) -> None:
+    everything = found(penstock)
+    assert [verdict for verdict, _ in everything.values() if verdict != "ok"] == [], everything
+    assert {check for check, _ in everything} == {
+        "aws",
+        "sqs queue",
+        "sqs dead",
+        "sqs policy",
+        "s3 source",
+        "s3 notice",
+        "s3 table",
+        "aws clock",
+    }
+    ((_, access),) = [found for (check, _), found in everything.items() if check == "aws"]
+    assert f"credentials by env, region {REGION}" in access
+    assert "test" not in access, "key and secret are nobody's to see"
+    assert "max_attempts 6 and 3 for deploys" in everything["sqs dead", "orders"][1]
+
+
+def test_nothing_is_left_behind(penstock: Call, whole: AwsServer) -> None:
+    found(penstock)
+    assert "Contents" not in whole.client("s3").list_objects_v2(Bucket=TABLES)
+    attributes = whole.client("sqs").get_queue_attributes(
+        QueueUrl=whole.client("sqs").get_queue_url(QueueName="orders")["QueueUrl"], AttributeNames=["All"]
+    )["Attributes"]
+    assert attributes["ApproximateNumberOfMessages"] == attributes["ApproximateNumberOfMessagesNotVisible"] == "0"
+
+
+def no_queue(moto: AwsServer) -> None:
+    sqs = moto.client("sqs")
+    sqs.delete_queue(QueueUrl=sqs.get_queue_url(QueueName="orders")["QueueUrl"])
+
+
+def no_letters(moto: AwsServer) -> None:
+    sqs = moto.client("sqs")
+    sqs.delete_queue(QueueUrl=sqs.get_queue_url(QueueName="orders-dlq")["QueueUrl"])
+
+
+def few_receives(moto: AwsServer) -> None:
+    no_queue(moto)
+    make(moto, "orders", receives=5)
+
+
+def short_letters(moto: AwsServer) -> None:
+    sqs = moto.client("sqs")
+    sqs.set_queue_attributes(
+        QueueUrl=sqs.get_queue_url(QueueName="clicks-dlq")["QueueUrl"], Attributes={"MessageRetentionPeriod": "3600"}
+    )
+
+
+def no_policy(moto: AwsServer) -> None:
+    sqs = moto.client("sqs")
+    sqs.set_queue_attributes(QueueUrl=sqs.get_queue_url(QueueName="clicks")["QueueUrl"], Attributes={"Policy": ""})
+
+
+def no_bucket(moto: AwsServer) -> None:
+    moto.client("s3").delete_bucket(Bucket=BUCKET)
+
+
+def other_prefix(moto: AwsServer) -> None:
+    announce(moto, "clicks", "elsewhere/")
+
+
+def no_tables(moto: AwsServer) -> None:
+    moto.client("s3").delete_bucket(Bucket=TABLES)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "check", "verdict", "words"),
+    [
+        (no_queue, ("sqs queue", "There is no queue"), FAILED, ""),
+        (no_letters, ("sqs dead", "orders"), FAILED, "no place to go"),
+        (few_receives, ("sqs dead", "orders"), FAILED, "before its attempts are used up"),
+        (short_letters, ("sqs dead", "clicks"), "warning", "kept for 1 hour, no longer than"),
+        (no_policy, ("sqs policy", "clicks"), FAILED, "does not let s3.amazonaws.com send"),
+        (
+            no_bucket,
+            ("s3 source", "s3://landing/in cannot be listed, which takes s3:ListBucket"),
+            FAILED,
+            "no such bucket",
+        ),
+        (other_prefix, ("s3 notice", "s3://landing/in"), FAILED, "nothing of this"),
+        (no_tables, ("s3 table", ""), FAILED, "no such bucket"),
+    ],
+)
+def test_what_is_not_well(
+    penstock: Call,
+    whole: AwsServer,
+    spoil: Callable[[AwsServer], None],
+    check: tuple[str, str],
+    verdict: str,
+    words: str,
+) -> None:
+    spoil(whole)
+    everything = found(penstock)
+    matching = [one for (name, at), one in everything.items() if name == check[0] and at.startswith(check[1])]
+    assert (verdict, True) in [(one[0], words in one[1]) for one in matching], everything
+
+
+def test_a_test_event_arrives_and_nothing_else_is_taken(penstock: Call, whole: AwsServer) -> None:
+    sqs, url = whole.client("sqs"), whole.client("sqs").get_queue_url(QueueName="clicks")["QueueUrl"]
+    sqs.purge_queue(QueueUrl=url)  # of the event that the fixture's configuration sent
+    before = whole.client("s3").get_bucket_notification_configuration(Bucket=BUCKET)
+    verdict, words = found(penstock, "--try-notification")["s3 test", BUCKET]
+    assert (verdict, "its test event arrived in clicks" in words) == ("ok", True), words
+    after = whole.client("s3").get_bucket_notification_configuration(Bucket=BUCKET)
+    assert before["QueueConfigurations"] == after["QueueConfigurations"]
+    assert "Messages" not in sqs.receive_message(QueueUrl=url)
+
+
+def test_messages_that_wait_are_not_received_to_look_for_a_test_event(penstock: Call, whole: AwsServer) -> None:
+    sqs, url = whole.client("sqs"), whole.client("sqs").get_queue_url(QueueName="clicks")["QueueUrl"]
+    sqs.purge_queue(QueueUrl=url)
+    sqs.send_message(QueueUrl=url, MessageBody="theirs")
+    verdict, words = found(penstock, "--try-notification")["s3 test", BUCKET]
+    assert (verdict, "about 1 messages wait in clicks" in words) == ("ok", True), words
+    raw = sqs.receive_message(QueueUrl=url, AttributeNames=["All"], MaxNumberOfMessages=10)["Messages"]
+    assert {one["Attributes"]["ApproximateReceiveCount"] for one in raw} == {"1"}
+
+
+def test_what_is_no_test_event_of_ours_is_visible_again_at_once(whole: AwsServer) -> None:
+    sqs, url = whole.client("sqs"), whole.client("sqs").get_queue_url(QueueName="clicks")["QueueUrl"]
+    sqs.send_message(QueueUrl=url, MessageBody="theirs")
+    others = {"Event": "s3:TestEvent", "Bucket": "another", "Time": datetime.now(UTC).isoformat()}
+    sqs.send_message(QueueUrl=url, MessageBody=json.dumps(others))
+    soon = datetime.now(UTC) + timedelta(hours=1)  # so that the event of the fixture is an older one
+    with looking(whole.aws, clock=SystemClock()) as look:
+        assert not look.await_test_event("clicks", bucket=BUCKET, since=soon, seconds=0.1)
+    assert len(sqs.receive_message(QueueUrl=url, MaxNumberOfMessages=10)["Messages"]) == len(["theirs", others, "ours"])
+
+
+class Strict:
+    """S3 as it is documented, and moto is not: it refuses a configuration with a place that it may not send to."""
+
+    def __init__(self, client: Any) -> None:
+        self._client = client
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._client, name)
+
+    def put_bucket_notification_configuration(self, **told: Any) -> Any:
+        assert told["NotificationConfiguration"]["QueueConfigurations"]
+        error = {"Code": "InvalidArgument", "Message": "Unable to validate the following destination configurations"}
+        raise ClientError({"Error": error}, "PutBucketNotificationConfiguration")
+
+
+def test_a_place_that_s3_may_not_send_to_is_told(
+    penstock: Call, whole: AwsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = Strict(whole.client("s3"))
+    monkeypatch.setattr("penstock.objects.s3_facts.service_client", lambda aws: client)
+    everything = found(penstock, "--try-notification")
+    ((verdict, words),) = [one for (check, _), one in everything.items() if check == "s3 test"]
+    assert verdict == FAILED
+    assert "places that S3 may send to" in words
+
+
+class Careless:
+    """A store that overwrites whatever it is told of conditions."""
+
+    def __init__(self, client: Any) -> None:
+        self._client = client
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._client, name)
+
+    def put_object(self, **told: Any) -> Any:
+        told.pop("IfNoneMatch", None)
+        return self._client.put_object(**told)
+
+
+def test_a_store_that_ignores_conditions_is_refused(whole: AwsServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    client = Careless(whole.client("s3"))
+    monkeypatch.setattr("penstock.objects.s3_facts.service_client", lambda aws: client)
+    with pytest.raises(ConfigurationError, match="a table there would lose batches"):
+        try_table(S3Address(bucket=TABLES, prefix="tables/clicks"), whole.aws, name="doctor")
+    assert "Contents" not in whole.client("s3").list_objects_v2(Bucket=TABLES)
+
+
+def test_without_an_app_nothing_is_known_of_its_queues(penstock: Call, whole: AwsServer) -> None:
+    document = json.loads(penstock("doctor", "--json").out)
+    (one,) = [one for one in document if one["check"] == "sqs queue"]
+    assert (one["verdict"], "--app" in one["hint"]) == ("warning", True)
+
+
+def test_no_credentials_are_one_finding(penstock: Call, whole: AwsServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    from penstock.storage import aws
+
+    aws._session.cache_clear()
+    try:
+        everything = found(penstock)
+    finally:
+        aws._session.cache_clear()
+    assert [(check, verdict) for (check, _), (verdict, _) in everything.items()] == [("aws", FAILED)]
+
+
+def test_a_queue_here_and_nothing_in_aws_is_nothing_to_look_at() -> None:
+    assert scene_of(Settings.model_construct(), None, tables=["file:///srv/clicks"]).is_empty
+
+
+@pytest.mark.parametrize(
+    ("ahead_seconds", "verdict", "words"),
+    [
+        (0.4, Verdict.OK, "0 s apart"),
+        (-60.0, Verdict.OK, "60 s apart"),
+        (61.0, Verdict.WARNING, "61 s ahead of"),
+        (-90.0, Verdict.WARNING, "90 s behind"),
+    ],
+)
+def test_clocks(ahead_seconds: float, verdict: Verdict, words: str) -> None:
+    found = clocks(ahead_seconds)
+    assert (found[0], words in found[1]) == (verdict, True)
