@@ -18,10 +18,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyspark import __version__ as spark_version
-from pyspark.sql import Column, DataFrame, functions
+from pyspark.sql import DataFrame, functions
 
 from penstock.errors import TableError, TemporaryError, TransformError
 from penstock.pipeline.arrow_types import arrow_schema
+from penstock.pipeline.columns import column, gathered
 from penstock.sinks.parquet import NULL_PARTITION
 from penstock.storage.files import Files
 
@@ -58,7 +59,7 @@ def write_parquet(
     task = _Task(
         files=files,
         directory=directory,
-        schema=arrow_schema(frame.select(*map(_column, stored)).schema).with_metadata(_METADATA),
+        schema=arrow_schema(frame.select(*map(column, stored)).schema).with_metadata(_METADATA),
         partition_by=tuple(partition_by),
         row_group_bytes=row_group_bytes,
         file_bytes=file_bytes,
@@ -71,25 +72,20 @@ def write_parquet(
 
 
 def _arranged(frame: DataFrame, stored: Sequence[str], partition_by: Sequence[str]) -> DataFrame:
-    """Partition columns last and as the text that Spark makes of them. Their rows are gathered, or every task would
-    write a crumb into every partition, and sorted, so that a task has one file open at a time.
+    """Partition columns last and as the text that Spark makes of them, by which rows are sorted: so a task has one
+    file open at a time.
 
     Columns are numbered: `mapInArrow` stumbles over names with a dot.
     """
-    columns = [_column(name).alias(f"c{number}") for number, name in enumerate(stored)]
+    columns = [column(name).alias(f"c{number}") for number, name in enumerate(stored)]
     if not partition_by:
         return frame.select(*columns)
     keys = [f"p{number}" for number in range(len(partition_by))]
     texts = [
-        functions.coalesce(_column(name).cast("string"), functions.lit("")).alias(key)
+        functions.coalesce(column(name).cast("string"), functions.lit("")).alias(key)
         for name, key in zip(partition_by, keys, strict=True)
     ]
-    gathered = frame.hint("rebalance", *map(_column, partition_by))
-    return gathered.select(*columns, *texts).sortWithinPartitions(*keys)
-
-
-def _column(name: str) -> Column:
-    return functions.col("`" + name.replace("`", "``") + "`")
+    return gathered(frame, partition_by).select(*columns, *texts).sortWithinPartitions(*keys)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,7 +116,7 @@ class _Task:
     def _pieces(self, batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[str, pa.RecordBatch]]:
         """The rows, as they are stored, cut where another folder begins."""
         for batch in batches:
-            columns = [column.cast(field.type) for column, field in zip(batch.columns, self.schema, strict=False)]
+            columns = [values.cast(field.type) for values, field in zip(batch.columns, self.schema, strict=False)]
             rows = pa.RecordBatch.from_arrays(columns, schema=self.schema)
             keys = batch.columns[len(columns) :]
             for start, end in itertools.pairwise(_bounds(keys, batch.num_rows)):
@@ -172,9 +168,9 @@ class _Task:
             yield pa.Table.from_batches(gathered, self.schema)
 
 
-def partition_folder(column: str, value: str) -> str:
+def partition_folder(name: str, value: str) -> str:
     """The folder of a partition, as Hive and Spark name it; "" is null."""
-    return f"{_escaped(column)}={_escaped(value) or NULL_PARTITION}"
+    return f"{_escaped(name)}={_escaped(value) or NULL_PARTITION}"
 
 
 def _escaped(text: str) -> str:

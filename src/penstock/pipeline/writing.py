@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pyspark.sql import DataFrame
 
 from penstock.pipeline.arrow_writer import write_parquet
+from penstock.pipeline.columns import gathered
 from penstock.storage.files import Files
 
 
@@ -15,9 +16,5 @@ def write(frame: DataFrame, files: Files, directory: str, *, partition_by: Seque
     """
     if not files.is_local:
         return write_parquet(frame, files, directory, partition_by=partition_by)
-    target = f"{files}/{directory}"
-    if partition_by:  # gather each partition's rows, or every task writes a crumb into every partition
-        frame.hint("rebalance", *partition_by).write.partitionBy(*partition_by).parquet(target)
-    else:
-        frame.write.parquet(target)
+    gathered(frame, partition_by).write.partitionBy(*partition_by).parquet(f"{files}/{directory}")
     return None

@@ -1,0 +1,68 @@
+"""A folder that passes for a place the JVM has no way to."""
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, BinaryIO
+
+from pyspark import cloudpickle
+
+from penstock.errors import TableError, TemporaryError
+from penstock.storage.local_files import LocalFiles
+
+# Spark's workers do not find the tests.
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # type: ignore[no-untyped-call]
+
+_OPEN: list[str] = []
+
+
+class Elsewhere(LocalFiles):
+    @property
+    def is_local(self) -> bool:
+        return False
+
+
+class Flood(Elsewhere):
+    """The store breaks in the middle of a file."""
+
+    @contextmanager
+    def open_output(self, path: str) -> Iterator[BinaryIO]:
+        with LocalFiles.open_output(self, path) as file:
+            yield _Breaking(file)  # type: ignore[misc]
+
+
+class Locked(Elsewhere):
+    """The store takes nothing from us."""
+
+    @contextmanager
+    def open_output(self, path: str) -> Iterator[BinaryIO]:
+        with LocalFiles.open_output(self, path) as file:
+            if file.writable():
+                raise TableError(f"{path} cannot be used: Access Denied; mend its permissions.")
+            yield file
+
+
+class Single(Elsewhere):
+    """The store bears one open file a process."""
+
+    @contextmanager
+    def open_output(self, path: str) -> Iterator[BinaryIO]:
+        assert not _OPEN, f"{_OPEN} is open"
+        _OPEN.append(path)
+        with LocalFiles.open_output(self, path) as file:
+            yield file
+        _OPEN.remove(path)
+
+
+class _Breaking:
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self.closed = False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
+
+    def write(self, data: bytes) -> int:
+        if self._file.tell() > 1000:
+            raise TemporaryError("S3 asks to slow down")
+        return self._file.write(data)
