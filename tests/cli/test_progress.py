@@ -26,6 +26,7 @@ from penstock.events import (
 )
 
 REPORT = IngestReport(
+    queue=None,
     objects_found=3,
     objects_processed=2,
     objects_skipped=1,

@@ -32,8 +32,10 @@ from penstock.worker.shutdown import StopSignal
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IngestReport:
-    """What one ingest found and did. Objects are those of this scan; rows, lines and batches those of this process."""
+    """What one ingest found and did. Objects are those of this scan, or those that a queue announced and that were
+    brought to an end here; rows, lines and batches are those of this process."""
 
+    queue: str | None  # the one that was named; None: the source was looked through
     objects_found: int
     objects_processed: int
     objects_skipped: int  # processed before we came
@@ -181,6 +183,7 @@ def _report(work: IngestPipeline, goal: Goal, scan: _Scan, tally: Tally, *, seco
     pipeline = ledger.pipeline(where.pipeline)
     ignored = scan.report.ignored if scan.report is not None else {}
     return IngestReport(
+        queue=work.request.queue,
         objects_found=goal.size or count.total(),
         objects_processed=count[ObjectState.PROCESSED] - skipped,
         objects_skipped=skipped,

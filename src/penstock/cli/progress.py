@@ -190,7 +190,8 @@ def print_report(report: "IngestReport", *, options: str = "") -> None:
     if report.objects_found and report.objects_skipped == report.objects_found:
         print(f"Nothing new: all {counted(report.objects_found, 'object')} are in the table already. 0 rows added.")
     elif not report.objects_found:
-        print("Nothing to do: the source holds no objects. 0 rows added.")
+        empty = "the source holds no objects" if report.queue is None else f"the queue {report.queue} announced nothing"
+        print(printable(f"Nothing to do: {empty}. 0 rows added."))
     else:
         print(
             f"{counted(report.objects_processed, 'object')} processed, {report.objects_skipped:,} skipped (already in "
