@@ -1,0 +1,89 @@
+"""Requests to moto take turns, and give them away while they wait."""
+
+import io
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from typing import Any
+
+import pytest
+from tests.services.moto_server import InTurns, Turn
+
+PATIENCE_SECONDS = 10.0
+
+
+class Stage:
+    """An application whose requests do what a test says, in threads of their own."""
+
+    def __init__(self) -> None:
+        self.turn = Turn()
+        self.log: list[str] = []
+        self._serve = InTurns(lambda environ, start_response: environ["does"](), self.turn)
+        self._pool = ThreadPoolExecutor(4)
+
+    def request(self, does: Callable[[], Any], **environ: Any) -> "Future[Any]":
+        return self._pool.submit(self._serve, {"does": does, **environ}, None)
+
+
+def test_the_next_begins_when_the_one_before_has_ended() -> None:
+    stage, entered, leave = Stage(), threading.Event(), threading.Event()
+
+    def first() -> None:
+        entered.set()
+        assert leave.wait(PATIENCE_SECONDS)
+        stage.log.append("first")
+
+    one = stage.request(first)
+    assert entered.wait(PATIENCE_SECONDS)
+    two = stage.request(lambda: stage.log.append("second"))
+    assert not wait([two], timeout=0.2).done
+    leave.set()
+    wait([one, two], PATIENCE_SECONDS)
+    assert stage.log == ["first", "second"]
+
+
+def test_whoever_waits_lets_others_work_though_what_it_waits_for_is_there() -> None:
+    stage, done, looked = Stage(), threading.Event(), threading.Event()
+
+    def polling() -> None:
+        while not done.is_set():
+            stage.turn.wait_for(lambda: True)
+            looked.set()
+
+    poll = stage.request(polling)
+    assert looked.wait(PATIENCE_SECONDS)
+    stage.request(done.set).result(PATIENCE_SECONDS)
+    poll.result(PATIENCE_SECONDS)
+
+
+def test_a_body_arrives_before_the_turn_is_taken() -> None:
+    stage, asked, arrived = Stage(), threading.Event(), threading.Event()
+
+    class Slow(io.RawIOBase):
+        def read(self, size: int = -1) -> bytes:
+            asked.set()
+            assert arrived.wait(PATIENCE_SECONDS)
+            return b"body"
+
+    slow = stage.request(lambda: stage.log.append("slow"), CONTENT_LENGTH="4", **{"wsgi.input": Slow()})
+    assert asked.wait(PATIENCE_SECONDS)
+    stage.request(lambda: stage.log.append("quick")).result(PATIENCE_SECONDS)
+    arrived.set()
+    slow.result(PATIENCE_SECONDS)
+    assert stage.log == ["quick", "slow"]
+
+
+def test_whoever_waits_is_sent_away_when_the_server_leaves() -> None:
+    stage, looked = Stage(), threading.Event()
+
+    def polling() -> None:
+        while True:
+            stage.turn.wait_for(lambda: False)
+            looked.set()
+
+    poll = stage.request(polling)
+    assert looked.wait(PATIENCE_SECONDS)
+    with stage.turn:
+        stage.turn.times_shut += 1
+    with pytest.raises(ConnectionAbortedError):
+        poll.result(PATIENCE_SECONDS)
