@@ -16,6 +16,7 @@ from penstock.app import checks
 from penstock.app.aws_checks import clocks, scene_of
 from penstock.app.findings import Verdict
 from penstock.brokers.sqs.facts import looking
+from penstock.brokers.sqs.queues import Queues
 from penstock.config import Settings
 from penstock.errors import ConfigurationError
 from penstock.messaging.clock import SystemClock
@@ -306,6 +307,25 @@ def test_without_an_app_nothing_is_known_of_its_queues(penstock: Call, whole: Aw
     document = json.loads(penstock("doctor", "--json").out)
     (one,) = [one for one in document if one["check"] == "sqs queue"]
     assert (one["verdict"], "--app" in one["hint"]) == ("warning", True)
+
+
+def test_doctor_needs_no_right_to_list_queues(
+    penstock: Call, whole: AwsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(self: Queues) -> None:
+        raise ConfigurationError("refused: sqs:ListQueues")
+
+    monkeypatch.setattr(Queues, "names", refuse)
+    said = penstock("doctor", "--app", "cloudy:app", "--json")
+    by_check = {one["check"]: one for one in said.document}
+    assert by_check["broker"]["verdict"] == "ok"
+    assert (by_check["app"]["verdict"], "sqs:ListQueues" in by_check["app"]["hint"]) == ("warning", True)
+
+
+def test_an_address_that_is_none_is_one_finding(penstock: Call, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PENSTOCK_BROKER", "sqs://nowhere")
+    said = penstock("doctor", "--app", "cloudy:app", "--json")
+    assert [one["check"] for one in json.loads(said.out) if one["verdict"] == FAILED] == ["broker"]
 
 
 def test_no_credentials_are_one_finding(penstock: Call, whole: AwsServer, monkeypatch: pytest.MonkeyPatch) -> None:

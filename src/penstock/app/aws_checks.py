@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -12,6 +12,7 @@ from ulid import ULID
 from penstock.app import s3_checks, sqs_checks
 from penstock.app.findings import Finding, Verdict, guarded
 from penstock.app.places import STATE_FOLDER
+from penstock.app.sqs_address import aws_of, is_sqs
 from penstock.config import Settings
 from penstock.errors import ConfigurationError, PenstockError
 from penstock.messaging.clock import Clock, SystemClock
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     from penstock.app.app import App
     from penstock.brokers.sqs.facts import Looking, QueueFacts
 
-SQS = "sqs://"
 CLOCK_APART_SECONDS_MAX = 60.0  # S3 refuses requests from 15 minutes on; its date has whole seconds
 ARRIVAL_SECONDS_MAX = 20.0
 _LETTERS_HINT = "docs/sqs.md says why; `penstock init --aws` writes queues whose numbers fit."
@@ -55,13 +55,14 @@ class Scene:
 
 
 def scene_of(settings: Settings, app: "App | None", *, tables: Sequence[str], try_notification: bool = False) -> Scene:
-    """Of an app, or of settings alone where no app is named; ``tables`` are addresses of any kind."""
-    is_sqs = settings.broker.startswith(SQS)
-    region = settings.broker.removeprefix(SQS) if is_sqs else ""
-    aws = settings.aws
+    """Of an app, or of settings alone where no app is named; ``tables`` are addresses of any kind.
+
+    Raises `ConfigurationError` for a broker's address that is none.
+    """
+    in_sqs = is_sqs(settings.broker)
     return Scene(
-        aws=replace(aws, region=region) if region else aws,
-        broker_is_sqs=is_sqs,
+        aws=aws_of(settings.broker, settings.aws) if in_sqs else settings.aws,
+        broker_is_sqs=in_sqs,
         served=_served(settings, app),
         tables=[s3_address(table) for table in tables if is_s3(table)],
         lease_seconds=settings.lease_seconds,

@@ -23,6 +23,7 @@ PYTHON_MIN = (3, 11)
 ONE_LEDGER = (
     "Run idempotent handlers, object handlers and pipelines on one host: another's ledger knows nothing of theirs."
 )
+WITHOUT_LIST = "Workers need no sqs:ListQueues; `penstock status` and `penstock queues list` do, of whoever runs them."
 WITHOUT_SPARK = "Only pipelines and `penstock ingest` need it; with --app doctor knows whether the app does."
 FREE_BYTES_MIN = 2 * 1024**3
 
@@ -57,7 +58,7 @@ def machine_checks(environ: Mapping[str, str], *, spark: SparkNeed = SparkNeed.U
     yield _disk(Path.cwd())
     if spark is not SparkNeed.NONE:
         for finding in _spark_checks(environ):
-            yield finding if spark is SparkNeed.NEEDED else _lived_with(finding)
+            yield finding if spark is SparkNeed.NEEDED else _lived_with(finding, WITHOUT_SPARK)
 
 
 def _spark_checks(environ: Mapping[str, str]) -> Iterator[Finding]:
@@ -70,10 +71,10 @@ def _spark_checks(environ: Mapping[str, str]) -> Iterator[Finding]:
         yield guarded("spark", lambda: _spark(environ))
 
 
-def _lived_with(finding: Finding) -> Finding:
+def _lived_with(finding: Finding, hint: str) -> Finding:
     if finding.verdict is not Verdict.FAILED:
         return finding
-    return replace(finding, verdict=Verdict.WARNING, hint=WITHOUT_SPARK)
+    return replace(finding, verdict=Verdict.WARNING, hint=hint)
 
 
 def state_checks(asked: "Asked", *, try_notification: bool = False) -> Iterator[Finding]:
@@ -99,6 +100,8 @@ def state_checks(asked: "Asked", *, try_notification: bool = False) -> Iterator[
 
 def _app_checks(scope: "Scope", name: str) -> Iterator[Finding]:
     """What hangs on a broker or a ledger that cannot be opened would only say the same once more."""
+    from penstock.app.sqs_address import is_sqs
+
     failed = False
     for finding in _broker_checks(scope):
         failed = failed or (finding.check, finding.verdict) == ("broker", Verdict.FAILED)
@@ -107,19 +110,23 @@ def _app_checks(scope: "Scope", name: str) -> Iterator[Finding]:
     yield ledger
     yield guarded("stopping", partial(_stopping, scope))
     if not failed and ledger.verdict is not Verdict.FAILED:
-        yield _standing_check("app", scope, name)
+        standing = _standing_check("app", scope, name)
+        yield _lived_with(standing, WITHOUT_LIST) if is_sqs(scope.settings.broker) else standing
 
 
 def _aws_checks(scope: "Scope", app: str | None, *, try_notification: bool) -> Iterator[Finding]:
     from penstock.app.aws_checks import aws_checks, scene_of
     from penstock.app.loading import load_app
 
-    scene = scene_of(
-        scope.settings,
-        None if app is None or scope.table is not None else load_app(app),
-        tables=[where.table.uri for where in scope.tables.values()],
-        try_notification=try_notification,
-    )
+    try:
+        scene = scene_of(
+            scope.settings,
+            None if app is None or scope.table is not None else load_app(app),
+            tables=[where.table.uri for where in scope.tables.values()],
+            try_notification=try_notification,
+        )
+    except PenstockError:  # an address that is none: told by the check of the broker
+        return
     yield from aws_checks(scene)
 
 
@@ -151,10 +158,15 @@ def _broker_checks(scope: "Scope") -> Iterator[Finding]:
 
 def _broker(scope: "Scope") -> tuple[Verdict, str]:
     from penstock.app.inspect import view
+    from penstock.app.sqs_address import is_sqs
 
+    address = shown("broker", scope.settings.broker)
     with view(scope) as seen:
-        queues = len(seen.broker.queue_names())
-    return Verdict.OK, f"{shown('broker', scope.settings.broker)}; queues: {queues:,}"
+        broker = seen.broker
+        if is_sqs(scope.settings.broker):  # a worker need not be permitted to list queues; its own are asked one by one
+            return Verdict.OK, f"{address}, of which more below"
+        queues = len(broker.queue_names())
+    return Verdict.OK, f"{address}; queues: {queues:,}"
 
 
 def _ledger(scope: "Scope") -> tuple[Verdict, str]:

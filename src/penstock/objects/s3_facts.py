@@ -50,7 +50,7 @@ class SourceFacts:
 
 
 def inspect_source(address: S3Address, aws: Aws, *, clock: Clock) -> SourceFacts:
-    """List below the prefix and read a byte of what is there. Raises `ConfigurationError` and `TemporaryError`."""
+    """List below the prefix and ask for the first object there. Raises `ConfigurationError` and `TemporaryError`."""
     client, where = service_client(aws), f"{address}"
     prefix = f"{address.prefix}/" if address.prefix else ""
     listed = _asked(
