@@ -57,7 +57,7 @@ data "aws_iam_policy_document" "worker" {
       condition {
         test     = "StringLike"
         variable = "s3:prefix"
-        values   = [for prefix in var.prefixes : "${prefix}*"]
+        values   = flatten([for prefix in var.prefixes : [trimsuffix(prefix, "/"), "${prefix}*"]])
       }
     }
   }
