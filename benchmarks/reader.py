@@ -26,6 +26,8 @@ from penstock.objects.local import LocalStore
 from penstock.objects.reference import ObjectRef
 from penstock.pipeline.source import api
 from penstock.pipeline.source.options import FORMATS
+from penstock.storage.aws import Aws
+from penstock.storage.local_files import LocalFiles
 
 DDL = "id bigint, v double, ts timestamp, user string, path string, agent string"
 _LINES_KNOWN = 20_000  # different lines; the files repeat them in another order
@@ -99,12 +101,13 @@ def read_ours(form: str, spark: SparkSession, source: Path, target: Path) -> Non
         run=1,
         options=api.ReadOptions(schema_ddl="" if form == "text" else DDL, format=form),
         cores=spark.sparkContext.defaultParallelism,
-        roots=[str(source)],
-        quarantine_root=str(work / "quarantine"),
-        work_dir=str(work / "work"),
+        source=str(source),
+        aws=Aws(),
+        quarantine=LocalFiles(work / "quarantine"),
+        work=LocalFiles(work / "work"),
     )
-    plan.save(work / "plan.json")
-    api.read(spark, work / "plan.json").write.mode("overwrite").parquet(str(target))
+    plan.save()
+    api.read(spark, plan).write.mode("overwrite").parquet(str(target))
     summary = api.summarise(plan)
     if len(summary.readings) != len(refs) or summary.lines_quarantined:
         raise SystemExit(f"only {len(summary.readings)} of {len(refs)} objects were read, or not all of their lines")

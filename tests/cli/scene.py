@@ -63,11 +63,16 @@ class Scene:
     def of_app(folder: Path, name: str = "clicks") -> "Scene":
         """A pipeline that an app declares, with its state where the settings have it by default."""
         folder = folder.resolve()
-        where = declared_places(name, folder / "tables" / name, state=str(folder / ".penstock"))
+        where = declared_places(name, folder / "tables" / name, load_settings(state=str(folder / ".penstock")))
         scene = Scene(where=where, source=folder / "landing", queue=f"{name}-files")
         with scene._state():
             pass
         return scene
+
+    @property
+    def table(self) -> Path:
+        """Its folder."""
+        return Path(str(self.where.table))
 
     def ref(self, name: str, *, version: str = "1") -> ObjectRef:
         return ObjectRef(bucket=LOCAL_BUCKET, key=f"{self.source}/{name}", size_bytes=1_000, etag=f"{version}-1000")
@@ -184,6 +189,7 @@ class Scene:
 
     def _write(self, attempt_id: str, rows: int) -> tuple[DataFile, ...]:
         directory = f"data/{attempt_id}/r0"
-        (self.where.table / directory).mkdir(parents=True)
-        pq.write_table(pa.table({"id": list(range(rows))}, schema=SCHEMA), self.where.table / directory / "a.parquet")
+        folder = self.table / directory
+        folder.mkdir(parents=True)
+        pq.write_table(pa.table({"id": list(range(rows))}, schema=SCHEMA), folder / "a.parquet")
         return list_files(self.where.table, directory, partition_by=(), schema=SCHEMA)

@@ -7,7 +7,7 @@ from tests.cli.scene import Scene
 
 
 def files(scene: Scene) -> set[Path]:
-    return {path for path in (scene.where.table / "data").rglob("*") if path.is_file()}
+    return {path for path in (scene.table / "data").rglob("*") if path.is_file()}
 
 
 def test_nothing_to_do_is_told(penstock: Call, scene: Scene) -> None:
@@ -29,7 +29,7 @@ def test_what_an_abandoned_attempt_left_goes_and_nothing_else(penstock: Call, sc
 
 
 def test_what_is_not_ours_is_left_alone_and_told(penstock: Call, scene: Scene) -> None:
-    strange = scene.where.table / "data" / "mine\x1b[31m"
+    strange = scene.table / "data" / "mine\x1b[31m"
     strange.mkdir(parents=True)
     (strange / "keep").touch()
     said = penstock("gc")

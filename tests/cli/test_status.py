@@ -76,8 +76,8 @@ def test_every_verb_asks_which_table_where_there_are_two(penstock: Call, scene: 
 def test_the_table_of_the_current_folder_goes_without_saying(
     penstock: Call, scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(scene.where.table)
-    assert penstock("status", "--json").document["table"] == str(scene.where.table)
+    monkeypatch.chdir(scene.table)
+    assert penstock("status", "--json").document["table"] == str(scene.table)
 
 
 def test_looking_at_nothing_makes_nothing(penstock: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -154,7 +154,7 @@ def test_a_fresh_state_given_for_a_table_that_was_there_before(penstock: Call, s
 
 
 def test_a_delta_table_that_nobody_of_ours_wrote_is_not_well(penstock: Call, scene: Scene) -> None:
-    DeltaTable.create(str(scene.where.table), SCHEMA)
+    DeltaTable.create(str(scene.table), SCHEMA)
     assert "its ledger committed nothing to it" in verdict(penstock("status"))
 
 
@@ -178,7 +178,7 @@ def test_an_app_tells_its_tables_and_what_is_not_published(
     app_scene.process("a")
     said = penstock("status", "--app", shop)
     assert verdict(said) == "batches committed and not yet published: 1"
-    assert f"table {app_scene.where.table} (no version yet)" in said.out
+    assert f"table {app_scene.table} (no version yet)" in said.out
     app_scene.publish()
     said = penstock("status", "--app", shop)
     assert verdict(said) == "all well"
@@ -269,7 +269,7 @@ def test_what_is_named_is_looked_at(penstock: Call, scene: Scene, app_scene: Sce
 
 
 def test_the_table_of_a_pipeline_is_not_taken_for_one_with_a_state_of_its_own(penstock: Call, app_scene: Scene) -> None:
-    app_scene.where.work.mkdir(parents=True)
+    Path(str(app_scene.where.work)).mkdir(parents=True)
     app_scene.process("a")
     assert penstock("status", "--json").document["objects"]["processed"] == 1
     said = penstock("status", "--table", "tables/clicks")

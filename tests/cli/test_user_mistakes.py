@@ -173,11 +173,11 @@ def test_a_table_whose_folder_was_moved_is_not_filled_again(
 ) -> None:
     scene.process("a")
     scene.publish()
-    scene.where.table.rename(here / "moved")
+    scene.table.rename(here / "moved")
     said = penstock(*verb)
     assert said.exit_code == CONFIGURATION
     one_sentence(said, str(here / "moved"), scene.where.pipeline, "move it back")
-    (here / "moved").rename(scene.where.table)
+    (here / "moved").rename(scene.table)
     assert penstock("status").out.startswith("all well")
 
 

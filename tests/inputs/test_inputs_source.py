@@ -23,6 +23,8 @@ from penstock.pipeline.source.reading import partition_task, read_partition
 from penstock.pipeline.source.report import ReadingId
 from penstock.pipeline.source.summary import Summary, summarise
 from penstock.pipeline.spark_engine import read_failure
+from penstock.storage.aws import Aws
+from penstock.storage.local_files import LocalFiles
 
 LINE = b'{"id":1}\n'
 MIB = 1 << 20
@@ -40,17 +42,18 @@ def plan_of(folder: Path, files: dict[str, bytes], options: ReadOptions) -> Read
         run=1,
         options=options,
         cores=1,
-        roots=[str(source)],
-        quarantine_root=str(folder / "quarantine"),
-        work_dir=str(folder / "work"),
+        source=str(source),
+        aws=Aws(),
+        quarantine=LocalFiles(folder / "quarantine"),
+        work=LocalFiles(folder / "work"),
     )
 
 
 def read(plan: ReadPlan) -> tuple[list[dict[str, object]], Summary]:
     rows: list[dict[str, object]] = []
     for number in range(len(plan.partitions)):
-        reading = ReadingId(plan.reports_dir, number)
-        for batch in read_partition(partition_task(plan, number), LocalStore(*plan.roots), reading):
+        reading = ReadingId(plan.reports, number)
+        for batch in read_partition(partition_task(plan, number), LocalStore(plan.source), reading):
             rows.extend(batch.drop_columns(["_object"]).to_pylist())
     return rows, summarise(plan)
 
@@ -97,8 +100,9 @@ CHILD = """
 import resource, sys
 from pathlib import Path
 from penstock.pipeline.source.plan import ReadPlan
+from penstock.storage.local_files import LocalFiles
 from tests.inputs.test_inputs_source import read
-plan = ReadPlan.load(sys.argv[1])
+plan = ReadPlan.load(LocalFiles(Path(sys.argv[1])))
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 rows, summary = read(plan)
 print((summary.failures or summary.exclude)[0].reason)
@@ -125,8 +129,8 @@ def explode(folder: Path, name: str, bomb: bytes, options: ReadOptions) -> tuple
     """Read a bomb in a process of its own: why it failed, and by how many MiB the process grew."""
     plan = plan_of(folder, {name: bomb}, options)
     assert plan.objects[0].size_bytes < MIB
-    plan.save(folder / "plan.json")
-    command = [sys.executable, "-c", CHILD, str(folder / "plan.json")]
+    plan.save()
+    command = [sys.executable, "-c", CHILD, str(plan.work)]
     child = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
     reason, grown_mib = child.stdout.splitlines()
     return reason, int(grown_mib)
@@ -193,7 +197,7 @@ def test_row_31_a_large_object_in_pieces_fails_as_one(tmp_path: Path) -> None:
 
 
 def refused_of(plan: ReadPlan) -> set[int]:
-    rows, summary = read(replace(plan, work_dir=f"{plan.work_dir}-{plan.options.object_bytes_max}"))
+    rows, summary = read(replace(plan, work=plan.work.beside(f"work-{plan.options.object_bytes_max}")))
     assert ids(rows)[-1:] == [1]
     return set(summary.failures)
 

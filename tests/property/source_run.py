@@ -16,6 +16,8 @@ from penstock.pipeline.source.plan import Piece, ReadPlan
 from penstock.pipeline.source.reading import partition_task, read_partition
 from penstock.pipeline.source.report import ReadingId
 from penstock.pipeline.source.summary import summarise
+from penstock.storage.aws import Aws
+from penstock.storage.local_files import LocalFiles
 
 Reference = Callable[[bytes], "Expected"]
 
@@ -99,21 +101,22 @@ def read(case: Case) -> Found:
             options=case.options,
             objects=refs,
             partitions=case.partitions,
-            roots=(),
-            quarantine_root=f"{folder}/quarantine",
-            work_dir=f"{folder}/work",
+            source="",
+            aws=Aws(),
+            quarantine=LocalFiles(Path(folder, "quarantine")),
+            work=LocalFiles(Path(folder, "work")),
         )
         rows: list[tuple[str, int, dict[str, Any]]] = []
         for number in range(len(case.partitions)):
             task = partition_task(plan, number)
-            for batch in read_partition(task, store, ReadingId(plan.reports_dir, number)):
+            for batch in read_partition(task, store, ReadingId(plan.reports, number)):
                 batch.validate(full=True)
                 rows.extend((row.pop("_object"), row.pop("_offset"), row) for row in batch.to_pylist())
         summary = summarise(plan)
         bad = [
             (row["object"], row["offset"], row["raw"], row["reason"])
             for file in summary.quarantine
-            for row in pq.read_table(Path(plan.quarantine_root) / file.path).to_pylist()
+            for row in pq.read_table(Path(folder, "quarantine", file.path)).to_pylist()
         ]
     assert summary.missing == ()
     return Found(

@@ -11,6 +11,7 @@ from penstock.ledger.records import BatchRow
 from penstock.messaging.steps import Step
 from penstock.pipeline.gc import collect
 from penstock.pipeline.publish import Published, publish, rows_schema
+from penstock.storage.local_files import LocalFiles
 from penstock.testing import FakeClock
 
 
@@ -55,8 +56,8 @@ class Tables:
         collect(
             self._ledger,
             pipeline=self._pipeline,
-            roots=(self._world.table_root, self._world.quarantine_root),
-            work_root=self._world.root / "work",
+            roots=(LocalFiles(self._world.table_root), LocalFiles(self._world.quarantine_root)),
+            work=LocalFiles(self._world.root / "work"),
             bus=Bus(),
             probe=self._world.probe,
         )

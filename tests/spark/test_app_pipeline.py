@@ -26,6 +26,7 @@ from penstock.ledger.records import ObjectState
 from penstock.pipeline import frames
 from penstock.pipeline.frames import frame_of
 from penstock.sinks.delta import DeltaTableSink
+from penstock.storage.local_files import LocalFiles
 from penstock.worker.shutdown import StopSignal
 
 pytestmark = pytest.mark.timeout(400)
@@ -170,7 +171,7 @@ def test_partitions_and_columns_added_later_read_as_in_the_table(
     second.clicks.run(spark, source=second.landing)
     second.close()
 
-    loaded = DeltaTableSink(second.table, pipeline="clicks", partition_by=None).load()
+    loaded = DeltaTableSink(LocalFiles(second.table), pipeline="clicks", partition_by=None).load()
     assert loaded is not None
     seen = as_read(frame_of(spark, loaded, union_max=union_max))
     assert seen == as_seen(second.table)

@@ -18,6 +18,8 @@ from penstock.pipeline.arrow_types import arrow_schema
 from penstock.pipeline.source import api
 from penstock.pipeline.source.ddl import parse_ddl
 from penstock.pipeline.source.plan import Piece, ReadOptions, ReadPlan
+from penstock.storage.aws import Aws
+from penstock.storage.local_files import LocalFiles
 
 DDL = "id bigint, v double, ts timestamp, d date, s string, n decimal(8,2), l array<date>, o struct<k: int, w: string>"
 
@@ -37,11 +39,12 @@ def plan_of(tmp_path: Path, source: Path, *, ddl: str = DDL, cores: int = 2, **o
         run=1,
         options=ReadOptions(schema_ddl=ddl, **options),  # type: ignore[arg-type] # the caller's options, by name
         cores=cores,
-        roots=[str(source)],
-        quarantine_root=str(tmp_path / "quarantine"),
-        work_dir=str(tmp_path / "work"),
+        source=str(source),
+        aws=Aws(),
+        quarantine=LocalFiles(tmp_path / "quarantine"),
+        work=LocalFiles(tmp_path / "work"),
     )
-    plan.save(tmp_path / "plan.json")
+    plan.save()
     return plan
 
 
@@ -58,7 +61,7 @@ def test_rows_arrive_typed_and_know_where_they_came_from(spark: SparkSession, tm
     with (source / os.fsdecode(b"caf\xe9 %2F.jsonl.GZ")).open("wb") as file:
         file.write(gzip.compress(line(100)) + gzip.compress(b"x\n" + line(101)))
     plan = plan_of(tmp_path, source)
-    rows = api.read(spark, tmp_path / "plan.json")
+    rows = api.read(spark, plan)
     assert rows.schema.fields[:-2] == struct(DDL).fields
     found = rows.orderBy("id").collect()
     assert [row.id for row in found] == [*range(40), 100, 101]
@@ -120,16 +123,16 @@ def test_reports_are_right_whatever_the_transform_does(
 ) -> None:
     plan = plan_of(tmp_path, source, cores=2)
     plan = with_partitions(plan, 4)
-    plan.save(tmp_path / "plan.json")
-    TRANSFORMS[name](api.read(spark, tmp_path / "plan.json")).write.format("noop").mode("append").save()
+    plan.save()
+    TRANSFORMS[name](api.read(spark, plan)).write.format("noop").mode("append").save()
     missing = api.summarise(plan).missing
     assert (len(missing) == 4) == (name == "filters all out")
-    api.drain(spark, tmp_path / "plan.json", missing)
+    api.drain(spark, plan, missing)
     summary = api.summarise(plan)
     assert (summary.missing, dict(summary.failures), dict(summary.exclude)) == ((), {}, {})
     assert (summary.rows, summary.lines_quarantined, len(summary.readings)) == (40, 1, 20)
     [file] = summary.quarantine
-    [bad] = spark.read.parquet(str(Path(plan.quarantine_root) / file.path)).collect()
+    [bad] = spark.read.parquet(str(tmp_path / "quarantine" / file.path)).collect()
     assert (bad.object, bad.offset, bytes(bad.raw), bad.reason) == (
         f"file://{source}/03.jsonl",
         len(line(6)),
@@ -154,7 +157,7 @@ def test_a_bad_object_leaves_its_siblings_alone(spark: SparkSession, tmp_path: P
     plan = plan_of(tmp_path, source)
     (source / "99.jsonl").unlink()
     (source / "05.jsonl").write_bytes(b"{}\n")
-    assert api.read(spark, tmp_path / "plan.json").count() == 38
+    assert api.read(spark, plan).count() == 38
     summary = api.summarise(plan)
     assert {index: failure.kind.value for index, failure in summary.failures.items()} == {
         5: "superseded",
@@ -171,7 +174,7 @@ def test_a_split_object_is_read_once_in_all(spark: SparkSession, tmp_path: Path)
     (source / "big.jsonl").write_bytes(b"".join(line(number) for number in range(150_000)))
     plan = plan_of(tmp_path, source)
     assert len(plan.partitions) > 2
-    rows = api.read(spark, tmp_path / "plan.json")
+    rows = api.read(spark, plan)
     told = rows.agg(F.count("*"), F.sum("id"), F.countDistinct("_offset")).first()
     assert tuple(told or ()) == (150_000, 150_000 * 149_999 // 2, 150_000)
     assert api.summarise(plan).readings[0].rows == 150_000
@@ -182,7 +185,7 @@ def test_row_53_a_line_of_50_mb_is_a_row(spark: SparkSession, tmp_path: Path) ->
     source.mkdir()
     (source / "long.jsonl").write_bytes(line(1) + b'{"s":"' + b"x" * 50_000_000 + b'"}\n' + line(2))
     plan = plan_of(tmp_path, source)
-    rows = api.read(spark, tmp_path / "plan.json").select(F.length("s").alias("n"), "_offset").orderBy("_offset")
+    rows = api.read(spark, plan).select(F.length("s").alias("n"), "_offset").orderBy("_offset")
     assert [(row.n, row._offset) for row in rows.collect()] == [
         (1, 0),
         (50_000_000, len(line(1))),
@@ -197,7 +200,7 @@ def test_five_thousand_small_objects(spark: SparkSession, tmp_path: Path) -> Non
     for number in range(5_000):
         (source / f"{number:04}.jsonl").write_bytes(line(number) + (b"" if number % 2 else b"no\n") + line(number)[:-1])
     plan = plan_of(tmp_path, source, ddl="id bigint")
-    rows = api.read(spark, tmp_path / "plan.json")
+    rows = api.read(spark, plan)
     told = rows.agg(F.count("*"), F.countDistinct("_object"), F.sum("id")).first()
     assert tuple(told or ()) == (10_000, 5_000, 5_000 * 4_999)
     summary = api.summarise(plan)
@@ -205,8 +208,8 @@ def test_five_thousand_small_objects(spark: SparkSession, tmp_path: Path) -> Non
 
 
 def test_without_provenance_rows_are_as_declared(spark: SparkSession, tmp_path: Path, source: Path) -> None:
-    plan_of(tmp_path, source, ddl="id int", provenance=False)
-    rows = api.read(spark, tmp_path / "plan.json")
+    plan = plan_of(tmp_path, source, ddl="id int", provenance=False)
+    rows = api.read(spark, plan)
     assert rows.columns == ["id"]
     assert rows.count() == 40
 
@@ -215,7 +218,7 @@ def test_a_plan_of_nothing_gives_nothing(spark: SparkSession, tmp_path: Path) ->
     source = tmp_path / "in"
     source.mkdir()
     plan = plan_of(tmp_path, source)
-    assert api.read(spark, tmp_path / "plan.json").count() == 0
+    assert api.read(spark, plan).count() == 0
     assert api.summarise(plan).missing == ()
 
 
@@ -248,7 +251,7 @@ def test_every_format_in_every_compression(spark: SparkSession, tmp_path: Path, 
         data = head + write(2 * part) + b"\xff\n" + write(2 * part + 1)
         (source / f"{part}.{form}{suffix}").write_bytes(SQUEEZES[suffix](data))
     plan = plan_of(tmp_path, source, ddl={"jsonl": DDL, "csv": CSV_DDL, "text": ""}[form], format=form)
-    rows = api.read(spark, tmp_path / "plan.json").orderBy("_object", "_offset").collect()
+    rows = api.read(spark, plan).orderBy("_object", "_offset").collect()
     second = len(head + write(0)) + 2
     assert [row._offset for row in rows[:2]] == [len(head), second]
     if form == "text":
@@ -269,8 +272,8 @@ def test_a_big_csv_is_read_in_pieces_that_all_know_its_header(spark: SparkSessio
     (source / "big.csv").write_bytes(b"x,ID\n" + b"".join(b"%d,%d\n" % (-n, n) for n in range(count)))
     plan = plan_of(tmp_path, source, ddl="id bigint, gone string", format="csv")
     plan = with_pieces(plan, 5)
-    plan.save(tmp_path / "plan.json")
-    rows = api.read(spark, tmp_path / "plan.json")
+    plan.save()
+    rows = api.read(spark, plan)
     told = rows.agg(F.count("*"), F.sum("id"), F.countDistinct("_offset"), F.count("gone"), F.min("_offset")).first()
     assert tuple(told or ()) == (count, count * (count - 1) // 2, count, 0, 5)
     assert api.summarise(plan).readings[0].rows == count

@@ -14,6 +14,7 @@ from penstock.ledger.records import BatchOutcome, Candidate, Carrier, ObjectResu
 from penstock.sinks.manifest import DataFile, encode
 from penstock.sinks.parquet import list_files
 from penstock.sinks.schema import encode as encode_schema
+from penstock.storage.local_files import LocalFiles
 
 PIPELINE = "file:///lake/clicks"
 SCHEMA = pa.schema([("id", pa.int64()), ("word", pa.string())])
@@ -68,7 +69,7 @@ class Mill:
         (root / directory).mkdir(parents=True, exist_ok=True)
         columns = [pa.array(ids, f.type) if f.name == "id" else pa.nulls(len(ids), f.type) for f in schema]
         pq.write_table(pa.table(columns, schema=schema), root / directory / f"{name}.parquet")
-        return list_files(root, directory, partition_by=(), schema=schema)
+        return list_files(LocalFiles(root), directory, partition_by=(), schema=schema)
 
     def commit(
         self,

@@ -18,6 +18,7 @@ from penstock.ledger import Ledger
 from penstock.messaging.steps import Probe, Step, no_probe
 from penstock.pipeline.publish import Published, check_tip, publish, rows_schema
 from penstock.sinks.delta import DeltaTableSink, open_dataset
+from penstock.storage.local_files import LocalFiles
 from penstock.testing import FakeClock
 
 ROUNDS = 30
@@ -33,7 +34,7 @@ def published(mill: Mill, *, probe: Probe = no_probe, after: Published | None = 
     """What one process does: everything of its own but the ledger's file and the table."""
     return publish(
         mill.ledger,
-        DeltaTableSink(mill.root, pipeline=PIPELINE, **sink),
+        DeltaTableSink(LocalFiles(mill.root), pipeline=PIPELINE, **sink),
         pipeline=PIPELINE,
         manifest_of=lambda batch: batch.manifest,
         schema_of=lambda batch: rows_schema(batch, partition_by=()),
@@ -46,11 +47,11 @@ def published(mill: Mill, *, probe: Probe = no_probe, after: Published | None = 
 
 
 def ids(root: Path) -> list[int]:
-    return sorted(row for row in open_dataset(root).to_table(columns=["id"])["id"].to_pylist())
+    return sorted(row for row in open_dataset(LocalFiles(root)).to_table(columns=["id"])["id"].to_pylist())
 
 
 def seq(mill: Mill) -> int:
-    table = DeltaTableSink(mill.root, pipeline=PIPELINE).load()
+    table = DeltaTableSink(LocalFiles(mill.root), pipeline=PIPELINE).load()
     return table.position.seq if table is not None else 0
 
 
@@ -185,7 +186,7 @@ def test_columns_added_by_a_later_batch_come_with_it(mill: Mill) -> None:
     mill.batch([2], schema=wider)
     mill.batch([3], schema=wider)
     published(mill)
-    assert open_dataset(mill.root).schema.names == ["id", "word", "score"]
+    assert open_dataset(LocalFiles(mill.root)).schema.names == ["id", "word", "score"]
     assert ids(mill.root) == [1, 2, 3]
 
 
@@ -233,7 +234,7 @@ def test_a_halted_ledger_is_found_without_anything_to_publish(mill: Mill, tmp_pa
     mill.batch([1])
     published(mill)
     other = Ledger.open(tmp_path / "other.db")
-    table = DeltaTableSink(mill.root, pipeline=PIPELINE).load()
+    table = DeltaTableSink(LocalFiles(mill.root), pipeline=PIPELINE).load()
     with pytest.raises(PublishHalted):
         check_tip(other, table, pipeline=PIPELINE, where="here")
     other.close()
@@ -273,7 +274,7 @@ def test_a_first_batch_partitioned_otherwise_makes_no_table(mill: Mill) -> None:
     with pytest.raises(TableError, match="partitioned by nothing and not by id"):
         publish(
             mill.ledger,
-            DeltaTableSink(mill.root, pipeline=PIPELINE, partition_by=["id"]),
+            DeltaTableSink(LocalFiles(mill.root), pipeline=PIPELINE, partition_by=["id"]),
             pipeline=PIPELINE,
             manifest_of=lambda batch: batch.manifest,
             schema_of=lambda batch: rows_schema(batch, partition_by=["id"]),

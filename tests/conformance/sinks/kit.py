@@ -10,6 +10,7 @@ import pyarrow.parquet as pq
 from penstock.sinks.delta import DeltaTableSink, open_dataset
 from penstock.sinks.manifest import DataFile
 from penstock.sinks.sink import Append, LoadedTable, Sink
+from penstock.storage.local_files import LocalFiles
 
 PIPELINE = "file:///lake/clicks"
 FIRST, SECOND, THIRD = (f"01K0{number:022d}" for number in range(3))  # attempts
@@ -28,10 +29,10 @@ class Kit(Protocol):
 
 class DeltaKit:
     def sink(self, root: Path, *, pipeline: str = PIPELINE, partition_by: Sequence[str] = ()) -> Sink:
-        return DeltaTableSink(root, pipeline=pipeline, partition_by=partition_by)
+        return DeltaTableSink(LocalFiles(root), pipeline=pipeline, partition_by=partition_by)
 
     def rows(self, root: Path) -> list[dict[str, Any]]:
-        rows: list[dict[str, Any]] = open_dataset(root).to_table().to_pylist()
+        rows: list[dict[str, Any]] = open_dataset(LocalFiles(root)).to_table().to_pylist()
         return rows
 
 

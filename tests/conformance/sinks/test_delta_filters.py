@@ -16,6 +16,7 @@ from tests.conformance.sinks.kit import DeltaKit, append, loaded
 
 from penstock.sinks.delta import open_dataset
 from penstock.sinks.parquet import list_files
+from penstock.storage.local_files import LocalFiles
 
 FIRST_COLUMNS = pa.schema(
     [("id", pa.int64()), ("name", pa.string()), ("flag", pa.bool_()), ("nested", pa.struct([("x", pa.int64())]))]
@@ -53,7 +54,7 @@ def table(root: Path) -> Path:
         (root / run).mkdir(parents=True)
         pq.write_table(pa.Table.from_pylist(rows, schema=schema), root / run / "part-0.parquet")
         sink.ensure_schema(schema)
-        files = list_files(root, run, partition_by=(), schema=schema)
+        files = list_files(LocalFiles(root), run, partition_by=(), schema=schema)
         loaded(sink).append(append(seq, attempt_id, *files))
     return root
 
@@ -63,9 +64,9 @@ def table(root: Path) -> Path:
 def test_a_filtered_read_finds_what_a_full_one_does(table: Path, wanted: str, checkpointed: bool) -> None:
     if checkpointed:
         DeltaTable(str(table)).create_checkpoint()
-    expected = ids(open_dataset(table).to_table().filter(FILTERS[wanted]))
+    expected = ids(open_dataset(LocalFiles(table)).to_table().filter(FILTERS[wanted]))
     assert expected, "a filter that finds nothing proves nothing"
-    assert ids(open_dataset(table).to_table(filter=FILTERS[wanted])) == expected
+    assert ids(open_dataset(LocalFiles(table)).to_table(filter=FILTERS[wanted])) == expected
 
 
 def ids(rows: Any) -> list[int]:

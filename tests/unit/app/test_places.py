@@ -6,13 +6,14 @@ import pytest
 
 from penstock.app.places import find_table, places
 from penstock.errors import UsageError
+from penstock.storage.local_files import LocalFiles
 
 
 def test_the_pipeline_is_named_after_the_real_path(tmp_path: Path) -> None:
     (tmp_path / "real").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "real")
     assert places(tmp_path / "link").pipeline == places(f"file://{tmp_path}/real").pipeline
-    assert places(tmp_path / "real").quarantine == tmp_path.resolve() / "real_quarantine"
+    assert places(tmp_path / "real").quarantine == LocalFiles(tmp_path.resolve() / "real_quarantine")
 
 
 def test_two_sources_of_one_table_have_two_queues(tmp_path: Path) -> None:
@@ -31,8 +32,8 @@ def test_a_table_is_found_here_or_as_the_only_one_below(tmp_path: Path) -> None:
     state = tmp_path / "clicks" / "_penstock"
     state.mkdir(parents=True)
     (state / "ledger.db").touch()
-    assert find_table(None, None, here=tmp_path).table == (tmp_path / "clicks").resolve()
-    assert find_table(None, None, here=tmp_path / "clicks").table == (tmp_path / "clicks").resolve()
+    assert find_table(None, None, here=tmp_path).table == LocalFiles((tmp_path / "clicks").resolve())
+    assert find_table(None, None, here=tmp_path / "clicks").table == LocalFiles((tmp_path / "clicks").resolve())
     (tmp_path / "orders" / "_penstock").mkdir(parents=True)
     with pytest.raises(UsageError, match="clicks, orders"):
         find_table(None, None, here=tmp_path)

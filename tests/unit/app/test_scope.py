@@ -62,18 +62,18 @@ def test_nothing_to_look_at_says_where_was_looked(here: Path) -> None:
 
 def test_a_hint_names_a_table_that_would_not_be_found_without(here: Path) -> None:
     where = table(here / "a table" / "clicks")
-    assert options_for(where.table, here=here) == ""
-    assert options_for(where.table, state="s", here=here) == f" --table '{where.table}' --state s"
-    other = table(here / "views")
-    assert options_for(other.table, here=here) == f" --table {other.table}"
-    assert options_for(other.table, here=other.table) == ""
+    assert options_for(str(where.table), here=here) == ""
+    assert options_for(str(where.table), state="s", here=here) == f" --table '{where.table}' --state s"
+    other = str(table(here / "views").table)
+    assert options_for(other, here=here) == f" --table {other}"
+    assert options_for(other, here=Path(other)) == ""
     app_state(here)
-    assert options_for(other.table, here=other.table / "nowhere") == f" --table {other.table}"
+    assert options_for(other, here=Path(other) / "nowhere") == f" --table {other}"
 
 
 def test_tables_are_meant_only_as_far_as_their_folders_are_known(here: Path) -> None:
     settings = Settings.model_construct()
-    clicks = declared_places("clicks", here / "t", state=".penstock")
+    clicks = declared_places("clicks", here / "t", settings)
     assert (clicks.pipeline, clicks.state) == ("clicks", here / ".penstock")
     assert Scope(settings=settings, tables={"clicks": clicks}, pipeline="clicks").tables_meant == {"clicks": clicks}
     with pytest.raises(UsageError, match="no pipeline views; its pipelines: clicks"):

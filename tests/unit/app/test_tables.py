@@ -29,7 +29,7 @@ def where(tmp_path: Path) -> Places:
 @pytest.fixture
 def mill(where: Places) -> Iterator[Mill]:
     ledger = Ledger.open("sqlite://")
-    yield Mill(root=where.table, ledger=ledger, pipeline=where.pipeline)
+    yield Mill(root=Path(str(where.table)), ledger=ledger, pipeline=where.pipeline)
     ledger.close()
 
 
@@ -45,7 +45,7 @@ def tables(where: Places, mill: Mill, told: list[Event]) -> Tables:
 
 def write_quarantine(where: Places, attempt_id: str) -> Sequence[DataFile]:
     schema = QUARANTINE_SCHEMA
-    directory = where.quarantine / "data" / attempt_id / "r0"
+    directory = Path(str(where.quarantine)) / "data" / attempt_id / "r0"
     directory.mkdir(parents=True)
     row = {"object": "file:///x", "offset": 0, "raw": b"{", "reason": "malformed", "detail": ""}
     pq.write_table(pa.Table.from_pylist([row], schema=schema), directory / "bad.parquet")
@@ -60,7 +60,7 @@ def quarantined_batch(where: Places, mill: Mill, ids: Sequence[int]) -> None:
 def test_nothing_committed_makes_nothing(tables: Tables, where: Places) -> None:
     tables.publish()
     assert (tables.version(), tables.has_quarantine(), tables.unpublished()) == (None, False, 0)
-    assert not where.table.exists()
+    assert not Path(str(where.table)).exists()
 
 
 def test_the_quarantine_is_made_when_something_was_quarantined(tables: Tables, where: Places, mill: Mill) -> None:
@@ -112,7 +112,7 @@ def abandoned(mill: Mill) -> Path:
     return mill.root / files[0].path
 
 
-def test_a_sweep_deletes_what_abandoned_attempts_left(tables: Tables, mill: Mill) -> None:
+def test_a_sweep_deletes_what_abandoned_attempts_left(tables: Tables, where: Places, mill: Mill) -> None:
     mill.batch([1])
     tables.publish()
     garbage = abandoned(mill)
@@ -120,7 +120,7 @@ def test_a_sweep_deletes_what_abandoned_attempts_left(tables: Tables, mill: Mill
     assert garbage.exists()
     tables.sweep()
     assert not garbage.exists()
-    assert open_dataset(mill.root).count_rows() == 1
+    assert open_dataset(where.table).count_rows() == 1
 
 
 def test_a_sweep_that_fails_is_told_and_stops_nothing(

@@ -6,7 +6,9 @@ import pytest
 
 from penstock.app import ingest_pipeline
 from penstock.app.ingest_pipeline import IngestRequest, check
+from penstock.app.sources import source_at
 from penstock.errors import UsageError
+from penstock.storage.aws import Aws
 
 NEEDS_SESSION = """
 import pathlib
@@ -24,6 +26,7 @@ def request_(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> IngestRequest:
     monkeypatch.syspath_prepend(str(tmp_path))
     name = f"transform_{tmp_path.name}"
     (tmp_path / f"{name}.py").write_text(NEEDS_SESSION)
+    (tmp_path / "in").mkdir()
     return IngestRequest(source="in", table="t", transform=f"{name}:double")
 
 
@@ -31,7 +34,7 @@ def test_a_module_whose_decorators_need_spark_is_imported_once_there_is_a_sessio
     request_: IngestRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ingest_pipeline, "session_is_there", lambda: False)
-    transform = check(request_)
+    transform = check(request_, source_at(request_.source, Aws()))
     assert transform is not None
     Path("session").touch()
     monkeypatch.setattr(ingest_pipeline, "session_is_there", lambda: True)
@@ -43,4 +46,4 @@ def test_with_a_session_there_the_same_failure_is_the_module_s_own(
 ) -> None:
     monkeypatch.setattr(ingest_pipeline, "session_is_there", lambda: True)
     with pytest.raises(UsageError, match="cannot be imported"):
-        check(request_)
+        check(request_, source_at(request_.source, Aws()))

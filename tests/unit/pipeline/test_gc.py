@@ -13,6 +13,7 @@ from penstock.ledger import Ledger
 from penstock.ledger.records import AttemptState
 from penstock.messaging.steps import Probe, Step, no_probe
 from penstock.pipeline.gc import Collected, collect, is_attempt_id
+from penstock.storage.local_files import LocalFiles
 
 
 @pytest.fixture
@@ -40,8 +41,8 @@ def sweep(
     return collect(
         mill.ledger,
         pipeline=PIPELINE,
-        roots=(mill.root, quarantine_root(mill)),
-        work_root=mill.root / "_penstock" / "work",
+        roots=(LocalFiles(mill.root), LocalFiles(quarantine_root(mill))),
+        work=LocalFiles(mill.root / "_penstock" / "work"),
         bus=bus or Bus(),
         probe=probe,
         dry_run=dry_run,
@@ -187,7 +188,7 @@ def test_names_that_are_no_attempts_of_ours_stay_and_are_told(mill: Mill, tmp_pa
     abandon(elsewhere, theirs)
     before = files_below(mill.root)
     assert sweep(mill).unknown == tuple(
-        sorted(mill.root / "data" / name for name in (stranger, "notes", stranger.lower(), "readme.txt", theirs))
+        sorted(f"{mill.root}/data/{name}" for name in (stranger, "notes", stranger.lower(), "readme.txt", theirs))
     )
     assert files_below(mill.root) == before
 
@@ -203,7 +204,7 @@ def test_links_are_not_followed(mill: Mill, tmp_path: Path) -> None:
     (mill.root / "data" / linked).symlink_to(precious)
     abandon(mill, linked)
     abandon(mill, holding)
-    assert sweep(mill).unknown == (mill.root / "data" / linked,)
+    assert sweep(mill).unknown == (f"{mill.root}/data/{linked}",)
     assert files_below(precious) == {"rows"}
     assert [path.name for path in (mill.root / "data").iterdir()] == [linked]
 
@@ -214,7 +215,7 @@ def test_a_data_folder_that_is_a_link_is_left_alone(mill: Mill, tmp_path: Path) 
     abandon(mill, attempt_id)
     (mill.root / "data").rename(tmp_path / "elsewhere")
     (mill.root / "data").symlink_to(tmp_path / "elsewhere")
-    assert sweep(mill) == Collected(attempts=0, files=0, bytes=0, unknown=(mill.root / "data",))
+    assert sweep(mill) == Collected(attempts=0, files=0, bytes=0, unknown=(f"{mill.root}/data",))
     assert len(files_below(tmp_path / "elsewhere")) == 1
 
 

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from penstock.errors import TableError
 from penstock.sinks.parquet import STRING_CHARACTERS_MAX, bounds, list_files, partition_values, statistics
+from penstock.storage.local_files import LocalFiles
 
 RUN = "data/01K00000000000000000000000/r1"
 SCHEMA = pa.schema([("id", pa.int64()), ("name", pa.string())])
@@ -34,13 +35,13 @@ def rows(*ids: int) -> pa.Table:
 
 
 def listed(root: Path, *, partition_by: tuple[str, ...] = (), schema: pa.Schema = SCHEMA) -> list[str]:
-    files = list_files(root, RUN, partition_by=partition_by, schema=schema)
+    files = list_files(LocalFiles(root), RUN, partition_by=partition_by, schema=schema)
     return [file.path.removeprefix(f"{RUN}/") for file in files]
 
 
 def test_files_are_told_with_what_a_table_needs(tmp_path: Path) -> None:
     path = write(tmp_path, "part-0.parquet", rows(1, 2, 3))
-    (file,) = list_files(tmp_path, RUN, partition_by=(), schema=SCHEMA)
+    (file,) = list_files(LocalFiles(tmp_path), RUN, partition_by=(), schema=SCHEMA)
     assert (file.path, file.rows, file.size_bytes) == (f"{RUN}/part-0.parquet", 3, path.stat().st_size)
     assert file.modified_at == path.stat().st_mtime
     assert file.partition_values == {}
@@ -51,7 +52,7 @@ def test_files_and_the_folders_that_name_them_are_on_the_disk(tmp_path: Path, mo
     path = write(tmp_path, "name=a/part-0.parquet", rows(1).drop_columns("name"))
     flushed: list[int] = []
     monkeypatch.setattr(os, "fsync", lambda descriptor: flushed.append(os.fstat(descriptor).st_ino))
-    list_files(tmp_path, RUN, partition_by=("name",), schema=SCHEMA)
+    list_files(LocalFiles(tmp_path), RUN, partition_by=("name",), schema=SCHEMA)
     between = [path, *path.parents][: len(path.relative_to(tmp_path).parts) + 1]
     assert flushed == [entry.stat().st_ino for entry in between]
 

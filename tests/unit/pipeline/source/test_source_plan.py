@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 from penstock.errors import UsageError
 from penstock.objects.reference import ObjectRef, decode_key
 from penstock.pipeline.source.plan import ReadOptions, ReadPlan, make_plan
+from penstock.storage.aws import Aws
+from penstock.storage.local_files import LocalFiles
 
 MIB = 1 << 20
 OPTIONS = ReadOptions(schema_ddl="id long")
@@ -22,9 +24,10 @@ def plan_of(objects: list[ObjectRef], *, cores: int = 2, options: ReadOptions = 
         run=1,
         options=options,
         cores=cores,
-        roots=["/in"],
-        quarantine_root="/q",
-        work_dir="/w",
+        source="/in",
+        aws=Aws(),
+        quarantine=LocalFiles(Path("/q")),
+        work=LocalFiles(Path("/w")),
     )
 
 
@@ -61,10 +64,12 @@ def test_a_plan_survives_being_stored_whatever_the_names_are(tmp_path: Path) -> 
         ObjectRef(bucket="file", key=decode_key(b"/in/\xff\n%41 \xe6\x97\xa5"), size_bytes=1, etag="x"),
         ObjectRef(bucket="b", key="k", size_bytes=2, version_id="v", sequencer="0A"),
     ]
-    plan = replace(plan_of(objects), roots=(decode_key(b"/in/\xfe"),))
-    plan.save(tmp_path / "sub" / "plan.json")
-    assert ReadPlan.load(tmp_path / "sub" / "plan.json") == plan
-    assert [path.name for path in (tmp_path / "sub").iterdir()] == ["plan.json"]
+    work = LocalFiles(tmp_path.resolve() / decode_key(b"s\xfeb"))
+    aws = Aws(region="eu-north-1", endpoint_url="http://localhost:1", profile="p", requester_pays=True)
+    plan = replace(plan_of(objects), source=decode_key(b"/in/\xfe"), work=work, aws=aws)
+    plan.save()
+    assert ReadPlan.load(work) == plan
+    assert [path.name for path in work.root.iterdir()] == ["plan.json"]
 
 
 def test_format_and_schema_are_checked_with_one_sentence() -> None:

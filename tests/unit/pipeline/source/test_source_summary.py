@@ -16,6 +16,8 @@ from penstock.pipeline.source.plan import Piece, ReadOptions, ReadPlan
 from penstock.pipeline.source.reading import partition_task, read_partition
 from penstock.pipeline.source.report import FailureKind, ReadingId
 from penstock.pipeline.source.summary import summarise
+from penstock.storage.aws import Aws
+from penstock.storage.local_files import LocalFiles
 
 LINE = b'{"id":1}\n'
 
@@ -33,35 +35,36 @@ def plan_of(tmp_path: Path, contents: dict[str, bytes], **options: object) -> Re
         options=ReadOptions(schema_ddl="id bigint", **options),  # type: ignore[arg-type] # the caller's options, by name
         objects=refs,
         partitions=[[Piece(object=index, start=0, stop=ref.size_bytes)] for index, ref in enumerate(refs)],
-        roots=(str(source),),
-        quarantine_root=str(tmp_path / "q"),
-        work_dir=str(tmp_path / "w"),
+        source=str(source),
+        aws=Aws(),
+        quarantine=LocalFiles(tmp_path / "q"),
+        work=LocalFiles(tmp_path / "w"),
     )
 
 
 def read(plan: ReadPlan, partition: int, *, drain: bool = False, store: LocalStore | None = None) -> int:
     task = partition_task(plan, partition, drain=drain)
-    reading = ReadingId(plan.reports_dir, partition)
-    return sum(batch.num_rows for batch in read_partition(task, store or LocalStore(*plan.roots), reading))
+    reading = ReadingId(plan.reports, partition)
+    return sum(batch.num_rows for batch in read_partition(task, store or LocalStore(plan.source), reading))
 
 
 def start_and_stop(plan: ReadPlan, partition: int) -> None:
     """Take one batch and go, as a limit does."""
-    reading = ReadingId(plan.reports_dir, partition)
-    batches = read_partition(partition_task(plan, partition), LocalStore(*plan.roots), reading)
+    reading = ReadingId(plan.reports, partition)
+    batches = read_partition(partition_task(plan, partition), LocalStore(plan.source), reading)
     next(batches)
     batches.close()  # type: ignore[attr-defined] # it is a generator
 
 
-def files(root: str) -> list[str]:
-    return sorted(path.name for path in Path(root).rglob("*") if path.is_file())
+def files(root: Path) -> list[str]:
+    return sorted(path.name for path in root.rglob("*") if path.is_file())
 
 
 def test_a_reading_stopped_early_leaves_neither_report_nor_quarantine(tmp_path: Path) -> None:
     plan = plan_of(tmp_path, {"a": (LINE + b"no\n") * 50_001}, block_bytes=1 << 16)
     start_and_stop(plan, 0)
     assert summarise(plan).missing == (0,)
-    assert files(plan.quarantine_root) == []
+    assert files(tmp_path / "q") == []
     read(plan, 0, drain=True)
     summary = summarise(plan)
     assert (summary.rows, summary.lines_quarantined, summary.missing) == (50_001, 50_001, ())
@@ -74,9 +77,9 @@ def test_readings_repeated_count_once_and_name_one_quarantine_file(tmp_path: Pat
         read(plan, 0)
     read(plan, 1)
     summary = summarise(plan)
-    assert len(files(plan.quarantine_root)) == 3
+    assert len(files(tmp_path / "q")) == 3
     [file] = summary.quarantine
-    assert pq.read_table(Path(plan.quarantine_root) / file.path).to_pylist() == [
+    assert pq.read_table(tmp_path / "q" / file.path).to_pylist() == [
         {
             "object": plan.objects[0].uri,
             "offset": len(LINE),
@@ -86,7 +89,7 @@ def test_readings_repeated_count_once_and_name_one_quarantine_file(tmp_path: Pat
         }
     ]
     assert file.path.startswith("data/A/r2/part-00000-")
-    assert file.size_bytes == (Path(plan.quarantine_root) / file.path).stat().st_size
+    assert file.size_bytes == (tmp_path / "q" / file.path).stat().st_size
     assert (summary.rows, summary.lines_quarantined, summary.bytes) == (1, 1, len(LINE) + 4)
     assert summary.readings[1].rows == 0
 
@@ -187,7 +190,7 @@ class ChangingStore(LocalStore):
 
 def test_a_file_that_changes_while_it_is_read_gives_no_row(tmp_path: Path) -> None:
     plan = plan_of(tmp_path, {"a": LINE})
-    assert read(plan, 0, store=ChangingStore(*plan.roots)) == 0
+    assert read(plan, 0, store=ChangingStore(plan.source)) == 0
     assert summarise(plan).failures[0].kind is FailureKind.SUPERSEDED
 
 
@@ -201,7 +204,7 @@ class FaultyStore(LocalStore):
 def test_a_fault_of_the_machine_is_no_fault_of_the_object(tmp_path: Path) -> None:
     plan = plan_of(tmp_path, {"a": LINE})
     with pytest.raises(TemporaryError):
-        read(plan, 0, store=FaultyStore(*plan.roots))
+        read(plan, 0, store=FaultyStore(plan.source))
     assert summarise(plan).missing == (0,)
 
 
@@ -215,7 +218,7 @@ def test_a_schema_is_inferred_from_what_is_there(tmp_path: Path) -> None:
     ]
     first = b"\xef\xbb\xbf" + b"\n".join(lines[:3])
     plan = plan_of(tmp_path, {"a": first, "b.gz": gzip.compress(b"\n".join(lines))})
-    assert infer_schema(plan.objects, LocalStore(*plan.roots)).ddl == (
+    assert infer_schema(plan.objects, LocalStore(plan.source)).ddl == (
         "id BIGINT, v DOUBLE, ts TIMESTAMP, mixed STRING, none STRING, tags ARRAY<STRING>, "
         "o STRUCT<k: BOOLEAN, w: BIGINT>, `odd name` DECIMAL(38,0), day STRING"
     )
@@ -224,7 +227,7 @@ def test_a_schema_is_inferred_from_what_is_there(tmp_path: Path) -> None:
 def test_one_bad_line_does_not_cost_the_others_their_column(tmp_path: Path) -> None:
     good = b'{"status": 200, "o": {"n": 1.5}}\n' * 9
     plan = plan_of(tmp_path, {"a": good + b'{"status": "two hundred", "o": {"n": 1}}\n'})
-    inferred = infer_schema(plan.objects, LocalStore(*plan.roots))
+    inferred = infer_schema(plan.objects, LocalStore(plan.source))
     assert inferred.ddl == "status BIGINT, o STRUCT<n: DOUBLE>"
     assert inferred.notes == ("status: 9 numbers, 1 text in the sample; lines with the latter are quarantined",)
 
@@ -233,7 +236,7 @@ def test_whole_numbers_are_not_rounded_without_a_word(tmp_path: Path) -> None:
     plan = plan_of(
         tmp_path, {"a": b'{"large": 9007199254740993, "beside": 9007199254740993}\n{"beside": 1.5, "Large": 1}\n'}
     )
-    inferred = infer_schema(plan.objects, LocalStore(*plan.roots))
+    inferred = infer_schema(plan.objects, LocalStore(plan.source))
     assert inferred.ddl == "large BIGINT, beside DOUBLE"
     assert [note.partition(":")[0] for note in inferred.notes] == ["beside", "Large"]
 
@@ -241,7 +244,7 @@ def test_whole_numbers_are_not_rounded_without_a_word(tmp_path: Path) -> None:
 def test_nothing_to_infer_from_is_one_sentence(tmp_path: Path) -> None:
     plan = plan_of(tmp_path, {"a": b"", "b": b"no\n[1]\n{}\n", "c.gz": b"no gzip"})
     with pytest.raises(UsageError, match="No line of the sample"):
-        infer_schema(plan.objects, LocalStore(*plan.roots))
+        infer_schema(plan.objects, LocalStore(plan.source))
 
 
 def test_the_local_reader_s_errors_reach_us_as_they_are(tmp_path: Path) -> None:
