@@ -99,11 +99,18 @@ def test_the_worker_may_do_its_work_and_no_more() -> None:
     }
 
 
-@pytest.mark.parametrize(("sid", "prefixes"), [("ListObjects", "var.prefixes"), ("ListTable", "local.table_prefixes")])
-def test_a_bucket_is_listed_below_its_prefixes_alone(sid: str, prefixes: str) -> None:
+@pytest.mark.parametrize(
+    ("sid", "values"),
+    [
+        # A listing also asks whether an object has the prefix itself for its name.
+        ("ListObjects", '${flatten([for prefix in var.prefixes : [trimsuffix(prefix, "/"), "${prefix}*"]])}'),
+        ("ListTable", '${[for prefix in local.table_prefixes : "${prefix}*"]}'),
+    ],
+)
+def test_a_bucket_is_listed_below_its_prefixes_alone(sid: str, values: str) -> None:
     (condition,) = statements("worker")[sid]["condition"]
     assert (condition["test"], condition["variable"]) == ("StringLike", "s3:prefix")
-    assert condition["values"] == f'${{[for prefix in {prefixes} : "${{prefix}}*"]}}'
+    assert condition["values"] == values
 
 
 def test_a_sender_may_send() -> None:
