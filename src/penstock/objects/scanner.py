@@ -10,45 +10,21 @@ one object. Links to folders are not followed, so there are no loops.
 import errno
 import os
 import stat
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from enum import StrEnum
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import islice
-from types import MappingProxyType
 
 from penstock.errors import UsageError
 from penstock.objects.local import AnyPath, LocalStore, reference
 from penstock.objects.reference import ObjectRef
+from penstock.objects.scan_report import CHUNK_OBJECTS, PROBLEMS_MAX, Reason, ScanReport, Tally
 
-CHUNK_OBJECTS = 500
-PROBLEMS_MAX = 100  # kept as text; beyond that only counted
+__all__ = ["PROBLEMS_MAX", "Reason", "ScanReport", "Scanner"]
+
 _LEADS_NOWHERE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP})
 
 
 _TABLE_FOLDERS = (b"/_delta_log", b"/_penstock")
-
-
-class Reason(StrEnum):
-    """Why an entry of the folder is no object."""
-
-    HIDDEN = "hidden"  # its name starts with a dot
-    EXCLUDED = "excluded"  # a table, or a folder that was to be left out
-    SPECIAL = "special_file"  # FIFO, socket, device
-    LINK_TO_SCANNED = "link_to_scanned"  # its target is found under its own name
-    LINK_BROKEN = "link_broken"  # leads nowhere, or in a circle
-    VANISHED = "vanished"  # deleted between listing and looking
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ScanReport:
-    """What a walk found. Nothing is left out silently: every entry is found, ignored for a reason, or a problem."""
-
-    found: int
-    size_bytes: int  # of what was found
-    ignored: Mapping[Reason, int]  # a hidden or excluded folder counts once, with all it holds
-    problems: Sequence[str]  # what could not be looked at, or was refused: sentences, at most 100
-    problems_count: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,18 +60,6 @@ class _Entry:
         return stat.S_ISLNK(self._status.st_mode)
 
 
-@dataclass(slots=True)
-class _Tally:
-    """The report in the making; written by the thread that walks."""
-
-    found: int = 0
-    size_bytes: int = 0
-    ignored: Counter[Reason] = field(default_factory=Counter)
-    problems: list[str] = field(default_factory=list)
-    problems_count: int = 0
-    linked: set[bytes] = field(default_factory=set)  # targets yielded through a link
-
-
 class Scanner:
     """Walks one folder. `chunks` may be called again for another walk; `report` tells of the last one."""
 
@@ -113,7 +77,8 @@ class Scanner:
         self._excluded = frozenset(os.path.realpath(os.fsencode(path)) for path in excluded)
         self._excluded_prefixes = tuple(path.rstrip(b"/") + b"/" for path in self._excluded)
         self._chunk_objects = chunk_objects
-        self._tally = _Tally()
+        self._tally = Tally()
+        self._linked: set[bytes] = set()  # targets yielded through a link, in this walk
         _check_folder(self._folder)
 
     def chunks(self) -> Iterator[Sequence[ObjectRef]]:
@@ -121,14 +86,14 @@ class Scanner:
 
         Holds the entries of one folder at a time, never those of the whole tree.
         """
-        self._tally = _Tally()
+        self._begin_anew()
         objects = self._walk(self._folder)
         while chunk := tuple(islice(objects, self._chunk_objects)):
             yield chunk
 
     def at(self, path: AnyPath) -> Iterator[ObjectRef]:
         """What a walk would find at this path: an object, all those of a folder, or nothing. The report begins anew."""
-        self._tally = _Tally()
+        self._begin_anew()
         named = os.fsencode(path)
         if not named.startswith(self._folder.rstrip(b"/") + b"/") or self._is_passed_over(named):
             return
@@ -143,14 +108,11 @@ class Scanner:
 
     def report(self) -> ScanReport:
         """Of the walk so far."""
-        tally = self._tally
-        return ScanReport(
-            found=tally.found,
-            size_bytes=tally.size_bytes,
-            ignored=MappingProxyType(dict(tally.ignored)),
-            problems=tuple(tally.problems),
-            problems_count=tally.problems_count,
-        )
+        return self._tally.report()
+
+    def _begin_anew(self) -> None:
+        self._tally = Tally()
+        self._linked = set()
 
     def _is_passed_over(self, path: bytes) -> bool:
         """Whether a walk never comes there: a folder on the way is hidden, excluded, a table, or a link."""
@@ -170,13 +132,12 @@ class Scanner:
             for entry in self._list(pending.pop()):
                 match self._look(entry):
                     case ObjectRef() as ref:
-                        self._tally.found += 1
-                        self._tally.size_bytes += ref.size_bytes
+                        self._tally.find(ref)
                         yield ref
                     case Reason() as reason:
-                        self._tally.ignored[reason] += 1
+                        self._tally.ignore(reason)
                     case _Problem() as problem:
-                        self._report(problem)
+                        self._tally.note(problem.text)
                     case _Folder() as folder:
                         folders.append(folder.path)
             pending.extend(reversed(folders))
@@ -186,15 +147,10 @@ class Scanner:
             with os.scandir(folder) as entries:
                 return sorted(entries, key=lambda entry: entry.name)
         except FileNotFoundError:
-            self._tally.ignored[Reason.VANISHED] += 1
+            self._tally.ignore(Reason.VANISHED)
         except OSError as error:
-            self._report(_problem(folder, error))
+            self._tally.note(_problem(folder, error).text)
         return ()
-
-    def _report(self, problem: _Problem) -> None:
-        self._tally.problems_count += 1
-        if len(self._tally.problems) < PROBLEMS_MAX:
-            self._tally.problems.append(problem.text)
 
     def _look(self, entry: "os.DirEntry[bytes] | _Entry") -> ObjectRef | Reason | _Problem | _Folder:
         try:
@@ -220,7 +176,7 @@ class Scanner:
             return Reason.LINK_BROKEN if error.errno in _LEADS_NOWHERE else _problem(link, error)
         if self._is_excluded(target):
             return Reason.EXCLUDED
-        if self._is_walked(target) or target in self._tally.linked:
+        if self._is_walked(target) or target in self._linked:
             return Reason.LINK_TO_SCANNED
         if stat.S_ISDIR(status.st_mode):
             return _Problem(f"{_show(link)}: links to folders are not followed; this one leads to {_show(target)}")
@@ -228,7 +184,7 @@ class Scanner:
             return Reason.SPECIAL
         if not self._store.contains(target):
             return _Problem(f"{_show(link)}: leads out of the folders that may be read, to {_show(target)}")
-        self._tally.linked.add(target)
+        self._linked.add(target)
         return reference(target, status)
 
     def _is_excluded(self, target: bytes) -> bool:

@@ -111,6 +111,11 @@ def fault_of(error: Exception) -> Fault:
     return Fault(kind=Kind.PASSING, text=f"S3 cannot be asked: {_first_line(message)}")
 
 
+def code_of(error: Exception) -> str:
+    """S3's own word for it; "" where it gave none."""
+    return _said(error)[1]
+
+
 def is_of_s3(error: BaseException) -> TypeGuard[Exception]:
     """Whether one of the libraries that speak S3 raised it; obstore also says `FileNotFoundError`."""
     from botocore.exceptions import BotoCoreError, ClientError

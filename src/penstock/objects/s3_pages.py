@@ -1,0 +1,138 @@
+"""S3's listings, a page at a time: the objects that are there now, each with its version where there are versions.
+
+Only ListObjectVersions tells versions. Where it may not be called, or the store knows none, the plain listing does for
+a bucket that never kept any.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from penstock.errors import ConfigurationError, TemporaryError, UsageError
+from penstock.storage.address import S3Address
+from penstock.storage.aws import Aws
+from penstock.storage.s3_client import requester, service_client
+from penstock.storage.s3_faults import Kind, code_of, fault_of, is_of_s3
+
+PAGE_KEYS = 1_000  # S3 gives no more
+_VERSIONS = "list_object_versions"
+_PLAIN = "list_objects_v2"
+_ENTRIES = {_VERSIONS: "Versions", _PLAIN: "Contents"}
+_NOT_KNOWN_HERE = ("NotImplemented", "MethodNotAllowed")  # how other stores say that they keep no versions
+_RESTORED = {"OptionalObjectAttributes": ["RestoreStatus"]}
+
+Entry = Mapping[str, Any]  # as boto3 has it; no version id in it where there are none
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Page:
+    """Some keys, in S3's order, which is that of their UTF-8."""
+
+    entries: Sequence[Entry]
+    last_key: str | None  # of the page, deleted ones included; None where nothing follows
+
+
+class S3Pages:
+    """Of one prefix: the object of that very name, and all below it.
+
+    Raises `UsageError` where it cannot be listed, `ConfigurationError` and `TemporaryError`.
+    """
+
+    def __init__(self, address: S3Address, aws: Aws, *, page_keys: int = PAGE_KEYS) -> None:
+        self._address = address
+        self._aws = aws
+        self._page_keys = page_keys
+        self.below = f"{address.prefix}/" if address.prefix else ""  # what keys below the prefix begin with
+
+    def __iter__(self) -> Iterator[Page]:
+        operation = self._operation()
+        if self._address.prefix:  # it is the first of all whose names begin so
+            found = self._ask(operation, Prefix=self._address.prefix, MaxKeys=1, **_RESTORED)
+            named = [entry for entry in _present(operation, found) if entry["Key"] == self._address.prefix]
+            yield Page(entries=named, last_key=None)
+        for page in self._paged(operation):
+            last_key = _last_key(operation, page) if page.get("IsTruncated") else None
+            yield Page(entries=_present(operation, page), last_key=last_key)
+
+    def is_any(self, beginning: str) -> bool:
+        """Whether there is an object whose key begins so."""
+        return bool(self._ask(_PLAIN, Prefix=beginning, MaxKeys=1).get("Contents"))
+
+    def _operation(self) -> str:
+        try:
+            self._client().list_object_versions(**self._asked(Prefix=self.below, MaxKeys=1))
+        except Exception as error:
+            if not _may_be_asked_otherwise(error):
+                self._refuse(error)
+            self._check_unversioned()
+            return _PLAIN
+        return _VERSIONS
+
+    def _check_unversioned(self) -> None:
+        # Without its version's id, an object would be taken for another one than its notification announces.
+        try:
+            status = self._client().get_bucket_versioning(Bucket=self._address.bucket).get("Status")
+        except Exception as error:
+            if not _may_be_asked_otherwise(error):
+                self._refuse(error)
+            status = "we may not ask"
+        if status is not None:
+            raise UsageError(
+                f"{self._address} cannot be listed: its bucket may keep versions (versioning: {status}), and they are "
+                "not told; grant s3:ListBucketVersions."
+            )
+
+    def _paged(self, operation: str) -> Iterator[Mapping[str, Any]]:
+        asked = self._asked(Prefix=self.below, MaxKeys=self._page_keys, **_RESTORED)
+        pages = iter(self._client().get_paginator(operation).paginate(**asked))
+        while True:
+            try:
+                page = next(pages, None)
+            except Exception as error:
+                self._refuse(error)
+            if page is None:
+                return
+            yield page
+
+    def _ask(self, operation: str, **asked: Any) -> Mapping[str, Any]:
+        try:
+            answer: Mapping[str, Any] = getattr(self._client(), operation)(**self._asked(**asked))
+        except Exception as error:
+            self._refuse(error)
+        return answer
+
+    def _asked(self, **asked: Any) -> dict[str, Any]:
+        return {"Bucket": self._address.bucket, **asked, **requester(self._aws)}
+
+    def _client(self) -> Any:
+        return service_client(self._aws)
+
+    def _refuse(self, error: Exception) -> NoReturn:
+        if not is_of_s3(error):
+            raise error
+        fault = fault_of(error)
+        if fault.kind is Kind.DENIED:
+            raise UsageError(
+                f"{self._address} cannot be listed: access is denied; grant s3:ListBucket and s3:ListBucketVersions."
+            ) from None
+        text = f"{self._address} cannot be listed: {fault.text}."
+        match fault.kind:
+            case Kind.PASSING:
+                raise TemporaryError(text) from None
+            case Kind.SETTINGS:
+                raise ConfigurationError(text) from None
+            case _:
+                raise UsageError(text) from None
+
+
+def _present(operation: str, page: Mapping[str, Any]) -> Sequence[Entry]:
+    return [entry for entry in page.get(_ENTRIES[operation], ()) if entry.get("IsLatest", True)]
+
+
+def _last_key(operation: str, page: Mapping[str, Any]) -> str | None:
+    keys = [entry["Key"] for entry in (*page.get(_ENTRIES[operation], ()), *page.get("DeleteMarkers", ()))]
+    return max(keys, key=str.encode, default=None)
+
+
+def _may_be_asked_otherwise(error: Exception) -> bool:
+    return is_of_s3(error) and (fault_of(error).kind is Kind.DENIED or code_of(error) in _NOT_KNOWN_HERE)

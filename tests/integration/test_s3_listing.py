@@ -1,0 +1,205 @@
+"""Listing a prefix of a server that speaks S3: what is found, and what is left out for which reason."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+from urllib.parse import quote_plus
+
+import pytest
+from tests.services.aws_server import AwsServer
+
+from penstock.errors import UsageError
+from penstock.objects.notification import parse
+from penstock.objects.reference import ObjectRef
+from penstock.objects.s3 import S3Store
+from penstock.objects.s3_listing import S3Listing
+from penstock.objects.scan_report import Reason
+from penstock.storage.address import S3Address, s3_address
+
+BUCKET = "landing"
+ODD_KEYS = [
+    "../../etc/passwd",
+    "/etc/passwd",
+    "in/%252F",
+    "in/a b+c",
+    "in/Data.csv",
+    "in/data.csv",
+    "in/a",
+    "in/a ",
+    "in/😀",
+    "in/😁",
+    "in/日本/が",
+    "in/日本/か\u3099",
+    "in//b",
+    "in/<script>&amp;",
+]
+
+
+@pytest.fixture
+def s3(moto: AwsServer) -> Any:
+    client = moto.client("s3")
+    client.create_bucket(Bucket=BUCKET)
+    return client
+
+
+@pytest.fixture
+def versioned(s3: Any) -> Any:
+    keep_versions(s3)
+    return s3
+
+
+def keep_versions(s3: Any, status: str = "Enabled") -> None:
+    s3.put_bucket_versioning(Bucket=BUCKET, VersioningConfiguration={"Status": status})
+
+
+def put(s3: Any, *keys: str, body: bytes = b"x", **more: Any) -> Mapping[str, Any]:
+    answer: Mapping[str, Any] = {}
+    for key in keys:
+        answer = s3.put_object(Bucket=BUCKET, Key=key, Body=body, **more)
+    return answer
+
+
+def listing(moto: AwsServer, address: str = f"s3://{BUCKET}", **more: Any) -> S3Listing:
+    return S3Listing(s3_address(address), aws=moto.aws, **more)
+
+
+def listed(listing: S3Listing) -> list[ObjectRef]:
+    return [ref for chunk in listing.chunks() for ref in chunk]
+
+
+def keys(found: Sequence[ObjectRef]) -> list[str]:
+    return [ref.key for ref in found]
+
+
+def announced(ref: ObjectRef) -> ObjectRef:
+    """The object as S3's own notification of it has it."""
+    described = {"key": quote_plus(ref.key, safe="/"), "size": ref.size_bytes, "eTag": ref.etag, "sequencer": "0055AE"}
+    if ref.version_id is not None:
+        described["versionId"] = ref.version_id
+    record = {
+        "eventVersion": "2.1",
+        "eventSource": "aws:s3",
+        "eventName": "ObjectCreated:Put",
+        "s3": {"bucket": {"name": ref.bucket}, "object": described},
+    }
+    return parse(json.dumps({"Records": [record]}).encode(), buckets_allowed=None).objects[0]
+
+
+@pytest.mark.parametrize("versioning", [None, "Enabled", "Suspended"])
+def test_an_object_is_the_one_that_its_notification_announces(moto: AwsServer, s3: Any, versioning: str | None) -> None:
+    put(s3, "in/before")
+    if versioning:
+        keep_versions(s3, versioning)
+    answer = put(s3, "in/a b", body=b"12345")
+    before, after = listed(listing(moto, f"s3://{BUCKET}/in"))[::-1]
+    assert before.version_id is None
+    assert after == ObjectRef(
+        bucket=BUCKET,
+        key="in/a b",
+        size_bytes=5,
+        etag=answer["ETag"].strip('"'),
+        version_id=answer["VersionId"] if versioning == "Enabled" else None,
+    )
+    for ref in (before, after):
+        assert announced(ref).object_id == ref.object_id
+        assert replace(announced(ref), sequencer=None) == ref
+
+
+def test_only_the_latest_version_is_found_and_nothing_deleted(moto: AwsServer, versioned: Any) -> None:
+    put(versioned, "in/a", body=b"old")
+    latest = put(versioned, "in/a", body=b"newer")
+    put(versioned, "in/deleted", "in/back")
+    versioned.delete_object(Bucket=BUCKET, Key="in/deleted")
+    versioned.delete_object(Bucket=BUCKET, Key="in/back")
+    put(versioned, "in/back", body=b"again")
+    found = {ref.key: ref for ref in listed(listing(moto))}
+    assert sorted(found) == ["in/a", "in/back"]
+    assert (found["in/a"].version_id, found["in/a"].size_bytes) == (latest["VersionId"], 5)
+
+
+@pytest.mark.parametrize("versioning", [None, "Enabled"])
+def test_odd_keys_are_found_literally_and_can_be_read(moto: AwsServer, s3: Any, versioning: str | None) -> None:
+    if versioning:
+        keep_versions(s3, versioning)
+    for key in ODD_KEYS:
+        put(s3, key, body=key.encode())
+    found = listed(listing(moto))
+    assert keys(found) == sorted(ODD_KEYS, key=str.encode)
+    assert len({ref.object_id for ref in found}) == len(ODD_KEYS)
+    store = S3Store(s3_address(f"s3://{BUCKET}"), moto.aws)
+    for ref in found:
+        with store.open(ref) as reader:
+            assert reader.read() == ref.key_bytes
+
+
+def test_a_prefix_is_a_folder_or_one_object(moto: AwsServer, s3: Any) -> None:
+    put(s3, "in", "in/a", "in/b/c", "in-two", "inbound/x", "other")
+    assert keys(listed(listing(moto, f"s3://{BUCKET}/in"))) == ["in", "in/a", "in/b/c"]
+    assert keys(listed(listing(moto, f"s3://{BUCKET}/in/a"))) == ["in/a"]
+    assert keys(listed(listing(moto, f"s3://{BUCKET}/i"))) == []
+    assert keys(listed(listing(moto, f"s3://{BUCKET}/none"))) == []
+
+
+def test_what_is_left_out_is_told(moto: AwsServer, s3: Any) -> None:
+    put(s3, "in/a", "in/.hidden", "in/.tmp/x", "in/b/.c/d/e", "in/own/data/x", "in/own_quarantine/x", "in/owner")
+    put(s3, "in/folder/", "in/", body=b"")
+    put(s3, "in/not-empty/")
+    excluded = [s3_address(f"s3://{BUCKET}/in/own"), s3_address(f"s3://{BUCKET}/in/own_quarantine")]
+    tried = listing(moto, f"s3://{BUCKET}/in", excluded=[*excluded, S3Address(bucket="elsewhere", prefix="in/a")])
+    assert keys(listed(tried)) == ["in/a", "in/not-empty/", "in/owner"]
+    report = tried.report()
+    assert report.ignored == {Reason.HIDDEN: 3, Reason.EXCLUDED: 2, Reason.FOLDER_MARKER: 2}
+    assert (report.found, report.size_bytes, report.problems_count) == (3, 3, 0)
+
+
+def test_a_dot_above_the_prefix_hides_nothing(moto: AwsServer, s3: Any) -> None:
+    put(s3, ".data/in/a")
+    assert keys(listed(listing(moto, f"s3://{BUCKET}/.data/in"))) == [".data/in/a"]
+    assert keys(listed(listing(moto))) == []
+
+
+@pytest.mark.parametrize("page_keys", [1, 2, 3, 1_000])
+@pytest.mark.parametrize("versioning", [None, "Enabled"])
+def test_tables_are_no_source_wherever_a_page_ends(
+    moto: AwsServer, s3: Any, page_keys: int, versioning: str | None
+) -> None:
+    if versioning:
+        keep_versions(s3, versioning)
+    put(s3, "in/0", "in/t/2024/a.parquet", "in/t/2024/b.parquet", "in/t/2025/c.parquet", "in/t/_delta_log/0.json")
+    put(s3, "in/t/z", "in/u/A", "in/u/_penstock/ledger.db", "in/v/_delta_log_of_mine/x", "in/w/x/_delta_log/0", "in/z")
+    tried = listing(moto, f"s3://{BUCKET}/in", page_keys=page_keys)
+    assert keys(listed(tried)) == ["in/0", "in/v/_delta_log_of_mine/x", "in/z"]
+    assert tried.report().ignored == {Reason.EXCLUDED: 8}
+
+
+def test_a_table_that_was_deleted_hides_nothing(moto: AwsServer, versioned: Any) -> None:
+    put(versioned, "in/t/a", "in/t/_delta_log/0.json", "in/t/b")
+    versioned.delete_object(Bucket=BUCKET, Key="in/t/_delta_log/0.json")
+    assert keys(listed(listing(moto, page_keys=1))) == ["in/t/a", "in/t/b"]
+
+
+def test_archived_objects_are_problems(moto: AwsServer, s3: Any) -> None:
+    put(s3, "in/old", StorageClass="GLACIER")
+    put(s3, "in/quick", StorageClass="GLACIER_IR")
+    tried = listing(moto)
+    assert keys(listed(tried)) == ["in/quick"]
+    assert tried.report().problems == (f"s3://{BUCKET}/in/old: archived in GLACIER; restore it to have it read",)
+
+
+def test_many_objects_come_in_chunks_and_pages(moto: AwsServer, versioned: Any) -> None:
+    names = [f"in/{number:03}" for number in range(25)]
+    put(versioned, *names)
+    put(versioned, *names)
+    tried = listing(moto, chunk_objects=10, page_keys=7)
+    chunks = list(tried.chunks())
+    assert [len(chunk) for chunk in chunks] == [10, 10, 5]
+    assert [ref.key for chunk in chunks for ref in chunk] == names
+    assert tried.report().found == 25
+    assert keys(listed(tried)) == names
+    assert tried.report().found == 25
+
+
+def test_a_bucket_that_is_not_there_is_a_usage_error(moto: AwsServer) -> None:
+    with pytest.raises(UsageError, match=r"^s3://none/in cannot be listed: there is no such bucket\.$"):
+        listed(listing(moto, "s3://none/in"))
