@@ -1,0 +1,210 @@
+"""S3's announcements, by every way there is to a queue: what arrives is read as the object that was put.
+
+The server is moto. What it does not send, or sends under another name than AWS, is put right from AWS's documentation,
+by functions that are named so; see tests/services/s3_scene.py.
+"""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from tests.services.aws_server import AwsServer
+from tests.services.s3_scene import (
+    WAYS,
+    Announced,
+    Way,
+    as_eventbridge_documents_it,
+    as_s3_documents_it,
+)
+
+from penstock.objects.notification import Ignored, Kind, Notification, parse
+from penstock.objects.reference import ObjectRef
+
+PART_BYTES_MIN = 5 * 2**20
+
+OpenWay = Callable[..., Announced]
+
+every_way = pytest.mark.parametrize("way", WAYS)
+s3_json = pytest.mark.parametrize("way", ["sqs", "sns raw", "sns wrapped"])
+
+
+@pytest.fixture
+def open_way(moto: AwsServer) -> OpenWay:
+    """A bucket that announces by that way; the test event, where one is sent, has arrived already."""
+
+    def open_one(way: Way, *, versioned: bool = False) -> Announced:
+        opened = Announced(moto, way, versioned=versioned)
+        if way != "eventbridge":
+            [test_event] = opened.arrived()
+            assert parse(test_event, buckets_allowed=frozenset()).kind is Kind.TEST_EVENT
+        return opened
+
+    return open_one
+
+
+def read(announced: Announced, body: bytes) -> Notification:
+    return parse(body, buckets_allowed=frozenset({announced.bucket}))
+
+
+def object_of(announced: Announced, body: bytes) -> ObjectRef:
+    [ref] = read(announced, body).objects
+    return ref
+
+
+def put(announced: Announced, key: str, content: bytes = b"x") -> tuple[bytes, Any]:
+    """(the body that announces it, S3's answer). moto's EventBridge tells of tags, too, though there are none."""
+    answer = announced.put(key, content)
+    if announced.way != "eventbridge":
+        [body] = announced.arrived()
+        return body, answer
+    body, tags = announced.arrived(2)
+    assert read(announced, tags).ignored == (Ignored(event="Object Tags Added", uri=f"s3://{announced.bucket}/{key}"),)
+    return as_eventbridge_documents_it(body), answer
+
+
+def raw_key(body: bytes) -> str:
+    """As it stands in the JSON."""
+    document = json.loads(body)
+    if "Message" in document:
+        document = json.loads(document["Message"])
+    described = document["detail"] if "detail" in document else document["Records"][0]["s3"]
+    return str(described["object"]["key"])
+
+
+@every_way
+@pytest.mark.parametrize("key", ["a/b.jsonl", "日本/é e\u0301.csv", "🙂", "a ", "<script>", "'; DROP TABLE x --"])
+def test_an_object_is_announced_as_it_is(open_way: OpenWay, way: Way, key: str) -> None:
+    announced = open_way(way)
+    body, answer = put(announced, key, b"four")
+    ref = object_of(announced, body)
+    assert replace(ref, sequencer=None) == ObjectRef(
+        bucket=announced.bucket, key=key, size_bytes=4, etag=answer["ETag"].strip('"')
+    )
+    assert announced.s3.get_object(Bucket=ref.bucket, Key=ref.key)["Body"].read() == b"four"
+
+
+@s3_json
+@pytest.mark.parametrize(
+    ("key", "in_json"),
+    [
+        pytest.param("a%2Fb", "a%252Fb", id="row 37: %252F is decoded once"),
+        pytest.param("a b+c", "a+b%2Bc", id="row 38: a+b%2Bc is a b+c"),
+    ],
+)
+def test_s3_encodes_keys_as_a_form_does(open_way: OpenWay, way: Way, key: str, in_json: str) -> None:
+    announced = open_way(way)
+    body, _ = put(announced, key)
+    assert raw_key(body) == in_json
+    assert object_of(announced, body).key == key
+
+
+@pytest.mark.parametrize("key", ["a%2Bb", "a+b c", "a%252Fb"])
+def test_row_39_eventbridge_writes_keys_as_they_are(open_way: OpenWay, key: str) -> None:
+    announced = open_way("eventbridge")
+    body, _ = put(announced, key)
+    assert raw_key(body) == key
+    assert object_of(announced, body).key == key
+
+
+@pytest.mark.parametrize("way", ["sqs", "sns raw"])
+def test_row_48_a_later_minor_version_with_unknown_fields(open_way: OpenWay, way: Way) -> None:
+    announced = open_way(way)
+    body, _ = put(announced, "a")
+    document = json.loads(body)
+    record = document["Records"][0]
+    record |= {"eventVersion": "2.6", "glacierEventData": {"restoreEventData": {}}, "new": [1]}
+    record["s3"]["object"]["new"] = {"a": None}
+    assert object_of(announced, json.dumps(document).encode()) == object_of(announced, body)
+
+
+def test_row_49_an_envelope_changes_nothing(open_way: OpenWay) -> None:
+    raw, wrapped = open_way("sns raw"), open_way("sns wrapped")
+    bodies = [put(announced, "a b+c%2F")[0] for announced in (raw, wrapped)]
+    assert "Records" in json.loads(bodies[0])
+    assert json.loads(bodies[1])["Type"] == "Notification"
+    plain, opened = object_of(raw, bodies[0]), object_of(wrapped, bodies[1])
+    assert replace(opened, bucket=raw.bucket) == plain
+
+
+@s3_json
+def test_row_54_an_upload_in_parts_that_is_announced_twice_is_one_object(open_way: OpenWay, way: Way) -> None:
+    announced = open_way(way)
+    answer = announced.put_in_parts("big", [b"x" * PART_BYTES_MIN, b"y"])
+    one, two = [object_of(announced, body) for body in announced.arrived(2)]
+    assert one.object_id == two.object_id
+    assert one == ObjectRef(
+        bucket=announced.bucket, key="big", size_bytes=PART_BYTES_MIN + 1, etag=answer["ETag"].strip('"')
+    )
+
+
+def test_row_54_an_upload_in_parts_by_eventbridge(open_way: OpenWay) -> None:
+    announced = open_way("eventbridge", versioned=True)
+    answer = announced.put_in_parts("big", [b"x" * PART_BYTES_MIN, b"y"])
+    read_all = [read(announced, as_eventbridge_documents_it(body)) for body in announced.arrived(3)]
+    objects = [ref for notification in read_all for ref in notification.objects]
+    assert len(objects) == 2
+    assert {ref.object_id for ref in objects} == {objects[0].object_id}
+    assert objects[0].version_id == answer["VersionId"]
+
+
+@s3_json
+def test_row_55_the_test_event_is_the_first_to_arrive(moto: AwsServer, way: Way) -> None:
+    announced = Announced(moto, way)
+    [body] = announced.arrived()
+    assert parse(body, buckets_allowed=frozenset()) == Notification(kind=Kind.TEST_EVENT)
+
+
+def test_row_55_eventbridge_sends_no_test_event(moto: AwsServer) -> None:
+    assert Announced(moto, "eventbridge").nothing_arrives()
+
+
+def test_row_60_two_versions_of_a_key_are_two_objects_by_eventbridge(open_way: OpenWay) -> None:
+    announced = open_way("eventbridge", versioned=True)
+    put_twice = [put(announced, "a", content) for content in (b"same", b"same")]
+    one, two = [object_of(announced, body) for body, _ in put_twice]
+    assert [one.version_id, two.version_id] == [answer["VersionId"] for _, answer in put_twice]
+    assert one.object_id != two.object_id
+
+
+@pytest.mark.parametrize("way", ["sqs", "sns raw"])
+def test_row_60_two_versions_of_a_key_are_two_objects_as_s3_documents_it(open_way: OpenWay, way: Way) -> None:
+    announced = open_way(way, versioned=True)
+    refs = []
+    for sequencer in ("0055AED6DCD90281E5", "0055AED6DCD90281E6"):
+        body, answer = put(announced, "a", b"same")
+        documented = as_s3_documents_it(body, version_id=answer["VersionId"], sequencer=sequencer)
+        refs.append(object_of(announced, documented))
+        assert (refs[-1].version_id, refs[-1].sequencer) == (answer["VersionId"], sequencer)
+    assert refs[0].object_id != refs[1].object_id
+
+
+@every_way
+@pytest.mark.parametrize("many", [False, True], ids=["alone", "among others"])
+def test_row_61_a_removed_object_announces_nothing_to_read(open_way: OpenWay, way: Way, many: bool) -> None:
+    announced = open_way(way)
+    put(announced, "a b")
+    if many:
+        announced.s3.delete_objects(Bucket=announced.bucket, Delete={"Objects": [{"Key": "a b"}]})
+    else:
+        announced.s3.delete_object(Bucket=announced.bucket, Key="a b")
+    [body] = announced.arrived()
+    notification = read(announced, body)
+    event = "Object Deleted" if way == "eventbridge" else "ObjectRemoved:Delete"
+    assert notification.objects == ()
+    assert notification.ignored == (Ignored(event=event, uri=f"s3://{announced.bucket}/a b"),)
+
+
+def test_row_61_a_delete_marker_as_s3_documents_it(open_way: OpenWay) -> None:
+    """moto announces no delete markers."""
+    announced = open_way("sqs", versioned=True)
+    body, _ = put(announced, "a")
+    marker = announced.s3.delete_object(Bucket=announced.bucket, Key="a")
+    assert marker["DeleteMarker"]
+    document = json.loads(as_s3_documents_it(body, version_id=marker["VersionId"], sequencer="0055AED6DCD90281E7"))
+    document["Records"][0]["eventName"] = "ObjectRemoved:DeleteMarkerCreated"
+    del document["Records"][0]["s3"]["object"]["size"]
+    notification = read(announced, json.dumps(document).encode())
+    assert notification.objects == ()
+    assert [ignored.event for ignored in notification.ignored] == ["ObjectRemoved:DeleteMarkerCreated"]
