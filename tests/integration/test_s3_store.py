@@ -1,0 +1,161 @@
+"""The store for S3 on a server that speaks S3: exactly the announced version, whatever was done to the key since."""
+
+import random
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from tests.services.aws_server import AwsServer, aws_at
+from tests.services.fault_proxy import FaultProxy
+
+from penstock.errors import ObjectDenied, ObjectGone, ObjectSuperseded, ObjectUnreadable
+from penstock.objects.reference import ObjectRef
+from penstock.objects.s3 import S3Store
+from penstock.storage.address import s3_address
+
+BUCKET = "landing"
+MIB = 1 << 20
+KEYS = ["in/a b+c%2F.jsonl", "in//../a"]  # one by obstore, one by boto3
+both_ways = pytest.mark.parametrize("key", KEYS, ids=["obstore", "boto3"])
+
+
+@pytest.fixture
+def s3(moto: AwsServer) -> Any:
+    client = moto.client("s3")
+    client.create_bucket(Bucket=BUCKET)
+    return client
+
+
+@pytest.fixture
+def versioned(s3: Any) -> Any:
+    s3.put_bucket_versioning(Bucket=BUCKET, VersioningConfiguration={"Status": "Enabled"})
+    return s3
+
+
+@pytest.fixture
+def store(moto: AwsServer) -> S3Store:
+    return S3Store(s3_address(f"s3://{BUCKET}/in"), moto.aws)
+
+
+@pytest.fixture
+def proxy(moto: AwsServer) -> Iterator[FaultProxy]:
+    proxy = FaultProxy(("127.0.0.1", moto.port))
+    yield proxy
+    proxy.close()
+
+
+def put(s3: Any, key: str, body: bytes) -> ObjectRef:
+    """Store it, and refer to it as its notification would."""
+    answer: Mapping[str, Any] = s3.put_object(Bucket=BUCKET, Key=key, Body=body)
+    return ObjectRef(
+        bucket=BUCKET,
+        key=key,
+        size_bytes=len(body),
+        etag=answer["ETag"].strip('"'),
+        version_id=answer.get("VersionId"),
+    )
+
+
+def whole(store: S3Store, ref: ObjectRef) -> bytes:
+    with store.open(ref) as reader:
+        data = reader.read()
+        reader.verify()
+        return data
+
+
+@both_ways
+def test_two_versions_of_a_key_are_two_objects(store: S3Store, versioned: Any, key: str) -> None:
+    first, second = put(versioned, key, b"one"), put(versioned, key, b"two!")
+    assert first.object_id != second.object_id
+    assert (whole(store, first), whole(store, second)) == (b"one", b"two!")
+    assert store.read_range(first, 1, 5) == b"ne"
+
+
+@both_ways
+def test_a_version_outlives_a_delete_marker_and_not_its_own_deletion(store: S3Store, versioned: Any, key: str) -> None:
+    ref = put(versioned, key, b"one")
+    marker = versioned.delete_object(Bucket=BUCKET, Key=key)["VersionId"]
+    assert whole(store, ref) == b"one"
+    with pytest.raises(ObjectGone):
+        store.open(replace(ref, version_id=marker))
+    versioned.delete_object(Bucket=BUCKET, Key=key, VersionId=ref.version_id)
+    with pytest.raises(ObjectGone):
+        store.open(ref)
+
+
+@both_ways
+def test_an_object_without_versions_is_superseded_or_gone(store: S3Store, s3: Any, key: str) -> None:
+    ref = put(s3, key, b"one")
+    assert whole(store, ref) == b"one"
+    put(s3, key, b"two")
+    with pytest.raises(ObjectSuperseded):
+        store.open(ref)
+    s3.delete_object(Bucket=BUCKET, Key=key)
+    with pytest.raises(ObjectGone):
+        store.open(ref)
+
+
+@both_ways
+def test_an_object_replaced_while_it_is_read_is_superseded(store: S3Store, s3: Any, key: str) -> None:
+    ref = put(s3, key, bytes(20 * MIB))
+    with store.open(ref) as reader:
+        reader.pread(10 * MIB, MIB)
+        put(s3, key, bytes(20 * MIB - 1) + b"x")
+        with pytest.raises(ObjectSuperseded):
+            reader.pread(2 * MIB, MIB)
+
+
+def test_an_object_uploaded_in_parts(store: S3Store, s3: Any) -> None:
+    asked = {"Bucket": BUCKET, "Key": "in/parts"}
+    upload = s3.create_multipart_upload(**asked)["UploadId"]
+    bodies = [b"a" * 5 * MIB, b"b" * 5 * MIB]
+    etags = [
+        s3.upload_part(**asked, UploadId=upload, PartNumber=number, Body=body)["ETag"]
+        for number, body in enumerate(bodies, start=1)
+    ]
+    parts = [{"PartNumber": number, "ETag": etag} for number, etag in enumerate(etags, start=1)]
+    answer = s3.complete_multipart_upload(**asked, UploadId=upload, MultipartUpload={"Parts": parts})
+    ref = ObjectRef(bucket=BUCKET, key="in/parts", size_bytes=10 * MIB, etag=answer["ETag"].strip('"'))
+    assert "-2" in (ref.etag or "")
+    assert whole(store, ref) == b"".join(bodies)
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda reader, at: reader.read(MIB),
+        lambda reader, at: reader.pread(at, 3 * MIB),
+    ],
+    ids=["read", "pread"],
+)
+@both_ways
+def test_connections_that_are_killed_midway_are_resumed(
+    proxy: FaultProxy, s3: Any, key: str, read: Callable[[Any, int], bytes]
+) -> None:
+    content = random.Random(7).randbytes(40 * MIB)
+    ref = put(s3, key, content)
+    waits: list[float] = []
+    store = S3Store(s3_address(f"s3://{BUCKET}"), aws_at(proxy.url.replace("redis://", "http://")), pause=waits.append)
+    got = b""
+    with store.open(ref) as reader:
+        for _ in range(4):
+            got += read(reader, len(got))
+            proxy.cut()
+        while data := read(reader, len(got)):
+            got += data
+        reader.verify()
+    assert got == content
+
+
+def test_a_bucket_that_is_not_there_is_a_fault_of_the_settings(moto: AwsServer) -> None:
+    ref = ObjectRef(bucket="none", key="a", size_bytes=1, etag="0f")
+    with pytest.raises(ObjectDenied, match="no such bucket"):
+        S3Store(s3_address("s3://none"), moto.aws).open(ref)
+
+
+def test_an_object_of_another_size_than_announced(store: S3Store, s3: Any) -> None:
+    ref = put(s3, "in/a", b"12345")
+    for size_bytes in (0, 4, 6, 20 * MIB):
+        with pytest.raises(ObjectUnreadable, match="and has 5"):
+            store.open(replace(ref, size_bytes=size_bytes))
