@@ -152,8 +152,10 @@ def parquet_types(files: LocalFiles, file: DataFile) -> str:
 
 
 def rows_of(table: pa.Table | DataFrame) -> list[str]:
-    rows = table.collect() if isinstance(table, DataFrame) else None
-    values = [row.asDict(recursive=True) for row in rows] if rows is not None else table.to_pylist()
+    if isinstance(table, DataFrame):
+        values = [row.asDict(recursive=True) for row in table.collect()]
+    else:
+        values = table.to_pylist()
     return sorted(repr({name: _plain(row[name]) for name in sorted(row)}) for row in values)
 
 

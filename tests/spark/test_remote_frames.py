@@ -1,0 +1,199 @@
+"""Tables as DataFrames: one suite over both readers, Spark's own and the one for places that the JVM has no way to."""
+
+import datetime as dt
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from deltalake import DeltaTable
+from pyspark.sql import SparkSession
+from tests.spark.elsewhere import Elsewhere
+
+from penstock.errors import TableError
+from penstock.pipeline.frames import UNION_MAX, frame_of
+from penstock.pipeline.session import session_beside
+from penstock.sinks.delta import DeltaTableSink
+from penstock.sinks.manifest import DataFile
+from penstock.sinks.reading import TableFile
+from penstock.sinks.sink import Append
+from penstock.storage.files import Files
+from penstock.storage.local_files import LocalFiles
+
+READERS = {"by Spark": LocalFiles, "by Arrow": Elsewhere}
+FIRST = pa.schema(
+    [
+        ("id", pa.int64()),
+        ("a b.c", pa.string()),
+        ("at", pa.timestamp("us", tz="UTC")),
+        ("wall", pa.timestamp("us")),
+        ("day", pa.date32()),
+        ("price", pa.decimal128(12, 2)),
+        ("raw", pa.binary()),
+        ("small", pa.int8()),
+        ("tags", pa.list_(pa.struct([("k", pa.string()), ("at", pa.timestamp("us", tz="UTC"))]))),
+        ("counts", pa.map_(pa.string(), pa.int32())),
+    ]
+)
+LATER = pa.field("later", pa.struct([("x", pa.list_(pa.int64()))]))
+PLACES = ["a b", "ü/%20=x", "{1,2}*", None, "é:'\"", "_under"]
+BC = dt.date(1, 1, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A table whose files lie at another place than its log says, for all that the reader can know."""
+
+    loaded: Any
+    root: Files
+    named: Sequence[TableFile] | None = None
+
+    @property
+    def partition_by(self) -> Sequence[str]:
+        return tuple(self.loaded.partition_by)
+
+    @property
+    def schema_document(self) -> Mapping[str, Any]:
+        document: Mapping[str, Any] = self.loaded.schema_document
+        return document
+
+    def files(self) -> Sequence[TableFile]:
+        files: Sequence[TableFile] = self.loaded.files() if self.named is None else self.named
+        return files
+
+
+@pytest.fixture(scope="module")
+def beside(spark: SparkSession) -> SparkSession:
+    return session_beside(spark)
+
+
+@pytest.fixture(params=READERS)
+def root(request: pytest.FixtureRequest, tmp_path: Path) -> LocalFiles:
+    return READERS[request.param](tmp_path / "an [odd] {name}?")
+
+
+def row(number: int, place: str | None) -> dict[str, Any]:
+    if number % 5 == 4:
+        return {"id": number, "place": place}
+    return {
+        "id": number,
+        "a b.c": "é" * number,
+        "at": dt.datetime(1969, 12, 31, 23, 59, 59, number, tzinfo=dt.UTC),
+        "wall": dt.datetime(1, 1, 1, 0, 0, 0, number),  # noqa: DTZ001 -- without a zone on purpose
+        "day": BC,
+        "price": None,
+        "raw": bytes([number % 256]),
+        "small": -number % 100,
+        "tags": [{"k": "x", "at": dt.datetime(2024, 1, 1, tzinfo=dt.UTC)}, None],
+        "counts": [("k", number), ("l", None)],
+        "place": place,
+        "later": {"x": [number, None]},
+    }
+
+
+def made(root: LocalFiles, *, partitioned: bool = True) -> DeltaTableSink:
+    """A table with a file for each place, and one more with a column added later."""
+    columns = ["place", "day"] if partitioned else []
+    first = pa.schema([*FIRST, ("place", pa.string())])
+    sink = DeltaTableSink(LocalFiles(root.root), pipeline="p", partition_by=columns)
+    append(sink, root, first, [[row(number, place)] for number, place in enumerate(PLACES)], seq=1)
+    append(sink, root, first.append(LATER), [[row(number, "here") for number in range(10, 30)]], seq=2)
+    return sink
+
+
+def append(
+    sink: DeltaTableSink, root: LocalFiles, schema: pa.Schema, contents: Sequence[Sequence[dict[str, Any]]], *, seq: int
+) -> None:
+    sink.ensure_schema(schema)
+    loaded = sink.load()
+    assert loaded is not None
+    files = []
+    for number, rows in enumerate(contents):
+        table = pa.Table.from_pylist([{**one, "day": BC} for one in rows], schema=schema)
+        path = f"data/{seq}/r1/an odd=name%20{number}.parquet"
+        (root.root / path).parent.mkdir(parents=True, exist_ok=True)
+        pq.write_table(table.drop_columns(list(loaded.partition_by)), root.root / path, row_group_size=7)
+        values = {"place": rows[0]["place"], "day": BC.isoformat().zfill(10)}
+        files.append(
+            DataFile(
+                path=path,
+                size_bytes=(root.root / path).stat().st_size,
+                rows=len(rows),
+                modified_at=0,
+                partition_values={name: values[name] for name in loaded.partition_by},
+            )
+        )
+    loaded.append(Append(seq=seq, attempt_id=str(seq), files=files))
+
+
+def as_arrow(root: LocalFiles) -> list[str]:
+    return sorted(map(repr, (plain(one) for one in DeltaTable(str(root)).to_pyarrow_table().to_pylist())))
+
+
+def as_spark(frame: Any) -> list[str]:
+    return sorted(repr(plain(one.asDict(recursive=True))) for one in frame.collect())
+
+
+def plain(value: Any) -> Any:
+    match value:
+        case dt.datetime():
+            return value.replace(tzinfo=None)
+        case bytearray():
+            return bytes(value)
+        case dict():
+            return {key: plain(one) for key, one in sorted(value.items())}
+        case [tuple(), *_]:  # a map, as Arrow has it
+            return plain(dict(value))
+        case list():
+            return [plain(one) for one in value]
+    return value
+
+
+@pytest.mark.parametrize("union_max", [UNION_MAX, 1], ids=["few partitions", "many partitions"])
+def test_a_table_reads_as_it_is(root: LocalFiles, union_max: int, beside: SparkSession) -> None:
+    sink = made(root)
+    frame = frame_of(beside, Table(sink.load(), root), union_max=union_max)
+    assert as_spark(frame) == as_arrow(root)
+    assert frame.columns == DeltaTable(str(root)).to_pyarrow_table().column_names
+    assert [one["id"] for one in frame.where("place is null").collect()] == [PLACES.index(None)]
+    assert frame.where("later is null and day = date'0001-01-01'").count() == len(PLACES) + 4
+
+
+def test_a_table_without_partitions_reads_as_it_is(root: LocalFiles, beside: SparkSession) -> None:
+    sink = made(root, partitioned=False)
+    assert as_spark(frame_of(beside, Table(sink.load(), root))) == as_arrow(root)
+
+
+def test_a_table_without_files_has_its_columns(root: LocalFiles, beside: SparkSession) -> None:
+    sink = made(root)
+    frame = frame_of(beside, Table(sink.load(), root, named=[]))
+    assert frame.count() == 0
+    assert frame.columns == [*FIRST.names, "place", "later"]
+
+
+def test_partitions_that_a_filter_does_not_want_are_not_read(root: LocalFiles, beside: SparkSession) -> None:
+    sink = made(root)
+    frame = frame_of(beside, Table(sink.load(), root))
+    for path in (root.root / "data" / "1").rglob("*.parquet"):
+        path.unlink()
+    assert frame.where("place = 'here'").count() == 20
+
+
+def test_a_file_that_is_gone_is_named(beside: SparkSession, tmp_path: Path) -> None:
+    root = Elsewhere(tmp_path)
+    frame = frame_of(beside, Table(made(root).load(), root))
+    (root.root / "data/2/r1/an odd=name%200.parquet").unlink()
+    with pytest.raises(Exception, match=r"The file data/2/.*%200.parquet of the table .* read the table anew"):
+        frame.collect()
+
+
+def test_a_file_outside_of_the_table_is_refused(beside: SparkSession, tmp_path: Path) -> None:
+    root = Elsewhere(tmp_path)
+    loaded = made(root).load()
+    assert loaded is not None
+    file = TableFile(path="s3://other/x.parquet", size_bytes=1, partition_values=loaded.files()[0].partition_values)
+    with pytest.raises(TableError, match=r"names the file s3://other/x.parquet, which is not below it"):
+        frame_of(beside, Table(loaded, root, named=[file]))
