@@ -3,7 +3,7 @@
 import subprocess
 import sys
 
-BENCHMARKS = ("chain", "s3", "reader", "broker", "worker", "ledger", "redis")
+BENCHMARKS = ("chain", "s3", "reader", "broker", "worker", "ledger", "redis", "sqs")
 
 
 def main() -> int:
