@@ -7,12 +7,14 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import pytest
+from tests.services.aws_server import Kind
 from tests.services.frozen_clock import ServerClock
 from tests.services.plugin import Servers
 
 from penstock.brokers.memory import MemoryBroker
 from penstock.brokers.redis_streams import RedisStreamsBroker
 from penstock.brokers.sqlite import SqliteBroker
+from penstock.brokers.sqs import SqsBroker
 from penstock.messaging.broker import Broker, QueueSettings
 from penstock.messaging.delivery import Delivery
 from penstock.messaging.message import Outgoing
@@ -101,6 +103,35 @@ class RedisStand:
         self.server.clean()
 
 
+class SqsStand:
+    """A server that speaks SQS's dialect, whose clock goes with the test's. The queues of all tests are there."""
+
+    leases_end_by_time = False
+
+    def __init__(self, servers: Servers, kind: Kind) -> None:
+        self.clock: FakeClock = ServerClock(servers.clock_file)
+        self.server = servers.aws(kind)
+        self._open: list[SqsBroker] = []
+
+    def broker(self, holder: str = "w1", queues: Sequence[QueueSettings] = ()) -> Broker:
+        if not self._open:
+            for name in SQS_QUEUES:
+                self.server.client("sqs").create_queue(QueueName=name)
+        self._open.append(SqsBroker(self.server.aws, holder=holder, queues=queues, poll_seconds=1, clock=self.clock))
+        return self._open[-1]
+
+    def advance(self, seconds: float) -> None:
+        self.clock.advance(seconds)
+
+    def close(self) -> None:
+        for broker in self._open:
+            broker.close()
+        self.server.clean()
+
+
+SQS_QUEUES = ("q", "q-dlq", "other", "a", "b", "first", "second", "third", "one", "two", "elsewhere")
+
+
 def sqlite_stand(request: pytest.FixtureRequest) -> SqliteStand:
     return SqliteStand(request.getfixturevalue("tmp_path"))
 
@@ -109,11 +140,27 @@ def redis_stand(request: pytest.FixtureRequest, version: str) -> RedisStand:
     return RedisStand(request.getfixturevalue("frozen_servers"), version)
 
 
+def sqs_stand(request: pytest.FixtureRequest, kind: Kind) -> SqsStand:
+    return SqsStand(request.getfixturevalue("frozen_servers"), kind)
+
+
 STANDS: dict[str, Callable[[pytest.FixtureRequest], Stand]] = {
     "memory": lambda request: MemoryStand(),
     "sqlite": sqlite_stand,
     "redis 7.0": partial(redis_stand, version="7.0"),
     "redis 6.2": partial(redis_stand, version="6.2"),
+    "sqs moto": partial(sqs_stand, kind="moto"),
+    "sqs fauxqs": partial(sqs_stand, kind="fauxqs"),
+}
+
+
+# Where a server is wrong about the system it stands for: stand, test, and how it is wrong. Another server of the same
+# dialect keeps the test.
+NOT_APPLICABLE: dict[tuple[str, str], str] = {
+    (
+        "sqs fauxqs",
+        "test_past_its_retention_a_message_is_not_handed_over",
+    ): "not applicable: fauxqs keeps messages for ever",
 }
 
 

@@ -109,6 +109,11 @@ def test_a_dead_letter_begins_anew_and_keeps_its_death(stand: Stand) -> None:
     broker.settle([(given_up, DeadLetter(reason="twice")), (exhausted, Release(reason="twice"))])
     assert receive(broker) == []
     dead = receive(broker, queue="q-dlq")
+    if not broker.capabilities.explains_deaths:
+        by_body = {delivery.message.body: delivery for delivery in dead}
+        assert by_body[b"given up on"].attempt == 1
+        assert by_body[b"exhausted"].attempt > 2  # what the broker moves by itself keeps its count
+        return
     assert [(delivery.attempt, delivery.previous) for delivery in dead] == [(1, None), (1, None)]
     deaths = [death_of(delivery.message.attributes) for delivery in dead]
     assert [death and death.attempts for death in deaths] == [2, 2]

@@ -1,16 +1,26 @@
 """What every broker promises, asserted against each (`tests.conformance.broker_stands`)."""
 
+from functools import partial
 from typing import Any
 
 import pytest
 from tests.conformance.broker_stands import LEASE, Stand, bodies, outgoing, receive, waiting
 
 from penstock.errors import ConfigurationError, TemporaryError
-from penstock.messaging.broker import QueueSettings
+from penstock.messaging.broker import Broker, QueueSettings
 from penstock.messaging.death import death_of
 from penstock.messaging.delivery import Delivery
 from penstock.messaging.message import Outgoing
 from penstock.messaging.settlement import Ack, DeadLetter, Release, Settlement
+
+
+def ordered(stand: Stand) -> Broker:
+    """A broker whose groups take turns; with others the test ends here."""
+    broker = stand.broker()
+    if not broker.capabilities.ordered:
+        pytest.skip("this broker shares between groups as it likes")
+    return broker
+
 
 # --- sending and receiving
 
@@ -70,7 +80,13 @@ def test_queues_do_not_mix(stand: Stand) -> None:
     broker.send("other", outgoing("theirs"))
     assert bodies(receive(broker)) == ["mine"]
     assert bodies(receive(broker, queue="other")) == ["theirs"]
-    assert receive(broker, queue="never heard of") == []
+    if broker.capabilities.creates_queues:
+        assert receive(broker, queue="never heard of") == []
+        return
+    for step in (partial(receive, queue="never-heard-of"), lambda broker: broker.send("never-heard-of", outgoing("a"))):
+        with pytest.raises(ConfigurationError, match="never-heard-of"):
+            step(broker)
+    assert broker.stats("never-heard-of").visible == broker.purge("never-heard-of") == 0
 
 
 def test_a_delay_is_honoured(stand: Stand) -> None:
@@ -256,8 +272,8 @@ def test_a_forged_receipt_is_lost(stand: Stand, receipt: str) -> None:
         attempt=1,
         received_at=real.received_at,
     )
-    (failure,) = broker.settle([(forged, Ack())])
-    assert failure.lost
+    failures = broker.settle([(forged, Ack())])
+    assert [failure.lost for failure in failures] == [True] or not broker.capabilities.fenced
     assert list(broker.extend([forged], lease_seconds=1)) == [forged]
     assert not broker.settle([(real, Ack())])
 
@@ -303,10 +319,10 @@ def test_row_75_a_release_without_delay_is_receivable_by_another_at_once(stand: 
     one.send("q", outgoing("a", "b", "c", "d"))
     deliveries = receive(one, 3)
     one.settle([(delivery, Release(refund=True)) for delivery in deliveries])
-    again = receive(two)
-    assert bodies(again) == ["a", "b", "c", "d"]
+    again = {delivery.message.body.decode(): delivery.attempt for delivery in receive(two)}
+    assert list(again) == ["a", "b", "c", "d"] or not one.capabilities.ordered
     expected = 1 if one.capabilities.refunds else 2
-    assert [delivery.attempt for delivery in again] == [expected, expected, expected, 1]
+    assert again == {"a": expected, "b": expected, "c": expected, "d": 1}
 
 
 def test_only_refunded_attempts_are_given_back(stand: Stand) -> None:
@@ -332,7 +348,9 @@ def test_a_group_of_settlements_reports_exactly_those_that_failed(stand: Stand) 
     )
     assert [failure.delivery for failure in failures] == [b]
     stats = broker.stats("q")
-    assert (stats.visible, stats.in_flight, stats.delayed) == (0, 0, 1)
+    if broker.capabilities.exact_stats:
+        assert (stats.visible, stats.in_flight, stats.delayed) == (0, 0, 1)
+    assert (stats.visible, stats.in_flight + stats.delayed) == (0, 1)
     assert broker.stats("q-dlq").visible == 1
 
 
@@ -343,11 +361,12 @@ def test_a_dead_letter_keeps_everything_and_says_what_it_died_of(stand: Stand) -
     broker = stand.broker("worker-7")
     attributes: dict[str, str | bytes] = {f"a{n}": b"\x00\xff" if n % 2 else "text" for n in range(10)}
     (id,) = broker.send("q", [Outgoing(body=b"\xfe", attributes=attributes, group="g")])
-    sent_at = stand.clock.now()
+    sent_at = failed_at = stand.clock.now()
     (delivery,) = receive(broker)
     stand.advance(5)
     broker.settle([(delivery, Release())])
-    failed_at = stand.clock.now()
+    if broker.capabilities.remembers_attempts:  # else the first hand-over stands in for the first failure
+        failed_at = stand.clock.now()
     stand.advance(5)
     (delivery,) = receive(broker)
     settlement = DeadLetter(reason="not an image", exception="ValueError: x", traceback="Traceback ...")
@@ -361,7 +380,7 @@ def test_a_dead_letter_keeps_everything_and_says_what_it_died_of(stand: Stand) -
     assert death is not None
     assert (death.reason, death.exception, death.traceback) == ("not an image", "ValueError: x", "Traceback ...")
     assert (death.attempts, death.worker, death.queue, death.message_id) == (2, "worker-7", "q", id)
-    assert (death.enqueued_at, death.first_failed_at, death.last_failed_at) == (sent_at, failed_at, failed_at + 5)
+    assert (death.enqueued_at, death.first_failed_at, death.last_failed_at) == (sent_at, failed_at, stand.clock.now())
 
 
 def test_a_queue_may_name_its_dead_letter_queue(stand: Stand) -> None:
@@ -396,6 +415,10 @@ def test_what_was_handed_over_too_often_is_dead_lettered_by_the_broker(stand: St
     assert receive(broker) == []
     (dead,) = receive(broker, queue="q-dlq")
     death = death_of(dead.message.attributes)
+    if not broker.capabilities.explains_deaths:
+        assert death is None
+        assert bodies([dead]) == ["poison"]
+        return
     assert death is not None
     assert (death.attempts, death.worker, death.message_id) == (3, "w1", third.message.id)
     assert "3 times" in death.reason
@@ -409,6 +432,8 @@ def test_what_was_handed_over_too_often_is_dead_lettered_by_the_broker(stand: St
 
 def test_past_its_retention_a_message_is_not_handed_over_but_dead_lettered(stand: Stand) -> None:
     broker = stand.broker(queues=[QueueSettings(name="q", retention_seconds=1_000)])
+    if not broker.capabilities.explains_deaths:
+        pytest.skip("this broker deletes what is past its retention")
     broker.send("q", outgoing("leased", "ready", group="g"))
     broker.send("q", outgoing("delayed", delay_seconds=5_000))
     (leased,) = receive(broker, 1, lease=2_000)
@@ -429,6 +454,8 @@ def test_past_its_retention_a_message_is_not_handed_over_but_dead_lettered(stand
 
 def test_a_dead_letter_past_its_retention_is_deleted_and_counted(stand: Stand) -> None:
     broker = stand.broker(queues=[QueueSettings(name="q"), QueueSettings(name="q-dlq", retention_seconds=1_000)])
+    if not broker.capabilities.explains_deaths:
+        pytest.skip("this broker does not tell what it deletes at the end of its retention")
     broker.send("q", outgoing("a", "b"))
     for delivery in receive(broker):
         broker.settle([(delivery, DeadLetter(reason="bad"))])
@@ -441,11 +468,28 @@ def test_a_dead_letter_past_its_retention_is_deleted_and_counted(stand: Stand) -
     assert receive(broker, queue="q-dlq-dlq") == []
 
 
+def test_past_its_retention_a_message_is_not_handed_over(stand: Stand) -> None:
+    broker = stand.broker(queues=[QueueSettings(name="q", retention_seconds=1_000)])
+    broker.send("q", outgoing("a"))
+    stand.advance(1_001)
+    assert receive(broker) == []
+
+
 # --- groups
 
 
-def test_groups_take_turns_and_each_is_served_oldest_first(stand: Stand) -> None:
+def test_every_message_of_every_group_is_handed_over_once(stand: Stand) -> None:
     broker = stand.broker()
+    sent = {f"{group} {n}": group for group in ("a", "b", "with a space", "", None) for n in range(7)}
+    for body, group in sent.items():
+        broker.send("q", outgoing(body, group=group))
+    came = [delivery for _ in range(len(sent)) for delivery in receive(broker, 4)]
+    assert {delivery.message.body.decode(): delivery.message.group for delivery in came} == sent
+    assert len(came) == len(sent)
+
+
+def test_groups_take_turns_and_each_is_served_oldest_first(stand: Stand) -> None:
+    broker = ordered(stand)
     broker.send("q", outgoing("a1", "a2", "a3", "a4", group="a"))
     broker.send("q", outgoing("b1", group="b"))
     broker.send("q", outgoing("n1", "n2"))
@@ -456,7 +500,7 @@ def test_groups_take_turns_and_each_is_served_oldest_first(stand: Stand) -> None
 
 @pytest.mark.parametrize("size", [1, 2, 7])
 def test_row_86_a_noisy_tenant_delays_a_quiet_one_by_one_round_at_most(stand: Stand, size: int) -> None:
-    broker = stand.broker()
+    broker = ordered(stand)
     noisy = ["n0", "n1", "n2"]
     for tenant in noisy:
         broker.send("q", outgoing(*[f"{tenant} {n}" for n in range(60)], group=tenant))
@@ -470,7 +514,7 @@ def test_row_86_a_noisy_tenant_delays_a_quiet_one_by_one_round_at_most(stand: St
 
 
 def test_a_tenant_whose_failures_come_back_all_at_once_delays_nobody(stand: Stand) -> None:
-    broker = stand.broker()
+    broker = ordered(stand)
     broker.send("q", outgoing(*map(str, range(100)), group="noisy"))
     broker.settle([(delivery, Release(delay_seconds=10)) for delivery in receive(broker, 100)])
     broker.send("q", outgoing(*map(str, range(100, 110)), group="noisy", delay_seconds=10))
@@ -481,7 +525,7 @@ def test_a_tenant_whose_failures_come_back_all_at_once_delays_nobody(stand: Stan
 
 
 def test_more_groups_than_one_call_brings_are_all_served_in_a_round(stand: Stand) -> None:
-    broker = stand.broker()
+    broker = ordered(stand)
     for n in range(25):
         broker.send("q", outgoing("x", "y", group=str(n)))
     groups = [delivery.message.group for _ in range(5) for delivery in receive(broker, 5)]
@@ -494,7 +538,7 @@ def test_what_few_groups_cannot_fill_the_others_do(stand: Stand) -> None:
         broker.send("q", outgoing(f"{n}", group=f"small {n}"))
     broker.send("q", outgoing(*map(str, range(100)), group="large"))
     assert len(receive(broker, 50)) == 50
-    assert len(receive(broker, 100)) == 59
+    assert len(receive(broker, 50)) + len(receive(broker, 50)) == 59
 
 
 # --- looking
@@ -502,6 +546,8 @@ def test_what_few_groups_cannot_fill_the_others_do(stand: Stand) -> None:
 
 def test_stats_count_every_state_and_the_oldest_visible_age(stand: Stand) -> None:
     broker = stand.broker()
+    if not broker.capabilities.exact_stats:
+        pytest.skip("this broker counts nearly right, and tells no ages")
     stats = broker.stats("q")
     assert (stats.visible, stats.in_flight, stats.delayed) == (0, 0, 0)
     assert stats.oldest_visible_message_age_seconds is None
@@ -522,6 +568,19 @@ def test_stats_count_every_state_and_the_oldest_visible_age(stand: Stand) -> Non
     assert stats.oldest_visible_message_age_seconds is None
     stand.advance(LEASE)
     assert broker.stats("q").visible == 3
+
+
+def test_stats_count_every_state_as_near_as_can_be(stand: Stand) -> None:
+    broker = stand.broker()
+    stats = broker.stats("q")
+    assert (stats.visible, stats.in_flight, stats.delayed) == (0, 0, 0)
+    broker.send("q", outgoing("a", "b", "c"))
+    broker.send("q", outgoing("d", delay_seconds=60))
+    assert len(receive(broker, 1)) == 1
+    stats = broker.stats("q")
+    assert (stats.visible, stats.in_flight, stats.delayed) == (2, 1, 1)
+    assert (stats.oldest_visible_message_age_seconds is None) is not broker.capabilities.exact_stats
+    assert (stats.oldest_message_age_seconds is None) is not broker.capabilities.exact_stats
 
 
 def test_browsing_leases_nothing_and_goes_on_behind_an_id_that_has_left(stand: Stand) -> None:

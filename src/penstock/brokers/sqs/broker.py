@@ -129,6 +129,7 @@ class SqsBroker:
         After an `UnknownOutcome` the call that met it may have been taken or not; on a FIFO queue a deduplication id
         makes it safe to send again.
         """
+        self._api.check_open()
         with self._forgetting([queue]):
             return self._sending.send(queue, messages)
 

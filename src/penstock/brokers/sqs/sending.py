@@ -85,8 +85,7 @@ class Sending:
             try:
                 answer = self._api.on(queue, SEND, Entries=[{"Id": str(place), **entries[place]} for place in left])
             except PenstockError as error:
-                again = isinstance(error, TemporaryError) and not isinstance(error, UnknownOutcome)
-                if again and tries < TRIES:
+                if _was_refused_unread(error) and tries < TRIES:
                     self._batches.pause(tries)
                     continue
                 if not ids:
@@ -99,6 +98,12 @@ class Sending:
                 break
             self._batches.pause(tries)
         return [ids.get(place) or _refused(queue, failed[place]) for place in range(len(entries))]
+
+
+def _was_refused_unread(error: PenstockError) -> bool:
+    """Whether nothing was taken for sure, and may be a moment later."""
+    refused = isinstance(error, TemporaryError) and not isinstance(error, UnknownOutcome)
+    return refused and error.__cause__ is not None
 
 
 def _refused(queue: QueueRef, failed: Failed) -> PenstockError:
