@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterable
 from typing import Any
 from unittest import mock
 
+import moto.sqs.models
+from moto.core.utils import unix_time_millis
 from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
 from werkzeug.serving import ThreadedWSGIServer, WSGIRequestHandler
 
@@ -64,6 +66,11 @@ class InTurns:
             return self._application(environ, start_response)
 
 
+def is_visible(message: Any) -> bool:
+    """At the end of its time, not a millisecond later: a clock that a test moves may never get there."""
+    return bool(unix_time_millis() >= message.visible_at)
+
+
 class Handler(WSGIRequestHandler):
     disable_nagle_algorithm = True  # head and body of an answer are two writes: without it the second waits 40 ms
 
@@ -106,6 +113,7 @@ def main() -> None:
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
     signal.pthread_sigmask(signal.SIG_BLOCK, {LEAVE, COME_BACK})  # they are waited for
     turn = Turn()
+    moto.sqs.models.Message.visible = property(is_visible)  # type: ignore[method-assign, assignment]
     application = InTurns(DomainDispatcherApplication(create_backend_app), turn)
     with mock.patch("moto.sqs.models.Condition", return_value=turn):  # every queue asks for one of its own
         serve(int(sys.argv[1]), application, turn)
