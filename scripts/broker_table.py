@@ -14,13 +14,15 @@ from tempfile import TemporaryDirectory
 from penstock.brokers.memory import MemoryBroker
 from penstock.brokers.redis_streams import RedisStreamsBroker
 from penstock.brokers.sqlite import SqliteBroker
+from penstock.brokers.sqs import SqsBroker
 from penstock.messaging.broker import Broker, Capabilities
+from penstock.storage.aws import Aws
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "brokers.md"
 BEGIN, END = "[//]: # (made by scripts/broker_table.py)\n\n", "\n[//]: # (end)\n"
 ROWS = {
     "delay_seconds_max": "the longest delay of a message",
-    "lease_seconds_max": "the longest lease of one call; extending has no end",
+    "lease_seconds_max": "the longest lease of one call; extending has no end but on SQS",
     "body_bytes_max": "the largest body",
     "receive_max": "messages in one call, at most",
     "fenced": "a worker that lost its lease can neither settle nor extend",
@@ -29,6 +31,12 @@ ROWS = {
     "browsable": "messages can be looked at where they wait",
     "remembers_attempts": "a function is told of the attempt before",
     "pausable": "queues can be paused",
+    "creates_queues": "a queue is there once it is named",
+    "ordered": "the older message comes first, and groups take turns",
+    "exact_stats": "counts are right at any moment, and ages are told",
+    "explains_deaths": "what the broker itself gives up on says why",
+    "settle_batch": "acks worth waiting for, to end them in one request",
+    "settle_linger_seconds": "how long an ack may wait for others",
 }
 
 
@@ -47,6 +55,7 @@ def capabilities() -> Mapping[str, Capabilities]:
         brokers: dict[str, Broker] = {
             "`sqlite:///`": SqliteBroker(Path(folder) / "queue.db", holder="docs"),
             "`redis://`": RedisStreamsBroker("redis://localhost", holder="docs"),
+            "`sqs://`": SqsBroker(Aws(region="eu-west-1"), holder="docs"),
             "`memory://`": MemoryBroker(),
         }
         found = {name: broker.capabilities for name, broker in brokers.items()}
@@ -76,6 +85,8 @@ def _cell(name: str, value: object) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     assert isinstance(value, int | float)
+    if name == "settle_linger_seconds":
+        return f"{value:g} s"
     if name.endswith("_seconds_max"):
         size, unit = next(
             (size, unit) for size, unit in ((86_400, "days"), (3_600, "hours"), (1, "s")) if value >= size
