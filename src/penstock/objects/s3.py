@@ -44,7 +44,7 @@ class S3Store:
 
     def open(self, ref: ObjectRef) -> "S3Reader":
         """Open this version: one GET, which brings the whole of a small object and the beginning of a large one."""
-        body = self._body(ref, 0, ref.size_bytes if ref.size_bytes <= WHOLE_BYTES_MAX else HEAD_BYTES)
+        body = self._body(ref, 0, held_bytes(ref))
         return S3Reader(ref, body.rest(), lambda start, stop: self._body(ref, start, stop))
 
     def read_range(self, ref: ObjectRef, offset: int, length_bytes: int) -> bytes:
@@ -55,6 +55,11 @@ class S3Store:
         if not self.contains(ref.bucket, ref.key):
             raise ObjectUnreadable(f"{ref.uri} is outside {self.address}, and is not read")
         return _Body(ref, fetch_of(ref, self.aws), start, stop, self.pause)
+
+
+def held_bytes(ref: ObjectRef) -> int:
+    """How much of an object its reader has fetched, and holds, as soon as it is open."""
+    return ref.size_bytes if ref.size_bytes <= WHOLE_BYTES_MAX else HEAD_BYTES
 
 
 class S3Reader:

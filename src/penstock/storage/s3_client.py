@@ -107,10 +107,12 @@ def place_of(bucket: str, aws: Aws) -> Place:
 
     AWS itself is asked for the bucket's region, which need not be that of the queues. Raises `ConfigurationError`.
     """
+    if aws.endpoint_url is not None:  # nothing to find out: no client of boto3 is made, which takes a while
+        return Place(endpoint_url=aws.endpoint_url, region=aws.session().region_name or _REGION)
     client = service_client(aws)
     endpoint, region = client.meta.endpoint_url, client.meta.region_name or ""
     if _AWS_ENDPOINT in endpoint and (there := region_of(bucket, client)) not in (None, region):
-        moved = aws.session().client("s3", region_name=there, endpoint_url=aws.endpoint_url)
+        moved = aws.session().client("s3", region_name=there)
         endpoint, region = moved.meta.endpoint_url, moved.meta.region_name
     return Place(endpoint_url=endpoint, region=_REGION if region in _REGION_OF_NOBODY else region)
 
