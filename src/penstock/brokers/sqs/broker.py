@@ -286,7 +286,7 @@ class SqsBroker:
 
     def _leased(self, queue: str, catch: Catch, lease_seconds: float) -> Sequence[Received]:
         """With the lease that whoever takes them thinks they have. What SQS gave to others meanwhile is left out."""
-        if catch.lease_seconds >= lease_seconds:
+        if catch.lease_seconds == lease_seconds:
             return catch.deliveries
         failed = {
             place for place, _ in self._leases.change(queue, [(each, lease_seconds) for each in catch.deliveries])

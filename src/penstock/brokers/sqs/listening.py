@@ -15,7 +15,7 @@ from penstock.errors import PenstockError
 from penstock.messaging.clock import Clock
 from penstock.messaging.waits import Random, backoff_seconds
 
-LEASE_SECONDS = 60.0  # of what comes before anybody asked; who asks for more gets it extended
+LEASE_SECONDS = 10.0  # of what comes before anybody asked; who asks gets it changed to what he asks for
 CLOSE_SECONDS = 5.0  # beyond a poll's wait, after which a close waits no more
 BACKOFF_BASE_SECONDS, BACKOFF_CAP_SECONDS = 0.2, 5.0
 
