@@ -15,10 +15,13 @@ from tests.services.aws_server import REGION, AwsServer
 from penstock.app import checks
 from penstock.app.aws_checks import clocks, scene_of
 from penstock.app.findings import Verdict
+from penstock.app.places import LEDGER_FILE, places
+from penstock.app.scope import Scope
 from penstock.brokers.sqs.facts import looking
 from penstock.brokers.sqs.queues import Queues
 from penstock.config import Settings
 from penstock.errors import ConfigurationError
+from penstock.ledger import Ledger
 from penstock.messaging.clock import SystemClock
 from penstock.objects.s3_facts import try_table
 from penstock.storage.address import S3Address
@@ -341,8 +344,32 @@ def test_no_credentials_are_one_finding(penstock: Call, whole: AwsServer, monkey
     assert [(check, verdict) for (check, _), (verdict, _) in everything.items()] == [("aws", FAILED)]
 
 
-def test_a_queue_here_and_nothing_in_aws_is_nothing_to_look_at() -> None:
-    assert scene_of(Settings.model_construct(), None, tables=["file:///srv/clicks"]).is_empty
+def test_a_queue_here_and_nothing_in_aws_is_nothing_to_look_at(tmp_path: Path) -> None:
+    local = {"clicks": places(tmp_path / "clicks")}
+    assert scene_of(Scope(settings=Settings.model_construct(), tables=local), None).is_empty
+
+
+def test_a_table_of_an_ingest_is_looked_at_where_the_settings_say(
+    penstock: Call, whole: AwsServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("AWS_ENDPOINT_URL")
+    monkeypatch.delenv("PENSTOCK_BROKER")
+    monkeypatch.setenv("PENSTOCK_AWS_ENDPOINT_URL", whole.url)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    where = places("s3://lake/tables/clicks", aws=whole.aws)
+    where.state.mkdir(parents=True)
+    Ledger.open(f"sqlite:///{where.state / LEDGER_FILE}").close()
+    said = penstock("doctor", "--table", "s3://lake/tables/clicks", "--json")
+    by_check = {one["check"]: one for one in said.document}
+    assert (by_check["s3 table"]["verdict"], by_check["aws"]["verdict"]) == ("ok", "ok")
+    assert f"at {whole.url}" in by_check["aws"]["found"]
+
+
+def test_a_package_that_is_missing_is_named(penstock: Call, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.storage.aws.find_spec", lambda name: None)
+    said = penstock("doctor", "--app", "cloudy:app", "--json")
+    failed = {one["check"]: one["found"] for one in json.loads(said.out) if one["verdict"] == FAILED}
+    assert "pip install 'penstock[aws]'" in failed["app"]
 
 
 @pytest.mark.parametrize(

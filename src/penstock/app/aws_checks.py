@@ -21,6 +21,7 @@ from penstock.storage.aws import Aws, require_aws
 
 if TYPE_CHECKING:
     from penstock.app.app import App
+    from penstock.app.scope import Scope
     from penstock.brokers.sqs.facts import Looking, QueueFacts
 
 CLOCK_APART_SECONDS_MAX = 60.0  # S3 refuses requests from 15 minutes on; its date has whole seconds
@@ -54,17 +55,19 @@ class Scene:
         return not (self.broker_is_sqs or self.tables or any(one.source for one in self.served))
 
 
-def scene_of(settings: Settings, app: "App | None", *, tables: Sequence[str], try_notification: bool = False) -> Scene:
-    """Of an app, or of settings alone where no app is named; ``tables`` are addresses of any kind.
+def scene_of(scope: "Scope", app: "App | None", *, try_notification: bool = False) -> Scene:
+    """Of a scope; ``app`` None: what its settings say, where no app is named.
 
     Raises `ConfigurationError` for a broker's address that is none.
     """
+    settings = scope.settings
     in_sqs = is_sqs(settings.broker)
+    aws = settings.aws if scope.table is None else scope.table.aws
     return Scene(
-        aws=aws_of(settings.broker, settings.aws) if in_sqs else settings.aws,
+        aws=aws_of(settings.broker, aws) if in_sqs else aws,
         broker_is_sqs=in_sqs,
         served=_served(settings, app),
-        tables=[s3_address(table) for table in tables if is_s3(table)],
+        tables=[s3_address(where.table.uri) for where in scope.tables.values() if is_s3(where.table.uri)],
         lease_seconds=settings.lease_seconds,
         try_notification=try_notification,
     )

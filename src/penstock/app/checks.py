@@ -119,12 +119,8 @@ def _aws_checks(scope: "Scope", app: str | None, *, try_notification: bool) -> I
     from penstock.app.loading import load_app
 
     try:
-        scene = scene_of(
-            scope.settings,
-            None if app is None or scope.table is not None else load_app(app),
-            tables=[where.table.uri for where in scope.tables.values()],
-            try_notification=try_notification,
-        )
+        loaded = None if app is None or scope.table is not None else load_app(app)
+        scene = scene_of(scope, loaded, try_notification=try_notification)
     except PenstockError:  # an address that is none: told by the check of the broker
         return
     yield from aws_checks(scene)
