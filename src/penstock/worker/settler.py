@@ -66,9 +66,12 @@ class Settler:
         self._probe = probe
         self._random = random
         self._delay_seconds_max = broker.capabilities.delay_seconds_max
+        self._batch = broker.capabilities.settle_batch
+        self._linger_seconds = broker.capabilities.settle_linger_seconds
         self._lock = threading.Lock()
         # Under the lock: added to by any thread, taken from by the I/O thread.
         self._fresh: list[tuple[Delivery, Settlement]] = []
+        self._fresh_since = 0.0  # under the lock: when the first of these came (monotonic), where they may linger
         self._again: list[Pending] = []  # under the lock, as is the next: what failed, written by the I/O thread
         self._applying: Sequence[Delivery] = ()  # the group the I/O thread is at
 
@@ -77,6 +80,8 @@ class Settler:
         delay_seconds_max = self._delay_seconds_max
         arrived = [(delivery, _within(settlement, delay_seconds_max)) for delivery, settlement in settlements]
         with self._lock:
+            if self._linger_seconds and not self._fresh:
+                self._fresh_since = self._clock.monotonic()
             self._fresh += arrived
 
     def unapplied(self) -> Sequence[Delivery]:
@@ -88,23 +93,33 @@ class Settler:
     def next_due_at(self) -> float | None:
         """When the next settlement is to be tried (monotonic); None when there is none."""
         with self._lock:
-            return 0.0 if self._fresh else min((pending.due_at for pending in self._again), default=None)
+            due_at = [pending.due_at for pending in self._again]
+            if self._fresh:
+                due_at.append(self._fresh_since + self._linger_seconds if self._lingers else 0.0)
+            return min(due_at, default=None)
 
     def apply_due(self) -> None:
-        """Apply, group by group, what is due now. Only the I/O thread calls it.
+        """Apply, group by group, what is due now; nothing lingers. Only the I/O thread calls it.
 
         Raises `UserError` when the broker never can do it; everything else is tried again later.
         """
-        while (group := self.take_due()).settlements:
+        while (group := self.take_due(lingering=False)).settlements:
             self.applied(group, *self._called(group.settlements))
 
-    def take_due(self) -> Group:
-        """The next group of what is due, to be settled by the I/O thread, who alone calls it, and told to `applied`."""
+    def take_due(self, *, lingering: bool = True) -> Group:
+        """The next group of what is due, to be settled by the I/O thread, who alone calls it, and told to `applied`.
+
+        Where each call has its price, a few may wait a moment for others (``lingering``), as the broker says.
+        """
         with self._lock:
             if not (self._fresh or self._again):
                 return NOTHING_DUE
-            fresh, self._fresh = self._fresh[: self._settings.settle_max], self._fresh[self._settings.settle_max :]
-            again = self._take_again(self._clock.monotonic(), self._settings.settle_max - len(fresh))
+            now = self._clock.monotonic()
+            fresh: list[tuple[Delivery, Settlement]] = []
+            if not (lingering and self._lingers and now < self._fresh_since + self._linger_seconds):
+                fresh, self._fresh = self._fresh[: self._settings.settle_max], self._fresh[self._settings.settle_max :]
+                self._fresh_since = now
+            again = self._take_again(now, self._settings.settle_max - len(fresh))
             self._applying = [delivery for delivery, _ in fresh] + [pending.delivery for pending in again]
         group = self._group(fresh, again)
         if group.settlements:
@@ -145,6 +160,11 @@ class Settler:
             self._clock.wait(never, min(pause_seconds, deadline - now))
             pause_seconds *= 2.0  # each try tells of every message: few of them say as much
         return [delivery for delivery, _ in left]
+
+    @property
+    def _lingers(self) -> bool:
+        """Whether what is fresh is too little for a call of its own; under the lock."""
+        return self._linger_seconds > 0 and len(self._fresh) < self._batch
 
     def _take_again(self, now: float, count: int) -> list[Pending]:
         if not self._again:

@@ -1,6 +1,7 @@
 """How settlements are applied, and what becomes of those that cannot be."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -171,3 +172,62 @@ def test_a_delay_that_the_broker_cannot_do_is_cut_to_what_it_can(
     settling.settler.submit([(only, Release(delay_seconds=asked, refund=True))])
     settling.settler.apply_due()
     assert settling.broker.released() == {"m0": Release(delay_seconds=given, refund=True)}
+
+
+# --- where a call has its price
+
+
+@pytest.fixture
+def thrifty(broker: "FakeBroker", skipping_clock: "SkippingClock") -> Settling:
+    broker.capabilities = replace(broker.capabilities, settle_batch=10, settle_linger_seconds=0.1)
+    return Settling(broker, skipping_clock)
+
+
+def test_a_few_wait_a_moment_for_others(thrifty: Settling) -> None:
+    began_at = thrifty.clock.time
+    deliveries = thrifty.receive(5)
+    thrifty.settler.submit((delivery, Ack()) for delivery in deliveries[:3])
+    thrifty.clock.time += 0.05
+    thrifty.settler.submit((delivery, Ack()) for delivery in deliveries[3:])
+    assert not thrifty.settler.take_due().settlements
+    assert thrifty.settler.next_due_at() == began_at + 0.1
+    assert len(thrifty.settler.unapplied()) == 5
+    assert all(thrifty.book.holds(delivery) for delivery in deliveries)
+    thrifty.clock.time = began_at + 0.1
+    assert len(thrifty.settler.take_due().settlements) == 5
+
+
+def test_enough_for_a_call_wait_for_nobody(thrifty: Settling) -> None:
+    deliveries = thrifty.receive(12)
+    thrifty.settler.submit((delivery, Ack()) for delivery in deliveries[:9])
+    assert not thrifty.settler.take_due().settlements
+    thrifty.settler.submit((delivery, Ack()) for delivery in deliveries[9:])
+    assert thrifty.settler.next_due_at() == 0.0
+    assert len(thrifty.settler.take_due().settlements) == 12
+
+
+def test_what_comes_after_a_group_lingers_anew(thrifty: Settling) -> None:
+    deliveries = thrifty.receive(11)
+    thrifty.settler.submit((delivery, Ack()) for delivery in deliveries[:10])
+    assert len(thrifty.settler.take_due().settlements) == 10
+    thrifty.clock.time += 50
+    thrifty.settler.submit([(deliveries[10], Ack())])
+    assert not thrifty.settler.take_due().settlements
+
+
+def test_what_is_tried_again_waits_for_no_others_and_they_not_for_it(thrifty: Settling) -> None:
+    thrifty.broker.refuse = {"m0"}
+    first, second = thrifty.receive(2)
+    thrifty.settler.submit([(first, Ack())])
+    thrifty.settler.apply_due()
+    thrifty.clock.time += 60
+    thrifty.settler.submit([(second, Ack())])
+    assert [delivery for delivery, _ in thrifty.settler.take_due().settlements] == [first]
+    assert thrifty.settler.next_due_at() == thrifty.clock.time + 0.1
+
+
+def test_nothing_lingers_where_everything_is_to_be_applied_now(thrifty: Settling) -> None:
+    thrifty.settler.submit((delivery, Ack()) for delivery in thrifty.receive(3))
+    thrifty.settler.apply_due()
+    assert thrifty.broker.journal == ["settle 3"]
+    assert thrifty.settler.next_due_at() is None
