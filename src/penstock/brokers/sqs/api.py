@@ -19,10 +19,12 @@ from penstock.storage.aws import Aws
 
 CONNECT_SECONDS = 5.0
 ANSWER_SECONDS = 5.0  # after which a server that does not answer is away
+SEND_SECONDS = 15.0  # the same where up to a mebibyte is on its way
 TRIES = 3
 CONNECTIONS_MAX = 32  # of those that settle, extend and look
 RECEIVES = ("receive_message",)
 SENDS = ("send_message_batch",)
+SHAPES = ("create_queue", "get_queue_url", "set_queue_attributes")  # what is invalid here no other try makes valid
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,13 +85,9 @@ class Api:
     def close(self) -> None:
         """Let go of connections. Calls under way end by themselves."""
         self._closed = True
-
-    def disconnect(self) -> None:
-        """Close the connections; to be called when no call is under way any more."""
         with self._lock:
-            clients, self._clients = list(self._clients.values()), {}
-        for client in clients:
-            client.close()
+            for client in self._clients.values():
+                client.close()
 
     def _meant(self, error: Exception, operation: str, queue: str) -> Exception:
         action = "sqs:" + "".join(part.title() for part in operation.removesuffix("_batch").split("_"))
@@ -98,7 +96,14 @@ class Api:
             return UnknownOutcome(
                 f"{action} for the queue {queue!r} at {self.place}: {error}; whether it took the messages is not known"
             )
-        return faults.meant(error, action=action, queue=queue, place=self._place_said(), known=known)
+        return faults.meant(
+            error,
+            action=action,
+            queue=queue,
+            place=self._place_said(),
+            known=known,
+            final=operation in SENDS or operation in SHAPES,
+        )
 
     def _place_said(self) -> str:
         try:
@@ -117,9 +122,10 @@ class Api:
 
     def _config(self, purpose: str) -> Config:
         receives = purpose == "receive"
+        answer_seconds = {"receive": self._poll_seconds + ANSWER_SECONDS, "send": SEND_SECONDS}
         return Config(
             connect_timeout=CONNECT_SECONDS,
-            read_timeout=ANSWER_SECONDS + (self._poll_seconds if receives else 0.0),
+            read_timeout=answer_seconds.get(purpose, ANSWER_SECONDS),
             max_pool_connections=2 * self._pollers + 8 if receives else CONNECTIONS_MAX,
             retries={"mode": "standard", "total_max_attempts": TRIES if purpose == "control" else 1},
             user_agent_extra="penstock",

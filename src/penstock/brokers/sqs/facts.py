@@ -82,7 +82,6 @@ class Looking:
     def close(self) -> None:
         """Let go of connections."""
         self._api.close()
-        self._api.disconnect()
 
     def _facts(self, queue: QueueRef) -> QueueFacts:
         answer = self._api.on(queue, "get_queue_attributes", AttributeNames=["All"])

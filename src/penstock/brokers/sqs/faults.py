@@ -59,6 +59,19 @@ _THROTTLED = frozenset(
         "TooManyRequestsException",
     }
 )
+_INVALID = frozenset(
+    {
+        "BatchRequestTooLong",
+        "InvalidAddress",
+        "InvalidAttributeName",
+        "InvalidAttributeValue",
+        "InvalidMessageContents",
+        "InvalidParameterCombination",
+        "InvalidParameterValue",
+        "MissingParameter",
+        "UnsupportedOperation",
+    }
+)
 _GONE_HANDLES = frozenset({"InvalidIdFormat", "MessageNotInflight", "ReceiptHandleIsInvalid"})
 _NO_ACCOUNT = (NoCredentialsError, PartialCredentialsError)
 _NO_SETTING = (NoRegionError, ParamValidationError, ProfileNotFound, UnknownRegionError, ValueError)
@@ -84,6 +97,11 @@ def is_missing(error: BaseException) -> bool:
     return code_of(error) in _NO_QUEUE
 
 
+def is_invalid(error: PenstockError) -> bool:
+    """Whether AWS called what we asked invalid."""
+    return error.__cause__ is not None and code_of(error.__cause__) in _INVALID
+
+
 def is_throttled(error: BaseException) -> bool:
     """Whether AWS refused it unread, for there was too much."""
     return code_of(error) in _THROTTLED
@@ -106,11 +124,11 @@ def may_have_been_done(error: BaseException) -> bool:
     return isinstance(error, HTTPClientError | BotoCoreError | OSError) and not isinstance(error, _NEVER_SENT)
 
 
-def meant(error: Any, *, action: str, queue: str, place: str, known: bool) -> PenstockError:
+def meant(error: Any, *, action: str, queue: str, place: str, known: bool, final: bool) -> PenstockError:
     """Our error for one of boto3's.
 
     ``action`` is the right that is needed, ``place`` whom we asked. ``known``: AWS let us do this before, so that what
-    is refused now is about to change again.
+    is refused now is about to change again. ``final``: what is called invalid now will always be.
     """
     at = f" for the queue {queue!r}" if queue else ""
     if is_missing(error) and known:
@@ -126,6 +144,8 @@ def meant(error: Any, *, action: str, queue: str, place: str, known: bool) -> Pe
         return ConfigurationError(
             f"{place} refuses {action}{at}: {error}; look at the credentials, and whether they permit {action}."
         )
+    if final and code in _INVALID:
+        return ConfigurationError(f"{place} refuses {action}{at}: {error}; SQS never takes that.")
     if isinstance(error, _NO_SETTING):
         return ConfigurationError(f"{action}{at} cannot be asked of {place}: {error}; look at the settings of AWS.")
     return TemporaryError(f"{action}{at} at {place}: {error}")

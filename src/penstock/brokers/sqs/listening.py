@@ -7,6 +7,7 @@ back unless it is asked for within a moment. That costs the message a receive: S
 
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from contextlib import suppress
 
 from penstock.brokers.sqs.held import Catch, Expected, Held
 from penstock.brokers.sqs.limits import BATCH_MAX
@@ -132,7 +133,8 @@ class Ear:
     def _give_back(self, queue: str, *, all: bool = False) -> None:
         gone = self._held.take_overdue(queue, all=all)
         if gone:
-            self._release(gone)
+            with suppress(PenstockError):  # their leases end by themselves
+                self._release(gone)
 
     def _pause_seconds(self, failures: int) -> float:
         return backoff_seconds(

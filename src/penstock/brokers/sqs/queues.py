@@ -7,7 +7,7 @@ from typing import Any
 
 from penstock.brokers import rules
 from penstock.brokers.sqs.api import Api, QueueRef
-from penstock.brokers.sqs.faults import QueueMissing
+from penstock.brokers.sqs.faults import QueueMissing, is_invalid
 from penstock.brokers.sqs.limits import RECEIVES_MAX, RETENTION_SECONDS_MAX, RETENTION_SECONDS_MIN, whole_seconds
 from penstock.errors import ConfigurationError, PenstockError, TemporaryError
 from penstock.messaging.broker import DEAD_LETTER_SUFFIX, QueueSettings
@@ -105,7 +105,15 @@ class Queues:
             return QueueRef(name=queue, url=beside.url)
 
     def _by_name(self, queue: str, name: str, **owner: str) -> QueueRef:
-        answer = self._api.ask("get_queue_url", queue=queue, QueueName=name, **owner)
+        try:
+            answer = self._api.ask("get_queue_url", queue=queue, QueueName=name, **owner)
+        except ConfigurationError as error:
+            if is_invalid(error):
+                raise QueueMissing(
+                    f"There can be no queue {queue!r} on SQS: names have up to 80 letters, digits, hyphens and "
+                    "underscores; name another one."
+                ) from error
+            raise
         return QueueRef(name=queue, url=answer["QueueUrl"])
 
     def _by_arn(self, arn: str) -> QueueRef:

@@ -50,6 +50,7 @@ class Settling:
         self._leases = leases
         self._sending = sending
         self._settled = settled
+        self._buried = Settled()  # whose dead letters are sent: if deleting fails, only that is tried again
         self._at_once = at_once
         self._holder = holder
         self._clock = clock
@@ -115,30 +116,34 @@ class Settling:
             target = self._queues.dead_letter_queue(self._queues.find(queue))
         except QueueMissing as error:  # a person is to be told, but the worker has other work, and the message stays
             return [SettleFailure(delivery=delivery, reason=str(error), lost=False) for delivery, _ in dead]
-        hidden = self._leases.change(queue, [(delivery, BURYING_SECONDS) for delivery, _ in dead])
-        gone = {place: each for place, each in hidden if faults.is_gone_handle(each.code, each.message)}
-        failures = self._outcome([delivery for delivery, _ in dead], gone.items(), settled=False)
-        mine = [pair for place, pair in enumerate(dead) if place not in gone]
-        buried: list[Delivery] = []
+        failures = self._lost(queue, [delivery for delivery, _ in dead])
+        lost = {failure.delivery.receipt for failure in failures}
+        unsent = [pair for pair in dead if pair[0].receipt not in lost and pair[0] not in self._buried]
         entries = [
             dead_letter(delivery, each, worker=self._holder, now=self._clock.now(), fifo=target.is_fifo)
-            for delivery, each in mine
+            for delivery, each in unsent
         ]
-        for (delivery, _), answer in zip(mine, self._sending.try_all(target, entries), strict=True):
+        for (delivery, _), answer in zip(unsent, self._sending.try_all(target, entries), strict=True):
             if isinstance(answer, PenstockError):
                 failures.append(SettleFailure(delivery=delivery, reason=f"no dead letter: {answer}", lost=False))
             else:
-                buried.append(delivery)
+                self._buried.add(delivery)
+        buried = [delivery for delivery, _ in dead if delivery in self._buried and delivery.receipt not in lost]
         return failures + (self._delete(queue, buried) if buried else [])
 
-    def _outcome(
-        self, deliveries: Sequence[Delivery], failed: Iterable[tuple[int, Failed]], *, settled: bool = True
-    ) -> Failures:
+    def _lost(self, queue: str, deliveries: Sequence[Delivery]) -> Failures:
+        """Whose lease is not ours any more: hides all a little longer. What is at SQS's ceiling cannot be."""
+        hideable = [delivery for delivery in deliveries if self._leases.left_seconds(delivery) >= BURYING_SECONDS]
+        hidden = self._leases.change(queue, [(delivery, BURYING_SECONDS) for delivery in hideable])
+        return [
+            _failure(hideable[place], each) for place, each in hidden if faults.is_gone_handle(each.code, each.message)
+        ]
+
+    def _outcome(self, deliveries: Sequence[Delivery], failed: Iterable[tuple[int, Failed]]) -> Failures:
         by_place = dict(failed)
-        if settled:
-            for place, delivery in enumerate(deliveries):
-                if place not in by_place:
-                    self._settled.add(delivery)
+        for place, delivery in enumerate(deliveries):
+            if place not in by_place:
+                self._settled.add(delivery)
         return [_failure(deliveries[place], each) for place, each in by_place.items()]
 
 
