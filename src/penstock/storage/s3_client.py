@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from penstock.errors import ConfigurationError, UsageError
+from penstock.errors import ConfigurationError, TemporaryError, UsageError
 from penstock.storage.aws import Aws, require_aws
+from penstock.storage.s3_faults import fault_of
 
 if TYPE_CHECKING:
     from obstore.store import S3Store
@@ -24,6 +25,7 @@ RETRY_SECONDS = 60
 
 # boto3 renews credentials at the latest ten minutes before they end, so what it hands out is good for that long.
 _CREDENTIALS_TTL = timedelta(minutes=9)
+_CONNECTIONS = 32
 _AWS_ENDPOINT = ".amazonaws.com"
 _REGION_OF_NOBODY = ("", "aws-global")
 _REGION = "us-east-1"
@@ -90,11 +92,13 @@ def service_client(aws: Aws) -> Any:
     require_aws()
     from botocore.config import Config
 
+    _credentials(aws)
     return aws.client(
         "s3",
         config=Config(
             connect_timeout=CONNECT_SECONDS,
             read_timeout=READ_SECONDS,
+            max_pool_connections=_CONNECTIONS,
             retries={"mode": "standard", "total_max_attempts": TRIES_MAX},
             user_agent_extra=_USER_AGENT,
         ),
@@ -118,15 +122,18 @@ def place_of(bucket: str, aws: Aws) -> Place:
 
 
 def region_of(bucket: str, client: Any) -> str | None:
-    """The bucket's region, which S3 tells even those whom it lets do nothing; None where nobody says."""
+    """The bucket's region, which S3 tells even those whom it lets do nothing; None where it does not say.
+
+    Raises `TemporaryError` where nobody answers.
+    """
     from botocore.exceptions import BotoCoreError, ClientError
 
     try:
         answer = client.head_bucket(Bucket=bucket)
     except ClientError as error:
         answer = error.response
-    except BotoCoreError:
-        return None
+    except BotoCoreError as error:
+        raise TemporaryError(f"s3://{bucket} cannot be used: {fault_of(error).text}.") from None
     told: str | None = answer.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("x-amz-bucket-region")
     return told
 

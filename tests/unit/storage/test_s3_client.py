@@ -1,0 +1,201 @@
+"""How S3 is asked: where, as whom, and what is told of it."""
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.services.s3_stub import Answered, S3Stub, refusal
+
+from penstock.errors import ConfigurationError, TemporaryError
+from penstock.storage.aws import Aws
+from penstock.storage.s3_client import (
+    Place,
+    bucket_client,
+    delta_options,
+    is_nameable,
+    place_of,
+    region_of,
+    service_client,
+)
+
+REGIONS = itertools.count()  # what is found is kept for each value of `Aws`: each test has one of its own
+SECRET = "very-secret"
+
+
+@pytest.fixture
+def aws() -> Aws:
+    return Aws(region=f"test-{next(REGIONS)}")
+
+
+@pytest.fixture
+def stub() -> Iterator[S3Stub]:
+    with S3Stub(lambda asked: Answered(headers={"ETag": '"0f"'})) as server:
+        yield server
+
+
+@pytest.fixture
+def somebody(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> str:
+    """A profile with credentials that end; the environment's own are somebody else's."""
+    config, credentials = tmp_path / "config", tmp_path / "credentials"
+    config.write_text("[profile somebody]\nregion = mars-1\n", encoding="utf-8")
+    credentials.write_text(
+        f"[somebody]\naws_access_key_id = AKSOMEBODY\naws_secret_access_key = {SECRET}\naws_session_token = TOKEN\n",
+        encoding="utf-8",
+    )
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(config))
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(credentials))
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKENVIRONMENT")
+    monkeypatch.delenv("AWS_REGION", raising=False)
+    monkeypatch.delenv("AWS_DEFAULT_REGION", raising=False)
+    return "somebody"
+
+
+def ask_both(aws: Aws) -> None:
+    bucket_client("lake", aws).put("a", b"1")
+    service_client(aws).put_object(Bucket="lake", Key="a", Body=b"1")
+
+
+@pytest.mark.parametrize(
+    ("variables", "expected"),
+    [
+        ({"AWS_ENDPOINT_URL": "http://minio:9000"}, "http://minio:9000"),
+        ({"AWS_ENDPOINT_URL": "http://other:1", "AWS_ENDPOINT_URL_S3": "https://s3.local"}, "https://s3.local"),
+    ],
+)
+def test_the_environment_names_the_endpoint(
+    aws: Aws, monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], expected: str
+) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert place_of("lake", aws) == Place(endpoint_url=expected, region=aws.region or "")
+
+
+def test_the_settings_outdo_the_environment(aws: Aws, stub: S3Stub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "http://127.0.0.1:9")
+    ask_both(replace(aws, endpoint_url=stub.url))
+    assert [asked.target for asked in stub.asked] == ["/lake/a", "/lake/a"]
+
+
+def test_a_region_is_not_needed_of_other_servers(stub: S3Stub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("AWS_REGION", raising=False)
+    monkeypatch.delenv("AWS_DEFAULT_REGION", raising=False)
+    place = place_of("lake", Aws(endpoint_url=stub.url))
+    assert place == Place(endpoint_url=stub.url, region="us-east-1")
+
+
+@pytest.mark.parametrize("status", [200, 301, 403, 404])
+def test_s3_tells_a_bucket_s_region_whatever_else_it_refuses(aws: Aws, stub: S3Stub, status: int) -> None:
+    stub.answer = lambda asked: Answered(status=status, headers={"x-amz-bucket-region": "eu-north-1"})
+    assert region_of("lake", service_client(replace(aws, endpoint_url=stub.url))) == "eu-north-1"
+
+
+def test_a_server_may_not_tell_a_region(aws: Aws, stub: S3Stub) -> None:
+    assert region_of("lake", service_client(replace(aws, endpoint_url=stub.url))) is None
+
+
+def test_a_region_that_nobody_can_be_asked_for_is_temporary(aws: Aws) -> None:
+    with pytest.raises(TemporaryError, match=r"^s3://lake cannot be used: no connection to the server\.$"):
+        region_of("lake", service_client(replace(aws, endpoint_url="http://127.0.0.1:9")))
+
+
+class Buckets:
+    """Stands for boto3's client where AWS itself would be asked."""
+
+    def __init__(self, endpoint: str, region: str, told: str) -> None:
+        self.meta = type("Meta", (), {"endpoint_url": endpoint, "region_name": region})
+        self.told = told
+
+    def head_bucket(self, Bucket: str) -> dict[str, Any]:  # noqa: N803 - boto3's name
+        return {"ResponseMetadata": {"HTTPHeaders": {"x-amz-bucket-region": self.told}}}
+
+
+@pytest.mark.parametrize(
+    ("region", "told", "endpoint"),
+    [
+        ("us-east-1", "us-east-1", "https://s3.amazonaws.com"),
+        ("us-east-1", "eu-west-3", "https://s3.eu-west-3.amazonaws.com"),
+        ("cn-north-1", "cn-northwest-1", "https://s3.cn-northwest-1.amazonaws.com.cn"),
+    ],
+)
+def test_aws_s_own_endpoint_is_that_of_the_bucket_s_region(
+    aws: Aws, monkeypatch: pytest.MonkeyPatch, region: str, told: str, endpoint: str
+) -> None:
+    client = Buckets("https://s3.amazonaws.com", region, told)
+    monkeypatch.setattr("penstock.storage.s3_client.service_client", lambda aws: client)
+    assert place_of("lake", aws) == Place(endpoint_url=endpoint, region=told)
+
+
+def test_both_clients_and_delta_ask_as_the_profile_says(stub: S3Stub, somebody: str) -> None:
+    aws = Aws(profile=somebody, endpoint_url=stub.url)
+    ask_both(aws)
+    for asked in stub.asked:
+        assert "Credential=AKSOMEBODY/" in asked.headers["authorization"]
+        assert "/mars-1/s3/" in asked.headers["authorization"]
+        assert asked.headers["x-amz-security-token"] == "TOKEN"
+        assert "penstock" in asked.headers["user-agent"]
+    options = delta_options(aws, "lake")
+    assert options["aws_access_key_id"] == "AKSOMEBODY"
+    assert (options["aws_secret_access_key"], options["aws_session_token"]) == (SECRET, "TOKEN")
+    assert (options["aws_region"], options["aws_endpoint_url"]) == ("mars-1", stub.url)
+    assert (options["aws_allow_http"], options["aws_conditional_put"]) == ("true", "etag")
+    assert "aws_request_payer" not in options
+    for shown in (aws, bucket_client("lake", aws), place_of("lake", aws)):
+        assert SECRET not in repr(shown)
+
+
+def test_delta_is_told_to_stay_with_tls_and_who_pays(aws: Aws) -> None:
+    options = delta_options(replace(aws, endpoint_url="https://s3.local", requester_pays=True), "lake")
+    assert options["aws_allow_http"] == "false"
+    assert options["aws_request_payer"] == "true"
+    assert all(isinstance(value, str) for value in options.values())
+
+
+def test_http_is_refused_where_it_was_not_asked_for(aws: Aws) -> None:
+    with pytest.raises(TemporaryError):
+        region_of("lake", service_client(replace(aws, endpoint_url="https://127.0.0.1:9")))
+    options = bucket_client("lake", replace(aws, endpoint_url="https://127.0.0.1:9")).client_options
+    assert options is not None
+    assert str(options["allow_http"]).lower() == "false"
+
+
+def test_no_credentials_are_a_fault_of_the_configuration(
+    aws: Aws, stub: S3Stub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+    nobody = replace(aws, endpoint_url=stub.url)
+    for ask in (bucket_client, lambda bucket, aws: service_client(aws), lambda bucket, aws: delta_options(aws, bucket)):
+        with pytest.raises(ConfigurationError, match="No credentials for AWS were found"):
+            ask("lake", nobody)
+    assert stub.asked == []
+
+
+def test_credentials_that_were_renewed_are_used(stub: S3Stub, aws: Aws) -> None:
+    nobody = replace(aws, endpoint_url=stub.url)
+    credentials = nobody.session().get_credentials()
+    store = bucket_client("lake", nobody)
+    credentials.access_key = "AKRENEWED"
+    assert store.credential_provider is not None
+    assert store.credential_provider()["access_key_id"] == "AKRENEWED"  # type: ignore[index] # it is no coroutine
+
+
+def test_tries_are_few_and_take_seconds(stub: S3Stub, aws: Aws) -> None:
+    stub.answer = lambda asked: refusal(503, "SlowDown")
+    store = bucket_client("lake", replace(aws, endpoint_url=stub.url))
+    with pytest.raises(Exception, match="503"):
+        store.get("a")
+    assert len(stub.asked) == 4
+
+
+@pytest.mark.parametrize("key", ["a", "a/b c+%2F", "日本", "a ", "..a/.b", "a\\b"])
+def test_keys_that_obstore_names(key: str) -> None:
+    assert is_nameable(key)
+
+
+@pytest.mark.parametrize("key", ["", "/a", "a/", "a//b", ".", "a/../b", "a\nb", "a\x7f"])
+def test_keys_that_obstore_does_not_name(key: str) -> None:
+    assert not is_nameable(key)

@@ -1,0 +1,283 @@
+"""Files in S3 against answers as S3 gives them: what is asked, and how refusals are told."""
+
+import io
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from tests.services.aws_server import aws_at
+from tests.services.s3_stub import Answered, Asked, S3Stub, refusal
+
+from penstock.errors import ConfigurationError, PenstockError, TableError, TemporaryError, UsageError
+from penstock.storage.address import S3Address, s3_address
+from penstock.storage.aws import Aws
+from penstock.storage.roots import files_at
+from penstock.storage.s3_files import HELD_BYTES_MAX, S3Files
+from penstock.storage.s3_input import S3Input
+from penstock.storage.s3_output import S3Output
+
+NOWHERE = Aws(region="us-east-1", endpoint_url="http://127.0.0.1:9")
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[S3Stub]:
+    with S3Stub(lambda asked: Answered()) as server:
+        yield server
+
+
+@pytest.fixture
+def stub(server: S3Stub) -> S3Stub:
+    server.answer = lambda asked: Answered(headers={"ETag": '"0f"'})
+    server.asked.clear()
+    return server
+
+
+@pytest.fixture
+def files(stub: S3Stub) -> S3Files:
+    return S3Files(s3_address("s3://lake/clicks"), aws_at(stub.url))
+
+
+def write_out(files: S3Files) -> None:
+    with files.open_output("a") as file:
+        file.write(b"1")
+
+
+def read_in(files: S3Files) -> None:
+    with files.open_input("a") as file:
+        file.read()
+
+
+CALLS: dict[str, Callable[[S3Files], Any]] = {
+    "read": lambda files: files.read("a"),
+    "write": lambda files: files.write("a", b"1"),
+    "output": write_out,
+    "input": read_in,
+    "stat": lambda files: files.stat("a"),
+    "list": lambda files: list(files.list()),
+    "names": lambda files: files.names("deeper"),
+    "delete": lambda files: files.delete(["a"]),
+}
+every_call = pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+
+
+@every_call
+@pytest.mark.parametrize(
+    ("status", "code", "error", "words"),
+    [
+        (403, "AccessDenied", TableError, "access is denied"),
+        (400, "ExpiredToken", TemporaryError, "cannot be used"),
+    ],
+)
+def test_a_refusal_is_one_short_sentence(
+    files: S3Files, stub: S3Stub, call: Callable[[S3Files], Any], status: int, code: str, error: type, words: str
+) -> None:
+    stub.answer = lambda asked: refusal(status, code, "SECRET")
+    with pytest.raises(PenstockError, match=words) as caught:
+        call(files)
+    assert caught.type is error
+    told = str(caught.value)
+    assert told.startswith("s3://lake/clicks")
+    assert told.endswith(".")
+    assert not any(part in told for part in ("<", "SECRET", "\n", "Error"))
+
+
+@pytest.mark.parametrize("name", ["read", "write", "output", "list", "delete"])
+def test_a_bucket_that_is_not_there_is_no_missing_file(files: S3Files, stub: S3Stub, name: str) -> None:
+    stub.answer = lambda asked: refusal(404, "NoSuchBucket")
+    with pytest.raises(TableError, match="no such bucket"):
+        CALLS[name](files)
+
+
+def test_a_bucket_of_another_region(files: S3Files, stub: S3Stub) -> None:
+    stub.answer = lambda asked: refusal(301, "PermanentRedirect")
+    with pytest.raises(ConfigurationError, match="set aws_region"):
+        files.write("a", b"1")
+
+
+def test_a_write_is_one_request_and_tried_again(files: S3Files, stub: S3Stub) -> None:
+    good = stub.answer
+    stub.answer = lambda asked: refusal(503, "SlowDown") if len(stub.asked) == 1 else good(asked)
+    files.write("a/b c", b"123")
+    assert [(asked.method, asked.target, asked.body) for asked in stub.asked] == [
+        ("PUT", "/lake/clicks/a/b%20c", b"123")
+    ] * 2
+
+
+def test_a_write_that_never_comes_through_is_temporary(files: S3Files, stub: S3Stub) -> None:
+    stub.answer = lambda asked: refusal(500, "InternalError")
+    with pytest.raises(TemporaryError, match=r"^s3://lake/clicks/a cannot be used: S3 answers 500 InternalError\.$"):
+        files.write("a", b"1")
+
+
+@every_call
+def test_the_requester_pays_where_asked_to(files: S3Files, stub: S3Stub, call: Callable[[S3Files], Any]) -> None:
+    call(S3Files(files.address, replace(files.aws, requester_pays=True)))
+    assert {asked.headers.get("x-amz-request-payer") for asked in stub.asked} == {"requester"}
+    stub.asked.clear()
+    call(files)
+    assert {asked.headers.get("x-amz-request-payer") for asked in stub.asked} == {None}
+
+
+def test_many_files_are_deleted_a_thousand_at_a_time(files: S3Files, stub: S3Stub) -> None:
+    files.delete(f"data/{number}" for number in range(2_500))
+    assert [asked.method for asked in stub.asked] == ["POST"] * 3
+    assert [asked.body.count(b"<Key>clicks/data/") for asked in stub.asked] == [1_000, 1_000, 500]
+
+
+@pytest.mark.parametrize(
+    ("code", "error"), [("AccessDenied", TableError), ("InternalError", TemporaryError), ("SlowDown", TemporaryError)]
+)
+def test_a_file_that_cannot_be_deleted_is_told(files: S3Files, stub: S3Stub, code: str, error: type) -> None:
+    body = f"<DeleteResult><Error><Key>clicks/b</Key><Code>{code}</Code><Message>m</Message></Error></DeleteResult>"
+    stub.answer = lambda asked: Answered(body=body.encode())
+    with pytest.raises(PenstockError, match=r"^s3://lake/clicks/b cannot be used") as caught:
+        files.delete(["a", "b"])
+    assert caught.type is error
+
+
+def ranges_of(content: bytes) -> Callable[[Asked], Answered]:
+    def answer(asked: Asked) -> Answered:
+        told = {"ETag": '"0f"'}
+        if asked.method == "HEAD":
+            return Answered(headers={**told, "Content-Length": str(len(content))})
+        first, last = asked.headers["range"].removeprefix("bytes=").split("-")
+        start, stop = int(first), min(int(last) + 1, len(content))
+        return Answered(
+            status=206,
+            body=content[start:stop],
+            headers={**told, "Content-Range": f"bytes {start}-{stop - 1}/{len(content)}"},
+        )
+
+    return answer
+
+
+def test_an_input_fetches_what_is_read_of_one_version(files: S3Files, stub: S3Stub) -> None:
+    content = bytes(range(256)) * (HELD_BYTES_MAX // 256 + 1)
+    stub.answer = ranges_of(content)
+    with files.open_input("a") as file:
+        file.seek(-8, io.SEEK_END)
+        assert file.read(8) == content[-8:]
+    asked = stub.asked[1]
+    assert (asked.headers["range"], asked.headers["if-match"]) == (
+        f"bytes={len(content) - 8}-{len(content) - 1}",
+        '"0f"',
+    )
+    assert len(stub.asked) == 2
+
+
+def test_a_small_input_is_fetched_at_once(files: S3Files, stub: S3Stub) -> None:
+    stub.answer = ranges_of(b"first\nsecond\n")
+    with files.open_input("a") as file:
+        assert list(file) == [b"first\n", b"second\n"]
+        file.seek(0)
+        assert file.read() == b"first\nsecond\n"
+    assert [asked.method for asked in stub.asked] == ["HEAD", "GET"]
+
+
+def test_an_input_is_a_file_as_python_s_are() -> None:
+    content = bytes(range(100))
+    file = S3Input(100, lambda start, stop: content[start:stop])
+    with io.BufferedReader(file) as buffered:
+        assert buffered.read(3) == content[:3]
+        assert buffered.read() == content[3:]
+        assert buffered.seek(-1, io.SEEK_END) == 99
+    assert file.closed
+    with pytest.raises(ValueError, match="closed"):
+        file.read(1)
+    with pytest.raises(ValueError, match="seek to -1"):
+        S3Input(1, lambda start, stop: b"").seek(-1)
+
+
+class Uploads:
+    """Stands for boto3's client; parts may fail."""
+
+    def __init__(self, *, failing: int | None = None) -> None:
+        self.failing = failing
+        self.parts: dict[int, bytes] = {}
+        self.ended: list[str] = []
+        self.named: list[Any] = []
+
+    def create_multipart_upload(self, **asked: Any) -> dict[str, str]:
+        return {"UploadId": "u"}
+
+    def upload_part(self, *, PartNumber: int, Body: bytes, **asked: Any) -> dict[str, str]:  # noqa: N803 - boto3's names
+        if PartNumber == self.failing:
+            raise ConnectionError("part")
+        self.parts[PartNumber] = Body
+        return {"ETag": f'"{PartNumber}"'}
+
+    def complete_multipart_upload(self, *, MultipartUpload: Any, **asked: Any) -> None:  # noqa: N803 - boto3's name
+        self.ended.append("completed")
+        self.named = [part["PartNumber"] for part in MultipartUpload["Parts"]]
+
+    def abort_multipart_upload(self, **asked: Any) -> None:
+        self.ended.append("aborted")
+
+
+def output(uploads: Uploads, *, put: Callable[[bytes], None] = lambda data: None) -> S3Output:
+    return S3Output(client=uploads, bucket="lake", key="a", put=put, extra={}, part_bytes=4)
+
+
+def test_what_fits_a_part_is_put_at_once() -> None:
+    uploads, taken = Uploads(), list[bytes]()
+    for data in (b"", b"1234"):
+        file = output(uploads, put=taken.append)
+        file.write(data)
+        file.complete()
+    assert taken == [b"", b"1234"]
+    assert uploads.parts == {}
+
+
+def test_parts_are_named_in_order_however_they_were_sent() -> None:
+    uploads = Uploads()
+    file = output(uploads)
+    for piece in (b"123", b"45678901234567", memoryview(b"8")):
+        file.write(piece)
+    assert file.tell() == 18
+    file.complete()
+    assert [uploads.parts[number] for number in uploads.named] == [b"1234", b"5678", b"9012", b"3456", b"78"]
+    assert uploads.ended == ["completed"]
+
+
+def test_a_part_that_fails_fails_the_upload() -> None:
+    uploads = Uploads(failing=2)
+    file = output(uploads)
+    file.write(b"1234567890")
+    with pytest.raises(ConnectionError):
+        file.complete()
+    file.abort()
+    assert uploads.ended == ["aborted"]
+
+
+def test_nothing_is_written_after_giving_up() -> None:
+    uploads = Uploads()
+    file = output(uploads)
+    file.write(b"1234567890")
+    file.abort()
+    assert uploads.ended == ["aborted"]
+
+
+@pytest.mark.parametrize("prefix", ["a//b", "a/../b", ".", "a/\n"])
+def test_a_prefix_that_cannot_hold_files(prefix: str) -> None:
+    with pytest.raises(UsageError, match="cannot hold files of ours"):
+        S3Files(S3Address(bucket="lake", prefix=prefix), NOWHERE)
+
+
+def test_nothing_lies_beside_a_whole_bucket() -> None:
+    whole = S3Files(s3_address("s3://lake"), NOWHERE)
+    assert (whole.name, whole.uri, whole.is_local) == ("lake", "s3://lake", False)
+    with pytest.raises(UsageError, match="name a prefix in it, as in s3://lake/clicks"):
+        whole.beside("quarantine")
+    assert whole.below("clicks").beside("quarantine").uri == "s3://lake/quarantine"
+
+
+@pytest.mark.parametrize("address", ["gs://lake/clicks", "s3a://lake/clicks", "file://host/srv", "s3://", "http://x/y"])
+def test_addresses_of_nothing_we_know(address: str) -> None:
+    with pytest.raises(UsageError, match="s3://BUCKET/PREFIX"):
+        files_at(address, NOWHERE)
+
+
+def test_addresses_of_folders() -> None:
+    assert files_at("/srv/a b", NOWHERE) == files_at("file:///srv/a%20b", NOWHERE)
+    assert files_at("file://localhost/srv/%FF", NOWHERE).uri == "file:///srv/%FF"
