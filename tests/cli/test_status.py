@@ -282,4 +282,6 @@ def test_settings_that_cannot_be_read_are_no_matter_for_a_table(
 ) -> None:
     monkeypatch.setenv("PENSTOCK_MAX_OBJECTS", "many")
     assert verdict(penstock("status")) == "all well"
+    assert verdict(penstock("status", "--table", "clicks")) == "all well"
     assert penstock("status", "--pipeline", "clicks").exit_code == CONFIGURATION
+    assert penstock("status", "--table", "s3://lake/clicks").exit_code == CONFIGURATION

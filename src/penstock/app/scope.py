@@ -15,6 +15,7 @@ from penstock.app.places import LEDGER_FILE, Places, declared_places, find_table
 from penstock.app.state import QUEUE_FILE
 from penstock.config import Settings, load_settings, shown
 from penstock.errors import ConfigurationError, UsageError
+from penstock.storage.address import is_s3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +79,8 @@ def find_scope(asked: Asked, *, here: Path) -> Scope:
     Raises `UsageError` where there is neither, or both.
     """
     if asked.means_table:
-        return _of_table(find_table(asked.table, asked.state, here=here, aws=load_settings().aws), asked.options)
+        aws = load_settings().aws if asked.table is not None and is_s3(asked.table) else None
+        return _of_table(find_table(asked.table, asked.state, here=here, aws=aws), asked.options)
     if asked.means_app:
         return _of_app(asked)
     tables = tables_here(here)

@@ -6,7 +6,8 @@ so every sweep lists again. Nothing else in Penstock deletes data.
 """
 
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from ulid import ULID
@@ -65,12 +66,13 @@ def collect(
 
     With ``stragglers`` also the files of committed attempts that their batch does not name (earlier runs, late
     writers), which takes a look into every attempt's folder; without, nothing is reported as unknown either. Attempts
-    past their lease are given up first. Raises `TemporaryError` where a file cannot be deleted.
+    past their lease are given up first. Raises `TemporaryError` where files cannot be listed or deleted.
     """
     if not dry_run:
         for attempt_id in ledger.abandon_expired(pipeline):
             bus.emit(AttemptAbandoned(pipeline=pipeline, attempt_id=attempt_id, reason="its lease ran out"))
-    found, unknown = _listed(roots, work)
+    with _left_for_later("listed"):
+        found, unknown = _listed(roots, work)
     abandoned = found.keys() & set(ledger.abandoned_attempts(pipeline))
     others = [id for id in found if id not in abandoned and (stragglers or found[id].work)]
     rows = {id: ledger.attempt(id) for id in others}
@@ -108,8 +110,9 @@ class _Sweep:
 
     def attempt(self, *, data: Sequence[_Folder], work: Sequence[_Folder], named: Collection[str], sure: bool) -> None:
         """Clear one attempt's folders of all files but the named ones. ``sure``: it is abandoned, so all of it goes."""
-        doomed = [(folder, _doomed(folder, named)) for folder in data]
-        doomed += [(folder, _doomed(folder, ())) for folder in work]
+        with _left_for_later("listed"):
+            doomed = [(folder, _doomed(folder, named)) for folder in data]
+            doomed += [(folder, _doomed(folder, ())) for folder in work]
         if not (any(files for _, files in doomed) or sure or work):
             return
         self.attempts += 1
@@ -125,11 +128,18 @@ class _Sweep:
 
 
 def _delete(folder: _Folder, files: Sequence[FileInfo]) -> None:
-    try:
+    with _left_for_later("deleted"):
         folder.root.delete(file.path for file in files)
         folder.root.prune(folder.path)
+
+
+@contextmanager
+def _left_for_later(done: str) -> Iterator[None]:
+    """Garbage that we may not touch is no reason to stop writing the table."""
+    try:
+        yield
     except TableError as error:
-        raise TemporaryError(f"{folder} is garbage and cannot be deleted: {error}") from error
+        raise TemporaryError(f"garbage cannot be {done}: {error}") from error
 
 
 def _doomed(folder: _Folder, named: Collection[str]) -> Sequence[FileInfo]:
@@ -141,8 +151,8 @@ def _listed(roots: Sequence[Files], work: Files) -> tuple[Mapping[str, _Folders]
     found: defaultdict[str, _Folders] = defaultdict(_Folders)
     unknown: list[str] = []
     for root, place in [*((root, DATA_FOLDER) for root in roots), (work, "")]:
-        if place and root.stat(place) is not None:  # a file or a link, and no folder of ours
-            unknown.append(f"{root}/{place}")
+        if root.stat(place) is not None:  # a file or a link, and no folder of ours
+            unknown.append(f"{root}/{place}".rstrip("/"))
             continue
         for name in root.names(place):
             path = f"{place}/{name}".strip("/")

@@ -57,8 +57,9 @@ class LocalFiles:
         for parent, folders, names in os.walk(self.root / folder, onerror=self._refuse_walk):
             links = [name for name in folders if Path(parent, name).is_symlink()]
             for path in (Path(parent, name) for name in [*names, *links]):
-                with suppress(FileNotFoundError):  # deleted meanwhile
-                    yield _info(path.relative_to(self.root).as_posix(), path.lstat())
+                info = self.stat(path.relative_to(self.root).as_posix())
+                if info is not None:  # else deleted meanwhile
+                    yield info
 
     def names(self, folder: str = "") -> Sequence[str]:
         path = self.root / folder

@@ -106,11 +106,28 @@ def test_any_broker_that_knows_who_holds_what_is_told_of_the_dead_of_this_host(t
     assert told == ["gone"]
 
 
-def test_a_broker_that_does_not_know_who_holds_what_leaves_no_trace(tmp_path: Path) -> None:
-    state = tmp_path / "state"
-    made = presence(tmp_path, cast(Broker, object()), state=state)
-    with made.kept(ledger=no_ledger, tell=nobody, random=lambda: 0.5):
-        assert not state.exists()
+def test_beside_a_broker_that_does_not_know_who_holds_what_the_dead_are_freed_as_well(tmp_path: Path) -> None:
+    """Its messages come back by themselves; work in the ledger and files of this host do not."""
+    ledger = Ledger.open(f"sqlite:///{tmp_path}/ledger.db")
+    ledger.begin_work("make", "key", attempt_id="a", worker="gone", lease_seconds=600.0)
+    registry = ProcessRegistry(tmp_path / PROCESSES_FOLDER)
+    (tmp_path / PROCESSES_FOLDER / "gone.lock").touch()
+    swept = threading.Event()
+
+    class Watched(Ledger):
+        def abandon_worker_works(self, worker: str) -> int:
+            freed = super().abandon_worker_works(worker)
+            swept.set()
+            return freed
+
+    made = presence(tmp_path, cast(Broker, object()))
+    assert len(made.listeners) == 1
+    with made.kept(ledger=lambda: Watched(ledger.database), tell=nobody, random=lambda: 0.5):
+        assert swept.wait(DEADLINE_SECONDS)
+        assert [record.worker for record in Workers(tmp_path).records()] == ["me"]
+    assert registry.living() == []
+    assert ledger.works(state=WorkState.OPEN) == []
+    ledger.close()
 
 
 def test_a_broker_that_is_away_leaves_the_dead_to_the_next_sweep(tmp_path: Path) -> None:

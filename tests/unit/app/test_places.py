@@ -1,11 +1,13 @@
 """Where tables and their state lie."""
 
+import re
 from pathlib import Path
 
 import pytest
 
 from penstock.app.places import find_table, places
 from penstock.errors import UsageError
+from penstock.storage.aws import Aws
 from penstock.storage.local_files import LocalFiles
 
 
@@ -22,10 +24,35 @@ def test_two_sources_of_one_table_have_two_queues(tmp_path: Path) -> None:
     assert where.queue(tmp_path / "a") == places(tmp_path / "table").queue(tmp_path / "a")
 
 
-@pytest.mark.parametrize("address", ["s3://bucket/table", "hdfs://x/y"])
-def test_an_address_that_is_no_local_path_is_refused(address: str) -> None:
-    with pytest.raises(UsageError, match="local"):
+@pytest.mark.parametrize(
+    ("address", "words"),
+    [
+        ("hdfs://x/y", "hdfs://x/y is neither a local folder nor s3://BUCKET/PREFIX"),
+        ("S3://bucket/table", "neither a local folder nor"),
+        ("s3://", "no address in S3: write s3://BUCKET/PREFIX"),
+        ("s3://key:secret@bucket/table", "no address in S3"),
+        ("s3://bucket", "cannot be the whole bucket s3://bucket; give a prefix in it"),
+        ("s3://bucket//", "cannot be the whole bucket s3://bucket"),
+    ],
+)
+def test_an_address_that_is_neither_a_folder_nor_in_s3_is_refused(address: str, words: str) -> None:
+    with pytest.raises(UsageError, match=re.escape(words)):
         places(address)
+
+
+def test_a_table_in_s3_has_its_quarantine_beside_it_and_its_state_with_the_user(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    aws = Aws(region="eu-north-1")
+    where = places("s3://lake/raw/clicks/", aws=aws)
+    assert (where.pipeline, where.aws) == ("s3://lake/raw/clicks", aws)
+    assert (where.table.uri, where.quarantine.uri) == ("s3://lake/raw/clicks", "s3://lake/raw/clicks_quarantine")
+    assert where.work.uri == "s3://lake/raw/clicks/_penstock/work"
+    assert where.state.parent == tmp_path / "penstock"
+    assert where.state == places("s3://lake/raw/clicks").state
+    assert where.state != places("s3://lake/other/clicks").state
+    assert places("s3://lake/raw/clicks", tmp_path / "mine").state == tmp_path / "mine"
 
 
 def test_a_table_is_found_here_or_as_the_only_one_below(tmp_path: Path) -> None:

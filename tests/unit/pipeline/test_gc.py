@@ -1,5 +1,6 @@
 """Garbage collection on a real ledger in memory and a folder: what goes, and above all what stays."""
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -219,6 +220,16 @@ def test_a_data_folder_that_is_a_link_is_left_alone(mill: Mill, tmp_path: Path) 
     assert len(files_below(tmp_path / "elsewhere")) == 1
 
 
+def test_a_work_folder_that_is_a_link_is_left_alone(mill: Mill, tmp_path: Path) -> None:
+    attempt_id = mill.claim()
+    plan = work(mill, attempt_id)
+    abandon(mill, attempt_id)
+    plan.parents[2].rename(tmp_path / "elsewhere")
+    plan.parents[2].symlink_to(tmp_path / "elsewhere")
+    assert sweep(mill) == Collected(attempts=0, files=0, bytes=0, unknown=(f"{mill.root}/_penstock/work",))
+    assert len(files_below(tmp_path / "elsewhere")) == 1
+
+
 @pytest.mark.parametrize("step", [Step.DELETING, Step.DELETED])
 def test_a_collector_that_dies_leaves_the_rest_to_the_next(mill: Mill, step: Step) -> None:
     for number in range(2):
@@ -251,7 +262,22 @@ def test_a_file_that_cannot_be_deleted_is_told_in_a_sentence(mill: Mill, monkeyp
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(Path, "unlink", refuse)
-    with pytest.raises(TemporaryError, match="garbage and cannot be deleted: Permission denied"):
+    with pytest.raises(
+        TemporaryError, match="garbage cannot be deleted: .*part-0.parquet cannot .*: Permission denied"
+    ):
+        sweep(mill)
+
+
+def test_a_folder_that_cannot_be_listed_is_told_in_a_sentence(mill: Mill, monkeypatch: pytest.MonkeyPatch) -> None:
+    attempt_id = mill.claim()
+    mill.write(attempt_id, [1])
+    abandon(mill, attempt_id)
+
+    def refuse(path: Path) -> Iterator[os.DirEntry[str]]:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    with pytest.raises(TemporaryError, match="garbage cannot be listed: .*data cannot be used: Permission denied"):
         sweep(mill)
 
 
