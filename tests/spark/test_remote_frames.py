@@ -11,17 +11,23 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
+from tests.services.aws_server import AwsServer
 from tests.spark.elsewhere import Elsewhere
 
 from penstock.errors import TableError
+from penstock.pipeline.arrow_types import arrow_schema
 from penstock.pipeline.frames import UNION_MAX, frame_of
 from penstock.pipeline.session import session_beside
+from penstock.pipeline.writing import write
 from penstock.sinks.delta import DeltaTableSink
 from penstock.sinks.manifest import DataFile
+from penstock.sinks.parquet import list_files
 from penstock.sinks.reading import TableFile
 from penstock.sinks.sink import Append
+from penstock.storage.address import s3_address
 from penstock.storage.files import Files
 from penstock.storage.local_files import LocalFiles
+from penstock.storage.s3_files import S3Files
 
 READERS = {"by Spark": LocalFiles, "by Arrow": Elsewhere}
 FIRST = pa.schema(
@@ -197,3 +203,27 @@ def test_a_file_outside_of_the_table_is_refused(beside: SparkSession, tmp_path: 
     file = TableFile(path="s3://other/x.parquet", size_bytes=1, partition_values=loaded.files()[0].partition_values)
     with pytest.raises(TableError, match=r"names the file s3://other/x.parquet, which is not below it"):
         frame_of(beside, Table(loaded, root, named=[file]))
+
+
+def test_a_table_in_s3_is_written_and_read_without_a_jar(
+    beside: SparkSession, moto: AwsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in moto.environment.items():
+        monkeypatch.setenv(name, value)
+        monkeypatch.setitem(beside.sparkContext.environment, name, value)  # of the executors' Python
+    moto.client("s3").create_bucket(Bucket="lake")
+    root = S3Files(s3_address("s3://lake/clicks"), moto.aws)
+    written = beside.range(1000).selectExpr("id", "md5(string(id)) s", "if(id % 3 = 0, null, concat('ü/%=', id % 3)) p")
+    names = write(written, root, "data/a/r1", partition_by=["p"])
+    found = list_files(root, "data/a/r1", partition_by=["p"], schema=arrow_schema(written.schema), names=names)
+    sink = DeltaTableSink(root, pipeline="p", partition_by=["p"])
+    sink.ensure_schema(arrow_schema(written.schema))
+    loaded = sink.load()
+    assert loaded is not None
+    loaded.append(Append(seq=1, attempt_id="a", files=found))
+    table = sink.load()
+    assert table is not None
+    for union_max in (UNION_MAX, 1):
+        frame = frame_of(beside, table, union_max=union_max)
+        assert as_spark(frame) == as_spark(written)
+        assert frame.where("p is null").count() == 334
