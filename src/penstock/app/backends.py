@@ -87,9 +87,10 @@ def _sqs_broker(settings: Settings, *, holder: str) -> Broker:
     from penstock.brokers.sqs import SqsBroker
     from penstock.brokers.sqs.broker import POLL_SECONDS
 
-    # A poll is never cut short, so a worker that stops has to have the time for one: whole seconds, at least one.
+    # A poll is never cut short, so a worker that stops has to have the time for one: whole seconds, at least one. It is
+    # over before anything is given back, which it would receive again.
     stopping = budget(stop_timeout_seconds=settings.stop_timeout_seconds, drain_seconds=settings.drain_seconds)
-    tail_seconds = math.floor(stopping.intake_seconds + stopping.drain_seconds)
+    tail_seconds = math.floor(stopping.drain_seconds)
     return SqsBroker(aws, holder=holder, poll_seconds=max(min(POLL_SECONDS, tail_seconds), 1))
 
 

@@ -53,7 +53,12 @@ class Receiving:
     def poll(
         self, found: QueueRef, queue: str, messages_max: int, lease_seconds: float, wait_seconds: float = 0.0
     ) -> Sequence[Received]:
-        """One call, which waits up to that long for the first message."""
+        """One call, which waits up to that long for the first message.
+
+        What is heard a lease after SQS said it, by a process that was halted or a network that held the answer, is not
+        ours any more: SQS has no fence, so nobody else would tell.
+        """
+        asked_at = self._clock.monotonic()
         answer = self._api.on(
             found,
             "receive_message",
@@ -63,6 +68,8 @@ class Receiving:
             MessageAttributeNames=["All"],
             MessageSystemAttributeNames=["All"],
         )
+        if self._clock.monotonic() - asked_at >= whole_seconds(wait_seconds) + lease_seconds:
+            return ()
         return [received(queue, raw, self._clock) for raw in answer.get("Messages", ())]
 
 
