@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,7 @@ from penstock import App, Context, Queue
 
 app = App.from_config()
 JOURNAL = os.open(os.environ["JOURNAL"], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+OPTIONS = {"retry_base": 0.1, "retry_cap": 0.5, "max_attempts": int(os.environ.get("ATTEMPTS", "5"))}
 
 
 def note(what, body, ctx):
@@ -41,7 +42,7 @@ def note(what, body, ctx):
     os.write(JOURNAL, (json.dumps(line) + "\\n").encode())
 
 
-@app.handler(Queue("plain", dict), retry_base=0.1, retry_cap=0.5)
+@app.handler(Queue("plain", dict), **OPTIONS)
 def plain(body, ctx):
     note("start", body, ctx)
     ends_at = time.monotonic() + body["seconds"]
@@ -51,7 +52,7 @@ def plain(body, ctx):
     note("end", body, ctx)
 
 
-@app.handler(Queue("stubborn", dict), retry_base=0.1, retry_cap=0.5)
+@app.handler(Queue("stubborn", dict), **OPTIONS)
 def stubborn(body, ctx):
     note("start", body, ctx)
     time.sleep(body["seconds"])
@@ -61,10 +62,11 @@ def stubborn(body, ctx):
 @app.handler(Queue("once", dict), idempotency=lambda body: body["id"])
 def once(body, ctx):
     note("start", body, ctx)
+    time.sleep(body.get("seconds", 0))
     note("end", body, ctx)
 
 
-@app.handler(Queue("looped", dict), retry_base=0.1, retry_cap=0.5)
+@app.handler(Queue("looped", dict), **OPTIONS)
 async def looped(body, ctx):
     note("start", body, ctx)
     if body.get("block"):
@@ -92,10 +94,17 @@ class Fleet:
     """A folder with a queue, an app, a journal, and the workers started on it.
 
     ``broker`` is the workers' address; ``aside`` is the test's own way to the same broker, where the two differ.
+    ``added`` goes to the workers' environment beside the settings.
     """
 
     def __init__(
-        self, folder: Path, *, broker: str | None = None, aside: str | None = None, **settings: object
+        self,
+        folder: Path,
+        *,
+        broker: str | None = None,
+        aside: str | Broker | None = None,
+        added: Mapping[str, str] | None = None,
+        **settings: object,
     ) -> None:
         self.folder = folder
         self.journal = folder / "journal"
@@ -104,13 +113,15 @@ class Fleet:
         address = broker or f"sqlite:///{folder / 'queue.db'}"
         self.environment = {
             **os.environ,
+            **(added or {}),
             "JOURNAL": str(self.journal),
             "PENSTOCK_BROKER": address,
             "PENSTOCK_LEDGER": f"sqlite:///{folder / 'ledger.db'}",
             "PENSTOCK_STATE": str(folder / "state"),
             **{f"PENSTOCK_{name.upper()}": str(value) for name, value in settings.items()},
         }
-        self.broker: Broker = open_broker(Settings(broker=aside or address), holder="test")
+        way = aside or address
+        self.broker: Broker = open_broker(Settings(broker=way), holder="test") if isinstance(way, str) else way
         self.app = App(broker=self.broker)
         self.workers: list[WorkerProcess] = []
 
@@ -137,6 +148,8 @@ class Fleet:
         return not any(one.visible or one.in_flight or one.delayed for one in stats)
 
     def dead(self) -> int:
+        if not self.broker.capabilities.browsable:
+            return sum(self.broker.stats(f"{queue}-dlq").visible for queue in QUEUES)
         return sum(len(self.broker.browse(f"{queue}-dlq", messages_max=1000)) for queue in QUEUES)
 
     def close(self) -> None:

@@ -1,0 +1,244 @@
+"""Workers on SQS that are killed, halted, stopped and restarted under load: nothing is lost.
+
+SQS has no fence, and counts every receive: what is done once is what a handler's key makes once.
+"""
+
+import os
+import random
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from datetime import datetime
+from pathlib import Path
+from statistics import median
+
+import pytest
+from tests.integration.fleet import Fleet, Line, wait_for
+from tests.integration.sqs_fleet import GONE_SECONDS, LEASE_SECONDS, acked, bodies, ends, sqs_fleet
+from tests.integration.test_fleet import given_back, hand_overs
+from tests.services.aws_server import AwsServer, Kind
+from tests.services.plugin import StartAwsProxy
+
+from penstock.ledger import Ledger
+from penstock.ledger.work_records import WorkState
+from penstock.messaging.settlement import Release
+
+EXIT_SECONDS = 15.0  # more than any stop timeout below
+POLL_SECONDS = 2.0  # what a stop timeout of ten seconds leaves for a poll
+SOON_SECONDS = 1.0
+
+OpenFleet = Callable[..., Fleet]
+
+
+@pytest.fixture(params=["fauxqs", "moto"])
+def server(request: pytest.FixtureRequest) -> AwsServer:
+    kind: Kind = request.param
+    found: AwsServer = request.getfixturevalue(kind)
+    return found
+
+
+@pytest.fixture
+def open_fleet(tmp_path: Path) -> Iterator[OpenFleet]:
+    """One fleet at the server; its workers end with the test."""
+    opened: list[Fleet] = []
+
+    def open_one(server: AwsServer, **settings: object) -> Fleet:
+        opened.append(sqs_fleet(tmp_path, server, **{"stop_timeout_seconds": 10, **settings}))  # type: ignore[arg-type]
+        return opened[-1]
+
+    yield open_one
+    for each in opened:
+        each.close()
+
+
+def recorded(fleet: Fleet) -> set[str]:
+    """The keys whose work is recorded as done."""
+    with closing(Ledger.open(fleet.folder / "ledger.db")) as ledger:
+        return {work.key for work in ledger.works("once", state=WorkState.DONE, limit=10_000)}
+
+
+def messages(fleet: Fleet, what: str, pid: int) -> set[str]:
+    """Of one worker, without those whose duplicates may be done for them."""
+    return {line.message for line in fleet.lines() if (line.what, line.pid) == (what, pid) and "once" not in line.id}
+
+
+def starts_of(fleet: Fleet, id: str) -> list[Line]:
+    return [line for line in fleet.lines() if (line.what, line.id) == ("start", id)]
+
+
+# Killed and halted
+
+
+def test_a_killed_worker_loses_nothing_and_what_it_held_goes_on_after_its_lease(
+    server: AwsServer, open_fleet: OpenFleet
+) -> None:
+    fleet = open_fleet(server, concurrency=10)
+    count = 100 if server.kind == "fauxqs" else 40
+    fleet.send("plain", *bodies("plain", count, seconds=0.3))
+    fleet.send("once", *bodies("once", count, seconds=0.1), *bodies("once", count, seconds=0.1))
+    victim = fleet.start().ready()
+    heir = fleet.start().ready()
+    wait_for(lambda: len(ends(fleet)) > count / 4, "they are in the middle")
+    begun = len(messages(fleet, "start", victim.pid))
+    wait_for(lambda: len(messages(fleet, "start", victim.pid)) > begun, "the victim, too")
+    victim.kill()
+    killed_at, done = time.time(), recorded(fleet)
+    held = messages(fleet, "start", victim.pid) - messages(fleet, "end", victim.pid)
+    wait_for(lambda: len(fleet.ended()) == 2 * count, "all are done")
+    wait_for(fleet.empty, "all are acked")
+    assert fleet.dead() == 0
+    assert {id for id in done if ends(fleet)[id] != 1} == set(), "what was recorded was done again"
+    assert held, "it was killed while it held nothing"
+    again = [line.at - killed_at for line in fleet.lines() if line.pid == heir.pid and line.message in held]
+    assert max(again) < LEASE_SECONDS + GONE_SECONDS
+
+
+def test_what_a_worker_that_was_halted_settles_late_takes_nothing_from_another(
+    fauxqs: AwsServer, open_fleet: OpenFleet
+) -> None:
+    """SQS cannot tell a stale ack from a late one: it says yes, and deletes nothing. Nor does fauxqs."""
+    fleet = open_fleet(fauxqs)
+    zombie = fleet.start("--queues", "stubborn").ready()
+    fleet.send("stubborn", {"id": "work", "seconds": 8})
+    wait_for(lambda: "work" in fleet.started(), "the work begins")
+    zombie.signal(signal.SIGSTOP)
+    heir = fleet.start("--queues", "stubborn").ready()
+    wait_for(lambda: len(starts_of(fleet, "work")) == 2, "its lease is over, and another begins", within=30)
+    zombie.signal(signal.SIGCONT)
+    wait_for(lambda: zombie.events("lease.lost"), "the zombie hears that it lost")
+    wait_for(lambda: zombie.events("message.acked") or zombie.events("settle.failed"), "it settles all the same")
+    assert fleet.broker.stats("stubborn").in_flight == 1, "the message is gone from under its new holder"
+    wait_for(lambda: heir.events("message.acked"), "the other one acks")
+    wait_for(fleet.empty, "it is acked")
+    assert [line.pid for line in starts_of(fleet, "work")] == [zombie.pid, heir.pid]
+    assert fleet.dead() == 0
+
+
+def test_work_with_a_key_is_recorded_once_though_a_halted_worker_comes_back_to_it(
+    server: AwsServer, open_fleet: OpenFleet
+) -> None:
+    """Whatever the server does by a stale receipt handle (moto deletes): the ledger has the fence."""
+    fleet = open_fleet(server)
+    zombie = fleet.start().ready()
+    fleet.send("once", {"id": "work", "seconds": 2})
+    wait_for(lambda: "work" in fleet.started(), "the work begins")
+    zombie.signal(signal.SIGSTOP)
+    heir = fleet.start().ready()
+    wait_for(lambda: len(starts_of(fleet, "work")) == 2, "its lease is over, and another begins", within=20)
+    zombie.signal(signal.SIGCONT)
+    wait_for(lambda: ends(fleet)["work"] == 2, "both come to their end")
+    wait_for(fleet.empty, "it is acked", within=20)
+    assert not zombie.events("message.finished")
+    assert not zombie.events("message.acked")
+    assert len(heir.events("message.finished")) == 1
+    assert recorded(fleet) == {"work"}
+    fleet.send("once", {"id": "work", "seconds": 2})
+    wait_for(fleet.empty, "a duplicate is acked")
+    assert len(starts_of(fleet, "work")) == 2
+    assert fleet.dead() == 0
+
+
+# Stopped
+
+
+def test_row_74_a_term_while_idle_ends_the_worker_within_the_poll_wait(
+    server: AwsServer, open_fleet: OpenFleet
+) -> None:
+    fleet = open_fleet(server)
+    worker = fleet.start().ready()
+    worker.signal(signal.SIGTERM)
+    signalled_at = time.monotonic()
+    assert worker.end(within=EXIT_SECONDS) == 0
+    assert time.monotonic() - signalled_at < POLL_SECONDS + 2 * SOON_SECONDS
+    assert worker.events("worker.drained")
+
+
+@pytest.mark.parametrize("queue", ["plain", "looped", "stubborn", "once"])
+def test_row_75_work_that_does_not_end_in_time_is_receivable_by_another_within_a_second(
+    fauxqs: AwsServer, open_fleet: OpenFleet, queue: str
+) -> None:
+    fleet = open_fleet(fauxqs, lease_seconds=60)
+    first = fleet.start("--queues", queue).ready()
+    fleet.send(queue, {"id": "long", "seconds": 60})
+    wait_for(lambda: "long" in fleet.started(), "the work begins")
+    second = fleet.start("--queues", queue).ready()
+    first.signal(signal.SIGTERM)
+    wait_for(lambda: len(starts_of(fleet, "long")) == 2, "another worker begins it", within=EXIT_SECONDS)
+    assert first.end(within=EXIT_SECONDS) == 0
+    again = starts_of(fleet, "long")[-1]
+    assert (again.pid, again.attempt) == (second.pid, 2)  # SQS counts receives, whatever became of them
+    (released,) = first.events("message.given_back")
+    assert again.at - datetime.fromisoformat(released["ts"]).timestamp() < SOON_SECONDS
+    assert not first.events("message.failed")
+    assert "long" not in recorded(fleet)
+
+
+@pytest.mark.parametrize("queue", ["plain", "once"])
+def test_row_76_a_message_that_arrives_during_the_draining_poll_is_released_and_not_begun(
+    server: AwsServer, open_fleet: OpenFleet, start_aws_proxy: StartAwsProxy, queue: str
+) -> None:
+    proxy = start_aws_proxy(server)
+    fleet = open_fleet(server, way=proxy.url, lease_seconds=60)
+    poll = proxy.hold(f'"WaitTimeSeconds": {POLL_SECONDS:g}'.encode())  # on its way to the server
+    worker = fleet.start("--queues", queue).ready()
+    poll.wait()
+    worker.signal(signal.SIGTERM)
+    wait_for(lambda: worker.events("worker.draining"), "it drains")
+    fleet.send(queue, {"id": "late"})
+    proxy.heal()
+    assert worker.end(within=EXIT_SECONDS) == 0
+    (delivery,) = fleet.broker.receive(queue, messages_max=10, lease_seconds=60, wait_seconds=SOON_SECONDS)
+    assert delivery.attempt == 2, "the poll did not bring it"
+    assert not fleet.broker.settle([(delivery, Release())])
+    assert fleet.lines() == []
+    assert worker.events("worker.drained")
+
+
+@pytest.mark.parametrize(
+    ("kind", "restarts"),
+    [
+        ("fauxqs", 5),
+        pytest.param("fauxqs", 100, marks=[pytest.mark.slow, pytest.mark.timeout(1800)]),
+        pytest.param("moto", 20, marks=[pytest.mark.slow, pytest.mark.timeout(600)]),
+    ],
+)
+def test_rolling_restarts_under_load_lose_nothing_and_hand_over_at_once(
+    request: pytest.FixtureRequest, open_fleet: OpenFleet, monkeypatch: pytest.MonkeyPatch, kind: Kind, restarts: int
+) -> None:
+    monkeypatch.setenv("ATTEMPTS", "1000")  # every restart costs what is given back a receive
+    fleet = open_fleet(request.getfixturevalue(kind), concurrency=40, lease_seconds=30)
+    chance = random.Random(1)
+    sent: set[str] = set()
+
+    def load(count: int) -> None:
+        for queue in ("plain", "looped", "once"):
+            made = [
+                {"id": f"{queue}-{len(sent)}-{n}", "seconds": chance.choice((0.01, 0.05, 0.3, 1.0, 4.0))}
+                for n in range(count)
+            ]
+            fleet.send(queue, *made)
+            sent.update(str(body["id"]) for body in made)
+
+    living = [fleet.start().ready() for _ in range(2)]
+    exits: list[float] = []
+    for _ in range(restarts):
+        if len(sent) - len(fleet.ended()) < 40:
+            load(20)
+        leaving = living.pop(0)
+        living.append(fleet.start().ready())
+        began_at = time.monotonic()
+        os.kill(leaving.pid, signal.SIGTERM)
+        assert leaving.end(within=10) == 0, leaving.log.read_text()[-2000:]
+        exits.append(time.monotonic() - began_at)
+    wait_for(lambda: fleet.ended() == sent, "everything is done", within=240)
+    wait_for(fleet.empty, "the queues are empty", within=30)
+    waits = hand_overs(fleet)
+    twice = {line.message for line in fleet.lines() if line.what == "end" and ends(fleet)[line.id] > 1}
+    print(  # noqa: T201 # the figures, shown with -s
+        f"{restarts} restarts, {len(sent)} messages, {len(waits)} given back, picked up after {median(waits or [0]):.3f} s "
+        f"(median) and {max(waits, default=0):.3f} s (most), exit after {max(exits):.1f} s at most, {len(twice)} done twice"
+    )
+    assert fleet.dead() == 0
+    assert set(acked(fleet).values()) == {1}
+    assert twice <= given_back(fleet)
