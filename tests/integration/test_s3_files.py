@@ -70,7 +70,6 @@ def test_a_footer_costs_little_of_a_large_file(files: S3Files, monkeypatch: pyte
     with files.open_output("data/rows.parquet") as sink:
         pq.write_table(table, sink)
     fetched: list[int] = []
-    fetched: list[int] = []
 
     def counted(file: S3Input, wanted: int) -> bytes:
         data = take(file, wanted)
