@@ -97,7 +97,7 @@ class AwsServer:
             self._process = subprocess.Popen(
                 self._command(),
                 env={**os.environ, **self.environment_added},
-                stdin=subprocess.DEVNULL,
+                stdin=subprocess.PIPE,  # it ends when this does: nothing is left of a test run that was killed
                 stdout=log,
                 stderr=log,
             )
@@ -185,6 +185,8 @@ class AwsServer:
             return
         process.send_signal(signal.SIGCONT)  # a frozen process hears nothing else
         process.send_signal(number)
+        if process.stdin is not None:
+            process.stdin.close()
         try:
             process.wait(STOP_SECONDS)
         except subprocess.TimeoutExpired:

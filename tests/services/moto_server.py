@@ -1,13 +1,16 @@
 """moto's AWS as a process of its own, on loopback: `python moto_server.py PORT`, where 0 lets the system choose.
 
 moto's models know no locks, so requests take turns. That makes its conditional puts atomic, too. SIGHUP closes the port
-and every connection, SIGUSR2 listens on it again: what the service holds lives on meanwhile.
+and every connection, SIGUSR2 listens on it again: what the service holds lives on meanwhile. It ends with its
+input, where that is a pipe.
 """
 
 import io
 import logging
+import os
 import signal
 import socket
+import stat
 import sys
 import threading
 from collections.abc import Callable, Iterable
@@ -112,6 +115,7 @@ class Door(ThreadedWSGIServer):
 def main() -> None:
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
     signal.pthread_sigmask(signal.SIG_BLOCK, {LEAVE, COME_BACK})  # they are waited for
+    threading.Thread(target=end_with_the_input, daemon=True).start()
     turn = Turn()
     moto.sqs.models.Message.visible = property(is_visible)  # type: ignore[method-assign, assignment]
     application = InTurns(DomainDispatcherApplication(create_backend_app), turn)
@@ -128,6 +132,12 @@ def serve(port: int, application: Application, turn: Turn) -> None:
         door.shut()
         say("away")
         signal.sigwait({COME_BACK})
+
+
+def end_with_the_input() -> None:
+    if stat.S_ISFIFO(os.fstat(0).st_mode):
+        sys.stdin.buffer.read()
+        os._exit(0)
 
 
 def say(words: str) -> None:

@@ -1,8 +1,9 @@
 // fauxqs as a process of its own: `node server.mjs PORT FOLDER`, where 0 lets the system choose the port, and FOLDER is
 // the one in which `npm ci` put the package. Its own start script listens on every address of the machine; this one on
 // loopback alone. SIGHUP closes the port and every connection, SIGUSR2 listens on it again: what the service holds lives
-// on meanwhile.
+// on meanwhile. It ends with its input, where that is a pipe.
 
+import { fstatSync } from "node:fs";
 import { register } from "node:module";
 import { pathToFileURL } from "node:url";
 
@@ -34,6 +35,7 @@ async function listen(port) {
 }
 
 setInterval(() => {}, 1 << 30); // Node ends when nothing is left to wait for, as while it is away
+if (fstatSync(0).isFIFO()) process.stdin.on("end", () => process.exit()).resume();
 let app = await listen(Number(port));
 const kept = app.server.address().port;
 process.on("SIGHUP", async () => {

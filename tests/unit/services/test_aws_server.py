@@ -1,6 +1,7 @@
 """The AWS servers that tests run against do what the tests believe of them."""
 
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -185,6 +186,21 @@ def test_a_frozen_clock_moves_the_visibility_of_messages(frozen_servers: Servers
     server.clean()
 
 
+@both_kinds
+def test_a_server_ends_with_the_process_that_started_it_however_that_ends(
+    server: AwsServer, kind: Kind, tmp_path: Path
+) -> None:
+    script = (
+        "import os, pathlib; from tests.services.aws_server import AwsServer;"
+        f"s = AwsServer(kind={kind!r}, folder=pathlib.Path({str(tmp_path)!r})).start(); print(s.pid, flush=True);"
+        "os.kill(os.getpid(), 9)"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    told = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=60)
+    assert told.returncode == -signal.SIGKILL, told.stderr
+    until(lambda: has_ended(int(told.stdout)))
+
+
 def test_no_test_finds_a_real_account(tmp_path: Path) -> None:
     assert {name: value for name, value in os.environ.items() if name.startswith("AWS_")} == NOBODY
     script = "import boto3; c = boto3.Session().get_credentials(); print(c.access_key, c.method)"
@@ -210,6 +226,14 @@ def until(holds: Callable[[], bool]) -> None:
     while not holds():
         assert time.monotonic() < give_up, "it did not happen"
         tick.wait(0.01)
+
+
+def has_ended(pid: int) -> bool:
+    """Also if nobody has fetched its exit code yet."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return True
 
 
 def sockets(state: str) -> list[tuple[str, str, str]]:
