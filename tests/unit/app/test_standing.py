@@ -38,7 +38,8 @@ def test_on_a_broker_that_hosts_share_a_worker_may_be_elsewhere() -> None:
 
 
 @pytest.mark.parametrize(
-    ("address", "elsewhere"), [("redis://h", True), ("unix:///s", True), ("sqlite:///f", False), ("memory://", False)]
+    ("address", "elsewhere"),
+    [("redis://h", True), ("unix:///s", True), ("sqs://", True), ("sqlite:///f", False), ("memory://", False)],
 )
 def test_which_brokers_hosts_share(address: str, elsewhere: bool) -> None:
     assert has_workers_elsewhere(Settings(broker=address)) is elsewhere

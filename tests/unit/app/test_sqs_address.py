@@ -1,0 +1,66 @@
+"""The address of SQS: which region it names, and what is said of one that cannot be read."""
+
+import pytest
+
+from penstock.app import backends
+from penstock.app.backends import has_workers_elsewhere, open_broker
+from penstock.app.sqs_address import aws_of, is_sqs
+from penstock.brokers.sqs import SqsBroker
+from penstock.config import Settings
+from penstock.errors import ConfigurationError
+from penstock.storage.aws import Aws
+
+HERE = Aws(region="us-east-1", endpoint_url="http://127.0.0.1:1")
+
+
+def test_without_a_region_the_settings_count() -> None:
+    assert aws_of("sqs://", HERE) == HERE
+
+
+@pytest.mark.parametrize("region", ["eu-west-1", "us-gov-east-1", "ap-southeast-2"])
+def test_a_region_in_the_address_is_the_one(region: str) -> None:
+    assert aws_of(f"sqs://{region}", HERE) == Aws(region=region, endpoint_url=HERE.endpoint_url)
+    assert aws_of(f"sqs://{region}/", HERE).region == region
+
+
+@pytest.mark.parametrize("rest", ["orders", "eu-west-1/orders", "user:secret@eu-west-1", "localhost:4566", "?region=x"])
+def test_what_is_no_region_is_said_in_one_sentence(rest: str) -> None:
+    with pytest.raises(ConfigurationError, match=r"write sqs:// or sqs://REGION, as in sqs://eu-west-1") as caught:
+        aws_of(f"sqs://{rest}", HERE)
+    assert "secret" not in str(caught.value)
+
+
+def test_hosts_share_it() -> None:
+    assert is_sqs("sqs://")
+    assert has_workers_elsewhere(Settings(broker="sqs://eu-west-1"))
+
+
+def test_a_broker_is_opened_without_connecting() -> None:
+    settings = Settings(broker="sqs://eu-west-1", aws_endpoint_url="http://127.0.0.1:1")
+    broker = open_broker(settings, holder="me")
+    assert isinstance(broker, SqsBroker)
+    broker.close()
+
+
+@pytest.mark.parametrize(("stop", "drain", "poll"), [(30, None, 5.0), (10, None, 2.0), (60, 3.5, 3.0), (60, 0, 1.0)])
+def test_a_poll_is_over_before_a_worker_has_to_be(
+    monkeypatch: pytest.MonkeyPatch, stop: float, drain: float | None, poll: float
+) -> None:
+    opened: list[float] = []
+    monkeypatch.setattr(SqsBroker, "__init__", lambda self, aws, *, holder, poll_seconds: opened.append(poll_seconds))
+    open_broker(Settings(broker="sqs://", stop_timeout_seconds=stop, drain_seconds=drain), holder="me")
+    assert opened == [poll]
+
+
+def test_without_the_packages_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing() -> None:
+        raise ConfigurationError("run pip install 'penstock[aws]'")
+
+    monkeypatch.setattr(backends, "require_aws", missing)
+    with pytest.raises(ConfigurationError, match="penstock\\[aws\\]"):
+        open_broker(Settings(broker="sqs://"), holder="me")
+
+
+def test_an_unknown_broker_is_told_of_this_one() -> None:
+    with pytest.raises(ConfigurationError, match=r"sqs:// \(or sqs://REGION\)"):
+        open_broker(Settings(broker="amqp://h"), holder="me")

@@ -1,0 +1,114 @@
+"""Doubles for the parts of the SQS broker: an API that answers as the test says, waits that take no time."""
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from botocore.exceptions import ClientError
+
+from penstock.brokers.sqs.api import Api, QueueRef
+from penstock.brokers.sqs.at_once import AtOnce
+from penstock.brokers.sqs.batches import Batches
+from penstock.brokers.sqs.queues import Queues
+from penstock.brokers.sqs.received import Received
+from penstock.messaging.message import Message
+from penstock.testing import FakeClock
+
+Q = QueueRef(name="q", url="http://sqs/1/q")
+FIFO = QueueRef(name="q.fifo", url="http://sqs/1/q.fifo")
+NOW = 1_700_000_000.0
+
+Answers = Callable[[str, Mapping[str, Any]], Mapping[str, Any] | Exception]
+
+
+class FakeApi(Api):
+    """Answers batches with success, and everything else with nothing, unless the test says otherwise."""
+
+    region = "us-east-1"
+    place = "here"
+
+    def __init__(self, answers: Answers | None = None) -> None:
+        self.calls: list[tuple[str, str, Mapping[str, Any]]] = []  # queue, operation, parameters
+        self.answers = answers
+        self._guard = threading.Lock()
+
+    def on(self, queue: QueueRef, operation: str, **parameters: Any) -> Mapping[str, Any]:
+        return self.ask(operation, queue=queue.name, QueueUrl=queue.url, **parameters)
+
+    def ask(self, operation: str, *, queue: str = "", **parameters: Any) -> Mapping[str, Any]:
+        with self._guard:
+            self.calls.append((queue, operation, parameters))
+            answer = self.answers(operation, parameters) if self.answers is not None else None
+        if isinstance(answer, Exception):
+            raise answer
+        if answer is not None:
+            return answer
+        return succeeded(parameters["Entries"]) if operation.endswith("_batch") else {}
+
+    def check_open(self) -> None:
+        pass
+
+    def entries(self, operation: str) -> list[Sequence[Mapping[str, Any]]]:
+        """What each call of a batch operation was told."""
+        return [parameters["Entries"] for _, called, parameters in self.calls if called == operation]
+
+    def operations(self) -> list[str]:
+        return [operation for _, operation, _ in self.calls]
+
+
+def succeeded(entries: Sequence[Mapping[str, Any]], failed: Mapping[str, str] | None = None) -> Mapping[str, Any]:
+    """The answer to a batch. ``failed``: by id, codes; a capital letter begins those that are the sender's fault."""
+    failed = failed or {}
+    return {
+        "Successful": [
+            {"Id": e["Id"], "MessageId": f"m{e.get('MessageBody')}"} for e in entries if e["Id"] not in failed
+        ],
+        "Failed": [
+            {"Id": id, "Code": code, "SenderFault": code[0].isupper(), "Message": "no"} for id, code in failed.items()
+        ],
+    }
+
+
+def client_error(code: str, *, status: int = 400, operation: str = "SendMessageBatch") -> ClientError:
+    return ClientError(
+        {"Error": {"Code": code, "Message": "no"}, "ResponseMetadata": {"HTTPStatusCode": status}},
+        operation,
+    )
+
+
+def instant_clock() -> FakeClock:
+    return FakeClock(NOW, auto_advance=True)
+
+
+def batches(api: Api, clock: FakeClock | None = None) -> Batches:
+    return Batches(api, AtOnce("test", threads=2), clock=clock or instant_clock(), random=lambda: 0.5)
+
+
+class KnownQueues(Queues):
+    """Every queue is there; its dead-letter queue is what the test says."""
+
+    def __init__(self, api: Api, *, dead_letters: QueueRef | Exception | None = None) -> None:
+        super().__init__(api, clock=instant_clock())
+        self._dead_letters = dead_letters
+
+    def find(self, queue: str) -> QueueRef:
+        return QueueRef(name=queue, url=f"http://sqs/1/{queue}")
+
+    def dead_letter_queue(self, queue: QueueRef) -> QueueRef:
+        if isinstance(self._dead_letters, Exception):
+            raise self._dead_letters
+        return self._dead_letters or QueueRef(name=f"{queue.name}-dlq", url=f"{queue.url}-dlq")
+
+
+def received(
+    number: int, *, queue: str = "q", attempt: int = 1, began_at: float = 0.0, body: bytes = b"{}"
+) -> Received:
+    return Received(
+        message=Message(id=f"m{number}", body=body, enqueued_at=NOW - 10),
+        queue=queue,
+        receipt=f"r{number}",
+        attempt=attempt,
+        received_at=NOW,
+        first_received_at=NOW - 5,
+        began_at=began_at,
+    )

@@ -1,0 +1,133 @@
+"""What SQS is told of a message, and that it comes back whole."""
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.brokers.sqs.envelope import NOTES, deduplication_id, opened, sealed, size_bytes
+from penstock.brokers.sqs.limits import ATTRIBUTES_MAX
+
+XML_CHARS = re.compile("[\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]+")
+
+names = st.text(max_size=12) | st.sampled_from(["penstock", "penstock-death", "a", "a.b", "AWS.x", ".a", "a..b", "ok"])
+values = st.text(max_size=12) | st.binary(max_size=12)
+groups = st.none() | st.text(st.characters(exclude_categories=["Cs"]), max_size=200)
+
+
+def arrived(entry: Mapping[str, Any], *, loses_group: bool = False) -> Mapping[str, Any]:
+    """As `ReceiveMessage` brings what was sent."""
+    group = entry.get("MessageGroupId")
+    return {
+        "Body": entry["MessageBody"],
+        "MessageAttributes": entry.get("MessageAttributes", {}),
+        "Attributes": {"MessageGroupId": group} if group is not None and not loses_group else {},
+    }
+
+
+@given(st.binary(max_size=30), st.dictionaries(names, values, max_size=14), groups, st.booleans(), st.booleans())
+def test_whatever_is_sent_comes_back_and_sqs_takes_it(
+    body: bytes, attributes: dict[str, str | bytes], group: str | None, fifo: bool, loses_group: bool
+) -> None:
+    entry = sealed(body, attributes, group, fifo=fifo)
+    assert opened(arrived(entry, loses_group=loses_group and not fifo)) == (body, attributes, group)
+    assert XML_CHARS.fullmatch(entry["MessageBody"])
+    written = entry.get("MessageAttributes", {})
+    assert len(written) <= ATTRIBUTES_MAX
+    for name, value in written.items():
+        assert re.fullmatch(r"[A-Za-z0-9_.-]{1,256}", name)
+        assert not name.lower().startswith(("aws.", "amazon."))
+        assert value.get("BinaryValue") or XML_CHARS.fullmatch(value["StringValue"])
+    if "MessageGroupId" in entry:
+        assert re.fullmatch(r"[!-~]{1,128}", entry["MessageGroupId"])
+    assert ("MessageGroupId" in entry) is (fifo or group is not None) or group == ""
+
+
+def test_plain_text_and_its_attributes_go_as_they_are() -> None:
+    assert sealed(b'{"a": 1}', {"k": "v", "b": b"\0"}, None, fifo=False) == {
+        "MessageBody": '{"a": 1}',
+        "MessageAttributes": {
+            "k": {"DataType": "String", "StringValue": "v"},
+            "b": {"DataType": "Binary", "BinaryValue": b"\0"},
+        },
+    }
+
+
+def test_ten_attributes_go_as_they_are_and_of_eleven_the_last_two_are_packed_ours_first() -> None:
+    ten = {f"a{n}": "x" for n in range(10)}
+    assert sealed(b"x", ten, None, fifo=False)["MessageAttributes"].keys() == ten.keys()
+    eleven = sealed(b"x", {"penstock-death": "d", **ten}, None, fifo=False)["MessageAttributes"]
+    assert eleven.keys() == {*(f"a{n}" for n in range(9)), NOTES}
+    assert json.loads(eleven[NOTES]["StringValue"]) == {"attributes": {"a9": "x", "penstock-death": "d"}}
+
+
+def test_row_83_ten_attributes_and_a_group_lose_none() -> None:
+    ten: dict[str, str | bytes] = {f"a{n}": b"\xff" if n % 2 else "x" for n in range(10)}
+    entry = sealed(b"x", {**ten, "penstock-death": "{}"}, "tenant", fifo=False)
+    assert entry["MessageGroupId"] == "tenant"
+    assert opened(arrived(entry)) == (b"x", {**ten, "penstock-death": "{}"}, "tenant")
+
+
+def test_what_other_senders_wrote_comes_as_it_is() -> None:
+    raw = {
+        "Body": "plain",
+        "MessageAttributes": {
+            "n": {"DataType": "Number", "StringValue": "12"},
+            "s": {"DataType": "String.kind", "StringValue": "x"},
+            "b": {"DataType": "Binary.gzip", "BinaryValue": b"\x1f"},
+        },
+        "Attributes": {"MessageGroupId": "theirs"},
+    }
+    assert opened(raw) == (b"plain", {"n": "12", "s": "x", "b": b"\x1f"}, "theirs")
+    assert opened({"Body": "bare"}) == (b"bare", {}, None)
+    assert opened({"Body": "half \ud800"})[0] == b"half \xed\xa0\x80"
+
+
+@pytest.mark.parametrize(
+    "notes",
+    [
+        "no JSON",
+        "[]",
+        "[" * 100_000,
+        '{"more": 1}',
+        '{"group": 1}',
+        '{"body": "gzip"}',
+        '{"body": "base64"}',
+        '{"body": "empty"}',
+        '{"attributes": []}',
+        '{"attributes": {"a": 1}}',
+        '{"attributes": {"a": ["!"]}}',
+        '{"attributes": {"a": ["YQ==", "YQ=="]}}',
+        '{"attributes": {"a": [1]}}',
+    ],
+)
+def test_notes_that_are_none_of_ours_are_an_attribute_like_any_other(notes: str) -> None:
+    raw = {"Body": "not base64!", "MessageAttributes": {NOTES: {"DataType": "String", "StringValue": notes}}}
+    assert opened(raw) == (b"not base64!", {NOTES: notes}, None)
+    binary = {"Body": "x", "MessageAttributes": {NOTES: {"DataType": "Binary", "BinaryValue": b"{}"}}}
+    assert opened(binary) == (b"x", {NOTES: b"{}"}, None)
+
+
+def test_an_attribute_of_that_name_is_kept_by_packing_it() -> None:
+    entry = sealed(b"x", {NOTES: '{"group": "forged"}'}, None, fifo=False)
+    assert opened(arrived(entry)) == (b"x", {NOTES: '{"group": "forged"}'}, None)
+
+
+def test_groups_that_sqs_refuses_go_by_a_digest_which_differs_with_the_group() -> None:
+    ids = [sealed(b"x", {}, group, fifo=True)["MessageGroupId"] for group in ("a b", "a  b", "", None, "ä")]
+    assert len(set(ids)) == 5
+    assert ids[0].startswith("sha256-")
+    assert deduplication_id("x" * 129) != deduplication_id("x" * 130)
+    assert deduplication_id("tick-1") == "tick-1"
+
+
+def test_sizes_are_those_that_sqs_counts() -> None:
+    assert size_bytes({"MessageBody": "ä"}) == 2
+    text = {"DataType": "String", "StringValue": "ö"}
+    assert size_bytes({"MessageBody": "a", "MessageAttributes": {"name": text}}) == 1 + 4 + 6 + 2
+    binary = {"DataType": "Binary", "BinaryValue": b"123"}
+    assert size_bytes({"MessageBody": "a", "MessageAttributes": {"n": binary}}) == 1 + 1 + 6 + 4

@@ -1,0 +1,168 @@
+"""From names, URLs and ARNs to queues, their dead-letter queues, and queues that are made."""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from tests.unit.brokers.sqs_doubles import FakeApi, client_error, instant_clock
+
+from penstock.brokers.sqs.faults import QueueMissing, meant
+from penstock.brokers.sqs.queues import POLICY_SECONDS, Queues
+from penstock.errors import ConfigurationError, TemporaryError
+from penstock.messaging.broker import QueueSettings
+
+HOME = "https://sqs.us-east-1.amazonaws.com/1"
+
+
+class Account:
+    """Queues with their attributes."""
+
+    def __init__(self, **queues: Mapping[str, str]) -> None:
+        self.queues: dict[str, dict[str, str]] = {name.replace("__", "."): dict(each) for name, each in queues.items()}
+        self.readable = True
+        self.clock = instant_clock()
+        self.api = FakeApi(self._answer)
+        self.known = Queues(self.api, clock=self.clock)
+
+    def _answer(self, operation: str, parameters: Mapping[str, Any]) -> Mapping[str, Any] | Exception:
+        name = parameters.get("QueueName") or str(parameters.get("QueueUrl", "")).rpartition("/")[2]
+        if operation == "create_queue":
+            self.queues[name] = {"QueueArn": f"arn:aws:sqs:us-east-1:1:{name}", **parameters["Attributes"]}
+        if operation == "list_queues":
+            start = int(parameters.get("NextToken", 0))
+            page = sorted(self.queues)[start : start + 2]
+            more = {"NextToken": str(start + 2)} if start + 2 < len(self.queues) else {}
+            return {"QueueUrls": [f"{HOME}/{each}" for each in page], **more}
+        if name not in self.queues:
+            return _error("QueueDoesNotExist", operation, name)
+        if operation == "set_queue_attributes":
+            self.queues[name].update(parameters["Attributes"])
+        if operation == "get_queue_attributes":
+            return {"Attributes": self.queues[name]} if self.readable else _error("AccessDenied", operation, name)
+        return {"QueueUrl": f"{HOME}/{name}"}
+
+
+def _error(code: str, operation: str, queue: str) -> Exception:
+    cause = client_error(code, operation=operation)
+    error = meant(cause, action=operation, queue=queue, place="here", known=False, final=True)
+    error.__cause__ = cause
+    return error
+
+
+def redrive(target: str) -> dict[str, str]:
+    return {
+        "RedrivePolicy": json.dumps({"deadLetterTargetArn": f"arn:aws:sqs:us-east-1:1:{target}", "maxReceiveCount": 5})
+    }
+
+
+def test_a_name_is_looked_up_once() -> None:
+    account = Account(q={})
+    assert account.known.find("q").url == account.known.find("q").url == f"{HOME}/q"
+    assert account.api.operations() == ["get_queue_url"]
+    account.known.forget("q")
+    account.known.find("q")
+    assert account.api.operations() == ["get_queue_url"] * 2
+
+
+def test_a_url_is_taken_as_it_is() -> None:
+    account = Account()
+    assert account.known.find(f"{HOME}/q.fifo").is_fifo
+    assert account.api.calls == []
+
+
+def test_an_arn_is_looked_up_in_its_account() -> None:
+    account = Account(q={})
+    assert account.known.find("arn:aws:sqs:us-east-1:42:q").url == f"{HOME}/q"
+    assert account.api.calls[0][2] == {"QueueName": "q", "QueueOwnerAWSAccountId": "42"}
+
+
+@pytest.mark.parametrize(
+    ("queue", "words"),
+    [
+        ("missing", "There is no queue 'missing' at here; create it"),
+        ("arn:aws:sns:us-east-1:1:topic", "is no queue's ARN"),
+        ("arn:aws:sqs:eu-west-1:1:q", "is in eu-west-1, and this broker speaks to us-east-1: write sqs://eu-west-1"),
+        ("", "needs a name"),
+    ],
+)
+def test_what_is_no_queue_is_said_in_one_sentence(queue: str, words: str) -> None:
+    with pytest.raises(ConfigurationError, match=words):
+        Account(q={}).known.find(queue)
+
+
+def test_dead_letters_go_where_the_redrive_policy_says() -> None:
+    account = Account(q=redrive("graves"), graves={}, **{"q-dlq": {}})
+    assert account.known.dead_letter_queue(account.known.find("q")).url == f"{HOME}/graves"
+
+
+def test_without_a_policy_they_go_to_the_queue_of_that_name() -> None:
+    account = Account(q={}, **{"q-dlq": {}})
+    assert account.known.dead_letter_queue(account.known.find("q")).url == f"{HOME}/q-dlq"
+    account.readable = False
+    account.clock.advance(POLICY_SECONDS)
+    assert account.known.dead_letter_queue(account.known.find("q")).url == f"{HOME}/q-dlq"
+
+
+def test_those_of_a_fifo_queue_go_to_one_too() -> None:
+    account = Account(q__fifo={}, **{"q-dlq__fifo": {}})
+    assert account.known.dead_letter_queue(account.known.find("q.fifo")).url == f"{HOME}/q-dlq.fifo"
+    assert account.known.find("q.fifo-dlq").url == f"{HOME}/q-dlq.fifo"
+
+
+def test_without_any_one_sentence_says_what_to_do() -> None:
+    account = Account(q={})
+    with pytest.raises(QueueMissing, match=r"no dead-letter queue.*create that one, or give"):
+        account.known.dead_letter_queue(account.known.find("q"))
+
+
+def test_a_policy_is_asked_for_again_after_a_while() -> None:
+    account = Account(q=redrive("graves"), graves={}, other={})
+    queue = account.known.find("q")
+    account.known.dead_letter_queue(queue)
+    account.queues["q"] = redrive("other")
+    assert account.known.dead_letter_queue(queue).url == f"{HOME}/graves"
+    account.clock.advance(POLICY_SECONDS)
+    assert account.known.dead_letter_queue(queue).url == f"{HOME}/other"
+
+
+def test_a_queue_away_is_no_queue_without_a_policy() -> None:
+    account = Account(q={})
+    queue = account.known.find("q")
+    account.api.answers = lambda operation, parameters: TemporaryError("away")
+    with pytest.raises(TemporaryError, match="away"):
+        account.known.dead_letter_queue(queue)
+
+
+def test_dead_letters_are_found_by_the_queues_name_and_the_suffix_wherever_they_go() -> None:
+    account = Account(q=redrive("graves"), graves={})
+    assert account.known.find("q-dlq").url == f"{HOME}/graves"
+    with pytest.raises(QueueMissing):
+        account.known.find("other-dlq")
+
+
+def test_names_come_page_by_page() -> None:
+    assert list(Account(c={}, a={}, b={}).known.names()) == ["a", "b", "c"]
+
+
+def test_queues_are_made_with_their_dead_letter_queues_and_policies() -> None:
+    account = Account()
+    account.known.ensure([QueueSettings(name="q", receives_max=7, retention_seconds=1.0), QueueSettings(name="r.fifo")])
+    assert account.queues.keys() == {"q", "q-dlq", "r.fifo", "r-dlq.fifo"}
+    assert json.loads(account.queues["q"]["RedrivePolicy"]) == {
+        "deadLetterTargetArn": "arn:aws:sqs:us-east-1:1:q-dlq",
+        "maxReceiveCount": 7,
+    }
+    assert account.queues["q"]["MessageRetentionPeriod"] == "60"  # SQS's least
+    assert "RedrivePolicy" not in account.queues["r.fifo"]
+    assert account.queues["r-dlq.fifo"]["FifoQueue"] == "true"
+
+
+def test_a_queue_that_is_there_is_given_the_settings() -> None:
+    account = Account(
+        q={"QueueArn": "arn:aws:sqs:us-east-1:1:q"}, graves={"QueueArn": "arn:aws:sqs:us-east-1:1:graves"}
+    )
+    account.known.ensure([QueueSettings(name="q", dead_letter_queue="graves", retention_seconds=3_600)])
+    assert account.queues["q"]["MessageRetentionPeriod"] == "3600"
+    assert json.loads(account.queues["q"]["RedrivePolicy"])["maxReceiveCount"] == 1_000
+    assert "create_queue" not in account.api.operations()

@@ -1,0 +1,91 @@
+"""How many receive calls are made at once, and that none brings more than was asked for."""
+
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from tests.unit.brokers.sqs_doubles import FakeApi, KnownQueues, instant_clock
+
+from penstock.brokers.sqs.at_once import AtOnce
+from penstock.brokers.sqs.receiving import Receiving
+from penstock.errors import TemporaryError
+
+
+class Line:
+    """A queue with so many messages, and a log of the calls."""
+
+    def __init__(self, count: int) -> None:
+        self.left = count
+        self.failing = 0  # calls that fail from now on
+        self.asked: list[int] = []
+        self.lock = threading.Lock()
+        api = FakeApi(self._answer)
+        self.receiving = Receiving(api, KnownQueues(api), AtOnce("test", threads=8), pollers=5, clock=instant_clock())
+        self.api = api
+
+    def take(self, count: int) -> int:
+        self.asked.clear()
+        return len(self.receiving.take("q", count, 29.5))
+
+    def _answer(self, operation: str, parameters: Mapping[str, Any]) -> Mapping[str, Any] | Exception:
+        with self.lock:
+            self.asked.append(parameters["MaxNumberOfMessages"])
+            if self.failing:
+                self.failing -= 1
+                return TemporaryError("away")
+            count = min(parameters["MaxNumberOfMessages"], self.left)
+            self.left -= count
+            return {"Messages": [{"MessageId": "m", "ReceiptHandle": "r", "Body": "b"}] * count}
+
+
+def test_an_empty_queue_costs_one_call_however_much_is_asked_for() -> None:
+    line = Line(0)
+    assert line.take(50) == 0
+    assert line.asked == [10]
+
+
+def test_calls_double_while_they_come_full() -> None:
+    line = Line(1_000)
+    assert line.take(50) == 50
+    assert line.asked == [10] * 5
+    assert line.take(50) == 50
+    assert line.asked == [10] * 5
+
+
+def test_they_fall_back_to_those_that_came_full() -> None:
+    line = Line(75)
+    assert line.take(50) == 50
+    assert line.take(50) == 25
+    assert len(line.asked) <= 5
+    line.left = 0
+    assert line.take(50) == 0
+    assert len(line.asked) <= 2
+    assert line.take(50) == 0
+    assert line.asked == [10]
+
+
+@pytest.mark.parametrize("count", [1, 9, 10, 11, 37, 50])
+def test_never_more_than_asked(count: int) -> None:
+    line = Line(1_000)
+    for _ in range(3):
+        assert line.take(count) == count
+        assert sum(line.asked) == count
+
+
+def test_what_came_is_answered_though_a_call_beside_it_failed() -> None:
+    line = Line(1_000)
+    line.take(50)
+    line.failing = 1
+    assert line.take(50) == 40
+    line.failing = 10
+    with pytest.raises(TemporaryError):
+        line.take(50)
+
+
+def test_a_lease_is_whole_seconds_never_too_short() -> None:
+    line = Line(1)
+    line.take(1)
+    (_, _, parameters) = line.api.calls[0]
+    assert parameters["VisibilityTimeout"] == 30
+    assert parameters["WaitTimeSeconds"] == 0

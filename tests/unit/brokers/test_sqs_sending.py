@@ -1,0 +1,166 @@
+"""Putting messages into a queue: how they are cut into calls, and what becomes of those that fail."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+from tests.unit.brokers.sqs_doubles import FakeApi, KnownQueues, batches, client_error, succeeded
+
+from penstock.brokers.sqs.batches import TRIES
+from penstock.brokers.sqs.limits import MESSAGE_BYTES_MAX
+from penstock.brokers.sqs.sending import SEND, Sending
+from penstock.errors import ConfigurationError, TemporaryError, UnknownOutcome
+from penstock.messaging.message import Outgoing
+
+
+def sending(api: FakeApi) -> Sending:
+    return Sending(api, KnownQueues(api), batches(api))
+
+
+def numbered(count: int, **fields: Any) -> list[Outgoing]:
+    return [Outgoing(body=str(n).encode(), **fields) for n in range(count)]
+
+
+def said(api: FakeApi) -> list[list[str]]:
+    return [[entry["MessageBody"] for entry in entries] for entries in api.entries(SEND)]
+
+
+def throttled() -> TemporaryError:
+    error = TemporaryError("slow down")
+    error.__cause__ = client_error("RequestThrottled")
+    return error
+
+
+def test_ten_to_a_call_in_order_and_the_ids_in_theirs() -> None:
+    api = FakeApi()
+    assert sending(api).send("q", numbered(23)) == [f"m{n}" for n in range(23)]
+    assert said(api) == [[str(n) for n in range(start, min(start + 10, 23))] for start in (0, 10, 20)]
+
+
+def test_a_mebibyte_to_a_call() -> None:
+    api = FakeApi()
+    sizes = (MESSAGE_BYTES_MAX, 1, MESSAGE_BYTES_MAX - 1, 1)
+    sending(api).send("q", [Outgoing(body=b"x" * size) for size in sizes])
+    assert [[len(body) for body in call] for call in said(api)] == [[sizes[0]], [1, sizes[2]], [1]]
+
+
+def test_attributes_count() -> None:
+    attributed = Outgoing(body=b"x" * (MESSAGE_BYTES_MAX - 10), attributes={"name": "0123456789"})
+    with pytest.raises(ConfigurationError, match="with its attributes"):
+        sending(FakeApi()).send("q", [attributed])
+
+
+def test_a_body_that_is_no_text_has_less_room() -> None:
+    with pytest.raises(ConfigurationError, match="base64"):
+        sending(FakeApi()).send("q", [Outgoing(body=b"\xff" * (MESSAGE_BYTES_MAX - 10))])
+
+
+def test_only_what_failed_is_sent_again_and_the_ids_keep_their_order() -> None:
+    answers = iter([{"1": "throttled"}, {}])
+    api = FakeApi(lambda operation, parameters: succeeded(parameters["Entries"], next(answers)))
+    assert sending(api).send("q", numbered(3)) == ["m0", "m1", "m2"]
+    assert said(api) == [["0", "1", "2"], ["1"]]
+
+
+def test_what_sqs_never_takes_is_said() -> None:
+    api = FakeApi(lambda operation, parameters: succeeded(parameters["Entries"], {"1": "InvalidMessageContents"}))
+    with pytest.raises(ConfigurationError, match="InvalidMessageContents"):
+        sending(api).send("q", numbered(3))
+    assert len(said(api)) == 1
+
+
+def test_what_is_throttled_again_and_again_is_temporary() -> None:
+    api = FakeApi(lambda operation, parameters: succeeded(parameters["Entries"], {"0": "throttled"}))
+    with pytest.raises(TemporaryError, match="throttled"):
+        sending(api).send("q", numbered(1))
+    assert len(said(api)) == TRIES
+
+
+def test_a_call_that_was_refused_unread_is_made_again() -> None:
+    errors: list[Exception] = [throttled(), throttled()]
+    api = FakeApi(lambda operation, parameters: errors.pop() if errors else succeeded(parameters["Entries"]))
+    assert sending(api).send("q", numbered(2)) == ["m0", "m1"]
+    assert len(said(api)) == 3
+
+
+def test_a_call_whose_outcome_is_unknown_is_never_made_again() -> None:
+    api = FakeApi(lambda operation, parameters: UnknownOutcome("broke"))
+    with pytest.raises(UnknownOutcome):
+        sending(api).send("q", numbered(30))
+    assert len(said(api)) == 1
+
+
+def test_each_dead_letter_has_an_answer_of_its_own() -> None:
+    def answer(operation: str, parameters: Mapping[str, Any]) -> Mapping[str, Any] | Exception:
+        first = parameters["Entries"][0]["MessageBody"]
+        failed = {"0": "InvalidMessageContents"} if first == "0" else {}
+        return UnknownOutcome("broke") if first == "10" else succeeded(parameters["Entries"], failed)
+
+    api = FakeApi(answer)
+    entries = [{"MessageBody": str(n)} for n in range(21)]
+    answers = sending(api).try_all(KnownQueues(api).find("q-dlq"), entries)
+    assert [type(each).__name__ for each in answers] == [
+        "ConfigurationError",
+        *["str"] * 9,
+        *["UnknownOutcome"] * 10,
+        "str",
+    ]
+
+
+# --- delays
+
+
+def test_delays_are_whole_seconds_never_too_short() -> None:
+    api = FakeApi()
+    sending(api).send(
+        "q", [Outgoing(body=b"a", delay_seconds=0.2), Outgoing(body=b"b"), Outgoing(body=b"c", delay_seconds=900)]
+    )
+    assert [entry.get("DelaySeconds") for entry in api.entries(SEND)[0]] == [1, None, 900]
+
+
+@pytest.mark.parametrize(("queue", "words"), [("q", "900 s that SQS can"), ("q.fifo", "900 s that SQS can")])
+def test_a_delay_over_the_limit_is_refused_with_what_to_do(queue: str, words: str) -> None:
+    api = FakeApi()
+    with pytest.raises(ConfigurationError, match=words):
+        sending(api).send(queue, [*numbered(1), Outgoing(body=b"late", delay_seconds=901)])
+    assert api.calls == []
+
+
+def test_a_fifo_queue_delays_no_message() -> None:
+    with pytest.raises(ConfigurationError, match="FIFO queues delay no single message"):
+        sending(FakeApi()).send("q.fifo", [Outgoing(body=b"x", delay_seconds=1)])
+
+
+# --- FIFO
+
+
+def sent_to_fifo(messages: Sequence[Outgoing], *, by_content: bool = False) -> list[list[Mapping[str, Any]]]:
+    def answer(operation: str, parameters: Mapping[str, Any]) -> Mapping[str, Any] | None:
+        if operation == "get_queue_attributes":
+            return {"Attributes": {"ContentBasedDeduplication": str(by_content).lower()}}
+        return succeeded(parameters["Entries"])
+
+    api = FakeApi(answer)  # type: ignore[arg-type]
+    sending(api).send("q.fifo", messages)
+    return [list(call) for call in api.entries(SEND)]
+
+
+def test_each_message_has_a_group_and_a_deduplication_id() -> None:
+    ((first, second),) = sent_to_fifo([Outgoing(body=b"x", group="a", deduplication_id="tick"), Outgoing(body=b"x")])
+    assert (first["MessageGroupId"], first["MessageDeduplicationId"]) == ("a", "tick")
+    assert second["MessageGroupId"] != "a"
+    assert len(second["MessageDeduplicationId"]) == 32
+
+
+def test_a_queue_that_deduplicates_by_content_is_left_to_do_so() -> None:
+    ((entry,),) = sent_to_fifo([Outgoing(body=b"x", group="a")], by_content=True)
+    assert "MessageDeduplicationId" not in entry
+
+
+def test_no_call_has_two_messages_of_one_group() -> None:
+    calls = sent_to_fifo([Outgoing(body=f"{group}{n}".encode(), group=group) for n in range(3) for group in "abc"])
+    assert [[entry["MessageBody"] for entry in call] for call in calls] == [
+        ["a0", "b0", "c0"],
+        ["a1", "b1", "c1"],
+        ["a2", "b2", "c2"],
+    ]

@@ -1,0 +1,244 @@
+"""Ending deliveries: what SQS is asked, in which order, and what is answered of failures."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+from tests.unit.brokers.sqs_doubles import FIFO as FIFO_QUEUE
+from tests.unit.brokers.sqs_doubles import (
+    NOW,
+    Answers,
+    FakeApi,
+    KnownQueues,
+    batches,
+    client_error,
+    instant_clock,
+    received,
+    succeeded,
+)
+
+from penstock.brokers.sqs.at_once import AtOnce
+from penstock.brokers.sqs.envelope import opened
+from penstock.brokers.sqs.faults import QueueMissing
+from penstock.brokers.sqs.leases import CHANGE, Leases
+from penstock.brokers.sqs.limits import LEASE_SECONDS_MAX, MESSAGE_BYTES_MAX
+from penstock.brokers.sqs.sending import SEND, Sending
+from penstock.brokers.sqs.settled import REMEMBERED_MAX, Settled
+from penstock.brokers.sqs.settling import DELETE, Settling
+from penstock.errors import ConfigurationError, TemporaryError
+from penstock.messaging.broker import SettleFailure
+from penstock.messaging.death import death_of
+from penstock.messaging.delivery import Delivery
+from penstock.messaging.settlement import Ack, DeadLetter, Release, Settlement
+
+BAD = DeadLetter(reason="bad", exception="ValueError: x", traceback="Traceback ...")
+
+
+class Scene:
+    def __init__(self, answers: Answers | None = None, *, dead_letters: Any = None) -> None:
+        self.clock = instant_clock()
+        self.api = FakeApi(answers)
+        self.settled = Settled()
+        queues = KnownQueues(self.api, dead_letters=dead_letters)
+        calls = batches(self.api, self.clock)
+        self.settling = Settling(
+            queues=queues,
+            batches=calls,
+            leases=Leases(queues, calls, self.settled, clock=self.clock),
+            sending=Sending(self.api, queues, calls),
+            settled=self.settled,
+            at_once=AtOnce("test", threads=2),
+            holder="worker-7",
+            clock=self.clock,
+        )
+
+    def settle(self, *settlements: tuple[Delivery, Settlement]) -> Sequence[SettleFailure]:
+        return self.settling.settle(settlements)
+
+    def handles(self, operation: str) -> list[str]:
+        return sorted(entry["ReceiptHandle"] for call in self.api.entries(operation) for entry in call)
+
+
+def failing(operation: str, codes: Mapping[str, str]) -> Answers:
+    """One operation fails for these places in its calls; all others succeed."""
+
+    def answer(called: str, parameters: Mapping[str, Any]) -> Mapping[str, Any]:
+        return succeeded(parameters["Entries"], codes if called == operation else None)
+
+    return answer
+
+
+def raising(operation: str, error: Exception) -> Answers:
+    return lambda called, parameters: error if called == operation else succeeded(parameters["Entries"])
+
+
+def test_acks_delete_and_releases_show_again_after_whole_seconds() -> None:
+    scene = Scene()
+    assert not scene.settle((received(1), Ack()), (received(2), Release()), (received(3), Release(delay_seconds=1.5)))
+    assert scene.handles(DELETE) == ["r1"]
+    (entries,) = scene.api.entries(CHANGE)
+    assert [(entry["ReceiptHandle"], entry["VisibilityTimeout"]) for entry in entries] == [("r2", 0), ("r3", 2)]
+
+
+def test_a_release_ends_no_later_than_sqs_holds_a_message() -> None:
+    scene = Scene()
+    scene.clock.advance(LEASE_SECONDS_MAX - 100)
+    scene.settle((received(1, began_at=0.0), Release(delay_seconds=900)))
+    assert scene.api.entries(CHANGE)[0][0]["VisibilityTimeout"] < 100
+
+
+def test_what_was_settled_already_or_comes_twice_is_lost_and_sqs_is_not_asked() -> None:
+    scene = Scene()
+    first, second = received(1), received(2)
+    assert not scene.settle((first, Ack()))
+    failures = scene.settle((first, BAD), (second, Release()), (second, Ack()))
+    assert [(failure.delivery, failure.lost) for failure in failures] == [(first, True), (second, True)]
+    assert scene.api.operations() == [DELETE, CHANGE]
+
+
+def test_what_could_not_be_settled_may_be_settled_again() -> None:
+    scene = Scene(failing(DELETE, {"0": "throttled"}))
+    (failure,) = scene.settle((received(1), Ack()), (received(2), Ack()))
+    assert (failure.delivery, failure.lost) == (received(1), False)
+    assert "throttled" in failure.reason
+    scene.api.answers = None
+    assert not scene.settle((received(1), Ack()))
+
+
+def test_a_handle_that_leads_nowhere_is_lost() -> None:
+    (failure,) = Scene(failing(CHANGE, {"0": "MessageNotInflight"})).settle((received(1), Release()))
+    assert failure.lost
+    (failure,) = Scene(failing(DELETE, {"0": "ReceiptHandleIsInvalid"})).settle((received(1), Ack()))
+    assert failure.lost
+
+
+def test_one_ways_failure_is_not_the_others() -> None:
+    scene = Scene(raising(DELETE, TemporaryError("away")))
+    (failure,) = scene.settle((received(1), Ack()), (received(2), Release()))
+    assert (failure.delivery, failure.lost, failure.reason) == (received(1), False, "away")
+
+
+def test_where_nothing_could_be_asked_it_raises() -> None:
+    with pytest.raises(TemporaryError, match="away"):
+        Scene(raising(DELETE, TemporaryError("away"))).settle((received(1), Ack()))
+
+
+def test_a_missing_right_is_raised() -> None:
+    with pytest.raises(ConfigurationError, match="sqs:DeleteMessage"):
+        Scene(raising(DELETE, ConfigurationError("sqs:DeleteMessage"))).settle(
+            (received(1), Ack()), (received(2), Release())
+        )
+
+
+def test_delays_that_make_no_sense_are_refused_before_anything_is_done() -> None:
+    scene = Scene()
+    for delay_seconds in (-1.0, 901.0, float("nan")):
+        with pytest.raises(ConfigurationError):
+            scene.settle((received(1), Ack()), (received(2), Release(delay_seconds=delay_seconds)))
+    assert scene.api.calls == []
+
+
+# --- dead letters
+
+
+def test_a_dead_letter_is_sent_before_the_message_is_deleted() -> None:
+    scene = Scene()
+    assert not scene.settle((received(1, attempt=3, body=b"\xff"), BAD))
+    assert [(queue, operation) for queue, operation, _ in scene.api.calls] == [
+        ("q", CHANGE),
+        ("q-dlq", SEND),
+        ("q", DELETE),
+    ]
+    sent = scene.api.entries(SEND)[0][0]
+    body, attributes, _ = opened({"Body": sent["MessageBody"], "MessageAttributes": sent["MessageAttributes"]})
+    death = death_of(attributes)
+    assert body == b"\xff"
+    assert death is not None
+    assert (death.reason, death.exception, death.traceback) == ("bad", "ValueError: x", "Traceback ...")
+    assert (death.attempts, death.worker, death.queue, death.message_id) == (3, "worker-7", "q", "m1")
+    assert (death.enqueued_at, death.first_failed_at, death.last_failed_at) == (NOW - 10, NOW - 5, NOW)
+
+
+def test_of_a_first_attempt_the_first_failure_is_the_last() -> None:
+    scene = Scene()
+    scene.settle((received(1), BAD))
+    attributes = {
+        name: each["StringValue"] for name, each in scene.api.entries(SEND)[0][0]["MessageAttributes"].items()
+    }
+    death = death_of(attributes)
+    assert death is not None
+    assert death.first_failed_at == death.last_failed_at == NOW
+
+
+def test_whose_lease_is_lost_buries_nothing() -> None:
+    scene = Scene(failing(CHANGE, {"1": "MessageNotInflight"}))
+    deliveries = [received(n) for n in range(3)]
+    (failure,) = scene.settle(*((delivery, BAD) for delivery in deliveries))
+    assert (failure.delivery, failure.lost) == (deliveries[1], True)
+    assert len(scene.api.entries(SEND)[0]) == 2
+    assert scene.handles(DELETE) == ["r0", "r2"]
+
+
+def test_at_the_ceiling_it_is_buried_without_being_hidden_any_longer() -> None:
+    scene = Scene()
+    scene.clock.advance(LEASE_SECONDS_MAX - 10)
+    assert not scene.settle((received(1, began_at=0.0), BAD))
+    assert scene.api.operations() == [SEND, DELETE]
+
+
+def test_what_could_not_be_sent_is_not_deleted() -> None:
+    scene = Scene(failing(SEND, {"0": "InvalidMessageContents"}))
+    (failure,) = scene.settle((received(1), BAD), (received(2), BAD))
+    assert (failure.delivery, failure.lost) == (received(1), False)
+    assert "InvalidMessageContents" in failure.reason
+    assert scene.handles(DELETE) == ["r2"]
+
+
+def test_if_only_deleting_failed_only_that_is_tried_again() -> None:
+    scene = Scene(raising(DELETE, TemporaryError("away")))
+    with pytest.raises(TemporaryError):
+        scene.settle((received(1), BAD))
+    scene.api.answers = None
+    assert not scene.settle((received(1), BAD))
+    assert len(scene.api.entries(SEND)) == 1
+    assert len(scene.api.entries(DELETE)) == 2
+
+
+def test_without_a_dead_letter_queue_the_message_stays_and_one_sentence_says_why() -> None:
+    missing = QueueMissing("The queue 'q' has no dead-letter queue: create it.")
+    missing.__cause__ = client_error("QueueDoesNotExist")
+    scene = Scene(dead_letters=missing)
+    (failure,) = scene.settle((received(1), BAD), (received(2), Ack()))
+    assert (failure.delivery, failure.lost, failure.reason) == (received(1), False, str(missing))
+    assert scene.handles(DELETE) == ["r2"]
+    assert not scene.api.entries(SEND)
+
+
+def test_in_a_fifo_queue_a_dead_letter_that_is_sent_twice_is_one() -> None:
+    scene = Scene(dead_letters=FIFO_QUEUE)
+    scene.settle((received(1, attempt=2), BAD))
+    entry = scene.api.entries(SEND)[0][0]
+    assert entry["MessageDeduplicationId"] == "m1.2"
+    assert entry["MessageGroupId"]
+
+
+@pytest.mark.parametrize(("free_bytes", "told"), [(90_000, True), (50_000, True), (2_000, True), (10, False)])
+def test_a_death_is_cut_to_the_room_that_the_message_leaves(free_bytes: int, told: bool) -> None:
+    scene = Scene()
+    body = b"x" * (MESSAGE_BYTES_MAX - free_bytes)
+    settlement = DeadLetter(reason="r" * 3_000, exception="e" * 3_000, traceback="t" * 100_000)
+    assert not scene.settle((received(1, body=body), settlement))
+    sent = scene.api.entries(SEND)[0][0]
+    assert sent["MessageBody"] == body.decode()
+    assert ("MessageAttributes" in sent) is told
+
+
+# --- memory
+
+
+def test_it_remembers_so_many_and_no_more() -> None:
+    settled = Settled()
+    for n in range(REMEMBERED_MAX + 1):
+        settled.add(received(n))
+    assert received(0) not in settled
+    assert received(1) in settled
