@@ -13,8 +13,10 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 # as everybody calls it
 from pyspark.sql.types import StructType
 
+from penstock.errors import TemporaryError
 from penstock.objects.local import LocalStore
 from penstock.pipeline.arrow_types import arrow_schema
+from penstock.pipeline.faults import SPARK_ERRORS, explain
 from penstock.pipeline.source import api
 from penstock.pipeline.source.ddl import parse_ddl
 from penstock.pipeline.source.plan import Piece, ReadOptions, ReadPlan
@@ -149,6 +151,22 @@ def with_partitions(plan: ReadPlan, count: int) -> ReadPlan:
         parts[index % count].append(Piece(object=index, start=0, stop=ref.size_bytes))
     values = {name: getattr(plan, name) for name in plan.__slots__}
     return ReadPlan(**values | {"partitions": tuple(map(tuple, parts))})
+
+
+@pytest.mark.parametrize("place", ["work", "quarantine"])
+def test_a_place_that_cannot_be_used_is_no_fault_of_an_object_or_a_transform(
+    spark: SparkSession, tmp_path: Path, source: Path, place: str
+) -> None:
+    plan = plan_of(tmp_path, source)
+    folder = tmp_path / place
+    if folder.exists():
+        folder.rename(tmp_path / "moved")
+    folder.touch()
+    with pytest.raises(SPARK_ERRORS) as raised:
+        api.read(spark, plan).count()
+    explained = explain(raised.value)
+    assert isinstance(explained, TemporaryError)
+    assert f"{folder}" in str(explained)
 
 
 def test_a_bad_object_leaves_its_siblings_alone(spark: SparkSession, tmp_path: Path, source: Path) -> None:

@@ -7,7 +7,14 @@ from typing import Any
 from py4j.protocol import Py4JError, Py4JJavaError, Py4JNetworkError
 from pyspark.errors import AnalysisException, ParseException, PySparkException
 
-from penstock.errors import FaultPersists, PenstockError, TemporaryError, TransformError
+from penstock.errors import (
+    ConfigurationError,
+    FaultPersists,
+    PenstockError,
+    TableError,
+    TemporaryError,
+    TransformError,
+)
 from penstock.pipeline.engine import RunBroken
 
 # A Python worker that crashed and a heap that ran out are not among these: an object can bring that about, and is found
@@ -16,7 +23,8 @@ _MACHINERY = re.compile(r"No space left on device|Disk quota exceeded|Too many o
 _SPARK_GONE = re.compile(
     r"SparkContext was shut down|stopped SparkContext|SparkContext is stopped|Java gateway process"
 )
-# What differs between equal failures: attempt ids, addresses, numbers, quoted values.
+# Raised by the reader in Spark's Python workers, when it is planned as well as in its tasks; they come back as text.
+_OURS = {f"penstock.errors.{kind.__name__}": kind for kind in (TemporaryError, TableError, ConfigurationError)}
 # What differs between equal failures: attempt ids, addresses, numbers, quoted values.
 _VARIABLE = re.compile(r"[0-9A-HJKMNP-TV-Z]{26}|0x[0-9a-fA-F]+|\d+|'[^']*'|\"[^\"]*\"")
 
@@ -34,6 +42,9 @@ def explain(error: Exception) -> PenstockError:
         )
     if found := _MACHINERY.search(text):
         return TemporaryError(f"Spark could not finish a run: {found.group()}")
+    name, _, words = _cause(text).partition(": ")
+    if name in _OURS:
+        return _OURS[name](words)
     if isinstance(error, (AnalysisException, ParseException)):
         return TransformError(f"Spark cannot plan what the transform returned: {_first_line(text)}")
     return RunBroken(_cause(text), fingerprint=_fingerprint(text))

@@ -4,7 +4,7 @@ import pytest
 from py4j.protocol import Py4JNetworkError
 from pyspark.errors import AnalysisException, PySparkException
 
-from penstock.errors import FaultPersists, TemporaryError, TransformError
+from penstock.errors import ConfigurationError, FaultPersists, TableError, TemporaryError, TransformError
 from penstock.pipeline.engine import RunBroken
 from penstock.pipeline.faults import explain
 
@@ -37,6 +37,30 @@ def test_a_spark_that_is_gone_needs_a_person(error: Exception) -> None:
 @pytest.mark.parametrize("text", ["java.io.IOException: No space left on device", "Disk quota exceeded"])
 def test_a_full_disk_is_nobody_s_fault_and_may_pass(text: str) -> None:
     assert isinstance(explain(PySparkException(f"Task failed: {text}")), TemporaryError)
+
+
+OURS = """Error from Python worker:
+Traceback (most recent call last):
+  File "/somewhere/datasource.py", line 70, in read
+    fetch()
+OSError: [Errno 5] Input/output error
+
+The above exception was the direct cause of the following exception:
+
+Traceback (most recent call last):
+  File "/somewhere/worker.py", line 70, in main
+    process()
+penstock.errors.{name}: s3://lake/x cannot be used: try again.
+"""
+
+
+@pytest.mark.parametrize("spark_s", [PySparkException, AnalysisException])
+@pytest.mark.parametrize("ours", [TemporaryError, TableError, ConfigurationError])
+def test_what_the_reader_raised_in_a_worker_of_spark_is_what_it_was(
+    spark_s: type[PySparkException], ours: type[Exception]
+) -> None:
+    explained = explain(spark_s(OURS.format(name=ours.__name__)))
+    assert (type(explained), str(explained)) == (ours, "s3://lake/x cannot be used: try again.")
 
 
 def test_what_spark_cannot_plan_is_the_transform_s_fault() -> None:
