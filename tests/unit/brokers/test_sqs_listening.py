@@ -101,6 +101,7 @@ def test_nothing_is_polled_that_nobody_wants(scene: Scene) -> None:
 
 def test_what_a_poll_brings_is_held_and_told_of_once(scene: Scene) -> None:
     scene.ear.want({"a", "b"})
+    scene.await_polls(2)
     scene.answer("a", 1, 2)
     scene.await_told()
     assert scene.taken("a") == ["r1", "r2"]
