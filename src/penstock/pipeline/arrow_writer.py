@@ -3,7 +3,7 @@
 A Python stage behind the transform: every task streams its batches into files of its own and answers with their paths,
 so that only files of tasks that succeeded count. What failed and repeated tasks leave behind nobody names.
 
-Types and folders are those of Spark's own writer. Measured: two to three times its processor time.
+Types and folders are those of Spark's own writer. Measured: a tenth to a quarter more time than it takes.
 """
 
 import itertools
