@@ -4,7 +4,7 @@ Everything it writes is named after the attempt and the run, and counts for noth
 """
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -33,7 +33,6 @@ from penstock.sinks.parquet import list_files
 DRAINS_MAX = 3  # a partition that was read to its end and yet has no report: its task failed
 
 F = TypeVar("F")
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,9 +99,9 @@ class Run:
             stage_seconds=self._stopwatch.seconds,
         )
 
-    def by_object(self, found: Mapping[int, F], convert: Callable[[F], T]) -> dict[bytes, T]:
+    def by_object(self, found: Mapping[int, F]) -> dict[bytes, F]:
         """What is known by place in the plan, by object id."""
-        return {self._plan.objects[index].object_id: convert(value) for index, value in found.items()}
+        return {self._plan.objects[index].object_id: value for index, value in found.items()}
 
     def _made_plan(self, attempt_id: str, number: int, objects: Sequence[ObjectRef]) -> ReadPlan:
         return make_plan(

@@ -7,6 +7,7 @@ that has too many bad lines is left out and its siblings are read again, into a 
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 
 from pyspark.sql import SparkSession
 
@@ -15,6 +16,7 @@ from penstock.ledger.records import Failure
 from penstock.messaging.clock import Clock
 from penstock.messaging.steps import Probe, no_probe
 from penstock.pipeline.declaration import Declaration
+from penstock.pipeline.denials import Denials
 from penstock.pipeline.engine import ReadFailure, RunBroken, RunCancelled, RunRequest, RunResult
 from penstock.pipeline.faults import SPARK_ERRORS, explain
 from penstock.pipeline.progress import watched
@@ -45,6 +47,7 @@ class SparkEngine:
         self._declaration = declaration
         self._tools = RunTools(spark=spark, declaration=declaration, agree=agree, clock=clock, probe=probe)
         self._bus = bus
+        self._denials = Denials()
         self._lock = threading.Lock()
         self._cancelled: set[str] = set()  # under the lock; attempts are few and ids never come back
 
@@ -72,9 +75,11 @@ class SparkEngine:
                 return _nothing(left_out)
             run = Run(self._tools, request.attempt_id, number, objects)
             summary = run.read_and_write()
+            if summary.readings:
+                self._denials.clear()
             if not summary.exclude:
-                return run.result(summary, left_out | run.by_object(summary.failures, read_failure))
-            left_out |= run.by_object(summary.exclude, read_failure)
+                return run.result(summary, left_out | judged(run.by_object(summary.failures), self._denials))
+            left_out |= judged(run.by_object(summary.exclude), self._denials)
         raise RunBroken(
             f"after {RUNS_MAX} runs there still are objects that break in the middle", fingerprint="runs exhausted"
         )
@@ -96,6 +101,18 @@ class SparkEngine:
             context.removeJobTag(attempt_id)
 
 
+def judged(failures: Mapping[bytes, ObjectFailure], denials: Denials) -> dict[bytes, ReadFailure]:
+    """What readings' failures mean, by object id. A refusal is charged only where it can be the object's own."""
+    denied = [object_id for object_id, failure in failures.items() if failure.kind is FailureKind.DENIED]
+    for object_id in denied:  # all of them, before any is judged by the others
+        denials.add(object_id)
+    forgiven = {object_id for object_id in denied if denials.add(object_id)}
+    return {
+        object_id: replace(read_failure(failure), refund=object_id in forgiven)
+        for object_id, failure in failures.items()
+    }
+
+
 def read_failure(failure: ObjectFailure) -> ReadFailure:
     """What a reading's failure means for the object's next attempt."""
     match failure.kind:
@@ -105,7 +122,7 @@ def read_failure(failure: ObjectFailure) -> ReadFailure:
             return ReadFailure(failure=Failure.SUPERSEDED, reason=failure.reason)
         case FailureKind.TOO_LARGE:
             return ReadFailure(failure=Failure.DEAD, reason=failure.reason)
-        case FailureKind.UNREADABLE | FailureKind.QUARANTINE_RATIO | FailureKind.DISAGREED:
+        case FailureKind.UNREADABLE | FailureKind.DENIED | FailureKind.QUARANTINE_RATIO | FailureKind.DISAGREED:
             return ReadFailure(failure=Failure.RETRY, reason=failure.reason)
 
 

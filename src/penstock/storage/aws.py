@@ -39,8 +39,8 @@ class Aws:
             return self.session().client(service, endpoint_url=self.endpoint_url, **options)
         except (BotoCoreError, ValueError) as error:
             raise ConfigurationError(
-                f"There is no client for AWS's {service}: {str(error).rstrip('.')}. Set aws_region (or AWS_REGION), and look at "
-                "aws_endpoint_url and aws_profile."
+                f"There is no client for AWS's {service}: {str(error).rstrip('.')}. Set aws_region (or AWS_REGION), and "
+                "look at aws_endpoint_url and aws_profile."
             ) from error
 
 

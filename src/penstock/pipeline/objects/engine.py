@@ -30,11 +30,11 @@ from penstock.messaging.control import Control
 from penstock.messaging.failure import failure_of
 from penstock.objects.reference import ObjectRef
 from penstock.objects.store import ObjectStore
+from penstock.pipeline.denials import Denials
 from penstock.pipeline.engine import ReadFailure, RunCancelled, RunGivenBack, RunRequest, RunResult
 from penstock.pipeline.objects.calling import call
 from penstock.pipeline.objects.context import ObjectContext, previous_attempt
 from penstock.pipeline.objects.declaration import ObjectHandlerDeclaration
-from penstock.pipeline.objects.denials import Denials
 from penstock.pipeline.objects.stream import Fault, IncomingObject
 from penstock.pipeline.telling import Telling
 

@@ -13,6 +13,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from penstock.errors import ObjectError
+from penstock.objects.ahead import ahead
 from penstock.objects.reference import ObjectRef
 from penstock.objects.store import ObjectStore
 from penstock.pipeline.source.blocks import Decoded, Decoder
@@ -126,20 +127,25 @@ class _Scan:
 
     def _parts(self) -> Iterator[tuple[int, Part, Decoder]]:
         """The parts of all pieces in turn; an object that fails ends, and its siblings go on."""
-        for slot, (ref, piece) in enumerate(self._task.pieces):
-            tally = self._tallies[slot]
+        for tally, (ref, _) in zip(self._tallies, self._task.pieces, strict=True):
             tally.failure = _too_large(ref, self._task.options.object_bytes_max)
-            if tally.failure is not None:
-                continue
-            try:
-                with self._store.open(ref) as reader:
-                    for part in read_parts(reader, piece, self._task.options):
-                        decoder = self._decoders.of(part.header, ref.uri)
-                        if part.lines:
-                            tally.parts += 1
-                            yield slot, part, decoder
-            except ObjectError as error:
-                tally.failure = ObjectFailure.of(error)
+        opened = [slot for slot, tally in enumerate(self._tallies) if tally.failure is None]
+        with ahead(self._store, [self._task.pieces[slot][0] for slot in opened]) as store:
+            for slot in opened:
+                yield from self._parts_of(slot, store)
+
+    def _parts_of(self, slot: int, store: ObjectStore) -> Iterator[tuple[int, Part, Decoder]]:
+        ref, piece = self._task.pieces[slot]
+        tally = self._tallies[slot]
+        try:
+            with store.open(ref) as reader:
+                for part in read_parts(reader, piece, self._task.options):
+                    decoder = self._decoders.of(part.header, ref.uri)
+                    if part.lines:
+                        tally.parts += 1
+                        yield slot, part, decoder
+        except ObjectError as error:
+            tally.failure = ObjectFailure.of(error)
 
     def _decode(self, pack: Sequence[tuple[int, Part]], decoder: Decoder) -> Iterator[pa.RecordBatch]:
         block = pack[0][1].lines if len(pack) == 1 else b"".join(part.lines for _, part in pack)

@@ -13,7 +13,7 @@ from enum import StrEnum
 from typing import Any
 from uuid import uuid4
 
-from penstock.errors import ObjectError, ObjectGone, ObjectSuperseded
+from penstock.errors import ObjectDenied, ObjectError, ObjectGone, ObjectSuperseded
 from penstock.pipeline.source.plan import Piece
 from penstock.sinks.manifest import DataFile
 from penstock.storage.files import Files
@@ -29,6 +29,7 @@ class FailureKind(StrEnum):
     GONE = "gone"
     SUPERSEDED = "superseded"
     UNREADABLE = "unreadable"
+    DENIED = "denied"  # we are not permitted to read it
     TOO_LARGE = "too_large"  # another attempt would not make it smaller
     QUARANTINE_RATIO = "quarantine_ratio"  # too many of its lines are bad
     DISAGREED = "disagreed"  # two readings of one run saw different things
@@ -48,7 +49,8 @@ class ObjectFailure:
             return ObjectFailure(kind=FailureKind.GONE, reason=str(error))
         if isinstance(error, ObjectSuperseded):
             return ObjectFailure(kind=FailureKind.SUPERSEDED, reason=str(error))
-        return ObjectFailure(kind=FailureKind.UNREADABLE, reason=str(error))
+        kind = FailureKind.DENIED if isinstance(error, ObjectDenied) else FailureKind.UNREADABLE
+        return ObjectFailure(kind=kind, reason=str(error))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

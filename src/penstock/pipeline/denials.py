@@ -11,7 +11,7 @@ OBJECTS_REMEMBERED_MAX = 1_000
 
 
 class Denials:
-    """The refusals of one handler in this process. Any thread may call it."""
+    """The refusals of one handler or pipeline in this process. Any thread may call it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
