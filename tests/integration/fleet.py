@@ -94,7 +94,7 @@ class Fleet:
     """A folder with a queue, an app, a journal, and the workers started on it.
 
     ``broker`` is the workers' address; ``aside`` is the test's own way to the same broker, where the two differ.
-    ``added`` goes to the workers' environment beside the settings.
+    ``added`` goes to the workers' environment beside the settings, and ``app`` is what they serve.
     """
 
     def __init__(
@@ -104,12 +104,13 @@ class Fleet:
         broker: str | None = None,
         aside: str | Broker | None = None,
         added: Mapping[str, str] | None = None,
+        app: str = APP,
         **settings: object,
     ) -> None:
         self.folder = folder
         self.journal = folder / "journal"
         self.journal.touch()
-        (folder / "fleet_app.py").write_text(APP, encoding="utf-8")
+        (folder / "fleet_app.py").write_text(app, encoding="utf-8")
         address = broker or f"sqlite:///{folder / 'queue.db'}"
         self.environment = {
             **os.environ,
