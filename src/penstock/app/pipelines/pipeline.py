@@ -1,6 +1,6 @@
 """`Pipeline`: what `app.pipeline(...)` answers. Nothing heavy is imported before it is run or read."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from os import PathLike
 from typing import TYPE_CHECKING, Any
 
@@ -22,14 +22,15 @@ if TYPE_CHECKING:
 class QuarantineTable:
     """The lines of one pipeline that could not be read."""
 
-    def __init__(self, pipeline: "Pipeline") -> None:
-        self._pipeline = pipeline
+    def __init__(self, declaration: PipelineDeclaration, aws: Callable[[], Aws]) -> None:
+        self._declaration = declaration
+        self._aws = aws
 
     def read(self, spark: "Session") -> "Frame":
         """The quarantined lines now: object, offset, raw bytes, reason. Raises `TableError` while there are none."""
         from penstock.app.pipelines.reading import quarantine_frame
 
-        return quarantine_frame(spark, self._pipeline.declaration, self._pipeline.aws)
+        return quarantine_frame(spark, self._declaration, self._aws())
 
 
 class Pipeline:
@@ -37,7 +38,7 @@ class Pipeline:
 
     def __init__(self, declaration: PipelineDeclaration) -> None:
         self.declaration = declaration
-        self.quarantine = QuarantineTable(self)
+        self.quarantine = QuarantineTable(declaration, self._aws)
         self._homes: tuple[Home, ...] = ()  # written while apps are put together
 
     def __repr__(self) -> str:
@@ -47,11 +48,6 @@ class Pipeline:
     def name(self) -> str:
         """Unique in its app; the ledger knows the pipeline by it."""
         return self.declaration.name
-
-    @property
-    def aws(self) -> Aws:
-        """How its app speaks to AWS; without an app, as AWS's own settings say."""
-        return self._homes[0].settings.aws if self._homes else Aws()
 
     @property
     def published(self) -> Queue[PublishedBatch]:
@@ -97,12 +93,16 @@ class Pipeline:
         """The table's rows now, as a DataFrame, without connector jars. Raises `TableError` while there are none."""
         from penstock.app.pipelines.reading import rows_frame
 
-        return rows_frame(spark, self.declaration, self.aws)
+        return rows_frame(spark, self.declaration, self._aws())
 
     def belongs_to(self, home: Any) -> None:
         """An app has it now."""
         if home not in self._homes:
             self._homes = (*self._homes, home)
+
+    def _aws(self) -> Aws:
+        """As its app speaks to AWS; without an app, as AWS's own settings say."""
+        return self._homes[0].settings.aws if self._homes else Aws()
 
     def _home(self) -> Home:
         if len(self._homes) != 1:
