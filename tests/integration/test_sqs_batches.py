@@ -1,0 +1,185 @@
+"""Batches at a server, of which entries fail as AWS lets them fail: INPUTS rows 67 and 68; and what calls cost."""
+
+import threading
+import time
+from collections.abc import Iterator, Sequence
+
+import pytest
+from botocore.session import get_session
+from tests.integration.sqs_gate import SqsGate, all_entries, entries_of
+from tests.integration.sqs_scene import Scene, bodies, numbered, outgoing, scene, take
+
+from penstock.brokers.sqs import SqsBroker
+from penstock.errors import ConfigurationError, TemporaryError
+from penstock.messaging.broker import Ask
+from penstock.messaging.delivery import Delivery
+from penstock.messaging.settlement import Ack, DeadLetter, Release, Settlement
+
+__all__ = ["scene"]
+
+DELETE, SEND, CHANGE = "DeleteMessageBatch", "SendMessageBatch", "ChangeMessageVisibilityBatch"
+
+
+@pytest.fixture
+def gate(scene: Scene) -> Iterator[SqsGate]:
+    made = SqsGate(scene.server)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def broker(scene: Scene, gate: SqsGate) -> SqsBroker:
+    scene.broker()
+    return scene.broker(aws=gate.aws)
+
+
+def test_the_gate_says_what_the_service_model_knows() -> None:
+    shape = get_session().get_service_model("sqs").shape_for("BatchResultErrorEntry")
+    assert set(shape.members) == {"Id", "SenderFault", "Code", "Message"}
+
+
+def test_row_67_more_than_ten_are_deleted_and_extended_and_sent_ten_at_a_time(broker: SqsBroker, gate: SqsGate) -> None:
+    broker.send("q", numbered(25))
+    deliveries = take(broker, 50)
+    assert len(deliveries) == 25
+    assert not broker.extend(deliveries, lease_seconds=30)
+    assert not broker.settle([(delivery, Ack()) for delivery in deliveries])
+    for operation in (SEND, CHANGE, DELETE):
+        assert sorted(gate.sizes(operation)) == [5, 10, 10]
+    stats = broker.stats("q")
+    assert (stats.visible, stats.in_flight) == (0, 0)
+
+
+def test_row_68_only_the_deletes_that_failed_are_asked_for_again(broker: SqsBroker, gate: SqsGate) -> None:
+    broker.send("q", numbered(10))
+    gate.refuse(DELETE, entries_of("37", "InternalError"), entries_of("7", "InternalError"))
+    assert not broker.settle([(delivery, Ack()) for delivery in take(broker)])
+    assert gate.sizes(DELETE) == [10, 2, 1]
+    assert broker.stats("q").in_flight == 0
+
+
+def test_a_delete_that_fails_for_good_is_answered_and_may_be_tried_later(broker: SqsBroker, gate: SqsGate) -> None:
+    broker.send("q", numbered(3))
+    deliveries = take(broker)
+    gate.refuse(DELETE, *[entries_of("1", "InternalError")] + [all_entries("InternalError")] * 3)
+    (failure,) = broker.settle([(delivery, Ack()) for delivery in deliveries])
+    assert (failure.delivery, failure.lost) == (deliveries[1], False)
+    assert broker.stats("q").in_flight == 1
+    assert not broker.settle([(failure.delivery, Ack())])
+    assert broker.stats("q").in_flight == 0
+
+
+def test_a_handle_that_is_refused_for_good_is_lost_after_one_try(broker: SqsBroker, gate: SqsGate) -> None:
+    broker.send("q", numbered(2))
+    deliveries = take(broker)
+    gate.refuse(DELETE, entries_of("0", "ReceiptHandleIsInvalid", sender_fault=True))
+    (failure,) = broker.settle([(delivery, Ack()) for delivery in deliveries])
+    assert (failure.delivery, failure.lost) == (deliveries[0], True)
+    assert gate.sizes(DELETE) == [2]
+
+
+def test_only_the_leases_that_failed_are_extended_again(broker: SqsBroker, gate: SqsGate) -> None:
+    broker.send("q", numbered(4))
+    deliveries = take(broker)
+    gate.refuse(CHANGE, entries_of("02", "InternalError"))
+    assert not broker.extend(deliveries, lease_seconds=30)
+    assert gate.sizes(CHANGE) == [4, 2]
+    gate.refuse(CHANGE, *[all_entries("InternalError")] * 4)
+    with pytest.raises(TemporaryError, match="4 of 4 leases"):
+        broker.extend(deliveries, lease_seconds=30)
+
+
+def test_only_the_messages_that_failed_are_sent_again_and_none_twice(broker: SqsBroker, gate: SqsGate) -> None:
+    gate.refuse(SEND, entries_of("14", "InternalError"))
+    ids = broker.send("q", numbered(5))
+    assert gate.sizes(SEND) == [5, 2]
+    deliveries = take(broker)
+    assert sorted(bodies(deliveries)) == ["0", "1", "2", "3", "4"]
+    by_id = {delivery.message.id: delivery.message.body.decode() for delivery in deliveries}
+    assert [by_id[id] for id in ids] == ["0", "1", "2", "3", "4"]
+
+
+def test_a_message_that_sqs_never_takes_is_said_and_the_others_are_in(broker: SqsBroker, gate: SqsGate) -> None:
+    gate.refuse(SEND, entries_of("1", "InvalidMessageContents", sender_fault=True))
+    with pytest.raises(ConfigurationError, match="InvalidMessageContents"):
+        broker.send("q", numbered(3))
+    assert sorted(bodies(take(broker))) == ["0", "2"]
+
+
+def test_a_dead_letter_that_could_not_be_sent_leaves_its_message(broker: SqsBroker, gate: SqsGate) -> None:
+    broker.send("q", numbered(3))
+    deliveries = take(broker)
+    gate.refuse(SEND, *[entries_of("1", "InternalError"), *[all_entries("InternalError")] * 3])
+    (failure,) = broker.settle([(delivery, DeadLetter(reason="bad")) for delivery in deliveries])
+    assert (failure.delivery, failure.lost) == (deliveries[1], False)
+    assert (broker.stats("q").in_flight, broker.stats("q-dlq").visible) == (1, 2)
+
+
+def test_where_deleting_fails_after_the_dead_letter_was_sent_there_is_still_one(
+    broker: SqsBroker, gate: SqsGate
+) -> None:
+    broker.send("q", numbered(1))
+    (delivery,) = take(broker)
+    gate.refuse(DELETE, *[all_entries("InternalError")] * 4)
+    (failure,) = broker.settle([(delivery, DeadLetter(reason="bad"))])
+    assert not failure.lost
+    assert not broker.settle([(delivery, DeadLetter(reason="bad"))])
+    assert (broker.stats("q").in_flight, broker.stats("q-dlq").visible) == (0, 1)
+
+
+# --- what it costs
+
+
+def test_at_full_batches_three_tenths_of_a_call_a_message_are_enough(broker: SqsBroker, gate: SqsGate) -> None:
+    count = 200
+    broker.send("q", numbered(count))
+    gate.calls.clear()
+    done: list[str] = []
+    settling: Sequence[tuple[Delivery, Settlement]] = ()
+    while True:
+        turn = broker.turn(settling, [Ask(queue="q", messages_max=50)], lease_seconds=60)
+        assert not turn.failures
+        assert (turn.settle_error, turn.receive_error) == (None, None)
+        if not turn.deliveries:
+            break
+        assert not broker.extend(turn.deliveries, lease_seconds=60)  # one heartbeat
+        done += bodies(turn.deliveries)
+        settling = [(delivery, Ack()) for delivery in turn.deliveries]
+    assert sorted(map(int, done)) == list(range(count))
+    assert gate.counts().total() <= 0.3 * count + 5  # and the looks that find nothing
+
+
+def test_while_a_poll_waits_turns_cost_nothing_and_what_it_brings_is_theirs(broker: SqsBroker, gate: SqsGate) -> None:
+    told = threading.Event()
+    ear = broker.listen(["q"], told.set)
+    try:
+        broker.turn([], [Ask(queue="q", messages_max=5)], lease_seconds=60)
+        gate.calls.clear()
+        ear.want({"q"})
+        give_up, tick = time.monotonic() + 10, threading.Event()
+        while not gate.counts()["ReceiveMessage"]:
+            assert time.monotonic() < give_up, "nobody polls"
+            tick.wait(0.005)
+        for _ in range(200):
+            assert not broker.turn([], [Ask(queue="q", messages_max=5)], lease_seconds=60).deliveries
+        assert gate.counts()["ReceiveMessage"] <= 3  # polls of a second each, and no looks
+        broker.send("q", outgoing("a", "b"))
+        assert told.wait(10)
+        turn = broker.turn([], [Ask(queue="q", messages_max=5)], lease_seconds=60)
+        assert bodies(turn.deliveries)[0] == "a"
+    finally:
+        ear.close()
+
+
+def test_an_early_poll_has_the_lease_that_is_asked_for(broker: SqsBroker, gate: SqsGate) -> None:
+    told = threading.Event()
+    ear = broker.listen(["q"], told.set)
+    try:
+        ear.want({"q"})
+        broker.send("q", outgoing("a"))
+        assert told.wait(10)
+        (delivery,) = broker.receive("q", messages_max=1, lease_seconds=900)
+        assert gate.sizes(CHANGE) == [1]
+        assert not broker.settle([(delivery, Release())])
+    finally:
+        ear.close()
