@@ -3,6 +3,7 @@
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from botocore.session import get_session
@@ -181,5 +182,17 @@ def test_an_early_poll_has_the_lease_that_is_asked_for(broker: SqsBroker, gate: 
         (delivery,) = broker.receive("q", messages_max=1, lease_seconds=900)
         assert gate.sizes(CHANGE) == [1]
         assert not broker.settle([(delivery, Release())])
+    finally:
+        ear.close()
+
+
+def test_who_waits_while_a_listener_polls_gets_what_the_poll_brings(broker: SqsBroker, gate: SqsGate) -> None:
+    ear = broker.listen(["q"], lambda: None)
+    try:
+        ear.want({"q"})
+        with ThreadPoolExecutor(1) as pool:
+            waiting = pool.submit(broker.receive, "q", messages_max=5, lease_seconds=60, wait_seconds=20)
+            broker.send("q", outgoing("a"))
+            assert bodies(waiting.result(timeout=10)) == ["a"]
     finally:
         ear.close()
