@@ -7,7 +7,7 @@ from functools import cached_property
 from pathlib import Path
 
 from penstock.app.backends import SQLITE, open_broker, open_ledger
-from penstock.app.queues import check_shared
+from penstock.app.queues import check_shared, listed_name
 from penstock.app.registry import Workers
 from penstock.app.scope import Scope, is_there
 from penstock.app.state import check_owner
@@ -97,12 +97,16 @@ class View:
         letters = [name for name in known if name.endswith(DEAD_LETTER_SUFFIX)]
         if queue is None:
             return letters
+        queue = listed_name(queue)
         if not {queue, f"{queue}{DEAD_LETTER_SUFFIX}"} & set(known):
             raise UsageError(f"There is no queue {queue}; queues there are: {', '.join(known) or 'none'}.")
         return [name for name in letters if name in (queue, f"{queue}{DEAD_LETTER_SUFFIX}")]
 
     def letters(self, queue: str) -> Iterator[Letter]:
-        """The dead letters in a queue that holds such, oldest first."""
+        """The dead letters in a queue that holds such, oldest first. Raises `ConfigurationError` where there are some
+        and the broker cannot show them."""
+        if not self.broker.capabilities.browsable and not self.broker.stats(queue).visible:
+            return
         after: str | None = None
         while page := self.broker.browse(queue, messages_max=PAGE, after_id=after):
             for message in page:

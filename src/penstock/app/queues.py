@@ -1,5 +1,6 @@
 """How the queues of the settings' broker stand, and who works on them. For looking from outside, and for senders."""
 
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -76,8 +77,13 @@ def standing_of(settings: Settings, broker: Broker, queue: str) -> QueueStanding
 def check_known(broker: Broker, queue: str) -> None:
     """Raise `UsageError` for a queue that the broker does not know of, with those it does."""
     known = broker.queue_names()
-    if queue not in known:
+    if listed_name(queue) not in known:
         raise UsageError(f"There is no queue {queue}; queues there are: {', '.join(known) or 'none'}.")
+
+
+def listed_name(queue: str) -> str:
+    """By what name a broker lists a queue, which may be given by its URL or ARN."""
+    return re.split("[:/]", queue)[-1] if queue.startswith(("https://", "http://", "arn:")) else queue
 
 
 def check_pausable(broker: Broker) -> None:

@@ -198,7 +198,12 @@ def _disagreement(seen: View, pipeline: str, tables: "Tables", committed: int) -
 
 
 def _letters_replaced(seen: View, dead: Iterable[_Dead]) -> int:
-    """How many letters are about nothing but objects of which a later version was processed."""
+    """How many letters are about nothing but objects of which a later version was processed.
+
+    0 where the broker cannot show them.
+    """
+    if not seen.broker.capabilities.browsable:
+        return 0
     carriers, others = set[str](), set[str]()
     for one in dead:
         carriers |= one.carriers_of_replaced

@@ -1,5 +1,6 @@
 """`penstock dead`: what was given up on, and why."""
 
+from collections.abc import Iterable
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -18,9 +19,10 @@ from penstock.cli.output import (
     printable,
     talk,
 )
+from penstock.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from penstock.app.inspect import DeadObject, Letter
+    from penstock.app.inspect import DeadObject, Letter, View
 
 BODY_SHOWN = 120
 
@@ -53,18 +55,38 @@ def list_(
 
     scope = find_scope(Asked(table=table, state=state, pipeline=pipeline, app=app_name), here=Path.cwd())
     with view(scope) as seen:
-        letters = [letter for name in seen.dead_letter_queues(queue) for letter in islice(seen.letters(name), limit)]
+        letters, hidden = _letters(seen, queue, limit)
         pipelines = seen.pipelines() if queue is None else ()
         objects = [dead for one in pipelines for dead in islice(seen.dead_objects(one), limit)]
     if json_:
         print_json([*map(_letter_document, letters), *map(_object_document, objects)])
-        return
-    if not letters and not objects:
+    else:
+        _print(letters, objects, of_all=scope.table is None)
+    if hidden is not None:
+        raise hidden
+    if not json_ and not letters and not objects:
         talk("No dead letters.")
+
+
+def _letters(seen: "View", queue: str | None, limit: int) -> tuple[list["Letter"], ConfigurationError | None]:
+    """And why some could not be looked at, where the broker cannot show any."""
+    letters: list[Letter] = []
+    hidden: ConfigurationError | None = None
+    for name in seen.dead_letter_queues(queue):
+        try:
+            letters += islice(seen.letters(name), limit)
+        except ConfigurationError as error:
+            if seen.broker.capabilities.browsable:
+                raise
+            hidden = hidden or error
+    return letters, hidden
+
+
+def _print(letters: Iterable["Letter"], objects: Iterable["DeadObject"], *, of_all: bool) -> None:
     for letter in letters:
         _print_letter(letter)
     for dead in objects:
-        _print_object(dead, whose=f" of {dead.pipeline}" if scope.table is None else "")
+        _print_object(dead, whose=f" of {dead.pipeline}" if of_all else "")
 
 
 def _print_letter(letter: "Letter") -> None:

@@ -30,6 +30,7 @@ def list_(json_: Json = False) -> None:
     settings = load_settings()
     with opened(settings) as broker:
         found = standings(settings, broker)
+        makes = broker.capabilities.creates_queues
     if json_:
         print_json([dataclasses.asdict(standing) for standing in found])
         return
@@ -51,7 +52,9 @@ def list_(json_: Json = False) -> None:
             )
             for standing in found
         ],
-        empty="There are no queues yet: the first message that is sent to one makes it.",
+        empty="There are no queues yet: the first message that is sent to one makes it."
+        if makes
+        else "There are no queues here: create one, or look at the address of the broker.",
     )
 
 
@@ -74,7 +77,8 @@ def show(queue: Queue, json_: Json = False) -> None:
             "visible": f"{standing.visible:,}",
             "in flight": f"{standing.in_flight:,}",
             "delayed": f"{standing.delayed:,}",
-            "oldest visible": _age(standing.oldest_visible_message_age_seconds) or "nothing waits",
+            "oldest visible": _age(standing.oldest_visible_message_age_seconds)
+            or ("not known" if standing.visible else "nothing waits"),
             "oldest": _oldest(standing),
             "dead letters": f"{standing.dead_letters:,}",
             "workers": ", ".join(standing.workers) or "none of this state folder on this host",

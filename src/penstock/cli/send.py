@@ -64,8 +64,9 @@ def send(
     delay_seconds = _delay_seconds(delay)
     one = deduplication_id is not None
     typed = body is None and file in (None, STDIN) and sys.stdin.isatty()
-    tally = Tally(deduplicated=one)
     with _sender(app, queue) as sender, _progress(_size(file) if body is None else None, bar=not typed) as told:
+        deduplicated = one and _drops_duplicates(sender, queue)
+        tally = Tally(deduplicated=deduplicated)
         maker = _Maker(
             sender, queue, raw=raw, group=group, delay_seconds=delay_seconds, deduplication_id=deduplication_id
         )
@@ -78,11 +79,18 @@ def send(
             raise
     if not tally.count:
         talk("There was nothing to send: the input is empty.")
+    if one and not deduplicated:
+        talk(printable(f"{queue} takes no notice of deduplication ids: on SQS only FIFO queues do."))
     if json_:
         print_json(tally.document(queue))
     elif tally.count:
-        unless = ", unless one of this deduplication id was sent within five minutes" if one else ""
+        unless = ", unless one of this deduplication id was sent within five minutes" if deduplicated else ""
         print(printable(f"{counted(tally.count, 'message')} sent to {queue}{unless}."))
+
+
+def _drops_duplicates(sender: "App", queue: str) -> bool:
+    """On SQS it is the kind of queue that decides, which its name tells."""
+    return sender.broker.capabilities.deduplicates or queue.endswith(".fifo")
 
 
 def _delay_seconds(text: str | None) -> float:

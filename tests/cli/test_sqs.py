@@ -1,0 +1,260 @@
+"""The verbs and workers on queues in SQS, by name, URL and ARN; and what they say where SQS cannot."""
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from tests.cli.conftest import Call
+from tests.cli.process import Process, Start
+from tests.cli.scene import Scene
+from tests.services.aws_server import REGION, AwsServer
+
+from penstock.app import checks
+from penstock.brokers.sqs import SqsBroker
+from penstock.ledger.records import Failure
+from penstock.messaging.broker import QueueSettings
+from penstock.messaging.message import Outgoing
+from penstock.messaging.settlement import DeadLetter
+
+USAGE, TEMPORARY, CONFIGURATION = 2, 75, 78
+LEASE_SECONDS = 600.0
+APP = """
+import os
+import threading
+from pathlib import Path
+from penstock import App
+
+app = App.from_config()
+
+@app.handler(os.environ.get("QUEUE", "slow"), name="wait")
+def wait(message):
+    while not Path("go_on").exists():
+        threading.Event().wait(0.02)
+"""
+
+
+@pytest.fixture
+def here(tmp_path: Path, moto: AwsServer, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with an app, whose queues are in SQS."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(checks, "_spark_checks", lambda environ: ())
+    for name, value in moto.environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("PENSTOCK_BROKER", f"sqs://{REGION}")
+    (tmp_path / "cloud_shop.py").write_text(APP)
+    (tmp_path / "penstock.toml").write_text("lease_seconds = 600\nstop_timeout_seconds = 10\n")
+    return tmp_path
+
+
+@pytest.fixture
+def broker(here: Path, moto: AwsServer) -> Iterator[SqsBroker]:
+    queues = [QueueSettings(name="orders"), QueueSettings(name="slow", receives_max=20)]
+    with closing(SqsBroker(moto.aws, holder="test", queues=queues, poll_seconds=1)) as broker:
+        yield broker
+
+
+@pytest.fixture
+def start(here: Path) -> Iterator[Start]:
+    started: list[Process] = []
+
+    def begin(*arguments: object, **options: object) -> Process:
+        process = Process(here, "worker", *arguments, **options)  # type: ignore[arg-type]  # as the caller gave them
+        started.append(process)
+        return process
+
+    yield begin
+    for process in started:
+        process.kill()
+
+
+def names_of(moto: AwsServer, queue: str) -> dict[str, str]:
+    """By what a queue may be called."""
+    url = moto.client("sqs").get_queue_url(QueueName=queue)["QueueUrl"]
+    return {"name": queue, "url": url, "arn": f"arn:aws:sqs:{REGION}:{moto.account}:{queue}"}
+
+
+def bury(broker: SqsBroker) -> None:
+    broker.send("orders", [Outgoing(body=b"1")])
+    (delivery,) = broker.receive("orders", messages_max=1, lease_seconds=LEASE_SECONDS)
+    assert not broker.settle([(delivery, DeadLetter(reason="no such order"))])
+
+
+called = pytest.mark.parametrize("called", ["name", "url", "arn"])
+
+
+@called
+def test_a_queue_is_sent_to_and_shown(penstock: Call, moto: AwsServer, broker: SqsBroker, called: str) -> None:
+    name = names_of(moto, "orders")[called]
+    (Path("lines")).write_text("1\n2\n3\n")
+    assert penstock("send", name, "--file", "lines", "--group", "t").out == f"3 messages sent to {name}.\n"
+    assert penstock("send", name, "--body", "4", "--delay", 600, "--json").document["sent"] == 1
+    bury(broker)
+    document = penstock("queues", "show", name, "--json").document
+    del document["workers"]
+    assert document == {
+        "queue": name,
+        "visible": 3,
+        "in_flight": 0,
+        "delayed": 1,
+        "oldest_visible_message_age_seconds": None,
+        "oldest_message_age_seconds": None,
+        "dead_letters": 1,
+        "paused": False,
+    }
+    lines = dict(line.split(maxsplit=1) for line in penstock("queues", "show", name).out.splitlines()[:4])
+    assert lines["visible"] == "3"
+    assert "oldest visible  not known" in penstock("queues", "show", name).out
+
+
+def test_queues_are_listed_and_purged(penstock: Call, broker: SqsBroker) -> None:
+    penstock("send", "orders", "--body", "1")
+    rows = {row["queue"]: row["visible"] for row in penstock("queues", "list", "--json").document}
+    assert rows == {"orders": 1, "orders-dlq": 0, "slow": 0, "slow-dlq": 0}
+    assert penstock("queues", "list").out.splitlines()[1].split()[:4] == ["orders", "1", "0", "0"]
+    assert penstock("queues", "purge", "orders", "--yes", "--json").document["deleted"] == 1
+    again = penstock("queues", "purge", "orders", "--yes")
+    assert (again.exit_code, "purges once in that time" in again.err) == (TEMPORARY, True)
+
+
+def test_no_queues_are_none_of_ours(penstock: Call, here: Path) -> None:
+    assert penstock("queues", "list", "--json").document == []
+    said = penstock("queues", "list")
+    assert "create one" in said.out + said.err
+
+
+@pytest.mark.parametrize(
+    "called", ["nope", f"arn:aws:sqs:{REGION}:123456789012:nope", "http://127.0.0.1:{port}/1/nope"]
+)
+def test_a_queue_that_is_not_there(penstock: Call, moto: AwsServer, broker: SqsBroker, called: str) -> None:
+    name = called.format(port=moto.port)
+    sent = penstock("send", name, "--body", "1")
+    assert (sent.exit_code, sent.out) == (CONFIGURATION, "")
+    assert f"There is no queue {name!r}" in sent.err
+    shown = penstock("queues", "show", name)
+    assert (shown.exit_code, shown.err) == (
+        USAGE,
+        f"penstock: There is no queue {name}; queues there are: orders, orders-dlq, slow, slow-dlq.\n",
+    )
+
+
+def test_a_queue_of_another_region_is_refused_by_its_arn(penstock: Call, broker: SqsBroker) -> None:
+    said = penstock("send", "arn:aws:sqs:eu-west-1:123456789012:orders", "--body", "1")
+    assert said.exit_code == CONFIGURATION
+    assert "write sqs://eu-west-1" in said.err
+
+
+def test_what_sqs_cannot_take_is_one_sentence(penstock: Call, broker: SqsBroker) -> None:
+    late = penstock("send", "orders", "--body", "1", "--delay", 901)
+    assert late.exit_code == CONFIGURATION
+    assert "900 s" in late.err.splitlines()[-1]
+    for verb in ("pause", "resume"):
+        said = penstock("queues", verb, "orders")
+        assert (said.exit_code, said.out) == (CONFIGURATION, "")
+        assert said.err == "penstock: Queues of this broker cannot be paused; let their workers drain instead.\n"
+
+
+def test_a_deduplication_id_is_of_use_to_fifo_queues_alone(penstock: Call, moto: AwsServer, broker: SqsBroker) -> None:
+    said = penstock("send", "orders", "--body", "1", "--deduplication-id", "x")
+    assert said.out == "1 message sent to orders.\n"
+    assert "only FIFO queues" in said.err
+    moto.client("sqs").create_queue(QueueName="line.fifo", Attributes={"FifoQueue": "true"})
+    for _ in range(2):
+        told = penstock("send", "line.fifo", "--body", "1", "--group", "g", "--deduplication-id", "x")
+        assert "unless one of this deduplication id" in told.out
+    assert penstock("queues", "show", "line.fifo", "--json").document["visible"] == 1
+
+
+# Dead letters
+
+
+@pytest.mark.parametrize("options", [(), ("--json",), ("--queue", "orders"), ("--queue", "{url}")])
+def test_dead_letters_are_counted_and_not_shown(
+    penstock: Call, moto: AwsServer, broker: SqsBroker, options: tuple[str, ...]
+) -> None:
+    options = tuple(option.format(url=names_of(moto, "orders")["url"]) for option in options)
+    assert penstock("dead", "list", *options).exit_code == 0
+    bury(broker)
+    said = penstock("dead", "list", *options)
+    assert said.exit_code == CONFIGURATION
+    (sentence,) = said.err.splitlines()
+    assert sentence.startswith("penstock: Messages of the queue 'orders-dlq' cannot be looked at")
+    assert "AWS's console" in sentence
+    assert said.out in ("", "[]\n")
+    assert penstock("status", "--json").document["troubles"] == ["dead letters: 1"]
+
+
+def test_dead_objects_are_listed_beside_letters_that_cannot_be(
+    penstock: Call, broker: SqsBroker, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scene = Scene.of_app(here)
+    scene.fail("a.jsonl", Failure.DEAD, "it is no JSON")
+    scene.process("a.jsonl", version="2")
+    bury(broker)
+    said = penstock("dead", "list", "--json")
+    assert said.exit_code == CONFIGURATION
+    (dead,) = json.loads(said.out)
+    assert dead["kind"] == "object"
+    status = penstock("status", "--json")
+    assert status.exit_code in (0, 1), status.err
+    assert "dead letters: 1" in json.loads(status.out)["troubles"]
+
+
+# Workers
+
+
+@called
+def test_a_worker_serves_a_queue_drains_and_stops(
+    penstock: Call, start: Start, moto: AwsServer, broker: SqsBroker, monkeypatch: pytest.MonkeyPatch, called: str
+) -> None:
+    name = names_of(moto, "slow")[called]
+    monkeypatch.setenv("QUEUE", name)
+    penstock("send", name, "--body", "1")
+    worker = start("cloud_shop:app")
+    assert worker.expect("worker.started")["broker"] == f"sqs://{REGION}"
+    worker.expect("message.started", queue=name, attempt=1)
+    id = worker.expect("worker.started")["worker"]
+    assert penstock("queues", "show", name, "--json").document["workers"] == [id]
+    assert [row["worker"] for row in penstock("worker", "ps", "--json").document] == [id]
+    if called == "name":
+        assert penstock("worker", "drain", "--json").document == {"asked": [id], "elsewhere": []}
+        worker.expect("worker.draining")
+    Path("go_on").touch()
+    worker.expect("message.acked")
+    worker.signal(signal.SIGTERM)
+    assert worker.exit_code() == 0
+    assert penstock("queues", "show", name, "--json").document["in_flight"] == 0
+
+
+def test_a_worker_whose_queue_is_not_there_says_so(
+    start: Start, broker: SqsBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("QUEUE", "nope")
+    worker = start("cloud_shop:app")
+    assert worker.exit_code() == CONFIGURATION
+    assert "There is no queue 'nope'" in worker.sentence()
+
+
+def test_a_server_that_is_away(penstock: Call, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
+    for verb in (("send", "orders", "--body", "1"), ("queues", "list"), ("queues", "show", "orders"), ("status",)):
+        said = penstock(*verb)
+        assert said.exit_code == TEMPORARY, (verb, said.err)
+        assert said.err.splitlines()[-1].startswith("penstock: ")
+
+
+def test_doctor_looks_at_the_app_s_queues_however_they_are_called(
+    penstock: Call, moto: AwsServer, broker: SqsBroker, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(here))
+    for called, name in names_of(moto, "slow").items():
+        module = f"doctored_{called}"
+        (here / f"{module}.py").write_text(APP.replace('os.environ.get("QUEUE", "slow")', repr(name)))
+        document = penstock("doctor", "--app", f"{module}:app", "--json").document
+        found = {one["check"]: one["verdict"] for one in document}
+        assert (found["broker"], found["aws"], found["sqs queue"]) == ("ok", "ok", "ok"), document
+        assert found["sqs dead"] in ("ok", "warning"), document
+    assert "AWS_ENDPOINT_URL" in os.environ
