@@ -48,7 +48,7 @@ def test_with_nothing_to_do_it_is_done_without_spark(penstock: Call, shop: str) 
         (("{shop}:app", "visits"), "has no pipeline visits; its pipelines: clicks"),
         (("{shop}:app", "clicks", "--source", "nowhere"), "does not exist"),
         (("{shop}:app", "clicks", "--source", "."), "is not in"),
-        (("{shop}:app", "clicks", "--source", "s3://bucket/"), "no local folder"),
+        (("{shop}:app", "clicks", "--source", "s3://bucket/"), "s3://bucket is not in"),
     ],
 )
 def test_what_leads_nowhere_is_said_in_a_sentence(
