@@ -21,7 +21,7 @@ CONNECT_SECONDS = 5.0
 ANSWER_SECONDS = 5.0  # after which a server that does not answer is away
 SEND_SECONDS = 15.0  # the same where up to a mebibyte is on its way
 TRIES = 3
-CONNECTIONS_MAX = 32  # of those that settle, extend and look
+CONNECTIONS_MAX = 32  # that are kept; of the receiving client more, if it has many pollers
 RECEIVES = ("receive_message",)
 SENDS = ("send_message_batch",)
 SHAPES = ("create_queue", "get_queue_url", "set_queue_attributes")  # what is invalid here no other try makes valid
@@ -126,7 +126,7 @@ class Api:
         return Config(
             connect_timeout=CONNECT_SECONDS,
             read_timeout=answer_seconds.get(purpose, ANSWER_SECONDS),
-            max_pool_connections=2 * self._pollers + 8 if receives else CONNECTIONS_MAX,
+            max_pool_connections=max(4 * self._pollers, CONNECTIONS_MAX) if receives else CONNECTIONS_MAX,
             retries={"mode": "standard", "total_max_attempts": TRIES if purpose == "control" else 1},
             user_agent_extra="penstock",
         )

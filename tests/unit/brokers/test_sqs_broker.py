@@ -1,0 +1,93 @@
+"""What the SQS broker says of itself, and what it refuses before it asks anybody."""
+
+from collections.abc import Callable, Iterator
+from contextlib import closing
+
+import pytest
+from tests.unit.brokers.sqs_doubles import received
+
+from penstock.brokers.sqs import SqsBroker
+from penstock.errors import ConfigurationError, TemporaryError
+from penstock.messaging.broker import Ask, QueueSettings
+from penstock.messaging.message import Outgoing
+from penstock.messaging.settlement import Ack
+from penstock.storage.aws import Aws
+
+NOWHERE = Aws(region="us-east-1", endpoint_url="http://127.0.0.1:1")
+
+
+@pytest.fixture
+def broker() -> Iterator[SqsBroker]:
+    with closing(SqsBroker(NOWHERE, holder="w", pollers=3)) as made:
+        yield made
+
+
+def test_it_says_what_it_cannot(broker: SqsBroker) -> None:
+    can = broker.capabilities
+    assert (can.delay_seconds_max, can.lease_seconds_max, can.body_bytes_max) == (900, 43_200, 1_048_576)
+    assert can.receive_max == 30
+    assert not any((can.fenced, can.refunds, can.deduplicates, can.browsable, can.remembers_attempts, can.pausable))
+    assert not any((can.creates_queues, can.ordered, can.exact_stats, can.explains_deaths))
+    assert (can.settle_batch, can.settle_linger_seconds) == (10, 0.1)
+
+
+@pytest.mark.parametrize(
+    ("attempt", "words"),
+    [
+        (lambda broker: broker.browse("q", messages_max=1), "cannot be looked at"),
+        (lambda broker: broker.pause("q"), "cannot be paused on SQS"),
+        (lambda broker: broker.resume("q"), "none is ever paused"),
+        (lambda broker: broker.receive("q", messages_max=1, lease_seconds=43_201), "lease_seconds is 43201"),
+        (lambda broker: broker.receive("q", messages_max=1, lease_seconds=1, wait_seconds=-1), "wait_seconds"),
+        (lambda broker: broker.send("q", [Outgoing(body=b"", delay_seconds=901)]), "900 s that SQS can"),
+        (lambda broker: broker.send("", [Outgoing(body=b"")]), "needs a name"),
+    ],
+)
+def test_what_can_never_be_is_refused_at_once(
+    broker: SqsBroker, attempt: Callable[[SqsBroker], object], words: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=words):
+        attempt(broker)
+    assert not broker.paused("q")
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"pollers": 0}, "pollers is 0"),
+        ({"poll_seconds": 0.5}, "poll_seconds is 0.5"),
+        ({"poll_seconds": 21}, "poll_seconds is 21"),
+        ({"queues": [QueueSettings(name="q", receives_max=0)]}, "receives_max is 0"),
+        ({"queues": [QueueSettings(name="q", dead_letter_queue="q")]}, "its own dead-letter queue"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(options: dict[str, object], words: str) -> None:
+    with pytest.raises(ConfigurationError, match=words):
+        SqsBroker(NOWHERE, holder="w", **options)  # type: ignore[arg-type]
+
+
+def test_nothing_asked_is_nothing_done(broker: SqsBroker) -> None:
+    assert broker.send("q", []) == ()
+    assert broker.receive("q", messages_max=0, lease_seconds=1) == ()
+    assert list(broker.settle([])) == []
+    assert list(broker.extend([], lease_seconds=1)) == []
+
+
+def test_after_the_closing_everything_is_away(broker: SqsBroker) -> None:
+    broker.close()
+    broker.close()
+    attempts: list[Callable[[], object]] = [
+        lambda: broker.send("q", [Outgoing(body=b"x")]),
+        lambda: broker.receive("q", messages_max=1, lease_seconds=1),
+        lambda: broker.extend([received(1)], lease_seconds=1),
+        lambda: broker.settle([(received(1), Ack())]),
+        lambda: broker.stats("q"),
+        lambda: broker.queue_names(),
+        lambda: broker.purge("q"),
+    ]
+    for attempt in attempts:
+        with pytest.raises(TemporaryError, match="closed"):
+            attempt()
+    turn = broker.turn([(received(1), Ack())], [Ask(queue="q", messages_max=1)], lease_seconds=1)
+    assert isinstance(turn.settle_error, TemporaryError)
+    assert turn.receive_error is not None
