@@ -65,6 +65,11 @@ def test_ten_attributes_go_as_they_are_and_of_eleven_the_last_two_are_packed_our
     assert json.loads(eleven[NOTES]["StringValue"]) == {"attributes": {"a9": "x", "penstock-death": "d"}}
 
 
+def test_a_group_takes_a_place_of_the_ten() -> None:
+    written = sealed(b"x", {f"a{n}": "x" for n in range(10)}, "tenant", fifo=False)["MessageAttributes"]
+    assert written.keys() == {*(f"a{n}" for n in range(9)), NOTES}
+
+
 def test_row_83_ten_attributes_and_a_group_lose_none() -> None:
     ten: dict[str, str | bytes] = {f"a{n}": b"\xff" if n % 2 else "x" for n in range(10)}
     entry = sealed(b"x", {**ten, "penstock-death": "{}"}, "tenant", fifo=False)

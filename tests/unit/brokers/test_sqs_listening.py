@@ -233,6 +233,8 @@ def test_a_wait_ends_when_the_poll_does() -> None:
     held.poll_begins("q")
     waiting = threading.Thread(target=held.wait, args=("q", DEADLINE_SECONDS))
     waiting.start()
+    waiting.join(0.05)
+    assert waiting.is_alive()
     held.poll_ends("q", None)
     waiting.join(DEADLINE_SECONDS / 2)
     assert not waiting.is_alive()

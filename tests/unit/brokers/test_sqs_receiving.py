@@ -1,15 +1,27 @@
 """How many receive calls are made at once, and that none brings more than was asked for."""
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pytest
 from tests.unit.brokers.sqs_doubles import FakeApi, KnownQueues, instant_clock
 
-from penstock.brokers.sqs.at_once import AtOnce
+from penstock.brokers.sqs.at_once import Answer, AtOnce
 from penstock.brokers.sqs.receiving import Receiving
 from penstock.errors import TemporaryError
+
+
+class Rounds(AtOnce):
+    """Tells how many calls were made at once."""
+
+    def __init__(self) -> None:
+        super().__init__("test", threads=8)
+        self.sizes: list[int] = []
+
+    def run(self, calls: Sequence[Callable[[], Answer]]) -> Sequence[Answer | Exception]:
+        self.sizes.append(len(calls))
+        return super().run(calls)
 
 
 class Line:
@@ -21,7 +33,8 @@ class Line:
         self.asked: list[int] = []
         self.lock = threading.Lock()
         api = FakeApi(self._answer)
-        self.receiving = Receiving(api, KnownQueues(api), AtOnce("test", threads=8), pollers=5, clock=instant_clock())
+        self.rounds = Rounds()
+        self.receiving = Receiving(api, KnownQueues(api), self.rounds, pollers=5, clock=instant_clock())
         self.api = api
 
     def take(self, count: int) -> int:
@@ -48,9 +61,9 @@ def test_an_empty_queue_costs_one_call_however_much_is_asked_for() -> None:
 def test_calls_double_while_they_come_full() -> None:
     line = Line(1_000)
     assert line.take(50) == 50
-    assert line.asked == [10] * 5
     assert line.take(50) == 50
-    assert line.asked == [10] * 5
+    assert line.take(23) == 23
+    assert line.rounds.sizes == [1, 2, 2, 5, 3]
 
 
 def test_they_fall_back_to_those_that_came_full() -> None:

@@ -215,6 +215,15 @@ def test_what_comes_after_a_group_lingers_anew(thrifty: Settling) -> None:
     assert not thrifty.settler.take_due().settlements
 
 
+def test_what_one_call_left_over_lingers_too(thrifty: Settling) -> None:
+    deliveries = thrifty.receive(503)
+    thrifty.settler.submit((delivery, Ack()) for delivery in deliveries)
+    thrifty.clock.time += 0.2
+    assert len(thrifty.settler.take_due().settlements) == 500
+    assert not thrifty.settler.take_due().settlements
+    assert thrifty.settler.next_due_at() == thrifty.clock.time + 0.1
+
+
 def test_what_is_tried_again_waits_for_no_others_and_they_not_for_it(thrifty: Settling) -> None:
     thrifty.broker.refuse = {"m0"}
     first, second = thrifty.receive(2)
