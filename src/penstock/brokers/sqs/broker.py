@@ -28,7 +28,7 @@ from penstock.brokers.sqs.limits import POLL_SECONDS_MAX, capabilities, check_le
 from penstock.brokers.sqs.listening import Ear
 from penstock.brokers.sqs.looking import purge, read_stats
 from penstock.brokers.sqs.queues import FIFO, Queues
-from penstock.brokers.sqs.received import Received
+from penstock.brokers.sqs.received import Received, held_seconds
 from penstock.brokers.sqs.receiving import Receiving
 from penstock.brokers.sqs.sending import Sending
 from penstock.brokers.sqs.settled import Settled
@@ -56,6 +56,7 @@ UNCLAIMED_SECONDS = 1.0
 SETTLERS = 8  # threads that settle and extend
 TURNS_MAX = 4  # threads that call `turn` at the same time without waiting for each other
 LOOK_AGAIN_SECONDS = 0.05
+LATE = 1 / 3  # of a lease, after which a worker's heartbeat would have extended it
 
 
 class SqsBroker:
@@ -173,7 +174,8 @@ class SqsBroker:
             return _turn(settle(), self._asked(asks, lease_seconds, wait_seconds))
         settling = self._turners.begin(settle)
         asked = self._asked(asks, lease_seconds, wait_seconds)
-        return _turn(settling.result(), asked)
+        settled = settling.result()
+        return _turn(settled, replace(asked, deliveries=self._still_held(asked.deliveries, lease_seconds)))
 
     def extend(self, deliveries: Sequence[Delivery], *, lease_seconds: float) -> Sequence[Delivery]:
         """Twelve hours from its receive a delivery is extended no more, and not lost either: see `leases`."""
@@ -292,6 +294,14 @@ class SqsBroker:
             place for place, _ in self._leases.change(queue, [(each, lease_seconds) for each in catch.deliveries])
         }
         return [each for place, each in enumerate(catch.deliveries) if place not in failed]
+
+    def _still_held(self, deliveries: Sequence[Delivery], lease_seconds: float) -> Sequence[Delivery]:
+        """What nobody extended while settlements took their time. Past its lease it is left out, and comes again."""
+        ages = [(delivery, held_seconds(delivery, self._clock)) for delivery in deliveries]
+        held = [delivery for delivery, seconds in ages if seconds < lease_seconds]
+        old = [delivery for delivery, seconds in ages if LATE * lease_seconds < seconds < lease_seconds]
+        lost = outcome(lambda: self._leases.extend(old, lease_seconds)) if old else ()
+        return held if isinstance(lost, Exception) else [delivery for delivery in held if delivery not in lost]
 
     def _give_back(self, deliveries: Sequence[Received]) -> None:
         self.settle([(delivery, Release(refund=True)) for delivery in deliveries])

@@ -17,7 +17,7 @@ from penstock.messaging.clock import Clock
 from penstock.messaging.waits import Random, backoff_seconds
 
 LEASE_SECONDS = 10.0  # of what comes before anybody asked; who asks gets it changed to what he asks for
-CLOSE_SECONDS = 5.0  # beyond a poll's wait, after which a close waits no more
+CLOSE_SECONDS = 1.5  # beyond a poll's wait, after which a close waits no more: SQS is away, and a stop has its time
 BACKOFF_BASE_SECONDS, BACKOFF_CAP_SECONDS = 0.2, 5.0
 
 Poll = Callable[[str, int, float, float], Sequence[Received]]  # queue, messages_max, lease and wait in seconds
@@ -71,8 +71,9 @@ class Ear:
             threads = list(self._threads.values())
         self._ended.set()
         self._tell_threads()
+        deadline = self._clock.monotonic() + self._poll_seconds + CLOSE_SECONDS
         for thread in threads:
-            thread.join(self._poll_seconds + CLOSE_SECONDS)
+            thread.join(max(deadline - self._clock.monotonic(), 0.0))
 
     def _tell_threads(self) -> None:
         for news in self._news.values():
