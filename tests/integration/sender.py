@@ -23,11 +23,12 @@ Load = Callable[[int], tuple[str, Sequence[Outgoing]]]  # from a number that cou
 class Sender:
     """Sends in a thread, one group after the other, each until it is accepted: deduplication ids make that safe."""
 
-    def __init__(self, address: str, load: Load) -> None:
+    def __init__(self, way: str | Broker, load: Load) -> None:
+        """``way``: a broker's address, or a view of one that is closed with this."""
         self.accepted: list[Outgoing] = []  # written by the thread only
         self._load = load
         self._stopping = threading.Event()
-        self._broker = open_broker(Settings(broker=address), holder="sender")
+        self._broker = open_broker(Settings(broker=way), holder="sender") if isinstance(way, str) else way
         self._thread = threading.Thread(target=self._run)
         self._thread.start()
 
