@@ -28,12 +28,16 @@ EXIT_SECONDS = 15.0  # more than any stop timeout below
 POLL_SECONDS = 2.0  # what a stop timeout of ten seconds leaves for a poll
 SOON_SECONDS = 1.0
 
+SLOW = [pytest.mark.slow, pytest.mark.timeout(1800)]
+
 OpenFleet = Callable[..., Fleet]
+both_kinds = pytest.mark.parametrize("kind", ["fauxqs", "moto"])
+mostly_fauxqs = pytest.mark.parametrize("kind", ["fauxqs", pytest.param("moto", marks=SLOW)])
+mostly_moto = pytest.mark.parametrize("kind", ["moto", pytest.param("fauxqs", marks=SLOW)])
 
 
-@pytest.fixture(params=["fauxqs", "moto"])
-def server(request: pytest.FixtureRequest) -> AwsServer:
-    kind: Kind = request.param
+@pytest.fixture
+def server(request: pytest.FixtureRequest, kind: Kind) -> AwsServer:
     found: AwsServer = request.getfixturevalue(kind)
     return found
 
@@ -70,6 +74,7 @@ def starts_of(fleet: Fleet, id: str) -> list[Line]:
 # Killed and halted
 
 
+@both_kinds
 def test_a_killed_worker_loses_nothing_and_what_it_held_goes_on_after_its_lease(
     server: AwsServer, open_fleet: OpenFleet
 ) -> None:
@@ -115,6 +120,7 @@ def test_what_a_worker_that_was_halted_settles_late_takes_nothing_from_another(
     assert fleet.dead() == 0
 
 
+@mostly_moto
 def test_work_with_a_key_is_recorded_once_though_a_halted_worker_comes_back_to_it(
     server: AwsServer, open_fleet: OpenFleet
 ) -> None:
@@ -142,6 +148,7 @@ def test_work_with_a_key_is_recorded_once_though_a_halted_worker_comes_back_to_i
 # Stopped
 
 
+@mostly_fauxqs
 def test_row_74_a_term_while_idle_ends_the_worker_within_the_poll_wait(
     server: AwsServer, open_fleet: OpenFleet
 ) -> None:
@@ -154,7 +161,9 @@ def test_row_74_a_term_while_idle_ends_the_worker_within_the_poll_wait(
     assert worker.events("worker.drained")
 
 
-@pytest.mark.parametrize("queue", ["plain", "looped", "stubborn", "once"])
+@pytest.mark.parametrize(
+    "queue", ["plain", "once", *(pytest.param(each, marks=SLOW) for each in ("looped", "stubborn"))]
+)
 def test_row_75_work_that_does_not_end_in_time_is_receivable_by_another_within_a_second(
     fauxqs: AwsServer, open_fleet: OpenFleet, queue: str
 ) -> None:
@@ -174,7 +183,7 @@ def test_row_75_work_that_does_not_end_in_time_is_receivable_by_another_within_a
     assert "long" not in recorded(fleet)
 
 
-@pytest.mark.parametrize("queue", ["plain", "once"])
+@pytest.mark.parametrize(("kind", "queue"), [("fauxqs", "plain"), ("moto", "once")])
 def test_row_76_a_message_that_arrives_during_the_draining_poll_is_released_and_not_begun(
     server: AwsServer, open_fleet: OpenFleet, start_aws_proxy: StartAwsProxy, queue: str
 ) -> None:
@@ -198,16 +207,16 @@ def test_row_76_a_message_that_arrives_during_the_draining_poll_is_released_and_
 @pytest.mark.parametrize(
     ("kind", "restarts"),
     [
-        ("fauxqs", 5),
-        pytest.param("fauxqs", 100, marks=[pytest.mark.slow, pytest.mark.timeout(1800)]),
-        pytest.param("moto", 20, marks=[pytest.mark.slow, pytest.mark.timeout(600)]),
+        ("fauxqs", 4),
+        pytest.param("fauxqs", 100, marks=SLOW),
+        pytest.param("moto", 20, marks=SLOW),
     ],
 )
 def test_rolling_restarts_under_load_lose_nothing_and_hand_over_at_once(
-    request: pytest.FixtureRequest, open_fleet: OpenFleet, monkeypatch: pytest.MonkeyPatch, kind: Kind, restarts: int
+    server: AwsServer, open_fleet: OpenFleet, monkeypatch: pytest.MonkeyPatch, restarts: int
 ) -> None:
     monkeypatch.setenv("ATTEMPTS", "1000")  # every restart costs what is given back a receive
-    fleet = open_fleet(request.getfixturevalue(kind), concurrency=40, lease_seconds=30)
+    fleet = open_fleet(server, concurrency=40, lease_seconds=30)
     chance = random.Random(1)
     sent: set[str] = set()
 
@@ -236,8 +245,9 @@ def test_rolling_restarts_under_load_lose_nothing_and_hand_over_at_once(
     waits = hand_overs(fleet)
     twice = {line.message for line in fleet.lines() if line.what == "end" and ends(fleet)[line.id] > 1}
     print(  # noqa: T201 # the figures, shown with -s
-        f"{restarts} restarts, {len(sent)} messages, {len(waits)} given back, picked up after {median(waits or [0]):.3f} s "
-        f"(median) and {max(waits, default=0):.3f} s (most), exit after {max(exits):.1f} s at most, {len(twice)} done twice"
+        f"{restarts} restarts, {len(sent)} messages, {len(waits)} given back, picked up after "
+        f"{median(waits or [0]):.3f} s (median) and {max(waits, default=0):.3f} s (most), "
+        f"exit after {max(exits):.1f} s at most, {len(twice)} done twice"
     )
     assert fleet.dead() == 0
     assert set(acked(fleet).values()) == {1}
