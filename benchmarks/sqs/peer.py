@@ -7,6 +7,7 @@ queue has the contestant's name. Penstock runs from its own command, as a user h
 import asyncio
 import json
 import os
+import signal
 import sys
 import threading
 import time
@@ -46,16 +47,18 @@ def bare(queue: str) -> None:
     )
     client: Any = boto3.client("sqs", config=config)
     url = client.get_queue_url(QueueName=queue)["QueueUrl"]
-    threads = [threading.Thread(target=_poll, args=(client, url, effects())) for _ in range(pollers)]
+    stop = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: stop.set())
+    threads = [threading.Thread(target=_poll, args=(client, url, effects(), stop)) for _ in range(pollers)]
     for thread in threads:
-        thread.daemon = True
         thread.start()
     for thread in threads:
         thread.join()
 
 
-def _poll(client: Any, url: str, book: Effects) -> None:
-    while True:
+def _poll(client: Any, url: str, book: Effects, stop: threading.Event) -> None:
+    """No poll is broken off: what comes next would be leased to it, and missing in the next round."""
+    while not stop.is_set():
         answer = client.receive_message(
             QueueUrl=url, MaxNumberOfMessages=10, VisibilityTimeout=LEASE_SECONDS, WaitTimeSeconds=POLL_SECONDS
         )
