@@ -22,17 +22,18 @@ from penstock.brokers.sqs.api import Api
 from penstock.brokers.sqs.at_once import AtOnce, outcome
 from penstock.brokers.sqs.batches import Batches
 from penstock.brokers.sqs.faults import is_missing
-from penstock.brokers.sqs.held import Catch, Expected, Held
+from penstock.brokers.sqs.held import Expected, Held
 from penstock.brokers.sqs.leases import Leases
 from penstock.brokers.sqs.limits import POLL_SECONDS_MAX, capabilities, check_lease
 from penstock.brokers.sqs.listening import Ear
 from penstock.brokers.sqs.looking import purge, read_stats
 from penstock.brokers.sqs.queues import FIFO, Queues
-from penstock.brokers.sqs.received import Received, held_seconds
+from penstock.brokers.sqs.received import Received
 from penstock.brokers.sqs.receiving import Receiving
 from penstock.brokers.sqs.sending import Sending
 from penstock.brokers.sqs.settled import Settled
 from penstock.brokers.sqs.settling import Settling
+from penstock.brokers.sqs.taking import Taking
 from penstock.errors import ConfigurationError, PenstockError
 from penstock.messaging.broker import (
     Ask,
@@ -55,8 +56,6 @@ POLL_SECONDS = 5.0
 UNCLAIMED_SECONDS = 1.0
 SETTLERS = 8  # threads that settle and extend
 TURNS_MAX = 4  # threads that call `turn` at the same time without waiting for each other
-LOOK_AGAIN_SECONDS = 0.05
-LATE = 1 / 3  # of a lease, after which a worker's heartbeat would have extended it
 
 
 class SqsBroker:
@@ -104,7 +103,13 @@ class SqsBroker:
         batches = Batches(self._api, self._settlers, clock=self._clock, random=random)
         self._leases = Leases(self._queues, batches, self._settled, clock=self._clock)
         self._sending = Sending(self._api, self._queues, batches)
-        self._receiving = Receiving(self._api, self._queues, self._receivers, pollers=pollers, clock=self._clock)
+        self._taking = Taking(
+            held=self._held,
+            receiving=Receiving(self._api, self._queues, self._receivers, pollers=pollers, clock=self._clock),
+            leases=self._leases,
+            poll_seconds=poll_seconds,
+            clock=self._clock,
+        )
         self._settling = Settling(
             queues=self._queues,
             batches=batches,
@@ -147,8 +152,7 @@ class SqsBroker:
             return ()
         self._held.expect(queue, Expected(messages_max=count, lease_seconds=lease_seconds))
         with self._forgetting([queue]):
-            taken = self._taken(queue, count, lease_seconds)
-            return taken if taken or not wait_seconds else self._awaited(queue, count, lease_seconds, wait_seconds)
+            return self._taking.take(queue, count, lease_seconds, wait_seconds)
 
     def settle(self, settlements: Sequence[tuple[Delivery, Settlement]]) -> Sequence[SettleFailure]:
         """What this broker settled already, or a second time in one call, counts as lost. SQS itself takes an ack of
@@ -175,7 +179,7 @@ class SqsBroker:
         settling = self._turners.begin(settle)
         asked = self._asked(asks, lease_seconds, wait_seconds)
         settled = settling.result()
-        return _turn(settled, replace(asked, deliveries=self._still_held(asked.deliveries, lease_seconds)))
+        return _turn(settled, replace(asked, deliveries=self._taking.still_held(asked.deliveries, lease_seconds)))
 
     def extend(self, deliveries: Sequence[Delivery], *, lease_seconds: float) -> Sequence[Delivery]:
         """Twelve hours from its receive a delivery is extended no more, and not lost either: see `leases`."""
@@ -190,7 +194,7 @@ class SqsBroker:
             queues,
             tell,
             held=self._held,
-            poll=self._polled,
+            poll=self._taking.poll,
             release=self._give_back,
             poll_seconds=self._poll_seconds,
             clock=self._clock,
@@ -234,6 +238,7 @@ class SqsBroker:
     def close(self) -> None:
         """A receiver that waits returns when its poll does; calls after this raise TemporaryError."""
         self._closed = True
+        self._taking.close()
         self._api.close()
         for pool in (self._receivers, self._settlers, self._turners, self._ways):
             pool.close()
@@ -255,53 +260,6 @@ class SqsBroker:
             if deliveries:
                 return Turn(deliveries=deliveries)
         return Turn()
-
-    def _taken(self, queue: str, messages_max: int, lease_seconds: float) -> Sequence[Received]:
-        """What is held, and more where there seems to be more. What a poll under way would bring is left to it."""
-        catch = self._held.take(queue, messages_max)
-        if catch is None:
-            return () if self._held.is_polled(queue) else self._receiving.take(queue, messages_max, lease_seconds)
-        mine = self._leased(queue, catch, lease_seconds)
-        wanted = messages_max - len(mine)
-        if not (catch.was_full and wanted):
-            return mine
-        more = outcome(lambda: self._receiving.take(queue, wanted, lease_seconds))
-        return mine if isinstance(more, Exception) else [*mine, *more]  # an error will be met by the next to ask
-
-    def _awaited(self, queue: str, messages_max: int, lease_seconds: float, wait_seconds: float) -> Sequence[Received]:
-        """Wait for the first message: by polls of our own, or for what a listener's poll brings."""
-        deadline = self._clock.monotonic() + wait_seconds
-        while not self._closed and (left := deadline - self._clock.monotonic()) > 0:
-            if self._held.is_polled(queue):
-                self._held.wait(queue, min(left, LOOK_AGAIN_SECONDS))
-                taken = self._taken(queue, messages_max, lease_seconds)
-            else:
-                taken = self._polled(queue, messages_max, lease_seconds, min(left, self._poll_seconds))
-            if taken:
-                return taken
-        return ()
-
-    def _polled(self, queue: str, messages_max: int, lease_seconds: float, wait_seconds: float) -> Sequence[Received]:
-        """One call that waits."""
-        found = self._queues.find(queue)
-        return self._receiving.poll(found, queue, messages_max, lease_seconds, wait_seconds)
-
-    def _leased(self, queue: str, catch: Catch, lease_seconds: float) -> Sequence[Received]:
-        """With the lease that whoever takes them thinks they have. What SQS gave to others meanwhile is left out."""
-        if catch.lease_seconds == lease_seconds:
-            return catch.deliveries
-        failed = {
-            place for place, _ in self._leases.change(queue, [(each, lease_seconds) for each in catch.deliveries])
-        }
-        return [each for place, each in enumerate(catch.deliveries) if place not in failed]
-
-    def _still_held(self, deliveries: Sequence[Delivery], lease_seconds: float) -> Sequence[Delivery]:
-        """What nobody extended while settlements took their time. Past its lease it is left out, and comes again."""
-        ages = [(delivery, held_seconds(delivery, self._clock)) for delivery in deliveries]
-        held = [delivery for delivery, seconds in ages if seconds < lease_seconds]
-        old = [delivery for delivery, seconds in ages if LATE * lease_seconds < seconds < lease_seconds]
-        lost = outcome(lambda: self._leases.extend(old, lease_seconds)) if old else ()
-        return held if isinstance(lost, Exception) else [delivery for delivery in held if delivery not in lost]
 
     def _give_back(self, deliveries: Sequence[Received]) -> None:
         self.settle([(delivery, Release(refund=True)) for delivery in deliveries])

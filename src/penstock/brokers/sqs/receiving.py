@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from functools import partial
 from math import ceil
 
-from penstock.brokers.sqs.api import Api, QueueRef
+from penstock.brokers.sqs.api import Api
 from penstock.brokers.sqs.at_once import AtOnce
 from penstock.brokers.sqs.limits import BATCH_MAX, whole_seconds
 from penstock.brokers.sqs.queues import Queues
@@ -29,12 +29,11 @@ class Receiving:
 
     def take(self, queue: str, messages_max: int, lease_seconds: float) -> Sequence[Received]:
         """As many as there are, without waiting; SQS may overlook some of few."""
-        found = self._queues.find(queue)
         taken: list[Received] = []
         width = self._widths.get(queue, 1)
         while len(taken) < messages_max:
             sizes = _sizes(messages_max - len(taken), width)
-            came = self._at_once.run([partial(self.poll, found, queue, size, lease_seconds) for size in sizes])
+            came = self._at_once.run([partial(self.poll, queue, size, lease_seconds) for size in sizes])
             errors = [each for each in came if isinstance(each, Exception)]
             brought = [each for each in came if not isinstance(each, Exception)]
             taken += [delivery for each in brought for delivery in each]
@@ -51,13 +50,14 @@ class Receiving:
         return taken
 
     def poll(
-        self, found: QueueRef, queue: str, messages_max: int, lease_seconds: float, wait_seconds: float = 0.0
+        self, queue: str, messages_max: int, lease_seconds: float, wait_seconds: float = 0.0
     ) -> Sequence[Received]:
         """One call, which waits up to that long for the first message.
 
         What is heard a lease after SQS said it, by a process that was halted or a network that held the answer, is not
         ours any more: SQS has no fence, so nobody else would tell.
         """
+        found = self._queues.find(queue)
         asked_at = self._clock.monotonic()
         answer = self._api.on(
             found,
