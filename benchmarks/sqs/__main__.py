@@ -9,6 +9,8 @@ tells what is measured and how. Takes some minutes.
 
 import argparse
 import os
+import signal
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping
@@ -34,6 +36,7 @@ def main() -> None:
     if (reason := fauxqs_package.why_not_here()) is not None:
         print(f"left out: {reason}")
         return
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what was started is ended, as after Ctrl-C
     delays = [float(each) / 1_000 for each in arguments.delays_ms.split(",")]
     parts: Mapping[str, Callable[[Stage], None]] = {
         "rate": lambda own: figures.rates(own, arguments.messages, arguments.rounds, delay_seconds=None),
