@@ -67,6 +67,10 @@ def messages(fleet: Fleet, what: str, pid: int) -> set[str]:
     return {line.message for line in fleet.lines() if (line.what, line.pid) == (what, pid) and "once" not in line.id}
 
 
+def held_by(fleet: Fleet, pid: int) -> set[str]:
+    return messages(fleet, "start", pid) - messages(fleet, "end", pid)
+
+
 def starts_of(fleet: Fleet, id: str) -> list[Line]:
     return [line for line in fleet.lines() if (line.what, line.id) == ("start", id)]
 
@@ -80,16 +84,14 @@ def test_a_killed_worker_loses_nothing_and_what_it_held_goes_on_after_its_lease(
 ) -> None:
     fleet = open_fleet(server, concurrency=10)
     count = 100 if server.kind == "fauxqs" else 40
-    fleet.send("plain", *bodies("plain", count, seconds=0.3))
+    victim, heir = fleet.start(), fleet.start()
+    victim.ready()
+    heir.ready()
+    fleet.send("plain", *bodies("plain", count, seconds=0.5))
     fleet.send("once", *bodies("once", count, seconds=0.1), *bodies("once", count, seconds=0.1))
-    victim = fleet.start().ready()
-    heir = fleet.start().ready()
-    wait_for(lambda: len(ends(fleet)) > count / 4, "they are in the middle")
-    begun = len(messages(fleet, "start", victim.pid))
-    wait_for(lambda: len(messages(fleet, "start", victim.pid)) > begun, "the victim, too")
+    wait_for(lambda: messages(fleet, "end", victim.pid) and held_by(fleet, victim.pid), "it is in the middle")
     victim.kill()
-    killed_at, done = time.time(), recorded(fleet)
-    held = messages(fleet, "start", victim.pid) - messages(fleet, "end", victim.pid)
+    killed_at, done, held = time.time(), recorded(fleet), held_by(fleet, victim.pid)
     wait_for(lambda: len(fleet.ended()) == 2 * count, "all are done")
     wait_for(fleet.empty, "all are acked")
     assert fleet.dead() == 0
