@@ -3,6 +3,7 @@
 import json
 import threading
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from penstock.app.ingest_pipeline import IngestRequest
 from penstock.app.serving import serve
 from penstock.config import Settings
 from penstock.events import BatchCommitted, Event
+from penstock.ledger import Ledger
 from penstock.ledger.records import ObjectState
 from penstock.worker.shutdown import StopSignal
 
@@ -158,6 +160,21 @@ def test_an_ingest_takes_what_the_queue_announces_and_leaves_it_empty(scene: Sce
     assert scene.waiting() == 0
     again = scene.ingest(spark, queue=scene.landing.queue_arn)
     assert (again.objects_found, again.rows_written) == (0, 0)
+
+
+def test_a_table_in_the_bucket_that_announces_is_no_source_of_itself(scene: Scene, spark: SparkSession) -> None:
+    """Its plans and its log are JSON lines to whoever reads them so."""
+    scene.table = f"s3://{scene.landing.bucket}/tables/clicks"
+    scene.put("in/a.jsonl", 1, 2, junk=b"no json\n")
+    first = scene.ingest(spark, queue=scene.landing.queue_arn)
+    assert (first.objects_processed, first.rows_written, first.lines_quarantined) == (1, 2, 1)
+    assert scene.waiting() > 0, "publishing is not announced"
+    second = scene.ingest(spark, queue=scene.landing.queue_arn)
+    assert (second.objects_found, second.rows_written) == (0, 0)
+    assert scene.waiting() == 0
+    with closing(Ledger.open(f"sqlite:///{scene.folder}/ingest/ledger.db")) as ledger:
+        counts = ledger.counts(scene.table)
+    assert (counts[ObjectState.PROCESSED], sum(counts.values())) == (1, 1)
 
 
 def test_what_one_ingest_listed_another_is_not_told_of_again(scene: Scene, spark: SparkSession) -> None:

@@ -1,6 +1,6 @@
 """One pipeline on Spark, wired: engine, handler, line. `penstock ingest` and declared pipelines share it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -13,7 +13,7 @@ from penstock.ledger import Ledger
 from penstock.messaging.broker import Broker
 from penstock.messaging.clock import Clock
 from penstock.messaging.steps import Probe
-from penstock.objects.notification import parse
+from penstock.objects.own_files import parse_others
 from penstock.pipeline.attempt import AttemptSettings, Surroundings
 from penstock.pipeline.declaration import Declaration
 from penstock.pipeline.handler import PipelineHandler
@@ -22,6 +22,7 @@ from penstock.pipeline.source.api import columns_read
 from penstock.pipeline.spark_engine import SparkEngine
 from penstock.pipeline.streak import FailureStreak
 from penstock.pipeline.table_schema import agreement, check_partitions
+from penstock.storage.address import S3Address, s3_address
 from penstock.worker.batcher import Limits
 from penstock.worker.line import Line
 from penstock.worker.settings import WorkerSettings
@@ -126,11 +127,16 @@ class Blueprint:
         return Surroundings(
             ledger=self.ledger,
             engine=engine,
-            parse=partial(parse, buckets_allowed=self.buckets),
+            parse=partial(parse_others, buckets_allowed=self.buckets, own=self._own()),
             publish=self.publish,
             streak=FailureStreak(faults_max=self.faults_max),
             bus=self.tools.bus,
         )
+
+    def _own(self) -> Sequence[S3Address]:
+        """Where the pipeline itself writes in S3."""
+        places = (self.declaration.table, self.declaration.quarantine)
+        return [s3_address(place.uri) for place in places if not place.is_local]
 
 
 def worker_settings(settings: Settings) -> WorkerSettings:

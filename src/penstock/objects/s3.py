@@ -38,9 +38,8 @@ class S3Store:
     pause: Pause = time.sleep
 
     def contains(self, bucket: str, key: str) -> bool:
-        """Whether a key is the address or below it, literally: dots and slashes in keys mean nothing to S3."""
-        prefix = self.address.prefix
-        return bucket == self.address.bucket and (not prefix or key == prefix or key.startswith(f"{prefix}/"))
+        """Whether that key may be read."""
+        return self.address.holds(bucket, key)
 
     def open(self, ref: ObjectRef) -> "S3Reader":
         """Open this version: one GET, which brings the whole of a small object and the beginning of a large one."""

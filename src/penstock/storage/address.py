@@ -17,6 +17,10 @@ class S3Address:
     def __str__(self) -> str:
         return f"{S3}{self.bucket}/{self.prefix}".rstrip("/")
 
+    def holds(self, bucket: str, key: str) -> bool:
+        """Whether a key is the address or below it, literally: dots and slashes in keys mean nothing to S3."""
+        return bucket == self.bucket and (not self.prefix or key == self.prefix or key.startswith(f"{self.prefix}/"))
+
 
 def is_s3(address: str) -> bool:
     """Whether it is meant to be one."""
