@@ -1,7 +1,9 @@
 """How S3 is asked: where, as whom, and what is told of it."""
 
 import itertools
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -56,6 +58,20 @@ def somebody(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> str:
 def ask_both(aws: Aws) -> None:
     bucket_client("lake", aws).put("a", b"1")
     service_client(aws).put_object(Bucket="lake", Key="a", Body=b"1")
+
+
+def test_threads_that_begin_together_share_one_client(aws: Aws, stub: S3Stub) -> None:
+    """As those do that open objects ahead in a new executor."""
+    aws, together = replace(aws, endpoint_url=stub.url), threading.Barrier(8)
+
+    def clients(_: int) -> Sequence[object]:
+        together.wait(10)
+        return bucket_client("lake", aws), service_client(aws)
+
+    with ThreadPoolExecutor(8) as pool:
+        made = list(pool.map(clients, range(8)))
+    for kind in zip(*made, strict=True):
+        assert len(set(map(id, kind))) == 1
 
 
 @pytest.mark.parametrize(
