@@ -29,10 +29,12 @@ from penstock.sinks.reading import TableFile
 from penstock.sinks.schema import additions, canonical
 from penstock.sinks.sink import Append, Position
 from penstock.storage.files import Files
+from penstock.storage.s3_faults import fault_of, refuse
 
 CHECKS_AT_ONCE = 16  # of files in S3
 LOADS_MAX = 2  # a log that is cleaned up while it is read can fail once
 
+_ASKED_S3 = re.compile(r"\bError performing\b")  # in what delta-rs tells of a request that failed
 _DENIED = re.compile(r"\b(403 Forbidden|AccessDenied)\b")  # of S3, in delta-rs's text
 
 
@@ -232,8 +234,11 @@ def _load(root: Files) -> DeltaTable | None:
         except TableNotFoundError:
             return None
         except (DeltaError, OSError, ValueError) as error:
-            if not tries_left:
-                raise TableError(f"The Delta table {root.uri} cannot be read: {_first_line(error)}") from error
+            if tries_left:
+                continue
+            if isinstance(error, OSError) and _ASKED_S3.search(str(error)):
+                refuse(f"The Delta table {root.uri}", error)
+            raise TableError(f"The Delta table {root.uri} cannot be read: {_first_line(error)}") from error
     raise AssertionError("unreachable")
 
 
@@ -245,7 +250,9 @@ def _committing(where: str) -> Iterator[None]:
     except (DeltaError, OSError, ValueError) as error:
         if _has_errno(error, errno.ENOSPC, errno.EDQUOT):
             raise TemporaryError(f"the disk of the table {where} is full") from error
-        if _has_errno(error, errno.EACCES, errno.EROFS) or _DENIED.search(str(error)):
+        if _DENIED.search(str(error)):
+            raise TableError(f"The table {where} cannot be written: {fault_of(error).text}.") from error
+        if _has_errno(error, errno.EACCES, errno.EROFS):
             raise TableError(f"The table {where} cannot be written: {_first_line(error)}") from error
         raise PublishConflict(f"{where}: {_first_line(error)}") from error
 

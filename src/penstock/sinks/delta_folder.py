@@ -14,13 +14,15 @@ _MISREAD = re.compile(r"[\x00-\x1f\x7f\\\ud800-\udfff]|%[0-9A-Fa-f]{2}")
 
 def check_name(root: Files) -> None:
     """Raise `TableError` for a path that deltalake would read as another: with a backslash or an escape in it the log
-    would land in another folder (measured: one beside the parent for ``%2e%2e``)."""
-    if not _MISREAD.search(str(root)):
-        return
-    raise TableError(
-        f"A Delta table cannot be in {str(root)!r}: its path has a control character, a backslash, bytes that are no "
-        f"UTF-8 or a percent sign that looks like an escape; give another name."
-    )
+    would land in another folder (measured: one beside the parent for ``%2e%2e``). In S3 a path is part of a URL, which
+    ends at a ``?`` or ``#``: the log of ``x#y`` would be that of ``x``."""
+    if _MISREAD.search(str(root)):
+        raise TableError(
+            f"A Delta table cannot be in {str(root)!r}: its path has a control character, a backslash, bytes that are "
+            f"no UTF-8 or a percent sign that looks like an escape; give another name."
+        )
+    if not root.is_local and re.search(r"[?#]", str(root)):
+        raise TableError(f"A Delta table cannot be in {str(root)!r}: its prefix has a ? or a #; give another name.")
 
 
 def check_free(root: Files) -> None:
@@ -31,6 +33,8 @@ def check_free(root: Files) -> None:
     try:
         names = root.names()
     except (TableError, TemporaryError) as error:
+        if not root.is_local:
+            raise
         raise TableError(f"The folder {root} cannot be read ({error}); give another one.") from error
     others = [name for name in names if name not in _OWN_FOLDERS and not name.startswith((".", "_"))]
     if others:

@@ -4,14 +4,13 @@ One of each a process and place, with the same endpoint, region and credentials.
 a few times within seconds; what lasts longer is the caller's to wait for.
 """
 
-import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import ConfigurationError, TemporaryError, UsageError
-from penstock.storage.aws import Aws, require_aws
+from penstock.storage.aws import Aws, MadeOnce, require_aws
 from penstock.storage.s3_faults import fault_of
 
 if TYPE_CHECKING:
@@ -45,7 +44,7 @@ class Place:
         return self.endpoint_url.startswith("http://")
 
 
-@functools.cache
+@MadeOnce
 def bucket_client(bucket: str, aws: Aws) -> "S3Store":
     """obstore's client of one bucket, shared by all threads of this process.
 
@@ -86,7 +85,7 @@ def bucket_client(bucket: str, aws: Aws) -> "S3Store":
     )
 
 
-@functools.cache
+@MadeOnce
 def service_client(aws: Aws) -> Any:
     """boto3's client for S3, shared by all threads of this process. Raises `ConfigurationError`."""
     require_aws()
@@ -105,7 +104,7 @@ def service_client(aws: Aws) -> Any:
     )
 
 
-@functools.cache
+@MadeOnce
 def place_of(bucket: str, aws: Aws) -> Place:
     """Endpoint and region, as boto3 finds them in the settings, the environment and AWS's configuration files.
 
@@ -156,6 +155,8 @@ def delta_options(aws: Aws, bucket: str) -> dict[str, str]:
         "aws_access_key_id": frozen.access_key,
         "aws_secret_access_key": frozen.secret_key,
         "aws_conditional_put": "etag",  # S3 itself refuses a second writer of one version
+        "max_retries": str(TRIES_MAX - 1),
+        "retry_timeout": f"{RETRY_SECONDS}s",
     }
     if frozen.token:
         options["aws_session_token"] = frozen.token

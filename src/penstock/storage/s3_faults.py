@@ -13,7 +13,7 @@ from typing import NoReturn, TypeGuard
 
 from penstock.errors import ConfigurationError, TableError, TemporaryError
 
-_STATUS = re.compile(r"status code: (\d{3})")
+_STATUS = re.compile(r"status code\b.{0,40}?\b(\d{3})\b", re.DOTALL)  # delta-rs has it on the next line, in colour
 _CODE = re.compile(r"<Code>([A-Za-z0-9.]{1,60})</Code>")
 _TEXT_CHARS_MAX = 160
 
@@ -81,6 +81,7 @@ _BY_STATUS = {
 _NO_REDIRECT = "incorrectly configured region"  # obstore, of a redirect that names no place
 _CONNECTION = (
     ("kind: Connect", "no connection to the server"),
+    ("client error (Connect)", "no connection to the server"),  # delta-rs's words
     ("kind: Timeout", "the server does not answer in time"),
     ("EndpointConnectionError", "no connection to the server"),
     ("TimeoutError", "the server does not answer in time"),
