@@ -46,6 +46,7 @@ _BY_CODE = {
     "AccessDenied": (Kind.DENIED, _DENIED),
     "NoSuchBucket": (Kind.NO_BUCKET, "there is no such bucket"),
     "NoSuchKey": (Kind.MISSING, "there is no such object"),
+    "NoSuchUpload": (Kind.PASSING, "somebody has ended the upload: a rule of the bucket's, or an earlier try of ours"),
     "NoSuchVersion": (Kind.MISSING, "there is no such version"),
     "MethodNotAllowed": (Kind.MISSING, "it is deleted: that version is a delete marker"),
     "PreconditionFailed": (Kind.CHANGED, "it is there in another version"),

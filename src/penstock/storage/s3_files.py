@@ -115,15 +115,15 @@ class S3Files:
             bucket=self.address.bucket,
             key=self._key(path),
             put=lambda data: self.write(path, data),
+            size_of=lambda: self._size(path),
+            explained=lambda: self._explained(path),
             extra=requester(self.aws),
         )
         try:
             yield cast(BinaryIO, file)
             file.complete()
-        except BaseException as error:
+        except BaseException:
             file.abort()
-            if is_of_s3(error) and not isinstance(error, FileNotFoundError):  # else one of the block's own
-                refuse(self._address(path), error)
             raise
 
     def make_durable(self, paths: Iterable[str]) -> None:
@@ -151,6 +151,10 @@ class S3Files:
 
     def _key(self, path: str) -> str:
         return "/".join(part for part in (self.address.prefix, path) if part)
+
+    def _size(self, path: str) -> int | None:
+        found = self.stat(path)
+        return None if found is None else found.size_bytes
 
     def _folder(self, folder: str) -> str:
         """What the keys of a folder begin with."""

@@ -8,20 +8,24 @@ import io
 from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from typing import TYPE_CHECKING, Any
+
+from penstock.storage.s3_faults import code_of, is_of_s3
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
 PART_BYTES = 16 << 20  # S3 takes 10,000 parts: files of up to 156 GiB
 SENT_AT_ONCE_MAX = 3
+NO_UPLOAD = "NoSuchUpload"
 
 
 class S3Output(io.RawIOBase):
-    """Takes bytes; nothing is there before `complete`. ``put`` stores a small object, ``client`` is boto3's.
+    """Takes bytes; nothing is there before `complete`. ``client`` is boto3's.
 
-    Raises what boto3 and ``put`` raise.
+    ``put`` stores a small object, ``size_of`` tells how large the one that is there is, and None where there is none;
+    ``explained`` raises what the client does in our own words: a writer of files in between need not know them.
     """
 
     def __init__(
@@ -31,12 +35,16 @@ class S3Output(io.RawIOBase):
         bucket: str,
         key: str,
         put: Callable[[bytes], None],
+        size_of: Callable[[], int | None],
+        explained: Callable[[], AbstractContextManager[None]],
         extra: Mapping[str, str],
         part_bytes: int = PART_BYTES,
     ) -> None:
         self._client = client
         self._object = {"Bucket": bucket, "Key": key, **extra}
         self._put = put
+        self._size_of = size_of
+        self._explained = explained
         self._part_bytes = part_bytes
         self._held = bytearray()
         self._upload_id: str | None = None  # once there is more than a part
@@ -68,12 +76,10 @@ class S3Output(io.RawIOBase):
             self._put(bytes(self._held))
             return
         self._send(bytes(self._held))
-        while self._sending:
-            self._sending.popleft().result()
-        parts = [{"PartNumber": number, "ETag": etag} for number, etag in sorted(self._etags.items())]
-        self._client.complete_multipart_upload(
-            **self._object, UploadId=self._upload_id, MultipartUpload={"Parts": parts}
-        )
+        with self._explained():
+            while self._sending:
+                self._sending.popleft().result()
+            self._complete_upload()
         self._end_senders()
 
     def abort(self) -> None:
@@ -83,12 +89,24 @@ class S3Output(io.RawIOBase):
             with suppress(Exception):
                 self._client.abort_multipart_upload(**self._object, UploadId=self._upload_id)
 
+    def _complete_upload(self) -> None:
+        parts = [{"PartNumber": number, "ETag": etag} for number, etag in sorted(self._etags.items())]
+        try:
+            self._client.complete_multipart_upload(
+                **self._object, UploadId=self._upload_id, MultipartUpload={"Parts": parts}
+            )
+        except Exception as error:
+            # The client tries again by itself, and then the upload may have been completed by a try without an answer.
+            if not (is_of_s3(error) and code_of(error) == NO_UPLOAD and self._size_of() == self._written):
+                raise
+
     def _send(self, part: bytes) -> None:
-        if self._senders is None:
-            self._upload_id = self._client.create_multipart_upload(**self._object)["UploadId"]
-            self._senders = ThreadPoolExecutor(SENT_AT_ONCE_MAX, thread_name_prefix="penstock-s3-part")
-        while len(self._sending) >= SENT_AT_ONCE_MAX:
-            self._sending.popleft().result()
+        with self._explained():
+            if self._senders is None:
+                self._upload_id = self._client.create_multipart_upload(**self._object)["UploadId"]
+                self._senders = ThreadPoolExecutor(SENT_AT_ONCE_MAX, thread_name_prefix="penstock-s3-part")
+            while len(self._sending) >= SENT_AT_ONCE_MAX:
+                self._sending.popleft().result()
         self._begun += 1
         self._sending.append(self._senders.submit(self._send_part, self._begun, part))
 

@@ -2,6 +2,7 @@
 
 import io
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +16,7 @@ from penstock.storage.aws import Aws
 from penstock.storage.roots import files_at
 from penstock.storage.s3_files import HELD_BYTES_MAX, S3Files
 from penstock.storage.s3_input import S3Input
-from penstock.storage.s3_output import S3Output
+from penstock.storage.s3_output import PART_BYTES, S3Output
 
 NOWHERE = Aws(region="us-east-1", endpoint_url="http://127.0.0.1:9")
 
@@ -216,7 +217,16 @@ class Uploads:
 
 
 def output(uploads: Uploads, *, put: Callable[[bytes], None] = lambda data: None) -> S3Output:
-    return S3Output(client=uploads, bucket="lake", key="a", put=put, extra={}, part_bytes=4)
+    return S3Output(
+        client=uploads,
+        bucket="lake",
+        key="a",
+        put=put,
+        size_of=lambda: None,
+        explained=nullcontext,
+        extra={},
+        part_bytes=4,
+    )
 
 
 def test_what_fits_a_part_is_put_at_once() -> None:
@@ -248,6 +258,47 @@ def test_a_part_that_fails_fails_the_upload() -> None:
         file.complete()
     file.abort()
     assert uploads.ended == ["aborted"]
+
+
+LARGE = bytes(PART_BYTES + 1)
+BEGUN = Answered(body=b"<InitiateMultipartUploadResult><UploadId>u</UploadId></InitiateMultipartUploadResult>")
+
+
+def large(files: S3Files) -> None:
+    with files.open_output("a") as file:
+        file.write(LARGE)
+
+
+@pytest.mark.parametrize("there", [True, False], ids=["completed", "aborted"])
+def test_an_upload_whose_completion_was_heard_of_by_nobody(files: S3Files, stub: S3Stub, there: bool) -> None:
+    """The first try's answer was lost, and the next one is told that there is no such upload any more."""
+
+    def answer(asked: Asked) -> Answered:
+        if asked.method == "HEAD" and there:
+            head = {"ETag": '"0f"', "Last-Modified": "Wed, 21 Oct 2015 07:28:00 GMT", "Content-Length": str(len(LARGE))}
+            return Answered(headers=head)
+        if asked.method in ("HEAD", "POST") and "uploads" not in asked.target:
+            return refusal(404, "NoSuchUpload")
+        return BEGUN if asked.method == "POST" else Answered(headers={"ETag": '"0f"'})
+
+    stub.answer = answer
+    if there:
+        large(files)
+    else:
+        with pytest.raises(TemporaryError, match="ended the upload"):
+            large(files)
+    assert any(asked.method == "DELETE" for asked in stub.asked) is not there
+
+
+def test_a_writer_hears_of_a_part_that_fails_in_our_words(files: S3Files, stub: S3Stub) -> None:
+    """Parquet's writers hold the file open over many calls, each of which may send a part."""
+    stub.answer = lambda asked: BEGUN if asked.method == "POST" else refusal(400, "ExpiredToken")
+    with ExitStack() as stack:
+        file = stack.enter_context(files.open_output("a"))
+        file.write(LARGE)
+        with pytest.raises(TemporaryError, match="credentials have expired"):
+            file.write(bytes(4 * PART_BYTES))
+        stack.pop_all()
 
 
 def test_nothing_is_written_after_giving_up() -> None:
