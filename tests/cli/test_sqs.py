@@ -206,6 +206,29 @@ def test_dead_objects_are_listed_beside_letters_that_cannot_be(
 # Workers
 
 
+@pytest.mark.parametrize("options", [(), ("--watch",)], ids=["once", "watching"])
+def test_an_ingest_from_a_queue_that_is_not_there_says_so(
+    penstock: Call, moto: AwsServer, broker: SqsBroker, options: tuple[str, ...]
+) -> None:
+    """Its counts are those of an empty one, and Spark is not started to find out."""
+    for bucket in ("landing", "lake"):
+        moto.client("s3").create_bucket(Bucket=bucket)
+    said = penstock(
+        "ingest",
+        "s3://landing/in",
+        "s3://lake/t",
+        "--queue",
+        "nope",
+        "--schema",
+        "id long",
+        "--state",
+        "state",
+        *options,
+    )
+    assert said.exit_code == CONFIGURATION, said.out + said.err
+    assert "There is no queue 'nope'" in said.err
+
+
 @called
 def test_a_worker_serves_a_queue_drains_and_stops(
     penstock: Call, start: Start, moto: AwsServer, broker: SqsBroker, monkeypatch: pytest.MonkeyPatch, called: str
