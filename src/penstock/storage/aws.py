@@ -15,6 +15,7 @@ from penstock.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from boto3.session import Session
+    from botocore.credentials import Credentials
 
 _Made = TypeVar("_Made")
 
@@ -50,11 +51,29 @@ class Aws:
     requester_pays: bool = False  # of S3: the reader, not the bucket's owner, pays for requests
 
     def session(self) -> "Session":
-        """boto3's session; one a thread of whoever calls is not needed, but clients are to be made in one thread.
+        """boto3's session, one a process. Only one thread at a time may make clients of it.
 
         Raises `ConfigurationError` where boto3 is missing or the profile is not there.
         """
         return _session(self)
+
+    def credentials(self) -> "Credentials":
+        """What boto3's chain finds, renewed as it ends: hand it on, and keep nothing of it.
+
+        Raises `ConfigurationError` where there are none.
+        """
+        from botocore.exceptions import BotoCoreError
+
+        try:
+            found = self.session().get_credentials()
+        except BotoCoreError as error:
+            raise ConfigurationError(f"No credentials for AWS can be had: {error}.") from error
+        if found is None:
+            raise ConfigurationError(
+                "No credentials for AWS were found: set AWS_PROFILE or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or "
+                "run where a role is given."
+            )
+        return found
 
     def client(self, service: str, **options: Any) -> Any:
         """A client of boto3. Raises `ConfigurationError` where no region can be found."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from penstock.errors import ConfigurationError, TemporaryError, UsageError
+from penstock.errors import TemporaryError, UsageError
 from penstock.storage.aws import Aws, MadeOnce, require_aws
 from penstock.storage.s3_faults import fault_of
 
@@ -54,7 +54,7 @@ def bucket_client(bucket: str, aws: Aws) -> "S3Store":
     from obstore.auth.boto3 import Boto3CredentialProvider
     from obstore.store import S3Store
 
-    _credentials(aws)
+    aws.credentials()  # a sentence of ours where there are none, and not at the first request
     place = place_of(bucket, aws)
     return S3Store(
         bucket,
@@ -91,7 +91,7 @@ def service_client(aws: Aws) -> Any:
     require_aws()
     from botocore.config import Config
 
-    _credentials(aws)
+    aws.credentials()  # a sentence of ours where there are none, and not at the first request
     return aws.client(
         "s3",
         config=Config(
@@ -145,7 +145,7 @@ def requester(aws: Aws) -> Mapping[str, str]:
 def delta_options(aws: Aws, bucket: str) -> dict[str, str]:
     """delta-rs's ``storage_options``. There are secrets in it, which end: ask anew each time, and keep nothing."""
     place = place_of(bucket, aws)
-    frozen = _credentials(aws).get_frozen_credentials()
+    frozen = aws.credentials().get_frozen_credentials()
     options = {
         "aws_endpoint_url_s3": place.endpoint_url,
         "aws_endpoint_url": place.endpoint_url,
@@ -175,18 +175,3 @@ def check_nameable(address: str, prefix: str) -> None:
     """Raise `UsageError` where files cannot be kept below such a prefix."""
     if prefix and not is_nameable(prefix):
         raise UsageError(f"{address} cannot hold files of ours: its parts must not be empty, '.' or '..'.")
-
-
-def _credentials(aws: Aws) -> Any:
-    from botocore.exceptions import BotoCoreError
-
-    try:
-        found = aws.session().get_credentials()
-    except BotoCoreError as error:
-        raise ConfigurationError(f"No credentials for AWS can be had: {error}.") from error
-    if found is None:
-        raise ConfigurationError(
-            "No credentials for AWS were found: set AWS_PROFILE or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or run "
-            "where a role is given."
-        )
-    return found
