@@ -40,7 +40,7 @@ def notices(address: S3Address, found: "Notices | None", *, queue: str, arn: str
     direct = [rule for rule in found.rules if rule.arn == arn and any(map(_is_creation, rule.events))]
     if not direct:
         return _indirect(address, found, queue)
-    whole = [rule for rule in direct if _folder(address).startswith(rule.prefix) and not rule.suffix]
+    whole = [rule for rule in direct if address.folder.startswith(rule.prefix) and not rule.suffix]
     ways = [way for way in _WAYS if not any(_tells_of(rule, way) for rule in whole)]
     if not whole:
         rules = ", ".join(f"{rule.prefix}*{rule.suffix}" for rule in direct)
@@ -49,7 +49,7 @@ def notices(address: S3Address, found: "Notices | None", *, queue: str, arn: str
                 Verdict.FAILED,
                 (
                     f"{address}: its bucket announces {rules} in {queue}, and nothing of this; let the filter be "
-                    f"{_folder(address) or 'empty'}"
+                    f"{address.folder or 'empty'}"
                 ),
             )
         return (
@@ -88,9 +88,4 @@ def _tells_of(rule: "NoticeRule", way: str) -> bool:
 
 def _meet(rule: "NoticeRule", address: S3Address) -> bool:
     """Whether some key below the address is announced by the rule."""
-    folder = _folder(address)
-    return rule.prefix.startswith(folder) or folder.startswith(rule.prefix)
-
-
-def _folder(address: S3Address) -> str:
-    return f"{address.prefix}/" if address.prefix else ""
+    return rule.prefix.startswith(address.folder) or address.folder.startswith(rule.prefix)

@@ -9,7 +9,7 @@ from itertools import permutations
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import UsageError
-from penstock.storage.address import S3Address, s3_address
+from penstock.storage.address import S3Address, is_s3, s3_address
 
 if TYPE_CHECKING:
     from penstock.config import Settings
@@ -87,7 +87,7 @@ def _check_queue(name: str) -> None:
 
 
 def _check_bucket(name: str) -> None:
-    if name.startswith("s3://"):
+    if is_s3(name):
         raise UsageError(f"--bucket wants a name alone: --bucket {s3_address(name).bucket}, and --prefix for the rest.")
     if not _BUCKET.fullmatch(name) or _ADDRESS.fullmatch(name):
         raise UsageError(

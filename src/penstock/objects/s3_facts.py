@@ -51,11 +51,10 @@ class SourceFacts:
 
 def inspect_source(address: S3Address, aws: Aws, *, clock: Clock) -> SourceFacts:
     """List below the prefix and ask for the first object there. Raises `ConfigurationError` and `TemporaryError`."""
-    client, where = service_client(aws), f"{address}"
-    prefix = f"{address.prefix}/" if address.prefix else ""
+    client = service_client(aws)
     listed = _asked(
-        f"{where} cannot be listed, which takes s3:ListBucket",
-        lambda: client.list_objects_v2(Bucket=address.bucket, Prefix=prefix, MaxKeys=1, **requester(aws)),
+        f"{address} cannot be listed, which takes s3:ListBucket",
+        lambda: client.list_objects_v2(Bucket=address.bucket, Prefix=address.folder, MaxKeys=1, **requester(aws)),
     )
     ahead_seconds = clock_ahead_seconds(listed, now=clock.now())
     key = next((found["Key"] for found in listed.get("Contents", ())), None)
@@ -96,7 +95,7 @@ def try_table(address: S3Address, aws: Aws, *, name: str) -> None:
     it. Raises `ConfigurationError` at the first thing that this user may not do, or S3 does not do.
     """
     client = service_client(aws)
-    key = f"{address.prefix}/{name}"
+    key = f"{address.folder}{name}"
     file = f"{S3}{address.bucket}/{key}"
     at = {"Bucket": address.bucket, "Key": key, **requester(aws)}
     _asked(f"{file} cannot be written, which takes s3:PutObject", lambda: client.put_object(**at, Body=b"penstock"))

@@ -37,7 +37,7 @@ class S3Listing:
         """``excluded`` prefixes need not exist. Nothing is asked yet."""
         self._bucket = address.bucket
         self._pages = S3Pages(address, aws, page_keys=page_keys)
-        self._excluded = [there.prefix for there in excluded if there.bucket == address.bucket]
+        self._excluded = tuple(excluded)
         self._chunk_objects = chunk_objects
         self._tally = Tally()
         self._tables = _Tables(self._pages)
@@ -72,7 +72,7 @@ class S3Listing:
                     yield ref
 
     def _left_out(self, key: str, size_bytes: int) -> Reason | None:
-        if any(_is_at_or_below(key, prefix) for prefix in self._excluded) or self._tables.hold(key):
+        if any(there.holds(self._bucket, key) for there in self._excluded) or self._tables.hold(key):
             return Reason.EXCLUDED
         if key.endswith("/") and size_bytes == 0:
             return Reason.FOLDER_MARKER
@@ -136,10 +136,6 @@ def _is_archived(entry: Entry) -> bool:
 
 def _own_folders(folder: str) -> tuple[str, ...]:
     return tuple(f"{folder}{own}/" for own in _TABLE_FOLDERS)
-
-
-def _is_at_or_below(key: str, prefix: str) -> bool:
-    return not prefix or key == prefix or key.startswith(f"{prefix}/")
 
 
 def _is_hidden(part: str) -> bool:

@@ -42,7 +42,7 @@ class S3Pages:
         self._address = address
         self._aws = aws
         self._page_keys = page_keys
-        self.below = f"{address.prefix}/" if address.prefix else ""  # what keys below the prefix begin with
+        self.below = address.folder  # what keys below the prefix begin with
 
     def __iter__(self) -> Iterator[Page]:
         operation = self._operation()

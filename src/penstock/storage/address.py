@@ -17,9 +17,14 @@ class S3Address:
     def __str__(self) -> str:
         return f"{S3}{self.bucket}/{self.prefix}".rstrip("/")
 
+    @property
+    def folder(self) -> str:
+        """What the keys below it begin with; "" for the whole bucket."""
+        return f"{self.prefix}/" if self.prefix else ""
+
     def holds(self, bucket: str, key: str) -> bool:
         """Whether a key is the address or below it, literally: dots and slashes in keys mean nothing to S3."""
-        return bucket == self.bucket and (not self.prefix or key == self.prefix or key.startswith(f"{self.prefix}/"))
+        return bucket == self.bucket and (key == self.prefix or key.startswith(self.folder))
 
 
 def is_s3(address: str) -> bool:

@@ -41,9 +41,12 @@ class Fault:
     text: str
 
 
-_DENIED = "access is denied (403); S3 says so of a missing object, too, where s3:ListBucket is not granted"
+_ELSEWHERE = "the bucket is in another region: set aws_region"
 _BY_CODE = {
-    "AccessDenied": (Kind.DENIED, _DENIED),
+    "AccessDenied": (
+        Kind.DENIED,
+        "access is denied (403); S3 says so of a missing object, too, where s3:ListBucket is not granted",
+    ),
     "NoSuchBucket": (Kind.NO_BUCKET, "there is no such bucket"),
     "NoSuchKey": (Kind.MISSING, "there is no such object"),
     "NoSuchUpload": (Kind.PASSING, "somebody has ended the upload: a rule of the bucket's, or an earlier try of ours"),
@@ -56,8 +59,8 @@ _BY_CODE = {
     "InvalidBucketName": (Kind.INVALID, "no bucket can have that name"),
     "KeyTooLongError": (Kind.INVALID, "no object can have so long a name"),
     "InvalidObjectState": (Kind.ARCHIVED, "it is archived (Glacier): restore it first"),
-    "PermanentRedirect": (Kind.SETTINGS, "the bucket is in another region: set aws_region"),
-    "AuthorizationHeaderMalformed": (Kind.SETTINGS, "the bucket is in another region: set aws_region"),
+    "PermanentRedirect": (Kind.SETTINGS, _ELSEWHERE),
+    "AuthorizationHeaderMalformed": (Kind.SETTINGS, _ELSEWHERE),
     "RequestTimeTooSkewed": (Kind.PASSING, "this machine's clock is wrong: set it"),
     "ExpiredToken": (Kind.PASSING, "the credentials have expired"),
     "RequestTimeout": (Kind.PASSING, "the server waited too long for bytes"),
@@ -66,18 +69,15 @@ _BY_CODE = {
     "SignatureDoesNotMatch": (Kind.DENIED, "the secret key does not fit the access key (SignatureDoesNotMatch)"),
 }
 _BY_STATUS = {
-    301: (Kind.SETTINGS, "the bucket is in another region: set aws_region"),
+    301: _BY_CODE["PermanentRedirect"],
     307: (Kind.PASSING, "the bucket is being moved"),
     401: (Kind.DENIED, "the credentials are refused (401)"),
-    403: (
-        Kind.DENIED,
-        "access is denied (403); S3 says so of a missing object, too, where s3:ListBucket is not granted",
-    ),
-    404: (Kind.MISSING, "there is no such object"),
-    405: (Kind.MISSING, "it is deleted: that version is a delete marker"),
-    409: (Kind.PASSING, "somebody else writes it at this moment"),
-    412: (Kind.CHANGED, "it is there in another version"),
-    416: (Kind.RANGE, "it has no bytes there"),
+    403: _BY_CODE["AccessDenied"],
+    404: _BY_CODE["NoSuchKey"],
+    405: _BY_CODE["MethodNotAllowed"],
+    409: _BY_CODE["ConditionalRequestConflict"],
+    412: _BY_CODE["PreconditionFailed"],
+    416: _BY_CODE["InvalidRange"],
 }
 _NO_REDIRECT = "incorrectly configured region"  # obstore, of a redirect that names no place
 _CONNECTION = (
@@ -103,7 +103,7 @@ def fault_of(error: Exception) -> Fault:
     if isinstance(error, FileNotFoundError):
         return Fault(kind=Kind.MISSING, text="there is no such object")
     if _NO_REDIRECT in message:
-        return Fault(kind=Kind.SETTINGS, text="the bucket is in another region: set aws_region")
+        return Fault(kind=Kind.SETTINGS, text=_ELSEWHERE)
     if status or code:
         return Fault(kind=Kind.PASSING, text=f"S3 answers {' '.join(str(part) for part in (status, code) if part)}")
     told = f"{type(error).__name__} {message}"
