@@ -9,6 +9,7 @@ from botocore.exceptions import ClientError
 from penstock.brokers.sqs.api import Api, QueueRef
 from penstock.brokers.sqs.at_once import AtOnce
 from penstock.brokers.sqs.batches import Batches
+from penstock.brokers.sqs.limits import MESSAGE_BYTES_MAX
 from penstock.brokers.sqs.queues import Queues
 from penstock.brokers.sqs.received import Received
 from penstock.messaging.message import Message
@@ -90,9 +91,13 @@ class KnownQueues(Queues):
     def __init__(self, api: Api, *, dead_letters: QueueRef | Exception | None = None) -> None:
         super().__init__(api, clock=instant_clock())
         self._dead_letters = dead_letters
+        self.message_bytes_max = MESSAGE_BYTES_MAX
 
     def find(self, queue: str) -> QueueRef:
         return QueueRef(name=queue, url=f"http://sqs/1/{queue}")
+
+    def bytes_max(self, queue: QueueRef) -> int:
+        return self.message_bytes_max
 
     def dead_letter_queue(self, queue: QueueRef) -> QueueRef:
         if isinstance(self._dead_letters, Exception):
@@ -101,10 +106,10 @@ class KnownQueues(Queues):
 
 
 def received(
-    number: int, *, queue: str = "q", attempt: int = 1, began_at: float = 0.0, body: bytes = b"{}"
+    number: int, *, queue: str = "q", attempt: int = 1, began_at: float = 0.0, body: bytes = b"{}", **message: Any
 ) -> Received:
     return Received(
-        message=Message(id=f"m{number}", body=body, enqueued_at=NOW - 10),
+        message=Message(id=f"m{number}", body=body, enqueued_at=NOW - 10, **message),
         queue=queue,
         receipt=f"r{number}",
         attempt=attempt,

@@ -100,6 +100,7 @@ def test_what_other_senders_wrote_comes_as_it_is() -> None:
         "[" * 100_000,
         '{"more": 1}',
         '{"group": 1}',
+        '{"group": "\\ud800"}',
         '{"body": "gzip"}',
         '{"body": "base64"}',
         '{"body": "empty"}',

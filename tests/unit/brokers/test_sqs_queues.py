@@ -134,6 +134,15 @@ def test_a_queue_away_is_no_queue_without_a_policy() -> None:
         account.known.dead_letter_queue(queue)
 
 
+def test_how_much_a_queue_takes_it_says_and_else_as_much_as_older_ones() -> None:
+    account = Account(q={"MaximumMessageSize": "1048576"}, old={})
+    assert account.known.bytes_max(account.known.find("q")) == 1024 * 1024
+    assert account.known.bytes_max(account.known.find("old")) == 256 * 1024
+    account.readable = False
+    account.clock.advance(POLICY_SECONDS)
+    assert account.known.bytes_max(account.known.find("q")) == 256 * 1024
+
+
 def test_dead_letters_are_found_by_the_queues_name_and_the_suffix_wherever_they_go() -> None:
     account = Account(q=redrive("graves"), graves={})
     assert account.known.find("q-dlq").url == f"{HOME}/graves"

@@ -18,7 +18,7 @@ from tests.unit.brokers.sqs_doubles import (
 )
 
 from penstock.brokers.sqs.at_once import AtOnce
-from penstock.brokers.sqs.envelope import opened
+from penstock.brokers.sqs.envelope import opened, size_bytes
 from penstock.brokers.sqs.faults import QueueMissing
 from penstock.brokers.sqs.leases import CHANGE, Leases
 from penstock.brokers.sqs.limits import LEASE_SECONDS_MAX, MESSAGE_BYTES_MAX
@@ -39,7 +39,7 @@ class Scene:
         self.clock = instant_clock()
         self.api = FakeApi(answers)
         self.settled = Settled()
-        queues = KnownQueues(self.api, dead_letters=dead_letters)
+        queues = self.queues = KnownQueues(self.api, dead_letters=dead_letters)
         calls = batches(self.api, self.clock)
         self.settling = Settling(
             queues=queues,
@@ -214,6 +214,14 @@ def test_without_a_dead_letter_queue_the_message_stays_and_one_sentence_says_why
     assert not scene.api.entries(SEND)
 
 
+def test_a_dead_letter_queue_that_may_not_be_asked_for_ends_no_worker() -> None:
+    scene = Scene(dead_letters=ConfigurationError("here refuses sqs:GetQueueUrl"))
+    (failure,) = scene.settle((received(1), BAD), (received(2), Ack()))
+    assert (failure.delivery, failure.lost) == (received(1), False)
+    assert "sqs:GetQueueUrl" in failure.reason
+    assert scene.handles(DELETE) == ["r2"]
+
+
 def test_in_a_fifo_queue_a_dead_letter_that_is_sent_twice_is_one() -> None:
     scene = Scene(dead_letters=FIFO_QUEUE)
     scene.settle((received(1, attempt=2), BAD))
@@ -231,6 +239,41 @@ def test_a_death_is_cut_to_the_room_that_the_message_leaves(free_bytes: int, tol
     sent = scene.api.entries(SEND)[0][0]
     assert sent["MessageBody"] == body.decode()
     assert ("MessageAttributes" in sent) is told
+
+
+def test_a_death_is_cut_to_what_the_dead_letter_queue_takes() -> None:
+    scene = Scene()
+    scene.queues.message_bytes_max = 256 * 1024
+    settlement = DeadLetter(reason="r" * 100, exception="e" * 100, traceback="t" * 10_000)
+    assert not scene.settle((received(1, body=b"x" * (256 * 1024 - 2_000)), settlement))
+    sent = dict(scene.api.entries(SEND)[0][0])
+    assert size_bytes(sent) <= 256 * 1024
+    death = death_of({"penstock-death": sent["MessageAttributes"]["penstock-death"]["StringValue"]})
+    assert death is not None
+    assert death.reason == "r" * 100
+
+
+@pytest.mark.parametrize(
+    ("attributes", "group"),
+    [({}, "tenant"), ({f"a{n}": "é" for n in range(10)}, "tenant"), ({"penstock": '"' * 1_000}, None)],
+)
+def test_what_another_program_filled_to_the_brim_is_buried_as_it_came(
+    attributes: Mapping[str, str], group: str | None
+) -> None:
+    scene = Scene()
+    as_it_came = {name: {"DataType": "String", "StringValue": value} for name, value in attributes.items()}
+    room = MESSAGE_BYTES_MAX - size_bytes({"MessageBody": "", "MessageAttributes": as_it_came})
+    assert not scene.settle((received(1, body=b"x" * room, attributes=attributes, group=group), BAD))
+    sent = dict(scene.api.entries(SEND)[0][0])
+    assert size_bytes(sent) == MESSAGE_BYTES_MAX
+    assert sent.get("MessageAttributes", {}) == as_it_came
+    assert sent.get("MessageGroupId") == group
+
+
+def test_what_cannot_go_without_notes_goes_with_them_and_sqs_says_what_it_thinks_of_it() -> None:
+    scene = Scene()
+    assert not scene.settle((received(1, body=b"x" * MESSAGE_BYTES_MAX, group="ä"), BAD))
+    assert size_bytes(dict(scene.api.entries(SEND)[0][0])) > MESSAGE_BYTES_MAX
 
 
 # --- memory

@@ -51,6 +51,22 @@ def sealed(body: bytes, attributes: Attributes, group: str | None, *, fifo: bool
     return entry
 
 
+def unnoted(body: bytes, attributes: Attributes, group: str | None, *, fifo: bool) -> Entry | None:
+    """The same without a byte of ours, as messages come from elsewhere; None where it takes more than SQS has."""
+    text, encoding = _written(body)
+    plain = all(_is_taken(name, value) or _is_others_note(name, value) for name, value in attributes.items())
+    if encoding is not None or not plain or len(attributes) > ATTRIBUTES_MAX:
+        return None
+    if (group is None and fifo) or (group is not None and _group_id(group) != group):
+        return None
+    entry: Entry = {"MessageBody": text}
+    if group is not None:
+        entry["MessageGroupId"] = group
+    if attributes:
+        entry["MessageAttributes"] = {name: _typed(value) for name, value in attributes.items()}
+    return entry
+
+
 def opened(raw: Mapping[str, Any]) -> tuple[bytes, Attributes, str | None]:
     """Body, attributes and group of a message as `ReceiveMessage` brings it. Raises nothing, whoever wrote it."""
     attributes = {name: _value(each) for name, each in raw.get("MessageAttributes", {}).items()}
@@ -140,6 +156,11 @@ def _is_taken(name: str, value: str | bytes) -> bool:
     return isinstance(value, bytes) or _REFUSED.search(value) is None
 
 
+def _is_others_note(name: str, value: str | bytes) -> bool:
+    """Whether it has our name and is none of ours, so that it is read again as it stands."""
+    return name == NOTES and bool(value) and _notes(value) is None
+
+
 def _typed(value: str | bytes) -> dict[str, Any]:
     if isinstance(value, str):
         return {"DataType": "String", "StringValue": value}
@@ -164,9 +185,18 @@ def _notes(text: str | bytes | None) -> Mapping[str, Any] | None:
     if not isinstance(notes, dict) or not notes.keys() <= {"body", "group", "attributes"}:
         return None
     group, attributes = notes.get("group"), notes.get("attributes", {})
-    if not (group is None or isinstance(group, str)) or not isinstance(attributes, dict):
+    if not (group is None or (isinstance(group, str) and _is_unicode(group))) or not isinstance(attributes, dict):
         return None
     return notes if all(map(_is_packed, attributes.values())) else None
+
+
+def _is_unicode(text: str) -> bool:
+    """Whether it has no lone surrogate, which JSON can bring and nothing else takes."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _is_packed(value: object) -> bool:

@@ -8,6 +8,7 @@ from penstock.messaging.broker import Capabilities
 
 BATCH_MAX = 10  # entries of one call, and messages of one receive
 MESSAGE_BYTES_MAX = 1024 * 1024  # body and attributes; a batch of messages together has no more
+OLD_MESSAGE_BYTES_MAX = 256 * 1024  # of a queue that was made before, or told so
 ATTRIBUTES_MAX = 10
 DELAY_SECONDS_MAX = 900.0
 LEASE_SECONDS_MAX = 43_200.0  # from the receive, however often it is extended

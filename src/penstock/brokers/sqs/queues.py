@@ -8,7 +8,13 @@ from typing import Any
 from penstock.brokers import rules
 from penstock.brokers.sqs.api import Api, QueueRef
 from penstock.brokers.sqs.faults import QueueMissing, is_invalid
-from penstock.brokers.sqs.limits import RECEIVES_MAX, RETENTION_SECONDS_MAX, RETENTION_SECONDS_MIN, whole_seconds
+from penstock.brokers.sqs.limits import (
+    OLD_MESSAGE_BYTES_MAX,
+    RECEIVES_MAX,
+    RETENTION_SECONDS_MAX,
+    RETENTION_SECONDS_MIN,
+    whole_seconds,
+)
 from penstock.errors import ConfigurationError, PenstockError, TemporaryError
 from penstock.messaging.broker import DEAD_LETTER_SUFFIX, QueueSettings
 from penstock.messaging.clock import Clock
@@ -67,6 +73,10 @@ class Queues:
     def deduplicates_by_content(self, queue: QueueRef) -> bool:
         """Whether a FIFO queue takes messages without a deduplication id."""
         return self._attribute(queue, "ContentBasedDeduplication") == "true"
+
+    def bytes_max(self, queue: QueueRef) -> int:
+        """What it takes of a message. One that does not say, or may not be asked, is taken for an older one."""
+        return int(self._attribute(queue, "MaximumMessageSize") or OLD_MESSAGE_BYTES_MAX)
 
     def names(self) -> Sequence[str]:
         """All of the account in this region, sorted."""

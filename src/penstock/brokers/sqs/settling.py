@@ -12,13 +12,12 @@ from penstock.brokers.sqs import faults
 from penstock.brokers.sqs.at_once import AtOnce
 from penstock.brokers.sqs.batches import Batches, Failed
 from penstock.brokers.sqs.deaths import dead_letter
-from penstock.brokers.sqs.faults import QueueMissing
 from penstock.brokers.sqs.leases import Leases
 from penstock.brokers.sqs.limits import check_delay
 from penstock.brokers.sqs.queues import Queues
 from penstock.brokers.sqs.sending import Sending
 from penstock.brokers.sqs.settled import Settled
-from penstock.errors import PenstockError, UserError
+from penstock.errors import ConfigurationError, PenstockError, UserError
 from penstock.messaging.broker import SettleFailure
 from penstock.messaging.clock import Clock
 from penstock.messaging.delivery import Delivery
@@ -114,13 +113,17 @@ class Settling:
     def _bury(self, queue: str, dead: Sequence[tuple[Delivery, DeadLetter]]) -> Failures:
         try:
             target = self._queues.dead_letter_queue(self._queues.find(queue))
-        except QueueMissing as error:  # a person is to be told, but the worker has other work, and the message stays
+            bytes_max = self._queues.bytes_max(target)
+        except ConfigurationError as error:  # missing, or not to be asked for: a person is to be told, but the worker
+            # has other work, and the message stays
             return [SettleFailure(delivery=delivery, reason=str(error), lost=False) for delivery, _ in dead]
         failures = self._lost(queue, [delivery for delivery, _ in dead])
         lost = {failure.delivery.receipt for failure in failures}
         unsent = [pair for pair in dead if pair[0].receipt not in lost and pair[0] not in self._buried]
         entries = [
-            dead_letter(delivery, each, worker=self._holder, now=self._clock.now(), fifo=target.is_fifo)
+            dead_letter(
+                delivery, each, worker=self._holder, now=self._clock.now(), fifo=target.is_fifo, bytes_max=bytes_max
+            )
             for delivery, each in unsent
         ]
         for (delivery, _), answer in zip(unsent, self._sending.try_all(target, entries), strict=True):
