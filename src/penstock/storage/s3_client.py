@@ -4,12 +4,13 @@ One of each a process and place, with the same endpoint, region and credentials.
 a few times within seconds; what lasts longer is the caller's to wait for.
 """
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from penstock.errors import TemporaryError, UsageError
+from penstock.errors import ConfigurationError, TemporaryError, UsageError
 from penstock.storage.aws import Aws, MadeOnce, require_aws
 from penstock.storage.s3_faults import fault_of
 
@@ -29,6 +30,7 @@ _AWS_ENDPOINT = ".amazonaws.com"
 _REGION_OF_NOBODY = ("", "aws-global")
 _REGION = "us-east-1"
 _USER_AGENT = "penstock"
+_TOKEN = "AWS_SESSION_TOKEN"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,6 +162,10 @@ def delta_options(aws: Aws, bucket: str) -> dict[str, str]:
     }
     if frozen.token:
         options["aws_session_token"] = frozen.token
+    elif os.environ.get(_TOKEN):  # delta-rs asks the environment for whatever it is not told
+        raise ConfigurationError(
+            f"The access key in use has no session token, and {_TOKEN} is another key's, which delta-rs takes: unset it."
+        )
     if aws.requester_pays:
         options["aws_request_payer"] = "true"
     return options

@@ -163,6 +163,16 @@ def test_both_clients_and_delta_ask_as_the_profile_says(stub: S3Stub, somebody: 
         assert SECRET not in repr(shown)
 
 
+def test_delta_is_not_left_to_take_the_token_of_another_key(
+    stub: S3Stub, somebody: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "credentials").write_text("[somebody]\naws_access_key_id = AKSTATIC\naws_secret_access_key = s\n")
+    monkeypatch.setenv("AWS_SESSION_TOKEN", "of AKENVIRONMENT")
+    aws = Aws(profile=somebody, region=f"test-{next(REGIONS)}", endpoint_url=stub.url)
+    with pytest.raises(ConfigurationError, match="has no session token"):
+        delta_options(aws, "lake")
+
+
 def test_delta_is_told_to_stay_with_tls_and_who_pays(aws: Aws) -> None:
     options = delta_options(replace(aws, endpoint_url="https://s3.local", requester_pays=True), "lake")
     assert options["aws_allow_http"] == "false"
