@@ -5,14 +5,18 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
 from penstock.app.announcing import announce_all
+from penstock.app.emptiness import Emptiness
 from penstock.errors import PenstockError
 from penstock.ledger import Ledger
 from penstock.ledger.records import TERMINAL, ObjectState
 from penstock.messaging.broker import Broker
+from penstock.messaging.clock import Clock, SystemClock
 from penstock.messaging.steps import Probe
 from penstock.objects.reference import ObjectRef
 
 ANNOUNCEMENTS_MAX = 5  # of one object by one process, before we say that something is wrong with it
+
+_SYSTEM_CLOCK = SystemClock()  # holds no state
 
 
 class Goal:
@@ -28,6 +32,7 @@ class Goal:
         free_the_dead: Callable[[], object],
         probe: Probe,
         objects: Sequence[ObjectRef],
+        clock: Clock = _SYSTEM_CLOCK,
     ) -> None:
         """``free_the_dead`` frees what processes proven dead hold."""
         self._ledger = ledger
@@ -36,6 +41,7 @@ class Goal:
         self._queue = queue
         self._free_the_dead = free_the_dead
         self._probe = probe
+        self._emptiness = Emptiness(broker, queue, clock=clock)
         self._lock = threading.RLock()  # every field below is read and written under it
         self._announcements: Counter[bytes] = Counter()
         self._refs: dict[bytes, ObjectRef] = {}
@@ -90,7 +96,8 @@ class Goal:
             self.unfinished = {object_id for object_id in self.unfinished if states.get(object_id) not in TERMINAL}
             if self.unfinished:
                 self._free_the_dead()
-                self.begin()
+                if self._emptiness.sure():
+                    self.announce()
                 return False
             stats = self._broker.stats(self._queue)
             return not stats.visible and not stats.delayed
@@ -117,10 +124,15 @@ class Goal:
 
     def messages(self) -> int:
         """How many are in the queue, in any state, as near as the broker can tell."""
-        stats = self._broker.stats(self._queue)
-        return stats.visible + stats.in_flight + stats.delayed
+        return self._emptiness.messages()
+
+    def emptied(self) -> bool:
+        """Whether there are none in the queue for sure."""
+        return self._emptiness.sure()
 
     def _send(self, missing: Sequence[ObjectRef]) -> None:
+        if missing:
+            self._emptiness.doubt()
         announce_all(self._broker, self._queue, missing, probe=self._probe)
         self._count(missing)
 

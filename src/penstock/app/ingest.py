@@ -153,7 +153,7 @@ def _fed(work: IngestPipeline, spark: Session | None) -> tuple[Goal, _Scan]:
     sample = () if work.knows_schema() else next(iter(work.source.scan(own=work.where.own).chunks()), ())
 
     def until() -> bool:
-        return not work.request.watch and not goal.messages()
+        return not work.request.watch and goal.emptied()
 
     if not until() and not work.tools.stop.requested:
         work.serve(sample=sample, until=until, spark=spark)

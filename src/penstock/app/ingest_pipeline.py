@@ -161,8 +161,7 @@ class IngestPipeline:
 def queue_of(request: IngestRequest, state: State, tools: Tools) -> Iterator[State]:
     """The state with the broker that holds the queue: its own unless a queue was named.
 
-    That one is in SQS unless the setting broker says otherwise. Raises `ConfigurationError` where there is no such queue
-    in SQS.
+    That one is in SQS unless the setting broker says otherwise. Raises `ConfigurationError` where SQS has none such.
     """
     if request.queue is None:
         yield state

@@ -1,18 +1,24 @@
 """When an ingest announces, and when it is done. On a real state folder, without Spark."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from penstock.app.goal import Goal
+from penstock.app.emptiness import CALM_SECONDS
+from penstock.app.goal import ANNOUNCEMENTS_MAX, Goal
 from penstock.app.places import Places, places
 from penstock.app.state import State, open_state
+from penstock.brokers.memory import MemoryBroker
 from penstock.ledger.records import BatchOutcome, Candidate, Carrier, ObjectResult
+from penstock.messaging.broker import Broker, Capabilities, QueueStats
+from penstock.messaging.clock import Clock, SystemClock
 from penstock.messaging.delivery import Delivery
 from penstock.messaging.settlement import Ack
 from penstock.messaging.steps import no_probe
 from penstock.objects.reference import LOCAL_BUCKET, ObjectRef
+from penstock.testing import FakeClock
 
 QUEUE = "ingest"
 LEASE_SECONDS = 600.0
@@ -31,15 +37,16 @@ def state(where: Places) -> Iterator[State]:
         yield opened
 
 
-def new_goal(state: State, where: Places) -> Goal:
+def new_goal(state: State, where: Places, *, broker: Broker | None = None, clock: Clock | None = None) -> Goal:
     return Goal(
         ledger=state.ledger,
-        broker=state.broker,
+        broker=broker or state.broker,
         pipeline=where.pipeline,
         queue=QUEUE,
         free_the_dead=state.free_what_the_dead_held,
         probe=no_probe,
         objects=REFS,
+        clock=clock or SystemClock(),
     )
 
 
@@ -75,6 +82,29 @@ def processed(state: State, where: Places) -> None:
 def test_a_goal_announces_each_object_once(state: State, where: Places) -> None:
     new_goal(state, where).begin()
     assert state.broker.stats(QUEUE).visible == len(REFS)
+
+
+class Forgetful(MemoryBroker):
+    """Tells of nothing that is in it, as SQS may for a while."""
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return replace(super().capabilities, exact_stats=False)
+
+    def stats(self, queue: str) -> QueueStats:
+        return replace(super().stats(queue), visible=0, in_flight=0, delayed=0)
+
+
+def test_what_a_broker_does_not_count_yet_is_not_announced_again(state: State, where: Places) -> None:
+    broker, clock = Forgetful(), FakeClock()
+    goal = new_goal(state, where, broker=broker, clock=clock)
+    goal.begin()
+    for _ in range(2 * ANNOUNCEMENTS_MAX):
+        assert not goal.reached()
+    assert len(broker.receive(QUEUE, messages_max=10, lease_seconds=LEASE_SECONDS)) == len(REFS)
+    clock.advance(CALM_SECONDS)
+    assert not goal.reached()
+    assert len(broker.receive(QUEUE, messages_max=10, lease_seconds=LEASE_SECONDS)) == len(REFS)
 
 
 def test_what_a_killed_ingest_announced_is_not_announced_again(state: State, where: Places) -> None:

@@ -6,6 +6,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from os import PathLike
 
+from penstock.app.emptiness import Emptiness
 from penstock.app.goal import Goal
 from penstock.app.housekeeping import Presence
 from penstock.app.kill import killing_probe
@@ -135,6 +136,7 @@ class _Errand:
         self._host = host
         self._scan: Scan | None = None
         self._goal: Goal | None = None
+        self._emptiness = Emptiness(host.broker, queue, clock=host.clock)
         if source is not None:
             self._scan = _scan(plan, source)
             objects = [ref for chunk in self._scan.chunks() for ref in chunk]
@@ -157,7 +159,7 @@ class _Errand:
 
     def done(self) -> bool:
         """Whether nothing is left, not even messages that somebody holds or that wait for their next attempt."""
-        return (self._goal is None or self._goal.reached()) and self._messages() == 0
+        return (self._goal is None or self._goal.reached()) and self._emptiness.sure()
 
     def tended(self) -> bool:
         """For a run without an end: announce again what got lost, and never be done."""
@@ -168,7 +170,7 @@ class _Errand:
     def report(self, tally: Tally, *, stopped: bool, seconds: float) -> RunReport:
         """``stopped``: somebody asked for it before we were done."""
         tables, where = self._plan.blueprint.tables, self._plan.where
-        left = self._messages()
+        left = self._emptiness.messages()
         goal, scanned = self._goal, self._scan.report() if self._scan is not None else None
         unfinished = 0 if goal is None else goal.left()
         return RunReport(
@@ -190,10 +192,6 @@ class _Errand:
             stopped=stopped and (left > 0 or unfinished > 0 or tables.unpublished() > 0),
             problems=() if scanned is None else tuple(scanned.problems),
         )
-
-    def _messages(self) -> int:
-        stats = self._host.broker.stats(self.queue)
-        return stats.visible + stats.in_flight + stats.delayed
 
 
 def _scan(plan: Plan, source: str | PathLike[str]) -> Scan:
