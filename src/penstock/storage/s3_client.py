@@ -164,7 +164,7 @@ def delta_options(aws: Aws, bucket: str) -> dict[str, str]:
         options["aws_session_token"] = frozen.token
     elif os.environ.get(_TOKEN):  # delta-rs asks the environment for whatever it is not told
         raise ConfigurationError(
-            f"The access key in use has no session token, and {_TOKEN} is another key's, which delta-rs takes: unset it."
+            f"The access key in use has no session token, and delta-rs takes another key's from {_TOKEN}: unset it."
         )
     if aws.requester_pays:
         options["aws_request_payer"] = "true"
