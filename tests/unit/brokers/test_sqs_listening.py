@@ -188,11 +188,22 @@ def test_after_a_failure_it_waits_and_polls_again(scene: Scene) -> None:
     scene.await_told()
 
 
+def test_no_fault_of_any_kind_ends_its_listening(scene: Scene) -> None:
+    scene.fault = RuntimeError("what no library should raise")
+    scene.ear.want({"a"})
+    scene.await_polls(1)
+    scene.fault = None
+    scene.clock.advance(10)
+    scene.answer("a", 1)
+    scene.await_told()
+
+
 # --- what is held
 
 
-def catch(*numbers: int, lease_seconds: float = 60.0, full: bool = False) -> Catch:
-    return Catch(deliveries=[received(n) for n in numbers], lease_seconds=lease_seconds, was_full=full)
+def catch(*numbers: int, lease_seconds: float = 60.0, full: bool = False, began_at: float = 0.0) -> Catch:
+    deliveries = [received(n, began_at=began_at) for n in numbers]
+    return Catch(deliveries=deliveries, lease_seconds=lease_seconds, was_full=full)
 
 
 def held_with(*catches: Catch) -> Held:
@@ -219,6 +230,18 @@ def test_never_more_is_taken_than_there_is_room_for() -> None:
 def test_short_leases_are_held_no_longer_than_a_quarter_of_them() -> None:
     assert held_with(catch(1)).overdue_in("q") == 1.0
     assert held_with(catch(1, lease_seconds=2.0)).overdue_in("q") == 0.5
+
+
+@pytest.mark.parametrize("all", [True, False])
+def test_what_is_past_its_lease_is_not_taken_from_whoever_has_it_now(all: bool) -> None:
+    clock = FakeClock()
+    held = Held(clock, unclaimed_seconds=1.0)
+    for n, lease_seconds in ((1, 10.0), (2, 30.0)):
+        held.poll_begins("q")
+        held.poll_ends("q", catch(n, lease_seconds=lease_seconds, began_at=clock.monotonic()))
+    clock.advance(10.0)
+    assert [delivery.receipt for delivery in held.take_overdue("q", all=all)] == ["r2"]
+    assert held.overdue_in("q") is None
 
 
 def test_an_emptied_queue_holds_nothing() -> None:

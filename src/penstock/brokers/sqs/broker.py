@@ -221,8 +221,9 @@ class SqsBroker:
     def purge(self, queue: str) -> int:
         """At most once a minute. Takes up to a minute, in which messages that are sent may go, too."""
         with self._forgetting([queue]):
+            count = purge(self._api, self._queues, queue)
             self._held.drop(queue)
-            return purge(self._api, self._queues, queue)
+            return count
 
     # --- steering
 

@@ -79,6 +79,11 @@ class Held:
                 )
             return first
 
+    def put_back(self, queue: str, catch: Catch) -> None:
+        """Who took it could not do with it."""
+        with self._changed:
+            self._catches.setdefault(queue, []).insert(0, catch)
+
     def wait(self, queue: str, seconds: float) -> None:
         """Until something is held of the queue, or no poll is under way there, or the (real) seconds are over."""
         with self._changed:
@@ -93,12 +98,18 @@ class Held:
             return self._left_seconds(catches[0]) if catches else None
 
     def take_overdue(self, queue: str, *, all: bool) -> Sequence[Received]:
-        """What is to go back: what nobody took in time, or all of it."""
+        """What is to go back: what nobody took in time, or all of it. What is past its lease is others' by now: SQS,
+        which has no fence, would take it from them."""
         with self._changed:
             catches = self._catches.pop(queue, [])
             gone = [catch for catch in catches if all or self._left_seconds(catch) <= 0]
             self._catches[queue] = [catch for catch in catches if catch not in gone]
-        return [delivery for catch in gone for delivery in catch.deliveries]
+        return [
+            delivery
+            for catch in gone
+            if self._age_seconds(catch) < catch.lease_seconds
+            for delivery in catch.deliveries
+        ]
 
     def drop(self, queue: str) -> None:
         """The queue was emptied."""
@@ -107,4 +118,7 @@ class Held:
 
     def _left_seconds(self, catch: Catch) -> float:
         patience = min(self._unclaimed_seconds, catch.lease_seconds / 4)
-        return catch.deliveries[0].began_at + patience - self._clock.monotonic()
+        return patience - self._age_seconds(catch)
+
+    def _age_seconds(self, catch: Catch) -> float:
+        return self._clock.monotonic() - catch.deliveries[0].began_at

@@ -12,7 +12,6 @@ from contextlib import suppress
 from penstock.brokers.sqs.held import Catch, Expected, Held
 from penstock.brokers.sqs.limits import BATCH_MAX
 from penstock.brokers.sqs.received import Received
-from penstock.errors import PenstockError
 from penstock.messaging.clock import Clock
 from penstock.messaging.waits import Random, backoff_seconds
 
@@ -85,7 +84,7 @@ class Ear:
             try:
                 self._step(queue)
                 failures = 0
-            except PenstockError:  # away: the worker meets that itself, when it asks
+            except Exception:  # away, or worse: the worker meets that itself, when it asks
                 failures += 1
                 self._clock.wait(self._ended, self._pause_seconds(failures))
         self._give_back(queue, all=True)
@@ -134,7 +133,7 @@ class Ear:
     def _give_back(self, queue: str, *, all: bool = False) -> None:
         gone = self._held.take_overdue(queue, all=all)
         if gone:
-            with suppress(PenstockError):  # their leases end by themselves
+            with suppress(Exception):  # their leases end by themselves
                 self._release(gone)
 
     def _pause_seconds(self, failures: int) -> float:

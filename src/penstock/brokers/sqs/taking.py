@@ -25,10 +25,12 @@ class Taking:
         self._clock = clock
         self._closed = False  # written by the thread that closes
 
-    def take(self, queue: str, messages_max: int, lease_seconds: float, wait_seconds: float) -> Sequence[Received]:
+    def take(self, queue: str, messages_max: int, lease_seconds: float, wait_seconds: float) -> Sequence[Delivery]:
         """At most so many; waits up to that long for the first."""
         taken = self._taken_now(queue, messages_max, lease_seconds)
-        return taken if taken or not wait_seconds else self._awaited(queue, messages_max, lease_seconds, wait_seconds)
+        if not taken and wait_seconds:
+            taken = self._awaited(queue, messages_max, lease_seconds, wait_seconds)
+        return self.still_held(taken, lease_seconds)
 
     def close(self) -> None:
         """Who waits returns when the poll does."""
@@ -39,7 +41,8 @@ class Taking:
         return self._receiving.poll(queue, messages_max, lease_seconds, wait_seconds)
 
     def still_held(self, deliveries: Sequence[Delivery], lease_seconds: float) -> Sequence[Delivery]:
-        """What nobody extended while settlements took their time. Past its lease it is left out, and comes again."""
+        """What nobody extended while settlements, or other calls, took their time. Past its lease it is left out, and
+        comes again."""
         ages = [(delivery, held_seconds(delivery, self._clock)) for delivery in deliveries]
         held = [delivery for delivery, seconds in ages if seconds < lease_seconds]
         old = [delivery for delivery, seconds in ages if LATE * lease_seconds < seconds < lease_seconds]
@@ -75,7 +78,9 @@ class Taking:
         """With the lease that whoever takes them thinks they have. What SQS gave to others meanwhile is left out."""
         if catch.lease_seconds == lease_seconds:
             return catch.deliveries
-        failed = {
-            place for place, _ in self._leases.change(queue, [(each, lease_seconds) for each in catch.deliveries])
-        }
+        changed = outcome(lambda: self._leases.change(queue, [(each, lease_seconds) for each in catch.deliveries]))
+        if isinstance(changed, Exception):
+            self._held.put_back(queue, catch)
+            raise changed
+        failed = {place for place, _ in changed}
         return [each for place, each in enumerate(catch.deliveries) if place not in failed]
