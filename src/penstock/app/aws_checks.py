@@ -1,20 +1,19 @@
 """What `penstock doctor` looks at in AWS: credentials, the queues that an app serves, the buckets it uses."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ulid import ULID
 
 from penstock.app import s3_checks, sqs_checks
 from penstock.app.findings import Finding, Verdict, guarded
 from penstock.app.places import STATE_FOLDER
+from penstock.app.served import Served, served_by
 from penstock.app.sqs_address import aws_of, is_sqs
-from penstock.config import Settings
-from penstock.errors import ConfigurationError, PenstockError
+from penstock.errors import ConfigurationError
 from penstock.messaging.clock import Clock, SystemClock
 from penstock.storage.address import S3Address, is_s3, s3_address
 from penstock.storage.aws import Aws, require_aws
@@ -26,17 +25,8 @@ if TYPE_CHECKING:
 
 CLOCK_APART_SECONDS_MAX = 60.0  # S3 refuses requests from 15 minutes on; its date has whole seconds
 ARRIVAL_SECONDS_MAX = 20.0
-_LETTERS_HINT = "docs/sqs.md says why; `penstock init --aws` writes queues whose numbers fit."
+_QUEUE_HINT = "docs/sqs.md says why; `penstock init --aws` writes queues whose numbers fit."
 _CLOCK_HINT = "Let this host follow a time server: AWS refuses requests of a clock that is 15 minutes off."
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Served:
-    """A queue that something of an app is fed from."""
-
-    queue: str
-    attempts_max: int
-    source: S3Address | None  # whose objects are announced there
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +56,7 @@ def scene_of(scope: "Scope", app: "App | None", *, try_notification: bool = Fals
     return Scene(
         aws=aws_of(settings.broker, aws) if in_sqs else aws,
         broker_is_sqs=in_sqs,
-        served=_served(settings, app),
+        served=served_by(app, settings),
         tables=[s3_address(where.table.uri) for where in scope.tables.values() if is_s3(where.table.uri)],
         lease_seconds=settings.lease_seconds,
         try_notification=try_notification,
@@ -142,12 +132,12 @@ class _Looked:
 
         yield guarded("sqs queue", found)
         if served.queue in self._queues:
-            yield guarded("sqs dead", letters, hint=_LETTERS_HINT)
+            yield guarded("sqs dead", letters, hint=_QUEUE_HINT)
             if served.source is not None:
                 yield guarded(
                     "sqs policy",
                     partial(sqs_checks.bucket_may_send, self._queues[served.queue], served.source.bucket),
-                    hint=_LETTERS_HINT,
+                    hint=_QUEUE_HINT,
                 )
 
     def _source(self, served: Served, address: S3Address) -> Iterator[Finding]:
@@ -235,31 +225,3 @@ def _table(address: S3Address, aws: Aws) -> tuple[Verdict, str]:
 
     try_table(address, aws, name=f"{STATE_FOLDER}/doctor-{ULID()}")
     return Verdict.OK, f"{address}: wrote a file, was refused to write it twice, read, listed and deleted it"
-
-
-def _served(settings: Settings, app: "App | None") -> Sequence[Served]:
-    """Those that a worker would serve here, the most attempts that anything gives a message there with each."""
-    if app is None:
-        return [Served(queue=name, attempts_max=settings.max_attempts, source=None) for name in settings.queues]
-    names: Mapping[str, object] = settings.queues or {one.queue_name: 1 for one in app.services}
-    return [_of(service, settings) for service in app.services if service.queue_name in names]
-
-
-def _of(service: Any, settings: Settings) -> Served:
-    from penstock.app.object_service import ObjectService
-    from penstock.app.pipelines.service import PipelineService
-    from penstock.app.service import FunctionService
-
-    attempts, source = settings.max_attempts, ""
-    match service:
-        case FunctionService():
-            attempts = service.declaration.retry.max_attempts
-        case ObjectService():
-            attempts, source = service.declaration.attempts_max, service.source
-        case PipelineService():
-            declared = service.pipeline.declaration
-            attempts, source = declared.max_attempts or settings.max_attempts, str(declared.source.folder)
-    where: S3Address | None = None
-    with suppress(PenstockError):
-        where = s3_address(source) if is_s3(source) else None
-    return Served(queue=service.queue_name, attempts_max=attempts, source=where)
