@@ -4,9 +4,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
-from tests.unit.brokers.sqs_doubles import FakeApi, KnownQueues, batches, client_error, succeeded
+from tests.unit.brokers.sqs_doubles import Answers, FakeApi, KnownQueues, Q, batches, client_error, succeeded
 
 from penstock.brokers.sqs.batches import TRIES
+from penstock.brokers.sqs.envelope import opened
 from penstock.brokers.sqs.limits import MESSAGE_BYTES_MAX
 from penstock.brokers.sqs.sending import SEND, Sending
 from penstock.errors import ConfigurationError, TemporaryError, UnknownOutcome
@@ -164,3 +165,62 @@ def test_no_call_has_two_messages_of_one_group() -> None:
         ["a1", "b1", "c1"],
         ["a2", "b2", "c2"],
     ]
+
+
+# --- groups of standard queues
+
+
+REFUSED = "The request include parameter MessageGroupId that is not valid for this queue type."
+
+
+def groupless(operation: str, parameters: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A server whose standard queues know no groups, entry by entry."""
+    entries = parameters["Entries"]
+    refused = [entry["Id"] for entry in entries if "MessageGroupId" in entry]
+    answer = succeeded([entry for entry in entries if entry["Id"] not in refused])
+    failed = [{"Id": id, "Code": "InvalidParameterValue", "SenderFault": True, "Message": REFUSED} for id in refused]
+    return {**answer, "Failed": failed}
+
+
+def groupless_calls(operation: str, parameters: Mapping[str, Any]) -> Mapping[str, Any] | Exception:
+    """One that refuses the whole call."""
+    entries = parameters["Entries"]
+    return ConfigurationError(REFUSED) if any("MessageGroupId" in each for each in entries) else succeeded(entries)
+
+
+@pytest.mark.parametrize("answers", [groupless, groupless_calls])
+def test_where_a_standard_queue_takes_no_groups_they_travel_in_the_notes(answers: Answers) -> None:
+    api = FakeApi(answers)
+    sender = sending(api)
+    messages = [Outgoing(body=b"0"), Outgoing(body=b"1", group="tenant")]
+    assert sender.send("q", messages) == ["m0", "m1"]
+    (_, again) = api.entries(SEND)
+    entry = again[-1]
+    raw = {"Body": entry["MessageBody"], "MessageAttributes": entry["MessageAttributes"]}
+    assert opened(raw) == (b"1", {}, "tenant")
+    sender.send("q", messages)
+    assert len(api.entries(SEND)) == 3  # known by now
+
+
+def test_a_fifo_queue_that_refuses_a_group_is_told_no_other() -> None:
+    api = FakeApi(groupless)
+    with pytest.raises(ConfigurationError, match="MessageGroupId"):
+        sending(api).send("q.fifo", numbered(1, group="a", deduplication_id="1"))
+    assert len(api.entries(SEND)) == 1
+
+
+def test_one_that_spoils_its_call_keeps_no_other_from_being_buried() -> None:
+    def too_long(operation: str, parameters: Mapping[str, Any]) -> Mapping[str, Any] | Exception:
+        entries = parameters["Entries"]
+        spoiled = any(entry["MessageBody"] == "1" for entry in entries)
+        return ConfigurationError("BatchRequestTooLong") if spoiled else succeeded(entries)
+
+    answers = sending(FakeApi(too_long)).try_all(Q, [{"MessageBody": str(n)} for n in range(3)])
+    assert (answers[0], answers[2]) == ("m0", "m2")
+    assert isinstance(answers[1], ConfigurationError)
+
+
+def test_throttling_passes_even_where_it_is_called_the_senders_fault() -> None:
+    answers = iter([{"0": "KMS.ThrottlingException"}, {}])
+    api = FakeApi(lambda operation, parameters: succeeded(parameters["Entries"], next(answers)))
+    assert sending(api).send("q", numbered(1)) == ["m0"]

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from penstock.brokers.sqs import faults
 from penstock.brokers.sqs.api import Api, QueueRef
 from penstock.brokers.sqs.at_once import AtOnce
 from penstock.brokers.sqs.limits import BATCH_MAX
@@ -97,7 +98,9 @@ def failures(answer: Mapping[str, Any], places: Sequence[int]) -> Mapping[int, F
     """Which of the places failed, by the answer to a batch. One that is not told of failed, too."""
     failed = {
         int(each["Id"]): Failed(
-            code=each.get("Code", ""), message=each.get("Message", ""), never=bool(each.get("SenderFault"))
+            code=each.get("Code", ""),
+            message=each.get("Message", ""),
+            never=bool(each.get("SenderFault")) and not faults.is_throttling(each.get("Code", "")),
         )
         for each in answer.get("Failed", ())
     }

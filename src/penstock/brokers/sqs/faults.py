@@ -104,7 +104,12 @@ def is_invalid(error: PenstockError) -> bool:
 
 def is_throttled(error: BaseException) -> bool:
     """Whether AWS refused it unread, for there was too much."""
-    return code_of(error) in _THROTTLED
+    return is_throttling(code_of(error))
+
+
+def is_throttling(code: str) -> bool:
+    """The same of a code. For entries of a batch it may be KMS's own, and called the sender's fault."""
+    return plain_code(code) in _THROTTLED or "Throttl" in code
 
 
 def is_gone_handle(code: str, message: str) -> bool:

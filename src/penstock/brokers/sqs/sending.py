@@ -16,6 +16,7 @@ from penstock.errors import ConfigurationError, PenstockError, TemporaryError, U
 from penstock.messaging.message import Outgoing
 
 SEND = "send_message_batch"
+GROUP = "MessageGroupId"  # which SQS takes for standard queues since 2025, and not every server
 
 
 class Sending:
@@ -25,6 +26,7 @@ class Sending:
         self._api = api
         self._queues = queues
         self._batches = batches
+        self._groupless: set[str] = set()  # URLs of standard queues that take no groups; written by any thread
 
     def send(self, queue: str, messages: Sequence[Outgoing]) -> Sequence[str]:
         """Answers the ids. Refuses all if one can never be taken; raises at the first that was not taken otherwise."""
@@ -50,8 +52,13 @@ class Sending:
             try:
                 answers += self._batch(queue, batch)
             except PenstockError as error:
-                answers += [error] * len(batch)
+                alone = isinstance(error, ConfigurationError) and len(batch) > 1  # one of them may spoil the call
+                answers += self._each(queue, batch) if alone else [error] * len(batch)
         return answers
+
+    def _each(self, queue: QueueRef, entries: Sequence[Entry]) -> Iterator[str | PenstockError]:
+        for entry in entries:
+            yield from self.try_all(queue, [entry])
 
     def _entry(self, queue: QueueRef, message: Outgoing) -> Entry:
         entry = sealed(message.body, message.attributes, message.group, fifo=queue.is_fifo)
@@ -77,6 +84,24 @@ class Sending:
         return entry
 
     def _batch(self, queue: QueueRef, entries: Sequence[Entry]) -> Sequence[str | PenstockError]:
+        """As `_tried`. A standard queue that refuses groups is told none from then on: the notes have them."""
+        if queue.url in self._groupless:
+            return self._tried(queue, [_groupless(entry) for entry in entries])
+        try:
+            answers = self._tried(queue, entries)
+        except ConfigurationError as error:
+            if not _refuses_groups(error):
+                raise
+            answers = [error] * len(entries)
+        refused = [place for place, answer in enumerate(answers) if _refuses_groups(answer)]
+        if queue.is_fifo or not any(GROUP in entries[place] for place in refused):
+            return answers
+        self._groupless.add(queue.url)
+        again = self._tried(queue, [_groupless(entries[place]) for place in refused])
+        by_place = dict(zip(refused, again, strict=True))
+        return [by_place.get(place, answer) for place, answer in enumerate(answers)]
+
+    def _tried(self, queue: QueueRef, entries: Sequence[Entry]) -> Sequence[str | PenstockError]:
         """Those that failed are tried again alone. Raises where the call itself failed, and nothing is in."""
         ids: dict[int, str] = {}
         failed: Mapping[int, Failed] = {}
@@ -98,6 +123,14 @@ class Sending:
                 break
             self._batches.pause(tries)
         return [ids.get(place) or _refused(queue, failed[place]) for place in range(len(entries))]
+
+
+def _refuses_groups(answer: str | PenstockError) -> bool:
+    return isinstance(answer, ConfigurationError) and GROUP in str(answer)
+
+
+def _groupless(entry: Entry) -> Entry:
+    return {name: value for name, value in entry.items() if name != GROUP}
 
 
 def _was_refused_unread(error: PenstockError) -> bool:
@@ -122,7 +155,7 @@ def _batched(entries: Sequence[Entry], *, fifo: bool) -> Iterator[Sequence[Entry
     groups: set[str] = set()
     size = 0
     for entry in entries:
-        entry_size, group = size_bytes(entry), entry.get("MessageGroupId", "")
+        entry_size, group = size_bytes(entry), entry.get(GROUP, "")
         full = len(batch) == BATCH_MAX or size + entry_size > MESSAGE_BYTES_MAX
         if batch and (full or (fifo and group in groups)):
             yield batch
