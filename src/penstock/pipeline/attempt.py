@@ -191,7 +191,11 @@ class Attempts:
         if result.works or any(done.rows for done in result.processed):  # without a row a transform has shown nothing
             self._around.streak.clear()
         done: dict[bytes, ObjectOutcome] = {processed.object_id: Done() for processed in result.processed}
-        return done | self._failed(work, failed, result.failed)
+        outcomes = done | self._failed(work, failed, result.failed)
+        refusal = _nothing_but_refusals(result)
+        if refusal is not None:  # nobody is charged, so a job that is to end has to count them like other faults
+            self._around.streak.add_fault(refusal)
+        return outcomes
 
     def _commit(self, work: Work, result: RunResult, failed: Sequence[FailedObject]) -> None:
         seq = self._hold.commit(
@@ -256,7 +260,8 @@ class Attempts:
         outcomes: dict[bytes, ObjectOutcome] = {}
         for failure in failed:
             claimed = work.claim.claimed[failure.object_id]
-            later = replace(self._later(claimed.attempts), refund=failure.refund)
+            tries = max(claimed.attempts, self._around.streak.faults) if failure.refund else claimed.attempts
+            later = replace(self._later(tries), refund=failure.refund)
             cause = causes.get(failure.object_id) if causes else None
             outcomes[failure.object_id] = failure_outcome(failure, claimed, later=later, cause=cause)
         return outcomes
@@ -274,3 +279,10 @@ class Attempts:
                 random=self._around.random,
             )
         )
+
+
+def _nothing_but_refusals(result: RunResult) -> TemporaryError | None:
+    """What a run came to in which no object was read, and none to blame: see `penstock.pipeline.denials`."""
+    if result.processed or not result.failed or not all(failure.refund for failure in result.failed.values()):
+        return None
+    return TemporaryError(next(iter(result.failed.values())).reason)

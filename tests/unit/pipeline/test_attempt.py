@@ -189,6 +189,20 @@ def test_an_unreadable_object_is_retried_alone_and_dies_with_its_message(ledger:
     assert pipeline.run("bad") == [DeadLetter(reason="no")], "the carrier's redelivery dies again"
 
 
+def test_refusals_that_nobody_is_charged_for_end_a_job_that_is_to_end(ledger: Ledger) -> None:
+    """Two objects that may never be read forgive each other in every run."""
+    denied = ReadFailure(failure=Failure.RETRY, reason="s3://bucket/a cannot be read: 403", refund=True)
+    names = {ref(name).object_id: denied for name in ("a", "b")}
+    engine = Engine(lambda request: result(request, {one: names[one] for one in names}))
+    pipeline = Pipeline(ledger, engine)
+    assert pipeline.run("a", "b", "good")[2] == Ack(), "something was read"
+    assert pipeline.run("a", "b") == [Release(delay_seconds=0.5, refund=True)] * 2
+    assert pipeline.run("a", "b") == [Release(delay_seconds=0.5, refund=True)] * 2
+    with pytest.raises(FaultPersists, match=r"s3://bucket/a cannot be read: 403 \(3 times in a row\)"):
+        pipeline.run("a", "b")
+    assert pipeline.state("a") is ObjectState.UNPROCESSED
+
+
 def test_an_object_is_gone_only_after_a_second_look(ledger: Ledger) -> None:
     pipeline = Pipeline(ledger, Engine(unreadable("a", failure=Failure.GONE)))
     assert pipeline.run("a") == [Release(delay_seconds=0.5)]
