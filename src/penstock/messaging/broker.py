@@ -29,6 +29,7 @@ class Capabilities:
     ordered: bool = True  # the older comes first, and groups take turns; else nearly so, or as the broker likes
     exact_stats: bool = True  # counts are right at any moment, and ages are told; else both as near as the broker can
     explains_deaths: bool = True  # what the broker gives up on by itself becomes a dead letter that says why
+    looks_cost: bool = False  # asking a queue in vain has its price, which listening has not
     settle_batch: int = 1  # settlements that cost no more than one; fewer may wait for others that long:
     settle_linger_seconds: float = 0.0
 

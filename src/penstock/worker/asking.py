@@ -37,13 +37,13 @@ class Asking:
         self._idle_seconds = settings.idle_floor_seconds
         self._began_at = 0.0  # the last look, as is the next: lines by index in rotation's order, None for no room
         self._looked_at: Sequence[tuple[int, Ask | None]] = ()
-        self._full = False  # the last look brought all that was asked for
+        self._full: str | None = None  # the queue of which the last look brought all that was asked for
         self._alarmed = False  # an arrival was told of, and nothing came so far
         self._calm_until = 0.0  # monotonic
 
     @property
-    def expects_more(self) -> bool:
-        """Whether the next look will hardly be the last before a rest."""
+    def full(self) -> str | None:
+        """The queue that has more, it seems: then the next look will hardly be the last before a rest."""
         return self._full
 
     @property
@@ -80,7 +80,7 @@ class Asking:
             if ask is not None and turn.deliveries and turn.deliveries[0].queue == ask.queue:
                 self._arrived(served, turn)
                 self._rotation.served(index, len(turn.deliveries))
-                self._full = len(turn.deliveries) >= ask.messages_max
+                self._full = ask.queue if len(turn.deliveries) >= ask.messages_max else None
                 return True
             self._rotation.passed(index)
             if ask is None:
@@ -91,7 +91,7 @@ class Asking:
             self._was_empty(served, heard=ask.queue in heard)
             empty.append(served)
         if empty:
-            self._full = False
+            self._full = None
             self._idle(empty, turn.next_in_seconds)
             self._judge_alarm()
         return False

@@ -28,6 +28,7 @@ class Exchange:
         self._settler = settler
         self._asking = asking
         self._hearing = hearing
+        self._looks_cost = broker.capabilities.looks_cost
         self._lease_seconds = settings.lease_seconds
         self._poll_wait_seconds = settings.poll_wait_seconds if lines == 1 else 0.0  # others would wait for it
 
@@ -50,9 +51,8 @@ class Exchange:
         wait_seconds = self._poll_wait_seconds if self._poll_wait_seconds and idle() else 0.0
         group = self._settler.take_due()
         asks = self._asking.asks()
-        if asks and not self._asking.expects_more:
-            # Before the look, so that no arrival falls between the look and the rest.
-            self._listen(self._asking.roomy)
+        if asks:
+            self._listen_before_looking()
         heard = self._hearing.wanted
         turn = NOTHING_TO_DO
         if group.settlements or asks:
@@ -79,6 +79,17 @@ class Exchange:
         if self._hearing.wanted:
             self._hearing.want(frozenset())
             self._asking.unheard()
+
+    def _listen_before_looking(self) -> None:
+        """So that no arrival falls between the look and the rest, if it is the last look before one.
+
+        Where each look has its price the others are heard while one queue keeps the worker busy, and not asked in vain.
+        """
+        full = self._asking.full
+        if full is None:
+            self._listen(self._asking.roomy)
+        elif self._looks_cost:
+            self._listen(self._asking.roomy - {full})
 
     def _listen(self, roomy: Set[str]) -> None:
         """Where there is room; an arrival elsewhere is for a worker that has some."""

@@ -28,6 +28,7 @@ def test_it_says_what_it_cannot(broker: SqsBroker) -> None:
     assert can.receive_max == 30
     assert not any((can.fenced, can.refunds, can.deduplicates, can.browsable, can.remembers_attempts, can.pausable))
     assert not any((can.creates_queues, can.ordered, can.exact_stats, can.explains_deaths))
+    assert can.looks_cost
     assert (can.settle_batch, can.settle_linger_seconds) == (10, 0.1)
 
 

@@ -82,10 +82,12 @@ class FakeEar:
         self.tell = tell
         self.wanted: list[bool] = []
         self.wanted_of: Set[str] = frozenset()
+        self.wanted_sets: list[Set[str]] = []
         self.closed = False
 
     def want(self, queues: Set[str]) -> None:
         self.wanted_of = queues
+        self.wanted_sets.append(queues)
         self.wanted.append(bool(queues))
 
     def close(self) -> None:

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
 import pytest
@@ -176,6 +177,27 @@ def test_while_there_is_a_backlog_nothing_is_to_be_told(life: "Life", eventually
     ear = ear_of(life, eventually)
     eventually(lambda: ear.wanted[-1])
     assert ear.wanted.count(True) <= 3, "at the first look, and when the backlog is gone"
+    assert stopped(life) == "drained"
+
+
+def test_where_looks_cost_the_others_are_heard_while_one_queue_has_a_backlog(
+    life: "Life", eventually: Eventually
+) -> None:
+    busy = life.serve(Place.POOL, queue="busy", handler={"blocking": True})
+    life.serve(Place.POOL, queue="mail")
+    life.broker.capabilities = replace(life.broker.capabilities, looks_cost=True)
+    life.broker.put(*range(4), queue="busy")
+    life.start(concurrency=3, fetch_max=1, **SLOWLY)
+    ear = ear_of(life, eventually)
+    one, other, third = (life.running(n, busy) for n in range(3))
+    eventually(lambda: ear.wanted[-1] is False, "it rests without room")
+    assert ear.wanted_sets[0] == {"busy", "mail"}
+    assert set(map(frozenset, ear.wanted_sets[1:-1])) == {frozenset({"mail"})}
+    for execution in (one, other, third):
+        execution.let_go()
+    life.running(3, busy).let_go()
+    eventually(lambda: len(life.broker.acked()) == 4)
+    eventually(lambda: ear.wanted_of == {"busy", "mail"})
     assert stopped(life) == "drained"
 
 

@@ -35,6 +35,7 @@ def capabilities(*, pollers: int) -> Capabilities:
         ordered=False,
         exact_stats=False,
         explains_deaths=False,
+        looks_cost=True,
         settle_linger_seconds=SETTLE_LINGER_SECONDS,
         settle_batch=BATCH_MAX,
     )
