@@ -80,7 +80,9 @@ class LiteralFetch:
             asked["Range"] = f"bytes={start}-{stop - 1}"
         with explained(ref):
             got = service_client(self.aws).get_object(**asked)
-        _, _, total = got.get("ContentRange", "").rpartition("/")
+        told, _, total = got.get("ContentRange", "").rpartition("/")
+        if stop > start and not told.startswith(f"bytes {start}-"):  # obstore looks for itself
+            raise TemporaryError(f"{ref.uri} cannot be read: S3 sent other bytes than it was asked for")
         return Answer(
             size_bytes=int(total) if total.isdigit() else got["ContentLength"],
             chunks=got["Body"].iter_chunks(CHUNK_BYTES),

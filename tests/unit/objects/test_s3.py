@@ -301,6 +301,14 @@ def test_another_size_than_announced_is_not_read(store: S3Store, key: str, size_
         store.open(replace(SMALL, key=key, size_bytes=size_bytes))
 
 
+@pytest.mark.parametrize("key", ["in/a", "in//a"])
+def test_other_bytes_than_asked_for_are_not_taken(store: S3Store, stub: S3Stub, key: str) -> None:
+    """As of a server that knows no ranges."""
+    stub.answer = lambda asked: Answered(body=CONTENT, headers={"ETag": '"0f"'})
+    with pytest.raises(TemporaryError):
+        store.read_range(replace(SMALL, key=key), 5, 2)
+
+
 @pytest.mark.parametrize(
     ("bucket", "key"),
     [
