@@ -38,6 +38,7 @@ class Asking:
         self._began_at = 0.0  # the last look, as is the next: lines by index in rotation's order, None for no room
         self._looked_at: Sequence[tuple[int, Ask | None]] = ()
         self._full: str | None = None  # the queue of which the last look brought all that was asked for
+        self._found_empty: Set[str] = frozenset()
         self._alarmed = False  # an arrival was told of, and nothing came so far
         self._calm_until = 0.0  # monotonic
 
@@ -45,6 +46,11 @@ class Asking:
     def full(self) -> str | None:
         """The queue that has more, it seems: then the next look will hardly be the last before a rest."""
         return self._full
+
+    @property
+    def found_empty(self) -> Set[str]:
+        """The queues in which the last look found nothing."""
+        return self._found_empty
 
     @property
     def roomy(self) -> Set[str]:
@@ -75,6 +81,7 @@ class Asking:
         what was asked.
         """
         empty: list[ServedLine] = []
+        self._found_empty = frozenset()
         for index, ask in self._looked_at:
             served = self._lines[index]
             if ask is not None and turn.deliveries and turn.deliveries[0].queue == ask.queue:
@@ -90,6 +97,7 @@ class Asking:
                 break
             self._was_empty(served, heard=ask.queue in heard)
             empty.append(served)
+            self._found_empty |= {ask.queue}
         if empty:
             self._full = None
             self._idle(empty, turn.next_in_seconds)

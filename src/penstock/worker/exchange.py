@@ -51,8 +51,9 @@ class Exchange:
         wait_seconds = self._poll_wait_seconds if self._poll_wait_seconds and idle() else 0.0
         group = self._settler.take_due()
         asks = self._asking.asks()
-        if asks:
-            self._listen_before_looking()
+        if asks and self._asking.full is None:
+            # Before the look, so that no arrival falls between the look and the rest.
+            self._listen(self._asking.roomy)
         heard = self._hearing.wanted
         turn = NOTHING_TO_DO
         if group.settlements or asks:
@@ -63,6 +64,8 @@ class Exchange:
             self._settler.applied(group, turn.failures, turn.settle_error)
         finally:
             arrived = self._asking.came(turn, heard=heard)
+        if self._looks_cost and asks and self._asking.full is not None:
+            self._listen_beside(self._asking.full)
         return arrived
 
     def rest_seconds(self) -> float | None:
@@ -80,16 +83,13 @@ class Exchange:
             self._hearing.want(frozenset())
             self._asking.unheard()
 
-    def _listen_before_looking(self) -> None:
-        """So that no arrival falls between the look and the rest, if it is the last look before one.
+    def _listen_beside(self, full: str) -> None:
+        """While one queue keeps the worker busy those found empty are heard, and not asked again and again in vain.
 
-        Where each look has its price the others are heard while one queue keeps the worker busy, and not asked in vain.
+        Only those: what waits in others would come at once, take the way of an arrival, and find no room.
         """
-        full = self._asking.full
-        if full is None:
-            self._listen(self._asking.roomy)
-        elif self._looks_cost:
-            self._listen(self._asking.roomy - {full})
+        heard = (self._hearing.wanted | self._asking.found_empty) & self._asking.roomy
+        self._listen(heard - {full})
 
     def _listen(self, roomy: Set[str]) -> None:
         """Where there is room; an arrival elsewhere is for a worker that has some."""
