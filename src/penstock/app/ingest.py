@@ -24,7 +24,7 @@ from penstock.ledger.records import ObjectState
 from penstock.messaging.clock import SystemClock
 from penstock.objects.local import LocalStore
 from penstock.objects.reference import ObjectRef
-from penstock.objects.scanner import ScanReport
+from penstock.objects.scan_report import ScanReport
 from penstock.objects.watcher import Watcher
 from penstock.pipeline.session import Session
 from penstock.worker.shutdown import StopSignal
@@ -98,7 +98,7 @@ def ingest(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Scan:
-    report: ScanReport | None  # None: stopped before the folder was walked
+    report: ScanReport | None  # None: nothing was walked
     complete: bool  # False: stopped in the middle, or something is left in the queue
 
 
@@ -128,7 +128,7 @@ def _watch(work: IngestPipeline, spark: Session | None) -> tuple[Goal, _Scan]:
     watcher = Watcher(
         Path(source),
         store=LocalStore(source),
-        excluded=[Path(str(own)) for own in work.where.own if isinstance(own, Path) or own.is_local],
+        excluded=[Path(str(own)) for own in work.where.own if own.is_local],
         clock=tools.clock,
         tell=lambda sentence: tools.bus.emit(WatchDisturbed(source=source, reason=sentence)),
         settle_seconds=work.request.settle_seconds,

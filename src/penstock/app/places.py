@@ -43,9 +43,9 @@ class Places:
         return self.table.below(f"{STATE_FOLDER}/{WORK_FOLDER}")
 
     @property
-    def own(self) -> tuple[Files | Path, ...]:
+    def own(self) -> tuple[Files, ...]:
         """What Penstock writes itself."""
-        return self.table, self.quarantine, self.state
+        return self.table, self.quarantine, LocalFiles(self.state)
 
     def queue(self, source: object) -> str:
         """The queue of one source of this table: another source's worker would not be allowed to read its files."""

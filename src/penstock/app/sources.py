@@ -3,14 +3,14 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from os import PathLike, fspath
-from pathlib import Path
 from typing import Protocol
 
 from penstock.app.places import Places, real
 from penstock.errors import UsageError
 from penstock.objects.local import LocalStore
 from penstock.objects.reference import LOCAL_BUCKET, ObjectRef
-from penstock.objects.scanner import Scanner, ScanReport
+from penstock.objects.scan_report import ScanReport
+from penstock.objects.scanner import Scanner
 from penstock.objects.store import ObjectStore
 from penstock.objects.stores import store_at
 from penstock.storage.address import is_s3, s3_address
@@ -59,15 +59,15 @@ class Source:
         """Whether the other one is this one, or in it."""
         return f"{other.address}/".startswith(f"{self.address.rstrip('/')}/")
 
-    def scan(self, part: "Source | None" = None, *, own: Sequence[Files | Path] = ()) -> Scan:
+    def scan(self, part: "Source | None" = None, *, own: Sequence[Files] = ()) -> Scan:
         """A walk through it, or through a part of it. ``own``: what Penstock writes itself, which is left out."""
         address = self.address if part is None else part.address
         if self.is_local:
-            folders = [str(one) for one in own if isinstance(one, Path) or one.is_local]
+            folders = [str(one) for one in own if one.is_local]
             return Scanner(address, store=LocalStore(self.address), excluded=folders)
         from penstock.objects.s3_listing import S3Listing
 
-        excluded = [s3_address(one.uri) for one in own if not isinstance(one, Path) and not one.is_local]
+        excluded = [s3_address(one.uri) for one in own if not one.is_local]
         return S3Listing(s3_address(address), aws=self.aws, excluded=excluded)
 
 

@@ -14,7 +14,7 @@ from penstock.storage.address import S3Address, is_s3, s3_address
 if TYPE_CHECKING:
     from penstock.config import Settings
 
-FOLDER = "aws"  # of the templates, and the default place for the files
+FOLDER = "starter/aws"  # of the templates, beside this file
 VALUES = "terraform.tfvars.json"  # read by Terraform and OpenTofu by themselves
 TEMPLATES = ("versions.tf", "variables.tf", "queues.tf", "bucket.tf", "policies.tf", "outputs.tf")
 
@@ -57,7 +57,7 @@ def wanted(*, queue: str | None, bucket: str | None, prefixes: Sequence[str], ta
 
 def aws_files(names: Wanted, settings: "Settings") -> Mapping[str, str]:
     """The text of each file, by its name."""
-    starter = files("penstock.cli") / "starter" / FOLDER
+    starter = files("penstock.cli") / FOLDER
     texts = {name: (starter / name).read_text(encoding="utf-8") for name in TEMPLATES}
     return {**texts, VALUES: json.dumps(_values(names, settings), indent=2) + "\n"}
 

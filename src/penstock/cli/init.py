@@ -13,7 +13,7 @@ from penstock.cli.output import Json, print_json, printable, talk
 from penstock.errors import UsageError
 
 WIDTH = 110
-TEMPLATES = "starter"  # beside this file
+FOLDER = "starter"  # of the templates, beside this file
 GITIGNORE = ".gitignore"
 IGNORED = ".penstock/\n"  # the state: queue, ledger, locks
 AWS = "for AWS"  # the options' panel
@@ -91,7 +91,7 @@ def _toml(value: Any) -> str:
 def _app(where: Path) -> Mapping[str, str]:
     from penstock.config import SETTINGS_FILE
 
-    starter = files("penstock.cli") / TEMPLATES
+    starter = files("penstock.cli") / FOLDER
     contents = {
         SETTINGS_FILE: settings_file(),
         "app.py": (starter / "app.py.txt").read_text(encoding="utf-8"),

@@ -11,11 +11,10 @@ from itertools import islice
 
 from penstock.objects.reference import ObjectRef
 from penstock.objects.s3_pages import PAGE_KEYS, Entry, Page, S3Pages
-from penstock.objects.scan_report import CHUNK_OBJECTS, Reason, ScanReport, Tally
+from penstock.objects.scan_report import CHUNK_OBJECTS, TABLE_FOLDERS, Reason, ScanReport, Tally
 from penstock.storage.address import S3Address
 from penstock.storage.aws import Aws
 
-_TABLE_FOLDERS = ("_delta_log", "_penstock")
 _ARCHIVED = ("GLACIER", "DEEP_ARCHIVE")  # not GLACIER_IR, which is read like any other
 
 
@@ -135,7 +134,7 @@ def _is_archived(entry: Entry) -> bool:
 
 
 def _own_folders(folder: str) -> tuple[str, ...]:
-    return tuple(f"{folder}{own}/" for own in _TABLE_FOLDERS)
+    return tuple(f"{folder}{own}/" for own in TABLE_FOLDERS)
 
 
 def _is_hidden(part: str) -> bool:

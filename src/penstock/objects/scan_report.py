@@ -9,6 +9,10 @@ from types import MappingProxyType
 from penstock.objects.reference import ObjectRef
 
 CHUNK_OBJECTS = 500
+TABLE_FOLDERS = (
+    "_delta_log",
+    "_penstock",
+)  # what holds one of them is no source, whoever wrote it
 PROBLEMS_MAX = 100  # kept as text; beyond that only counted
 
 

@@ -17,14 +17,10 @@ from itertools import islice
 from penstock.errors import UsageError
 from penstock.objects.local import AnyPath, LocalStore, reference
 from penstock.objects.reference import ObjectRef
-from penstock.objects.scan_report import CHUNK_OBJECTS, PROBLEMS_MAX, Reason, ScanReport, Tally
-
-__all__ = ["PROBLEMS_MAX", "Reason", "ScanReport", "Scanner"]
+from penstock.objects.scan_report import CHUNK_OBJECTS, TABLE_FOLDERS, Reason, ScanReport, Tally
 
 _LEADS_NOWHERE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP})
-
-
-_TABLE_FOLDERS = (b"/_delta_log", b"/_penstock")
+_TABLE_FOLDERS = tuple(b"/" + os.fsencode(name) for name in TABLE_FOLDERS)
 
 
 @dataclass(frozen=True, slots=True)

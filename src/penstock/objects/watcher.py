@@ -18,7 +18,8 @@ from penstock.errors import UsageError
 from penstock.messaging.clock import Clock
 from penstock.objects.local import LocalStore
 from penstock.objects.reference import ObjectRef
-from penstock.objects.scanner import Scanner, ScanReport
+from penstock.objects.scan_report import ScanReport
+from penstock.objects.scanner import Scanner
 
 SETTLE_SECONDS = 2.0
 RESCAN_SECONDS = 300.0

@@ -9,7 +9,8 @@ import pytest
 from penstock.errors import UsageError
 from penstock.objects.local import LocalStore
 from penstock.objects.reference import ObjectRef
-from penstock.objects.scanner import PROBLEMS_MAX, Reason, Scanner, ScanReport
+from penstock.objects.scan_report import PROBLEMS_MAX, Reason, ScanReport
+from penstock.objects.scanner import Scanner
 
 
 @pytest.fixture
