@@ -88,6 +88,15 @@ def test_a_right_to_receive_is_none_to_delete() -> None:
         api.on(Q, DELETE)
 
 
+@pytest.mark.parametrize("error", [client_error("InvalidSignatureException"), NoCredentialsError()])
+def test_who_we_are_is_no_matter_of_what_is_asked_for(error: Exception) -> None:
+    """As when a host wakes up whose clock stood still, or its role's keys are late: no reason to end."""
+    api = Scripted(None, error)
+    api.on(Q, RECEIVE)
+    with pytest.raises(TemporaryError, match="refuses sqs:DeleteMessage"):
+        api.on(Q, DELETE)
+
+
 def test_a_queue_that_is_not_there_is_named() -> None:
     told = raised(RECEIVE, client_error("QueueDoesNotExist"))
     assert isinstance(told, QueueMissing)
@@ -147,6 +156,13 @@ def test_a_send_whose_answer_never_came_is_of_unknown_outcome_and_all_else_is_as
 )
 def test_a_send_that_never_arrived_is_not(error: Exception) -> None:
     assert not isinstance(raised(SEND, error), UnknownOutcome)
+
+
+def test_a_queue_that_is_deleted_under_a_worker_ends_it_at_no_operation() -> None:
+    api = Scripted(None, client_error("QueueDoesNotExist"))
+    api.on(Q, RECEIVE)
+    with pytest.raises(TemporaryError, match="was there before"):
+        api.on(Q, DELETE)
 
 
 def test_what_sqs_never_takes_is_no_fault_that_passes() -> None:

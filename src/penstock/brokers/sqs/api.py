@@ -91,7 +91,7 @@ class Api:
 
     def _meant(self, error: Exception, operation: str, queue: str) -> Exception:
         action = "sqs:" + "".join(part.title() for part in operation.removesuffix("_batch").split("_"))
-        known = (operation, queue) in self._done
+        known = self._let_before(error, operation, queue)
         if operation in SENDS and faults.may_have_been_done(error):
             return UnknownOutcome(
                 f"{action} for the queue {queue!r} at {self.place}: {error}; whether it took the messages is not known"
@@ -104,6 +104,13 @@ class Api:
             known=known,
             final=operation in SENDS or operation in SHAPES,
         )
+
+    def _let_before(self, error: Exception, operation: str, queue: str) -> bool:
+        """Whether AWS did this before, or what tells as much: that the queue is there, or who we are."""
+        done = tuple(self._done)  # other threads add to it
+        if faults.is_missing(error) and any(name == queue for asked, name in done if asked not in SHAPES):
+            return True
+        return (operation, queue) in done or (faults.is_identity(error) and bool(done))
 
     def _place_said(self) -> str:
         try:

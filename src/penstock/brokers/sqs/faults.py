@@ -23,29 +23,31 @@ ERRORS = (BotoCoreError, ClientError, OSError)  # what a call of boto3 raises
 _PREFIX = "AWS.SimpleQueueService."  # of codes in the older dialect, and in batches
 
 _NO_QUEUE = frozenset({"QueueDoesNotExist", "NonExistentQueue"})
-_NOT_LET_IN = frozenset(
+_WHO_WE_ARE = frozenset(
     {
-        "AccessDenied",
-        "AccessDeniedException",
         "AuthFailure",
         "IncompleteSignature",
         "InvalidAccessKeyId",
         "InvalidClientTokenId",
         "InvalidSecurity",
         "InvalidSignatureException",
-        "KmsAccessDenied",
-        "KmsDisabled",
-        "KmsInvalidKeyUsage",
-        "KmsInvalidState",
-        "KmsNotFound",
-        "KmsOptInRequired",
         "MissingAuthenticationToken",
-        "NotAuthorized",
-        "OptInRequired",
         "SignatureDoesNotMatch",
         "UnrecognizedClientException",
     }
 )
+_NOT_LET_IN = _WHO_WE_ARE | {
+    "AccessDenied",
+    "AccessDeniedException",
+    "KmsAccessDenied",
+    "KmsDisabled",
+    "KmsInvalidKeyUsage",
+    "KmsInvalidState",
+    "KmsNotFound",
+    "KmsOptInRequired",
+    "NotAuthorized",
+    "OptInRequired",
+}
 _THROTTLED = frozenset(
     {
         "KmsThrottled",
@@ -95,6 +97,11 @@ def plain_code(code: str) -> str:
 def is_missing(error: BaseException) -> bool:
     """Whether there is no such queue."""
     return code_of(error) in _NO_QUEUE
+
+
+def is_identity(error: BaseException) -> bool:
+    """Whether AWS does not know us, or the time of day that we signed with; whatever we asked for."""
+    return code_of(error) in _WHO_WE_ARE or isinstance(error, _NO_ACCOUNT)
 
 
 def is_invalid(error: PenstockError) -> bool:
