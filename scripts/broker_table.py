@@ -35,6 +35,7 @@ ROWS = {
     "ordered": "the older message comes first, and groups take turns",
     "exact_stats": "counts are right at any moment, and ages are told",
     "explains_deaths": "what the broker itself gives up on says why",
+    "looks_cost": "asking an empty queue has its price",
     "settle_batch": "acks worth waiting for, to end them in one request",
     "settle_linger_seconds": "how long an ack may wait for others",
 }
