@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests.integration.fleet import QUEUES, Fleet
+from tests.integration.fleet import APP, QUEUES, Fleet
 from tests.services.aws_server import AwsServer, environment_for
 
 from penstock.brokers.sqs import SqsBroker
@@ -16,7 +16,14 @@ GONE_SECONDS = 5.0  # beyond its lease, after which what a dead worker held is a
 
 
 def sqs_fleet(
-    folder: Path, server: AwsServer, *, way: str | None = None, lease_seconds: float = LEASE_SECONDS, **settings: object
+    folder: Path,
+    server: AwsServer,
+    *,
+    way: str | None = None,
+    app: str = APP,
+    lease_seconds: float = LEASE_SECONDS,
+    stop_timeout_seconds: float = STOP_TIMEOUT_SECONDS,
+    **settings: object,
 ) -> Fleet:
     """``way``: the address by which its workers come to the server; the test's own way is the straight one."""
     folder.mkdir(exist_ok=True)
@@ -25,8 +32,10 @@ def sqs_fleet(
         broker="sqs://",
         aside=straight(server),
         added=environment_for(way or server.url),
+        app=app,
         lease_seconds=lease_seconds,
-        **{"stop_timeout_seconds": STOP_TIMEOUT_SECONDS, **settings},
+        stop_timeout_seconds=stop_timeout_seconds,
+        **settings,
     )
 
 

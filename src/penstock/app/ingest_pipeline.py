@@ -9,7 +9,7 @@ from penstock.app.loading import import_here
 from penstock.app.places import Places
 from penstock.app.sources import Source
 from penstock.app.spark import Spark
-from penstock.app.sqs_address import aws_of, is_sqs
+from penstock.app.sqs_address import SQS, aws_of, is_sqs
 from penstock.app.state import State
 from penstock.app.tables import Tables
 from penstock.app.wiring import FAULTS_MAX, Blueprint, Numbers, Tools, worker_settings
@@ -18,6 +18,7 @@ from penstock.errors import UsageError
 from penstock.events import LedgerUnshared, SchemaInferred
 from penstock.messaging.clock import Clock
 from penstock.objects.reference import ObjectRef
+from penstock.objects.watcher import SETTLE_SECONDS
 from penstock.pipeline.declaration import Declaration, Transform
 from penstock.pipeline.session import Session, session_is_there
 from penstock.pipeline.source.api import CsvOptions, ReadOptions, canonical_ddl, infer_schema
@@ -25,8 +26,6 @@ from penstock.pipeline.source.options import checked
 from penstock.worker.worker import Worker
 
 NO_SESSION_YET = "SESSION_OR_CONTEXT_NOT_EXISTS"  # PySpark's word for it
-SETTLE_SECONDS = 2.0
-QUEUES_AT = "sqs://"  # where a queue is that is named, unless the settings name a broker
 _ANY_SCHEMA = "value STRING"  # to look at the other options where the schema is not known yet
 
 
@@ -168,7 +167,7 @@ def queue_of(request: IngestRequest, state: State, tools: Tools) -> Iterator[Sta
         return
     settings = request.settings
     if "broker" not in settings.model_fields_set:
-        settings = settings.model_copy(update={"broker": QUEUES_AT})
+        settings = settings.model_copy(update={"broker": SQS})
     if has_workers_elsewhere(settings):
         tools.bus.emit(LedgerUnshared(ledger=str(state.directory), handlers=(f"ingest from {request.queue}",)))
     with closing(open_broker(settings, holder=state.worker, tell=tools.bus.emit)) as broker:
