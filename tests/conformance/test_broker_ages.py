@@ -22,7 +22,7 @@ def ageing(stand: Stand, *queues: QueueSettings) -> Broker:
     """A broker that tells ages; with others the test ends here."""
     broker = stand.broker(queues=queues)
     if not broker.capabilities.exact_stats:
-        pytest.skip("this broker tells no ages")
+        pytest.skip("not applicable: this broker tells no ages")
     return broker
 
 
@@ -89,7 +89,7 @@ def test_the_reset_is_at_the_end_of_the_third_and_not_before(stand: Stand) -> No
 def test_releases_count_refunded_or_not_and_reset_where_they_happen(stand: Stand) -> None:
     broker = ageing(stand)
     if not broker.capabilities.refunds:
-        pytest.skip("this broker has no refunds")
+        pytest.skip("not applicable: this broker has no refunds")
     broker.send("q", outgoing("a"))
     for refund in (True, False, True):
         (delivery,) = receive(broker)

@@ -15,7 +15,7 @@ REASON_BYTES_MAX = 4 * 1024
 def broker(stand: Stand) -> Broker:
     broker = stand.broker("w1")
     if not broker.capabilities.remembers_attempts:
-        pytest.skip("this broker does not remember attempts")
+        pytest.skip("not applicable: this broker does not remember attempts")
     return broker
 
 
@@ -28,7 +28,7 @@ def test_the_first_hand_over_has_none_before_it(stand: Stand, broker: Broker) ->
 @pytest.mark.parametrize("refund", [False, True])
 def test_a_release_is_told_with_its_reason(stand: Stand, broker: Broker, refund: bool) -> None:
     if refund and not broker.capabilities.refunds:
-        pytest.skip("this broker has no refunds")
+        pytest.skip("not applicable: this broker has no refunds")
     broker.send("q", outgoing("a", "b"))
     (delivery,) = receive(broker, 1)
     started_at = stand.clock.now()

@@ -18,7 +18,7 @@ def ordered(stand: Stand) -> Broker:
     """A broker whose groups take turns; with others the test ends here."""
     broker = stand.broker()
     if not broker.capabilities.ordered:
-        pytest.skip("this broker shares between groups as it likes")
+        pytest.skip("not applicable: this broker shares between groups as it likes")
     return broker
 
 
@@ -106,7 +106,7 @@ def test_a_delay_is_honoured(stand: Stand) -> None:
 def test_row_79_a_delay_of_5000_seconds_is_honoured(stand: Stand) -> None:
     broker = stand.broker()
     if broker.capabilities.delay_seconds_max < 5_000:
-        pytest.skip("this broker cannot delay that long; the replayer holds such messages")
+        pytest.skip("not applicable: this broker cannot delay that long; the replayer holds such messages")
     broker.send("q", outgoing("a", delay_seconds=5_000.0))
     stand.advance(4_999.0)
     assert receive(broker) == []
@@ -138,7 +138,7 @@ def test_row_25_a_body_over_the_limit_is_refused(stand: Stand) -> None:
 def test_a_duplicate_within_the_window_is_dropped_even_when_the_first_is_done(stand: Stand) -> None:
     broker = stand.broker()
     if not broker.capabilities.deduplicates:
-        pytest.skip("this broker does not deduplicate")
+        pytest.skip("not applicable: this broker does not deduplicate")
     (first,) = broker.send("q", outgoing("a", deduplication_id="tick"))
     assert broker.send("q", outgoing("b", "c", deduplication_id="tick")) == [first, first]
     broker.send("other", outgoing("another queue's", deduplication_id="tick"))
@@ -187,7 +187,7 @@ def test_an_extended_lease_holds_from_now_on(stand: Stand) -> None:
 def test_row_84_a_stale_receipt_settles_and_extends_nothing(stand: Stand) -> None:
     one, two = stand.broker("w1"), stand.broker("w2")
     if not one.capabilities.fenced:
-        pytest.skip("this broker cannot tell a stale receipt")
+        pytest.skip("not applicable: this broker cannot tell a stale receipt")
     one.send("q", outgoing("a"))
     (stale,) = receive(one)
     stand.advance(LEASE)
@@ -221,7 +221,7 @@ def test_a_lease_past_its_time_can_neither_be_extended_nor_settled(stand: Stand)
 def test_a_stale_receipt_stays_stale_after_a_refund(stand: Stand) -> None:
     broker = stand.broker()
     if not (broker.capabilities.fenced and broker.capabilities.refunds):
-        pytest.skip("this broker has no fence or no refunds")
+        pytest.skip("not applicable: this broker has no fence or no refunds")
     broker.send("q", outgoing("a"))
     (first,) = receive(broker)
     broker.settle([(first, Release(refund=True))])
@@ -328,7 +328,7 @@ def test_row_75_a_release_without_delay_is_receivable_by_another_at_once(stand: 
 def test_only_refunded_attempts_are_given_back(stand: Stand) -> None:
     broker = stand.broker()
     if not broker.capabilities.refunds:
-        pytest.skip("this broker has no refunds")
+        pytest.skip("not applicable: this broker has no refunds")
     broker.send("q", outgoing("a"))
     attempts = []
     for refund in (False, True, True, False, True):
@@ -433,7 +433,7 @@ def test_what_was_handed_over_too_often_is_dead_lettered_by_the_broker(stand: St
 def test_past_its_retention_a_message_is_not_handed_over_but_dead_lettered(stand: Stand) -> None:
     broker = stand.broker(queues=[QueueSettings(name="q", retention_seconds=1_000)])
     if not broker.capabilities.explains_deaths:
-        pytest.skip("this broker deletes what is past its retention")
+        pytest.skip("not applicable: this broker deletes what is past its retention")
     broker.send("q", outgoing("leased", "ready", group="g"))
     broker.send("q", outgoing("delayed", delay_seconds=5_000))
     (leased,) = receive(broker, 1, lease=2_000)
@@ -455,7 +455,7 @@ def test_past_its_retention_a_message_is_not_handed_over_but_dead_lettered(stand
 def test_a_dead_letter_past_its_retention_is_deleted_and_counted(stand: Stand) -> None:
     broker = stand.broker(queues=[QueueSettings(name="q"), QueueSettings(name="q-dlq", retention_seconds=1_000)])
     if not broker.capabilities.explains_deaths:
-        pytest.skip("this broker does not tell what it deletes at the end of its retention")
+        pytest.skip("not applicable: this broker does not tell what it deletes at the end of its retention")
     broker.send("q", outgoing("a", "b"))
     for delivery in receive(broker):
         broker.settle([(delivery, DeadLetter(reason="bad"))])
@@ -547,7 +547,7 @@ def test_what_few_groups_cannot_fill_the_others_do(stand: Stand) -> None:
 def test_stats_count_every_state_and_the_oldest_visible_age(stand: Stand) -> None:
     broker = stand.broker()
     if not broker.capabilities.exact_stats:
-        pytest.skip("this broker counts nearly right, and tells no ages")
+        pytest.skip("not applicable: this broker counts nearly right, and tells no ages")
     stats = broker.stats("q")
     assert (stats.visible, stats.in_flight, stats.delayed) == (0, 0, 0)
     assert stats.oldest_visible_message_age_seconds is None
@@ -586,7 +586,7 @@ def test_stats_count_every_state_as_near_as_can_be(stand: Stand) -> None:
 def test_browsing_leases_nothing_and_goes_on_behind_an_id_that_has_left(stand: Stand) -> None:
     broker = stand.broker()
     if not broker.capabilities.browsable:
-        pytest.skip("this broker cannot be browsed")
+        pytest.skip("not applicable: this broker cannot be browsed")
     ids = list(broker.send("q", outgoing("a", "b", "c", "d", "e")))
     (first,) = receive(broker, 1)
     page = broker.browse("q", messages_max=2)

@@ -12,7 +12,7 @@ from penstock.messaging.settlement import Ack
 def broker(stand: Stand) -> Broker:
     broker = stand.broker("w1")
     if not broker.capabilities.pausable:
-        pytest.skip("this broker cannot pause a queue")
+        pytest.skip("not applicable: this broker cannot pause a queue")
     return broker
 
 
@@ -56,7 +56,7 @@ def test_leases_are_extended_settled_and_end_during_a_pause(stand: Stand, broker
 def test_what_died_of_its_leases_dies_during_a_pause(stand: Stand) -> None:
     broker = stand.broker(queues=[QueueSettings(name="q", receives_max=1)])
     if not broker.capabilities.pausable:
-        pytest.skip("this broker cannot pause a queue")
+        pytest.skip("not applicable: this broker cannot pause a queue")
     broker.send("q", outgoing("a"))
     receive(broker)
     broker.pause("q")

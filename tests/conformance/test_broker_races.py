@@ -142,7 +142,7 @@ def test_sending_receiving_and_settling_at_once_loses_and_doubles_nothing(broker
 
 def test_of_many_who_settle_one_delivery_one_wins(brokers: list[Broker]) -> None:
     if not brokers[0].capabilities.fenced:
-        pytest.skip("this broker takes the second settlement as it took the first")
+        pytest.skip("not applicable: this broker takes the second settlement as it took the first")
     brokers[0].send("q", numbered(50))
     deliveries = brokers[0].receive("q", messages_max=50, lease_seconds=LEASE)
 
@@ -154,7 +154,7 @@ def test_of_many_who_settle_one_delivery_one_wins(brokers: list[Broker]) -> None
 
 def test_of_many_who_send_one_deduplication_id_one_message_comes(brokers: list[Broker]) -> None:
     if not brokers[0].capabilities.deduplicates:
-        pytest.skip("this broker does not deduplicate")
+        pytest.skip("not applicable: this broker does not deduplicate")
 
     def work(broker: Broker) -> list[Delivery]:
         for n in range(50):

@@ -78,7 +78,7 @@ def test_the_order_is_that_of_the_asks(broker: Broker) -> None:
 
 def test_a_paused_queue_gives_nothing_and_those_behind_it_are_asked(broker: Broker) -> None:
     if not broker.capabilities.pausable:
-        pytest.skip("this broker cannot pause a queue")
+        pytest.skip("not applicable: this broker cannot pause a queue")
     broker.send("a", outgoing("from a"))
     broker.send("b", outgoing("from b"))
     broker.pause("a")
@@ -280,7 +280,7 @@ def test_what_is_released_is_told_of(broker: Broker, listen: Listen) -> None:
 
 def test_the_end_of_a_pause_is_told_of(broker: Broker, listen: Listen) -> None:
     if not broker.capabilities.pausable:
-        pytest.skip("this broker cannot pause a queue")
+        pytest.skip("not applicable: this broker cannot pause a queue")
     broker.send("q", outgoing("a"))
     broker.pause("q")
     ear = listen()
