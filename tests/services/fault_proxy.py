@@ -3,6 +3,7 @@
 It parses nothing: it passes bytes on, holds them, loses them, or ends connections.
 """
 
+import select
 import socket
 import struct
 import threading
@@ -11,6 +12,7 @@ from enum import Enum
 
 CHUNK_BYTES = 64 * 1024
 PATIENCE_SECONDS = 10.0
+LOOK_UP_SECONDS = 0.05
 RESET_ON_CLOSE = struct.pack("ii", 1, 0)  # SO_LINGER: closing says RST
 
 Address = str | tuple[str, int]  # a unix socket's path, or host and port
@@ -192,7 +194,7 @@ class FaultProxy:
         before = b""  # the end of what came earlier: a marker may come in two pieces
         while data := received(link.client):
             before = self._look_for_markers(link, before + data)
-            if self._may_go_on(link, Way.REQUESTS) and not link.deaf and not sent(link.server, data):
+            if self._may_go_on(link, Way.REQUESTS) and not link.deaf and not sent(link, link.server, data):
                 break
         if link.deaf:
             link.cut()
@@ -206,7 +208,7 @@ class FaultProxy:
                 continue
             if link.trap is not None:
                 self._spring(link, link.trap)
-            elif not sent(link.client, data):
+            elif not sent(link, link.client, data):
                 break
         if not (link.deaf or link.ending):
             end(link.client)
@@ -269,12 +271,19 @@ def received(side: socket.socket) -> bytes:
         return b""
 
 
-def sent(side: socket.socket, data: bytes) -> bool:
+def sent(link: Link, side: socket.socket, data: bytes) -> bool:
+    """Whether all of it went out before the connection ended. Whoever cuts it cannot wake a thread that is sending to a
+    side that does not read, so such a thread looks up now and then."""
+    rest = memoryview(data)
     try:
-        side.sendall(data)
-    except OSError:
+        while rest and not link.ending:
+            if select.select([], [side], [], LOOK_UP_SECONDS)[1]:
+                rest = rest[side.send(rest, socket.MSG_DONTWAIT) :]
+    except BlockingIOError:
+        return sent(link, side, bytes(rest))
+    except (OSError, ValueError):  # closed, the descriptor too
         return False
-    return True
+    return not rest
 
 
 def end(side: socket.socket) -> None:
