@@ -12,41 +12,39 @@ from urllib.parse import quote
 from tests.chaos.oracle import Place, Truth, Values, truth
 from tests.chaos.runs import Case
 from tests.services.aws_server import AwsServer
-from tests.services.s3_scene import announce_to_queue
+from tests.services.s3_scene import Announced, Way
 
-LANDING, LAKE = "landing", "lake"
+LAKE = "lake"
 PREFIX = "in"
-QUEUE = "landed"
 LEASE_SECONDS = 5  # SQS knows no holders: what a killed process held comes back when its lease ends
 
 
 class S3Case(Case):
     """Buckets and a queue at one server, and every process started on them."""
 
-    def __init__(self, folder: Path, server: AwsServer, *, by_queue: bool = True) -> None:
+    def __init__(self, folder: Path, server: AwsServer, *, by_queue: bool = True, way: Way = "sqs") -> None:
+        """Not ``by_queue``: it looks through the bucket itself."""
         super().__init__(folder, aws_endpoint_url=server.url, lease_seconds=LEASE_SECONDS)
-        self.by_queue = by_queue
+        self._by_queue = by_queue
+        self._landing = Announced(server, way)
         self._s3, self._sqs = server.client("s3"), server.client("sqs")
-        for bucket in (LANDING, LAKE):
-            self._s3.create_bucket(Bucket=bucket)
-        self._s3.put_bucket_versioning(Bucket=LANDING, VersioningConfiguration={"Status": "Enabled"})
-        self.queue_url = announce_to_queue(server, bucket=LANDING, queue=QUEUE) if by_queue else None
+        self._s3.create_bucket(Bucket=LAKE)
 
     @property
     def arguments(self) -> tuple[str, ...]:
-        queue = ("--queue", QUEUE) if self.by_queue else ()
-        return f"s3://{LANDING}/{PREFIX}", f"s3://{LAKE}/table", "--state", str(self.table / "_penstock"), *queue
+        queue = ("--queue", self._landing.queue_arn) if self._by_queue else ()
+        return self._remote, f"s3://{LAKE}/table", "--state", str(self.table / "_penstock"), *queue
 
     def upload(self, paths: list[Path]) -> None:
         for path in paths:
-            self._s3.put_object(Bucket=LANDING, Key=f"{PREFIX}/{path.name}", Body=path.read_bytes())
+            self._landing.put(f"{PREFIX}/{path.name}", path.read_bytes())
 
     def truth(self) -> Truth:
         """What the folder holds, under the names in S3."""
-        local, remote = self.source.resolve().as_uri(), f"s3://{LANDING}/{PREFIX}"
+        local = self.source.resolve().as_uri()
 
         def moved(place: Place) -> Place:
-            return place[0].replace(local, remote), place[1]
+            return place[0].replace(local, self._remote), place[1]
 
         found = truth(self.source)
         good: dict[Place, Values] = {moved(place): values for place, values in found.good.items()}
@@ -67,8 +65,12 @@ class S3Case(Case):
 
     def waiting(self) -> int:
         """Messages of the queue, in any state."""
-        if self.queue_url is None:
+        if not self._by_queue:
             return 0
         names = [f"ApproximateNumberOfMessages{state}" for state in ("", "NotVisible", "Delayed")]
-        found = self._sqs.get_queue_attributes(QueueUrl=self.queue_url, AttributeNames=names)["Attributes"]
+        found = self._sqs.get_queue_attributes(QueueUrl=self._landing.queue_url, AttributeNames=names)["Attributes"]
         return sum(int(found[name]) for name in names)
+
+    @property
+    def _remote(self) -> str:
+        return f"s3://{self._landing.bucket}/{PREFIX}"
