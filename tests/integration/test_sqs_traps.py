@@ -243,6 +243,20 @@ def test_a_fifo_queue_keeps_the_order_of_each_group(scene: Scene) -> None:
         assert [body for body in came if body[0] == group] == [f"{group}{n}" for n in range(3)]
 
 
+def test_nobody_has_two_messages_of_a_fifo_group_at_a_time(scene: Scene) -> None:
+    """Else a worker would begin both, and the second be done while the first waits for its retry."""
+    broker = scene.broker(FIFO)
+    broker.send("q.fifo", [Outgoing(body=f"{group}{n}".encode(), group=group) for n in range(3) for group in "ab"])
+    seen: dict[str, list[str]] = {"a": [], "b": []}
+    while deliveries := take(broker, queue="q.fifo"):
+        groups = [each.message.group for each in deliveries]
+        assert len(groups) == len(set(groups))
+        for each in deliveries:
+            seen[str(each.message.group)].append(each.message.body.decode())
+        assert not broker.settle([(each, Ack()) for each in deliveries])
+    assert seen == {"a": ["a0", "a1", "a2"], "b": ["b0", "b1", "b2"]}
+
+
 def test_a_released_message_of_a_fifo_queue_holds_up_its_group_and_comes_first(scene: Scene) -> None:
     broker = scene.broker(FIFO)
     for body in ("a0", "b0"):

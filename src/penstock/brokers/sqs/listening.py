@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from contextlib import suppress
 
 from penstock.brokers.sqs.held import Catch, Expected, Held
-from penstock.brokers.sqs.limits import BATCH_MAX
+from penstock.brokers.sqs.queues import messages_a_call
 from penstock.brokers.sqs.received import Received
 from penstock.messaging.clock import Clock
 from penstock.messaging.waits import Random, backoff_seconds
@@ -110,7 +110,7 @@ class Ear:
     def _listen(self, queue: str) -> None:
         """One long poll."""
         expected = self._held.expected(queue, Expected(messages_max=1, lease_seconds=LEASE_SECONDS))
-        count = min(expected.messages_max, BATCH_MAX)
+        count = min(expected.messages_max, messages_a_call(queue))
         catch: Catch | None = None
         self._held.poll_begins(queue)
         try:

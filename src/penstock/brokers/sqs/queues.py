@@ -9,6 +9,7 @@ from penstock.brokers import rules
 from penstock.brokers.sqs.api import Api, QueueRef
 from penstock.brokers.sqs.faults import QueueMissing, is_invalid
 from penstock.brokers.sqs.limits import (
+    BATCH_MAX,
     OLD_MESSAGE_BYTES_MAX,
     RECEIVES_MAX,
     RETENTION_SECONDS_MAX,
@@ -204,6 +205,13 @@ class Queues:
         self._api.on(queue, "set_queue_attributes", Attributes={"RedrivePolicy": json.dumps(policy)})
         with self._lock:
             self._attributes.pop(queue.url, None)
+
+
+def messages_a_call(queue: str) -> int:
+    """How many one receive may bring. Of a FIFO queue one: SQS hands several of a group over together, and a worker
+    begins all that it has. So the next of a group comes when the one before is settled, and none overtakes a retry.
+    """
+    return 1 if queue.endswith((FIFO, f"{FIFO}{DEAD_LETTER_SUFFIX}")) else BATCH_MAX
 
 
 def _base_name(url: str) -> str:

@@ -1,4 +1,4 @@
-"""Calls that receive. Each brings ten messages at most, so who asks for more gets several calls at once.
+"""Calls that receive. Each brings ten messages at most, of a FIFO queue one; who asks for more gets several at once.
 
 How many calls a queue is worth shows in what they bring: they double while they come full, and fall back to those that
 did. None is ever broken off: what SQS has handed over then would be leased to nobody.
@@ -10,8 +10,8 @@ from math import ceil
 
 from penstock.brokers.sqs.api import Api
 from penstock.brokers.sqs.at_once import AtOnce
-from penstock.brokers.sqs.limits import BATCH_MAX, whole_seconds
-from penstock.brokers.sqs.queues import Queues
+from penstock.brokers.sqs.limits import whole_seconds
+from penstock.brokers.sqs.queues import Queues, messages_a_call
 from penstock.brokers.sqs.received import Received, received
 from penstock.messaging.clock import Clock
 
@@ -32,7 +32,7 @@ class Receiving:
         taken: list[Received] = []
         width = self._widths.get(queue, 1)
         while len(taken) < messages_max:
-            sizes = _sizes(messages_max - len(taken), width)
+            sizes = _sizes(messages_max - len(taken), width, each_max=messages_a_call(queue))
             came = self._at_once.run([partial(self.poll, queue, size, lease_seconds) for size in sizes])
             errors = [each for each in came if isinstance(each, Exception)]
             brought = [each for each in came if not isinstance(each, Exception)]
@@ -62,7 +62,7 @@ class Receiving:
         answer = self._api.on(
             found,
             "receive_message",
-            MaxNumberOfMessages=min(messages_max, BATCH_MAX),
+            MaxNumberOfMessages=min(messages_max, messages_a_call(queue)),
             VisibilityTimeout=whole_seconds(lease_seconds),
             WaitTimeSeconds=whole_seconds(wait_seconds),
             MessageAttributeNames=["All"],
@@ -73,6 +73,6 @@ class Receiving:
         return [received(queue, raw, self._clock) for raw in answer.get("Messages", ())]
 
 
-def _sizes(messages_max: int, width: int) -> Sequence[int]:
-    calls = min(width, ceil(messages_max / BATCH_MAX))
-    return [min(BATCH_MAX, messages_max - n * BATCH_MAX) for n in range(calls)]
+def _sizes(messages_max: int, width: int, *, each_max: int) -> Sequence[int]:
+    calls = min(width, ceil(messages_max / each_max))
+    return [min(each_max, messages_max - n * each_max) for n in range(calls)]
