@@ -59,14 +59,44 @@ def test_nothing_is_overwritten_without_force(penstock: Call, here: Path, name: 
     (here / "aws").mkdir()
     (here / "aws" / name).write_text("mine")
     (here / "aws" / "other.tf").write_text("mine, too")
-    for more in ((), ("--dry-run",)):
-        said = penstock("init", "--aws", *more)
-        assert (said.exit_code, said.out) == (USAGE, "")
-        assert f"aws/{name} is there already, and nothing is overwritten without --force" in said.err
+    said = penstock("init", "--aws")
+    assert (said.exit_code, said.out) == (USAGE, "")
+    assert f"aws/{name} is there already, and nothing is overwritten without --force" in said.err
     assert {path.name for path in (here / "aws").iterdir()} == {name, "other.tf"}
     assert penstock("init", "--aws", "--force").exit_code == 0
     assert (here / "aws" / name).read_text() != "mine"
     assert (here / "aws" / "other.tf").read_text() == "mine, too"
+
+
+@pytest.mark.parametrize("more", [(), ("--force",)])
+def test_a_dry_run_says_what_would_be_overwritten(penstock: Call, here: Path, more: tuple[str, ...]) -> None:
+    assert penstock("init", "--aws", "--queue", "orders").exit_code == 0
+    (here / "aws" / "queues.tf").write_text("mine")
+    said = penstock("init", "--aws", "--queue", "mails", "--dry-run", *more)
+    assert said.exit_code == 0, said.err
+    assert '"queue": "mails"' in said.out
+    assert f"would be overwritten with --force: aws/queues.tf, aws/{VALUES}." in said.err
+    document = penstock("init", "--aws", "--queue", "mails", "--dry-run", "--json", *more).document
+    assert document["would_overwrite"] == list(document["would_write"]) == ["aws/queues.tf", f"aws/{VALUES}"]
+    assert ((here / "aws" / "queues.tf").read_text(), values(here / "aws")["queue"]) == ("mine", "orders")
+
+
+def test_force_writes_only_what_would_change(penstock: Call, here: Path) -> None:
+    assert penstock("init", "--aws", "--queue", "orders").exit_code == 0
+    again = penstock("init", "--aws", "--queue", "orders")
+    assert (again.exit_code, again.out) == (0, "")
+    assert "Every file is there already, just as it would be written." in again.err
+    assert f"aws/{VALUES} is there already" in penstock("init", "--aws", "--queue", "mails").err
+    assert penstock("init", "--aws", "--queue", "mails", "--force").out.splitlines() == [f"aws/{VALUES}"]
+    assert values(here / "aws")["queue"] == "mails"
+
+
+def test_the_last_line_warns_of_the_bucket_s_other_notifications(penstock: Call) -> None:
+    words = "Terraform will replace the whole notification configuration of the bucket shop-landing."
+    said = penstock("init", "--aws", "--bucket", "shop-landing")
+    assert words in said.err.splitlines()[-1]
+    assert "manage_notification to false" in said.err.splitlines()[-1]
+    assert "Beware" not in penstock("init", "--aws", "without-a-bucket").err
 
 
 def test_force_replaces_a_link_and_leaves_what_it_leads_to(penstock: Call, here: Path) -> None:
@@ -80,9 +110,10 @@ def test_force_replaces_a_link_and_leaves_what_it_leads_to(penstock: Call, here:
 
 def test_force_takes_no_folder_for_a_file(penstock: Call, here: Path) -> None:
     (here / "aws" / "queues.tf").mkdir(parents=True)
-    said = penstock("init", "--aws", "--force")
-    assert said.exit_code == USAGE
-    assert "aws/queues.tf is there already, and nothing is overwritten but files" in said.err
+    for more in ("--force", "--dry-run"):
+        said = penstock("init", "--aws", more)
+        assert said.exit_code == USAGE
+        assert "aws/queues.tf is there already, and nothing is overwritten but files" in said.err
 
 
 def test_force_writes_the_app_anew(penstock: Call, here: Path) -> None:
@@ -112,7 +143,10 @@ def test_force_writes_the_app_anew(penstock: Call, here: Path) -> None:
         (["--bucket", "shop", "--prefix", "a b"], "does not fit"),
         (["--bucket", "shop", "--prefix", "a/b", "--prefix", "a"], "a/ and a/b/ overlap"),
         (["--bucket", "shop", "--prefix", "a", "--prefix", "a/"], "a/ and a/ overlap"),
-        (["--bucket", "shop", "--prefix", "/", "--prefix", "a"], "(all) and a/ overlap"),
+        (["--bucket", "shop", "--prefix", "", "--prefix", "a"], "(all) and a/ overlap"),
+        (["--bucket", "shop", "--prefix", "/a"], "The prefix '/a' begins with a slash"),
+        (["--bucket", "shop", "--prefix", "/"], "The prefix '/' begins with a slash"),
+        (["--bucket", "shop", "--prefix", "a//"], "does not fit"),
         (["--table", "lake/clicks"], "write s3://BUCKET/PREFIX"),
         (["--table", "s3://lake"], "a whole bucket"),
         (["--table", "s3://lake/a b"], "does not fit"),

@@ -207,7 +207,7 @@ def test_no_other_queue_may_leave_its_dead_letters_there(queue: str, letters_of:
 
 
 def test_the_values_are_what_was_named_and_the_settings() -> None:
-    names = wanted(queue="orders", bucket="landing-zone", prefixes=["clicks", "/a/b/"], table="s3://lake/t/clicks/")
+    names = wanted(queue="orders", bucket="landing-zone", prefixes=["clicks", "a/b/"], table="s3://lake/t/clicks/")
     settings = Settings.model_construct(max_attempts=7, lease_seconds=45.0, stop_timeout_seconds=120.0)
     assert json.loads(aws_files(names, settings)[VALUES]) == {
         "queue": "orders",

@@ -98,7 +98,12 @@ def _check_bucket(name: str) -> None:
 
 def _prefix(text: str) -> str:
     """With one slash at its end, as a folder's; all of the bucket is empty."""
-    parts = text.strip("/").split("/") if text.strip("/") else []
+    if text.startswith("/"):
+        raise UsageError(
+            f"The prefix {text!r} begins with a slash, which S3 takes for a part of a key's name; leave that slash out "
+            "(all of the bucket is no prefix at all)."
+        )
+    parts = text.removesuffix("/").split("/") if text else []
     if not all(_PART.fullmatch(part) for part in parts):
         raise UsageError(f"The prefix {text!r} does not fit: {_PART_WORDS}; with slashes between its parts.")
     return "".join(f"{part}/" for part in parts)

@@ -2,7 +2,7 @@
 
 import json
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,6 +17,7 @@ FOLDER = "starter"  # of the templates, beside this file
 GITIGNORE = ".gitignore"
 IGNORED = ".penstock/\n"  # the state: queue, ledger, locks
 AWS = "for AWS"  # the options' panel
+UNCHANGED = "Every file is there already, just as it would be written."
 
 HEAD = """\
 # Settings of Penstock. Everything here is commented out and shows the default.
@@ -40,7 +41,7 @@ Prefix = Annotated[
     list[str] | None, typer.Option(help="Only those below; may be given several times.", rich_help_panel=AWS)
 ]
 Table = Annotated[str | None, typer.Option(help="s3://BUCKET/PREFIX that workers write.", rich_help_panel=AWS)]
-Force = Annotated[bool, typer.Option("--force", help="Overwrite files that are there.")]
+Force = Annotated[bool, typer.Option("--force", help="Overwrite files that are there with other content.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print what would be written, and write nothing.")]
 
 
@@ -62,12 +63,16 @@ def init(
     where = Path(folder or ("aws" if aws else "."))
     contents = _terraform(queue, bucket, prefix or [], table) if aws else _app(where)
     paths = {where / name: text for name, text in contents.items()}
-    _check_free(paths, force=force)
-    if not dry_run:
-        _write(where, paths, force=force)
-    _tell(paths, dry_run=dry_run, json_=json_)
-    if not dry_run and not json_:
-        _say_next(where, aws=aws)
+    wanting = {path: text for path, text in paths.items() if not _holds(path, text)}
+    in_the_way = [path for path in wanting if path.exists() or path.is_symlink()]
+    _check_free(in_the_way, force=force or dry_run)
+    if dry_run:
+        _preview(wanting, in_the_way, json_=json_)
+        return
+    _write(where, wanting, force=force)
+    _tell(wanting, json_=json_)
+    if not json_:
+        _say_next(where, aws=aws, bucket=bucket)
 
 
 def settings_file() -> str:
@@ -110,11 +115,15 @@ def _terraform(queue: str | None, bucket: str | None, prefixes: list[str], table
     return aws_files(names, load_settings())
 
 
-def _check_free(paths: Mapping[Path, str], *, force: bool) -> None:
+def _holds(path: Path, text: str) -> bool:
+    """Whether a file is there already as it would be written, and so is left alone."""
+    return path.is_file() and path.read_text(encoding="utf-8", errors="replace") == text
+
+
+def _check_free(in_the_way: Sequence[Path], *, force: bool) -> None:
     """All of them are written, or none where one is in the way."""
-    for path in paths:
-        there = path.exists() or path.is_symlink()
-        if there and not (force and (path.is_file() or path.is_symlink())):
+    for path in in_the_way:
+        if not (force and (path.is_file() or path.is_symlink())):
             raise UsageError(
                 f"{path} is there already, and nothing is overwritten"
                 f"{' but files' if force else ' without --force'}; move it away or name another folder."
@@ -133,20 +142,39 @@ def _write(where: Path, paths: Mapping[Path, str], *, force: bool) -> None:
             file.write(text)
 
 
-def _tell(paths: Mapping[Path, str], *, dry_run: bool, json_: bool) -> None:
+def _preview(paths: Mapping[Path, str], in_the_way: Sequence[Path], *, json_: bool) -> None:
+    overwritten = [str(path) for path in in_the_way]
     if json_:
         texts = {str(path): text for path, text in paths.items()}
-        print_json({"written": [], "would_write": texts} if dry_run else {"written": list(texts)})
+        print_json({"written": [], "would_write": texts, "would_overwrite": overwritten})
         return
     for path, text in paths.items():
-        print(printable(f"# {path}" if dry_run else str(path)))
-        if dry_run:
-            print(text)
+        print(printable(f"# {path}"))
+        print(text)
+    if not paths:
+        talk(UNCHANGED)
+    if overwritten:
+        talk(printable(f"Of these there are already, and would be overwritten with --force: {', '.join(overwritten)}."))
 
 
-def _say_next(where: Path, *, aws: bool) -> None:
+def _tell(paths: Mapping[Path, str], *, json_: bool) -> None:
+    if json_:
+        print_json({"written": [str(path) for path in paths]})
+        return
+    for path in paths:
+        print(printable(str(path)))
+    if not paths:
+        talk(UNCHANGED)
+
+
+def _say_next(where: Path, *, aws: bool, bucket: str | None) -> None:
     there = "" if where == Path() else f"cd {where} && "
     if aws:
         talk(printable(f"Next: {there}terraform init && terraform plan; its worker_environment is for the workers."))
+        if bucket is not None:  # manage_notification is true unless somebody says otherwise
+            talk(
+                f"Beware: Terraform will replace the whole notification configuration of the bucket {bucket}. Where it "
+                "announces objects elsewhere already, set manage_notification to false first."
+            )
         return
     talk(printable(f'Next: {there}penstock send greetings --body \'{{"name": "Ada"}}\' && penstock worker app:app'))
