@@ -93,6 +93,7 @@ def test_the_worker_may_do_its_work_and_no_more() -> None:
         "DeadLetters": (SEND, [DLQ]),
         "ReadObjects": ({"s3:GetObject", "s3:GetObjectVersion"}, objects),
         "ListObjects": ({"s3:ListBucket", "s3:ListBucketVersions"}, ["${statement.value}"]),
+        "SeeBucket": ({"s3:GetBucketNotification", "s3:GetBucketVersioning"}, ["${statement.value}"]),
         "WriteTable": ({"s3:AbortMultipartUpload", "s3:DeleteObject", "s3:GetObject", "s3:PutObject"}, table),
         "ListTable": ({"s3:ListBucket"}, ["${statement.value}"]),
         "Keys": ({"kms:Decrypt", "kms:GenerateDataKey"}, "${statement.value}"),
@@ -119,7 +120,7 @@ def test_a_sender_may_send() -> None:
 
 def test_replay_is_a_role_of_its_own_and_the_only_one_that_reads_dead_letters() -> None:
     assert granted("replay") == {"TakeLetters": (TAKE, [DLQ, DEAD]), "SendLetters": (SEND, [SOURCE, DEAD])}
-    assert resource("aws_iam_role_policy.replay")["role"] == "${aws_iam_role.replay.id}"
+    assert resource("aws_iam_role_policy.replay")["role"] == "${aws_iam_role.replay[0].id}"
     for document in ("worker", "sender"):
         for actions, resources in granted(document).values():
             assert "sqs:ReceiveMessage" not in actions or resources == [SOURCE]
@@ -127,6 +128,14 @@ def test_replay_is_a_role_of_its_own_and_the_only_one_that_reads_dead_letters() 
     (principals,) = trust["principals"]
     assert principals["type"] == "AWS"
     assert "*" not in str(principals["identifiers"])
+
+
+def test_the_role_for_replay_is_made_only_where_it_is_asked_for() -> None:
+    assert variable("replay_role") is False
+    for name in ("aws_iam_role.replay", "aws_iam_role_policy.replay"):
+        assert resource(name)["count"] == "${var.replay_role ? 1 : 0}"
+    output = dict(blocks("output"))["replay_role_arn"]["value"]
+    assert output == "${var.replay_role ? aws_iam_role.replay[0].arn : null}"
 
 
 @pytest.mark.parametrize("document", ["worker", "sender", "replay", "replay_trust", "bucket_sends"])

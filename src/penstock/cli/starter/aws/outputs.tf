@@ -35,6 +35,6 @@ output "policy_documents" {
 }
 
 output "replay_role_arn" {
-  description = "The role that sends dead letters back."
-  value       = aws_iam_role.replay.arn
+  description = "The role that sends dead letters back; null unless replay_role is true."
+  value       = var.replay_role ? aws_iam_role.replay[0].arn : null
 }

@@ -62,6 +62,18 @@ data "aws_iam_policy_document" "worker" {
     }
   }
 
+  # For `penstock doctor` alone: are versions kept, and where are new objects announced?
+  dynamic "statement" {
+    for_each = var.bucket == null ? [] : [local.bucket_arn]
+
+    content {
+      sid       = "SeeBucket"
+      effect    = "Allow"
+      actions   = ["s3:GetBucketNotification", "s3:GetBucketVersioning"]
+      resources = [statement.value]
+    }
+  }
+
   dynamic "statement" {
     for_each = var.table == null ? [] : [local.table_arn]
 
@@ -175,13 +187,17 @@ resource "aws_iam_role_policy_attachment" "sender" {
 }
 
 resource "aws_iam_role" "replay" {
+  count = var.replay_role ? 1 : 0
+
   name_prefix        = "penstock-replay-"
   description        = "Sends dead letters of ${var.queue} back"
   assume_role_policy = data.aws_iam_policy_document.replay_trust.json
 }
 
 resource "aws_iam_role_policy" "replay" {
+  count = var.replay_role ? 1 : 0
+
   name   = "replay"
-  role   = aws_iam_role.replay.id
+  role   = aws_iam_role.replay[0].id
   policy = data.aws_iam_policy_document.replay.json
 }

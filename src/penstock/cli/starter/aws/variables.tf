@@ -117,8 +117,14 @@ variable "sender_roles" {
   default     = []
 }
 
+variable "replay_role" {
+  description = "Make a role for replay, which sends dead letters back? No program of this version takes it on."
+  type        = bool
+  default     = false
+}
+
 variable "replay_principals" {
-  description = "ARNs of who may take on the role that sends dead letters back; empty: whoever this account lets."
+  description = "ARNs of who may take on that role; empty: whoever this account lets."
   type        = list(string)
   default     = []
 }
