@@ -14,7 +14,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
 from pydantic_settings import (
     BaseSettings,
     EnvSettingsSource,
@@ -25,8 +25,9 @@ from pydantic_settings import (
     TomlConfigSettingsSource,
 )
 
-from penstock.errors import ConfigurationError
+from penstock.errors import ConfigurationError, UsageError
 from penstock.messaging.addresses import MASK, masked
+from penstock.storage.address import check_folder
 from penstock.storage.aws import Aws
 
 SETTINGS_FILE = "penstock.toml"
@@ -58,6 +59,13 @@ _TABLES: Mapping[str, Mapping[str, object]] = MappingProxyType(
 """The settings that are JSON in the environment, each with an example for people."""
 
 
+def _folder(text: str) -> str:
+    try:
+        return check_folder("path", text)
+    except UsageError as error:
+        raise ValueError(str(error).rstrip(".")) from error
+
+
 class Settings(BaseSettings):
     """What can be set. Every field is also ``PENSTOCK_<FIELD>`` in the environment, a file ``penstock_<field>`` in the
     secrets directory, and ``<field>`` in penstock.toml."""
@@ -66,7 +74,9 @@ class Settings(BaseSettings):
 
     broker: str = Field("sqlite:///.penstock/queue.db", description=_BROKER_WORDS)
     ledger: str = Field("sqlite:///.penstock/ledger.db", description="what was done: a database URL")
-    state: str = Field(".penstock", description="a folder of this host for locks, scratch files and logs")
+    state: Annotated[str, AfterValidator(_folder)] = Field(
+        ".penstock", description="a folder of this host for locks, scratch files and logs"
+    )
     queues: dict[str, Annotated[int, Field(ge=1, le=1_000)]] = Field(
         default_factory=dict, description="the queues a worker serves, each with its weight"
     )

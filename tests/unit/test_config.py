@@ -72,6 +72,14 @@ def test_a_file_that_is_no_toml_is_named(here: Path) -> None:
         load_settings()
 
 
+def test_state_is_a_folder_and_no_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PENSTOCK_STATE", "s3://lake/state")
+    with pytest.raises(
+        ConfigurationError, match=r"setting state .* does not fit: .*s3://lake/state is no folder of this"
+    ):
+        load_settings()
+
+
 def test_secrets_go_before_the_file_and_after_the_environment(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     secrets = here / "secrets"
     secrets.mkdir()

@@ -7,7 +7,7 @@ from typing import Any
 from penstock.app.service import Host, Opened, busy_seconds_max
 from penstock.app.sources import source_at
 from penstock.errors import UsageError
-from penstock.storage.address import is_s3, s3_address
+from penstock.storage.address import check_address
 from penstock.worker.line import Line
 
 
@@ -55,9 +55,4 @@ class ObjectService:
 
 def check_source(name: str, source: str) -> None:
     """Raise `UsageError` for a source that cannot be one."""
-    if is_s3(source):
-        s3_address(source)
-    elif "://" in source and not source.startswith("file://"):
-        raise UsageError(
-            f"The source {source} of the object handler {name} is neither a local folder nor s3://BUCKET/PREFIX."
-        )
+    check_address(f"object handler {name}'s source", source)

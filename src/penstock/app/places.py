@@ -10,7 +10,7 @@ from platformdirs import user_state_path
 
 from penstock.config import Settings
 from penstock.errors import UsageError
-from penstock.storage.address import S3Address, is_s3, s3_address
+from penstock.storage.address import LOCAL, S3Address, check_address, check_folder, is_s3, s3_address
 from penstock.storage.aws import Aws, require_aws
 from penstock.storage.files import Files
 from penstock.storage.local_files import LocalFiles
@@ -56,17 +56,18 @@ class Places:
 def real(path: str | PathLike[str]) -> Path:
     """The real path behind a user's path or file address. Raises `UsageError` where that leads nowhere."""
     try:
-        return Path(str(path).removeprefix("file://")).expanduser().resolve()
+        return Path(str(path).removeprefix(LOCAL)).expanduser().resolve()
     except (OSError, RuntimeError, ValueError) as error:  # no such user, a circle of links, a name with a NUL
         raise UsageError(f"The path {path} leads nowhere: {error}.") from error
 
 
 def places(table: str | PathLike[str], state: str | PathLike[str] | None = None, *, aws: Aws | None = None) -> Places:
     """The places of a table. Raises `UsageError` for an address that is neither a folder nor in S3."""
-    if is_s3(str(table)):
-        return _places_in_s3(s3_address(str(table)), state, aws or Aws())
-    if "://" in str(table) and not str(table).startswith("file://"):
-        raise UsageError(f"{table} is neither a local folder nor s3://BUCKET/PREFIX; tables are nowhere else.")
+    address = check_address("table", table)
+    if state is not None:
+        check_folder("state", state)
+    if is_s3(address):
+        return _places_in_s3(s3_address(address), state, aws or Aws())
     root = real(table)
     if not root.name:
         raise UsageError(f"The table cannot be {root} itself; give a folder in it.")

@@ -15,7 +15,7 @@ from penstock.app.places import LEDGER_FILE, Places, declared_places, find_table
 from penstock.app.state import QUEUE_FILE
 from penstock.config import Settings, load_settings, shown
 from penstock.errors import ConfigurationError, UsageError
-from penstock.storage.address import is_s3
+from penstock.storage.address import check_folder, is_s3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,7 +146,7 @@ def _of_app(asked: Asked) -> Scope:
     app = load_app(asked.app) if asked.app is not None else None
     settings = load_settings() if app is None else app.settings
     if asked.state is not None:
-        settings = settings.model_copy(update={"state": asked.state})
+        settings = settings.model_copy(update={"state": check_folder("state", asked.state)})
     if not _is_there(settings):
         raise UsageError(
             f"The app has no state yet ({_addresses(settings)}): the first message that is sent, or the first worker, "

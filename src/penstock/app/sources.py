@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from os import PathLike, fspath
+from os import PathLike
 from typing import Protocol
 
 from penstock.app.places import Places, real
@@ -13,7 +13,7 @@ from penstock.objects.scan_report import ScanReport
 from penstock.objects.scanner import Scanner
 from penstock.objects.store import ObjectStore
 from penstock.objects.stores import store_at
-from penstock.storage.address import is_s3, s3_address
+from penstock.storage.address import check_address, is_s3, s3_address
 from penstock.storage.aws import Aws, require_aws
 from penstock.storage.files import Files
 
@@ -73,12 +73,10 @@ class Source:
 
 def source_at(source: str | PathLike[str], aws: Aws) -> Source:
     """What a user's address leads to. Raises `UsageError` where it is no folder that is there, and no address in S3."""
-    text = fspath(source)
+    text = check_address("source", source)
     if is_s3(text):
         require_aws()
         return Source(address=str(s3_address(text)), aws=aws)
-    if "://" in text and not text.startswith("file://"):
-        raise UsageError(f"{text} is neither a local folder nor s3://BUCKET/PREFIX; nothing else is read.")
     folder = real(text)
     if not folder.is_dir():
         what = "is a file; give the folder it lies in" if folder.exists() else "does not exist; give the folder to read"

@@ -1,10 +1,14 @@
-"""Addresses in S3, as people write them."""
+"""Addresses of folders and in S3, as people write them."""
 
+import re
 from dataclasses import dataclass
+from os import PathLike, fspath
 
 from penstock.errors import UsageError
 
 S3 = "s3://"
+LOCAL = "file://"
+_LIKE_AN_ADDRESS = re.compile(r"s3:|s3//|arn:|[a-z][a-z0-9+.-]*:/", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,9 +36,40 @@ def is_s3(address: str) -> bool:
     return address.startswith(S3)
 
 
+def check_address(what: str, address: str | PathLike[str]) -> str:
+    """The text of an address, in S3 or of a folder. Raises `UsageError` for what looks like an address elsewhere: taken
+    for a path, a typo in ``s3://`` would be a folder of this machine."""
+    text = fspath(address)
+    if not text:
+        raise UsageError(f"The {what} has no address; give a folder, or s3://BUCKET/PREFIX.")
+    if is_s3(text):
+        s3_address(text)
+    elif _is_strange(text):
+        raise UsageError(
+            f"The {what} {text} is neither a local folder nor s3://BUCKET/PREFIX: write one of them, with ./ before a "
+            "folder that has such a name."
+        )
+    return text
+
+
+def check_folder(what: str, address: str | PathLike[str]) -> str:
+    """The text of a folder's path. Raises `UsageError` for what looks like an address of anything else."""
+    text = fspath(address)
+    if _is_strange(text):
+        raise UsageError(
+            f"The {what} {text} is no folder of this host, where it has to be: write a path, with ./ before a folder "
+            "that has such a name."
+        )
+    return text
+
+
 def s3_address(text: str) -> S3Address:
     """The address in ``s3://bucket/prefix``. Raises `UsageError` where that names no bucket."""
     bucket, _, prefix = text.removeprefix(S3).partition("/")
     if not is_s3(text) or not bucket or any(character in bucket for character in "@:?#% "):
         raise UsageError(f"{text!r} is no address in S3: write s3://BUCKET/PREFIX.")
     return S3Address(bucket=bucket, prefix=prefix.strip("/"))
+
+
+def _is_strange(text: str) -> bool:
+    return not text.startswith(LOCAL) and _LIKE_AN_ADDRESS.match(text) is not None

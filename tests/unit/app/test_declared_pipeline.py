@@ -59,6 +59,8 @@ def test_a_pipeline_has_one_queue_for_what_was_published() -> None:
     [
         (lambda: ObjectSource("hdfs://landing/", queue="q", schema="id long"), "neither a local folder nor s3://"),
         (lambda: ObjectSource("s3:///landing", queue="q", schema="id long"), "no address in S3"),
+        (lambda: ObjectSource("s3//landing", queue="q", schema="id long"), "neither a local folder nor s3://"),
+        (lambda: DeltaSink("s3:/lake/clicks"), "neither a local folder nor s3://"),
         (lambda: DeltaSink("hdfs://lake/clicks"), "neither a local folder nor s3://"),
         (lambda: DeltaSink("s3://"), "no address in S3"),
         (lambda: ObjectSource("", queue="q", schema="id long"), "no address"),

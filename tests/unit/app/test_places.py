@@ -33,11 +33,31 @@ def test_two_sources_of_one_table_have_two_queues(tmp_path: Path) -> None:
         ("s3://key:secret@bucket/table", "no address in S3"),
         ("s3://bucket", "cannot be the whole bucket s3://bucket; give a prefix in it"),
         ("s3://bucket//", "cannot be the whole bucket s3://bucket"),
+        ("s3:/lake/clicks", "The table s3:/lake/clicks is neither a local folder nor s3://BUCKET/PREFIX: write one"),
+        (Path("s3://lake/clicks"), "The table s3:/lake/clicks is neither"),
+        ("s3//lake/clicks", "neither a local folder nor"),
+        ("s3:lake", "neither a local folder nor"),
+        ("arn:aws:s3:::lake/clicks", "neither a local folder nor"),
+        ("file:/lake/clicks", "neither a local folder nor"),
+        ("", "The table has no address; give a folder, or s3://BUCKET/PREFIX."),
     ],
 )
-def test_an_address_that_is_neither_a_folder_nor_in_s3_is_refused(address: str, words: str) -> None:
+def test_an_address_that_is_neither_a_folder_nor_in_s3_is_refused(address: str | Path, words: str) -> None:
     with pytest.raises(UsageError, match=re.escape(words)):
         places(address)
+
+
+@pytest.mark.parametrize("state", ["s3://lake/state", "s3:/lake/state", "arn:aws:s3:::lake", "redis://here"])
+@pytest.mark.parametrize("table", ["clicks", "s3://lake/clicks"])
+def test_state_is_always_a_folder_of_this_host(table: str, state: str) -> None:
+    with pytest.raises(UsageError, match=f"The state {state} is no folder of this host"):
+        places(table, state)
+
+
+@pytest.mark.parametrize("name", ["./s3:clicks", "a:b", "s3", "clicks.d/s3:/x"])
+def test_a_folder_may_have_any_other_name(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert places(name, name).table.uri == places(tmp_path / name).table.uri
 
 
 def test_a_table_in_s3_has_its_quarantine_beside_it_and_its_state_with_the_user(

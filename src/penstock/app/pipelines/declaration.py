@@ -3,14 +3,14 @@
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from os import PathLike, fspath
+from os import PathLike
 from typing import TYPE_CHECKING, Any
 
 from penstock.app.pipelines.published import PublishedBatch
 from penstock.errors import UsageError
 from penstock.handlers.durations import Duration, Size, bytes_of, seconds_of
 from penstock.messaging.queue import Queue
-from penstock.storage.address import is_s3, s3_address
+from penstock.storage.address import check_address
 
 if TYPE_CHECKING:
     from penstock.pipeline.declaration import Frame
@@ -21,7 +21,6 @@ PUBLISHED_SUFFIX = "-published"
 ATTEMPTS_LIMIT = 100  # as for the settings of the same names
 OBJECTS_LIMIT = 100_000
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
-_LOCAL = "file://"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +41,7 @@ class ObjectSource:
     header: bool = field(default=True, kw_only=True)
 
     def __post_init__(self) -> None:
-        _check_address("source", self.folder)
+        check_address("source", self.folder)
         if not self.queue:
             raise UsageError(f"The source {self.folder} has no queue; name the one that announces its objects.")
         if self.schema is None and self.format != "text":
@@ -64,7 +63,7 @@ class DeltaSink:
     partition_by: Sequence[str] = field(default=(), kw_only=True)
 
     def __post_init__(self) -> None:
-        _check_address("table", self.table)
+        check_address("table", self.table)
         if isinstance(self.partition_by, str):
             raise UsageError(
                 f"partition_by={self.partition_by!r} is text; write a list of columns: [{self.partition_by!r}]."
@@ -135,13 +134,3 @@ def declared(
 def _check_range(name: str, option: str, given: float | None, least: float, most: float) -> None:
     if given is not None and not least <= given <= most:
         raise UsageError(f"The pipeline {name} has {option}={given}; it has to be between {least} and {most}.")
-
-
-def _check_address(what: str, address: str | PathLike[str]) -> None:
-    text = fspath(address)
-    if not text:
-        raise UsageError(f"The {what} has no address; give a folder, or s3://BUCKET/PREFIX.")
-    if is_s3(text):
-        s3_address(text)
-    elif "://" in text and not text.startswith(_LOCAL):
-        raise UsageError(f"The {what} {text} is neither a local folder nor s3://BUCKET/PREFIX.")
