@@ -174,6 +174,13 @@ class SourceScanned(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WatchBegan(Event):
+    """All that an ingest with --watch needs is there; what comes is taken from now on."""
+
+    source: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WatchDisturbed(Event):
     """A folder that is watched is gone, or its notifications fail; watching goes on."""
 

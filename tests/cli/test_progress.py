@@ -21,6 +21,7 @@ from penstock.events import (
     ReceiveFailed,
     SourceScanned,
     UpkeepFailed,
+    WatchBegan,
     WorkerDraining,
     WorkerStopped,
 )
@@ -198,3 +199,7 @@ def test_hints_name_the_table_where_it_is_not_the_one_here(capsys: pytest.Captur
 def test_what_is_tried_again_and_again_is_told(event: Event) -> None:
     [line] = told(event)
     assert "tried again: OSError: away" in line
+
+
+def test_watching_is_told_when_it_begins() -> None:
+    assert told(WatchBegan(source="s3://landing/in")) == ["watching s3://landing/in; Ctrl-C ends it"]

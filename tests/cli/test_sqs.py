@@ -14,6 +14,7 @@ from tests.cli.scene import Scene
 from tests.services.aws_server import REGION, AwsServer
 
 from penstock.app import checks
+from penstock.app.spark import Spark
 from penstock.brokers.sqs import SqsBroker
 from penstock.ledger.records import Failure
 from penstock.messaging.broker import QueueSettings
@@ -151,10 +152,13 @@ def test_what_sqs_cannot_take_is_one_sentence(penstock: Call, broker: SqsBroker)
     late = penstock("send", "orders", "--body", "1", "--delay", 901)
     assert late.exit_code == CONFIGURATION
     assert "900 s" in late.err.splitlines()[-1]
-    for verb in ("pause", "resume"):
+    cannot = {
+        "pause": "The queue 'orders' cannot be paused on SQS; let its workers drain instead.",
+        "resume": "The queue 'orders' cannot be resumed: on SQS none is ever paused.",
+    }
+    for verb, sentence in cannot.items():
         said = penstock("queues", verb, "orders")
-        assert (said.exit_code, said.out) == (CONFIGURATION, "")
-        assert said.err == "penstock: Queues of this broker cannot be paused; let their workers drain instead.\n"
+        assert (said.exit_code, said.out, said.err) == (CONFIGURATION, "", f"penstock: {sentence}\n")
 
 
 def test_a_deduplication_id_is_of_use_to_fifo_queues_alone(penstock: Call, moto: AwsServer, broker: SqsBroker) -> None:
@@ -227,6 +231,7 @@ def test_an_ingest_from_a_queue_that_is_not_there_says_so(
     )
     assert said.exit_code == CONFIGURATION, said.out + said.err
     assert "There is no queue 'nope'" in said.err
+    assert "watching" not in said.err
 
 
 @called
@@ -259,6 +264,35 @@ def test_a_worker_whose_queue_is_not_there_says_so(
     worker = start("cloud_shop:app")
     assert worker.exit_code() == CONFIGURATION
     assert "There is no queue 'nope'" in worker.sentence()
+    (failed,) = (json.loads(line) for line in worker.said if line.startswith("{"))
+    assert (failed["event"], failed["error.type"]) == ("worker.failed", "QueueMissing")
+    assert "exception" not in failed
+
+
+def test_a_worker_takes_nothing_while_one_of_its_queues_is_not_there(
+    penstock: Call, start: Start, broker: SqsBroker, here: Path
+) -> None:
+    more = '\n@app.handler("nope")\ndef more(message):\n    pass\n'
+    (here / "cloud_shop.py").write_text(APP + more)
+    penstock("send", "slow", "--body", "1")
+    worker = start("cloud_shop:app")
+    assert worker.exit_code() == CONFIGURATION
+    assert "There is no queue 'nope'" in worker.sentence()
+    assert [json.loads(line)["event"] for line in worker.said if line.startswith("{")] == ["worker.failed"]
+    counts = penstock("queues", "show", "slow", "--json").document
+    assert (counts["visible"], counts["in_flight"]) == (1, 0)
+
+
+def test_a_run_whose_queue_is_not_there_says_so_before_spark_is_started(
+    penstock: Call, broker: SqsBroker, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(here))
+    monkeypatch.setattr(Spark, "session", lambda self: pytest.fail("Spark was started"))
+    (here / "cloud_lake.py").write_text(LAKE)
+    for options in ((), ("--available-now",)):
+        said = penstock("run", "cloud_lake:app", "clicks", *options)
+        assert (said.exit_code, said.out) == (CONFIGURATION, ""), said.err
+        assert "There is no queue 'nope'" in said.err
 
 
 def test_a_server_that_is_away(penstock: Call, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ from pyspark.sql import SparkSession
 
 from penstock.app.ingest import IngestReport, ingest
 from penstock.app.ingest_pipeline import IngestRequest
-from penstock.events import BatchCommitted, Event, SourceScanned, WatchDisturbed
+from penstock.events import BatchCommitted, Event, SourceScanned, WatchBegan, WatchDisturbed
 from penstock.worker.shutdown import StopSignal
 
 pytestmark = pytest.mark.timeout(400)
@@ -43,6 +43,7 @@ class Watched:
 
     def start(self) -> None:
         self._thread.start()
+        self.wait_for(WatchBegan)
         self.wait_for(SourceScanned)
 
     def wait_for(self, kind: type[Event], count: int = 1) -> None:

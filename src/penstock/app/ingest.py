@@ -19,7 +19,7 @@ from penstock.app.tables import Tables
 from penstock.app.tally import Tally
 from penstock.app.watching import Watching
 from penstock.app.wiring import Tools
-from penstock.events import Bus, Listener, SourceScanned, WatchDisturbed
+from penstock.events import Bus, Listener, SourceScanned, WatchBegan, WatchDisturbed
 from penstock.ledger.records import ObjectState
 from penstock.messaging.clock import SystemClock
 from penstock.objects.local import LocalStore
@@ -89,6 +89,8 @@ def ingest(
             tables=tables,
             tools=tools,
         )
+        if request.watch:
+            tools.bus.emit(WatchBegan(source=str(source)))
         how = _fed if request.queue is not None else _watch if request.watch else _until_done
         goal, scan = how(work, spark)
         tables.sweep()

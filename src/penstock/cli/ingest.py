@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from penstock.cli.exits import CHECK_FOUND_PROBLEMS, INTERRUPTED, TEMPORARY_FAILURE
-from penstock.cli.output import Json, print_json, printable, talk
+from penstock.cli.output import Json, print_json
 from penstock.errors import UsageError
 
 SETTLE_SECONDS = 2.0  # as in the request; not imported from there, to keep `--help` quick
@@ -119,8 +119,6 @@ def ingest(
             stop_timeout_seconds=stop_timeout,
         ),
     )
-    if watch:
-        talk(printable(f"watching {source}; Ctrl-C ends it"))
     with stoppable() as stop, IngestProgress(options=Asked(table=table, state=state).options) as progress:
         report = run(request, stop=stop, listeners=(progress,))
     if json_:

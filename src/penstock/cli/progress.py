@@ -23,6 +23,7 @@ from penstock.events import (
     SourceScanned,
     SparkStarted,
     UpkeepFailed,
+    WatchBegan,
     WatchDisturbed,
     WorkerDraining,
     WorkerStopped,
@@ -123,6 +124,8 @@ def told(event: Event) -> list[str]:
     match event:
         case SourceScanned():
             return [f"{counted(event.found, 'object')} found in {event.source}, {event.unfinished:,} to do"]
+        case WatchBegan():
+            return [f"watching {event.source}; Ctrl-C ends it"]
         case WatchDisturbed():
             return [event.reason]
         case SchemaInferred():

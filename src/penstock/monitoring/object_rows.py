@@ -116,6 +116,12 @@ BATCH_ROWS: Rows = {
         msg="A folder was walked.",
         fields=same("source", "found", "unfinished"),
     ),
+    events.WatchBegan: Row(
+        name="watch.began",
+        level="info",
+        msg="An ingest stays up and takes what comes.",
+        fields=same("source"),
+    ),
     events.WatchDisturbed: Row(
         name="watch.disturbed",
         level="warning",
