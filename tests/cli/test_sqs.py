@@ -36,6 +36,12 @@ def wait(message):
     while not Path("go_on").exists():
         threading.Event().wait(0.02)
 """
+LAKE = """
+from penstock import App, DeltaSink, ObjectSource
+
+app = App.from_config()
+app.pipeline("clicks", source=ObjectSource("landing", queue="nope", schema="id long"), sink=DeltaSink("lake/clicks"))
+"""
 
 
 @pytest.fixture

@@ -9,14 +9,14 @@ from penstock.app.loading import import_here
 from penstock.app.places import Places
 from penstock.app.sources import Source
 from penstock.app.spark import Spark
-from penstock.app.sqs_address import SQS, aws_of, is_sqs
+from penstock.app.sqs_address import SQS
+from penstock.app.sqs_queues import check_queues
 from penstock.app.state import State
 from penstock.app.tables import Tables
 from penstock.app.wiring import FAULTS_MAX, Blueprint, Numbers, Tools, worker_settings
 from penstock.config import Settings
 from penstock.errors import UsageError
 from penstock.events import LedgerUnshared, SchemaInferred
-from penstock.messaging.clock import Clock
 from penstock.objects.reference import ObjectRef
 from penstock.objects.watcher import SETTLE_SECONDS
 from penstock.pipeline.declaration import Declaration, Transform
@@ -171,17 +171,9 @@ def queue_of(request: IngestRequest, state: State, tools: Tools) -> Iterator[Sta
     if has_workers_elsewhere(settings):
         tools.bus.emit(LedgerUnshared(ledger=str(state.directory), handlers=(f"ingest from {request.queue}",)))
     with closing(open_broker(settings, holder=state.worker, tell=tools.bus.emit)) as broker:
-        if is_sqs(settings.broker):
-            _check_is_there(request.queue, settings, tools.clock)
+        # The counts of a queue that is not there are those of an empty one: an ingest would end well, with nothing.
+        check_queues([request.queue], settings, clock=tools.clock)
         yield replace(state, broker=broker)
-
-
-def _check_is_there(queue: str, settings: Settings, clock: Clock) -> None:
-    """The counts of a queue that is not there are those of an empty one: an ingest would end well, with nothing."""
-    from penstock.brokers.sqs.facts import looking
-
-    with looking(aws_of(settings.broker, settings.aws), clock=clock) as look:
-        look.queue(queue)
 
 
 def check(request: IngestRequest, source: Source) -> Transform | None:

@@ -6,7 +6,7 @@ from penstock.app.app import App
 from penstock.app.serving import serve
 from penstock.config import Settings
 from penstock.events import ChoosyListener, Event, Listener, WorkerFailed
-from penstock.messaging.failure import failure_of
+from penstock.messaging.failure import end_of
 from penstock.monitoring.errors import ErrorReporter
 from penstock.monitoring.logs import LogListener, configure_logs
 from penstock.monitoring.plans import LogSettings
@@ -26,7 +26,7 @@ def run_worker(app: App, *, stop: StopSignal, queues: Mapping[str, int] | None =
         conclusion = serve(app, stop=stop, queues=queues, listeners=listeners)
     except Exception as error:
         if not failures.told:  # it came to no worker: of a ledger, a lifespan, a queue without a handler
-            failure = failure_of(error)
+            failure = end_of(error)
             log(WorkerFailed(error_type=failure.error_type, error=failure.error, traceback=failure.traceback))
         if reporter is not None:
             reporter.report(error)

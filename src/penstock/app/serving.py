@@ -14,6 +14,7 @@ from penstock.app.lifespans import Lifespans
 from penstock.app.listeners import guarded
 from penstock.app.service import Host, Service, needs_ledger
 from penstock.app.spark import app_spark
+from penstock.app.sqs_queues import check_queues
 from penstock.config import Settings, shown
 from penstock.errors import ConfigurationError
 from penstock.events import Bus, LedgerUnshared, Listener
@@ -49,10 +50,12 @@ def serve(
     ``queues`` names those to serve with their weights; by default those of the settings, else all that have a handler.
     A worker that is not ``resident`` leaves no trace in the state folder and sends no ticks: for tests. ``spark`` is a
     session for its pipelines that is not stopped; without one they share one of the worker's own. Raises
-    `ConfigurationError` for a queue without a handler, and what stopped the worker.
+    `ConfigurationError` for a queue without a handler or one that is not there, and what stopped the worker.
     """
     services = chosen(app, queues)
     clock = SystemClock()
+    if resident:
+        check_queues([service.queue_name for service, _ in services], app.settings, clock=clock, waits=True)
     presence = Presence(settings=app.settings, broker=app.broker, worker=app.worker, stop=stop, clock=clock)
     own = (*listeners, *(presence.listeners if resident else ()))
     bus = Bus(*guarded(app.listeners, tell=Bus(*own).emit), *own)

@@ -2,8 +2,10 @@
 
 import sysconfig
 import traceback as tracebacks
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePath
+
+from penstock.errors import TransformError, UserError
 
 TRACEBACK_CHARS_MAX = 32_000
 _PENSTOCK = str(Path(__file__).parents[1])
@@ -43,6 +45,17 @@ def failure_of(raised: BaseException) -> Failure:
     except Exception:
         text = f"{type(raised).__name__}: {error}\n"
     return Failure(error_type=type(raised).__name__, error=error, traceback=text[-TRACEBACK_CHARS_MAX:])
+
+
+def end_of(raised: BaseException) -> Failure:
+    """Describe what ended a worker. A person's mistake is one sentence: where our code noticed it helps nobody.
+
+    The traceback of a transform leads into the user's own code, and stays.
+    """
+    failure = failure_of(raised)
+    if isinstance(raised, UserError) and not isinstance(raised, TransformError):
+        return replace(failure, traceback="")
+    return failure
 
 
 def place_of(raised: BaseException) -> str | None:

@@ -37,7 +37,7 @@ WORKER_ROWS: Rows = {
         name="worker.failed",
         level="error",
         msg="The worker met what no further try can mend, and ends.",
-        fields={**ERROR, "exception": "traceback"},
+        fields={**ERROR, "exception": lambda event: event.traceback or None},
     ),
     events.WorkerStopped: Cases(
         by=lambda event: event.outcome,

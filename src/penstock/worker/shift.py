@@ -20,7 +20,7 @@ from penstock.events import (
     WorkerStopped,
 )
 from penstock.messaging.delivery import Delivery
-from penstock.messaging.failure import failure_of
+from penstock.messaging.failure import end_of
 from penstock.worker.flight import Flight
 from penstock.worker.helper import Helper
 from penstock.worker.loop import Until
@@ -289,7 +289,7 @@ class Shift:
         if self._error is None or self._failure_told:
             return
         self._failure_told = True
-        failure = failure_of(self._error)
+        failure = end_of(self._error)
         self._bus.emit(WorkerFailed(error_type=failure.error_type, error=failure.error, traceback=failure.traceback))
 
     def _tell_stacks(self) -> None:

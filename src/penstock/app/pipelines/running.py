@@ -17,6 +17,7 @@ from penstock.app.pipelines.plan import Plan, plan_of
 from penstock.app.service import Host
 from penstock.app.sources import Scan, source_of
 from penstock.app.spark import app_spark
+from penstock.app.sqs_queues import check_queues
 from penstock.app.tally import Tally
 from penstock.app.wiring import FAULTS_MAX, worker_settings
 from penstock.errors import UsageError
@@ -66,6 +67,7 @@ def run(
     """See `penstock.app.pipelines.pipeline.Pipeline.run`."""
     clock, tally = SystemClock(), Tally()
     began_at = clock.monotonic()
+    check_queues([declaration.source.queue], home.settings, clock=clock, waits=not available_now)
     presence = Presence(settings=home.settings, broker=home.broker, worker=home.worker, stop=stop, clock=clock)
     heard_by: tuple[Listener, ...] = (tally, *guarded(home.listeners, tell=Bus(*listeners).emit), *listeners)
     reporter = None

@@ -12,7 +12,9 @@ from datetime import datetime
 from typing import Any
 
 from penstock.brokers.sqs.api import Api, QueueRef
+from penstock.brokers.sqs.faults import QueueMissing
 from penstock.brokers.sqs.queues import Queues
+from penstock.errors import ConfigurationError
 from penstock.messaging.clock import Clock
 from penstock.storage.aws import Aws
 from penstock.storage.aws_access import clock_ahead_seconds
@@ -52,6 +54,19 @@ class Looking:
     def place(self) -> str:
         """Whom we ask, for people."""
         return self._api.place
+
+    def check_is_there(self, name: str) -> None:
+        """Raise `QueueMissing` where it is not, and what else keeps us from finding it.
+
+        A worker need not be permitted to look at attributes: then a queue that is given by its URL is believed in.
+        """
+        queue = self._queues.find(name)
+        try:
+            self._api.on(queue, "get_queue_attributes", AttributeNames=["QueueArn"])
+        except QueueMissing:
+            raise
+        except ConfigurationError:
+            return
 
     def queue(self, name: str) -> QueueFacts:
         """A queue by its name, URL or ARN."""
