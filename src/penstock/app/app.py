@@ -164,7 +164,8 @@ class App(Handlers):
     ) -> list[str]:
         """Put many messages into the queue, in calls of a thousand; answers their ids, in order.
 
-        Each call is taken as a whole or not at all. What was sent before a call failed stays sent.
+        Each call is taken as a whole or not at all; on SQS ten messages are, at most, and single ones of these may be
+        refused. What was sent before a failure stays sent.
         """
         ids: list[str] = []
         chunk: list[Outgoing] = []

@@ -126,8 +126,8 @@ def check_wait(wait_seconds: float) -> None:
 def _check_size(queue: str, message: Outgoing) -> None:
     if len(message.body) > CAPABILITIES.body_bytes_max:
         raise ConfigurationError(
-            f"a message for queue {queue!r} has a body of {len(message.body)} bytes: keep it under "
-            f"{CAPABILITIES.body_bytes_max} and send a reference to what is larger"
+            f"a message for queue {queue!r} has a body of {len(message.body)} bytes: give it at "
+            f"most {CAPABILITIES.body_bytes_max} and send a reference to what is larger"
         )
     if message.attributes and sum(len(k) + len(v) for k, v in message.attributes.items()) > ATTRIBUTES_BYTES_MAX:
         raise ConfigurationError(

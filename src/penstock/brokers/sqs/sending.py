@@ -65,8 +65,8 @@ class Sending:
         if size_bytes(entry) > MESSAGE_BYTES_MAX:
             raise ConfigurationError(
                 f"a message for queue {queue.name!r} has {size_bytes(entry)} bytes as SQS counts them, with its "
-                f"attributes, and in base64 where its body is no text: SQS takes {MESSAGE_BYTES_MAX}; send a reference "
-                "to what is larger"
+                f"attributes, and in base64 where its body is no text: SQS takes at most {MESSAGE_BYTES_MAX}; send a "
+                "reference to what is larger"
             )
         if not queue.is_fifo:
             if message.delay_seconds:
