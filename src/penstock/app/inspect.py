@@ -14,7 +14,7 @@ from penstock.app.state import check_owner
 from penstock.errors import UsageError
 from penstock.ledger import Ledger
 from penstock.ledger.records import ObjectRow, ObjectState
-from penstock.messaging.broker import DEAD_LETTER_SUFFIX, Broker
+from penstock.messaging.broker import Broker, dead_letter_names, names_dead_letters
 from penstock.messaging.death import Death, death_of
 from penstock.messaging.message import Message
 
@@ -94,13 +94,14 @@ class View:
         Raises `UsageError` for a queue that the broker does not know of.
         """
         known = self.broker.queue_names()
-        letters = [name for name in known if name.endswith(DEAD_LETTER_SUFFIX)]
+        letters = [name for name in known if names_dead_letters(name)]
         if queue is None:
             return letters
         queue = listed_name(queue)
-        if not {queue, f"{queue}{DEAD_LETTER_SUFFIX}"} & set(known):
+        names = {queue, *dead_letter_names(queue)}
+        if not names & set(known):
             raise UsageError(f"There is no queue {queue}; queues there are: {', '.join(known) or 'none'}.")
-        return [name for name in letters if name in (queue, f"{queue}{DEAD_LETTER_SUFFIX}")]
+        return [name for name in letters if name in names]
 
     def letters(self, queue: str) -> Iterator[Letter]:
         """The dead letters in a queue that holds such, oldest first. Raises `ConfigurationError` where there are some

@@ -10,7 +10,7 @@ from penstock.app.backends import MEMORY, SQLITE, open_broker
 from penstock.app.registry import Workers
 from penstock.config import Settings
 from penstock.errors import ConfigurationError, UsageError
-from penstock.messaging.broker import DEAD_LETTER_SUFFIX, Broker
+from penstock.messaging.broker import DEAD_LETTER_SUFFIX, Broker, names_dead_letters
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,15 +86,9 @@ def listed_name(queue: str) -> str:
     return re.split("[:/]", queue)[-1] if queue.startswith(("https://", "http://", "arn:")) else queue
 
 
-def check_pausable(broker: Broker) -> None:
-    """Raise `ConfigurationError` for a broker whose queues cannot be paused."""
-    if not broker.capabilities.pausable:
-        raise ConfigurationError("Queues of this broker cannot be paused; let their workers drain instead.")
-
-
 def _standing(broker: Broker, queue: str, workers: tuple[str, ...]) -> QueueStanding:
     stats = broker.stats(queue)
-    letters = 0 if queue.endswith(DEAD_LETTER_SUFFIX) else broker.stats(f"{queue}{DEAD_LETTER_SUFFIX}").visible
+    letters = 0 if names_dead_letters(queue) else broker.stats(f"{queue}{DEAD_LETTER_SUFFIX}").visible
     return QueueStanding(
         queue=queue,
         visible=stats.visible,

@@ -12,7 +12,7 @@ from penstock.app.scope import Scope
 from penstock.errors import PublishHalted
 from penstock.events import Bus
 from penstock.ledger.records import TERMINAL, ObjectState
-from penstock.messaging.broker import DEAD_LETTER_SUFFIX
+from penstock.messaging.broker import names_dead_letters
 
 if TYPE_CHECKING:
     from penstock.app.tables import Tables
@@ -109,7 +109,7 @@ def standing(scope: Scope) -> Standing:
         pipelines = [_pipeline(seen, pipeline, dead[pipeline].replaced) for pipeline in dead]
         letters_replaced = _letters_replaced(seen, dead.values())
         every = standings(scope.settings, seen.broker)
-    queues = [one for one in every if not one.queue.endswith(DEAD_LETTER_SUFFIX)]
+    queues = [one for one in every if not names_dead_letters(one.queue)]
     elsewhere = has_workers_elsewhere(scope.settings)
     ages = [age for one in queues if (age := one.oldest_visible_message_age_seconds) is not None]
     return Standing(
@@ -122,7 +122,7 @@ def standing(scope: Scope) -> Standing:
         messages_in_flight=sum(one.in_flight for one in queues),
         messages_delayed=sum(one.delayed for one in queues),
         oldest_visible_message_age_seconds=max(ages, default=None),
-        dead_letters=sum(one.visible for one in every if one.queue.endswith(DEAD_LETTER_SUFFIX)),
+        dead_letters=sum(one.visible for one in every if names_dead_letters(one.queue)),
         workers=workers,
         objects_replaced=sum(one.objects_replaced for one in pipelines),
         dead_letters_replaced=letters_replaced,

@@ -122,13 +122,12 @@ def purge(
 
 
 def _set_paused(queue: str, *, paused: bool, json_: bool) -> None:
-    from penstock.app.queues import check_pausable, opened
+    from penstock.app.queues import opened
     from penstock.config import load_settings
 
     with opened(load_settings(), make=paused) as broker:
-        check_pausable(broker)
-        known = queue in broker.queue_names()
-        if paused:
+        known = not broker.capabilities.pausable or queue in broker.queue_names()
+        if paused:  # a broker that cannot says so itself
             broker.pause(queue)
         else:
             broker.resume(queue)

@@ -9,6 +9,20 @@ from penstock.messaging.message import Message, Outgoing
 from penstock.messaging.settlement import Settlement
 
 DEAD_LETTER_SUFFIX = "-dlq"  # of a queue's name: where its dead letters go unless it names another queue
+_FIFO_SUFFIX = ".fifo"  # what such queues end in on SQS: the other one comes before it
+
+
+def names_dead_letters(queue: str) -> bool:
+    """Whether the queue's name says that it holds dead letters."""
+    return queue.removesuffix(_FIFO_SUFFIX).endswith(DEAD_LETTER_SUFFIX)
+
+
+def dead_letter_names(queue: str) -> Sequence[str]:
+    """By what names a broker may list the queue of its dead letters, unless it names another one."""
+    names = [f"{queue}{DEAD_LETTER_SUFFIX}"]
+    if queue.endswith(_FIFO_SUFFIX):
+        names.append(f"{queue.removesuffix(_FIFO_SUFFIX)}{DEAD_LETTER_SUFFIX}{_FIFO_SUFFIX}")
+    return names
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

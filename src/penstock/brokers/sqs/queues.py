@@ -104,9 +104,9 @@ class Queues:
 
     def _looked_up(self, queue: str) -> QueueRef:
         if queue.startswith(("https://", "http://")):
-            return QueueRef(name=queue, url=queue)
+            return QueueRef(name=queue, url=_valid_name(queue))
         if queue.startswith("arn:"):
-            return self._by_arn(queue)
+            return self._by_arn(_valid_name(queue))
         try:
             return self._by_name(queue, _valid_name(queue))
         except QueueMissing:
