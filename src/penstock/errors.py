@@ -7,6 +7,8 @@
     │   ├── UsageError           2   wrong arguments: unknown format, missing folder, bad schema text
     │   ├── ConfigurationError   78  a setting, extra, Java or state file that this process cannot work with
     │   ├── TableError           1   the table is not one we can write: other schema, unsupported features
+    │   │   ├── TableNowhere     2   the place that was named for it is none: no such bucket
+    │   │   └── TableDenied      78  we are not let in there: credentials or permissions
     │   ├── TransformError       1   the user's transform raised, or returned something that is no DataFrame
     │   └── FaultPersists        75  the machinery failed again and again (disk full, Spark gone): a person should look
     ├── TemporaryError           75  a fault that another try may not meet: broker or database away
@@ -55,6 +57,18 @@ class ConfigurationError(UserError):
 
 class TableError(UserError):
     """The table at the end cannot be written as asked."""
+
+
+class TableNowhere(TableError):
+    """The place that a table was to have is not there, and not ours to make."""
+
+    exit_code = 2
+
+
+class TableDenied(TableError):
+    """Credentials or permissions do not suffice for the table's place."""
+
+    exit_code = 78
 
 
 class TransformError(UserError):

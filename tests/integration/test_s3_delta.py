@@ -13,7 +13,7 @@ from tests.services.aws_server import AwsServer, aws_at
 from tests.services.plugin import StartAwsProxy
 from tests.services.s3_stub import Answered, Asked, S3Stub, refusal
 
-from penstock.errors import PublishConflict, TableError, TemporaryError
+from penstock.errors import PublishConflict, TableDenied, TableError, TableNowhere, TemporaryError
 from penstock.sinks.delta import DeltaTableSink, open_dataset
 from penstock.sinks.manifest import DataFile
 from penstock.sinks.sink import Append
@@ -119,8 +119,8 @@ def test_a_store_that_is_away_is_no_fault_of_the_table(moto: AwsServer) -> None:
     [
         (refusal(503, "SlowDown"), TemporaryError, "slow down"),
         (refusal(400, "ExpiredToken"), TemporaryError, "credentials have expired"),
-        (refusal(403, "AccessDenied"), TableError, "access is denied"),
-        (refusal(404, "NoSuchBucket"), TableError, "there is no such bucket"),
+        (refusal(403, "AccessDenied"), TableDenied, "access is denied"),
+        (refusal(404, "NoSuchBucket"), TableNowhere, "there is no such bucket"),
     ],
 )
 def test_what_a_refusal_means_for_the_table(refused: Answered, error: type[Exception], words: str) -> None:

@@ -12,7 +12,7 @@ from penstock.errors import ConfigurationError, TemporaryError, UsageError
 from penstock.storage.address import S3Address
 from penstock.storage.aws import Aws
 from penstock.storage.s3_client import requester, service_client
-from penstock.storage.s3_faults import Kind, code_of, fault_of, is_of_s3
+from penstock.storage.s3_faults import Kind, code_of, fault_of, is_identity, is_of_s3
 
 PAGE_KEYS = 1_000  # S3 gives no more
 _VERSIONS = "list_object_versions"
@@ -35,7 +35,8 @@ class Page:
 class S3Pages:
     """Of one prefix: the object of that very name, and all below it.
 
-    Raises `UsageError` where it cannot be listed, `ConfigurationError` and `TemporaryError`.
+    Raises `UsageError` where there is no such place, `ConfigurationError` where we may not list it, and
+    `TemporaryError`.
     """
 
     def __init__(self, address: S3Address, aws: Aws, *, page_keys: int = PAGE_KEYS) -> None:
@@ -77,7 +78,7 @@ class S3Pages:
                 self._refuse(error)
             status = "we may not ask"
         if status is not None:
-            raise UsageError(
+            raise ConfigurationError(
                 f"{self._address} cannot be listed: its bucket may keep versions (versioning: {status}), and they are "
                 "not told; grant s3:ListBucketVersions."
             )
@@ -111,15 +112,15 @@ class S3Pages:
         if not is_of_s3(error):
             raise error
         fault = fault_of(error)
-        if fault.kind is Kind.DENIED:
-            raise UsageError(
+        if fault.kind is Kind.DENIED and not is_identity(error):
+            raise ConfigurationError(
                 f"{self._address} cannot be listed: access is denied; grant s3:ListBucket and s3:ListBucketVersions."
             ) from None
         text = f"{self._address} cannot be listed: {fault.text}."
         match fault.kind:
             case Kind.PASSING:
                 raise TemporaryError(text) from None
-            case Kind.SETTINGS:
+            case Kind.SETTINGS | Kind.DENIED | Kind.LOCKED:
                 raise ConfigurationError(text) from None
             case _:
                 raise UsageError(text) from None
@@ -135,4 +136,6 @@ def _last_key(operation: str, page: Mapping[str, Any]) -> str | None:
 
 
 def _may_be_asked_otherwise(error: Exception) -> bool:
-    return is_of_s3(error) and (fault_of(error).kind is Kind.DENIED or code_of(error) in _NOT_KNOWN_HERE)
+    if not is_of_s3(error) or is_identity(error):
+        return False
+    return fault_of(error).kind is Kind.DENIED or code_of(error) in _NOT_KNOWN_HERE

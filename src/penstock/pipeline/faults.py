@@ -11,7 +11,9 @@ from penstock.errors import (
     ConfigurationError,
     FaultPersists,
     PenstockError,
+    TableDenied,
     TableError,
+    TableNowhere,
     TemporaryError,
     TransformError,
 )
@@ -24,7 +26,10 @@ _SPARK_GONE = re.compile(
     r"SparkContext was shut down|stopped SparkContext|SparkContext is stopped|Java gateway process"
 )
 # Raised by the reader in Spark's Python workers, when it is planned as well as in its tasks; they come back as text.
-_OURS = {f"penstock.errors.{kind.__name__}": kind for kind in (TemporaryError, TableError, ConfigurationError)}
+_OURS = {
+    f"penstock.errors.{kind.__name__}": kind
+    for kind in (TemporaryError, TableError, TableNowhere, TableDenied, ConfigurationError)
+}
 # What differs between equal failures: attempt ids, addresses, numbers, quoted values.
 _VARIABLE = re.compile(r"[0-9A-HJKMNP-TV-Z]{26}|0x[0-9a-fA-F]+|\d+|'[^']*'|\"[^\"]*\"")
 

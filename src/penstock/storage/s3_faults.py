@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import NoReturn, TypeGuard
 
-from penstock.errors import ConfigurationError, TableError, TemporaryError
+from penstock.errors import ConfigurationError, TableDenied, TableError, TableNowhere, TemporaryError
 
 _STATUS = re.compile(r"status code\b.{0,40}?\b(\d{3})\b", re.DOTALL)  # delta-rs has it on the next line, in colour
 _CODE = re.compile(r"<Code>([A-Za-z0-9.]{1,60})</Code>")
@@ -45,9 +45,9 @@ _ELSEWHERE = "the bucket is in another region: set aws_region"
 _BY_CODE = {
     "AccessDenied": (
         Kind.DENIED,
-        "access is denied (403); S3 says so of a missing object, too, where s3:ListBucket is not granted",
+        "access is denied: look at permissions (403, also of a missing object where s3:ListBucket is not granted)",
     ),
-    "NoSuchBucket": (Kind.NO_BUCKET, "there is no such bucket"),
+    "NoSuchBucket": (Kind.NO_BUCKET, "there is no such bucket: make it, or mend its name"),
     "NoSuchKey": (Kind.MISSING, "there is no such object"),
     "NoSuchUpload": (Kind.PASSING, "somebody has ended the upload: a rule of the bucket's, or an earlier try of ours"),
     "NoSuchVersion": (Kind.MISSING, "there is no such version"),
@@ -62,16 +62,23 @@ _BY_CODE = {
     "PermanentRedirect": (Kind.SETTINGS, _ELSEWHERE),
     "AuthorizationHeaderMalformed": (Kind.SETTINGS, _ELSEWHERE),
     "RequestTimeTooSkewed": (Kind.PASSING, "this machine's clock is wrong: set it"),
-    "ExpiredToken": (Kind.PASSING, "the credentials have expired"),
+    "ExpiredToken": (Kind.PASSING, "the credentials have expired: get new ones"),
     "RequestTimeout": (Kind.PASSING, "the server waited too long for bytes"),
     "SlowDown": (Kind.PASSING, "too many requests: S3 asks to slow down (503 SlowDown)"),
-    "InvalidAccessKeyId": (Kind.DENIED, "AWS does not know the access key (InvalidAccessKeyId)"),
-    "SignatureDoesNotMatch": (Kind.DENIED, "the secret key does not fit the access key (SignatureDoesNotMatch)"),
+    "InvalidAccessKeyId": (
+        Kind.DENIED,
+        "AWS does not know the access key (InvalidAccessKeyId): look at the credentials",
+    ),
+    "SignatureDoesNotMatch": (
+        Kind.DENIED,
+        "the secret key does not fit the access key (SignatureDoesNotMatch): look at the credentials",
+    ),
 }
+_WHO_WE_ARE = frozenset({"InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken"})
 _BY_STATUS = {
     301: _BY_CODE["PermanentRedirect"],
     307: (Kind.PASSING, "the bucket is being moved"),
-    401: (Kind.DENIED, "the credentials are refused (401)"),
+    401: (Kind.DENIED, "the credentials are refused (401): look at them"),
     403: _BY_CODE["AccessDenied"],
     404: _BY_CODE["NoSuchKey"],
     405: _BY_CODE["MethodNotAllowed"],
@@ -118,6 +125,11 @@ def code_of(error: Exception) -> str:
     return _said(error)[1]
 
 
+def is_identity(error: Exception) -> bool:
+    """Whether S3 refuses who we are, whatever is asked for."""
+    return code_of(error) in _WHO_WE_ARE
+
+
 def is_of_s3(error: BaseException) -> TypeGuard[Exception]:
     """Whether one of the libraries that speak S3 raised it; obstore also says `FileNotFoundError`."""
     from botocore.exceptions import BotoCoreError, ClientError
@@ -134,6 +146,10 @@ def refuse(address: str, error: Exception) -> NoReturn:
         raise TemporaryError(text) from None
     if fault.kind is Kind.SETTINGS:
         raise ConfigurationError(text) from None
+    if fault.kind is Kind.NO_BUCKET:
+        raise TableNowhere(text) from None
+    if fault.kind in (Kind.DENIED, Kind.LOCKED):
+        raise TableDenied(text) from None
     raise TableError(text) from None
 
 

@@ -197,7 +197,7 @@ def test_the_requester_pays_where_asked_to(stub: S3Stub, key: str) -> None:
         (404, "NoSuchVersion", ObjectGone, "no such version"),
         (405, "MethodNotAllowed", ObjectGone, "delete marker"),
         (412, "PreconditionFailed", ObjectSuperseded, "announced as version 0f"),
-        (403, "AccessDenied", ObjectDenied, "missing object, too, where s3:ListBucket is not granted"),
+        (403, "AccessDenied", ObjectDenied, "missing object where s3:ListBucket is not granted"),
         (401, "Unauthorized", ObjectDenied, "credentials"),
         (403, "InvalidAccessKeyId", ObjectDenied, "access key"),
         (404, "NoSuchBucket", ObjectDenied, "no such bucket"),

@@ -8,7 +8,7 @@ import pytest
 from tests.services.aws_server import aws_at
 from tests.services.s3_stub import Answered, Asked, S3Stub, refusal
 
-from penstock.errors import TemporaryError, UsageError
+from penstock.errors import ConfigurationError, TemporaryError, UsageError
 from penstock.objects.reference import ObjectRef
 from penstock.objects.s3_listing import S3Listing
 from penstock.storage.address import s3_address
@@ -108,13 +108,25 @@ def test_a_bucket_that_may_keep_versions_is_not_listed_without_them(
     stub: S3Stub, listing: S3Listing, versioning: Answered
 ) -> None:
     stub.answer = answers(versioning=versioning, plain=PLAIN)
-    with pytest.raises(UsageError, match=r"s3://landing cannot be listed: .* grant s3:ListBucketVersions\.$"):
+    with pytest.raises(ConfigurationError, match=r"s3://landing cannot be listed: .* grant s3:ListBucketVersions\.$"):
         listed(listing)
 
 
 def test_what_may_not_be_listed_at_all(stub: S3Stub, listing: S3Listing) -> None:
     stub.answer = answers(versioning=NONE)
-    with pytest.raises(UsageError, match="access is denied; grant s3:ListBucket and s3:ListBucketVersions"):
+    with pytest.raises(ConfigurationError, match="access is denied; grant s3:ListBucket and s3:ListBucketVersions"):
+        listed(listing)
+
+
+def test_a_key_that_is_unknown_is_no_matter_of_rights(stub: S3Stub, listing: S3Listing) -> None:
+    stub.answer = lambda asked: refusal(403, "InvalidAccessKeyId")
+    with pytest.raises(ConfigurationError, match=r"does not know the access key .*: look at the credentials\.$"):
+        listed(listing)
+
+
+def test_a_bucket_that_is_not_there_was_named_wrongly(stub: S3Stub, listing: S3Listing) -> None:
+    stub.answer = lambda asked: refusal(404, "NoSuchBucket")
+    with pytest.raises(UsageError, match=r"there is no such bucket: make it, or mend its name\.$"):
         listed(listing)
 
 

@@ -4,7 +4,15 @@ import pytest
 from py4j.protocol import Py4JNetworkError
 from pyspark.errors import AnalysisException, PySparkException
 
-from penstock.errors import ConfigurationError, FaultPersists, TableError, TemporaryError, TransformError
+from penstock.errors import (
+    ConfigurationError,
+    FaultPersists,
+    TableDenied,
+    TableError,
+    TableNowhere,
+    TemporaryError,
+    TransformError,
+)
 from penstock.pipeline.engine import RunBroken
 from penstock.pipeline.faults import explain
 
@@ -55,7 +63,7 @@ penstock.errors.{name}: s3://lake/x cannot be used: try again.
 
 
 @pytest.mark.parametrize("spark_s", [PySparkException, AnalysisException])
-@pytest.mark.parametrize("ours", [TemporaryError, TableError, ConfigurationError])
+@pytest.mark.parametrize("ours", [TemporaryError, TableError, TableNowhere, TableDenied, ConfigurationError])
 def test_what_the_reader_raised_in_a_worker_of_spark_is_what_it_was(
     spark_s: type[PySparkException], ours: type[Exception]
 ) -> None:

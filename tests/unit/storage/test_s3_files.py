@@ -10,7 +10,14 @@ import pytest
 from tests.services.aws_server import aws_at
 from tests.services.s3_stub import Answered, Asked, S3Stub, refusal
 
-from penstock.errors import ConfigurationError, PenstockError, TableError, TemporaryError, UsageError
+from penstock.errors import (
+    ConfigurationError,
+    PenstockError,
+    TableDenied,
+    TableNowhere,
+    TemporaryError,
+    UsageError,
+)
 from penstock.storage.address import S3Address, s3_address
 from penstock.storage.aws import Aws
 from penstock.storage.roots import files_at
@@ -66,7 +73,7 @@ every_call = pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
 @pytest.mark.parametrize(
     ("status", "code", "error", "words"),
     [
-        (403, "AccessDenied", TableError, "access is denied"),
+        (403, "AccessDenied", TableDenied, "access is denied: look at permissions"),
         (400, "ExpiredToken", TemporaryError, "cannot be used"),
     ],
 )
@@ -86,8 +93,16 @@ def test_a_refusal_is_one_short_sentence(
 @pytest.mark.parametrize("name", ["read", "write", "output", "list", "delete"])
 def test_a_bucket_that_is_not_there_is_no_missing_file(files: S3Files, stub: S3Stub, name: str) -> None:
     stub.answer = lambda asked: refusal(404, "NoSuchBucket")
-    with pytest.raises(TableError, match="no such bucket"):
+    with pytest.raises(TableNowhere, match="no such bucket: make it, or mend its name"):
         CALLS[name](files)
+
+
+@pytest.mark.parametrize("code", ["InvalidAccessKeyId", "SignatureDoesNotMatch"])
+def test_wrong_keys_are_told_as_such(files: S3Files, stub: S3Stub, code: str) -> None:
+    stub.answer = lambda asked: refusal(403, code)
+    with pytest.raises(TableDenied, match=f"access key .{code}.: look at the credentials") as caught:
+        files.names()
+    assert (caught.value.exit_code, TableNowhere.exit_code) == (ConfigurationError.exit_code, UsageError.exit_code)
 
 
 def test_a_bucket_of_another_region(files: S3Files, stub: S3Stub) -> None:
@@ -127,7 +142,7 @@ def test_many_files_are_deleted_a_thousand_at_a_time(files: S3Files, stub: S3Stu
 
 
 @pytest.mark.parametrize(
-    ("code", "error"), [("AccessDenied", TableError), ("InternalError", TemporaryError), ("SlowDown", TemporaryError)]
+    ("code", "error"), [("AccessDenied", TableDenied), ("InternalError", TemporaryError), ("SlowDown", TemporaryError)]
 )
 def test_a_file_that_cannot_be_deleted_is_told(files: S3Files, stub: S3Stub, code: str, error: type) -> None:
     body = f"<DeleteResult><Error><Key>clicks/b</Key><Code>{code}</Code><Message>m</Message></Error></DeleteResult>"
@@ -296,7 +311,7 @@ def test_a_writer_hears_of_a_part_that_fails_in_our_words(files: S3Files, stub: 
     with ExitStack() as stack:
         file = stack.enter_context(files.open_output("a"))
         file.write(LARGE)
-        with pytest.raises(TemporaryError, match="credentials have expired"):
+        with pytest.raises(TemporaryError, match="credentials have expired: get new ones"):
             file.write(bytes(4 * PART_BYTES))
         stack.pop_all()
 
