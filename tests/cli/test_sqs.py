@@ -181,9 +181,9 @@ def test_a_deduplication_id_is_of_use_to_fifo_queues_alone(penstock: Call, moto:
 # Dead letters
 
 
-@pytest.mark.parametrize("options", [(), ("--json",), ("--queue", "orders"), ("--queue", "{url}")])
+@pytest.mark.parametrize("options", [(), ("--json",), ("--queue", "orders", "--json"), ("--queue", "{url}")])
 def test_dead_letters_are_counted_and_not_shown(
-    penstock: Call, moto: AwsServer, broker: SqsBroker, options: tuple[str, ...]
+    penstock: Call, moto: AwsServer, broker: SqsBroker, options: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     options = tuple(option.format(url=names_of(moto, "orders")["url"]) for option in options)
     assert penstock("dead", "list", *options).exit_code == 0
@@ -193,8 +193,76 @@ def test_dead_letters_are_counted_and_not_shown(
     (sentence,) = said.err.splitlines()
     assert sentence.startswith("penstock: Messages of the queue 'orders-dlq' cannot be looked at")
     assert "AWS's console" in sentence
-    assert said.out in ("", "[]\n")
+    assert said.out == ""
+    monkeypatch.setenv("PENSTOCK_QUEUES", '{"orders": 1}')
     assert penstock("status", "--json").document["troubles"] == ["dead letters: 1"]
+
+
+@pytest.fixture
+def strangers(moto: AwsServer) -> None:
+    """Queues of another team in the same account, with dead letters."""
+    sqs = moto.client("sqs")
+    for name in ("foreign", "foreign-team-dlq"):
+        url = sqs.create_queue(QueueName=name)["QueueUrl"]
+        sqs.send_message(QueueUrl=url, MessageBody="1")
+
+
+@pytest.mark.usefixtures("strangers")
+def test_queues_of_strangers_are_none_of_the_app_s(
+    penstock: Call, broker: SqsBroker, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(here))
+    (here / "lonely.py").write_text(APP.replace('os.environ.get("QUEUE", "slow")', '"slow"'))
+    bury(broker)  # in orders, which this app does not serve
+    penstock("send", "slow", "--body", "1")
+    found = penstock("status", "--app", "lonely:app", "--json").document
+    assert (found["troubles"], found["messages"]["visible"], found["dead_letters"]) == ([], 1, 0)
+    assert "foreign" not in penstock("status", "--app", "lonely:app").out
+    (app,) = [one for one in penstock("doctor", "--app", "lonely:app", "--json").document if one["check"] == "app"]
+    assert (app["verdict"], "foreign" in app["found"]) == ("ok", False)
+    assert penstock("dead", "list", "--app", "lonely:app").exit_code == 0
+    assert "foreign" in penstock("queues", "list").out
+
+    nameless = penstock("status")
+    assert nameless.out.splitlines()[0].startswith("all well; no queue is named")
+    assert "foreign" not in nameless.out
+
+
+@pytest.mark.usefixtures("strangers")
+def test_the_hint_of_letters_that_nobody_can_look_at_is_no_list(
+    penstock: Call, broker: SqsBroker, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(here))
+    (here / "loser.py").write_text(APP.replace('os.environ.get("QUEUE", "slow")', '"orders"'))
+    bury(broker)
+    (app,) = [
+        one for one in json.loads(penstock("doctor", "--app", "loser:app", "--json").out) if one["check"] == "app"
+    ]
+    assert (app["verdict"], app["found"]) == ("warning", "loser:app: dead letters: 1")
+    assert app["hint"] == "`penstock status --app loser:app` shows more."
+
+
+def test_a_place_of_dead_letters_that_queues_have_in_common_counts_once(
+    penstock: Call, moto: AwsServer, broker: SqsBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And is found by the redrive policy, whatever it is called; that of a FIFO queue by its name."""
+    sqs = moto.client("sqs")
+    urls = [sqs.create_queue(QueueName=name)["QueueUrl"] for name in ("a", "b", "lost")]
+    policy = {"deadLetterTargetArn": names_of(moto, "lost")["arn"], "maxReceiveCount": 9}
+    for url in urls[:2]:
+        sqs.set_queue_attributes(QueueUrl=url, Attributes={"RedrivePolicy": json.dumps(policy)})
+    sqs.send_message(QueueUrl=urls[2], MessageBody="1")
+    monkeypatch.setenv("PENSTOCK_QUEUES", '{"a": 1, "b": 1}')
+    assert penstock("status", "--json").document["dead_letters"] == 1
+    for name in ("line.fifo", "line-dlq.fifo"):
+        url = sqs.create_queue(QueueName=name, Attributes={"FifoQueue": "true"})["QueueUrl"]
+    sqs.send_message(QueueUrl=url, MessageBody="1", MessageGroupId="g", MessageDeduplicationId="1")
+    for called in (*names_of(moto, "line.fifo").values(), "line-dlq.fifo"):
+        monkeypatch.setenv("PENSTOCK_QUEUES", json.dumps({called: 1}))
+        found = penstock("status", "--json").document
+        assert (found["dead_letters"], found["messages"]["visible"]) == (1, 0), called
+        said = penstock("dead", "list", "--queue", called)
+        assert "cannot be looked at" in said.err, called
 
 
 def test_dead_objects_are_listed_beside_letters_that_cannot_be(
@@ -204,10 +272,13 @@ def test_dead_objects_are_listed_beside_letters_that_cannot_be(
     scene.fail("a.jsonl", Failure.DEAD, "it is no JSON")
     scene.process("a.jsonl", version="2")
     bury(broker)
-    said = penstock("dead", "list", "--json")
-    assert said.exit_code == CONFIGURATION
-    (dead,) = json.loads(said.out)
-    assert dead["kind"] == "object"
+    for options in ((), ("--pipeline", "clicks")):
+        said = penstock("dead", "list", "--json", *options)
+        (dead,) = said.document
+        assert dead["kind"] == "object"
+        (sentence,) = said.err.splitlines()
+        assert "cannot be looked at" in sentence
+    monkeypatch.setenv("PENSTOCK_QUEUES", '{"orders": 1}')
     status = penstock("status", "--json")
     assert status.exit_code in (0, 1), status.err
     assert "dead letters: 1" in json.loads(status.out)["troubles"]
@@ -303,6 +374,7 @@ def test_a_run_whose_queue_is_not_there_says_so_before_spark_is_started(
 
 def test_a_server_that_is_away(penstock: Call, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
+    monkeypatch.setenv("PENSTOCK_QUEUES", '{"orders": 1}')
     for verb in (("send", "orders", "--body", "1"), ("queues", "list"), ("queues", "show", "orders"), ("status",)):
         said = penstock(*verb)
         assert said.exit_code == TEMPORARY, (verb, said.err)

@@ -23,7 +23,6 @@ PYTHON_MIN = (3, 11)
 ONE_LEDGER = (
     "Run idempotent handlers, object handlers and pipelines on one host: another's ledger knows nothing of theirs."
 )
-WITHOUT_LIST = "Workers need no sqs:ListQueues; `penstock status` and `penstock queues list` do, of whoever runs them."
 WITHOUT_SPARK = "Only pipelines and `penstock ingest` need it; with --app doctor knows whether the app does."
 FREE_BYTES_MIN = 2 * 1024**3
 
@@ -100,8 +99,6 @@ def state_checks(asked: "Asked", *, try_notification: bool = False) -> Iterator[
 
 def _app_checks(scope: "Scope", name: str) -> Iterator[Finding]:
     """What hangs on a broker or a ledger that cannot be opened would only say the same once more."""
-    from penstock.app.sqs_address import is_sqs
-
     failed = False
     for finding in _broker_checks(scope):
         failed = failed or (finding.check, finding.verdict) == ("broker", Verdict.FAILED)
@@ -110,8 +107,7 @@ def _app_checks(scope: "Scope", name: str) -> Iterator[Finding]:
     yield ledger
     yield guarded("stopping", partial(_stopping, scope))
     if not failed and ledger.verdict is not Verdict.FAILED:
-        standing = _standing_check("app", scope, name)
-        yield _lived_with(standing, WITHOUT_LIST) if is_sqs(scope.settings.broker) else standing
+        yield _standing_check("app", scope, name)
 
 
 def _aws_checks(scope: "Scope", app: str | None, *, try_notification: bool) -> Iterator[Finding]:
@@ -127,11 +123,13 @@ def _aws_checks(scope: "Scope", app: str | None, *, try_notification: bool) -> I
 
 
 def _standing_check(check: str, scope: "Scope", name: str) -> Finding:
-    return guarded(
-        check,
-        partial(_standing, scope, name),
-        hint=f"`penstock status{scope.options}` shows more, `penstock dead list{scope.options}` the reasons.",
-    )
+    from penstock.app.sqs_address import is_sqs
+
+    hint = f"`penstock status{scope.options}` shows more"
+    if is_sqs(scope.settings.broker):  # whose letters nobody can look at
+        return guarded(check, partial(_standing, scope, name), hint=f"{hint}.")
+    hint = f"{hint}, `penstock dead list{scope.options}` the reasons."
+    return guarded(check, partial(_standing, scope, name), hint=hint)
 
 
 def _standing(scope: "Scope", name: str) -> tuple[Verdict, str]:

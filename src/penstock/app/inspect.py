@@ -88,11 +88,18 @@ class View:
         """Those of the state folder."""
         return Workers(Path(self.scope.settings.state))
 
+    @property
+    def queues(self) -> Sequence[str] | None:
+        """Those of the scope on a broker that has also queues of strangers; None: all that the broker knows of."""
+        return None if self.broker.capabilities.creates_queues else self.scope.queues
+
     def dead_letter_queues(self, queue: str | None = None) -> Sequence[str]:
         """The queues whose names say that they hold dead letters; those of one queue alone, if named.
 
         Raises `UsageError` for a queue that the broker does not know of.
         """
+        if queue is None and self.queues:
+            return [name if names_dead_letters(name) else dead_letter_names(name)[0] for name in self.queues]
         known = self.broker.queue_names()
         letters = [name for name in known if names_dead_letters(name)]
         if queue is None:

@@ -58,12 +58,12 @@ def check_shared(settings: Settings) -> None:
         )
 
 
-def standings(settings: Settings, broker: Broker) -> Sequence[QueueStanding]:
-    """Of every queue that the broker knows of."""
+def standings(settings: Settings, broker: Broker, names: Sequence[str] | None = None) -> Sequence[QueueStanding]:
+    """Of these queues, or of every one that the broker knows of."""
     workers = Workers(Path(settings.state)).records()
     return [
         _standing(broker, name, tuple(record.worker for record in workers if name in record.queues))
-        for name in broker.queue_names()
+        for name in (broker.queue_names() if names is None else names)
     ]
 
 

@@ -51,6 +51,7 @@ class Scope:
     pipeline: str | None = None  # the one that is meant; None: all of them
     tables: Mapping[str, Places] = field(default_factory=dict)  # as far as they are known, by pipeline
     tableless: frozenset[str] = frozenset()  # object handlers, as far as they are known
+    served: frozenset[str] = frozenset()  # queues that something of the app is fed from, as far as they are known
     needs_ledger: bool = False  # something of the app records what it did, as far as that is known
     options: str = ""  # what leads another verb here: empty, or beginning with a space
 
@@ -58,6 +59,11 @@ class Scope:
     def name(self) -> str:
         """For sentences."""
         return str(self.table.table) if self.table is not None else str(shown("ledger", self.settings.ledger))
+
+    @property
+    def queues(self) -> Sequence[str]:
+        """The queues that are known to be its own: the app's, else those of the settings."""
+        return sorted(self.served or self.settings.queues)
 
     @property
     def tables_meant(self) -> Mapping[str, Places]:
@@ -159,6 +165,7 @@ def _of_app(asked: Asked) -> Scope:
         pipeline=asked.pipeline,
         tables={one.name: declared_places(one.name, one.declaration.sink.table, settings) for one in pipelines},
         tableless=frozenset(one.name for one in services if isinstance(one, ObjectService)),
+        served=frozenset(one.queue_name for one in services),
         needs_ledger=any(map(needs_ledger, services)),
         options=asked.options,
     )

@@ -9,6 +9,7 @@ from penstock.app.inspect import View, view
 from penstock.app.places import Places
 from penstock.app.queues import QueueStanding, standings
 from penstock.app.scope import Scope
+from penstock.app.sqs_queues import dead_letters
 from penstock.errors import PublishHalted
 from penstock.events import Bus
 from penstock.ledger.records import TERMINAL, ObjectState
@@ -16,6 +17,9 @@ from penstock.messaging.broker import names_dead_letters
 
 if TYPE_CHECKING:
     from penstock.app.tables import Tables
+
+
+UNNAMED = "no queue is named, so none was looked at: give --app, such as --app shop:app, or set queues"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +55,7 @@ class Standing:
     dead_letters_replaced: int = 0  # letters of those objects
     messages_unserved: int = 0  # in queues that no living worker serves, while some are there
     workers_elsewhere: bool = False  # there may be some on other hosts, which cannot be seen from here
+    queues_unnamed: bool = False  # the broker has also strangers' queues, and nobody said which are ours: none counts
     disagreements: Sequence[str] = ()
     queues: Sequence[QueueStanding] = ()  # without those of dead letters
     pipelines: Sequence[PipelineStanding] = ()
@@ -58,11 +63,7 @@ class Standing:
     @property
     def verdict(self) -> str:
         """One line: what needs a person, the worst first."""
-        if self.troubles:
-            return "; ".join(self.troubles)
-        if self.workers_elsewhere and not self.workers and self._messages:
-            return f"messages waiting or in work: {self._messages:,}; workers of other hosts cannot be seen from here"
-        return "at work" if self.objects_left or self.batches_unpublished else "all well"
+        return f"{self._verdict}; {UNNAMED}" if self.queues_unnamed else self._verdict
 
     @property
     def troubles(self) -> Sequence[str]:
@@ -83,6 +84,14 @@ class Standing:
     def objects_left(self) -> int:
         """Objects that are not in a terminal state."""
         return sum(number for state, number in self.objects.items() if state not in TERMINAL)
+
+    @property
+    def _verdict(self) -> str:
+        if self.troubles:
+            return "; ".join(self.troubles)
+        if self.workers_elsewhere and not self.workers and self._messages:
+            return f"messages waiting or in work: {self._messages:,}; workers of other hosts cannot be seen from here"
+        return "at work" if self.objects_left or self.batches_unpublished else "all well"
 
     @property
     def _messages(self) -> int:
@@ -108,7 +117,9 @@ def standing(scope: Scope) -> Standing:
         dead = {pipeline: _dead(seen, pipeline) for pipeline in seen.pipelines()}
         pipelines = [_pipeline(seen, pipeline, dead[pipeline].replaced) for pipeline in dead]
         letters_replaced = _letters_replaced(seen, dead.values())
-        every = standings(scope.settings, seen.broker)
+        every = standings(scope.settings, seen.broker, seen.queues)
+        letters = _dead_letters(seen, every)
+        unnamed = seen.queues is not None and not seen.queues
     queues = [one for one in every if not names_dead_letters(one.queue)]
     elsewhere = has_workers_elsewhere(scope.settings)
     ages = [age for one in queues if (age := one.oldest_visible_message_age_seconds) is not None]
@@ -122,12 +133,13 @@ def standing(scope: Scope) -> Standing:
         messages_in_flight=sum(one.in_flight for one in queues),
         messages_delayed=sum(one.delayed for one in queues),
         oldest_visible_message_age_seconds=max(ages, default=None),
-        dead_letters=sum(one.visible for one in every if names_dead_letters(one.queue)),
+        dead_letters=letters,
         workers=workers,
         objects_replaced=sum(one.objects_replaced for one in pipelines),
         dead_letters_replaced=letters_replaced,
         messages_unserved=_unserved(queues) if workers and not silent and not elsewhere else 0,
         workers_elsewhere=elsewhere,
+        queues_unnamed=unnamed,
         disagreements=[one.disagreement for one in pipelines if one.disagreement is not None],
         queues=queues,
         pipelines=pipelines,
@@ -212,6 +224,13 @@ def _letters_replaced(seen: View, dead: Iterable[_Dead]) -> int:
         return 0
     letters = (letter for queue in seen.dead_letter_queues() for letter in seen.letters(queue))
     return sum(letter.death is not None and letter.death.message_id in carriers for letter in letters)
+
+
+def _dead_letters(seen: View, every: Sequence[QueueStanding]) -> int:
+    """How many wait in the queues that hold such; among those of strangers, in those of the scope."""
+    if seen.queues is None:
+        return sum(one.visible for one in every if names_dead_letters(one.queue))
+    return dead_letters(seen.queues, seen.scope.settings)
 
 
 def _unserved(queues: Sequence[QueueStanding]) -> int:

@@ -53,18 +53,21 @@ def list_(
     from penstock.app.inspect import view
     from penstock.app.scope import Asked, find_scope
 
-    scope = find_scope(Asked(table=table, state=state, pipeline=pipeline, app=app_name), here=Path.cwd())
+    asked = Asked(table=table, state=state, pipeline=pipeline, app=app_name)
+    scope = find_scope(asked, here=Path.cwd())
     with view(scope) as seen:
         letters, hidden = _letters(seen, queue, limit)
         pipelines = seen.pipelines() if queue is None else ()
         objects = [dead for one in pipelines for dead in islice(seen.dead_objects(one), limit)]
+    if hidden is not None and (queue is not None or not (asked.means_app or objects)):
+        raise hidden  # letters were all that could be shown
     if json_:
         print_json([*map(_letter_document, letters), *map(_object_document, objects)])
     else:
         _print(letters, objects, of_all=scope.table is None)
     if hidden is not None:
-        raise hidden
-    if not json_ and not letters and not objects:
+        talk(printable(str(hidden)))
+    elif not json_ and not letters and not objects:
         talk("No dead letters.")
 
 
