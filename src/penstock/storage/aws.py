@@ -17,6 +17,11 @@ if TYPE_CHECKING:
     from boto3.session import Session
     from botocore.credentials import Credentials
 
+NO_CREDENTIALS = (
+    "No credentials for AWS were found: set AWS_PROFILE or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or run where a "
+    "role is given."
+)
+
 _Made = TypeVar("_Made")
 
 
@@ -69,10 +74,7 @@ class Aws:
         except BotoCoreError as error:
             raise ConfigurationError(f"No credentials for AWS can be had: {error}.") from error
         if found is None:
-            raise ConfigurationError(
-                "No credentials for AWS were found: set AWS_PROFILE or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or "
-                "run where a role is given."
-            )
+            raise ConfigurationError(NO_CREDENTIALS)
         return found
 
     def client(self, service: str, **options: Any) -> Any:

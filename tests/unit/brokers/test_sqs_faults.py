@@ -1,7 +1,10 @@
 """What boto3's errors mean: to be mended by a person, passing by themselves, or of unknown outcome."""
 
+from typing import Any
+
 import pytest
 from botocore.exceptions import (
+    ClientError,
     ConnectionClosedError,
     ConnectTimeoutError,
     CredentialRetrievalError,
@@ -16,10 +19,14 @@ from tests.unit.brokers.sqs_doubles import Q, client_error
 from penstock.brokers.sqs.api import Api
 from penstock.brokers.sqs.faults import QueueMissing
 from penstock.errors import ConfigurationError, PenstockError, TemporaryError, UnknownOutcome
-from penstock.storage.aws import Aws
+from penstock.storage.aws import NO_CREDENTIALS, Aws
 
 URL = "http://127.0.0.1:1"
 RECEIVE, SEND, DELETE = "receive_message", "send_message_batch", "delete_message_batch"
+
+
+def answered(status: int) -> dict[str, Any]:
+    return {"ResponseMetadata": {"HTTPStatusCode": status}}
 
 
 class Scripted(Api):
@@ -63,7 +70,6 @@ def raised(operation: str, *errors: Exception | None) -> PenstockError:
         client_error("InvalidClientTokenId", status=403),
         client_error("SignatureDoesNotMatch", status=403),
         client_error("KmsAccessDenied"),
-        NoCredentialsError(),
     ],
     ids=str,
 )
@@ -79,6 +85,34 @@ def test_who_is_not_let_in_is_told_which_right_is_missing(error: Exception) -> N
 def test_who_was_let_in_before_waits_until_the_rights_are_back() -> None:
     assert isinstance(raised(RECEIVE, None, client_error("AccessDenied", status=403)), TemporaryError)
     assert isinstance(raised(RECEIVE, None, NoCredentialsError()), TemporaryError)
+
+
+def test_without_credentials_the_sentence_is_that_of_s3() -> None:
+    assert str(raised(RECEIVE, NoCredentialsError())) == NO_CREDENTIALS
+
+
+@pytest.mark.parametrize("code", ["ExpiredToken", "ExpiredTokenException"])
+def test_expired_credentials_are_said_in_our_words(code: str) -> None:
+    told = raised(RECEIVE, client_error(code, status=403))
+    assert str(told) == f"sqs:ReceiveMessage for the queue 'q' at {URL}: the credentials have expired; get new ones"
+
+
+PAGE = "<html><body>Bad gateway</body></html>"
+
+
+@pytest.mark.parametrize("operation", [RECEIVE, SEND])
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (ClientError({"Error": {"Code": "502", "Message": PAGE}, **answered(502)}, "X"), "it answers 502"),
+        (ClientError({"Error": {"Code": "407", "Message": PAGE}, **answered(407)}, "X"), "it answers 407"),
+        (client_error("InternalError", status=500), "it answers 500 InternalError"),
+    ],
+)
+def test_a_body_is_never_passed_through(operation: str, error: Exception, words: str) -> None:
+    told = str(raised(operation, error))
+    assert f"at {URL}: {words}" in told
+    assert not any(part in told for part in ("<", "An error occurred"))
 
 
 def test_a_right_to_receive_is_none_to_delete() -> None:

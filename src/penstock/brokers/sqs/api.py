@@ -94,7 +94,8 @@ class Api:
         known = self._let_before(error, operation, queue)
         if operation in SENDS and faults.may_have_been_done(error):
             return UnknownOutcome(
-                f"{action} for the queue {queue!r} at {self.place}: {error}; whether it took the messages is not known"
+                f"{action} for the queue {queue!r} at {self.place}: {faults.said(error)}; whether it took the messages "
+                "is not known"
             )
         return faults.meant(
             error,

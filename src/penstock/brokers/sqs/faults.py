@@ -18,6 +18,7 @@ from botocore.exceptions import (
 )
 
 from penstock.errors import ConfigurationError, PenstockError, TemporaryError
+from penstock.storage.aws import NO_CREDENTIALS
 
 ERRORS = (BotoCoreError, ClientError, OSError)  # what a call of boto3 raises
 _PREFIX = "AWS.SimpleQueueService."  # of codes in the older dialect, and in batches
@@ -36,6 +37,7 @@ _WHO_WE_ARE = frozenset(
         "UnrecognizedClientException",
     }
 )
+_EXPIRED = frozenset({"ExpiredToken", "ExpiredTokenException"})
 _NOT_LET_IN = _WHO_WE_ARE | {
     "AccessDenied",
     "AccessDeniedException",
@@ -152,15 +154,28 @@ def meant(error: Any, *, action: str, queue: str, place: str, known: bool, final
     code = code_of(error)
     if code in _NOT_LET_IN or isinstance(error, _NO_ACCOUNT):
         if known:
-            return TemporaryError(f"{place} refuses {action}{at}: {error}")
+            return TemporaryError(f"{place} refuses {action}{at}: {said(error)}")
+        if isinstance(error, NoCredentialsError):
+            return ConfigurationError(NO_CREDENTIALS)
         return ConfigurationError(
-            f"{place} refuses {action}{at}: {error}; look at the credentials, and whether they permit {action}."
+            f"{place} refuses {action}{at}: {said(error)}; look at the credentials, and whether they permit {action}."
         )
     if final and code in _INVALID:
-        return ConfigurationError(f"{place} refuses {action}{at}: {error}; SQS never takes that.")
+        return ConfigurationError(f"{place} refuses {action}{at}: {said(error)}; SQS never takes that.")
     if isinstance(error, _NO_SETTING):
         return ConfigurationError(f"{action}{at} cannot be asked of {place}: {error}; look at the settings of AWS.")
-    return TemporaryError(f"{action}{at} at {place}: {error}")
+    return TemporaryError(f"{action}{at} at {place}: {said(error)}")
+
+
+def said(error: BaseException) -> str:
+    """An error in a few words, without a full stop. botocore's own text may hold a whole page of a proxy's."""
+    if code_of(error) in _EXPIRED:
+        return "the credentials have expired; get new ones"
+    if isinstance(error, ClientError):
+        status, code = _status(error), code_of(error)
+        if status >= 500 or "<" in str(error):
+            return f"it answers {' '.join(part for part in (str(status), '' if code == str(status) else code) if part)}"
+    return str(error)
 
 
 def _status(error: ClientError) -> int:
