@@ -7,10 +7,12 @@ from typing import Any
 import pytest
 from tests.unit.brokers.sqs_doubles import FakeApi, client_error, instant_clock
 
+from penstock.brokers.sqs import facts
 from penstock.brokers.sqs.faults import QueueMissing, meant
 from penstock.brokers.sqs.queues import POLICY_SECONDS, Queues
 from penstock.errors import ConfigurationError, TemporaryError
 from penstock.messaging.broker import QueueSettings
+from penstock.storage.aws import Aws
 
 HOME = "https://sqs.us-east-1.amazonaws.com/1"
 
@@ -175,3 +177,24 @@ def test_a_queue_that_is_there_is_given_the_settings() -> None:
     assert account.queues["q"]["MessageRetentionPeriod"] == "3600"
     assert json.loads(account.queues["q"]["RedrivePolicy"])["maxReceiveCount"] == 1_000
     assert "create_queue" not in account.api.operations()
+
+
+@pytest.mark.parametrize("readable", [True, False])
+def test_whether_a_queue_is_there_is_known_without_the_right_to_its_attributes(
+    readable: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    account = Account(q={})
+    account.readable = readable
+    monkeypatch.setattr(facts, "Api", lambda *_, **__: account.api)
+    look = facts.Looking(Aws(), clock=account.clock)
+    for there in ("q", f"{HOME}/q"):
+        look.check_is_there(there)
+    for missing in ("nope", f"{HOME}/nope"):
+        with pytest.raises(QueueMissing, match="There is no queue"):
+            look.check_is_there(missing)
+
+
+def test_dead_letters_of_a_fifo_queue_are_found_by_its_url_and_arn() -> None:
+    account = Account(**{"q__fifo": {}, "q-dlq__fifo": {}})
+    for called in (f"{HOME}/q.fifo", "arn:aws:sqs:us-east-1:1:q.fifo"):
+        assert account.known.find(f"{called}-dlq").url == f"{HOME}/q-dlq.fifo"
