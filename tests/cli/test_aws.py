@@ -11,6 +11,7 @@ import pytest
 from botocore.exceptions import ClientError
 from tests.cli.conftest import Call
 from tests.services.aws_server import REGION, AwsServer
+from tests.services.s3_stub import S3Stub, refusal
 
 from penstock.app import checks
 from penstock.app.aws_checks import clocks, scene_of
@@ -20,7 +21,7 @@ from penstock.app.scope import Scope
 from penstock.brokers.sqs.facts import looking
 from penstock.brokers.sqs.queues import Queues
 from penstock.config import Settings
-from penstock.errors import ConfigurationError
+from penstock.errors import ConfigurationError, TemporaryError
 from penstock.ledger import Ledger
 from penstock.messaging.clock import SystemClock
 from penstock.objects.s3_facts import try_table
@@ -342,6 +343,58 @@ def test_no_credentials_are_one_finding(penstock: Call, whole: AwsServer, monkey
     finally:
         aws._session.cache_clear()
     assert [(check, verdict) for (check, _), (verdict, _) in everything.items()] == [("aws", FAILED)]
+
+
+def test_an_endpoint_where_nobody_answers_is_one_finding(
+    penstock: Call, whole: AwsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PENSTOCK_AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+    assert [(check, verdict) for (check, _), (verdict, _) in found(penstock).items()] == [("aws", FAILED)]
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [("ExpiredToken", "have expired: get new ones"), ("InvalidAccessKeyId", "does not know the access")],
+)
+def test_keys_that_are_refused_are_one_finding(
+    penstock: Call, whole: AwsServer, monkeypatch: pytest.MonkeyPatch, code: str, words: str
+) -> None:
+    with S3Stub(lambda asked: refusal(403, code)) as stub:
+        monkeypatch.setenv("PENSTOCK_AWS_ENDPOINT_URL", stub.url)
+        everything = found(penstock)
+    assert [(check, verdict) for (check, _), (verdict, _) in everything.items()] == [("aws", FAILED)]
+    assert words in next(iter(everything.values()))[1]
+
+
+def test_keys_that_sqs_alone_is_asked_with_are_tried_too(whole: AwsServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(self: Any, operation: str, parameters: Any) -> None:
+        raise ClientError({"Error": {"Code": codes[-1]}, "ResponseMetadata": {"HTTPStatusCode": 403}}, operation)
+
+    codes: list[str] = []
+    monkeypatch.setattr("botocore.client.BaseClient._make_api_call", refuse)
+    with looking(whole.aws, clock=SystemClock()) as look:
+        for code, error in (("InvalidClientTokenId", ConfigurationError), ("ExpiredToken", TemporaryError)):
+            codes.append(code)
+            with pytest.raises(error):
+                look.check_identity("orders")
+        codes.append("AccessDenied")
+        look.check_identity("orders")
+
+
+def test_a_prefix_with_files_of_others_is_no_place_for_a_table(penstock: Call, whole: AwsServer) -> None:
+    whole.client("s3").put_object(Bucket=TABLES, Key="tables/clicks/theirs.parquet", Body=b"theirs")
+    ((verdict, words),) = [one for (check, _), one in found(penstock).items() if check == "s3 table"]
+    assert (verdict, "not empty (it holds theirs.parquet)" in words) == (FAILED, True)
+    whole.client("s3").put_object(Bucket=TABLES, Key="tables/clicks/_delta_log/0.json", Body=b"{}")
+    ((verdict, _),) = [one for (check, _), one in found(penstock).items() if check == "s3 table"]
+    assert verdict == "ok"
+
+
+def test_a_queue_that_is_not_there_is_told_with_what_to_do(penstock: Call, whole: AwsServer) -> None:
+    no_queue(whole)
+    document = json.loads(penstock("doctor", "--app", "cloudy:app", "--json").out)
+    (one,) = [one for one in document if one["check"] == "sqs queue" and one["verdict"] == FAILED]
+    assert "penstock init --aws" in one["hint"]
 
 
 def test_a_queue_here_and_nothing_in_aws_is_nothing_to_look_at(tmp_path: Path) -> None:

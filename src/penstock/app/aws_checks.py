@@ -1,7 +1,7 @@
 """What `penstock doctor` looks at in AWS: credentials, the queues that an app serves, the buckets it uses."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING
@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 CLOCK_APART_SECONDS_MAX = 60.0  # S3 refuses requests from 15 minutes on; its date has whole seconds
 ARRIVAL_SECONDS_MAX = 20.0
 _QUEUE_HINT = "docs/sqs.md says why; `penstock init --aws` writes queues whose numbers fit."
+_FAILED_HINT = (
+    "Look at the queue's name, region and account; `penstock init --aws` writes queues, and rights to use them."
+)
 _CLOCK_HINT = "Let this host follow a time server: AWS refuses requests of a clock that is 15 minutes off."
 
 
@@ -67,11 +70,12 @@ def aws_checks(scene: Scene, *, clock: Clock | None = None) -> Iterator[Finding]
     """Nothing where nothing is in AWS. What hangs on a failed one is left out."""
     if scene.is_empty:
         return
-    reach = guarded("aws", partial(_access, scene.aws, needs_region=scene.broker_is_sqs))
+    clock = clock or SystemClock()
+    reach = guarded("aws", partial(_access, scene, clock))
     yield reach
     if reach.verdict is Verdict.FAILED:
         return
-    looked = _Looked(scene, clock or SystemClock())
+    looked = _Looked(scene, clock)
     yield from looked.queues()
     yield from looked.sources()
     for table in scene.tables:
@@ -130,7 +134,8 @@ class _Looked:
                 why = str(error)
             return sqs_checks.dead_letters(facts, there, attempts_max=served.attempts_max, why=why)
 
-        yield guarded("sqs queue", found)
+        looked = guarded("sqs queue", found)
+        yield replace(looked, hint=_FAILED_HINT) if looked.verdict is Verdict.FAILED else looked
         if served.queue in self._queues:
             yield guarded("sqs dead", letters, hint=_QUEUE_HINT)
             if served.source is not None:
@@ -204,24 +209,46 @@ def clocks(ahead_seconds: float) -> tuple[Verdict, str]:
     return Verdict.WARNING, f"AWS's clock is {apart:.0f} s {way} this host's"
 
 
-def _access(aws: Aws, *, needs_region: bool) -> tuple[Verdict, str]:
+def _access(scene: Scene, clock: Clock) -> tuple[Verdict, str]:
     require_aws()
     from importlib.metadata import version
 
     from penstock.storage.aws_access import access
 
+    aws = scene.aws
     found = access(aws)
     packages = ", ".join(f"{name} {version(name)}" for name in ("boto3", "obstore"))
     words = f"{packages}; credentials by {found.provider}, region {found.region or 'not set'}"
     if aws.endpoint_url is not None:
         words = f"{words}, at {aws.endpoint_url}"
-    if found.region is None and needs_region:
+    if found.region is None and scene.broker_is_sqs:
         return Verdict.FAILED, f"{words}: set aws_region or AWS_REGION, or write sqs://REGION for the broker"
+    _try_access(scene, clock)
     return Verdict.OK, words
+
+
+def _try_access(scene: Scene, clock: Clock) -> None:
+    """Ask for one thing that the app uses. Raises where nobody answers or knows us; what else is wrong with it is the
+    matter of its own check."""
+    addresses = [*scene.tables, *(one.source for one in scene.served if one.source is not None)]
+    if addresses:
+        from penstock.objects.s3_facts import check_identity
+
+        check_identity(addresses[0], scene.aws)
+    if scene.broker_is_sqs and scene.served:
+        from penstock.brokers.sqs.facts import looking
+
+        with looking(scene.aws, clock=clock) as look:
+            look.check_identity(scene.served[0].queue)
 
 
 def _table(address: S3Address, aws: Aws) -> tuple[Verdict, str]:
     from penstock.objects.s3_facts import try_table
+    from penstock.sinks.delta_folder import LOG_FOLDER, check_free
+    from penstock.storage.s3_files import S3Files
 
     try_table(address, aws, name=f"{STATE_FOLDER}/doctor-{ULID()}")
+    root = S3Files(address, aws)
+    if f"{LOG_FOLDER}/" not in root.names():
+        check_free(root)
     return Verdict.OK, f"{address}: wrote a file, was refused to write it twice, read, listed and deleted it"

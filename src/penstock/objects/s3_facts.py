@@ -11,7 +11,7 @@ from penstock.storage.address import S3, S3Address
 from penstock.storage.aws import Aws
 from penstock.storage.aws_access import clock_ahead_seconds
 from penstock.storage.s3_client import requester, service_client
-from penstock.storage.s3_faults import Kind, fault_of, is_of_s3
+from penstock.storage.s3_faults import Kind, fault_of, is_identity, is_of_s3
 
 _DESTINATIONS = {  # of a notification configuration: what its parts are called, and where each leads
     "QueueConfigurations": "QueueArn",
@@ -69,6 +69,16 @@ def inspect_source(address: S3Address, aws: Aws, *, clock: Clock) -> SourceFacts
         tried_key=key,
         clock_ahead_seconds=ahead_seconds,
     )
+
+
+def check_identity(address: S3Address, aws: Aws) -> None:
+    """Raise `ConfigurationError` where S3 does not know us, and `TemporaryError` where it does not answer."""
+    try:
+        service_client(aws).list_objects_v2(Bucket=address.bucket, MaxKeys=1, **requester(aws))
+    except Exception as error:
+        if is_of_s3(error) and not is_identity(error) and fault_of(error).kind is not Kind.PASSING:
+            return
+        raise _meant(f"{address} cannot be asked for", error) from error
 
 
 def put_notices_again(bucket: str, aws: Aws) -> None:

@@ -12,7 +12,7 @@ from datetime import datetime
 from typing import Any
 
 from penstock.brokers.sqs.api import Api, QueueRef
-from penstock.brokers.sqs.faults import QueueMissing
+from penstock.brokers.sqs.faults import QueueMissing, is_identity
 from penstock.brokers.sqs.queues import Queues
 from penstock.errors import ConfigurationError
 from penstock.messaging.clock import Clock
@@ -67,6 +67,14 @@ class Looking:
             raise
         except ConfigurationError:
             return
+
+    def check_identity(self, name: str) -> None:
+        """Raise `ConfigurationError` where SQS does not know us, and `TemporaryError` where it does not answer."""
+        try:
+            self._queues.find(name)
+        except ConfigurationError as error:
+            if error.__cause__ is not None and is_identity(error.__cause__):
+                raise
 
     def queue(self, name: str) -> QueueFacts:
         """A queue by its name, URL or ARN."""
