@@ -28,6 +28,7 @@ from penstock.objects.s3_facts import try_table
 from penstock.storage.address import S3Address
 
 FAILED, CHECK_FOUND_PROBLEMS = "failed", 3
+USAGE, CONFIGURATION = 2, 78
 DAY = 86_400
 BUCKET, TABLES = "landing", "lake"
 APP = """
@@ -437,3 +438,26 @@ def test_a_package_that_is_missing_is_named(penstock: Call, here: Path, monkeypa
 def test_clocks(ahead_seconds: float, verdict: Verdict, words: str) -> None:
     found = clocks(ahead_seconds)
     assert (found[0], words in found[1]) == (verdict, True)
+
+
+@pytest.mark.parametrize(
+    ("source", "table"), [("s3://none/in", "s3://lake/t"), ("s3://landing/in", "s3://none/t")], ids=["source", "table"]
+)
+def test_a_bucket_that_is_not_there_is_wrong_usage_of_ingest(
+    penstock: Call, whole: AwsServer, source: str, table: str
+) -> None:
+    said = penstock("ingest", source, table, "--schema", "id long", "--state", "state")
+    assert (said.exit_code, "there is no such bucket: make it, or mend its name" in said.err) == (USAGE, True), said.err
+
+
+@pytest.mark.parametrize(
+    ("source", "table"), [("s3://landing/in", "t"), ("in", "s3://lake/t")], ids=["source", "table"]
+)
+def test_keys_that_are_unknown_are_settings_at_fault(
+    penstock: Call, here: Path, monkeypatch: pytest.MonkeyPatch, source: str, table: str
+) -> None:
+    (here / "in").mkdir()
+    with S3Stub(lambda asked: refusal(403, "InvalidAccessKeyId")) as stub:
+        monkeypatch.setenv("PENSTOCK_AWS_ENDPOINT_URL", stub.url)
+        said = penstock("ingest", source, table, "--schema", "id long", "--state", "state")
+    assert (said.exit_code, "AWS does not know the access key" in said.err) == (CONFIGURATION, True), said.err
