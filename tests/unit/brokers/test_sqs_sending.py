@@ -63,6 +63,19 @@ def test_only_what_failed_is_sent_again_and_the_ids_keep_their_order() -> None:
     assert said(api) == [["0", "1", "2"], ["1"]]
 
 
+def test_of_a_send_that_broke_off_it_is_not_said_that_nothing_was_sent() -> None:
+    calls = iter([None, *[throttled()] * TRIES])
+
+    def answer(operation: str, parameters: Mapping[str, Any]) -> Mapping[str, Any]:
+        error = next(calls)
+        if error is not None:
+            raise error
+        return succeeded(parameters["Entries"], {})
+
+    with pytest.raises(UnknownOutcome, match="10 of 23 messages were sent before that"):
+        sending(FakeApi(answer)).send("q", numbered(23))
+
+
 def test_what_sqs_never_takes_is_said() -> None:
     api = FakeApi(lambda operation, parameters: succeeded(parameters["Entries"], {"1": "InvalidMessageContents"}))
     with pytest.raises(ConfigurationError, match="InvalidMessageContents"):

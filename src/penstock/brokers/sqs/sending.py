@@ -39,10 +39,11 @@ class Sending:
         entries = [self._entry(found, message) for message in messages]
         ids: list[str] = []
         for batch in _batched(entries, fifo=found.is_fifo):
-            for answer in self._batch(found, batch):
-                if isinstance(answer, PenstockError):
-                    raise answer
-                ids.append(answer)
+            answers = self._answers(found, batch)
+            failed = [answer for answer in answers if isinstance(answer, PenstockError)]
+            ids += [answer for answer in answers if not isinstance(answer, PenstockError)]
+            if failed:
+                raise _partly(failed[0], taken=len(ids), of=len(entries))
         return ids
 
     def try_all(self, queue: QueueRef, entries: Sequence[Entry]) -> Sequence[str | PenstockError]:
@@ -55,6 +56,12 @@ class Sending:
                 alone = isinstance(error, ConfigurationError) and len(batch) > 1  # one of them may spoil the call
                 answers += self._each(queue, batch) if alone else [error] * len(batch)
         return answers
+
+    def _answers(self, queue: QueueRef, batch: Sequence[Entry]) -> Sequence[str | PenstockError]:
+        try:
+            return self._batch(queue, batch)
+        except PenstockError as error:
+            return [error]
 
     def _each(self, queue: QueueRef, entries: Sequence[Entry]) -> Iterator[str | PenstockError]:
         for entry in entries:
@@ -143,6 +150,13 @@ def _refused(queue: QueueRef, failed: Failed) -> PenstockError:
     if failed.never:
         return ConfigurationError(f"the queue {queue.name!r} never takes this message: {failed}")
     return TemporaryError(f"the queue {queue.name!r} did not take a message: {failed}")
+
+
+def _partly(error: PenstockError, *, taken: int, of: int) -> PenstockError:
+    """What to say of a send of which some messages are in the queue: it was not nothing."""
+    if not taken or not isinstance(error, TemporaryError) or isinstance(error, UnknownOutcome):
+        return error
+    return UnknownOutcome(f"{error}; {taken} of {of} messages were sent before that, and are in the queue")
 
 
 def _check(queue: str, message: Outgoing) -> None:
