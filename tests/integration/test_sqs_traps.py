@@ -398,6 +398,6 @@ def test_without_credentials_one_sentence_says_so(monkeypatch: pytest.MonkeyPatc
     nobody = Aws(region="us-east-2", endpoint_url=moto.url)  # sessions are kept by these values
     with (
         closing(SqsBroker(nobody, holder="w")) as broker,
-        pytest.raises(ConfigurationError, match="look at the credentials"),
+        pytest.raises(ConfigurationError, match="No credentials for AWS were found: set AWS_PROFILE"),
     ):
         take(broker)
