@@ -5,6 +5,7 @@ given up by whoever meets it; the clock that says so is the database's.
 """
 
 from collections.abc import Sequence
+from typing import TypeVar
 
 from sqlalchemy import ColumnElement, Connection, and_, bindparam, select, update
 
@@ -14,6 +15,8 @@ from penstock.ledger.records import AttemptState, ObjectState
 from penstock.ledger.rules import told
 from penstock.ledger.schema import attempts, objects
 from penstock.messaging.steps import Probe, Step
+
+GivenUp = TypeVar("GivenUp", bool, Sequence[str])
 
 EXPIRED = "expired"
 WORKER_DIED = "worker_died"
@@ -63,28 +66,34 @@ class Abandonments:
         ``refund``: the claim shall not count against its objects. ``unattributed``: the run failed and no object could
         be named as the cause, which each of them remembers.
         """
-        with self._database.writing() as connection:
-            given_up = connection.execute(_GIVE_UP, _why(attempt_id, outcome, reason)).rowcount == 1
-            if given_up:
-                _free(connection, attempt_id, refund=refund, unattributed=unattributed)
-        if given_up:
-            self._probe(Step.ABANDONED)
-        return given_up
+
+        def give_up(connection: Connection) -> bool:
+            if connection.execute(_GIVE_UP, _why(attempt_id, outcome, reason)).rowcount != 1:
+                return False
+            _free(connection, attempt_id, refund=refund, unattributed=unattributed)
+            return True
+
+        return self._announced(self._database.transact(give_up))
 
     def expired(self, pipeline: str) -> Sequence[str]:
         """Give up every attempt past its lease; answers which. The attempt stays charged."""
-        with self._database.writing() as connection:
+
+        def give_up(connection: Connection) -> Sequence[str]:
             found = connection.scalars(EXPIRED_ATTEMPTS, {"in_pipeline": pipeline}).all()
-            given_up = [id for id in found if _give_up_expired(connection, id)]
-        if given_up:
-            self._probe(Step.ABANDONED)
-        return given_up
+            return [id for id in found if _give_up_expired(connection, id)]
+
+        return self._announced(self._database.transact(give_up))
 
     def of_worker(self, pipeline: str, worker: str) -> Sequence[str]:
         """Give up every open attempt of a worker that is known to be dead; answers which. They stay charged."""
-        with self._database.writing() as connection:
+
+        def give_up(connection: Connection) -> Sequence[str]:
             found = connection.scalars(_WORKERS_ATTEMPTS, {"in_pipeline": pipeline, "of_worker": worker}).all()
-            given_up = [id for id in found if _give_up_dead(connection, id, worker)]
+            return [id for id in found if _give_up_dead(connection, id, worker)]
+
+        return self._announced(self._database.transact(give_up))
+
+    def _announced(self, given_up: GivenUp) -> GivenUp:
         if given_up:
             self._probe(Step.ABANDONED)
         return given_up

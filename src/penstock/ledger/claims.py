@@ -29,7 +29,7 @@ from penstock.ledger.revivals import revive
 from penstock.ledger.rows import AnyRow, carrier_of, new_object, wanted_object
 from penstock.ledger.rules import is_later, storable
 from penstock.ledger.schema import attempts, object_attempts, objects, wanted
-from penstock.ledger.sets import fill, is_wanted
+from penstock.ledger.sets import among, fill, is_wanted
 from penstock.messaging.steps import Probe, Step
 
 _OURS = (objects.c.attempt_id == bindparam("fresh")) & (objects.c.state == ObjectState.PROCESSING.value)
@@ -45,9 +45,10 @@ _TAKE = (
         carrier_replay_id=wanted.c.replay_id,
     )
     .where(
-        is_wanted(),
-        objects.c.state == ObjectState.UNPROCESSED.value,
+        objects.c.pipeline == bindparam("in_pipeline"),
         objects.c.object_id == wanted.c.object_id,
+        among(objects.c.object_id, of=select(wanted.c.object_id)),
+        objects.c.state == ObjectState.UNPROCESSED.value,
     )
 )
 _OPEN = insert(attempts).values(
@@ -152,36 +153,43 @@ class Claims:
 
     def extend(self, attempt_id: str, *, lease_seconds: float) -> bool:
         """Let the lease end ``lease_seconds`` from now; False when the attempt is not open any more."""
-        with self._database.writing() as connection:
-            parameters = {"extended": attempt_id, "lease_seconds": lease_seconds}
-            return connection.execute(_EXTEND, parameters).rowcount == 1
+        extending = {"extended": attempt_id, "lease_seconds": lease_seconds}
+        return self._database.transact(lambda connection: connection.execute(_EXTEND, extending).rowcount == 1)
 
     def _register(self, pipeline: str, candidates: Sequence[Candidate]) -> bool:
         """Give every candidate a row; answers whether some attempt of the pipeline is past its lease."""
         rows = [new_object(pipeline, candidate) for candidate in candidates]
         rows.sort(key=itemgetter("object_id"))  # neighbours in the index together; overlapping claims in one order
-        with self._database.writing() as connection:
+
+        def register(connection: Connection) -> bool:
             connection.execute(self._register_objects, rows)
             return connection.execute(EXPIRED_ATTEMPTS, {"in_pipeline": pipeline}).first() is not None
+
+        return self._database.transact(register)
 
     def _take(
         self, pipeline: str, candidates: Sequence[Candidate], attempt_id: str, worker: str, lease_seconds: float
     ) -> Claim:
         carriers = _carriers(candidates)
+        first = [wanted_object(id, named[0]) for id, named in carriers.items()]
+        sequenced = any(_may_be_superseded(candidate) for candidate in candidates)
         binds = {"in_pipeline": pipeline, "fresh": attempt_id}
         opening = {**binds, "by_worker": storable(worker), "lease_seconds": lease_seconds}
+
+        def take(connection: Connection) -> Claim:
+            fill(connection, wanted, first)
+            revivers = revive(connection, pipeline, carriers)
+            taken = connection.execute(_TAKE, binds).rowcount
+            if taken and sequenced:
+                taken -= _supersede(connection, binds)
+            if taken:
+                connection.execute(_OPEN, opening)
+                connection.execute(_NOTE, binds)
+            chosen = {id: revivers.get(id, named[0]) for id, named in carriers.items()}
+            return _read_back(connection, binds, chosen, claimed=taken)
+
         try:
-            with self._database.writing() as connection:
-                fill(connection, wanted, [wanted_object(id, named[0]) for id, named in carriers.items()])
-                revivers = revive(connection, pipeline, carriers)
-                taken = connection.execute(_TAKE, binds).rowcount
-                if taken and any(_may_be_superseded(candidate) for candidate in candidates):
-                    taken -= _supersede(connection, binds)
-                if taken:
-                    connection.execute(_OPEN, opening)
-                    connection.execute(_NOTE, binds)
-                chosen = {id: revivers.get(id, named[0]) for id, named in carriers.items()}
-                return _read_back(connection, binds, chosen, claimed=taken)
+            return self._database.transact(take)
         except OutcomeUnknown:
             with suppress(TemporaryError):  # then its lease ends by itself
                 self._abandonments.one(

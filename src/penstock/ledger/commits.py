@@ -16,7 +16,7 @@ from penstock.ledger.dialects import DatabaseNow
 from penstock.ledger.records import AttemptState, BatchOutcome, ObjectState
 from penstock.ledger.rows import Values, leaving_objects, new_batch
 from penstock.ledger.schema import attempts, batches, leaving, object_attempts, objects, pipelines, table_schemas
-from penstock.ledger.sets import fill
+from penstock.ledger.sets import among, fill
 from penstock.messaging.steps import Probe, Step
 
 TRIES_MAX = 5
@@ -65,9 +65,10 @@ _NOTE_FAILURES = (
     .values(outcome=leaving.c.outcome, reason=leaving.c.reason)
     .where(
         object_attempts.c.pipeline == bindparam("in_pipeline"),
-        object_attempts.c.object_id.in_(select(leaving.c.object_id).where(leaving.c.outcome.is_not(None))),
-        object_attempts.c.attempt_id == bindparam("ours"),
         object_attempts.c.object_id == leaving.c.object_id,
+        object_attempts.c.attempt_id == bindparam("ours"),
+        leaving.c.outcome.is_not(None),
+        among(object_attempts.c.object_id, of=select(leaving.c.object_id).where(leaving.c.outcome.is_not(None))),
     )
 )
 _ADD_BATCH = insert(batches).values(committed_at=DatabaseNow())
@@ -119,8 +120,8 @@ class Commits:
         ) from unknown
 
     def _record(self, outcome: BatchOutcome, rows: Sequence[Values]) -> int | None:
-        before_commit = partial(self._probe, Step.COMMITTING)
-        with self._database.writing(before_commit=before_commit) as connection:
+
+        def record(connection: Connection) -> int | None:
             next_seq, schema_id = _lock(connection, outcome.pipeline)
             _end_attempt(connection, outcome)
             seq = next_seq if outcome.processed else None
@@ -128,6 +129,8 @@ class Commits:
             if seq is not None:
                 _add_batch(connection, outcome, seq=seq, schema_id=schema_id)
             return seq
+
+        return self._database.transact(record, before_commit=partial(self._probe, Step.COMMITTING))
 
     def _look(self, outcome: BatchOutcome) -> int | None:
         """Who ended the attempt: a commit of ours, or somebody else."""

@@ -2,13 +2,21 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TypeVar
 
 from sqlalchemy import URL, Connection, Engine
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
+from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_random_exponential
 
 from penstock.errors import TemporaryError
-from penstock.ledger.dialects import READ_ONLY, Dialect
+from penstock.ledger.dialects import READ_ONLY, Clash, Dialect
+
+CLASHES_MAX = 10  # in a row, before somebody hears of it
+CLASH_BASE_SECONDS = 0.01
+CLASH_CAP_SECONDS = 1.0
+
+Answer = TypeVar("Answer")
 
 
 class OutcomeUnknown(TemporaryError):
@@ -27,6 +35,12 @@ class Database:
         self.dialect = dialect
         self.place = _place(engine.url)  # as errors name it
         self._reader = engine.execution_options(**{READ_ONLY: True})
+        self._until_no_clash = Retrying(
+            retry=retry_if_exception_type(Clash),
+            stop=stop_after_attempt(CLASHES_MAX),
+            wait=wait_random_exponential(multiplier=CLASH_BASE_SECONDS, max=CLASH_CAP_SECONDS),
+            reraise=True,
+        )
 
     @contextmanager
     def reading(self) -> Iterator[Connection]:
@@ -35,12 +49,24 @@ class Database:
             connection.begin()  # rolled back when the connection is given back
             yield connection
 
+    def transact(self, work: Callable[[Connection], Answer], *, before_commit: Callable[[], None] = _nothing) -> Answer:
+        """Do the work in a transaction, and again from its beginning where the database threw it away for a clash.
+
+        So the work changes nothing but the database. Raises as `writing` does.
+        """
+
+        def once() -> Answer:
+            with self.writing(before_commit=before_commit) as connection:
+                return work(connection)
+
+        return self._until_no_clash.copy()(once)
+
     @contextmanager
     def writing(self, *, before_commit: Callable[[], None] = _nothing) -> Iterator[Connection]:
         """One transaction: all of it, or nothing on any error.
 
-        Raises `OutcomeUnknown` when COMMIT itself failed, `TemporaryError` and `ConfigurationError` as the dialect
-        explains a database error.
+        Raises `Clash` when it has to be run again, `OutcomeUnknown` when COMMIT itself failed, `TemporaryError` and
+        `ConfigurationError` as the dialect explains a database error.
         """
         with self._explained(), self.engine.connect() as connection:
             transaction = connection.begin()
@@ -53,6 +79,8 @@ class Database:
             try:
                 transaction.commit()
             except DBAPIError as error:
+                if isinstance(explained := self.dialect.explain(error, self.place), Clash):
+                    raise explained from error
                 raise OutcomeUnknown(f"the ledger {self.place} did not confirm a commit ({error.orig})") from error
 
     def close(self) -> None:

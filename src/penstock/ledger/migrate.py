@@ -14,7 +14,7 @@ from penstock.ledger.schema import VERSION_TABLE, metadata
 if TYPE_CHECKING:
     from alembic.config import Config
 
-HEAD = "0003"
+HEAD = "0004"
 SCRIPTS = "penstock.ledger:migrations"
 
 _VERSION = select(column("version_num", String)).select_from(table(VERSION_TABLE))
@@ -28,7 +28,7 @@ def migrate(database: Database) -> None:
     with database.reading() as connection:
         if _revision(connection) == HEAD:
             return
-    with database.writing() as connection:
+    with database.writing() as connection, database.dialect.migrating(connection):
         revision = _revision(connection)
         if revision == HEAD:
             return

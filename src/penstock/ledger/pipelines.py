@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from sqlalchemy import bindparam, select, update
+from sqlalchemy import Connection, bindparam, select, update
 
 from penstock.ledger.database import Database
 from penstock.ledger.records import PipelineRow
@@ -35,9 +35,12 @@ class Pipelines:
         known = self.one(pipeline)
         if known is not None:
             return known
-        with self._database.writing() as connection:
+
+        def ensure(connection: Connection) -> PipelineRow:
             connection.execute(self._add, {"id": pipeline})
             return pipeline_row(connection.execute(_ONE, {"in_pipeline": pipeline}).one())
+
+        return self._database.transact(ensure)
 
     def one(self, pipeline: str) -> PipelineRow | None:
         with self._database.reading() as connection:
@@ -50,14 +53,19 @@ class Pipelines:
 
     def declare_source_schema(self, pipeline: str, ddl: str) -> None:
         """Replace the schema that is kept."""
-        with self._database.writing() as connection:
+
+        def declare(connection: Connection) -> None:
             connection.execute(self._add, {"id": pipeline})
             connection.execute(_DECLARE, {"in_pipeline": pipeline, "ddl": ddl})
 
+        self._database.transact(declare)
+
     def remember_source_schema(self, pipeline: str, ddl: str) -> str:
         """Keep the first schema anybody names; answers the one that is kept."""
-        with self._database.writing() as connection:
+
+        def remember(connection: Connection) -> str:
             connection.execute(self._add, {"id": pipeline})
             connection.execute(_REMEMBER, {"in_pipeline": pipeline, "ddl": ddl})
-            row = connection.execute(_ONE, {"in_pipeline": pipeline}).one()
-        return str(row.source_schema)
+            return str(connection.execute(_ONE, {"in_pipeline": pipeline}).one().source_schema)
+
+        return self._database.transact(remember)

@@ -140,6 +140,7 @@ batches = Table(
     Column("bytes", BigInteger, nullable=False),
     Column("committed_at", Double, nullable=False),
     Column("stage_seconds", Text, nullable=False),  # a JSON object
+    Column("spark_ui_url", Text),  # where its run could be looked at
     UniqueConstraint("attempt_id", name="uq_batches_attempt"),
 )
 
@@ -175,6 +176,51 @@ tellings = Table(  # up to which batch messages were sent that it became visible
     metadata,
     Column("pipeline", PIPELINE, primary_key=True),
     Column("told_seq", BigInteger, nullable=False),
+)
+
+archives = Table(  # where rows went that left `objects`; one row a file, or an import that brought identities alone
+    "archives",
+    metadata,
+    Column("id", WORD, primary_key=True),
+    Column("pipeline", PIPELINE, nullable=False),
+    Column("uri", Text),  # of the Parquet file with the rows; NULL where there are none
+    Column("objects", BigInteger, nullable=False),
+    Column("bytes", BigInteger, nullable=False),  # of the file
+    Column("source", Text, nullable=False),  # for people: "retired", or what was imported
+    Column("created_at", Double, nullable=False),
+    Index("ix_archives_pipeline", "pipeline", "id"),
+)
+
+archived_objects = Table(  # identities of processed objects whose rows left `objects`: they are never processed again
+    "archived_objects",
+    metadata,
+    Column("pipeline", PIPELINE, primary_key=True),
+    Column("object_id", DIGEST, primary_key=True),
+    Column("uri_digest", DIGEST, nullable=False),
+    Column("archive_id", WORD, nullable=False),
+    Index("ix_archived_objects_uri", "uri_digest", "pipeline"),
+    sqlite_with_rowid=False,
+)
+
+progress = Table(  # up to which batch a task of upkeep has come, such as archiving or cleaning up the source
+    "progress",
+    metadata,
+    Column("pipeline", PIPELINE, primary_key=True),
+    Column("task", WORD, primary_key=True),
+    Column("done_seq", BigInteger, nullable=False),
+)
+
+reconciliations = Table(  # the latest comparison of a pipeline's source with its ledger
+    "reconciliations",
+    metadata,
+    Column("pipeline", PIPELINE, primary_key=True),
+    Column("as_of", Double, nullable=False),  # objects stored up to then were looked at
+    Column("finished_at", Double, nullable=False),
+    Column("source", Text, nullable=False),  # what was compared: a listing's or an inventory's address
+    Column("listed", BigInteger, nullable=False),
+    Column("missing", BigInteger, nullable=False),
+    Column("sent", BigInteger, nullable=False),  # messages
+    Column("seconds", Double, nullable=False),
 )
 
 # Each connection has its own: a set of objects handed to the database once, so that every statement after it is one

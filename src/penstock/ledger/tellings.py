@@ -1,7 +1,7 @@
 """How far the batches of a pipeline were told of: what a process that dies between publishing and telling leaves to the
 next one."""
 
-from sqlalchemy import bindparam, select, update
+from sqlalchemy import Connection, bindparam, select, update
 
 from penstock.ledger.database import Database
 from penstock.ledger.schema import pipelines, tellings
@@ -29,10 +29,13 @@ class Tellings:
             told = connection.execute(_TOLD, binds).scalar_one_or_none()
         if told is not None:
             return int(told)
-        with self._database.writing() as connection:
+
+        def keep(connection: Connection) -> int:
             next_seq = connection.execute(_NEXT, binds).scalar_one_or_none()
             connection.execute(self._add, {"pipeline": pipeline, "told_seq": (next_seq or 1) - 1})
             return int(connection.execute(_TOLD, binds).scalar_one())
+
+        return self._database.transact(keep)
 
     def told(self, pipeline: str) -> int | None:
         with self._database.reading() as connection:
@@ -41,5 +44,5 @@ class Tellings:
 
     def advance(self, pipeline: str, seq: int) -> None:
         """Never back: whoever was faster stays ahead."""
-        with self._database.writing() as connection:
-            connection.execute(_ADVANCE, {"in_pipeline": pipeline, "to_seq": seq})
+        binds = {"in_pipeline": pipeline, "to_seq": seq}
+        self._database.transact(lambda connection: connection.execute(_ADVANCE, binds))

@@ -123,12 +123,15 @@ class Works:
 
     def extend(self, attempt_id: str, *, lease_seconds: float) -> bool:
         """Let the lease end ``lease_seconds`` from now; False when the attempt is not open any more."""
-        with self._database.writing() as connection:
+
+        def extend(connection: Connection) -> bool:
             found = _find(connection, attempt_id)
             if found is None:
                 return False
             binds = {"of_work": found.work_id, "ours": attempt_id, "lease_seconds": lease_seconds}
             return connection.execute(_EXTEND, binds).rowcount == 1
+
+        return self._database.transact(extend)
 
     def finish(self, attempt_id: str, *, outcome: str) -> bool:
         """Record the completion; False when the attempt is lost. Of several by one attempt the first stays."""
@@ -143,20 +146,26 @@ class Works:
     def abandon_worker(self, worker: str) -> int:
         """End every open attempt of a worker that is known to be dead; answers how many."""
         why = _why(WorkEnd.EXPIRED, f"worker {worker} died")
-        with self._database.writing() as connection:
+
+        def end_all(connection: Connection) -> int:
             held = connection.execute(_WORKERS_WORKS, {"of_worker": storable(worker)}).all()
             return sum(
                 connection.execute(_END_OURS, {"of_work": row.work_id, "ours": row.attempt_id, **why}).rowcount
                 for row in held
             )
 
+        return self._database.transact(end_all)
+
     def forget(self, *, older_than_seconds: float, limit: int) -> int:
         """Delete the oldest of what ended so long ago, done or free; answers how many."""
         age = {"older_than_seconds": older_than_seconds}
-        with self._database.writing() as connection:
+
+        def forget(connection: Connection) -> int:
             old = connection.scalars(_OLD, {**age, "rows_max": limit}).all()
             parts = [old[start : start + FORGOTTEN_AT_ONCE_MAX] for start in range(0, len(old), FORGOTTEN_AT_ONCE_MAX)]
             return sum(connection.execute(_FORGET, {**age, "forgotten": sorted(part)}).rowcount for part in parts)
+
+        return self._database.transact(forget)
 
     def _until_known(self, attempt_id: str, ask: Callable[[], Answer]) -> Answer:
         """Ask until there is an answer."""
@@ -175,10 +184,10 @@ class Works:
         raise TemporaryError(f"attempt {attempt_id}: its work changed under each of {TRIES_MAX} looks, try again")
 
     def _begin(self, opening: Values) -> WorkStanding:
-        with self._database.writing() as connection:
-            if connection.execute(self._register, opening).rowcount == 1:
-                return WorkBegun(previous=None)
-        with self._database.writing() as connection:
+        if self._database.transact(lambda connection: connection.execute(self._register, opening).rowcount) == 1:
+            return WorkBegun(previous=None)
+
+        def take(connection: Connection) -> WorkStanding:
             _take(connection, opening)
             row = connection.execute(_LOOK, opening).one_or_none()
             if row is None:
@@ -186,8 +195,10 @@ class Works:
                 raise _Moved  # forgotten since the insert met it
             return _standing(row, opening["fresh"])
 
+        return self._database.transact(take)
+
     def _finish(self, attempt_id: str, outcome: str) -> bool:
-        with self._database.writing() as connection:
+        def finish(connection: Connection) -> bool:
             found = _find(connection, attempt_id)
             if found is None or found.state == WorkState.FREE:
                 return False
@@ -196,8 +207,10 @@ class Works:
             binds = {"of_work": found.work_id, "ours": attempt_id, "new_outcome": outcome}
             return _changed(connection.execute(_FINISH, binds).rowcount)
 
+        return self._database.transact(finish)
+
     def _end(self, attempt_id: str, outcome: WorkEnd, reason: str) -> bool:
-        with self._database.writing() as connection:
+        def end(connection: Connection) -> bool:
             found = _find(connection, attempt_id)
             if found is None or found.state == WorkState.DONE:
                 return False
@@ -205,6 +218,8 @@ class Works:
                 return bool(found.last_outcome == outcome)
             binds = {"of_work": found.work_id, "ours": attempt_id, **_why(outcome, reason)}
             return _changed(connection.execute(_END_OURS, binds).rowcount)
+
+        return self._database.transact(end)
 
 
 def _take(connection: Connection, opening: Values) -> None:

@@ -5,14 +5,15 @@ place here: SQLAlchemy leaves it out where a database, like SQLite, locks as a w
 """
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Protocol
 
-from sqlalchemy import Double, Engine, Insert, Table
+from sqlalchemy import Connection, Double, Engine, Insert, Table
 from sqlalchemy.engine import URL
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.sql.functions import FunctionElement
 
-from penstock.errors import ConfigurationError, PenstockError
+from penstock.errors import ConfigurationError, PenstockError, TemporaryError
 
 
 class DatabaseNow(FunctionElement[float]):
@@ -20,6 +21,11 @@ class DatabaseNow(FunctionElement[float]):
 
     type = Double()
     inherit_cache = True
+
+
+class Clash(TemporaryError):
+    """The database threw the transaction away, because another stood in its way: nothing of it is there, and running it
+    again is right. Deadlocks and serialization failures, also where COMMIT answers with one."""
 
 
 class Dialect(Protocol):
@@ -34,7 +40,12 @@ class Dialect(Protocol):
         ...
 
     def explain(self, error: DBAPIError, place: str) -> PenstockError | None:
-        """What a database error means to us; None for one that only a defect of ours can cause."""
+        """What a database error means to us; None for one that only a defect of ours can cause. A `Clash` is said only
+        of a transaction that the database is known to have rolled back."""
+        ...
+
+    def migrating(self, connection: Connection) -> AbstractContextManager[None]:
+        """Hold off every other process that would migrate this database, for as long as the block lasts."""
         ...
 
 
@@ -47,6 +58,15 @@ def dialect_for(url: URL) -> Dialect:
         from penstock.ledger.dialects.sqlite import Sqlite
 
         return Sqlite()
+    if url.get_backend_name() in ("mysql", "mariadb"):
+        from penstock.ledger.dialects.mysql import Mysql
+
+        return Mysql()
+    if url.get_backend_name() == "postgresql":
+        from penstock.ledger.dialects.postgresql import Postgresql
+
+        return Postgresql()
     raise ConfigurationError(
-        f"the ledger cannot use a {url.get_backend_name()} database: give it a sqlite:/// URL instead"
+        f"the ledger cannot use a {url.get_backend_name()} database: give it a sqlite:///, mysql:// or postgresql:// "
+        "URL instead"
     )

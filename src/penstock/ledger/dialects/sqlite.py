@@ -8,6 +8,7 @@ committed survives a power cut. SQLite has no server, so its clock is the host's
 import sqlite3
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from sqlalchemy import Connection, Engine, Insert, QueuePool, Table, create_engine, event
@@ -85,6 +86,9 @@ class Sqlite:
                 f"the ledger {place} cannot be opened for writing ({error.orig}): check its folder and permissions"
             )
         return None
+
+    def migrating(self, connection: Connection) -> AbstractContextManager[None]:
+        return nullcontext()  # the transaction, begun IMMEDIATE, holds off all others
 
 
 def _prepare(now: Callable[[], float], *, in_memory: bool) -> Callable[[sqlite3.Connection, object], None]:

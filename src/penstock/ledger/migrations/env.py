@@ -7,11 +7,13 @@ from alembic import context
 
 from penstock.ledger.schema import VERSION_TABLE, metadata
 
+connection = context.config.attributes["connection"]
 context.configure(
-    connection=context.config.attributes["connection"],
+    connection=connection,
     target_metadata=metadata,
     version_table=VERSION_TABLE,
-    transactional_ddl=True,
+    # MySQL commits each change of a table by itself, whatever one says.
+    transactional_ddl=connection.dialect.name not in ("mysql", "mariadb"),
 )
 with context.begin_transaction():
     context.run_migrations()

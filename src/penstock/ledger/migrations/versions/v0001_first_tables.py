@@ -1,8 +1,9 @@
 """The first tables."""
 
 import sqlalchemy as sa
-from alembic import op
 from sqlalchemy.dialects import mysql
+
+from penstock.ledger.migrations.tools import create_index, create_table, drop_table
 
 revision = "0001"
 down_revision = None
@@ -26,18 +27,18 @@ def upgrade() -> None:
 
 def downgrade() -> None:
     for table in ("batches", "object_attempts", "objects", "attempts", "table_schemas", "pipelines"):
-        op.drop_table(table)
+        drop_table(table)
 
 
 def _create_pipelines() -> None:
-    op.create_table(
+    create_table(
         "pipelines",
         sa.Column("id", PIPELINE, primary_key=True),
         sa.Column("next_seq", sa.BigInteger, nullable=False),
         sa.Column("schema_id", sa.Integer, nullable=False),
         sa.Column("source_schema", LONG_TEXT),
     )
-    op.create_table(
+    create_table(
         "table_schemas",
         sa.Column("pipeline", PIPELINE, primary_key=True),
         sa.Column("schema_id", sa.Integer, primary_key=True, autoincrement=False),
@@ -46,7 +47,7 @@ def _create_pipelines() -> None:
 
 
 def _create_attempts() -> None:
-    op.create_table(
+    create_table(
         "attempts",
         sa.Column("id", WORD, primary_key=True),
         sa.Column("pipeline", PIPELINE, nullable=False),
@@ -59,11 +60,11 @@ def _create_attempts() -> None:
         sa.Column("outcome", WORD),
         sa.Column("reason", sa.Text),
     )
-    op.create_index("ix_attempts_state", "attempts", ["pipeline", "state", "id"])
+    create_index("ix_attempts_state", "attempts", ["pipeline", "state", "id"])
 
 
 def _create_objects() -> None:
-    op.create_table(
+    create_table(
         "objects",
         sa.Column("pipeline", PIPELINE, primary_key=True),
         sa.Column("object_id", DIGEST, primary_key=True),
@@ -91,13 +92,13 @@ def _create_objects() -> None:
         sa.Column("ended_at", sa.Double),
         sa.Column("dead_at", sa.Double),
     )
-    op.create_index("ix_objects_state", "objects", ["state", "pipeline", "object_id"])
-    op.create_index("ix_objects_attempt", "objects", ["attempt_id"])
-    op.create_index("ix_objects_uri", "objects", ["uri_digest", "pipeline"])
+    create_index("ix_objects_state", "objects", ["state", "pipeline", "object_id"])
+    create_index("ix_objects_attempt", "objects", ["attempt_id"])
+    create_index("ix_objects_uri", "objects", ["uri_digest", "pipeline"])
 
 
 def _create_object_attempts() -> None:
-    op.create_table(
+    create_table(
         "object_attempts",
         sa.Column("pipeline", PIPELINE, primary_key=True),
         sa.Column("object_id", DIGEST, primary_key=True),
@@ -110,7 +111,7 @@ def _create_object_attempts() -> None:
 
 
 def _create_batches() -> None:
-    op.create_table(
+    create_table(
         "batches",
         sa.Column("pipeline", PIPELINE, primary_key=True),
         sa.Column("seq", sa.BigInteger, primary_key=True, autoincrement=False),

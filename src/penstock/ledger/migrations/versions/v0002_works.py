@@ -1,8 +1,9 @@
 """Works: the second kind of claim, on a key of a handler."""
 
 import sqlalchemy as sa
-from alembic import op
 from sqlalchemy.dialects import mysql
+
+from penstock.ledger.migrations.tools import create_index, create_table, drop_table
 
 revision = "0002"
 down_revision = "0001"
@@ -16,7 +17,7 @@ LONG_TEXT = sa.Text().with_variant(mysql.LONGTEXT(), "mysql", "mariadb")
 
 
 def upgrade() -> None:
-    op.create_table(
+    create_table(
         "works",
         sa.Column("work_id", DIGEST, primary_key=True),
         sa.Column("handler", HANDLER, nullable=False),
@@ -38,10 +39,10 @@ def upgrade() -> None:
         sa.Column("last_outcome", WORD),
         sa.Column("last_reason", sa.Text),
     )
-    op.create_index("ix_works_attempt", "works", ["attempt_id"], unique=True)
-    op.create_index("ix_works_state", "works", ["state", "handler", "work_id"])
-    op.create_index("ix_works_ended", "works", ["ended_at"])
+    create_index("ix_works_attempt", "works", ["attempt_id"], unique=True)
+    create_index("ix_works_state", "works", ["state", "handler", "work_id"])
+    create_index("ix_works_ended", "works", ["ended_at"])
 
 
 def downgrade() -> None:
-    op.drop_table("works")
+    drop_table("works")

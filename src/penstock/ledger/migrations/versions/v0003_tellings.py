@@ -1,8 +1,9 @@
 """Tellings: how far the batches of a pipeline were told of."""
 
 import sqlalchemy as sa
-from alembic import op
 from sqlalchemy.dialects import mysql
+
+from penstock.ledger.migrations.tools import create_table, drop_table
 
 revision = "0003"
 down_revision = "0002"
@@ -13,7 +14,7 @@ PIPELINE = sa.String(512).with_variant(mysql.VARCHAR(512, collation="utf8mb4_bin
 
 
 def upgrade() -> None:
-    op.create_table(
+    create_table(
         "tellings",
         sa.Column("pipeline", PIPELINE, primary_key=True),
         sa.Column("told_seq", sa.BigInteger, nullable=False),
@@ -21,4 +22,4 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    op.drop_table("tellings")
+    drop_table("tellings")
