@@ -19,6 +19,7 @@ from penstock.ledger.database import Database
 from penstock.ledger.dialects import dialect_for
 from penstock.ledger.migrate import migrate
 from penstock.ledger.pipelines import Pipelines
+from penstock.ledger.progress import Progress
 from penstock.ledger.queries import Queries
 from penstock.ledger.records import (
     AttemptRow,
@@ -50,6 +51,7 @@ class Ledger:
         self._claims = Claims(database, probe, self._abandonments)
         self._commits = Commits(database, probe)
         self._tellings = Tellings(database)
+        self._progress = Progress(database)
         self._queries = Queries(database)
         self._works = Works(database)
         self._work_queries = WorkQueries(database)
@@ -171,6 +173,28 @@ class Ledger:
     def advance_told(self, pipeline: str, seq: int) -> None:
         """Every batch up to this one was told of; an account that is further stays so."""
         self._tellings.advance(pipeline, seq)
+
+    # Upkeep, batch by batch
+
+    def progress(self, pipeline: str, task: str) -> int:
+        """The last batch with which a task of upkeep is done, as with every one before it; 0 where it never began."""
+        return self._progress.done(pipeline, task)
+
+    def advance_progress(self, pipeline: str, task: str, seq: int) -> None:
+        """Every batch up to this one is done with; an account that is further stays so."""
+        self._progress.advance(pipeline, task, seq)
+
+    def ripe_batches(self, pipeline: str, *, after_seq: int, older_than_seconds: float) -> int:
+        """The last batch of those after ``after_seq`` that, with all between, were committed so long ago by the
+        database's clock; ``after_seq`` itself where there is none."""
+        return self._progress.ripe(pipeline, after_seq=after_seq, older_than_seconds=older_than_seconds)
+
+    def processed_objects(
+        self, pipeline: str, seq: int, *, after: bytes = b"", limit: int = 1_000
+    ) -> Sequence[ObjectRow]:
+        """The objects whose rows a batch brought, by id; ``after``: the last id of the page before. Objects whose rows
+        left the ledger for an archive are not among them."""
+        return self._progress.processed_objects(pipeline, seq, after=after, limit=limit)
 
     # Works
 

@@ -1,0 +1,85 @@
+"""How far a task of upkeep has come through a pipeline's batches, and what each batch gives it to do.
+
+A task goes through the batches in their order and writes down the last one with which it is done for good. Several
+workers may be at it at once: each writes down only what it has done itself, beginning with what was written down, so
+the account may only grow, and work that two of them did has to be harmless done twice.
+"""
+
+from collections.abc import Sequence
+
+from sqlalchemy import Connection, bindparam, select, update
+
+from penstock.ledger.database import Database
+from penstock.ledger.dialects import DatabaseNow
+from penstock.ledger.records import ObjectRow, ObjectState
+from penstock.ledger.rows import object_row
+from penstock.ledger.schema import batches, objects, progress
+
+_of_task = (progress.c.pipeline == bindparam("in_pipeline")) & (progress.c.task == bindparam("of_task"))
+_DONE = select(progress.c.done_seq).where(_of_task)
+_ADVANCE = (
+    update(progress).values(done_seq=bindparam("to_seq")).where(_of_task, progress.c.done_seq < bindparam("to_seq"))
+)
+_YOUNG = (
+    select(batches.c.seq)
+    .where(
+        batches.c.pipeline == bindparam("in_pipeline"),
+        batches.c.seq > bindparam("after_seq"),
+        batches.c.committed_at > DatabaseNow() - bindparam("older_than_seconds"),
+    )
+    .order_by(batches.c.seq)
+    .limit(1)
+)
+_LAST = (
+    select(batches.c.seq)
+    .where(batches.c.pipeline == bindparam("in_pipeline"), batches.c.seq > bindparam("after_seq"))
+    .order_by(batches.c.seq.desc())
+    .limit(1)
+)
+_PROCESSED = (
+    select(objects)
+    .join_from(objects, batches, batches.c.attempt_id == objects.c.attempt_id)
+    .where(
+        batches.c.pipeline == bindparam("in_pipeline"),
+        batches.c.seq == bindparam("of_seq"),
+        objects.c.pipeline == bindparam("in_pipeline"),
+        objects.c.state == ObjectState.PROCESSED.value,
+        objects.c.object_id > bindparam("after_id"),
+    )
+    .order_by(objects.c.object_id)
+    .limit(bindparam("rows_max"))
+)
+
+
+class Progress:
+    """One row a pipeline and task."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._add = database.dialect.insert_or_ignore(progress)
+
+    def done(self, pipeline: str, task: str) -> int:
+        with self._database.reading() as connection:
+            done = connection.execute(_DONE, {"in_pipeline": pipeline, "of_task": task}).scalar_one_or_none()
+        return 0 if done is None else int(done)
+
+    def advance(self, pipeline: str, task: str, seq: int) -> None:
+        def write(connection: Connection) -> None:
+            connection.execute(self._add, {"pipeline": pipeline, "task": task, "done_seq": 0})
+            connection.execute(_ADVANCE, {"in_pipeline": pipeline, "of_task": task, "to_seq": seq})
+
+        self._database.transact(write)
+
+    def ripe(self, pipeline: str, *, after_seq: int, older_than_seconds: float) -> int:
+        binds = {"in_pipeline": pipeline, "after_seq": after_seq}
+        with self._database.reading() as connection:
+            young = connection.execute(_YOUNG, {**binds, "older_than_seconds": older_than_seconds}).scalar_one_or_none()
+            if young is not None:
+                return int(young) - 1
+            last = connection.execute(_LAST, binds).scalar_one_or_none()
+        return after_seq if last is None else int(last)
+
+    def processed_objects(self, pipeline: str, seq: int, *, after: bytes, limit: int) -> Sequence[ObjectRow]:
+        binds = {"in_pipeline": pipeline, "of_seq": seq, "after_id": after, "rows_max": limit}
+        with self._database.reading() as connection:
+            return [object_row(row) for row in connection.execute(_PROCESSED, binds)]

@@ -1,0 +1,69 @@
+"""How far a task of upkeep has come, and what a batch gives it to do."""
+
+from sqlalchemy import update
+from tests.conformance.ledger.desk import PIPELINE, Desk, candidates, object_id_of, outcome
+
+from penstock.ledger.records import Failure
+from penstock.ledger.schema import batches
+
+TASK = "cleanup"
+HOUR_SECONDS = 3_600.0
+
+
+def age(desk: Desk, seq: int, *, seconds: float) -> None:
+    """Let a batch have been committed that much earlier."""
+    desk.ledger.database.transact(
+        lambda connection: connection.execute(
+            update(batches)
+            .where(batches.c.pipeline == PIPELINE, batches.c.seq == seq)
+            .values(committed_at=batches.c.committed_at - seconds)
+        )
+    )
+
+
+def test_a_task_that_never_began_stands_before_the_first_batch(desk: Desk) -> None:
+    assert desk.ledger.progress(PIPELINE, TASK) == 0
+
+
+def test_progress_only_grows_and_each_task_and_pipeline_has_its_own(desk: Desk) -> None:
+    desk.ledger.advance_progress(PIPELINE, TASK, 3)
+    desk.ledger.advance_progress(PIPELINE, TASK, 2)
+    desk.ledger.advance_progress(PIPELINE, "archive", 1)
+    assert desk.ledger.progress(PIPELINE, TASK) == 3
+    assert desk.ledger.progress(PIPELINE, "archive") == 1
+    assert desk.ledger.progress("another", TASK) == 0
+
+
+def test_a_batch_gives_what_it_processed_and_nothing_else(desk: Desk) -> None:
+    claim = desk.claim(candidates("good", "bad", "better"))
+    seq = desk.ledger.commit(outcome(claim, failed={"bad": Failure.DEAD}))
+    desk.process("later")
+    assert seq is not None
+    found = desk.ledger.processed_objects(PIPELINE, seq)
+    assert [row.object_id for row in found] == sorted(map(object_id_of, ("good", "better")))
+    assert {row.batch_seq for row in found} == {seq}
+
+
+def test_what_a_batch_processed_comes_page_by_page(desk: Desk) -> None:
+    names = [f"o-{number}" for number in range(5)]
+    seq = desk.process(*names)
+    assert seq is not None
+    pages, after = [], b""
+    while page := desk.ledger.processed_objects(PIPELINE, seq, after=after, limit=2):
+        pages.append([row.object_id for row in page])
+        after = page[-1].object_id
+    assert [len(page) for page in pages] == [2, 2, 1]
+    assert [one for page in pages for one in page] == sorted(map(object_id_of, names))
+
+
+def test_batches_ripen_in_their_order_by_the_databases_clock(desk: Desk) -> None:
+    for name in ("one", "two", "three"):
+        desk.process(name)
+    assert desk.ledger.ripe_batches(PIPELINE, after_seq=0, older_than_seconds=HOUR_SECONDS) == 0
+    age(desk, 1, seconds=2 * HOUR_SECONDS)
+    age(desk, 3, seconds=2 * HOUR_SECONDS)  # a clock that was set back between: the second one still holds it up
+    assert desk.ledger.ripe_batches(PIPELINE, after_seq=0, older_than_seconds=HOUR_SECONDS) == 1
+    assert desk.ledger.ripe_batches(PIPELINE, after_seq=1, older_than_seconds=HOUR_SECONDS) == 1
+    age(desk, 2, seconds=2 * HOUR_SECONDS)
+    assert desk.ledger.ripe_batches(PIPELINE, after_seq=0, older_than_seconds=HOUR_SECONDS) == 3
+    assert desk.ledger.ripe_batches(PIPELINE, after_seq=3, older_than_seconds=HOUR_SECONDS) == 3
