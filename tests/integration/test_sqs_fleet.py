@@ -14,7 +14,7 @@ from pathlib import Path
 from statistics import median
 
 import pytest
-from tests.integration.fleet import Fleet, Line, wait_for
+from tests.integration.fleet import APP, Fleet, Line, wait_for
 from tests.integration.sqs_fleet import GONE_SECONDS, LEASE_SECONDS, acked, bodies, ends, sqs_fleet
 from tests.integration.test_fleet import given_back, hand_overs
 from tests.services.aws_server import AwsServer, Kind
@@ -29,6 +29,13 @@ POLL_SECONDS = 2.0  # what a stop timeout of ten seconds leaves for a poll
 SOON_SECONDS = 1.0
 
 SLOW = [pytest.mark.slow, pytest.mark.timeout(1800)]
+
+# While its letter is sent a message is hidden anew, whatever its lease was: here for no longer than that.
+BURIES_QUICKLY = f"""
+from penstock.brokers.sqs import settling
+
+settling.BURYING_SECONDS = {LEASE_SECONDS}
+"""
 
 OpenFleet = Callable[..., Fleet]
 both_kinds = pytest.mark.parametrize("kind", ["fauxqs", "moto"])
@@ -99,6 +106,36 @@ def test_a_killed_worker_loses_nothing_and_what_it_held_goes_on_after_its_lease(
     assert held, "it was killed while it held nothing"
     again = [line.at - killed_at for line in fleet.lines() if line.pid == heir.pid and line.message in held]
     assert max(again) < LEASE_SECONDS + GONE_SECONDS
+
+
+@mostly_fauxqs
+@pytest.mark.parametrize(
+    ("before", "letters"),
+    [pytest.param("SendMessageBatch", 1, id="sending"), pytest.param("DeleteMessageBatch", 2, id="deleting")],
+)
+def test_a_worker_killed_while_it_buries_loses_nothing_and_doubles_one_letter_at_most(
+    server: AwsServer,
+    open_fleet: OpenFleet,
+    start_aws_proxy: StartAwsProxy,
+    monkeypatch: pytest.MonkeyPatch,
+    before: str,
+    letters: int,
+) -> None:
+    """The letter is sent first and the message deleted after: between the two a death doubles it."""
+    proxy = start_aws_proxy(server)
+    monkeypatch.setenv("ATTEMPTS", "1")
+    fleet = open_fleet(server, way=proxy.url, app=APP + BURIES_QUICKLY)
+    worker = fleet.start().ready()
+    trap = proxy.hold(f"AmazonSQS.{before}\r\n".encode())
+    fleet.send("plain", {"id": "poison"})  # without what its handler looks for
+    trap.wait()
+    worker.kill()
+    proxy.cut()
+    proxy.heal()
+    fleet.start().ready()
+    wait_for(fleet.empty, "its heir buried it", within=LEASE_SECONDS + GONE_SECONDS + EXIT_SECONDS)
+    assert fleet.dead() == letters
+    assert starts_of(fleet, "poison")[-1].pid == worker.pid, "an attempt too many"
 
 
 def test_what_a_worker_that_was_halted_settles_late_takes_nothing_from_another(
