@@ -13,9 +13,11 @@ from tests.services.aws_proxy import AwsProxy
 from tests.services.aws_server import NOBODY, AwsServer, Kind
 from tests.services.certificate import Certificate, make_certificate
 from tests.services.frozen_clock import ClockFile, compile_frozen_clock
+from tests.services.postgresql_server import PostgresqlServer, make_template, postgresql_programs
 from tests.services.redis_server import VERSIONS, RedisServer, redis_program
 
 StartRedis = Callable[..., RedisServer]  # of the fixture `start_redis`
+StartPostgresql = Callable[..., PostgresqlServer]  # of the fixture `start_postgresql`
 StartAws = Callable[..., AwsServer]  # of the fixtures `start_moto` and `start_fauxqs`
 StartAwsProxy = Callable[[AwsServer], AwsProxy]  # of the fixture `start_aws_proxy`
 
@@ -35,6 +37,8 @@ class Servers:
         self._clock_file = clock_file
         self._running: dict[str, RedisServer] = {}
         self._running_aws: dict[Kind, AwsServer] = {}
+        self._postgresql: PostgresqlServer | None = None
+        self._postgresql_template: Path | None = None
 
     @property
     def clock_file(self) -> ClockFile:
@@ -55,9 +59,27 @@ class Servers:
             self._running_aws[kind] = server.start()
         return self._running_aws[kind]
 
+    def postgresql(self) -> PostgresqlServer:
+        if self._postgresql is None:
+            server = PostgresqlServer(template=self.postgresql_template, environment=self._clock_environment)
+            self._postgresql = server.start()
+        return self._postgresql
+
+    @property
+    def postgresql_template(self) -> Path:
+        """An empty cluster, which servers copy."""
+        if self._postgresql_template is None:
+            need_postgresql()
+            self._postgresql_template = make_template()
+        return self._postgresql_template
+
     def close(self) -> None:
         for server in self._running.values():
             server.close()
+        if self._postgresql is not None:
+            self._postgresql.close()
+        if self._postgresql_template is not None:
+            shutil.rmtree(self._postgresql_template, ignore_errors=True)
         for aws in self._running_aws.values():
             aws.close()
 
@@ -69,6 +91,11 @@ class Servers:
 def need_redis(version: str) -> None:
     if redis_program(version) is None:
         pytest.skip(MISSING[version])
+
+
+def need_postgresql() -> None:
+    if postgresql_programs() is None:
+        pytest.skip("PostgreSQL is missing: apt-get install postgresql")
 
 
 def need_aws(kind: Kind) -> None:
@@ -130,6 +157,25 @@ def start_redis(tmp_path: Path) -> Iterator[StartRedis]:
     yield start
     for server in started:
         server.close()
+
+
+@pytest.fixture
+def postgresql_url(servers: Servers) -> str:
+    """An empty database, as a ledger URL. The server is shared: do not stop, freeze or configure it."""
+    return servers.postgresql().fresh()
+
+
+@pytest.fixture
+def start_postgresql(servers: Servers) -> Iterator[StartPostgresql]:
+    """Start servers of the test's own; they end with it."""
+    with ExitStack() as started:
+
+        def start(**options: Any) -> PostgresqlServer:
+            server = PostgresqlServer(template=servers.postgresql_template, **options)
+            started.callback(server.close)
+            return server.start()
+
+        yield start
 
 
 @pytest.fixture
