@@ -38,6 +38,7 @@ TOOLS = {
     "openssl": "openssl",
     "gcc": "gcc libc6-dev",
     "redis-server": "redis-server",
+    "mariadb-install-db": "mariadb-server",
     "pg_ctlcluster": "postgresql",  # the server itself is outside PATH; Debian's own cluster listens to localhost alone
     "node": "nodejs npm",  # npm comes with Node elsewhere, and Debian's package of it does not go with such a Node
 }

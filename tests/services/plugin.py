@@ -1,5 +1,6 @@
 """Servers as fixtures, for the tests of every room. What a machine lacks is skipped, which CI takes for a failure."""
 
+import itertools
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -13,10 +14,12 @@ from tests.services.aws_proxy import AwsProxy
 from tests.services.aws_server import NOBODY, AwsServer, Kind
 from tests.services.certificate import Certificate, make_certificate
 from tests.services.frozen_clock import ClockFile, compile_frozen_clock
+from tests.services.mariadb_server import PROGRAMS, MariadbServer, install_template, mariadb_program
 from tests.services.postgresql_server import PostgresqlServer, make_template, postgresql_programs
 from tests.services.redis_server import VERSIONS, RedisServer, redis_program
 
 StartRedis = Callable[..., RedisServer]  # of the fixture `start_redis`
+StartMariadb = Callable[..., MariadbServer]  # of the fixture `start_mariadb`
 StartPostgresql = Callable[..., PostgresqlServer]  # of the fixture `start_postgresql`
 StartAws = Callable[..., AwsServer]  # of the fixtures `start_moto` and `start_fauxqs`
 StartAwsProxy = Callable[[AwsServer], AwsProxy]  # of the fixture `start_aws_proxy`
@@ -37,6 +40,8 @@ class Servers:
         self._clock_file = clock_file
         self._running: dict[str, RedisServer] = {}
         self._running_aws: dict[Kind, AwsServer] = {}
+        self._mariadb: MariadbServer | None = None
+        self._mariadb_template: Path | None = None
         self._postgresql: PostgresqlServer | None = None
         self._postgresql_template: Path | None = None
 
@@ -59,6 +64,20 @@ class Servers:
             self._running_aws[kind] = server.start()
         return self._running_aws[kind]
 
+    def mariadb(self) -> MariadbServer:
+        if self._mariadb is None:
+            folder, template = self._folder / "mariadb", self.mariadb_template
+            self._mariadb = MariadbServer(folder=folder, template=template, environment=self._clock_environment).start()
+        return self._mariadb
+
+    @property
+    def mariadb_template(self) -> Path:
+        """An empty server's files, which servers copy."""
+        if self._mariadb_template is None:
+            need_mariadb()
+            self._mariadb_template = install_template(self._folder / "mariadb-template")
+        return self._mariadb_template
+
     def postgresql(self) -> PostgresqlServer:
         if self._postgresql is None:
             server = PostgresqlServer(template=self.postgresql_template, environment=self._clock_environment)
@@ -76,6 +95,10 @@ class Servers:
     def close(self) -> None:
         for server in self._running.values():
             server.close()
+        if self._mariadb is not None:
+            self._mariadb.close()
+        if self._mariadb_template is not None:
+            shutil.rmtree(self._mariadb_template, ignore_errors=True)
         if self._postgresql is not None:
             self._postgresql.close()
         if self._postgresql_template is not None:
@@ -91,6 +114,11 @@ class Servers:
 def need_redis(version: str) -> None:
     if redis_program(version) is None:
         pytest.skip(MISSING[version])
+
+
+def need_mariadb() -> None:
+    if not all(map(mariadb_program, PROGRAMS)):
+        pytest.skip("MariaDB is missing: apt-get install mariadb-server")
 
 
 def need_postgresql() -> None:
@@ -157,6 +185,30 @@ def start_redis(tmp_path: Path) -> Iterator[StartRedis]:
     yield start
     for server in started:
         server.close()
+
+
+@pytest.fixture
+def mariadb_url(servers: Servers) -> Iterator[str]:
+    """An empty database, as a ledger URL. The server is shared: do not stop, freeze or configure it."""
+    server = servers.mariadb()
+    url = server.fresh()
+    yield url
+    server.drop(url)
+
+
+@pytest.fixture
+def start_mariadb(servers: Servers, tmp_path: Path) -> Iterator[StartMariadb]:
+    """Start servers of the test's own, with the options of `MariadbServer`; they end with it."""
+    with ExitStack() as started:
+        names = itertools.count()
+
+        def start(**options: Any) -> MariadbServer:
+            folder = tmp_path / f"mariadb-{next(names)}"
+            server = MariadbServer(folder=folder, template=servers.mariadb_template, **options)
+            started.callback(server.close)
+            return server.start()
+
+        yield start
 
 
 @pytest.fixture

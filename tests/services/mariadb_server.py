@@ -1,0 +1,267 @@
+"""A real MariaDB server for tests: private, in a folder of its own, and under the test's command.
+
+It listens on a unix socket, and on a loopback TCP port of the system's choice where asked; never on the port that a
+server of the machine's own may use. It syncs its log at every commit, so it keeps what it answered for over `kill`.
+"""
+
+import itertools
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pymysql
+from tests.services.ports import free_port
+
+SOCKET_PATH_BYTES_MAX = 100  # the system's limit is 107
+START_SECONDS = 60.0  # far more than a start takes, recovery included
+STOP_SECONDS = 10.0
+PROGRAMS = ("mariadbd", "mariadb-install-db")
+SYSTEM_FOLDERS = "/usr/sbin:/usr/local/sbin:/usr/bin"  # servers are not on everybody's PATH
+LOG_MB = 32  # of InnoDB; copied with every server
+USER = PASSWORD = "penstock"
+
+
+def mariadb_program(name: str) -> str | None:
+    """Where a program of the server is; None if this machine has none."""
+    return shutil.which(name) or shutil.which(name, path=SYSTEM_FOLDERS)
+
+
+def install_template(folder: Path) -> Path:
+    """An empty server's files, made once and copied for each server, which is ten times as fast."""
+    data = folder / "template"
+    program = mariadb_program("mariadb-install-db")
+    assert program is not None, "this machine has no MariaDB"
+    command = [program, "--no-defaults", f"--datadir={data}", f"--innodb-log-file-size={LOG_MB}M", *_as_root()]
+    command += ["--auth-root-authentication-method=normal", "--skip-test-db", "--skip-name-resolve"]
+    path = f"{os.environ.get('PATH', '')}:{SYSTEM_FOLDERS}"
+    made = subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, "PATH": path})
+    assert made.returncode == 0, f"mariadb-install-db failed:\n{made.stdout}\n{made.stderr}"
+    return data
+
+
+@dataclass(kw_only=True)
+class MariadbServer:
+    """One server. ``folder`` holds its data, and keeps it over `stop`, `kill` and another `start`.
+
+    ``template`` is what `install_template` made. ``configuration`` are more words of its command line, as in
+    ``("--max-connections=5",)``; they may change between two starts. ``environment`` is added to the server's.
+    """
+
+    folder: Path
+    template: Path
+    tcp: bool = False
+    configuration: Sequence[str] = ()
+    environment: dict[str, str] = field(default_factory=dict)
+
+    port: int = field(default=0, init=False)  # 0: none; chosen at the first start and kept
+    _process: subprocess.Popen[bytes] | None = field(default=None, init=False)
+    _socket_folder: Path | None = field(default=None, init=False)
+    _numbers: "itertools.count[int]" = field(default_factory=lambda: itertools.count(1), init=False)
+
+    # --- where it is
+
+    @property
+    def socket(self) -> Path:
+        wanted = self.folder / "mariadb.sock"
+        if len(os.fsencode(wanted)) <= SOCKET_PATH_BYTES_MAX:
+            return wanted
+        if self._socket_folder is None:
+            self._socket_folder = Path(tempfile.mkdtemp(prefix="mariadb-"))
+        return self._socket_folder / "mariadb.sock"
+
+    @property
+    def log(self) -> Path:
+        return self.folder / "mariadb.log"
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None, "the server is not running"
+        return self._process.pid
+
+    def url_of(self, database: str) -> str:
+        """A ledger's URL by the unix socket, as a user who owns that database alone."""
+        return f"mysql://{USER}:{PASSWORD}@localhost/{database}?unix_socket={self.socket}"
+
+    def tcp_url_of(self, database: str, port: int | None = None) -> str:
+        """A ledger's URL by TCP: at the server's own port, or at a proxy's."""
+        assert self.port, "this server was not asked to listen on TCP, or was never started"
+        return f"mysql://{USER}:{PASSWORD}@127.0.0.1:{port or self.port}/{database}"
+
+    # --- running it
+
+    @property
+    def running(self) -> bool:
+        """Whether it was started and not ended by us since."""
+        return self._process is not None
+
+    def start(self) -> "MariadbServer":
+        """Start the program and wait until it serves. Also after `stop` or `kill`: with the data that it kept."""
+        assert not self.running, "the server is running already"
+        if not self._data.exists():
+            self.folder.mkdir(parents=True, exist_ok=True)
+            shutil.copytree(self.template, self._data)
+        while not self._starts():
+            pass
+        return self
+
+    def stop(self) -> None:
+        """Let it end in order; it is killed if it does not. Harms nothing if it is not running."""
+        self._end(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """End it as a crash would."""
+        self._end(signal.SIGKILL)
+
+    def freeze(self) -> None:
+        """Its connections stay open, and nothing is answered until `thaw`."""
+        os.kill(self.pid, signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        os.kill(self.pid, signal.SIGCONT)
+
+    def close(self) -> None:
+        """End it for good, and remove its data and what it left outside its folder."""
+        self.kill()
+        shutil.rmtree(self._data, ignore_errors=True)
+        if self._socket_folder is not None:
+            shutil.rmtree(self._socket_folder, ignore_errors=True)
+            self._socket_folder = None
+
+    # --- asking it
+
+    def fresh(self, options: str = "") -> str:
+        """Make an empty database; answers its ledger URL. ``options`` as in ``CHARACTER SET latin1``."""
+        return self.url_of(self.fresh_database(options))
+
+    def fresh_tcp(self, options: str = "") -> str:
+        """As `fresh`, by TCP."""
+        return self.tcp_url_of(self.fresh_database(options))
+
+    def fresh_database(self, options: str = "") -> str:
+        """Make an empty database; answers its name."""
+        name = f"ledger_{next(self._numbers)}"
+        self.sql(f"CREATE DATABASE {name} {options}")
+        for host in ("localhost", "%"):
+            self.sql(f"CREATE USER IF NOT EXISTS '{USER}'@'{host}' IDENTIFIED BY '{PASSWORD}'")
+            self.sql(f"GRANT ALL ON {name}.* TO '{USER}'@'{host}'")
+        return name
+
+    def drop(self, url: str) -> None:
+        """Drop the database of a URL that `fresh` answered, whoever still holds locks in it."""
+        name = url.partition("?")[0].rpartition("/")[2]
+        for (id,) in self.sql("SELECT id FROM information_schema.processlist WHERE db = %s", name):
+            with suppress(pymysql.Error):  # it ended by itself
+                self.sql(f"KILL {id}")
+        self.sql(f"DROP DATABASE IF EXISTS {name}")
+
+    def sql(self, statement: str, *parameters: object) -> Sequence[tuple[Any, ...]]:
+        """Run one statement as the server's master; answers its rows."""
+        connection = self.connect()
+        try:
+            with connection.cursor() as cursor:
+                cursor.execute(statement, parameters or None)
+                return list(cursor.fetchall())
+        finally:
+            connection.close()
+
+    def connect(self, database: str | None = None) -> "pymysql.Connection[Any]":
+        """A connection of the harness's own, as the server's master."""
+        return pymysql.connect(
+            unix_socket=str(self.socket),
+            user="root",
+            database=database,
+            charset="utf8mb4",
+            autocommit=True,
+            connect_timeout=10,
+            read_timeout=60,
+        )
+
+    # --- in detail
+
+    @property
+    def _data(self) -> Path:
+        return self.folder / "data"
+
+    def _starts(self) -> bool:
+        """False if somebody else took the chosen port before the server did."""
+        if self.tcp and not self.port:
+            self.port = free_port()
+        self._launch()
+        if self._serves():
+            return True
+        assert "already in use" in self.log.read_text(encoding="utf-8", errors="replace"), self._story()
+        self.port = 0
+        return False
+
+    def _launch(self) -> None:
+        program = mariadb_program("mariadbd")
+        assert program is not None, "this machine has no MariaDB"
+        self.socket.unlink(missing_ok=True)
+        self.log.write_bytes(b"")  # each start has a log of its own
+        with self.log.open("ab") as log:
+            self._process = subprocess.Popen(
+                [program, *self._words()],
+                cwd=self.folder,
+                env={**os.environ, **self.environment},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+            )
+
+    def _words(self) -> list[str]:
+        words = ["--no-defaults", f"--datadir={self._data}", f"--socket={self.socket}", *_as_root()]
+        words += [f"--pid-file={self.folder / 'mariadb.pid'}", f"--tmpdir={self.folder}", "--skip-name-resolve"]
+        words += ["--innodb-buffer-pool-size=64M", f"--innodb-log-file-size={LOG_MB}M", "--performance-schema=off"]
+        words += ["--innodb-flush-log-at-trx-commit=1", "--max-connections=200", "--skip-log-bin"]
+        words += [f"--port={self.port}", "--bind-address=127.0.0.1"] if self.tcp else ["--skip-networking"]
+        return [*words, *self.configuration]
+
+    def _serves(self) -> bool:
+        """Wait until it answers; False if it ended by itself."""
+        assert self._process is not None
+        give_up, tick = time.monotonic() + START_SECONDS, threading.Event()
+        while not self._answers():
+            if self._process.poll() is not None:
+                self._process = None
+                return False
+            assert time.monotonic() < give_up, self._story()
+            tick.wait(0.01)
+        return True
+
+    def _answers(self) -> bool:
+        if not self.socket.exists():
+            return False
+        try:
+            self.connect().close()
+        except pymysql.Error:
+            return False
+        return True
+
+    def _story(self) -> str:
+        return f"MariaDB did not start; it says:\n{self.log.read_text(encoding='utf-8', errors='replace')}"
+
+    def _end(self, number: signal.Signals) -> None:
+        process, self._process = self._process, None
+        if process is None:
+            return
+        process.send_signal(signal.SIGCONT)  # a frozen process hears nothing else
+        process.send_signal(number)
+        try:
+            process.wait(STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait(STOP_SECONDS)
+
+
+def _as_root() -> list[str]:
+    """The server refuses to run as root unless it is told to."""
+    return ["--user=root"] if os.geteuid() == 0 else []
