@@ -125,6 +125,7 @@ class BatchOutcome:
     schema_id: int = 0  # the table schema the run was planned with; a newer one refuses the commit
     new_schema: str | None = None  # a changed table schema: recorded as schema_id + 1
     stage_seconds: Mapping[str, float] = field(default_factory=dict)
+    spark_ui_url: str | None = None  # where its run can be looked at
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,6 +156,8 @@ class BatchRow:
     committed_at: float
     worker: str
     stage_seconds: Mapping[str, float]
+    schema_id: int = 0
+    spark_ui_url: str | None = None  # where its run could be looked at
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

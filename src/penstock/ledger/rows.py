@@ -113,6 +113,7 @@ def new_batch(outcome: BatchOutcome, *, seq: int, schema_id: int) -> Values:
         "lines_quarantined": outcome.lines_quarantined,
         "bytes": outcome.bytes,
         "stage_seconds": json.dumps(dict(outcome.stage_seconds)),
+        "spark_ui_url": _optional(outcome.spark_ui_url),
     }
 
 
@@ -150,6 +151,8 @@ def batch_row(row: AnyRow) -> BatchRow:
         committed_at=row.committed_at,
         worker=row.worker,
         stage_seconds=json.loads(row.stage_seconds),
+        schema_id=row.schema_id,
+        spark_ui_url=row.spark_ui_url,
     )
 
 

@@ -19,6 +19,7 @@ class Step(StrEnum):
     PLANNED = "planned"  # the read plan is on disk
     WRITTEN = "written"  # Spark has written the files
     MANIFESTED = "manifested"  # files listed, reports read, nothing committed yet
+    RECORDED = "recorded"  # the batch is written down beside its table
     COMMITTING = "committing"  # every statement of the ledger commit is sent, COMMIT is not
     COMMITTED = "committed"  # COMMIT returned
     PUBLISHING = "publishing"  # table handle loaded and checked, nothing written
@@ -29,6 +30,8 @@ class Step(StrEnum):
     ABANDONED = "abandoned"  # an attempt is marked abandoned, durably
     DELETING = "deleting"  # gc is about to delete the files of one abandoned attempt
     DELETED = "deleted"  # gc deleted them
+    REPAIRING = "repairing"  # every statement of a repair is sent, COMMIT is not
+    REPAIRED = "repaired"  # COMMIT returned
 
 
 Probe = Callable[[Step], None]

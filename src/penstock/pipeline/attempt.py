@@ -213,6 +213,7 @@ class Attempts:
                 schema_id=result.schema_id,
                 new_schema=result.new_schema,
                 stage_seconds=result.stage_seconds,
+                spark_ui_url=result.spark_ui_url,
             ),
         )
         if seq is not None:

@@ -71,6 +71,7 @@ class RunResult:
     schema_id: int  # the table schema the run was checked against
     new_schema: str | None  # set where the run needs a changed one
     stage_seconds: Mapping[str, float] = field(default_factory=dict)
+    spark_ui_url: str | None = None  # where the run can be looked at
     works: bool = False  # what was processed shows that the user's code works, even where there is no row
     samples: Samples = field(default_factory=dict)
 

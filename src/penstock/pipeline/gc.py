@@ -17,7 +17,8 @@ from penstock.events import AttemptAbandoned, Bus
 from penstock.ledger import Ledger
 from penstock.ledger.records import AttemptState
 from penstock.messaging.steps import Probe, Step
-from penstock.pipeline.layout import DATA_FOLDER
+from penstock.pipeline.batch_record import forget
+from penstock.pipeline.layout import DATA_FOLDER, attempt_of
 from penstock.sinks.manifest import decode
 from penstock.storage.files import FileInfo, Files
 
@@ -64,6 +65,8 @@ def collect(
 ) -> Collected:
     """Delete what abandoned attempts left in the tables' roots and in the work folder, and the work of committed ones.
 
+    The first of ``roots`` is that of the rows, where the records of batches lie.
+
     With ``stragglers`` also the files of committed attempts that their batch does not name (earlier runs, late
     writers), which takes a look into every attempt's folder; without, nothing is reported as unknown either. Attempts
     past their lease are given up first. Raises `TemporaryError` where files cannot be listed or deleted.
@@ -81,6 +84,9 @@ def collect(
     looked_into = abandoned | committed if stragglers else abandoned
     named = _named_files(ledger, pipeline, {id for id in looked_into if found[id].data})
     sweep = _Sweep(probe, dry_run=dry_run)
+    if not dry_run and abandoned:  # before the folders by which they are found
+        with _left_for_later("deleted"):
+            forget(roots[0], sorted(abandoned))
     for attempt_id in sorted(abandoned | committed):
         folders = found[attempt_id]
         sweep.attempt(
@@ -180,12 +186,8 @@ def _named_files(ledger: Ledger, pipeline: str, attempt_ids: Collection[str]) ->
     named: set[str] = set()
     for batch in ledger.batches_after(pipeline, 0) if attempt_ids else ():
         files = [*decode(batch.manifest), *decode(batch.quarantine_manifest)]
-        named.update(file.path for file in files if _attempt_of(file.path) in attempt_ids)
+        named.update(file.path for file in files if attempt_of(file.path) in attempt_ids)
     return frozenset(named)
-
-
-def _attempt_of(path: str) -> str:
-    return path.removeprefix(f"{DATA_FOLDER}/").partition("/")[0]
 
 
 def _all(folders: _Folders) -> Sequence[_Folder]:

@@ -3,6 +3,7 @@
 from penstock.storage.files import Files
 
 DATA_FOLDER = "data"  # below a table's root
+RECORDS_FOLDER = "_penstock/batches"  # below a table's root, where neither its readers nor a vacuum look
 
 
 def run_files(attempt_id: str, run: int) -> str:
@@ -13,3 +14,9 @@ def run_files(attempt_id: str, run: int) -> str:
 def run_work(work: Files, attempt_id: str, run: int) -> Files:
     """Plan and reports of one run."""
     return work.below(f"{attempt_id}/r{run}")
+
+
+def attempt_of(path: str) -> str:
+    """The attempt that a file below `DATA_FOLDER` is named after; of any other path something that is none."""
+    folder, _, rest = path.partition("/")
+    return rest.partition("/")[0] if folder == DATA_FOLDER else ""

@@ -4,7 +4,7 @@ Everything it writes is named after the attempt and the run, and counts for noth
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -18,6 +18,7 @@ from penstock.messaging.failure import place_of
 from penstock.messaging.steps import Probe, Step
 from penstock.objects.reference import ObjectRef
 from penstock.pipeline.arrow_types import arrow_schema
+from penstock.pipeline.batch_record import BatchRecord, RecordedObject, save
 from penstock.pipeline.declaration import Declaration
 from penstock.pipeline.engine import ReadFailure, RunResult
 from penstock.pipeline.faults import SPARK_ERRORS
@@ -29,6 +30,7 @@ from penstock.pipeline.table_schema import Agree, Agreement, check_partitions
 from penstock.pipeline.writing import write
 from penstock.sinks.manifest import encode
 from penstock.sinks.parquet import list_files
+from penstock.sinks.schema import encode as encode_columns
 
 DRAINS_MAX = 3  # a partition that was read to its end and yet has no report: its task failed
 
@@ -44,6 +46,7 @@ class RunTools:
     agree: Agree
     clock: Clock
     probe: Probe
+    ui: Callable[[str], str | None]  # where the run of an attempt can be looked at
 
 
 class Run:
@@ -51,6 +54,7 @@ class Run:
 
     def __init__(self, tools: RunTools, attempt_id: str, number: int, objects: Sequence[ObjectRef]) -> None:
         self._tools = tools
+        self._attempt_id = attempt_id
         self._declaration = tools.declaration
         self._files = run_files(attempt_id, number)
         self._work = run_work(self._declaration.work, attempt_id, number)
@@ -86,7 +90,7 @@ class Run:
                 names=self._written,
             )
         self._tools.probe(Step.MANIFESTED)
-        return RunResult(
+        result = RunResult(
             processed=self._processed(summary),
             failed=failed,
             rows=sum(file.rows for file in files),
@@ -97,6 +101,31 @@ class Run:
             schema_id=agreement.schema_id,
             new_schema=agreement.new_schema,
             stage_seconds=self._stopwatch.seconds,
+            spark_ui_url=self._tools.ui(self._attempt_id),
+        )
+        if result.processed:
+            save(self._declaration.table, self._record(result, agreement.schema))
+            self._tools.probe(Step.RECORDED)
+        return result
+
+    def _record(self, result: RunResult, columns: pa.Schema) -> BatchRecord:
+        """The batch, for whoever has to put a ledger together again."""
+        refs = {ref.object_id: ref for ref in self._plan.objects}
+        return BatchRecord(
+            pipeline=self._declaration.pipeline,
+            attempt_id=self._attempt_id,
+            objects=[
+                RecordedObject(ref=refs[one.object_id], rows=one.rows, lines_quarantined=one.lines_quarantined)
+                for one in result.processed
+            ],
+            rows=result.rows,
+            lines_quarantined=result.lines_quarantined,
+            bytes=result.bytes,
+            manifest=result.manifest,
+            quarantine_manifest=result.quarantine_manifest,
+            columns=encode_columns(columns),
+            stage_seconds=result.stage_seconds,
+            spark_ui_url=result.spark_ui_url,
         )
 
     def by_object(self, found: Mapping[int, F]) -> dict[bytes, F]:

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 
 from pyspark.sql import SparkSession
 
@@ -23,6 +24,7 @@ from penstock.pipeline.progress import watched
 from penstock.pipeline.run import Run, RunTools
 from penstock.pipeline.source.api import register
 from penstock.pipeline.source.report import FailureKind, ObjectFailure
+from penstock.pipeline.spark_ui import run_url
 from penstock.pipeline.table_schema import Agree
 
 RUNS_MAX = 10  # of one attempt; each leaves out at least one object more
@@ -45,7 +47,14 @@ class SparkEngine:
         register(spark)
         self._spark = spark
         self._declaration = declaration
-        self._tools = RunTools(spark=spark, declaration=declaration, agree=agree, clock=clock, probe=probe)
+        self._tools = RunTools(
+            spark=spark,
+            declaration=declaration,
+            agree=agree,
+            clock=clock,
+            probe=probe,
+            ui=partial(run_url, spark),
+        )
         self._bus = bus
         self._denials = Denials()
         self._lock = threading.Lock()
