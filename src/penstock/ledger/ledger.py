@@ -17,10 +17,12 @@ from penstock.ledger.claims import Claims
 from penstock.ledger.commits import Commits
 from penstock.ledger.database import Database
 from penstock.ledger.dialects import dialect_for
+from penstock.ledger.known_ids import IDS_END, KnownIds
 from penstock.ledger.migrate import migrate
 from penstock.ledger.pipelines import Pipelines
 from penstock.ledger.progress import Progress
 from penstock.ledger.queries import Queries
+from penstock.ledger.reconciliations import Comparison, Reconciliation, Reconciliations
 from penstock.ledger.records import (
     AttemptRow,
     BatchOutcome,
@@ -53,6 +55,8 @@ class Ledger:
         self._tellings = Tellings(database)
         self._progress = Progress(database)
         self._queries = Queries(database)
+        self._known_ids = KnownIds(database)
+        self._reconciliations = Reconciliations(database)
         self._works = Works(database)
         self._work_queries = WorkQueries(database)
 
@@ -195,6 +199,35 @@ class Ledger:
         """The objects whose rows a batch brought, by id; ``after``: the last id of the page before. Objects whose rows
         left the ledger for an archive are not among them."""
         return self._progress.processed_objects(pipeline, seq, after=after, limit=limit)
+
+    # Reconciling
+
+    def known_ids(self, pipeline: str, low: int = 0, high: int = IDS_END) -> Iterator[bytes]:
+        """The ids of objects that need no message: in a terminal state, under an attempt whose lease still runs, or
+        archived. From ``low`` on and below ``high``, as numbers; in pieces of many ids of 16 bytes each, in no order,
+        and one may come twice."""
+        return self._known_ids.between(pipeline, low, high)
+
+    @property
+    def secret_url(self) -> str:
+        """The database's URL with its password, for processes that open it themselves: never to be shown or logged."""
+        return self.database.engine.url.render_as_string(hide_password=False)
+
+    def record_reconciliation(self, comparison: Comparison) -> None:
+        """Remember what a reconcile came to, in the place of the one before."""
+        self._reconciliations.record(comparison)
+
+    def reconciliation(self, pipeline: str) -> Reconciliation | None:
+        """The latest one."""
+        return self._reconciliations.one(pipeline)
+
+    def reconciliations(self) -> Sequence[Reconciliation]:
+        """The latest one of each pipeline, by pipeline."""
+        return self._reconciliations.all()
+
+    def seconds_since_reconciliation(self, pipeline: str) -> float | None:
+        """By the database's clock, since the latest one ended; None where there is none."""
+        return self._reconciliations.seconds_since(pipeline)
 
     # Works
 

@@ -1,0 +1,141 @@
+"""The ids of all objects that need no message any more, read in bulk: millions, without a row for each.
+
+The server itself concatenates the ids of a range, which all have 16 bytes. A range that is read is a short look of its
+own: what changes between two of them is found by the next reconcile. Ids are digests, so they spread evenly over the
+space of 128 bits, and ranges can be read side by side.
+"""
+
+from collections.abc import Iterator
+from contextlib import closing
+from typing import Any, Final
+
+from sqlalchemy import Connection, bindparam, func, select
+from sqlalchemy.engine import make_url
+from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.sql.compiler import SQLCompiler
+from sqlalchemy.sql.functions import FunctionElement
+
+from penstock.ledger.database import Database
+from penstock.ledger.dialects import DatabaseNow, dialect_for
+from penstock.ledger.records import TERMINAL, AttemptState, ObjectState
+from penstock.ledger.schema import archived_objects, attempts, objects
+
+ID_BYTES: Final = 16
+IDS_END: Final = 1 << (8 * ID_BYTES)  # the first number that is no id any more
+
+CHUNK_IDS = 65_536  # 1 MiB an answer: MariaDB's packets end at 16 MiB unless it is told otherwise
+_CONCAT_BYTES_MAX = 8 << 20  # several chunks: a range may hold more ids than the one before it
+_FIRST_STEP = IDS_END >> 16
+_GROWTH_MAX = 16
+
+
+class Concatenated(FunctionElement[Any]):
+    """The values of a group, one behind the other, in any order; NULL where there are none."""
+
+    inherit_cache = True
+
+
+@compiles(Concatenated, "sqlite")
+def _in_sqlite(element: Concatenated, compiler: SQLCompiler, **options: Any) -> str:
+    return f"group_concat(hex({compiler.process(element.clauses, **options)}), '')"  # it concatenates text alone
+
+
+@compiles(Concatenated, "mysql")
+@compiles(Concatenated, "mariadb")
+def _in_mysql(element: Concatenated, compiler: SQLCompiler, **options: Any) -> str:
+    return f"GROUP_CONCAT({compiler.process(element.clauses, **options)} SEPARATOR '')"
+
+
+@compiles(Concatenated, "postgresql")
+def _in_postgresql(element: Concatenated, compiler: SQLCompiler, **options: Any) -> str:
+    return f"string_agg({compiler.process(element.clauses, **options)}, ''::bytea)"
+
+
+def _of_objects(*states: ObjectState) -> Any:  # a select, whose type depends on SQLAlchemy's version
+    return select(func.count(), Concatenated(objects.c.object_id)).where(
+        objects.c.state.in_([state.value for state in states]),
+        objects.c.pipeline == bindparam("in_pipeline"),
+        objects.c.object_id.between(bindparam("first_id"), bindparam("last_id")),
+    )
+
+
+# The live ones first: what ends between two statements is seen by the later one. Each is read from an index alone.
+_LOOKS = (
+    _of_objects(ObjectState.PROCESSING)
+    .join_from(objects, attempts, attempts.c.id == objects.c.attempt_id)
+    .where(attempts.c.state == AttemptState.OPEN.value, attempts.c.lease_until >= DatabaseNow()),
+    _of_objects(ObjectState.PROCESSED),
+    _of_objects(*sorted(TERMINAL - {ObjectState.PROCESSED})),
+    select(func.count(), Concatenated(archived_objects.c.object_id)).where(
+        archived_objects.c.pipeline == bindparam("in_pipeline"),
+        archived_objects.c.object_id.between(bindparam("first_id"), bindparam("last_id")),
+    ),
+)
+
+
+class KnownIds:
+    """Reads them from one database."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def between(self, pipeline: str, low: int, high: int) -> Iterator[bytes]:
+        """The ids from ``low`` on and below ``high``, as numbers, in pieces of many ids each.
+
+        Those in a terminal state, those that an open attempt works on whose lease still runs, and the archived ones. An
+        id may come twice.
+        """
+        at, step = low, min(_FIRST_STEP, max(high - low, 1))
+        while at < high:
+            until = min(at + step, high)
+            found = self._look(pipeline, at, until - 1)
+            if found is None:
+                step = max(step // _GROWTH_MAX, 1)
+                continue
+            if found:
+                yield found
+            at, step = until, _next_step(step, len(found) // ID_BYTES)
+
+    def _look(self, pipeline: str, first: int, last: int) -> bytes | None:
+        """None where the range holds more than the server puts into one answer."""
+        binds = {"in_pipeline": pipeline, "first_id": _id(first), "last_id": _id(last)}
+        pieces: list[bytes] = []
+        with self._database.reading() as connection:
+            _widen(connection)
+            for look in _LOOKS:
+                count, ids = connection.execute(look, binds).one()
+                piece = _bytes(ids)
+                if len(piece) != count * ID_BYTES:
+                    return None
+                pieces.append(piece)
+        return b"".join(pieces)
+
+
+def known_ids_at(url: str, pipeline: str, low: int, high: int) -> Iterator[bytes]:
+    """As `KnownIds.between`, by a connection of its own to a ledger that is up to date: for Spark's executors."""
+    parsed = make_url(url)
+    dialect = dialect_for(parsed)
+    with closing(Database(dialect.create_engine(parsed, now=None), dialect)) as database:
+        yield from KnownIds(database).between(pipeline, low, high)
+
+
+def _next_step(step: int, count: int) -> int:
+    """The width of the next range, so that it holds about a chunk."""
+    if count * _GROWTH_MAX <= CHUNK_IDS:
+        return step * _GROWTH_MAX
+    return max(step * CHUNK_IDS // count, 1)
+
+
+def _widen(connection: Connection) -> None:
+    if connection.dialect.name in ("mysql", "mariadb"):  # MySQL would cut off after 1,024 bytes
+        connection.exec_driver_sql(f"SET SESSION group_concat_max_len = {_CONCAT_BYTES_MAX}")
+
+
+def _bytes(ids: str | bytes | memoryview | None) -> bytes:
+    if ids is None:
+        return b""
+    return bytes.fromhex(ids) if isinstance(ids, str) else bytes(ids)
+
+
+def _id(number: int) -> bytes:
+    return number.to_bytes(ID_BYTES, "big")

@@ -1,0 +1,112 @@
+"""Reading all known ids in bulk, and the record of reconciliations."""
+
+from collections.abc import Iterator, Sequence
+
+import pytest
+from sqlalchemy import insert
+from tests.conformance.ledger.desk import OVER, PIPELINE, Desk, candidates, object_id_of, outcome
+
+from penstock.ledger import known_ids
+from penstock.ledger.known_ids import ID_BYTES, IDS_END, known_ids_at
+from penstock.ledger.reconciliations import Comparison
+from penstock.ledger.records import Failure
+from penstock.ledger.schema import archived_objects
+
+
+def known(blobs: Iterator[bytes]) -> list[bytes]:
+    """The ids, each as often as it came."""
+    found: list[bytes] = []
+    for blob in blobs:
+        assert len(blob) % ID_BYTES == 0
+        found += [blob[at : at + ID_BYTES] for at in range(0, len(blob), ID_BYTES)]
+    return found
+
+
+def ids(*names: str) -> list[bytes]:
+    return sorted(map(object_id_of, names))
+
+
+def archive(desk: Desk, object_ids: Sequence[bytes], *, pipeline: str = PIPELINE) -> None:
+    rows = [
+        {"pipeline": pipeline, "object_id": object_id, "uri_digest": object_id, "archive_id": "a"}
+        for object_id in object_ids
+    ]
+    desk.ledger.database.transact(lambda connection: connection.execute(insert(archived_objects), rows))
+
+
+def test_an_empty_ledger_knows_nothing(desk: Desk) -> None:
+    assert known(desk.ledger.known_ids(PIPELINE)) == []
+
+
+def test_terminal_live_and_archived_objects_are_known_and_no_others(desk: Desk) -> None:
+    desk.process("processed-1", "processed-2")
+    for name, failure in {"dead": Failure.DEAD, "gone": Failure.GONE, "superseded": Failure.SUPERSEDED}.items():
+        desk.ledger.commit(outcome(desk.claim(candidates(name)), failed={name: failure}))
+    desk.ledger.commit(outcome(desk.claim(candidates("waits")), failed={"waits": Failure.RETRY}))
+    given_back = desk.claim(candidates("given back"))
+    desk.ledger.abandon(given_back.attempt_id, reason="stop", outcome="given_back", refund=True, unattributed=False)
+    desk.claim(candidates("late"), lease_seconds=OVER, pipeline="other")  # claims give up those that are over
+    desk.claim(candidates("live"))
+    desk.claim(candidates("over"), lease_seconds=OVER)
+    archive(desk, ids("archived"))
+    expected = ids("processed-1", "processed-2", "dead", "gone", "superseded", "live", "archived")
+    assert sorted(known(desk.ledger.known_ids(PIPELINE))) == expected
+
+
+def test_pipelines_do_not_know_of_each_other(desk: Desk) -> None:
+    desk.ledger.ensure_pipeline("other")
+    desk.process("mine")
+    desk.ledger.commit(outcome(desk.claim(candidates("theirs"), pipeline="other"), pipeline="other"))
+    archive(desk, ids("theirs too"), pipeline="other")
+    assert known(desk.ledger.known_ids(PIPELINE)) == ids("mine")
+    assert sorted(known(desk.ledger.known_ids("other"))) == ids("theirs", "theirs too")
+
+
+def test_ranges_hold_their_first_id_and_not_their_end(desk: Desk) -> None:
+    edges = [bytes(ID_BYTES), (1 << 127).to_bytes(ID_BYTES, "big"), b"\xff" * ID_BYTES, b"\x7f" + b"\0" * 15]
+    archive(desk, edges)
+    middle = 1 << 127
+    assert sorted(known(desk.ledger.known_ids(PIPELINE, 0, middle))) == [edges[0], edges[3]]
+    assert sorted(known(desk.ledger.known_ids(PIPELINE, middle, IDS_END))) == [edges[1], edges[2]]
+    assert known(desk.ledger.known_ids(PIPELINE, middle, middle)) == []
+
+
+@pytest.mark.parametrize("chunk_ids", [1, 7, 100])
+def test_small_answers_hold_all_ids_once(desk: Desk, monkeypatch: pytest.MonkeyPatch, chunk_ids: int) -> None:
+    names = [f"object-{number}" for number in range(500)]
+    archive(desk, list(map(object_id_of, names)))
+    monkeypatch.setattr(known_ids, "CHUNK_IDS", chunk_ids)
+    assert sorted(known(desk.ledger.known_ids(PIPELINE))) == ids(*names)
+
+
+def test_what_a_server_cuts_off_is_asked_for_in_smaller_pieces(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = [f"object-{number}" for number in range(300)]
+    archive(desk, list(map(object_id_of, names)))
+    monkeypatch.setattr(known_ids, "_CONCAT_BYTES_MAX", 20 * ID_BYTES)
+    assert sorted(known(desk.ledger.known_ids(PIPELINE))) == ids(*names)
+
+
+def test_another_process_reads_them_by_the_url(shared_desk: Desk) -> None:
+    shared_desk.process("a", "b")
+    url = shared_desk.ledger.secret_url
+    assert sorted(known(known_ids_at(url, PIPELINE, 0, IDS_END))) == ids("a", "b")
+
+
+def test_the_latest_reconciliation_is_on_record(desk: Desk) -> None:
+    assert desk.ledger.reconciliation(PIPELINE) is None
+    assert desk.ledger.seconds_since_reconciliation(PIPELINE) is None
+    first = Comparison(
+        pipeline=PIPELINE, as_of=1.0, source="s3://landing/a\0", listed=10, missing=3, sent=2, seconds=0.5
+    )
+    second = Comparison(pipeline=PIPELINE, as_of=2.0, source="s3://landing", listed=11, missing=0, sent=0, seconds=1.5)
+    for comparison in (first, second, second):
+        desk.ledger.record_reconciliation(comparison)
+    found = desk.ledger.reconciliation(PIPELINE)
+    assert found is not None
+    assert (found.as_of, found.source, found.listed, found.missing, found.sent) == (2.0, "s3://landing", 11, 0, 0)
+    assert found.seconds == 1.5
+    assert found.finished_at > 1_000_000_000
+    seconds = desk.ledger.seconds_since_reconciliation(PIPELINE)
+    assert seconds is not None
+    assert 0 <= seconds < 60
+    assert list(desk.ledger.reconciliations()) == [found]
