@@ -87,18 +87,13 @@ class FaultProxy:
 
     def __init__(self, server: Address) -> None:
         self.server = server
-        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = 0  # the system's choice; kept
         self._changed = threading.Condition()
         self._stalled: frozenset[Way] = frozenset()  # these four under the condition's lock
         self._deaf = False
         self._traps: list[Trap] = []
         self._links: set[Link] = set()
-        self._accepting = threading.Thread(target=self._accept, daemon=True, name="fault-proxy")
-        self._accepting.start()
-
-    @property
-    def port(self) -> int:
-        return int(self._listener.getsockname()[1])
+        self._listen()
 
     @property
     def url(self) -> str:
@@ -165,13 +160,23 @@ class FaultProxy:
             self._changed.notify_all()
 
     def close(self) -> None:
-        self._listener.shutdown(socket.SHUT_RDWR)
-        self._accepting.join(PATIENCE_SECONDS)
-        self._listener.close()
+        self._stop_listening()
         self.heal()
         self.cut()
 
     # --- the way of the bytes
+
+    def _listen(self) -> None:
+        self._listener = socket.create_server(("127.0.0.1", self.port))
+        self.port = int(self._listener.getsockname()[1])
+        self._accepting = threading.Thread(target=self._accept, daemon=True, name="fault-proxy")
+        self._accepting.start()
+
+    def _stop_listening(self) -> None:
+        """Harms nothing if it did already."""
+        end(self._listener)  # wakes the thread that accepts
+        self._accepting.join(PATIENCE_SECONDS)
+        self._listener.close()
 
     def _accept(self) -> None:
         while True:
