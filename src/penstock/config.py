@@ -73,7 +73,13 @@ class Settings(BaseSettings):
     model_config = SettingsConfigDict(env_prefix=PREFIX, frozen=True, extra="forbid", toml_file=SETTINGS_FILE)
 
     broker: str = Field("sqlite:///.penstock/queue.db", description=_BROKER_WORDS)
-    ledger: str = Field("sqlite:///.penstock/ledger.db", description="what was done: a database URL")
+    ledger: str = Field(
+        "sqlite:///.penstock/ledger.db",
+        description="what was done: sqlite:///FILE, mysql://USER:PASSWORD@HOST/DATABASE or postgresql://...",
+    )
+    one_host: bool = Field(
+        False, description="all workers run on this host, so that a ledger in a file may stand beside a shared broker"
+    )
     state: Annotated[str, AfterValidator(_folder)] = Field(
         ".penstock", description="a folder of this host for locks, scratch files and logs"
     )

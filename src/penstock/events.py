@@ -131,6 +131,42 @@ class TickFailed(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class OutboxSent(Event):
+    """A relay sent rows of an outbox, and the outbox holds them no more."""
+
+    queue: str
+    message_ids: tuple[str, ...]  # the broker's
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutboxRefused(Event):
+    """The broker does not take a row of the outbox. It stays there, and is tried again."""
+
+    queue: str
+    outbox_id: str
+    tries: int
+    reason: str
+    delay_seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RelayFailed(Event):
+    """The broker or the database of an outbox is away; nothing is lost, and it is tried again."""
+
+    database: str  # its address, for people
+    error: str
+    delay_seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InboxForgotten(Event):
+    """Rows of an inbox that are old enough were deleted."""
+
+    database: str  # its address, for people
+    count: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LeasesExtended(Event):
     """A heartbeat extended these leases."""
 
@@ -448,14 +484,6 @@ class WorkerStarted(Event):
     queues: tuple[str, ...]
     concurrency: int
     broker: str | None = None  # its address, for people, where that is known
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LedgerUnshared(Event):
-    """What these handlers record is seen by this host alone, and other hosts may work on the same queues."""
-
-    ledger: str  # its address, for people
-    handlers: tuple[str, ...]  # pipelines too
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

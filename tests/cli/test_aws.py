@@ -54,6 +54,7 @@ def here(tmp_path: Path, moto: AwsServer, monkeypatch: pytest.MonkeyPatch) -> Pa
     for name, value in moto.environment.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("PENSTOCK_BROKER", f"sqs://{REGION}")
+    monkeypatch.setenv("PENSTOCK_ONE_HOST", "true")
     monkeypatch.syspath_prepend(str(tmp_path))
     (tmp_path / "cloudy.py").write_text(APP)
     monkeypatch.delitem(sys.modules, "cloudy", raising=False)

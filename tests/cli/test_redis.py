@@ -1,5 +1,6 @@
 """The verbs and workers on a queue in Redis; and a password that nobody is ever shown."""
 
+import json
 import os
 import signal
 from collections.abc import Iterator
@@ -119,7 +120,7 @@ def test_doctor_looks_at_the_server(penstock: Call, here: Path) -> None:
     assert found["redis disk"]["hint"]
 
 
-def test_a_ledger_of_this_host_beside_a_queue_of_all_is_warned_of(penstock: Call, here: Path) -> None:
+def test_doctor_warns_of_a_ledger_of_this_host_beside_a_queue_of_all(penstock: Call, here: Path) -> None:
     def ledger() -> str:
         findings = penstock("doctor", "--json").document
         return next(str(finding["verdict"]) for finding in findings if finding["check"] == "ledger")
@@ -130,19 +131,21 @@ def test_a_ledger_of_this_host_beside_a_queue_of_all_is_warned_of(penstock: Call
     assert ledger() == "warning"
 
 
-def test_what_needs_the_ledger_of_one_host_is_warned_of_before_it_is_there(
-    penstock: Call, start: Start, here: Path
+def test_what_needs_a_ledger_for_all_hosts_does_not_start_with_that_of_one(
+    penstock: Call, start: Start, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def ledger(app: str) -> str:
-        findings = penstock("doctor", "--app", app, "--json").document
+        findings = json.loads(penstock("doctor", "--app", app, "--json").out)
         return next(str(finding["verdict"]) for finding in findings if finding["check"] == "ledger")
 
     (here / "keyed.py").write_text(f"{APP}\n\n@app.handler('keyed', idempotency=str)\ndef once(message): ...\n")
-    assert (ledger("shop:app"), ledger("keyed:app")) == ("ok", "warning")
+    assert (ledger("shop:app"), ledger("keyed:app")) == ("ok", "failed")
     assert not (here / ".penstock" / "ledger.db").exists()
-    warned = start("keyed:app").expect("ledger.unshared")
-    assert (warned["level"], warned["handlers"]) == ("warning", ["once"])
-    assert warned["ledger"].endswith("ledger.db")
+    refused = penstock("worker", "keyed:app")
+    assert refused.exit_code == CONFIGURATION
+    assert "what once did once would be done once a host" in refused.err
+    monkeypatch.setenv("PENSTOCK_ONE_HOST", "true")
+    start("keyed:app").expect("worker.started")
 
 
 VERBS: list[tuple[object, ...]] = [

@@ -300,6 +300,7 @@ def test_an_ingest_from_a_queue_that_is_not_there_says_so(
         "s3://lake/t",
         "--queue",
         "nope",
+        "--one-host",
         "--schema",
         "id long",
         "--state",

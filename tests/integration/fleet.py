@@ -118,6 +118,7 @@ class Fleet:
             "JOURNAL": str(self.journal),
             "PENSTOCK_BROKER": address,
             "PENSTOCK_LEDGER": f"sqlite:///{folder / 'ledger.db'}",
+            "PENSTOCK_ONE_HOST": "true",
             "PENSTOCK_STATE": str(folder / "state"),
             **{f"PENSTOCK_{name.upper()}": str(value) for name, value in settings.items()},
         }

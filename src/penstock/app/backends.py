@@ -1,6 +1,7 @@
 """From the addresses in the settings to a broker and a ledger."""
 
 import math
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -62,7 +63,25 @@ def has_workers_elsewhere(settings: Settings) -> bool:
 
 def has_ledger_apart(settings: Settings) -> bool:
     """Whether the ledger is of this host alone while other hosts may work on the same queues."""
-    return settings.ledger.startswith(SQLITE) and has_workers_elsewhere(settings)
+    return has_local_ledger(settings) and has_workers_elsewhere(settings)
+
+
+def has_local_ledger(settings: Settings) -> bool:
+    """Whether the ledger is a file of this host."""
+    return settings.ledger.startswith(SQLITE)
+
+
+def require_shared_ledger(settings: Settings, *, recorded: Sequence[str]) -> None:
+    """Raise `ConfigurationError` where each host would have its own truth about what these handlers and pipelines did:
+    the ledger is a file of this host, the broker may be that of many, and nobody said that there is one host."""
+    if not recorded or settings.one_host or not has_ledger_apart(settings):
+        return
+    raise ConfigurationError(
+        f"Other hosts may work on the queues of the broker {shown('broker', settings.broker)}, and the ledger "
+        f"{shown('ledger', settings.ledger)} is a file of this host: what {', '.join(recorded)} did once would be done "
+        "once a host. Name a ledger that all of them share (mysql://... or postgresql://...); or, if every worker runs "
+        "on this host, set one_host = true (PENSTOCK_ONE_HOST=true)."
+    )
 
 
 def require_redis() -> None:

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
 PYTHON_MIN = (3, 11)
 ONE_LEDGER = (
-    "Run idempotent handlers, object handlers and pipelines on one host: another's ledger knows nothing of theirs."
+    "For idempotent handlers, object handlers and pipelines name a ledger that hosts share (mysql://, postgresql://), "
+    "or set one_host = true where all workers run on this host."
 )
 WITHOUT_SPARK = "Only pipelines and `penstock ingest` need it; with --app doctor knows whether the app does."
 FREE_BYTES_MIN = 2 * 1024**3
@@ -164,14 +165,18 @@ def _broker(scope: "Scope") -> tuple[Verdict, str]:
 
 
 def _ledger(scope: "Scope") -> tuple[Verdict, str]:
-    from penstock.app.backends import has_ledger_apart
+    from penstock.app.backends import has_ledger_apart, require_shared_ledger
     from penstock.app.inspect import view
     from penstock.app.scope import is_there
 
     address = scope.settings.ledger
     with view(scope) as seen:
         found = f"{shown('ledger', address)}; pipelines: {len(seen.ledger.pipelines()):,}"
-    if has_ledger_apart(scope.settings) and (scope.needs_ledger or is_there(address)):
+    if scope.settings.one_host or not has_ledger_apart(scope.settings):
+        return Verdict.OK, found
+    if scope.needs_ledger:
+        require_shared_ledger(scope.settings, recorded=["what this app does"])
+    if is_there(address):
         return Verdict.WARNING, f"{found}; it is of this host alone, and hosts may share the broker"
     return Verdict.OK, found
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from penstock.app.goal import Goal
-from penstock.app.ingest_pipeline import IngestPipeline, IngestRequest, check, queue_of
+from penstock.app.ingest_pipeline import IngestPipeline, IngestRequest, check, queue_of, shared_settings
 from penstock.app.kill import killing_probe
 from penstock.app.places import places
 from penstock.app.sources import source_of
@@ -74,9 +74,11 @@ def ingest(
     where = places(request.table, request.state, aws=request.settings.aws)
     source = source_of(request.source, where)
     transform = check(request, source)
-    with open_state(where.state, probe=tools.probe) as state, queue_of(request, state, tools) as state:
+    shared = shared_settings(request)
+    with open_state(where.state, shared=shared, probe=tools.probe) as state, queue_of(request, state, tools) as state:
         state.free_what_the_dead_held()
-        check_owner(state.ledger, where)
+        if shared is None:
+            check_owner(state.ledger, where)
         state.ledger.ensure_pipeline(where.pipeline)
         tables = Tables(where, state.ledger, partition_by=request.partition_by, bus=tools.bus, probe=tools.probe)
         tables.publish()  # what an earlier process committed and did not live to publish

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 
-from penstock.app.backends import has_workers_elsewhere, open_broker
+from penstock.app.backends import has_local_ledger, open_broker, require_shared_ledger
 from penstock.app.loading import import_here
 from penstock.app.places import Places
 from penstock.app.sources import Source
@@ -16,7 +16,7 @@ from penstock.app.tables import Tables
 from penstock.app.wiring import FAULTS_MAX, Blueprint, Numbers, Tools, worker_settings
 from penstock.config import Settings
 from penstock.errors import UsageError
-from penstock.events import LedgerUnshared, SchemaInferred
+from penstock.events import SchemaInferred
 from penstock.objects.reference import ObjectRef
 from penstock.objects.watcher import SETTLE_SECONDS
 from penstock.pipeline.declaration import Declaration, Transform
@@ -156,20 +156,37 @@ class IngestPipeline:
         )
 
 
+def shared_settings(request: IngestRequest) -> Settings | None:
+    """The settings whose ledger is to be used, where that is one that hosts share; None: the file beside the table.
+
+    Without a queue of others nobody else works on this table's messages. Raises `ConfigurationError` where somebody
+    may, and the ledger is a file of this host.
+    """
+    if request.queue is None:
+        return None
+    settings = _announcing(request)
+    require_shared_ledger(settings, recorded=[f"the ingest from {request.queue}"])
+    return None if has_local_ledger(settings) else settings
+
+
+def _announcing(request: IngestRequest) -> Settings:
+    """The settings with the broker that the queue is in: SQS, unless they say otherwise."""
+    settings = request.settings
+    if "broker" in settings.model_fields_set:
+        return settings
+    return settings.model_copy(update={"broker": SQS})
+
+
 @contextmanager
 def queue_of(request: IngestRequest, state: State, tools: Tools) -> Iterator[State]:
     """The state with the broker that holds the queue: its own unless a queue was named.
 
-    That one is in SQS unless the setting broker says otherwise. Raises `ConfigurationError` where SQS has none such.
+    Raises `ConfigurationError` where SQS has none such.
     """
     if request.queue is None:
         yield state
         return
-    settings = request.settings
-    if "broker" not in settings.model_fields_set:
-        settings = settings.model_copy(update={"broker": SQS})
-    if has_workers_elsewhere(settings):
-        tools.bus.emit(LedgerUnshared(ledger=str(state.directory), handlers=(f"ingest from {request.queue}",)))
+    settings = _announcing(request)
     with closing(open_broker(settings, holder=state.worker, tell=tools.bus.emit)) as broker:
         # The counts of a queue that is not there are those of an empty one: an ingest would end well, with nothing.
         check_queues([request.queue], settings, clock=tools.clock)

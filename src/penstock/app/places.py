@@ -3,8 +3,9 @@
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from os import PathLike
+from os import PathLike, fsdecode
 from pathlib import Path
+from urllib.parse import unquote_to_bytes
 
 from platformdirs import user_state_path
 
@@ -55,8 +56,11 @@ class Places:
 
 def real(path: str | PathLike[str]) -> Path:
     """The real path behind a user's path or file address. Raises `UsageError` where that leads nowhere."""
+    text = str(path)
+    if text.startswith(LOCAL):
+        text = fsdecode(unquote_to_bytes(text.removeprefix(LOCAL)))
     try:
-        return Path(str(path).removeprefix(LOCAL)).expanduser().resolve()
+        return Path(text).expanduser().resolve()
     except (OSError, RuntimeError, ValueError) as error:  # no such user, a circle of links, a name with a NUL
         raise UsageError(f"The path {path} leads nowhere: {error}.") from error
 

@@ -15,7 +15,7 @@ from penstock.app.places import LEDGER_FILE, Places, declared_places, find_table
 from penstock.app.state import QUEUE_FILE
 from penstock.config import Settings, load_settings, shown
 from penstock.errors import ConfigurationError, UsageError
-from penstock.storage.address import check_folder, is_s3
+from penstock.storage.address import LOCAL, S3, check_folder, is_s3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,11 +159,15 @@ def _of_app(asked: Asked) -> Scope:
             "makes it."
         )
     pipelines = () if app is None else app.pipelines
+    tables = {one.name: declared_places(one.name, one.declaration.sink.table, settings) for one in pipelines}
+    name = asked.pipeline or ""
+    if app is None and name.startswith((S3, LOCAL)):  # as `penstock ingest` names its pipelines
+        tables = {name: places(name, settings.state, aws=settings.aws)}
     services = () if app is None else app.services
     return Scope(
         settings=settings,
         pipeline=asked.pipeline,
-        tables={one.name: declared_places(one.name, one.declaration.sink.table, settings) for one in pipelines},
+        tables=tables,
         tableless=frozenset(one.name for one in services if isinstance(one, ObjectService)),
         served=frozenset(one.queue_name for one in services),
         needs_ledger=any(map(needs_ledger, services)),

@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from penstock.app.backends import has_ledger_apart
+from penstock.app.backends import require_shared_ledger
 from penstock.app.housekeeping import Presence
 from penstock.app.kill import killing_probe
 from penstock.app.lifespans import Lifespans
@@ -15,9 +15,8 @@ from penstock.app.listeners import guarded
 from penstock.app.service import Host, Service, needs_ledger
 from penstock.app.spark import app_spark
 from penstock.app.sqs_queues import check_queues
-from penstock.config import Settings, shown
 from penstock.errors import ConfigurationError
-from penstock.events import Bus, LedgerUnshared, Listener
+from penstock.events import Bus, Listener
 from penstock.handlers.ticker import Ticker
 from penstock.messaging.clock import SystemClock
 from penstock.worker.line import Line
@@ -50,11 +49,14 @@ def serve(
     ``queues`` names those to serve with their weights; by default those of the settings, else all that have a handler.
     A worker that is not ``resident`` leaves no trace in the state folder and sends no ticks: for tests. ``spark`` is a
     session for its pipelines that is not stopped; without one they share one of the worker's own. Raises
-    `ConfigurationError` for a queue without a handler or one that is not there, and what stopped the worker.
+    `ConfigurationError` for a queue without a handler or one that is not there, for a ledger of this host beside a
+    broker of many, and what stopped the worker.
     """
     services = chosen(app, queues)
     clock = SystemClock()
     if resident:
+        recorded = [service.name for service, _ in services if needs_ledger(service)]
+        require_shared_ledger(app.settings, recorded=recorded)
         check_queues([service.queue_name for service, _ in services], app.settings, clock=clock, waits=True)
     presence = Presence(settings=app.settings, broker=app.broker, worker=app.worker, stop=stop, clock=clock)
     own = (*listeners, *(presence.listeners if resident else ()))
@@ -77,7 +79,6 @@ def serve(
     with ExitStack() as stack:
         stack.enter_context(app.incidents.passing_to(bus.emit))
         if resident:
-            _warn(app.settings, services, bus)
             stack.enter_context(presence.kept(ledger=host.ledger, tell=host.bus.emit, random=host.random))
         event_loop = EventLoop()
         stack.callback(event_loop.close)
@@ -122,14 +123,6 @@ def chosen(app: "App", queues: Mapping[str, int] | None) -> Sequence[tuple[Servi
     return [(by_queue[name], weight) for name, weight in wanted.items()]
 
 
-def unshared_ledger(settings: Settings, services: Sequence[Service]) -> LedgerUnshared | None:
-    """The warning, where one of these keeps its records on this host, and other hosts may work on the same queues."""
-    recorded = tuple(service.name for service in services if needs_ledger(service))
-    if not recorded or not has_ledger_apart(settings):
-        return None
-    return LedgerUnshared(ledger=shown("ledger", settings.ledger), handlers=recorded)
-
-
 def worker_settings(app: "App") -> WorkerSettings:
     """The worker's numbers, out of the app's settings. Raises `ConfigurationError` where they do not go together."""
     settings = app.settings
@@ -140,12 +133,6 @@ def worker_settings(app: "App") -> WorkerSettings:
         stop_timeout_seconds=settings.stop_timeout_seconds - (LIFESPAN_CLOSE_SECONDS if app.lifespans else 0.0),
         drain_seconds=settings.drain_seconds,
     )
-
-
-def _warn(settings: Settings, services: Sequence[tuple[Service, int]], bus: Bus) -> None:
-    warning = unshared_ledger(settings, [service for service, _ in services])
-    if warning is not None:
-        bus.emit(warning)
 
 
 def _open(services: Sequence[tuple[Service, int]], host: Host, stack: ExitStack) -> Sequence[Line]:

@@ -10,11 +10,13 @@ from pathlib import Path
 
 from ulid import ULID
 
+from penstock.app.backends import open_ledger
 from penstock.app.housekeeping import SCRATCH_FOLDER, Sweeper
 from penstock.app.places import LEDGER_FILE, Places
 from penstock.app.processes import PROCESSES_FOLDER, ProcessRegistry
 from penstock.app.spark import SPARK_LOG_FILE
 from penstock.brokers.sqlite import SqliteBroker
+from penstock.config import Settings
 from penstock.errors import ConfigurationError
 from penstock.ledger import Ledger
 from penstock.messaging.broker import Broker
@@ -53,8 +55,8 @@ class State:
 def check_owner(ledger: Ledger, where: Places) -> None:
     """Raise `ConfigurationError` for a table whose folder was moved or copied, its state in it.
 
-    The state knows its table by the real path. Under another one it would be a new table without history, and all that
-    is in it already would be added once more.
+    A ledger beside the table is that of one table, and knows it by its real path. Under another one it would be a new
+    table without history, and all that is in it already would be added once more.
     """
     known = [pipeline.id for pipeline in ledger.pipelines()]
     if str(where.state.parent) == str(where.table) and known and where.pipeline not in known:
@@ -65,8 +67,11 @@ def check_owner(ledger: Ledger, where: Places) -> None:
 
 
 @contextmanager
-def open_state(directory: Path, *, probe: Probe = no_probe) -> Iterator[State]:
-    """Open the state in that folder, made if need be, and be registered as alive on it until the block ends."""
+def open_state(directory: Path, *, shared: Settings | None = None, probe: Probe = no_probe) -> Iterator[State]:
+    """Open the state in that folder, made if need be, and be registered as alive on it until the block ends.
+
+    ``shared``: settings whose ledger, one that hosts share, stands in for the file in the folder.
+    """
     try:
         directory.mkdir(parents=True, exist_ok=True)
         processes = ProcessRegistry(directory / PROCESSES_FOLDER)
@@ -74,7 +79,10 @@ def open_state(directory: Path, *, probe: Probe = no_probe) -> Iterator[State]:
         raise ConfigurationError(f"The state folder {directory} cannot be made: {error.strerror}.") from error
     worker = f"{socket.gethostname()}-{os.getpid()}-{ULID()}"
     with processes.registered(worker):
-        ledger = Ledger.open(f"sqlite:///{directory / LEDGER_FILE}", probe=probe)
+        if shared is not None:
+            ledger = open_ledger(shared, probe=probe)
+        else:
+            ledger = Ledger.open(f"sqlite:///{directory / LEDGER_FILE}", probe=probe)
         broker = SqliteBroker(directory / QUEUE_FILE, holder=worker)
         state = State(directory=directory, worker=worker, ledger=ledger, broker=broker, processes=processes)
         try:

@@ -53,6 +53,14 @@ def ingest(
         float,
         typer.Option("--settle", metavar="SECONDS", min=0.1, help="With --watch: how long a file has to be at rest."),
     ] = SETTLE_SECONDS,
+    ledger: Annotated[
+        str | None,
+        typer.Option("--ledger", metavar="URL", help="With --queue: a ledger that hosts share (mysql, postgresql)."),
+    ] = None,
+    one_host: Annotated[
+        bool | None,
+        typer.Option("--one-host", help="With --queue: nobody else works on it, so a ledger in a file will do."),
+    ] = None,
     state: Annotated[
         str | None,
         typer.Option(
@@ -85,7 +93,8 @@ def ingest(
     files beside the table (for a table in S3 in a folder of this host), whatever the settings broker and ledger say.
 
     With --queue nothing is looked for: what that queue announces is taken, until it is empty or, with --watch, until
-    the end. It is in SQS unless the setting broker says otherwise.
+    the end. It is in SQS unless the setting broker says otherwise; the ledger is that of the setting ledger (--ledger)
+    where hosts can share it.
     """
     from penstock.pipeline.extra import require_spark
 
@@ -97,6 +106,8 @@ def ingest(
     from penstock.cli.progress import IngestProgress, print_report
     from penstock.config import load_settings
 
+    if queue is None and (ledger is not None or one_host is not None):
+        raise UsageError("--ledger and --one-host are for --queue: without one the ledger is a file beside the table.")
     request = IngestRequest(
         source=source,
         table=table,
@@ -112,6 +123,8 @@ def ingest(
         provenance=not no_provenance,
         partition_by=_columns(partition_by) if partition_by is not None else (),
         settings=load_settings(
+            ledger=ledger,
+            one_host=one_host,
             spark_master=master,
             max_objects=max_objects,
             max_attempts=max_attempts,

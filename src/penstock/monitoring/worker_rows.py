@@ -21,12 +21,6 @@ WORKER_ROWS: Rows = {
     events.WorkerStarted: Row(
         name="worker.started", level="info", msg="The worker serves.", fields=same("queues", "concurrency", "broker")
     ),
-    events.LedgerUnshared: Row(
-        name="ledger.unshared",
-        level="warning",
-        msg="The ledger is of this host alone: where another host serves the same queues, each does everything once.",
-        fields=same("ledger", "handlers"),
-    ),
     events.WorkerDraining: Row(
         name="worker.draining",
         level="info",
@@ -70,6 +64,33 @@ WORKER_ROWS: Rows = {
         level="warning",
         msg="The message of a scheduled handler could not be sent; it is tried again.",
         fields={**HANDLER_ERROR, "scheduled_at": "scheduled_at"},
+    ),
+    events.OutboxSent: Row(
+        name="outbox.sent",
+        level="info",
+        msg="Rows of the outbox are in their queue.",
+        fields={"queue": "queue", **IDS},
+    ),
+    events.OutboxRefused: Row(
+        name="outbox.refused",
+        level="warning",
+        msg="The broker does not take a row of the outbox; it stays there and is tried again.",
+        fields={
+            **same("queue", "outbox_id", "tries", "reason"),
+            "delay_s": "delay_seconds",
+        },
+    ),
+    events.RelayFailed: Row(
+        name="relay.failed",
+        level="warning",
+        msg="The outbox cannot be relayed; nothing is lost, and it is tried again.",
+        fields={"database": "database", "error.message": "error", "delay_s": "delay_seconds"},
+    ),
+    events.InboxForgotten: Row(
+        name="inbox.forgotten",
+        level="info",
+        msg="Rows of the inbox that are old enough were deleted.",
+        fields=same("database", "count"),
     ),
     events.GiveBackFailed: Row(
         name="give_back.failed",
