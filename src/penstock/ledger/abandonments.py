@@ -68,10 +68,9 @@ class Abandonments:
         """
 
         def give_up(connection: Connection) -> bool:
-            if connection.execute(_GIVE_UP, _why(attempt_id, outcome, reason)).rowcount != 1:
-                return False
-            _free(connection, attempt_id, refund=refund, unattributed=unattributed)
-            return True
+            return give_up_open(
+                connection, attempt_id, reason=reason, outcome=outcome, refund=refund, unattributed=unattributed
+            )
 
         return self._announced(self._database.transact(give_up))
 
@@ -97,6 +96,16 @@ class Abandonments:
         if given_up:
             self._probe(Step.ABANDONED)
         return given_up
+
+
+def give_up_open(
+    connection: Connection, attempt_id: str, *, reason: str, outcome: str, refund: bool, unattributed: bool
+) -> bool:
+    """See `Abandonments.one`; part of a transaction."""
+    if connection.execute(_GIVE_UP, _why(attempt_id, outcome, reason)).rowcount != 1:
+        return False
+    _free(connection, attempt_id, refund=refund, unattributed=unattributed)
+    return True
 
 
 def _give_up_expired(connection: Connection, attempt_id: str) -> bool:

@@ -13,6 +13,8 @@ from sqlalchemy.exc import ArgumentError
 
 from penstock.errors import ConfigurationError
 from penstock.ledger.abandonments import Abandonments
+from penstock.ledger.adoptions import Adoptions
+from penstock.ledger.archives import Archives
 from penstock.ledger.claims import Claims
 from penstock.ledger.commits import Commits
 from penstock.ledger.database import Database
@@ -34,6 +36,8 @@ from penstock.ledger.records import (
     ObjectState,
     PipelineRow,
 )
+from penstock.ledger.repair_records import LedgerRepair, LedgerRepaired
+from penstock.ledger.repairs import Repairs
 from penstock.ledger.tellings import Tellings
 from penstock.ledger.work_queries import WorkQueries
 from penstock.ledger.work_records import WorkEnding, WorkRow, WorkStanding, WorkState
@@ -52,10 +56,13 @@ class Ledger:
         self._abandonments = Abandonments(database, probe)
         self._claims = Claims(database, probe, self._abandonments)
         self._commits = Commits(database, probe)
+        self._repairs = Repairs(database, probe)
         self._tellings = Tellings(database)
         self._progress = Progress(database)
         self._queries = Queries(database)
         self._known_ids = KnownIds(database)
+        self.archives = Archives(database, probe)  # rows that left `objects`
+        self.adoptions = Adoptions(database)  # objects that somebody else processed
         self._reconciliations = Reconciliations(database)
         self._works = Works(database)
         self._work_queries = WorkQueries(database)
@@ -162,6 +169,16 @@ class Ledger:
         `TemporaryError` when the outcome stays unknown; nothing is changed by a commit that raises the first two.
         """
         return self._commits.commit(outcome)
+
+    # Repair
+
+    def repair(self, repair: LedgerRepair) -> LedgerRepaired:
+        """Bring a ledger that was rolled back up to its table: all that the repair says, in one transaction, and every
+        open attempt of the pipeline given up.
+
+        Raises `TemporaryError` where a batch was committed since the repair was planned, and as every method does.
+        """
+        return self._repairs.apply(repair)
 
     # Telling
 

@@ -1,0 +1,237 @@
+"""Bringing a ledger that was rolled back up to its table, in one transaction.
+
+All of it or nothing: an object of an imported batch that were free for a moment could be claimed, and its rows would
+come twice. What was open is given up in the same transaction, so that whoever still runs can commit nothing that was
+planned on what the ledger had forgotten. The row of the pipeline is locked first, as by a commit.
+"""
+
+from collections.abc import Sequence
+from functools import partial
+from operator import itemgetter
+
+from sqlalchemy import Connection, bindparam, delete, insert, null, select, update
+
+from penstock.errors import ConfigurationError, TemporaryError
+from penstock.ledger.abandonments import give_up_open
+from penstock.ledger.database import Database
+from penstock.ledger.dialects import DatabaseNow
+from penstock.ledger.records import AttemptState, BatchOutcome, ObjectState
+from penstock.ledger.repair_records import ImportedBatch, ImportedObject, LedgerRepair, LedgerRepaired
+from penstock.ledger.rows import Values, new_batch, new_object
+from penstock.ledger.schema import attempts, batches, leaving, object_attempts, objects, pipelines, table_schemas
+from penstock.ledger.sets import among, fill
+from penstock.messaging.steps import Probe, Step
+
+REPAIR = "repair"  # the worker of what nobody remembers, and how attempts end that a repair gave up
+WITHDRAWN = "withdrawn"
+
+_LOCK = (
+    select(pipelines.c.next_seq, pipelines.c.schema_id, table_schemas.c.table_schema)
+    .outerjoin_from(
+        pipelines,
+        table_schemas,
+        (table_schemas.c.pipeline == pipelines.c.id) & (table_schemas.c.schema_id == pipelines.c.schema_id),
+    )
+    .where(pipelines.c.id == bindparam("in_pipeline"))
+    .with_for_update(of=pipelines)
+)
+_OPEN = select(attempts.c.id).where(
+    attempts.c.pipeline == bindparam("in_pipeline"), attempts.c.state == AttemptState.OPEN.value
+)
+_of_seq = (batches.c.pipeline == bindparam("in_pipeline")) & (batches.c.seq == bindparam("of_seq"))
+_ATTEMPT_OF = select(batches.c.attempt_id).where(_of_seq)
+_DROP_BATCH = delete(batches).where(_of_seq)
+_RENUMBER = update(batches).values(seq=bindparam("new_seq")).where(_of_seq)
+_processed = (objects.c.attempt_id == bindparam("of_attempt")) & (objects.c.state == ObjectState.PROCESSED.value)
+_RENUMBER_OBJECTS = update(objects).values(batch_seq=bindparam("new_seq")).where(_processed)
+_FREE_PROCESSED = (
+    update(objects)
+    .values(
+        state=ObjectState.UNPROCESSED.value,
+        attempt_id=null(),
+        batch_seq=null(),
+        rows=null(),
+        lines_quarantined=null(),
+        ended_at=null(),
+        refunds=objects.c.refunds + 1,
+    )
+    .where(_processed)
+)
+_END_ATTEMPT = (
+    update(attempts)
+    .values(
+        state=bindparam("new_state"),
+        outcome=bindparam("new_outcome"),
+        reason=bindparam("new_reason"),
+        ended_at=DatabaseNow(),
+    )
+    .where(attempts.c.id == bindparam("of_attempt"), attempts.c.pipeline == bindparam("in_pipeline"))
+)
+_PROCESS = (
+    update(objects)
+    .values(
+        state=ObjectState.PROCESSED.value,
+        attempt_id=bindparam("of_attempt"),
+        batch_seq=bindparam("as_seq", type_=batches.c.seq.type),
+        rows=leaving.c.rows,
+        lines_quarantined=leaving.c.lines_quarantined,
+        reason=null(),
+        ended_at=DatabaseNow(),
+        dead_at=null(),
+    )
+    .where(
+        objects.c.pipeline == bindparam("in_pipeline"),
+        objects.c.object_id == leaving.c.object_id,
+        among(objects.c.object_id, of=select(leaving.c.object_id)),
+    )
+)
+_ADD_SCHEMA = insert(table_schemas)
+_ADD_BATCH = insert(batches)
+_DATE_BATCH = update(batches).values(committed_at=DatabaseNow()).where(_of_seq)
+_ADVANCE = (
+    update(pipelines)
+    .values(next_seq=bindparam("new_next_seq"), schema_id=bindparam("new_schema_id"))
+    .where(pipelines.c.id == bindparam("in_pipeline"))
+)
+
+
+class Repairs:
+    """One method."""
+
+    def __init__(self, database: Database, probe: Probe) -> None:
+        self._database = database
+        self._probe = probe
+        insert_or_ignore = database.dialect.insert_or_ignore
+        self._add_attempt = insert_or_ignore(attempts).values(
+            started_at=DatabaseNow(), ended_at=DatabaseNow(), lease_until=0.0, heartbeat_seq=0, worker=REPAIR
+        )
+        self._add_objects = insert_or_ignore(objects).values(
+            state=ObjectState.UNPROCESSED.value,
+            charged=1,
+            refunds=0,
+            unattributed_failures=0,
+            first_seen_at=DatabaseNow(),
+        )
+        self._note = insert_or_ignore(object_attempts)
+
+    def apply(self, repair: LedgerRepair) -> LedgerRepaired:
+        """See `penstock.ledger.ledger.Ledger.repair`."""
+        done = self._database.transact(
+            partial(self._all_of_it, repair), before_commit=partial(self._probe, Step.REPAIRING)
+        )
+        self._probe(Step.REPAIRED)
+        return done
+
+    def _all_of_it(self, repair: LedgerRepair, connection: Connection) -> LedgerRepaired:
+        schema_id = _lock(connection, repair)
+        abandoned = _abandon_open(connection, repair.pipeline)
+        withdrawn = [_withdraw(connection, repair.pipeline, seq) for seq in repair.withdrawn]
+        _move(connection, repair)
+        for batch in repair.imported:
+            self._import(connection, repair.pipeline, batch, schema_id=schema_id)
+        for attempt_id in repair.forgotten:
+            row = {"id": attempt_id, "pipeline": repair.pipeline, "state": AttemptState.ABANDONED.value}
+            connection.execute(self._add_attempt, {**row, "outcome": REPAIR, "reason": "the ledger forgot it"})
+        binds = {"in_pipeline": repair.pipeline, "new_next_seq": repair.next_seq, "new_schema_id": schema_id}
+        connection.execute(_ADVANCE, binds)
+        return LedgerRepaired(abandoned=abandoned, withdrawn=withdrawn)
+
+    def _import(self, connection: Connection, pipeline: str, batch: ImportedBatch, *, schema_id: int) -> None:
+        """The attempt counts from now on, whatever the ledger thought of it: the table shows it."""
+        attempt = {"id": batch.attempt_id, "pipeline": pipeline, "state": AttemptState.COMMITTED.value}
+        connection.execute(self._add_attempt, {**attempt, "outcome": None, "reason": None})
+        _end(connection, pipeline, batch.attempt_id, AttemptState.COMMITTED, None, None)
+        connection.execute(_ADD_BATCH, _row(pipeline, batch, schema_id))
+        if batch.committed_at is None:
+            connection.execute(_DATE_BATCH, {"in_pipeline": pipeline, "of_seq": batch.seq})
+        if not batch.objects:
+            return
+        rows = [new_object(pipeline, one.candidate) for one in batch.objects]
+        connection.execute(self._add_objects, sorted(rows, key=itemgetter("object_id")))
+        fill(connection, leaving, [_leaving(one) for one in batch.objects])
+        connection.execute(_PROCESS, {"in_pipeline": pipeline, "of_attempt": batch.attempt_id, "as_seq": batch.seq})
+        connection.execute(self._note, [_noted(pipeline, row["object_id"], batch.attempt_id) for row in rows])
+
+
+def _lock(connection: Connection, repair: LedgerRepair) -> int:
+    """Answers the schema's number that is in force from now on."""
+    row = connection.execute(_LOCK, {"in_pipeline": repair.pipeline}).one_or_none()
+    if row is None:
+        raise ConfigurationError(f"the ledger has no pipeline {repair.pipeline}: ensure it before repairing it")
+    if row.next_seq != repair.seen_next_seq:
+        raise TemporaryError(f"a batch of {repair.pipeline} was committed while its ledger was looked at: look again")
+    if repair.table_schema is None or repair.table_schema == row.table_schema:
+        return int(row.schema_id)
+    schema_id = int(row.schema_id) + 1
+    new = {"pipeline": repair.pipeline, "schema_id": schema_id, "table_schema": repair.table_schema}
+    connection.execute(_ADD_SCHEMA, new)
+    return schema_id
+
+
+def _abandon_open(connection: Connection, pipeline: str) -> Sequence[str]:
+    found = connection.scalars(_OPEN, {"in_pipeline": pipeline}).all()
+    why = "the ledger was repaired"
+    return [
+        id for id in found if give_up_open(connection, id, reason=why, outcome=REPAIR, refund=True, unattributed=False)
+    ]
+
+
+def _withdraw(connection: Connection, pipeline: str, seq: int) -> str:
+    binds = {"in_pipeline": pipeline, "of_seq": seq}
+    attempt_id: str = connection.execute(_ATTEMPT_OF, binds).scalar_one()
+    connection.execute(_DROP_BATCH, binds)
+    connection.execute(_FREE_PROCESSED, {"of_attempt": attempt_id})
+    reason = "committed after the ledger was rolled back; the table shows its objects in another batch"
+    _end(connection, pipeline, attempt_id, AttemptState.ABANDONED, WITHDRAWN, reason)
+    return attempt_id
+
+
+def _move(connection: Connection, repair: LedgerRepair) -> None:
+    """By way of numbers that no batch has, since old and new ones may overlap."""
+    found = {}
+    for seq in repair.moved:
+        binds = {"in_pipeline": repair.pipeline, "of_seq": seq}
+        found[seq] = connection.execute(_ATTEMPT_OF, binds).scalar_one()
+        connection.execute(_RENUMBER, {**binds, "new_seq": -seq})
+    for seq, new_seq in repair.moved.items():
+        connection.execute(_RENUMBER, {"in_pipeline": repair.pipeline, "of_seq": -seq, "new_seq": new_seq})
+        connection.execute(_RENUMBER_OBJECTS, {"of_attempt": found[seq], "new_seq": new_seq})
+
+
+def _end(
+    connection: Connection, pipeline: str, attempt_id: str, state: AttemptState, outcome: str | None, reason: str | None
+) -> None:
+    binds = {"of_attempt": attempt_id, "in_pipeline": pipeline}
+    connection.execute(_END_ATTEMPT, {**binds, "new_state": state.value, "new_outcome": outcome, "new_reason": reason})
+
+
+def _row(pipeline: str, batch: ImportedBatch, schema_id: int) -> Values:
+    outcome = BatchOutcome(
+        pipeline=pipeline,
+        attempt_id=batch.attempt_id,
+        processed=(),
+        rows=batch.rows,
+        lines_quarantined=batch.lines_quarantined,
+        bytes=batch.bytes,
+        manifest=batch.manifest,
+        quarantine_manifest=batch.quarantine_manifest,
+        stage_seconds=batch.stage_seconds,
+        spark_ui_url=batch.spark_ui_url,
+    )
+    row = new_batch(outcome, seq=batch.seq, schema_id=schema_id)
+    return {**row, "objects": len(batch.objects), "committed_at": batch.committed_at or 0.0}
+
+
+def _leaving(one: ImportedObject) -> Values:
+    return {
+        "object_id": one.candidate.object_id,
+        "state": ObjectState.PROCESSED.value,
+        "rows": one.rows,
+        "lines_quarantined": one.lines_quarantined,
+        "refund": 0,
+        "unattributed": 0,
+    }
+
+
+def _noted(pipeline: str, object_id: bytes, attempt_id: str) -> Values:
+    return {"pipeline": pipeline, "object_id": object_id, "attempt_id": attempt_id}
