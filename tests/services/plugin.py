@@ -212,9 +212,12 @@ def start_mariadb(servers: Servers, tmp_path: Path) -> Iterator[StartMariadb]:
 
 
 @pytest.fixture
-def postgresql_url(servers: Servers) -> str:
+def postgresql_url(servers: Servers) -> Iterator[str]:
     """An empty database, as a ledger URL. The server is shared: do not stop, freeze or configure it."""
-    return servers.postgresql().fresh()
+    server = servers.postgresql()
+    url = server.fresh()
+    yield url
+    server.drop(url)
 
 
 @pytest.fixture

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import psycopg
 from tests.services.ports import free_port
@@ -160,6 +161,11 @@ class PostgresqlServer:
         name = f"ledger_{next(self._numbers)}"
         self.sql(f"CREATE DATABASE {name}")
         return self.tcp_url(name) if tcp else self.url(name)
+
+    def drop(self, url: str) -> None:
+        """Remove a database that `fresh` made, whoever is still connected to it."""
+        name = urlsplit(url).path.removeprefix("/")
+        self.sql(f"DROP DATABASE {name} WITH (FORCE)")
 
     def sql(self, statement: str, *parameters: object, url: str | None = None) -> list[tuple[Any, ...]]:
         """One statement as the owner, outside of any transaction; its rows."""

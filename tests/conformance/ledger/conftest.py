@@ -1,4 +1,4 @@
-"""Every database that the ledger runs on, one suite for all. The next one joins by a line in `URLS`."""
+"""Every database that the ledger runs on, one suite for all. The next one joins by a line in `SHARED_URLS`."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -12,13 +12,23 @@ from tests.conformance.ledger.desk import PIPELINE, Desk
 
 from penstock.ledger import Ledger
 
-SHARED_URLS: dict[str, Callable[[Path], str]] = {  # databases that several processes can use at once
-    "sqlite-file": lambda folder: f"sqlite:///{folder / 'ledger.db'}",
+Locate = Callable[[pytest.FixtureRequest], str]
+
+
+def _sqlite_file(request: pytest.FixtureRequest) -> str:
+    return f"sqlite:///{request.getfixturevalue('tmp_path') / 'ledger.db'}"
+
+
+def _by_fixture(name: str) -> Locate:
+    return lambda request: str(request.getfixturevalue(name))
+
+
+SHARED_URLS: dict[str, Locate] = {  # databases that several processes can use at once
+    "sqlite-file": _sqlite_file,
+    "mariadb": _by_fixture("mariadb_url"),
+    "postgresql": _by_fixture("postgresql_url"),
 }
-URLS: dict[str, Callable[[Path], str]] = {
-    **SHARED_URLS,
-    "sqlite-memory": lambda folder: "sqlite://",
-}
+URLS: dict[str, Locate] = {**SHARED_URLS, "sqlite-memory": lambda _: "sqlite://"}
 
 
 def _desk(url: str) -> Iterator[Desk]:
@@ -29,14 +39,14 @@ def _desk(url: str) -> Iterator[Desk]:
 
 
 @pytest.fixture(params=URLS)
-def desk(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Desk]:
-    yield from _desk(URLS[request.param](tmp_path))
+def desk(request: pytest.FixtureRequest) -> Iterator[Desk]:
+    yield from _desk(URLS[request.param](request))
 
 
 @pytest.fixture(params=SHARED_URLS)
-def shared_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+def shared_url(request: pytest.FixtureRequest) -> str:
     """A database that other connections, threads and processes can open too."""
-    return SHARED_URLS[request.param](tmp_path)
+    return SHARED_URLS[request.param](request)
 
 
 @pytest.fixture

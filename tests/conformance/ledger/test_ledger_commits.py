@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+from sqlalchemy import text
 from tests.conformance.ledger.desk import OVER, PIPELINE, Desk, candidate, candidates, object_id_of, outcome
 
 from penstock.errors import ClaimLost, ConfigurationError, SchemaMoved
@@ -171,7 +172,7 @@ def test_an_outcome_that_does_not_fit_the_claim_changes_nothing(
 def test_an_object_that_slipped_away_under_an_open_attempt_stops_the_commit(desk: Desk) -> None:
     claim = desk.claim(candidates("a", "b"))
     with desk.ledger.database.writing() as connection:  # nothing in Penstock does this
-        connection.exec_driver_sql("UPDATE objects SET state = 'unprocessed' WHERE uri LIKE '%/a'")
+        connection.execute(text("UPDATE objects SET state = 'unprocessed' WHERE uri LIKE '%/a'"))
     before = desk.everything()
     with pytest.raises(ClaimLost, match="holds 1 of the 2"):
         desk.ledger.commit(outcome(claim))

@@ -62,7 +62,7 @@ def dialect_for(url: URL) -> Dialect:
         from penstock.ledger.dialects.mysql import Mysql
 
         return Mysql()
-    if url.get_backend_name() == "postgresql":
+    if url.get_backend_name() in ("postgresql", "postgres"):
         from penstock.ledger.dialects.postgresql import Postgresql
 
         return Postgresql()

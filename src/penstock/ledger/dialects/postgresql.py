@@ -1,0 +1,162 @@
+"""PostgreSQL, by psycopg 3.
+
+What writes reads what is committed (READ COMMITTED: it waits for rows that others hold and then sees them as they are;
+every change names what it expects to find). `reading` is one snapshot that may write to session tables alone.
+
+Statements are not prepared: a plan that is kept was made for other sizes of the session's tables, which no statistics
+know, and would one day read a whole pipeline to find a few objects. For the same reason joins of the big tables go by
+their indexes alone. The server bounds how long a statement, a lock and an idle transaction last; how long it may be
+silent, the client does.
+
+Session tables and settings belong to a connection: a pooler has to pool sessions, not transactions.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+from sqlalchemy import Connection, Engine, Insert, QueuePool, Table, create_engine, event
+from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.engine import URL
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.schema import CreateTable
+
+from penstock.errors import ConfigurationError, PenstockError
+from penstock.ledger.dialects import READ_ONLY, DatabaseNow
+from penstock.ledger.dialects.postgresql_errors import explained
+from penstock.ledger.dialects.postgresql_rows import insert_as_arrays
+from penstock.ledger.schema import session_metadata
+
+CONNECTIONS_MAX = 8  # a worker has about four threads that speak to its ledger
+POOL_TIMEOUT_SECONDS = 30.0
+RECYCLE_SECONDS = 1800  # before a server's or a balancer's idle limit can come into it
+MIGRATING_WAIT_SECONDS = 600  # for another process that migrates; big tables take their time
+VERSION_MIN = 12
+
+_DRIVERS = ("postgresql", "postgres", "postgresql+psycopg")
+_CONNECTING = {  # unless the URL says otherwise
+    "connect_timeout": 10,
+    "fallback_application_name": "penstock",
+    "keepalives_idle": 30,
+    "keepalives_interval": 10,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 60_000,
+}
+_SETTINGS = {  # each is in milliseconds
+    "lock_timeout": 30_000,
+    "statement_timeout": 60_000,  # below the client's own patience
+    "idle_in_transaction_session_timeout": 60_000,  # a process that was frozen shall not hold its locks for ever
+}
+_PLANNER = {  # sizes of the session's tables are guesses: what joins them goes by an index, row by row
+    "enable_hashjoin": "off",
+    "enable_mergejoin": "off",
+    "random_page_cost": "1.1",
+    "jit": "off",
+}
+# Emptied at the end of each transaction, which leaves no dead rows: nothing ever vacuums them.
+_EMPTIED = "ON COMMIT DELETE ROWS"
+_MIGRATION_LOCK = 0x70656E73746F636B  # "penstock": the key of an advisory lock
+
+
+@compiles(DatabaseNow, "postgresql")
+def _render_now(_element: DatabaseNow, _compiler: Any, **_: Any) -> str:
+    # As the statement began. clock_timestamp is this moment itself, and keeps every index from being used.
+    return "extract(epoch FROM statement_timestamp())::float8"
+
+
+class Postgresql:
+    """A server that a fleet shares."""
+
+    def create_engine(self, url: URL, *, now: Callable[[], float] | None) -> Engine:  # noqa: ARG002 - it has a clock
+        if url.drivername not in _DRIVERS:
+            raise ConfigurationError(
+                f"the ledger speaks to PostgreSQL through psycopg, not {url.drivername}: begin its URL with postgresql://"
+            )
+        try:
+            from penstock.ledger.dialects.postgresql_connection import BoundedConnection
+        except ImportError as error:
+            raise ConfigurationError(
+                f"the ledger is in PostgreSQL, and psycopg cannot be used here ({error}): "
+                "run pip install 'penstock[postgresql]'"
+            ) from error
+        secrets = {name: url.query[name] for name in ("password", "sslpassword") if name in url.query}
+        engine = create_engine(
+            url.set(drivername="postgresql+psycopg").difference_update_query(secrets),  # what is told shows no secret
+            poolclass=QueuePool,
+            pool_size=CONNECTIONS_MAX,
+            max_overflow=0,
+            pool_timeout=POOL_TIMEOUT_SECONDS,
+            pool_recycle=RECYCLE_SECONDS,
+            pool_pre_ping=True,
+            use_native_hstore=False,
+            connect_args={
+                **{name: value for name, value in _CONNECTING.items() if name not in url.query},
+                "prepare_threshold": None,
+                **secrets,
+            },
+        )
+
+        tables = [f"{CreateTable(table).compile(engine)} {_EMPTIED}" for table in session_metadata.sorted_tables]
+
+        def connect(_dialect: object, _record: object, arguments: Any, named: Any) -> BoundedConnection:
+            return BoundedConnection.connect(*arguments, **named)
+
+        event.listen(engine, "do_connect", connect)
+        event.listen(engine, "connect", partial(_prepare, tables))
+        event.listen(engine, "begin", _begin)
+        event.listen(engine, "do_executemany", insert_as_arrays)
+        return engine
+
+    def insert_or_ignore(self, table: Table) -> Insert:
+        return insert(table).on_conflict_do_nothing(index_elements=list(table.primary_key))
+
+    def explain(self, error: DBAPIError, place: str) -> PenstockError | None:
+        return explained(error, place)
+
+    @contextmanager
+    def migrating(self, connection: Connection) -> Iterator[None]:
+        """By an advisory lock of the transaction, which the server gives up with it. The migration is bounded by no
+        time; only its waiting for others, who would all wait behind it, is."""
+        driver: Any = connection.connection.driver_connection
+        patience, driver.silence_seconds = driver.silence_seconds, math.inf
+        try:
+            _set(connection, lock_timeout=MIGRATING_WAIT_SECONDS * 1000, statement_timeout=0)
+            connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({_MIGRATION_LOCK})")
+            _set(connection, lock_timeout=_SETTINGS["lock_timeout"], idle_in_transaction_session_timeout=0)
+            yield
+        finally:
+            driver.silence_seconds = patience
+
+
+def _set(connection: Connection, **settings: int) -> None:
+    """For this transaction."""
+    for name, value in settings.items():
+        connection.exec_driver_sql(f"SET LOCAL {name} = {value}")
+
+
+def _prepare(tables: Sequence[str], connection: Any, _: object) -> None:
+    """A connection's settings and tables, in one exchange."""
+    version, encoding = connection.info.server_version, connection.info.parameter_status("server_encoding")
+    if version < VERSION_MIN * 10_000:
+        raise ConfigurationError(
+            f"the ledger's server is PostgreSQL {version // 10_000}, the ledger needs {VERSION_MIN}: use a newer server"
+        )
+    if encoding != "UTF8":
+        raise ConfigurationError(
+            f"the ledger's database keeps text as {encoding}: create one with ENCODING 'UTF8', and name it in the URL"
+        )
+    settings = [f"SET {name} = '{value}'" for name, value in {**_SETTINGS, **_PLANNER}.items()]
+    connection.execute(";".join([*settings, *tables]))
+    connection.commit()
+
+
+def _begin(connection: Connection) -> None:
+    from psycopg import IsolationLevel
+
+    driver: Any = connection.connection.driver_connection
+    reads = connection.get_execution_options().get(READ_ONLY, False)
+    driver.isolation_level = IsolationLevel.REPEATABLE_READ if reads else IsolationLevel.READ_COMMITTED
+    driver.read_only = reads

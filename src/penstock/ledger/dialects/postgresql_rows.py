@@ -1,0 +1,36 @@
+"""Thousands of rows in one statement.
+
+For each row of a set psycopg has the server run the INSERT once more. Handed over as one array a column, and taken
+apart by `unnest`, the same rows take a fraction of the time, and keep their order.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from sqlalchemy import Double
+from sqlalchemy.engine.interfaces import ExecutionContext
+from sqlalchemy.sql.compiler import SQLCompiler
+
+_INSERT = re.compile(r"(INSERT INTO [^%]*) VALUES \((.*?)\)( ON CONFLICT [^%]*)?", re.DOTALL)
+_PARAMETER = re.compile(r"%\((\w+)\)s(?:::(?:DOUBLE PRECISION|\w+))?")
+
+
+def insert_as_arrays(
+    cursor: Any, statement: str, rows: Sequence[Mapping[str, Any]], context: ExecutionContext | None
+) -> bool:
+    """Run an INSERT of many rows; False for what is none, which the driver shall run. A hook of SQLAlchemy's."""
+    parts = _INSERT.fullmatch(statement)
+    compiled = context.compiled if context is not None else None
+    if parts is None or not isinstance(compiled, SQLCompiler):
+        return False
+    types = {name: compiled.binds[name].type for name in rows[0]}
+    columns = {name: [row[name] for row in rows] for name in types}
+    for name, type_ in types.items():
+        if isinstance(type_, Double):  # psycopg takes no array of integers and floats
+            columns[name] = [None if value is None else float(value) for value in columns[name]]
+    arrays = ", ".join(f"%({name})s::{type_.compile(dialect=compiled.dialect)}[]" for name, type_ in types.items())
+    head, values, tail = parts[1], _PARAMETER.sub(r'given."\1"', parts[2]), parts[3] or ""
+    names = ", ".join(f'"{name}"' for name in types)
+    cursor.execute(f"{head} SELECT {values} FROM unnest({arrays}) AS given({names}){tail}", columns)
+    return True
