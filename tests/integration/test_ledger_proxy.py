@@ -106,9 +106,9 @@ def test_a_late_commit_takes_effect_after_others_have_asked(url: str, open_proxy
         say(connection, "late")
         commit_fails(connection)
     assert said(url) == set()
-    with connected(proxy.url) as connection:
-        with pytest.raises(Exception, match=r"(?i)duplicate"):  # waits for the one that this request lets through
-            say(connection, "late")
+    # The second one waits for the first, whose COMMIT it lets through.
+    with connected(proxy.url) as connection, pytest.raises(Exception, match=r"(?i)duplicate"):
+        say(connection, "late")
     assert said(url) == {"late"}
 
 

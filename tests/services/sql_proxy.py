@@ -82,7 +82,8 @@ class SqlProxy(FaultProxy):
         self._commits = 0
         self._connections = 0
         self._faults: list[tuple[Request, Fate]] = []
-        self._healed = 0
+        self._late: set[Link] = set()  # their last request is on its way
+        self._come = 0  # how often those that are late were let come
         self._server_url = parsed
         super().__init__(address_of(parsed))
 
@@ -129,11 +130,19 @@ class SqlProxy(FaultProxy):
     def welcome(self) -> None:
         self._listen()
 
+    def let_late_come(self) -> None:
+        """What is late reaches the server, which has answered it when this returns."""
+        with self._changed:
+            self._come += 1
+            self._changed.notify_all()
+            came = self._changed.wait_for(lambda: not self._late, PATIENCE_SECONDS)
+        assert came, "the server did not answer a late request"
+
     def heal(self) -> None:
         """All goes through from now on, and what is late comes."""
         with self._changed:
             self._plan = all_pass
-            self._healed += 1
+            self._come += 1
         super().heal()
 
     # --- the way of the bytes
@@ -176,9 +185,8 @@ class SqlProxy(FaultProxy):
             link.cut()
             return False
         if request is not None and fate is Fate.LATE:
-            end(link.client)
-            self._wait_for_others(link, request)
-            return sent(link, link.server, data) and False
+            self._come_late(link, data, request)
+            return False
         if fate is Fate.FREEZE:
             link.deaf = True
         elif fate is not Fate.PASS:
@@ -187,13 +195,21 @@ class SqlProxy(FaultProxy):
             return False
         return link.deaf or sent(link, link.server, data)
 
-    def _wait_for_others(self, link: Link, late: Request) -> None:
+    def _come_late(self, link: Link, data: bytes, late: Request) -> None:
+        trap = link.trap = Trap(b"", Afterwards.CUT)
         with self._changed:
-            healed = self._healed
+            self._late.add(link)
+            before = self._come
+        end(link.client)
+        with self._changed:
             self._changed.wait_for(
-                lambda: link.ending or self._healed > healed or self._requests >= late.number + LATE_BY,
-                PATIENCE_SECONDS,
+                lambda: link.ending or self._come > before or self._requests >= late.number + LATE_BY, PATIENCE_SECONDS
             )
+        if sent(link, link.server, data):
+            trap.sprung.wait(PATIENCE_SECONDS)
+        with self._changed:
+            self._late.discard(link)
+            self._changed.notify_all()
 
 
 def address_of(url: URL) -> Address:
