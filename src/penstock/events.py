@@ -5,7 +5,7 @@ settled, never before, and nothing in the protocol depends on anybody hearing it
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from penstock.messaging.settlement import Settlement
@@ -207,6 +207,19 @@ class SourceScanned(Event):
     source: str
     found: int
     unfinished: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceCleaned(Event):
+    """Objects of a batch that is published were tagged, moved or deleted at their source; ``skipped`` were left alone
+    for good, for the ``reasons`` that are counted."""
+
+    pipeline: str
+    action: str  # tag, move or delete
+    seq: int  # the batch's
+    objects: int
+    skipped: int
+    reasons: Mapping[str, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

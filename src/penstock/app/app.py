@@ -10,12 +10,13 @@ from penstock.app.identity import worker_id
 from penstock.app.pipelines.service import PipelineService
 from penstock.app.relay import Relay
 from penstock.app.service import Service
+from penstock.app.transactions import Transactional
 from penstock.config import Settings, load_settings, shown
 from penstock.errors import UsageError
 from penstock.events import Listener
 from penstock.handlers.durations import Duration, seconds_of
 from penstock.messaging.broker import Broker
-from penstock.messaging.message import NO_ATTRIBUTES, Attributes, Outgoing
+from penstock.messaging.message import DEDUPLICATION_ATTRIBUTE, NO_ATTRIBUTES, Attributes, Outgoing
 from penstock.messaging.queue import Queue
 from penstock.messaging.schema import Codec
 from penstock.monitoring.errors import ErrorHook
@@ -29,7 +30,7 @@ class _Sender:
     attributes: Attributes
 
 
-class App(Handlers):
+class App(Handlers, Transactional):
     """What a worker serves, and what senders send through.
 
     ``broker`` and ``ledger`` are addresses, or things opened already; by default those of the settings. The ledger is
@@ -47,6 +48,7 @@ class App(Handlers):
         listeners: Sequence[Listener] = (),
     ) -> None:
         super().__init__()
+        Transactional.__init__(self)
         given = {
             "broker": broker if isinstance(broker, str) else None,
             "ledger": ledger if isinstance(ledger, str) else None,
@@ -211,10 +213,13 @@ class App(Handlers):
         clash = sorted(sender.attributes.keys() & attributes.keys())
         if clash:
             raise UsageError(f"The attribute {clash[0]} is Penstock's own; give another name.")
+        added = dict(attributes)
+        if deduplication_id:
+            added[DEDUPLICATION_ATTRIBUTE] = deduplication_id  # for the inbox: brokers forget it, or never looked
         return Outgoing(
             body=sender.codec.encode(body),
             # As it is where nothing is added: brokers know one mapping again, and write it once for many messages.
-            attributes={**sender.attributes, **attributes} if attributes else sender.attributes,
+            attributes={**sender.attributes, **added} if added else sender.attributes,
             group=group,
             deduplication_id=deduplication_id,
             delay_seconds=0.0 if not delay else seconds_of("delay", delay),

@@ -15,6 +15,8 @@ from penstock.app.listeners import guarded
 from penstock.app.service import Host, Service, needs_ledger
 from penstock.app.spark import app_spark
 from penstock.app.sqs_queues import check_queues
+from penstock.app.transactions_running import CLOSE_SECONDS as RELAY_CLOSE_SECONDS
+from penstock.app.transactions_running import relaying
 from penstock.errors import ConfigurationError
 from penstock.events import Bus, Listener
 from penstock.handlers.ticker import Ticker
@@ -91,6 +93,7 @@ def serve(
         lines = _open(services, host, stack)
         if resident:
             _tick(app, services, host, stack)
+            stack.enter_context(relaying(app, tell=bus.emit, clock=clock, random=host.random))
         worker = Worker(
             broker=host.broker,
             lines=lines,
@@ -130,7 +133,9 @@ def worker_settings(app: "App") -> WorkerSettings:
         concurrency=settings.concurrency,
         fetch_max=settings.fetch_max,
         lease_seconds=settings.lease_seconds,
-        stop_timeout_seconds=settings.stop_timeout_seconds - (LIFESPAN_CLOSE_SECONDS if app.lifespans else 0.0),
+        stop_timeout_seconds=settings.stop_timeout_seconds
+        - (LIFESPAN_CLOSE_SECONDS if app.lifespans else 0.0)
+        - (RELAY_CLOSE_SECONDS if app.relays else 0.0),
         drain_seconds=settings.drain_seconds,
     )
 

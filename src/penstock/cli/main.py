@@ -16,9 +16,11 @@ from penstock.cli import (
     demo,
     doctor,
     gc,
+    inbox,
     ingest,
     init,
     objects,
+    outbox,
     queues,
     run,
     send,
@@ -53,6 +55,8 @@ app.add_typer(batches.app, name="batches")
 app.add_typer(dead.app, name="dead")
 app.add_typer(worker.app, name="worker")
 app.add_typer(queues.app, name="queues")
+app.add_typer(outbox.app, name="outbox")
+app.add_typer(inbox.app, name="inbox")
 app.add_typer(config.app, name="config")
 
 

@@ -6,6 +6,10 @@ from types import MappingProxyType
 
 Attributes = Mapping[str, str | bytes]
 
+# What the inbox knows a message again by, whatever id a broker gives it.
+OUTBOX_ID_ATTRIBUTE = "penstock-outbox-id"
+DEDUPLICATION_ATTRIBUTE = "penstock-deduplication-id"
+
 # Python 3.11's dataclasses take a proxy for a mutable default, so it is handed out by a factory.
 NO_ATTRIBUTES: Attributes = MappingProxyType({})
 

@@ -1,0 +1,37 @@
+"""A process that does nothing but relay: for apps whose workers are elsewhere, or have none."""
+
+import random
+import threading
+
+from penstock.app.app import App
+from penstock.app.listeners import guarded
+from penstock.app.running import open_log
+from penstock.app.transactions_running import CLOSE_SECONDS, relaying, stores
+from penstock.events import Bus
+from penstock.messaging.clock import SystemClock
+from penstock.worker.shutdown import StopSignal
+
+
+def run_relays(app: App, *, stop: StopSignal) -> None:
+    """Relay until asked to stop, with the log on stderr. Raises `UsageError` for an app without a relay."""
+    stores(app)
+    log = open_log(app.settings, worker=app.worker)
+    bus = Bus(*guarded(app.listeners, tell=log), log)
+    close_seconds = app.settings.stop_timeout_seconds - CLOSE_SECONDS
+    with (
+        app.incidents.passing_to(bus.emit),
+        relaying(app, tell=bus.emit, clock=SystemClock(), random=random.random, close_seconds=close_seconds),
+    ):
+        # The main thread must not wait on an event that its own signal handlers set.
+        waiting = threading.Thread(target=_until_stopped, args=(stop,), daemon=True)
+        waiting.start()
+        waiting.join()
+    app.close()
+
+
+def _until_stopped(stop: StopSignal) -> None:
+    asked = threading.Event()
+    with stop.watched_by(asked):
+        while not stop.requested:
+            asked.wait()
+            asked.clear()

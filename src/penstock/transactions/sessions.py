@@ -1,0 +1,73 @@
+"""Whose transaction it is: sessions and connections of SQLAlchemy, plain and async, and what their errors mean here."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeAlias
+
+from sqlalchemy import Connection, event
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_scoped_session
+from sqlalchemy.orm import Session, scoped_session
+
+from penstock.errors import ConfigurationError
+from penstock.transactions.tables import INBOX, OUTBOX, outbox
+
+SyncSession: TypeAlias = Session | scoped_session[Any] | Connection
+AsyncSessions: TypeAlias = AsyncSession | async_scoped_session[Any] | AsyncConnection
+
+_ASYNC = (AsyncSession, AsyncConnection, async_scoped_session)
+_MISSING_MYSQL = 1146
+_MISSING_POSTGRESQL = "42P01"
+
+
+def is_async(session: object) -> bool:
+    """Whether what it does has to be awaited."""
+    return isinstance(session, _ASYNC)
+
+
+def dialect_of(session: SyncSession | AsyncSessions) -> str:
+    """The database's kind, as SQLAlchemy names it."""
+    if isinstance(session, Connection | AsyncConnection):
+        return session.dialect.name
+    return session.get_bind(clause=outbox).dialect.name
+
+
+@contextmanager
+def explained() -> Iterator[None]:
+    """A missing table becomes one sentence; every other error of the database's is the user's to see."""
+    try:
+        yield
+    except DBAPIError as error:
+        table = missing_table(error)
+        if table is None:
+            raise
+        raise ConfigurationError(
+            f"The database has no table {table}: make it with penstock.transactions.create_tables(engine), or take "
+            "penstock.transactions.metadata into your migrations, as docs/transactions.md shows."
+        ) from error
+
+
+def missing_table(error: DBAPIError) -> str | None:
+    """Which of our tables the database does not know; None for any other error."""
+    original = error.orig
+    words = str(original)
+    code = original.args[0] if original is not None and original.args else None
+    state = getattr(original, "sqlstate", None) or getattr(original, "pgcode", None)
+    if not (code == _MISSING_MYSQL or state == _MISSING_POSTGRESQL or "no such table" in words):
+        return None
+    return next((table for table in (OUTBOX, INBOX) if table in words), None)
+
+
+def sync_session_of(session: object) -> Session | None:
+    """The session that tells of its commits; None for a connection."""
+    found = session() if isinstance(session, scoped_session | async_scoped_session) else session
+    if isinstance(found, AsyncSession):
+        return found.sync_session
+    return found if isinstance(found, Session) else None
+
+
+def tell_commits(session: object, tell: Callable[[Session], None]) -> None:
+    """Call ``tell`` after each commit of this session from now on; never twice. A connection tells nothing."""
+    found = sync_session_of(session)
+    if found is not None and not event.contains(found, "after_commit", tell):
+        event.listen(found, "after_commit", tell)

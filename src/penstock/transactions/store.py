@@ -1,0 +1,195 @@
+"""The outbox as the relay sees it: claim rows for a while, delete what was sent, put back what was not.
+
+Each step is a short transaction of its own, and none is open while the broker is spoken to: nobody's insert waits for
+the network. A claim is a lease by the database's clock, so that rows of a relay that died are free when it ends.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from sqlalchemy import Connection, Engine, RowMapping, and_, delete, false, func, not_, select, update
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
+from sqlalchemy.sql import ColumnElement
+
+from penstock.errors import TemporaryError
+from penstock.messaging.message import OUTBOX_ID_ATTRIBUTE, Outgoing
+from penstock.transactions.claiming import Seen, takeable, unbroken
+from penstock.transactions.clock import Now
+from penstock.transactions.outbox import digest, read_attributes
+from penstock.transactions.sessions import explained
+from penstock.transactions.tables import inbox, outbox
+
+LOOK_ROWS = 1_000  # so far beyond the rows that others hold a relay looks for some of its own
+FORGET_ROWS = 1_000  # deleted in one transaction
+SQLITE = "sqlite"
+
+_claimed = outbox.c.claimed_until > Now()
+_due = outbox.c.due_at <= Now()
+# SQLite locks as a whole, and only for who writes: a writer that has read before may be refused without waiting. So a
+# transaction that looks first begins by writing nothing.
+_LOCK_SQLITE = update(outbox).where(false()).values(tries=outbox.c.tries)
+_LOOK = (
+    select(outbox.c.id, outbox.c.stream_id, outbox.c.body_bytes, _claimed.label("claimed"))
+    .where(_due)
+    .order_by(outbox.c.id)
+    .limit(LOOK_ROWS)
+)
+_FREE = {"claim_id": None, "claimed_until": 0.0}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Held:
+    """A row in this relay's hands."""
+
+    id: int
+    outbox_id: str  # hexadecimal
+    queue: str
+    outgoing: Outgoing
+    tries: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Waiting:
+    """A row as people see it. Times are epoch seconds, the database's clock."""
+
+    id: int
+    outbox_id: str
+    queue: str
+    group: str | None
+    body_bytes: int
+    created_at: float
+    age_seconds: float
+    sending: bool  # a relay holds it
+    tries: int
+    due_in_seconds: float  # 0: as soon as a relay comes
+    reason: str | None
+
+
+class Store:
+    """The tables of one database. Any thread may use it."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.place = engine.url.render_as_string(hide_password=True)
+        self._on_sqlite = engine.dialect.name == SQLITE
+        # No gaps are locked then, in which a user's insert would have to wait; and each look sees what is there.
+        self._engine = engine if self._on_sqlite else engine.execution_options(isolation_level="READ COMMITTED")
+
+    def claim(self, claim_id: bytes, *, lease_seconds: float, rows_max: int, bytes_max: int) -> Sequence[Held]:
+        """Hold the oldest rows that are due and free, for so long; by id."""
+        with self._transaction() as connection:
+            if self._on_sqlite:
+                connection.execute(_LOCK_SQLITE)
+            look = [Seen(**row) for row in connection.execute(_LOOK).mappings()]
+            wanted = takeable(look, rows_max=rows_max, bytes_max=bytes_max)
+            if not wanted:
+                return ()
+            free = and_(outbox.c.id.in_([row.id for row in wanted]), not_(_claimed))
+            got = connection.execute(select(outbox.c.id).where(free).with_for_update(skip_locked=True)).scalars()
+            kept = unbroken(wanted, frozenset(got))
+            if not kept:
+                return ()
+            mine = outbox.c.id.in_(kept)
+            connection.execute(
+                update(outbox).where(mine).values(claim_id=claim_id, claimed_until=Now() + lease_seconds)
+            )
+            left = (outbox.c.created_at + outbox.c.delay_seconds - Now()).label("delay_left")
+            rows = connection.execute(select(outbox, left).where(mine).order_by(outbox.c.id)).mappings()
+            return [_held(row) for row in rows]
+
+    def delete(self, claim_id: bytes, ids: Sequence[int]) -> None:
+        """They are sent. A row that somebody else holds by now is left to them."""
+        with self._transaction() as connection:
+            connection.execute(delete(outbox).where(_of(claim_id, ids)))
+
+    def release(self, claim_id: bytes) -> None:
+        """Whatever is still held under this claim is free."""
+        with self._transaction() as connection:
+            connection.execute(update(outbox).where(outbox.c.claim_id == claim_id).values(**_FREE))
+
+    def refuse(self, claim_id: bytes, id: int, *, reason: str, wait_seconds: float) -> None:
+        """The broker does not take it: it stays, with the reason, and waits."""
+        values = {**_FREE, "due_at": Now() + wait_seconds, "tries": outbox.c.tries + 1, "reason": reason}
+        with self._transaction() as connection:
+            connection.execute(update(outbox).where(_of(claim_id, [id])).values(values))
+
+    def postpone(self, queue: str, claim_id: bytes, *, wait_seconds: float) -> None:
+        """Let a queue's rows alone for a while, all that are free or ours."""
+        there = and_(outbox.c.queue_id == digest(queue), _due, (outbox.c.claim_id == claim_id) | not_(_claimed))
+        with self._transaction() as connection:
+            connection.execute(update(outbox).where(there).values({**_FREE, "due_at": Now() + wait_seconds}))
+
+    def hasten(self) -> None:
+        """Whatever waits is due now."""
+        with self._transaction() as connection:
+            connection.execute(update(outbox).where(not_(_due)).values(due_at=0.0))
+
+    def counts(self) -> tuple[int, int]:
+        """Of rows, and of those among them that the broker refused."""
+        with self._transaction() as connection:
+            rows, refused = connection.execute(
+                select(func.count(), func.count(outbox.c.reason)).select_from(outbox)
+            ).one()
+            return rows, refused
+
+    def waiting(self, *, limit: int) -> Sequence[Waiting]:
+        """The oldest rows."""
+        columns = [column for column in outbox.c if column.name not in ("body", "attributes")]
+        query = select(*columns, Now().label("now")).order_by(outbox.c.id).limit(limit)
+        with self._transaction() as connection:
+            return [_waiting(row) for row in connection.execute(query).mappings()]
+
+    def forget(self, older_than_seconds: float) -> int:
+        """Delete some rows of the inbox that are older; answers how many. Less than `FORGET_ROWS`: that was all."""
+        old = select(inbox.c.inbox_id).where(inbox.c.done_at < Now() - older_than_seconds).limit(FORGET_ROWS)
+        with self._transaction() as connection:
+            ids = connection.execute(old).scalars().all()
+            if ids:
+                connection.execute(delete(inbox).where(inbox.c.inbox_id.in_(ids)))
+            return len(ids)
+
+    @contextmanager
+    def _transaction(self) -> Iterator[Connection]:
+        """Raises `ConfigurationError` for a missing table, `TemporaryError` for everything else of the database's."""
+        try:
+            with explained(), self._engine.begin() as connection:
+                yield connection
+        except DBAPIError as error:
+            raise TemporaryError(f"the database {self.place} of the outbox failed: {error.orig}") from error
+        except PoolTimeout as error:
+            raise TemporaryError(f"every connection to the database {self.place} is in use") from error
+
+
+def _of(claim_id: bytes, ids: Sequence[int]) -> ColumnElement[bool]:
+    return and_(outbox.c.id.in_(ids), outbox.c.claim_id == claim_id)
+
+
+def _held(row: RowMapping) -> Held:
+    outbox_id = bytes(row["outbox_id"]).hex()
+    outgoing = Outgoing(
+        body=bytes(row["body"]),
+        attributes={**read_attributes(row["attributes"]), OUTBOX_ID_ATTRIBUTE: outbox_id},
+        group=row["message_group"],
+        # The broker drops a second sending within its window; after that the attribute tells the inbox.
+        deduplication_id=row["deduplication_id"] or outbox_id,
+        delay_seconds=max(0.0, row["delay_left"]) if row["delay_seconds"] else 0.0,
+    )
+    return Held(id=row["id"], outbox_id=outbox_id, queue=row["queue"], outgoing=outgoing, tries=row["tries"])
+
+
+def _waiting(row: RowMapping) -> Waiting:
+    now = row["now"]
+    return Waiting(
+        id=row["id"],
+        outbox_id=bytes(row["outbox_id"]).hex(),
+        queue=row["queue"],
+        group=row["message_group"],
+        body_bytes=row["body_bytes"],
+        created_at=row["created_at"],
+        age_seconds=max(0.0, now - row["created_at"]),
+        sending=row["claimed_until"] > now,
+        tries=row["tries"],
+        due_in_seconds=max(0.0, row["due_at"] - now),
+        reason=row["reason"],
+    )

@@ -1,0 +1,77 @@
+"""The two tables, as they stand in the user's database.
+
+Identities are bytes, so that no collation takes two of them for one. Text is for people alone, and on MySQL keeps every
+character. No key is longer than an index of any database can be.
+"""
+
+from typing import Any
+
+from sqlalchemy import (
+    BigInteger,
+    Column,
+    Connection,
+    Double,
+    Engine,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    Table,
+    Text,
+)
+from sqlalchemy.dialects import mysql
+
+OUTBOX = "penstock_outbox"
+INBOX = "penstock_inbox"
+
+_MYSQL = {"engine": "InnoDB", "charset": "utf8mb4", "collate": "utf8mb4_bin", "row_format": "DYNAMIC"}
+_OPTIONS: dict[str, Any] = {
+    f"{name}_{option}": value for name in ("mysql", "mariadb") for option, value in _MYSQL.items()
+}
+
+_DIGEST = LargeBinary(16).with_variant(mysql.BINARY(16), "mysql", "mariadb")
+_TEXT = Text().with_variant(mysql.LONGTEXT(charset="utf8mb4", collation="utf8mb4_bin"), "mysql", "mariadb")
+_BODY = LargeBinary().with_variant(mysql.LONGBLOB(), "mysql", "mariadb")
+
+metadata = MetaData()
+
+outbox = Table(  # one row a message that is to be sent; it goes when the broker has it
+    OUTBOX,
+    metadata,
+    # In the order of their writing. No number is given twice, so that a row is never taken for one that was sent.
+    Column("id", BigInteger().with_variant(Integer(), "sqlite"), primary_key=True, autoincrement=True),
+    Column("outbox_id", _DIGEST, nullable=False),  # the message's identity, which is the same however often it is sent
+    Column("queue_id", _DIGEST, nullable=False),  # of the queue's name
+    Column("stream_id", _DIGEST, nullable=False),  # of queue and group: what is sent in order
+    Column("queue", _TEXT, nullable=False),
+    Column("message_group", _TEXT),
+    Column("deduplication_id", _TEXT),
+    Column("attributes", _TEXT),  # JSON
+    Column("body", _BODY, nullable=False),
+    Column("body_bytes", Integer, nullable=False),
+    Column("delay_seconds", Double, nullable=False),  # from created_at
+    Column("created_at", Double, nullable=False),  # times: epoch seconds, the database's clock
+    Column("due_at", Double, nullable=False),  # not to be sent before, for the broker refused it
+    Column("claim_id", _DIGEST),  # of the relay that is sending it
+    Column("claimed_until", Double, nullable=False),
+    Column("tries", Integer, nullable=False),  # how often the broker refused it
+    Column("reason", _TEXT),  # what the broker said then
+    sqlite_autoincrement=True,
+    **_OPTIONS,
+)
+
+inbox = Table(  # one row a message that took effect in a handler
+    INBOX,
+    metadata,
+    Column("inbox_id", _DIGEST, primary_key=True),  # of handler and message
+    Column("handler", _TEXT, nullable=False),  # this and the next: for people
+    Column("message", _TEXT, nullable=False),
+    Column("done_at", Double, nullable=False),
+    Index("ix_penstock_inbox_done_at", "done_at"),
+    **_OPTIONS,
+)
+
+
+def create_tables(bind: Engine | Connection) -> None:
+    """Make the tables that are not there yet. For whoever has no migrations; it is safe to be called again."""
+    metadata.create_all(bind)
