@@ -3,13 +3,27 @@
 The lease stands on the attempt, so that one heartbeat holds thousands of objects. Rows are inserted or left alone in a
 transaction of their own; then one compare-and-set takes what is free. A lock taken by a SELECT and followed by an
 INSERT would deadlock where two claims overlap; this order cannot.
+
+Rows of processed objects leave for the archive at any moment, each in the transaction that leaves its identity there.
+A message that comes late finds no row and makes a new one. So what was taken is looked up in the archive, after the
+taking and in its transaction, by a statement that sees what is committed by then (READ COMMITTED, or one writer at a
+time). Whenever the archive's transaction commits, the object ends as processed:
+
+- before a row was registered: the new row is taken; its identity, committed earlier still, is found; the row goes.
+- between registering and taking: registering left the old row alone, so there is none to take; the identity is found.
+- between taking and looking: a processed row was not taken; the identity is found.
+- between looking and reading back: the row is missing and the identity was not seen, so the archive is asked again.
+- after reading back, or never: the row was there, processed.
+
+The row of a crashed claimer that registered and did not take stays until somebody claims it: `states` knows better, and
+the archiver removes it.
 """
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from operator import itemgetter
 
-from sqlalchemy import Connection, bindparam, insert, literal_column, or_, select, update
+from sqlalchemy import Connection, bindparam, delete, insert, or_, select, update
 
 from penstock.errors import TemporaryError
 from penstock.ledger.abandonments import EXPIRED_ATTEMPTS, Abandonments
@@ -29,7 +43,7 @@ from penstock.ledger.revivals import revive
 from penstock.ledger.rows import AnyRow, carrier_of, new_object, wanted_object
 from penstock.ledger.rules import is_later, storable
 from penstock.ledger.schema import attempts, object_attempts, objects, wanted
-from penstock.ledger.sets import among, fill, is_wanted
+from penstock.ledger.sets import ARCHIVED, among, fill, is_wanted, slices, unprocessed
 from penstock.messaging.steps import Probe, Step
 
 _OURS = (objects.c.attempt_id == bindparam("fresh")) & (objects.c.state == ObjectState.PROCESSING.value)
@@ -110,6 +124,13 @@ _SUPERSEDE = (
         objects.c.attempt_id == bindparam("fresh"),
     )
 )
+_GIVE_UP_ARCHIVED = delete(objects).where(
+    objects.c.pipeline == bindparam("in_pipeline"),
+    objects.c.object_id.in_(bindparam("of_objects", expanding=True)),
+    objects.c.attempt_id == bindparam("fresh"),
+    objects.c.state == ObjectState.PROCESSING.value,
+)
+_ARCHIVED_OBJECT = EndedObject(state=ObjectState.PROCESSED, reason=None, carrier=None)
 _EXTEND = (
     update(attempts)
     .values(
@@ -127,14 +148,7 @@ class Claims:
         self._database = database
         self._probe = probe
         self._abandonments = abandonments
-        self._register_objects = database.dialect.insert_or_ignore(objects).values(
-            # Written out, since a bound constant is looked up again for each of thousands of rows.
-            state=literal_column(f"'{ObjectState.UNPROCESSED}'"),
-            charged=literal_column("0"),
-            refunds=literal_column("0"),
-            unattributed_failures=literal_column("0"),
-            first_seen_at=DatabaseNow(),
-        )
+        self._register_objects = unprocessed(database.dialect.insert_or_ignore(objects))
 
     def claim(
         self, pipeline: str, candidates: Sequence[Candidate], *, attempt_id: str, worker: str, lease_seconds: float
@@ -180,13 +194,16 @@ class Claims:
             fill(connection, wanted, first)
             revivers = revive(connection, pipeline, carriers)
             taken = connection.execute(_TAKE, binds).rowcount
+            archived = set(connection.scalars(ARCHIVED, binds))
+            if taken and archived:
+                taken -= _give_up_archived(connection, binds, sorted(archived))
             if taken and sequenced:
                 taken -= _supersede(connection, binds)
             if taken:
                 connection.execute(_OPEN, opening)
                 connection.execute(_NOTE, binds)
             chosen = {id: revivers.get(id, named[0]) for id, named in carriers.items()}
-            return _read_back(connection, binds, chosen, claimed=taken)
+            return _read_back(connection, binds, chosen, claimed=taken, archived=archived)
 
         try:
             return self._database.transact(take)
@@ -210,6 +227,12 @@ def _may_be_superseded(candidate: Candidate) -> bool:
     return candidate.version_id is None and candidate.sequencer is not None
 
 
+def _give_up_archived(connection: Connection, binds: Mapping[str, str], archived: Sequence[bytes]) -> int:
+    """Take out of the claim what is in the archive, with its row, which was made anew; answers how many objects."""
+    pages = slices(archived)
+    return sum(connection.execute(_GIVE_UP_ARCHIVED, {**binds, "of_objects": page}).rowcount for page in pages)
+
+
 def _supersede(connection: Connection, binds: Mapping[str, str]) -> int:
     """Take out of the claim what a later version of the same key has overtaken; answers how many objects."""
     pairs = connection.execute(_SAME_KEY, binds).all()
@@ -220,16 +243,26 @@ def _supersede(connection: Connection, binds: Mapping[str, str]) -> int:
 
 
 def _read_back(
-    connection: Connection, binds: Mapping[str, str], carriers: Mapping[bytes, Carrier], *, claimed: int
+    connection: Connection,
+    binds: Mapping[str, str],
+    carriers: Mapping[bytes, Carrier],
+    *,
+    claimed: int,
+    archived: set[bytes],
 ) -> Claim:
     """What the database says we hold, and how the rest stands."""
     ours = connection.execute(_READ_BACK, binds).all() if claimed else []
-    rest = connection.execute(_NOT_OURS, binds).all() if len(ours) < len(carriers) else []
+    missing = len(carriers) - len(ours) - len(archived)
+    rest = connection.execute(_NOT_OURS, binds).all() if missing else []
+    if len(rest) < missing:  # rows that left for the archive after we asked it
+        archived = set(connection.scalars(ARCHIVED, binds))
+    rest = [row for row in rest if row.object_id not in archived]
+    ended = {row.object_id: _ended_object(row) for row in rest if row.state in TERMINAL}
     return Claim(
         attempt_id=binds["fresh"],
         claimed={row.object_id: _claimed_object(row, carriers[row.object_id]) for row in ours},
         busy={row.object_id: max(0.0, row.lease_left or 0.0) for row in rest if row.state not in TERMINAL},
-        ended={row.object_id: _ended_object(row) for row in rest if row.state in TERMINAL},
+        ended=ended | dict.fromkeys(archived, _ARCHIVED_OBJECT),
     )
 
 

@@ -10,8 +10,17 @@ from penstock.ledger.dialects import DatabaseNow
 from penstock.ledger.records import AttemptRow, AttemptState, BatchRow, ObjectAttempt, ObjectRow, ObjectState
 from penstock.ledger.rows import attempt_row, batch_row, object_attempt, object_row, uri_digest
 from penstock.ledger.rules import storable
-from penstock.ledger.schema import attempts, batches, object_attempts, objects, table_schemas
-from penstock.ledger.sets import ids_wanted, is_wanted
+from penstock.ledger.schema import (
+    archived_objects,
+    archives,
+    attempts,
+    batches,
+    object_attempts,
+    objects,
+    table_schemas,
+    wanted,
+)
+from penstock.ledger.sets import ARCHIVED, ids_wanted, is_wanted
 
 PAGE_BATCHES = 100
 
@@ -43,13 +52,33 @@ _LIVE = (
     )
 )
 _version = objects.alias("version")
-_OTHER_VERSIONS = select(func.count(objects.c.object_id.distinct())).where(
-    is_wanted(),
-    _version.c.uri_digest == objects.c.uri_digest,
-    _version.c.pipeline == objects.c.pipeline,
-    _version.c.bucket == objects.c.bucket,
-    _version.c.key == objects.c.key,
-    _version.c.object_id != objects.c.object_id,
+_archived_version = archived_objects.alias("archived_version")
+# The archive knows a key by its uri's digest. One object may be named by several of these.
+_OTHER_VERSIONS = (
+    select(objects.c.object_id.distinct()).where(
+        is_wanted(),
+        _version.c.uri_digest == objects.c.uri_digest,
+        _version.c.pipeline == objects.c.pipeline,
+        _version.c.bucket == objects.c.bucket,
+        _version.c.key == objects.c.key,
+        _version.c.object_id != objects.c.object_id,
+    ),
+    select(objects.c.object_id.distinct()).where(
+        is_wanted(),
+        _archived_version.c.uri_digest == objects.c.uri_digest,
+        _archived_version.c.pipeline == objects.c.pipeline,
+        _archived_version.c.object_id != objects.c.object_id,
+    ),
+    *(
+        select(archived_objects.c.object_id.distinct()).where(
+            archived_objects.c.pipeline == bindparam("in_pipeline"),
+            archived_objects.c.object_id.in_(select(wanted.c.object_id)),
+            other.c.uri_digest == archived_objects.c.uri_digest,
+            other.c.pipeline == archived_objects.c.pipeline,
+            other.c.object_id != archived_objects.c.object_id,
+        )
+        for other in (_version, _archived_version)
+    ),
 )
 _FIND = (
     select(objects)
@@ -61,6 +90,11 @@ _COUNTS = (
     .where(objects.c.pipeline == bindparam("in_pipeline"), objects.c.state.in_([state.value for state in ObjectState]))
     .group_by(objects.c.state)
 )
+
+ARCHIVED_COUNT = select(func.coalesce(func.sum(archives.c.objects), 0)).where(
+    archives.c.pipeline == bindparam("in_pipeline")
+)
+"""How many objects of a pipeline are archived, added up over the archives."""
 
 _ATTEMPT = select(attempts).where(attempts.c.id == bindparam("of_id"))
 _ATTEMPTS_IN_STATE = (
@@ -113,8 +147,10 @@ class Queries:
     def states(self, pipeline: str, object_ids: Collection[bytes]) -> Mapping[bytes, ObjectState]:
         with self._database.reading() as connection:
             ids_wanted(connection, object_ids)
-            rows = connection.execute(_STATES, {"in_pipeline": pipeline})
-            return {object_id: ObjectState(state) for object_id, state in rows}
+            states = {id: ObjectState(state) for id, state in connection.execute(_STATES, {"in_pipeline": pipeline})}
+            # Asked after the rows, so that one which leaves in between is met.
+            archived = connection.scalars(ARCHIVED, {"in_pipeline": pipeline})
+            return states | dict.fromkeys(archived, ObjectState.PROCESSED)
 
     def unattributed_failures(self, pipeline: str, object_ids: Collection[bytes]) -> Mapping[bytes, int]:
         with self._database.reading() as connection:
@@ -130,7 +166,8 @@ class Queries:
     def other_versions(self, pipeline: str, object_ids: Collection[bytes]) -> int:
         with self._database.reading() as connection:
             ids_wanted(connection, object_ids)
-            return connection.scalars(_OTHER_VERSIONS, {"in_pipeline": pipeline}).one()
+            found = (connection.scalars(statement, {"in_pipeline": pipeline}) for statement in _OTHER_VERSIONS)
+            return len(set().union(*found))
 
     def objects(
         self, pipeline: str, *, state: ObjectState | None, uri_contains: str | None, limit: int, after: bytes | None
@@ -149,7 +186,10 @@ class Queries:
     def counts(self, pipeline: str) -> Mapping[ObjectState, int]:
         with self._database.reading() as connection:
             rows = connection.execute(_COUNTS, {"in_pipeline": pipeline}).all()
-        return {**dict.fromkeys(ObjectState, 0), **{ObjectState(row.state): row.objects_in_it for row in rows}}
+            archived = connection.execute(ARCHIVED_COUNT, {"in_pipeline": pipeline}).scalar_one()
+        counts = {**dict.fromkeys(ObjectState, 0), **{ObjectState(row.state): row.objects_in_it for row in rows}}
+        counts[ObjectState.PROCESSED] += int(archived)
+        return counts
 
     def attempt(self, attempt_id: str) -> AttemptRow | None:
         with self._database.reading() as connection:

@@ -5,15 +5,33 @@ set and says `among` as well: SQLite's planner, knowing no sizes, would read eve
 (measured). Others leave it out, since MySQL cannot name a temporary table twice in one statement.
 """
 
-from collections.abc import Collection
-from typing import Any
+from collections.abc import Collection, Iterator, Sequence
+from typing import Any, TypeVar
 
-from sqlalchemy import Boolean, ColumnElement, Connection, Select, Table, bindparam, delete, insert, select
+from sqlalchemy import (
+    Boolean,
+    ColumnElement,
+    Connection,
+    Insert,
+    Select,
+    Table,
+    bindparam,
+    delete,
+    insert,
+    literal_column,
+    select,
+)
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.compiler import SQLCompiler
 from sqlalchemy.sql.visitors import InternalTraversal
 
-from penstock.ledger.schema import leaving, objects, wanted
+from penstock.ledger.dialects import DatabaseNow
+from penstock.ledger.records import ObjectState
+from penstock.ledger.schema import archived_objects, leaving, objects, wanted
+
+T = TypeVar("T")
+
+SLICE = 1_000  # ids named in one statement: every database takes so many, and finds each by its index
 
 _EMPTY = {table: delete(table) for table in (wanted, leaving)}
 _FILL = {table: insert(table) for table in (wanted, leaving)}
@@ -29,6 +47,13 @@ def fill(connection: Connection, table: Table, rows: Collection[dict[str, Any]])
 def ids_wanted(connection: Connection, object_ids: Collection[bytes]) -> None:
     """Make these ids the wanted ones."""
     fill(connection, wanted, [{"object_id": object_id} for object_id in set(object_ids)])
+
+
+def slices(items: Sequence[T]) -> Iterator[Sequence[T]]:
+    """Some at a time, for statements that delete: MySQL finds what they name by an index only where it is named, and
+    MariaDB reads the whole table to delete what a set of its own names."""
+    for start in range(0, len(items), SLICE):
+        yield items[start : start + SLICE]
 
 
 class among(ColumnElement[bool]):  # noqa: N801 - reads as an operator
@@ -59,3 +84,22 @@ def is_wanted() -> ColumnElement[bool]:
     """Of the pipeline bound as ``in_pipeline``, and in ``wanted``."""
     in_set: Select[Any] = select(wanted.c.object_id)
     return (objects.c.pipeline == bindparam("in_pipeline")) & objects.c.object_id.in_(in_set)
+
+
+ARCHIVED = select(archived_objects.c.object_id).where(
+    archived_objects.c.pipeline == bindparam("in_pipeline"),
+    archived_objects.c.object_id.in_(select(wanted.c.object_id)),
+)
+"""Those of ``wanted`` whose rows left `objects` because they were processed."""
+
+
+def unprocessed(insert: Insert) -> Insert:
+    """The insert of an object that nobody has worked on."""
+    return insert.values(
+        # Written out, since a bound constant is looked up again for each of thousands of rows.
+        state=literal_column(f"'{ObjectState.UNPROCESSED}'"),
+        charged=literal_column("0"),
+        refunds=literal_column("0"),
+        unattributed_failures=literal_column("0"),
+        first_seen_at=DatabaseNow(),
+    )

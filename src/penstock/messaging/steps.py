@@ -30,6 +30,12 @@ class Step(StrEnum):
     ABANDONED = "abandoned"  # an attempt is marked abandoned, durably
     DELETING = "deleting"  # gc is about to delete the files of one abandoned attempt
     DELETED = "deleted"  # gc deleted them
+    CLEANING = "cleaning"  # a published object of the source is about to be tagged, moved or deleted
+    SET_ASIDE = "set_aside"  # such an object is in both places, or a file has left its name and is still there
+    CLEANED = "cleaned"  # it is done; nothing says so in the ledger
+    ARCHIVE_WRITTEN = "archive_written"  # a file of the archive is durable, and nothing in the ledger names it
+    ARCHIVING = "archiving"  # every statement that makes it count is sent, COMMIT is not
+    ARCHIVED = "archived"  # COMMIT returned
     REPAIRING = "repairing"  # every statement of a repair is sent, COMMIT is not
     REPAIRED = "repaired"  # COMMIT returned
 
