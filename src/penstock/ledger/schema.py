@@ -37,8 +37,8 @@ class Bytes(LargeBinary):
 # MySQL cannot index a BLOB and folds case in its default collation; SQLite and PostgreSQL take the plain types.
 DIGEST = Bytes(16).with_variant(mysql.BINARY(16), "mysql", "mariadb")
 KEY = Bytes(4096).with_variant(mysql.VARBINARY(4096), "mysql", "mariadb")
-PIPELINE = String(512).with_variant(mysql.VARCHAR(512, collation="utf8mb4_bin"), "mysql", "mariadb")
-HANDLER = String(256).with_variant(mysql.VARCHAR(256, collation="utf8mb4_bin"), "mysql", "mariadb")
+PIPELINE = String(512)
+HANDLER = String(256)
 WORD = String(64)  # states, attempt ids, outcomes: ASCII
 LONG_TEXT = Text().with_variant(mysql.LONGTEXT(), "mysql", "mariadb")
 

@@ -10,14 +10,12 @@ from typing import Any
 import sqlalchemy as sa
 from alembic import op
 
-# Rows that no crash can tear, and text that holds every character and folds no two of them into one.
-_MYSQL = {"engine": "InnoDB", "charset": "utf8mb4", "collate": "utf8mb4_bin", "row_format": "DYNAMIC"}
-TABLE_OPTIONS = {f"{name}_{option}": value for name in ("mysql", "mariadb") for option, value in _MYSQL.items()}
+from penstock.ledger.dialects.mysql import table_options
 
 
 def create_table(name: str, *columns: Any, **options: Any) -> None:
     """Create a table unless it is there."""
-    op.create_table(name, *columns, **TABLE_OPTIONS, **options, if_not_exists=True)
+    op.create_table(name, *columns, **table_options(op.get_bind().dialect), **options, if_not_exists=True)
 
 
 def create_index(name: str, table: str, columns: list[str], *, unique: bool = False) -> None:

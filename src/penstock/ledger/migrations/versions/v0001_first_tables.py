@@ -12,7 +12,7 @@ depends_on = None
 
 DIGEST = sa.LargeBinary(16).with_variant(mysql.BINARY(16), "mysql", "mariadb")
 KEY = sa.LargeBinary(4096).with_variant(mysql.VARBINARY(4096), "mysql", "mariadb")
-PIPELINE = sa.String(512).with_variant(mysql.VARCHAR(512, collation="utf8mb4_bin"), "mysql", "mariadb")
+PIPELINE = sa.String(512)
 WORD = sa.String(64)
 LONG_TEXT = sa.Text().with_variant(mysql.LONGTEXT(), "mysql", "mariadb")
 

@@ -11,7 +11,7 @@ branch_labels = None
 depends_on = None
 
 DIGEST = sa.LargeBinary(16).with_variant(mysql.BINARY(16), "mysql", "mariadb")
-HANDLER = sa.String(256).with_variant(mysql.VARCHAR(256, collation="utf8mb4_bin"), "mysql", "mariadb")
+HANDLER = sa.String(256)
 WORD = sa.String(64)
 LONG_TEXT = sa.Text().with_variant(mysql.LONGTEXT(), "mysql", "mariadb")
 

@@ -1,7 +1,6 @@
 """Tellings: how far the batches of a pipeline were told of."""
 
 import sqlalchemy as sa
-from sqlalchemy.dialects import mysql
 
 from penstock.ledger.migrations.tools import create_table, drop_table
 
@@ -10,7 +9,7 @@ down_revision = "0002"
 branch_labels = None
 depends_on = None
 
-PIPELINE = sa.String(512).with_variant(mysql.VARCHAR(512, collation="utf8mb4_bin"), "mysql", "mariadb")
+PIPELINE = sa.String(512)
 
 
 def upgrade() -> None:

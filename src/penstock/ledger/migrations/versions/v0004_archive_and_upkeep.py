@@ -13,7 +13,7 @@ branch_labels = None
 depends_on = None
 
 DIGEST = sa.LargeBinary(16).with_variant(mysql.BINARY(16), "mysql", "mariadb")
-PIPELINE = sa.String(512).with_variant(mysql.VARCHAR(512, collation="utf8mb4_bin"), "mysql", "mariadb")
+PIPELINE = sa.String(512)
 WORD = sa.String(64)
 
 
