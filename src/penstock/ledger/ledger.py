@@ -230,6 +230,16 @@ class Ledger:
         """The database's URL with its password, for processes that open it themselves: never to be shown or logged."""
         return self.database.engine.url.render_as_string(hide_password=False)
 
+    @property
+    def is_of_this_host(self) -> bool:
+        """Whether it is a file, which other hosts do not see."""
+        return self.database.engine.dialect.name == "sqlite"
+
+    @property
+    def is_of_this_process(self) -> bool:
+        """Whether it is in memory, which other processes do not see."""
+        return self.is_of_this_host and self.database.engine.url.database in (None, "", ":memory:")
+
     def record_reconciliation(self, comparison: Comparison) -> None:
         """Remember what a reconcile came to, in the place of the one before."""
         self._reconciliations.record(comparison)

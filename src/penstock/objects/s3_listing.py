@@ -15,7 +15,7 @@ from penstock.objects.scan_report import CHUNK_OBJECTS, TABLE_FOLDERS, Reason, S
 from penstock.storage.address import S3Address
 from penstock.storage.aws import Aws
 
-_ARCHIVED = ("GLACIER", "DEEP_ARCHIVE")  # not GLACIER_IR, which is read like any other
+ARCHIVED = ("GLACIER", "DEEP_ARCHIVE")  # not GLACIER_IR, which is read like any other
 
 
 class S3Listing:
@@ -61,10 +61,10 @@ class S3Listing:
             self._tables.learn(page)
             for entry in page.entries:
                 reason = self._left_out(entry["Key"], entry["Size"])
-                ref = _reference(self._bucket, entry)
+                ref = reference(self._bucket, entry)
                 if reason is not None:
                     self._tally.ignore(reason)
-                elif _is_archived(entry):
+                elif is_archived(entry):
                     self._tally.note(f"{ref.uri}: archived in {entry['StorageClass']}; restore it to have it read")
                 else:
                     self._tally.find(ref)
@@ -116,7 +116,8 @@ class _Tables:
             at = key.find("/", at + 1)
 
 
-def _reference(bucket: str, entry: Entry) -> ObjectRef:
+def reference(bucket: str, entry: Entry) -> ObjectRef:
+    """The object that an entry of a listing tells of."""
     version_id = entry.get("VersionId")
     return ObjectRef(
         bucket=bucket,
@@ -127,10 +128,10 @@ def _reference(bucket: str, entry: Entry) -> ObjectRef:
     )
 
 
-def _is_archived(entry: Entry) -> bool:
+def is_archived(entry: Entry) -> bool:
     """Whether it cannot be read as it is: archived, and not restored for a while."""
     is_restored = entry.get("RestoreStatus", {}).get("RestoreExpiryDate") is not None
-    return entry.get("StorageClass") in _ARCHIVED and not is_restored
+    return entry.get("StorageClass") in ARCHIVED and not is_restored
 
 
 def _own_folders(folder: str) -> tuple[str, ...]:

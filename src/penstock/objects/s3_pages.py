@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from penstock.errors import ConfigurationError, TemporaryError, UsageError
+from penstock.objects.s3_spans import WHOLE, Span
 from penstock.storage.address import S3Address
 from penstock.storage.aws import Aws
 from penstock.storage.s3_client import requester, service_client
@@ -18,6 +19,7 @@ PAGE_KEYS = 1_000  # S3 gives no more
 _VERSIONS = "list_object_versions"
 _PLAIN = "list_objects_v2"
 _ENTRIES = {_VERSIONS: "Versions", _PLAIN: "Contents"}
+_AFTER = {_VERSIONS: "KeyMarker", _PLAIN: "StartAfter"}
 _NOT_KNOWN_HERE = ("NotImplemented", "MethodNotAllowed")  # how other stores say that they keep no versions
 _RESTORED = {"OptionalObjectAttributes": ["RestoreStatus"]}
 
@@ -33,31 +35,53 @@ class Page:
 
 
 class S3Pages:
-    """Of one prefix: the object of that very name, and all below it.
+    """Of one prefix: the object of that very name, and all below it; or a span of these keys. ``all_versions``: with
+    those that were overwritten.
 
     Raises `UsageError` where there is no such place, `ConfigurationError` where we may not list it, and
     `TemporaryError`.
     """
 
-    def __init__(self, address: S3Address, aws: Aws, *, page_keys: int = PAGE_KEYS) -> None:
+    def __init__(
+        self,
+        address: S3Address,
+        aws: Aws,
+        *,
+        page_keys: int = PAGE_KEYS,
+        span: Span = WHOLE,
+        all_versions: bool = False,
+    ) -> None:
         self._address = address
         self._aws = aws
         self._page_keys = page_keys
+        self._span = span
+        self._all_versions = all_versions
         self.below = address.folder  # what keys below the prefix begin with
 
     def __iter__(self) -> Iterator[Page]:
         operation = self._operation()
-        if self._address.prefix:  # it is the first of all whose names begin so
-            found = self._ask(operation, Prefix=self._address.prefix, MaxKeys=1, **_RESTORED)
-            named = [entry for entry in _present(operation, found) if entry["Key"] == self._address.prefix]
+        if self._address.prefix and not self._span.after:  # it is the first of all whose names begin so
+            found = self._ask(operation, Prefix=self._address.prefix, MaxKeys=self._named_max, **_RESTORED)
+            named = [entry for entry in self._present(operation, found) if entry["Key"] == self._address.prefix]
             yield Page(entries=named, last_key=None)
         for page in self._paged(operation):
             last_key = _last_key(operation, page) if page.get("IsTruncated") else None
-            yield Page(entries=_present(operation, page), last_key=last_key)
+            entries = self._present(operation, page)
+            yield Page(entries=[entry for entry in entries if self._span.holds(entry["Key"])], last_key=last_key)
+            if last_key is not None and self._span.until is not None and last_key > self._span.until:
+                return
+
+    @property
+    def _named_max(self) -> int:
+        return self._page_keys if self._all_versions else 1
 
     def is_any(self, beginning: str) -> bool:
         """Whether there is an object whose key begins so."""
         return bool(self._ask(_PLAIN, Prefix=beginning, MaxKeys=1).get("Contents"))
+
+    def _present(self, operation: str, page: Mapping[str, Any]) -> Sequence[Entry]:
+        entries: Sequence[Entry] = page.get(_ENTRIES[operation], ())
+        return entries if self._all_versions else [entry for entry in entries if entry.get("IsLatest", True)]
 
     def _operation(self) -> str:
         try:
@@ -85,6 +109,8 @@ class S3Pages:
 
     def _paged(self, operation: str) -> Iterator[Mapping[str, Any]]:
         asked = self._asked(Prefix=self.below, MaxKeys=self._page_keys, **_RESTORED)
+        if self._span.after:
+            asked[_AFTER[operation]] = self._span.after
         pages = iter(self._client().get_paginator(operation).paginate(**asked))
         while True:
             try:
@@ -124,10 +150,6 @@ class S3Pages:
                 raise ConfigurationError(text) from None
             case _:
                 raise UsageError(text) from None
-
-
-def _present(operation: str, page: Mapping[str, Any]) -> Sequence[Entry]:
-    return [entry for entry in page.get(_ENTRIES[operation], ()) if entry.get("IsLatest", True)]
 
 
 def _last_key(operation: str, page: Mapping[str, Any]) -> str | None:
