@@ -8,6 +8,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from penstock.app import cleanup
     from penstock.app.app import App
     from penstock.app.handlers import Handlers
     from penstock.app.pipelines.declaration import DeltaSink, ObjectSource
@@ -40,6 +41,8 @@ _HOMES = {
     "Retry": "penstock.errors",
 }
 
+_MODULES = {"cleanup": "penstock.app.cleanup"}  # public names of their own, behind one
+
 __all__ = [
     "App",
     "BatchContext",
@@ -58,10 +61,13 @@ __all__ = [
     "Queue",
     "Reject",
     "Retry",
+    "cleanup",
 ]
 
 
 def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return importlib.import_module(_MODULES[name])
     home = _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module 'penstock' has no attribute {name!r}")

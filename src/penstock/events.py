@@ -373,6 +373,40 @@ class BatchCommitted(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LedgerRepairBegan(Event):
+    """A ledger that was rolled back is about to be brought up to its table."""
+
+    pipeline: str
+    agrees_at: int  # the last batch that both have
+    shown_at: int  # the last batch that the table shows
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LedgerRepairEnded(Event):
+    """The ledger has what the table shows."""
+
+    pipeline: str
+    batches: int  # imported from the table
+    objects: int  # of these batches, as far as they are known
+    moved: int  # batches committed since the rollback, which follow behind the imported ones
+    withdrawn: int  # batches committed since the rollback that count no more
+    abandoned: int  # attempts that were open
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableCompacted(Event):
+    """Small files of a table were merged."""
+
+    pipeline: str
+    sink: str
+    table_version: int
+    files_before: int
+    files_after: int
+    bytes_before: int
+    bytes_after: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class BatchPublished(Event):
     """Every batch up to ``seq`` is visible in the table."""
 

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from penstock.app.cleanup.overlaps import check_apart
 from penstock.app.object_service import ObjectService, check_source
 from penstock.app.pipelines.declaration import DeltaSink, ObjectSource, Transform, declared
 from penstock.app.pipelines.pipeline import Pipeline
@@ -244,7 +245,8 @@ class Handlers:
         )
 
     def add(self, service: Service) -> None:
-        """Serve this too. Raises `UsageError` where its queue or its name is taken."""
+        """Serve this too. Raises `UsageError` where its queue or its name is taken, or where a cleanup would take away
+        what another one reads."""
         queue = service.queue_name
         if queue in self._services:
             raise UsageError(
@@ -253,6 +255,8 @@ class Handlers:
             )
         if any(other.name == service.name for other in self.services):
             raise UsageError(f"There are two handlers of the name {service.name}; give one a name=... of its own.")
+        readers = [one.reader for one in (*self.services, service) if isinstance(one, ObjectService | PipelineService)]
+        check_apart(readers)
         self._services[queue] = service
 
 

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from penstock.app.cleanup.overlaps import Reader
 from penstock.app.service import Host, Opened, busy_seconds_max
 from penstock.app.sources import source_at
 from penstock.errors import UsageError
@@ -26,6 +27,11 @@ class ObjectService:
     def name(self) -> str:
         name: str = self.declaration.name
         return name
+
+    @property
+    def reader(self) -> Reader:
+        """What it reads; it leaves everything where it is."""
+        return Reader(name=self.name, source=self.source)
 
     def open(self, host: Host, *, weight: int) -> Opened:
         from penstock.objects.notification import parse

@@ -96,6 +96,22 @@ class Tables:
             after_seq=min(rows_seq, quarantine_seq),
         )
 
+    def shown_to(self, after_seq: int, up_to_seq: int) -> int:
+        """Up to which of the batches after that one, and up to the other, both tables show all that there is to show;
+        looked up now. Raises `PublishHalted` where the ledger is not the tables'."""
+        rows_seq, quarantine_seq = (
+            check_tip(self._ledger, sink.load(), pipeline=self._places.pipeline, where=sink.uri).seq
+            for sink in (self.rows, self.quarantine)
+        )
+        shown = after_seq
+        for batch in self._ledger.batches_after(self._places.pipeline, after_seq):
+            rows_shown = batch.seq <= rows_seq or batch.manifest in EMPTY_MANIFESTS
+            quarantine_shown = batch.seq <= quarantine_seq or batch.quarantine_manifest in EMPTY_MANIFESTS
+            if batch.seq > up_to_seq or not (rows_shown and quarantine_shown):
+                break
+            shown = batch.seq
+        return shown
+
     def sweep(self) -> None:
         """Delete what abandoned attempts left. Cheap where there are none, and no reason to fail: it is told as an
         event when it could not be done, and done again next time."""

@@ -84,6 +84,7 @@ class Blueprint:
     publish: Callable[[], object]  # both tables, and whatever follows from it
     faults_max: int | None  # infrastructure faults in a row; None bears any number
     tools: Tools
+    moved_to: tuple[S3Address, ...] = ()  # where processed objects go, and announce themselves once more
 
     def line(self, spark: Session, *, queue: str, weight: int = 1) -> Line:
         """What a worker serves the pipeline by."""
@@ -136,7 +137,7 @@ class Blueprint:
     def _own(self) -> Sequence[S3Address]:
         """Where the pipeline itself writes in S3."""
         places = (self.declaration.table, self.declaration.quarantine)
-        return [s3_address(place.uri) for place in places if not place.is_local]
+        return [*self.moved_to, *(s3_address(place.uri) for place in places if not place.is_local)]
 
 
 def worker_settings(settings: Settings) -> WorkerSettings:

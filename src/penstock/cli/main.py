@@ -11,6 +11,7 @@ import typer
 
 from penstock.cli import (
     batches,
+    cleanup,
     config,
     dead,
     demo,
@@ -48,6 +49,7 @@ app.command("demo")(demo.demo)
 app.command("status")(status.status)
 app.command("doctor")(doctor.doctor)
 app.command("gc")(gc.gc)
+app.command("cleanup")(cleanup.cleanup)
 app.command("init")(init.init)
 app.command("send")(send.send)
 app.add_typer(objects.app, name="objects")

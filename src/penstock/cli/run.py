@@ -54,7 +54,7 @@ def run(
         app = load_app(app_name)
         app.settings = with_flags(app.settings, spark_master=master, stop_timeout_seconds=stop_timeout)
         with app:
-            report = _named(app, pipeline, app_name).run(
+            report = named(app, pipeline, app_name).run(
                 available_now=available_now, source=source, stop=stop, listeners=(progress,)
             )
     if json_:
@@ -94,7 +94,8 @@ def _remarks(report: "RunReport", options: str) -> list[str]:
     return remarks + [f"Could not be looked at: {problem}" for problem in report.problems]
 
 
-def _named(app: "App", name: str, app_name: str) -> "Pipeline":
+def named(app: "App", name: str, app_name: str) -> "Pipeline":
+    """The pipeline of that name. Raises `UsageError` where the app has none such."""
     for pipeline in app.pipelines:
         if pipeline.name == name:
             return pipeline

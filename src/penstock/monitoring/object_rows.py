@@ -98,6 +98,24 @@ BATCH_ROWS: Rows = {
         msg="All batches up to this one are visible in the table.",
         fields=same("pipeline", "sink", "seq", "table_version"),
     ),
+    events.LedgerRepairBegan: Row(
+        name="ledger.repair_began",
+        level="warning",
+        msg="A ledger that was rolled back is about to be brought up to its table.",
+        fields=same("pipeline", "agrees_at", "shown_at"),
+    ),
+    events.LedgerRepairEnded: Row(
+        name="ledger.repaired",
+        level="warning",
+        msg="The ledger has what the table shows.",
+        fields=same("pipeline", "batches", "objects", "moved", "withdrawn", "abandoned"),
+    ),
+    events.TableCompacted: Row(
+        name="table.compacted",
+        level="info",
+        msg="Small files of the table were merged.",
+        fields=same("pipeline", "sink", "table_version", "files_before", "files_after", "bytes_before", "bytes_after"),
+    ),
     events.RunFailed: Row(
         name="run.failed",
         level="error",
@@ -115,6 +133,12 @@ BATCH_ROWS: Rows = {
         level="info",
         msg="A folder was walked.",
         fields=same("source", "found", "unfinished"),
+    ),
+    events.SourceCleaned: Row(
+        name="source.cleaned",
+        level="info",
+        msg="Objects of a published batch were tagged, moved or deleted at their source.",
+        fields=same("pipeline", "action", "seq", "objects", "skipped", "reasons"),
     ),
     events.WatchBegan: Row(
         name="watch.began",

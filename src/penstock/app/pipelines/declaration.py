@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from os import PathLike
 from typing import TYPE_CHECKING, Any
 
+from penstock.app.cleanup.declaration import Cleanup, Keep, check_fits
 from penstock.app.pipelines.published import PublishedBatch
 from penstock.errors import UsageError
 from penstock.handlers.durations import Duration, Size, bytes_of, seconds_of
@@ -30,7 +31,8 @@ class ObjectSource:
     ``folder`` is a local folder or s3://BUCKET/PREFIX; nothing outside it is read. ``queue`` carries S3's
     notifications, or those that the watcher, `App.announce` and `Pipeline.run` send. ``format``: jsonl, csv or text,
     each also compressed with gzip, bzip2 or zstd. ``schema`` is Spark's DDL, such as "id long, ts timestamp"; text
-    needs none. ``delimiter`` and ``header`` are CSV's.
+    needs none. ``delimiter`` and ``header`` are CSV's. ``cleanup`` says what becomes of objects whose rows are
+    published: they are kept, unless it is one of `from penstock import cleanup`.
     """
 
     folder: str | PathLike[str]
@@ -39,6 +41,7 @@ class ObjectSource:
     schema: str | None = field(default=None, kw_only=True)
     delimiter: str | None = field(default=None, kw_only=True)
     header: bool = field(default=True, kw_only=True)
+    cleanup: Cleanup = field(default_factory=Keep, kw_only=True)
 
     def __post_init__(self) -> None:
         check_address("source", self.folder)
@@ -52,6 +55,7 @@ class ObjectSource:
             raise UsageError(
                 f"The source {self.folder} has the format {self.format}; delimiter and header are those of csv."
             )
+        check_fits(self.cleanup, self.folder)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from penstock.app.cleanup.cleaning import source_cleanup
+from penstock.app.cleanup.declaration import Cleanup, Move
 from penstock.app.pipelines.declaration import ObjectSource, PipelineDeclaration
 from penstock.app.pipelines.published import Herald
 from penstock.app.places import Places, declared_places
@@ -10,9 +12,11 @@ from penstock.app.service import Host
 from penstock.app.sources import Source, source_of
 from penstock.app.tables import Tables
 from penstock.app.wiring import Blueprint, Numbers, Tools
+from penstock.pipeline.cleanup import SourceCleanup
 from penstock.pipeline.declaration import Declaration
 from penstock.pipeline.source.api import CsvOptions, ReadOptions
 from penstock.pipeline.source.options import checked
+from penstock.storage.address import S3Address, is_s3, s3_address
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,6 +26,7 @@ class Plan:
     source: Source
     where: Places
     blueprint: Blueprint
+    cleanup: SourceCleanup | None  # None: objects are kept
 
 
 def plan_of(declaration: PipelineDeclaration, host: Host, *, faults_max: int | None) -> Plan:
@@ -31,6 +36,7 @@ def plan_of(declaration: PipelineDeclaration, host: Host, *, faults_max: int | N
     read = read_options(declaration, default_ratio=host.settings.max_quarantine_ratio)
     ledger = host.ledger()
     ledger.ensure_pipeline(where.pipeline)
+    chosen = declaration.source.cleanup
     tables = Tables(where, ledger, partition_by=declaration.sink.partition_by, bus=host.bus, probe=host.probe)
     blueprint = Blueprint(
         declaration=Declaration(
@@ -52,8 +58,25 @@ def plan_of(declaration: PipelineDeclaration, host: Host, *, faults_max: int | N
         publish=_publish(declaration, host, where, tables),
         faults_max=faults_max,
         tools=Tools(stop=host.stop, clock=host.clock, bus=host.bus, probe=host.probe),
+        moved_to=moved_to(chosen),
     )
-    return Plan(source=source, where=where, blueprint=blueprint)
+    cleanup = source_cleanup(
+        chosen,
+        source=source,
+        where=where,
+        tables=tables,
+        ledger=ledger,
+        bus=host.bus,
+        probe=host.probe,
+        clock=host.clock,
+    )
+    return Plan(source=source, where=where, blueprint=blueprint, cleanup=cleanup)
+
+
+def moved_to(cleanup: Cleanup) -> tuple[S3Address, ...]:
+    """Where in S3 processed objects go."""
+    target = str(cleanup.target) if isinstance(cleanup, Move) else ""
+    return (s3_address(target),) if is_s3(target) else ()
 
 
 def read_options(declaration: PipelineDeclaration, *, default_ratio: float) -> ReadOptions:

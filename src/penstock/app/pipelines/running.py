@@ -6,6 +6,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from os import PathLike
 
+from penstock.app.cleanup.cleaning import Caretaker, kept_clean
 from penstock.app.emptiness import Emptiness
 from penstock.app.goal import Goal
 from penstock.app.housekeeping import Presence
@@ -97,6 +98,9 @@ def run(
         stack.callback(own.close)
         plan = plan_of(declaration, host, faults_max=FAULTS_MAX if available_now else None)
         plan.blueprint.check_columns()
+        caretaker = None
+        if plan.cleanup is not None:
+            caretaker = Caretaker(plan.cleanup, stop=stop, bus=bus, clock=clock, random=host.random)
         errand = _Errand(plan, host, queue=declaration.source.queue, source=source)
         plan.blueprint.publish()  # what an earlier process committed and did not live to publish
         errand.begin()
@@ -111,8 +115,11 @@ def run(
                 probe=host.probe,
             )
             if not stop.requested:
+                stack.enter_context(kept_clean(None if available_now else caretaker))
                 worker.run(stop, errand.done if available_now else errand.tended)
         plan.blueprint.tables.sweep()
+        if available_now and caretaker is not None:
+            caretaker.once()
         seconds = clock.monotonic() - began_at
         return errand.report(tally, stopped=available_now and stop.requested, seconds=seconds)
 

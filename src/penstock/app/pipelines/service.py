@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from penstock.app.cleanup.overlaps import Reader
 from penstock.app.pipelines.pipeline import Pipeline
 from penstock.app.service import Host, Opened
 
@@ -20,13 +21,24 @@ class PipelineService:
     def queue_name(self) -> str:
         return self.pipeline.declaration.source.queue
 
+    @property
+    def reader(self) -> Reader:
+        """What it reads, and what becomes of that."""
+        source, sink = self.pipeline.declaration.source, self.pipeline.declaration.sink
+        return Reader(name=self.name, source=source.folder, cleanup=source.cleanup, table=sink.table)
+
     def open(self, host: Host, *, weight: int) -> Opened:
         from penstock.pipeline.extra import require_spark
 
         require_spark()
+        from penstock.app.cleanup.cleaning import Caretaker
         from penstock.app.pipelines.plan import plan_of
 
         plan = plan_of(self.pipeline.declaration, host, faults_max=None)
         plan.blueprint.check_columns()
         line = plan.blueprint.line(host.spark(), queue=self.queue_name, weight=weight)
-        return Opened(line=line, close=lambda: None)
+        if plan.cleanup is None:
+            return Opened(line=line, close=lambda: None)
+        caretaker = Caretaker(plan.cleanup, stop=host.stop, bus=host.bus, clock=host.clock, random=host.random)
+        caretaker.start()
+        return Opened(line=line, close=caretaker.end)

@@ -1,0 +1,86 @@
+"""`penstock cleanup`: all that is due for one pipeline of an app, now, and an end."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from penstock.app.cleanup.cleaning import source_cleanup
+from penstock.app.kill import killing_probe
+from penstock.app.places import declared_places
+from penstock.app.sources import source_of
+from penstock.app.tables import Tables
+from penstock.errors import UsageError
+from penstock.events import Bus
+from penstock.messaging.clock import SystemClock
+from penstock.pipeline.cleanup import TASK, Pass
+from penstock.worker.shutdown import StopSignal
+
+if TYPE_CHECKING:
+    from penstock.app.app import App
+    from penstock.app.pipelines.pipeline import Pipeline
+    from penstock.events import Listener
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CleanupReport:
+    """What one cleanup did, or would do. ``done_to`` is the last batch with which all is done."""
+
+    pipeline: str
+    action: str
+    dry_run: bool
+    objects: int  # tagged, moved or deleted
+    already: int  # tagged before
+    skipped: dict[str, int]  # left alone for good, by the reason
+    batches: int
+    done_to: int
+    waits_for: str | None  # the pipeline that still has to read an object
+    stopped: bool  # before everything that was due was done: by a stop, or by --limit
+    seconds: float
+
+
+def clean_up(
+    app: "App",
+    pipeline: "Pipeline",
+    *,
+    dry_run: bool = False,
+    limit: int | None = None,
+    rate: float | None = None,
+    stop: StopSignal,
+    listeners: "tuple[Listener, ...]" = (),
+) -> CleanupReport:
+    """Do it. Raises `UsageError` for a pipeline whose objects are kept, `ObjectDenied` and `TemporaryError` in the
+    middle: what was done until then stays so, and the next one goes on from there."""
+    clock, bus = SystemClock(), Bus(*listeners)
+    began_at = clock.monotonic()
+    declared = pipeline.declaration
+    where = declared_places(declared.name, declared.sink.table, app.settings)
+    probe = killing_probe(app.settings.kill_at)
+    work = source_cleanup(
+        declared.source.cleanup,
+        source=source_of(declared.source.folder, where),
+        where=where,
+        tables=Tables(where, app.ledger, partition_by=None, bus=bus, probe=probe),
+        ledger=app.ledger,
+        bus=bus,
+        probe=probe,
+        clock=clock,
+    )
+    if work is None:
+        raise UsageError(
+            f"The pipeline {declared.name} keeps its objects: declare what is to become of them, such as "
+            "ObjectSource(..., cleanup=cleanup.Delete(after='30 days'))."
+        )
+    bounds = Pass(objects_max=limit, per_second=rate, stopped=lambda: stop.requested)
+    swept = work.count() if dry_run else work.run(bounds)
+    return CleanupReport(
+        pipeline=declared.name,
+        action=declared.source.cleanup.action,
+        dry_run=dry_run,
+        objects=swept.objects,
+        already=swept.already,
+        skipped={reason: number for reason, number in swept.skipped.items() if number},
+        batches=swept.batches,
+        done_to=app.ledger.progress(where.pipeline, TASK),
+        waits_for=swept.waits_for,
+        stopped=swept.more,
+        seconds=round(clock.monotonic() - began_at, 3),
+    )

@@ -1,0 +1,184 @@
+"""Moving and deleting files that are processed, each in exactly the version that was.
+
+No system call removes a name on the condition that it still means a certain file. So a file first leaves its name, by a
+rename within its folder that takes whatever is there; then it is looked at, where no writer can exchange it any more;
+and only then it goes, or is put back where it turns out to be another version. A crash in between leaves it under a
+hidden name made of its identity, where the next try finds it.
+"""
+
+import errno
+import fcntl
+import os
+import stat
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import NoReturn
+
+from penstock.errors import ConfigurationError, ObjectDenied, TemporaryError
+from penstock.messaging.steps import Probe, Step, no_probe
+from penstock.objects.cleanup import ASIDE_PREFIX, CHANGED, DONE, GONE, Cleaned, refused, second_name
+from penstock.objects.local import LocalStore, etag_of
+from penstock.objects.reference import LOCAL_BUCKET, ObjectRef, encode_key
+
+_NOT_THERE = (FileNotFoundError, NotADirectoryError)
+_NO_LINKS = frozenset({errno.EXDEV, errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Aside:
+    """A file that has left its name, in the folder that is open as ``folder``."""
+
+    folder: int
+    name: bytes
+    status: os.stat_result
+
+
+class _FileCleaner(ABC):
+    """What moving and deleting share. See `penstock.objects.cleanup.Cleaner`."""
+
+    def __init__(self, root: str, *, probe: Probe = no_probe) -> None:
+        self._root = os.fsencode(root)
+        self._store = LocalStore(root)
+        self._probe = probe
+
+    def clean(self, ref: ObjectRef) -> Cleaned:
+        path = ref.key_bytes
+        if ref.bucket != LOCAL_BUCKET or not self._store.contains(path):
+            return refused("it lies outside the source")
+        folder, name = os.path.split(path)
+        try:
+            with _alone_in(folder) as descriptor:
+                return self._cleaned(ref, descriptor, name)
+        except _NOT_THERE:
+            return GONE
+        except OSError as error:
+            _refuse(ref, error)
+
+    def _cleaned(self, ref: ObjectRef, folder: int, name: bytes) -> Cleaned:
+        hidden = encode_key(f"{ASIDE_PREFIX}{ref.object_id.hex()}")
+        status = _status(folder, hidden)
+        if status is None:  # else an earlier try died here
+            there = _status(folder, name)
+            if there is None:
+                return GONE
+            if not _is_version(ref, there):
+                return CHANGED
+            os.rename(name, hidden, src_dir_fd=folder, dst_dir_fd=folder)
+            self._probe(Step.SET_ASIDE)
+            status = os.stat(hidden, dir_fd=folder, follow_symlinks=False)
+        aside = _Aside(folder=folder, name=hidden, status=status)
+        if not _is_version(ref, status):
+            _put_back(ref, aside, name)
+            return CHANGED
+        try:
+            ended = self._end(ref, aside)
+        except BaseException:
+            _put_back(ref, aside, name)
+            raise
+        if ended is not DONE:
+            _put_back(ref, aside, name)
+        return ended
+
+    @abstractmethod
+    def _end(self, ref: ObjectRef, aside: _Aside) -> Cleaned:
+        """Do what is asked; whatever is not `DONE` has left the file where it was."""
+
+
+class FileDeleter(_FileCleaner):
+    """Deletes files."""
+
+    def _end(self, ref: ObjectRef, aside: _Aside) -> Cleaned:  # noqa: ARG002 - the base class's signature
+        os.unlink(aside.name, dir_fd=aside.folder)
+        return DONE
+
+
+class FileMover(_FileCleaner):
+    """Moves files below another folder of the same file system, under the path that they have in the source."""
+
+    def __init__(self, root: str, target: str, *, probe: Probe = no_probe) -> None:
+        super().__init__(root, probe=probe)
+        self._target = os.fsencode(target)
+
+    def _end(self, ref: ObjectRef, aside: _Aside) -> Cleaned:
+        plain = os.path.join(self._target, os.path.relpath(ref.key_bytes, self._root))  # noqa: PTH118 - bytes
+        folder = os.path.dirname(plain)  # noqa: PTH120 - bytes
+        os.makedirs(folder, exist_ok=True)  # noqa: PTH103 - bytes
+        for path in (plain, encode_key(second_name(os.fsdecode(plain), ref))):
+            if _linked(ref, aside, path):
+                _sync(folder)  # the new name is on the disk before the old one goes
+                os.unlink(aside.name, dir_fd=aside.folder)
+                return DONE
+        return refused("both names that it could have below the target are taken")
+
+
+@contextmanager
+def _alone_in(folder: bytes) -> Iterator[int]:
+    """The folder, open, with no other cleaner of this host at work in it; raises as `os.open` where it is no more."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        if os.path.realpath(folder) != folder:
+            raise FileNotFoundError(errno.ENOENT, "a folder on the way has become a link")
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _status(folder: int, name: bytes) -> os.stat_result | None:
+    try:
+        return os.stat(name, dir_fd=folder, follow_symlinks=False)
+    except FileNotFoundError:
+        return None
+
+
+def _is_version(ref: ObjectRef, status: os.stat_result) -> bool:
+    return stat.S_ISREG(status.st_mode) and status.st_size == ref.size_bytes and etag_of(status) == ref.etag
+
+
+def _put_back(ref: ObjectRef, aside: _Aside, name: bytes) -> None:
+    """Under its name; where that is taken by now under another one that scans find: nothing that came is lost."""
+    for back in (name, encode_key(second_name(os.fsdecode(name), ref))):
+        try:
+            os.link(aside.name, back, src_dir_fd=aside.folder, dst_dir_fd=aside.folder, follow_symlinks=False)
+        except FileExistsError:
+            continue
+        except OSError as error:
+            if error.errno not in _NO_LINKS or _status(aside.folder, back) is not None:
+                raise
+            os.rename(aside.name, back, src_dir_fd=aside.folder, dst_dir_fd=aside.folder)
+            return
+        os.unlink(aside.name, dir_fd=aside.folder)
+        return
+
+
+def _linked(ref: ObjectRef, aside: _Aside, path: bytes) -> bool:
+    """Give the file that name too; False where another one has it."""
+    try:
+        os.link(aside.name, path, src_dir_fd=aside.folder, follow_symlinks=False)
+    except FileExistsError:
+        return os.path.samestat(os.stat(path, follow_symlinks=False), aside.status)  # noqa: PTH116 - bytes
+    except OSError as error:
+        if error.errno not in _NO_LINKS:
+            raise
+        raise ConfigurationError(
+            f"{ref.uri} cannot be moved to {os.fsdecode(path)}: they are on different file systems, or on one without "
+            "hard links; name a target beside the source."
+        ) from error
+    return True
+
+
+def _sync(folder: bytes) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _refuse(ref: ObjectRef, error: OSError) -> NoReturn:
+    reason = f"{ref.uri} cannot be moved or deleted: {error.strerror or error}"
+    if isinstance(error, PermissionError):
+        raise ObjectDenied(reason) from error
+    raise TemporaryError(reason) from error

@@ -1,0 +1,252 @@
+"""Cleaning up a source, batch by batch: what is committed, published in both tables and old enough.
+
+An account in the ledger says up to which batch everything is done. It moves on only when each object of the next batch
+is done, or can be left for good: changed meanwhile, gone, or kept by its store. Several processes may be at it at once,
+and one may die anywhere: what it did not live to write down is done again, and each deed is harmless done twice.
+"""
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+from penstock.events import Bus, SourceCleaned
+from penstock.ledger import Ledger
+from penstock.ledger.records import ObjectRow, ObjectState
+from penstock.messaging.clock import Clock
+from penstock.messaging.steps import Probe, Step
+from penstock.objects.cleanup import Cleaned, Cleaner, Outcome
+from penstock.objects.reference import ObjectRef, decode_key
+
+TASK = "cleanup"  # of the ledger's account
+PAGE_OBJECTS = 200  # looked up in one go
+PARALLEL = 8  # requests to S3 at a time; each waits for most of its life
+
+_STILL_READING = frozenset({ObjectState.UNPROCESSED, ObjectState.PROCESSING})
+NEEDED_BY_A_DEAD_ONE = "dead in another pipeline, which may be sent it again"
+ARCHIVED = "its row left the ledger for the archive"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pass:
+    """The bounds of one go at it."""
+
+    objects_max: int | None = None  # done, at most; None: no bound
+    per_second: float | None = None  # objects, at most
+    stopped: Callable[[], bool] = lambda: False
+
+
+@dataclass(slots=True, kw_only=True)
+class Swept:
+    """What one pass did. Used by one thread."""
+
+    objects: int = 0  # tagged, moved or deleted
+    already: int = 0  # tagged before
+    skipped: Counter[str] = field(default_factory=Counter)  # left alone for good, by the reason
+    batches: int = 0  # done with
+    more: bool = False  # the pass ended at a bound of its own
+    waits_for: str | None = None  # the pipeline that still has to read an object
+
+
+class SourceCleanup:
+    """Cleans up what one pipeline has processed. One thread at a time uses it; it remembers where its pass ended."""
+
+    def __init__(
+        self,
+        *,
+        pipeline: str,
+        action: str,
+        after_seconds: float,
+        exclusive: bool,
+        cleaner: Cleaner,
+        ledger: Ledger,
+        shown_to: Callable[[int, int], int],
+        bus: Bus,
+        probe: Probe,
+        clock: Clock,
+    ) -> None:
+        """``exclusive``: nobody can read the object afterwards, so no other pipeline may still have to.
+        ``shown_to(after, up_to)`` says up to which of these batches both tables show everything."""
+        self._pipeline = pipeline
+        self._action = action
+        self._after_seconds = after_seconds
+        self._exclusive = exclusive
+        self._cleaner = cleaner
+        self._ledger = ledger
+        self._shown_to = shown_to
+        self._bus = bus
+        self._probe = probe
+        self._clock = clock
+        self._cursor: tuple[int, bytes] = (0, b"")  # the batch that was left in its middle, and its last object done
+
+    def due(self) -> range:
+        """The batches whose time has come."""
+        done = self._ledger.progress(self._pipeline, TASK)
+        ripe = self._ledger.ripe_batches(self._pipeline, after_seq=done, older_than_seconds=self._after_seconds)
+        return range(done + 1, self._shown_to(done, ripe) + 1)
+
+    def count(self) -> Swept:
+        """What a pass without bounds would look at; touches nothing."""
+        swept = Swept()
+        for seq in self.due():
+            swept.batches += 1
+            swept.objects += sum(len(page) for page in self._pages(seq, b""))
+        return swept
+
+    def run(self, bounds: Pass) -> Swept:
+        """Do what is due, within bounds. Raises as a `Cleaner` does, and then the batch is not done with."""
+        swept = Swept()
+        pace = _Pace(bounds, self._clock)
+        for seq in self.due():
+            before = Swept(objects=swept.objects, skipped=Counter(swept.skipped))
+            try:
+                whole = self._batch(seq, swept, bounds, pace)
+            finally:
+                self._tell(seq, swept, before)
+            if not whole:
+                break
+            self._ledger.advance_progress(self._pipeline, TASK, seq)
+            swept.batches += 1
+        return swept
+
+    def _batch(self, seq: int, swept: Swept, bounds: Pass, pace: "_Pace") -> bool:
+        """One batch; whether it is done with."""
+        at, after = self._cursor
+        looked_at = 0
+        with ThreadPoolExecutor(PARALLEL, thread_name_prefix="penstock-cleanup") as pool:
+            for page in self._pages(seq, after if at == seq else b""):
+                looked_at += len(page)
+                left = self._free(page, swept)
+                while left:
+                    room = _room(swept, bounds)
+                    if not room:
+                        swept.more = True
+                        return False
+                    some, left = _apart(left, room)
+                    self._do(some, swept, pool)
+                    pace.done(len(some))
+                if left is None:
+                    return False
+                self._cursor = (seq, page[-1].object_id)
+        if at != seq:
+            self._count_archived(seq, looked_at, swept)
+        return True
+
+    def _pages(self, seq: int, after: bytes) -> Iterator[Sequence[ObjectRow]]:
+        while page := self._ledger.processed_objects(self._pipeline, seq, after=after, limit=PAGE_OBJECTS):
+            yield page
+            after = page[-1].object_id
+
+    def _free(self, page: Sequence[ObjectRow], swept: Swept) -> Sequence[ObjectRow] | None:
+        """Those that no other pipeline of the ledger needs; None while one has still to read one of them."""
+        if not self._exclusive:
+            return page
+        needed: set[bytes] = set()
+        ids = [row.object_id for row in page]
+        for other in self._ledger.pipelines():
+            if other.id == self._pipeline:
+                continue
+            states = self._ledger.states(other.id, ids)
+            if _STILL_READING & set(states.values()):
+                swept.waits_for = other.id
+                return None
+            needed |= {object_id for object_id, state in states.items() if state is ObjectState.DEAD}
+        swept.skipped[NEEDED_BY_A_DEAD_ONE] += len(needed)
+        return [row for row in page if row.object_id not in needed]
+
+    def _do(self, rows: Sequence[ObjectRow], swept: Swept, pool: Executor) -> None:
+        """Side by side. Counts what was done beside a failure, too."""
+        failures = []
+        for done in pool.map(self._one, rows):
+            if isinstance(done, Cleaned):
+                _count(swept, done)
+            else:
+                failures.append(done)
+        if failures:
+            raise failures[0]
+
+    def _one(self, row: ObjectRow) -> Cleaned | BaseException:
+        try:
+            self._probe(Step.CLEANING)
+            cleaned = self._cleaner.clean(reference_of(row))
+            self._probe(Step.CLEANED)
+        except BaseException as failure:
+            return failure
+        return cleaned
+
+    def _count_archived(self, seq: int, found: int, swept: Swept) -> None:
+        batch = self._ledger.batch(self._pipeline, seq)
+        if batch is not None and batch.objects > found:
+            swept.skipped[ARCHIVED] += batch.objects - found
+
+    def _tell(self, seq: int, swept: Swept, before: Swept) -> None:
+        skipped = swept.skipped - before.skipped
+        if swept.objects > before.objects or skipped:
+            self._bus.emit(
+                SourceCleaned(
+                    pipeline=self._pipeline,
+                    action=self._action,
+                    seq=seq,
+                    objects=swept.objects - before.objects,
+                    skipped=skipped.total(),
+                    reasons=dict(skipped),
+                )
+            )
+
+
+def reference_of(row: ObjectRow) -> ObjectRef:
+    """The version that a row of the ledger is about."""
+    return ObjectRef(
+        bucket=row.bucket,
+        key=decode_key(row.key),
+        size_bytes=row.size_bytes,
+        version_id=row.version_id,
+        etag=row.etag,
+    )
+
+
+class _Pace:
+    """Holds a pass to its rate. Used by one thread."""
+
+    def __init__(self, bounds: Pass, clock: Clock) -> None:
+        self._bounds = bounds
+        self._clock = clock
+        self._next_at = clock.monotonic()
+        self._never = threading.Event()
+
+    def done(self, objects: int) -> None:
+        if self._bounds.per_second is None:
+            return
+        self._next_at += objects / self._bounds.per_second
+        while (wait_seconds := self._next_at - self._clock.monotonic()) > 0 and not self._bounds.stopped():
+            self._clock.wait(self._never, min(wait_seconds, 0.5))
+
+
+def _room(swept: Swept, bounds: Pass) -> int:
+    """How many objects may be done now."""
+    if bounds.stopped():
+        return 0
+    return PARALLEL if bounds.objects_max is None else min(PARALLEL, bounds.objects_max - swept.objects)
+
+
+def _apart(rows: Sequence[ObjectRow], most: int) -> tuple[Sequence[ObjectRow], Sequence[ObjectRow]]:
+    """So many that can be done side by side, and the rest: the versions of one key are done one after another."""
+    taken: list[ObjectRow] = []
+    left: list[ObjectRow] = []
+    for row in rows:
+        apart = all((row.bucket, row.key) != (other.bucket, other.key) for other in taken)
+        (taken if apart and len(taken) < most else left).append(row)
+    return taken, left
+
+
+def _count(swept: Swept, cleaned: Cleaned) -> None:
+    match cleaned.outcome:
+        case Outcome.DONE:
+            swept.objects += 1
+        case Outcome.ALREADY:
+            swept.already += 1
+        case Outcome.REFUSED:
+            swept.skipped[cleaned.reason] += 1
+        case Outcome.GONE | Outcome.CHANGED:
+            swept.skipped[cleaned.outcome.value] += 1
