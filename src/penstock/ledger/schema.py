@@ -18,6 +18,7 @@ from sqlalchemy import (
     Table,
     Text,
     UniqueConstraint,
+    text,
 )
 from sqlalchemy.dialects import mysql
 
@@ -109,7 +110,7 @@ objects = Table(
     Column("dead_at", Double),
     # By state first: begun with the pipeline it would tempt SQLite to read all of it to find a few ids (measured).
     Index("ix_objects_state", "state", "pipeline", "object_id"),
-    Index("ix_objects_attempt", "attempt_id"),
+    Index("ix_objects_attempt", "attempt_id", postgresql_where=text("attempt_id IS NOT NULL")),
     Index("ix_objects_uri", "uri_digest", "pipeline"),
 )
 
@@ -235,6 +236,7 @@ wanted = Table(  # what a claim or a question is about
     Column("enqueued_at", Double),
     Column("replay_id", Text),
     prefixes=["TEMPORARY"],
+    postgresql_on_commit="DELETE ROWS",  # which leaves no dead rows: nothing ever vacuums a session's tables
 )
 
 leaving = Table(  # how each object leaves its attempt at a commit
@@ -249,4 +251,5 @@ leaving = Table(  # how each object leaves its attempt at a commit
     Column("refund", Integer, nullable=False),
     Column("unattributed", Integer, nullable=False),
     prefixes=["TEMPORARY"],
+    postgresql_on_commit="DELETE ROWS",  # which leaves no dead rows: nothing ever vacuums a session's tables
 )

@@ -56,8 +56,6 @@ _PLANNER = {  # sizes of the session's tables are guesses: what joins them goes 
     "random_page_cost": "1.1",
     "jit": "off",
 }
-# Emptied at the end of each transaction, which leaves no dead rows: nothing ever vacuums them.
-_EMPTIED = "ON COMMIT DELETE ROWS"
 _MIGRATION_LOCK = 0x70656E73746F636B  # "penstock": the key of an advisory lock
 
 
@@ -99,7 +97,7 @@ class Postgresql:
             },
         )
 
-        tables = [f"{CreateTable(table).compile(engine)} {_EMPTIED}" for table in session_metadata.sorted_tables]
+        tables = [str(CreateTable(table).compile(engine)) for table in session_metadata.sorted_tables]
 
         def connect(_dialect: object, _record: object, arguments: Any, named: Any) -> BoundedConnection:
             return BoundedConnection.connect(*arguments, **named)

@@ -1,7 +1,8 @@
 """Thousands of rows in one statement.
 
 For each row of a set psycopg has the server run the INSERT once more. Handed over as one array a column, and taken
-apart by `unnest`, the same rows take a fraction of the time, and keep their order.
+apart by `unnest`, the same rows take a fraction of the time, and keep their order. The arrays are binary (%b): written
+as text, one of ten thousand ids takes a quarter of a second.
 """
 
 import re
@@ -29,7 +30,7 @@ def insert_as_arrays(
     for name, type_ in types.items():
         if isinstance(type_, Double):  # psycopg takes no array of integers and floats
             columns[name] = [None if value is None else float(value) for value in columns[name]]
-    arrays = ", ".join(f"%({name})s::{type_.compile(dialect=compiled.dialect)}[]" for name, type_ in types.items())
+    arrays = ", ".join(f"%({name})b::{type_.compile(dialect=compiled.dialect)}[]" for name, type_ in types.items())
     head, values, tail = parts[1], _PARAMETER.sub(r'given."\1"', parts[2]), parts[3] or ""
     names = ", ".join(f'"{name}"' for name in types)
     cursor.execute(f"{head} SELECT {values} FROM unnest({arrays}) AS given({names}){tail}", columns)

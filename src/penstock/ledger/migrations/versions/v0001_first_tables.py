@@ -3,7 +3,7 @@
 import sqlalchemy as sa
 from sqlalchemy.dialects import mysql
 
-from penstock.ledger.migrations.tools import create_index, create_table, drop_table
+from penstock.ledger.migrations.tools import create_index, create_table, drop_table, leave_room, vacuum_early
 
 revision = "0001"
 down_revision = None
@@ -61,6 +61,7 @@ def _create_attempts() -> None:
         sa.Column("reason", sa.Text),
     )
     create_index("ix_attempts_state", "attempts", ["pipeline", "state", "id"])
+    leave_room("attempts", 20)  # for leases, which are extended all the time
 
 
 def _create_objects() -> None:
@@ -93,8 +94,9 @@ def _create_objects() -> None:
         sa.Column("dead_at", sa.Double),
     )
     create_index("ix_objects_state", "objects", ["state", "pipeline", "object_id"])
-    create_index("ix_objects_attempt", "objects", ["attempt_id"])
+    create_index("ix_objects_attempt", "objects", ["attempt_id"], postgresql_where=sa.text("attempt_id IS NOT NULL"))
     create_index("ix_objects_uri", "objects", ["uri_digest", "pipeline"])
+    vacuum_early("objects")
 
 
 def _create_object_attempts() -> None:
