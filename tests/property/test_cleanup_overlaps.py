@@ -1,0 +1,42 @@
+"""Two addresses overlap exactly where one key can lie below both, however they are written."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.app.cleanup.overlaps import overlap
+from penstock.storage.address import s3_address
+
+PARTS = st.lists(st.sampled_from(["a", "b", "A", "ab", "é", "e\u0301", "..", "."]), max_size=4)
+
+
+@st.composite
+def addresses(draw: st.DrawFn) -> str:
+    slashes = draw(st.sampled_from(["/", "//"]))
+    end = draw(st.sampled_from(["", "/"]))
+    return f"s3://{draw(st.sampled_from(['one', 'two']))}/{slashes.join(draw(PARTS))}{end}"
+
+
+@given(addresses(), addresses())
+def test_it_is_the_same_both_ways(one: str, other: str) -> None:
+    assert overlap(one, other) == overlap(other, one)
+
+
+@given(addresses(), addresses(), PARTS)
+def test_a_key_below_both_is_always_seen(one: str, other: str, below: list[str]) -> None:
+    first, second = s3_address(one), s3_address(other)
+    key = f"{first.folder}{'/'.join(below)}"
+    if first.holds(first.bucket, key) and second.holds(first.bucket, key):
+        assert overlap(one, other)
+
+
+@given(addresses(), PARTS)
+def test_what_is_below_overlaps_with_what_is_above(address: str, below: list[str]) -> None:
+    assert overlap(address, f"{address.rstrip('/')}/{'/'.join(below)}")
+
+
+@given(st.lists(st.sampled_from(["a", "b", "ab"]), min_size=1, max_size=3), st.sampled_from(["-done", "x", ".d"]))
+def test_a_sibling_whose_name_only_begins_alike_lies_apart(parts: list[str], more: str) -> None:
+    address = f"s3://one/{'/'.join(parts)}"
+    assert not overlap(address, f"{address}{more}")
+    assert not overlap(address, address.replace("s3://one", "s3://two"))
+    assert not overlap(address, f"/{'/'.join(parts)}")

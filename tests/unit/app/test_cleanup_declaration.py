@@ -1,0 +1,174 @@
+"""What becomes of processed objects: said loudly where it does not fit, before anything runs."""
+
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock import App, DeltaSink, Handlers, ObjectSource, cleanup
+from penstock.app.cleanup.declaration import cleanup_of
+from penstock.errors import UsageError
+
+
+def source(folder: object, how: Any, *, queue: str = "q") -> ObjectSource:
+    return ObjectSource(str(folder), queue=queue, schema="id long", cleanup=how)
+
+
+def declare(group: Handlers, name: str, folder: object, how: Any = None, *, table: object = None) -> None:
+    given = source(folder, how or cleanup.Keep(), queue=f"{name}-q")
+    group.pipeline(name, source=given, sink=DeltaSink(str(table or f"s3://lake/{name}")))
+
+
+@pytest.mark.parametrize(
+    ("after", "seconds"),
+    [
+        ("30 days", 30 * 86_400.0),
+        ("7d", 7 * 86_400.0),
+        (timedelta(hours=1), 3_600.0),
+        (90, 90.0),
+        (0, 0.0),
+        ("0", 0.0),
+        ("0 s", 0.0),
+        ("0d", 0.0),
+        (timedelta(0), 0.0),
+    ],
+)
+def test_after_is_said_in_human_units_and_may_be_nothing(after: Any, seconds: float) -> None:
+    assert cleanup.Delete(after=after).after_seconds == seconds
+
+
+@pytest.mark.parametrize("after", ["soon", -1, "-1 d", float("inf"), ""])
+def test_after_has_to_be_a_duration(after: Any) -> None:
+    with pytest.raises(UsageError, match="after="):
+        cleanup.Delete(after=after)
+
+
+def test_a_delete_says_when() -> None:
+    with pytest.raises(TypeError, match="after"):
+        cleanup.Delete()  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: cleanup.Tag({}), "1 to 10 tags"),
+        (lambda: cleanup.Tag({str(n): "" for n in range(11)}), "1 to 10 tags"),
+        (lambda: cleanup.Tag({"aws:x": "y"}), "aws:"),
+        (lambda: cleanup.Tag({"": "y"}), "1 to 128"),
+        (lambda: cleanup.Tag({"n": "v" * 257}), "256"),
+        (lambda: cleanup.Tag({"n": "a?"}), "letters, digits"),
+        (lambda: cleanup.Tag({"n": 1}), "not text"),  # type: ignore[dict-item]
+        (lambda: cleanup.Move("hdfs://done"), "neither a local folder"),
+        (lambda: cleanup.Move("s3://b/a/../c"), "'..'"),
+        (lambda: cleanup.Move("s3://b/a//c"), "empty"),
+        (lambda: source("landing", cleanup.Tag()), "cannot be tagged"),
+        (lambda: source("s3://landing/in", cleanup.Move("done")), "cannot be moved to done"),
+        (lambda: source("landing", cleanup.Move("s3://done/x")), "cannot be moved to s3://done/x"),
+        (lambda: source("landing", "delete"), "from penstock import cleanup"),
+    ],
+)
+def test_what_does_not_fit_is_refused(make: Any, words: str) -> None:
+    with pytest.raises(UsageError, match=words.replace("?", r"\?")):
+        make()
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        "s3://landing/clicks",
+        "s3://landing/clicks/",
+        "s3://landing/clicks/done",
+        "s3://landing/Clicks/done",
+        "s3://landing",
+        "s3://landing/",
+    ],
+)
+def test_moved_objects_may_not_come_to_lie_where_they_are_read(target: str) -> None:
+    with pytest.raises(UsageError, match="announce themselves again"):
+        declare(App(), "clicks", "s3://landing/clicks/", cleanup.Move(target))
+
+
+@pytest.mark.parametrize("target", ["s3://landing/clicks-done", "s3://landing/done/clicks", "s3://done"])
+def test_a_target_apart_from_the_source_is_taken(target: str) -> None:
+    declare(App(), "clicks", "s3://landing/clicks/", cleanup.Move(target))
+
+
+@pytest.mark.parametrize("spelling", ["{}/in/done", "{}/in/", "{}/x/../in/d", "file://{}/in/d", "{}/link/d", "{}/IN/d"])
+def test_a_folders_other_names_are_seen_through(tmp_path: Path, spelling: str) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "in")
+    with pytest.raises(UsageError, match="announce themselves again"):
+        declare(App(), "clicks", tmp_path / "in", cleanup.Move(spelling.format(tmp_path)), table=tmp_path / "t")
+
+
+def test_a_folder_above_the_source_is_no_target(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="announce themselves again"):
+        declare(App(), "clicks", tmp_path / "a" / "in", cleanup.Move(tmp_path / "a"), table=tmp_path / "t")
+
+
+def test_another_pipelines_source_is_no_target_whichever_comes_first() -> None:
+    for order in (1, -1):
+        app = App()
+        with pytest.raises(UsageError, match="the source of views"):
+            for name, how in (("clicks", cleanup.Move("s3://landing/views/x")), ("views", None))[::order]:
+                declare(app, name, f"s3://landing/{name}", how)
+
+
+@pytest.mark.parametrize("target", ["s3://lake/clicks/x", "s3://lake/clicks_quarantine", "s3://lake"])
+def test_a_table_is_no_target(target: str) -> None:
+    with pytest.raises(UsageError, match="tables of clicks"):
+        declare(App(), "clicks", "s3://landing/clicks", cleanup.Move(target))
+
+
+@pytest.mark.parametrize("how", [cleanup.Delete(after=0), cleanup.Move("s3://done")])
+def test_nothing_is_taken_away_that_another_one_of_the_app_reads(how: Any) -> None:
+    app = App()
+    declare(app, "clicks", "s3://landing/clicks", how)
+    with pytest.raises(UsageError, match="what views reads too"):
+        declare(app, "views", "s3://landing")
+    with pytest.raises(UsageError, match="what thumbs reads too"):
+        app.object_handler("thumbs-q", source="s3://landing/clicks/eu", name="thumbs")(lambda found: None)
+
+
+def test_two_pipelines_may_tag_and_keep_what_both_read() -> None:
+    app = App()
+    declare(app, "clicks", "s3://landing/clicks", cleanup.Tag())
+    declare(app, "views", "s3://landing")
+
+
+def test_a_group_that_is_included_is_looked_at_too() -> None:
+    app, group = App(), Handlers()
+    declare(app, "clicks", "s3://landing/clicks", cleanup.Delete(after="1 d"))
+    declare(group, "views", "s3://landing/clicks/eu")
+    with pytest.raises(UsageError, match="what views reads too"):
+        app.include(group)
+
+
+@pytest.mark.parametrize(
+    ("action", "after", "target", "made"),
+    [
+        (None, None, None, cleanup.Keep()),
+        ("tag", None, None, cleanup.Tag()),
+        ("delete", "7d", None, cleanup.Delete(after="7d")),
+        ("delete", "0", None, cleanup.Delete(after="0")),
+        ("move", None, "done", cleanup.Move("done")),
+    ],
+)
+def test_a_command_line_says_the_same(action: Any, after: Any, target: Any, made: Any) -> None:
+    assert cleanup_of(action, after=after, target=target) == made
+
+
+@pytest.mark.parametrize(
+    ("action", "after", "target", "words"),
+    [
+        ("delete", None, None, "--cleanup-after"),
+        ("move", None, None, "--cleanup-to"),
+        ("tag", None, "done", "--cleanup-to"),
+        (None, "7d", None, "--cleanup what"),
+        ("burn", None, None, "not known"),
+    ],
+)
+def test_a_command_line_that_says_too_little_is_refused(action: Any, after: Any, target: Any, words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        cleanup_of(action, after=after, target=target)
