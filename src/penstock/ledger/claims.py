@@ -43,7 +43,7 @@ from penstock.ledger.revivals import revive
 from penstock.ledger.rows import AnyRow, carrier_of, new_object, wanted_object
 from penstock.ledger.rules import is_later, storable
 from penstock.ledger.schema import attempts, object_attempts, objects, wanted
-from penstock.ledger.sets import ARCHIVED, among, fill, is_wanted, slices, unprocessed
+from penstock.ledger.sets import ARCHIVED, among, by_uri, fill, is_wanted, slices, unprocessed
 from penstock.messaging.steps import Probe, Step
 
 _OURS = (objects.c.attempt_id == bindparam("fresh")) & (objects.c.state == ObjectState.PROCESSING.value)
@@ -98,7 +98,9 @@ _NOT_OURS = (
     .where(is_wanted(), or_(objects.c.attempt_id.is_(None), objects.c.attempt_id != bindparam("fresh")))
 )
 _other = objects.alias("other")
-_SAME_KEY = select(objects.c.object_id, objects.c.sequencer, _other.c.sequencer.label("other_sequencer")).where(
+_SAME_KEY = by_uri(
+    select(objects.c.object_id, objects.c.sequencer, _other.c.sequencer.label("other_sequencer")), _other
+).where(
     _OURS,
     objects.c.version_id.is_(None),
     objects.c.sequencer.is_not(None),
@@ -106,6 +108,7 @@ _SAME_KEY = select(objects.c.object_id, objects.c.sequencer, _other.c.sequencer.
     _other.c.pipeline == objects.c.pipeline,
     _other.c.bucket == objects.c.bucket,
     _other.c.key == objects.c.key,
+    _other.c.object_id != objects.c.object_id,
     _other.c.sequencer.is_not(None),
     _other.c.state.in_([ObjectState.PROCESSING.value, ObjectState.PROCESSED.value]),
 )

@@ -20,7 +20,7 @@ from penstock.ledger.schema import (
     table_schemas,
     wanted,
 )
-from penstock.ledger.sets import ARCHIVED, ids_wanted, is_wanted
+from penstock.ledger.sets import ARCHIVED, by_uri, ids_wanted, is_wanted
 
 PAGE_BATCHES = 100
 
@@ -55,7 +55,7 @@ _version = objects.alias("version")
 _archived_version = archived_objects.alias("archived_version")
 # The archive knows a key by its uri's digest. One object may be named by several of these.
 _OTHER_VERSIONS = (
-    select(objects.c.object_id.distinct()).where(
+    by_uri(select(objects.c.object_id.distinct()), _version).where(
         is_wanted(),
         _version.c.uri_digest == objects.c.uri_digest,
         _version.c.pipeline == objects.c.pipeline,
@@ -63,14 +63,18 @@ _OTHER_VERSIONS = (
         _version.c.key == objects.c.key,
         _version.c.object_id != objects.c.object_id,
     ),
-    select(objects.c.object_id.distinct()).where(
+    select(objects.c.object_id)
+    .distinct()
+    .where(
         is_wanted(),
         _archived_version.c.uri_digest == objects.c.uri_digest,
         _archived_version.c.pipeline == objects.c.pipeline,
         _archived_version.c.object_id != objects.c.object_id,
     ),
     *(
-        select(archived_objects.c.object_id.distinct()).where(
+        select(archived_objects.c.object_id)
+        .distinct()
+        .where(
             archived_objects.c.pipeline == bindparam("in_pipeline"),
             archived_objects.c.object_id.in_(select(wanted.c.object_id)),
             other.c.uri_digest == archived_objects.c.uri_digest,

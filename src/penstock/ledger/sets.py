@@ -12,6 +12,7 @@ from sqlalchemy import (
     Boolean,
     ColumnElement,
     Connection,
+    FromClause,
     Insert,
     Select,
     Table,
@@ -71,13 +72,21 @@ class among(ColumnElement[bool]):  # noqa: N801 - reads as an operator
 
 
 @compiles(among)
-def _leave_out(element: among, compiler: SQLCompiler, **_: Any) -> str:
+def _leave_out(_element: among, _compiler: SQLCompiler, **_: Any) -> str:
     return "1 = 1"
 
 
 @compiles(among, "sqlite")
 def _spell_out(element: among, compiler: SQLCompiler, **options: Any) -> str:
     return str(compiler.process(element.hint, **options))
+
+
+def by_uri(statement: Select[Any], versions: FromClause) -> Select[Any]:
+    """Lead MySQL from an object to others of its uri by their index: until its statistics know the table it would read
+    every object for each of them (measured: 0.8 s for 1,000 in a new ledger)."""
+    for dialect in ("mysql", "mariadb"):
+        statement = statement.with_hint(versions, "FORCE INDEX (ix_objects_uri)", dialect)
+    return statement
 
 
 def is_wanted() -> ColumnElement[bool]:

@@ -1,0 +1,227 @@
+"""The ledger on MariaDB and PostgreSQL: a claim and a commit on an empty one, on one of many rows, and many at once.
+
+python -m benchmarks.ledger_servers [--rows N] [--objects N] [--rounds N] [--only mariadb|postgresql]
+
+The servers are private ones of this machine, over unix sockets, with 2 GB to keep pages in and every commit on disk.
+The rows are as a pipeline leaves them that processed 5,000 objects a batch; the objects claimed are new ones, whose ids
+fall between theirs. The workers that claim at once are processes; half of what each wants is wanted by all.
+"""
+
+import argparse
+import hashlib
+import multiprocessing
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+
+from sqlalchemy import create_engine, make_url, text
+from tests.services.mariadb_server import MariadbServer, install_template
+from tests.services.postgresql_server import PostgresqlServer
+
+from penstock.ledger import Ledger
+from penstock.ledger.records import BatchOutcome, Candidate, Carrier, Claim, ObjectResult
+
+PIPELINE = "clicks"
+BATCH = 5_000  # objects, of the rows that are there
+FILL_AT_ONCE = 500_000
+WORKERS = 8
+WORKERS_OBJECTS = 500  # of one claim
+WORKERS_SECONDS = 10.0
+LEASE_SECONDS = 60.0
+
+# One statement a database: row i of the pipeline, in the order of its id, so that every index is filled in its order.
+_FILL = {
+    "mariadb": """
+        INSERT INTO objects (pipeline, object_id, bucket, `key`, uri, uri_digest, size_bytes, etag, sequencer, state,
+            attempt_id, charged, refunds, unattributed_failures, batch_seq, `rows`, lines_quarantined,
+            carrier_message_id, carrier_enqueued_at, first_seen_at, ended_at)
+        SELECT :pipeline, UNHEX(LPAD(HEX(i * :step), 32, '0')), 'landing', CONCAT('clicks/2024/01/', i, '.jsonl.gz'),
+            CONCAT('s3://landing/clicks/2024/01/', i, '.jsonl.gz'), UNHEX(LPAD(HEX(i * :step), 32, '0')), 10000,
+            MD5(i), LPAD(HEX(i), 16, '0'), 'processed', CONCAT('attempt-', LPAD(i DIV :batch, 10, '0')), 1, 0, 0,
+            i DIV :batch + 1, 50, 0, UUID(), 1.7e9, 1.7e9, 1.7e9
+        FROM (SELECT CAST(seq AS DECIMAL(40)) AS i FROM seq_0_to_{last}) numbers WHERE i >= :first
+    """,
+    "postgresql": """
+        INSERT INTO objects (pipeline, object_id, bucket, "key", uri, uri_digest, size_bytes, etag, sequencer, state,
+            attempt_id, charged, refunds, unattributed_failures, batch_seq, "rows", lines_quarantined,
+            carrier_message_id, carrier_enqueued_at, first_seen_at, ended_at)
+        SELECT :pipeline, digest, 'landing', convert_to('clicks/2024/01/' || i || '.jsonl.gz', 'UTF8'),
+            's3://landing/clicks/2024/01/' || i || '.jsonl.gz', digest, 10000,
+            md5(i::text), lpad(to_hex(i), 16, '0'), 'processed', 'attempt-' || lpad((i / :batch)::text, 10, '0'), 1, 0,
+            0, i / :batch + 1, 50, 0, md5(i::text), 1.7e9, 1.7e9, 1.7e9
+        FROM (SELECT i, decode(lpad(to_hex(i * CAST(:step AS bigint)), 16, '0') || repeat('0', 16), 'hex') AS digest
+              FROM generate_series(CAST(:first AS bigint), {last}) AS i) numbers
+    """,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Times:
+    """Medians."""
+
+    claim_seconds: float
+    commit_seconds: float
+
+    def __str__(self) -> str:
+        return f"claim {self.claim_seconds:.3f} s, commit {self.commit_seconds:.3f} s"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", type=int, default=10_000_000)
+    parser.add_argument("--objects", type=int, default=10_000)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--only", choices=list(_FILL))
+    arguments = parser.parse_args()
+    for name in [arguments.only] if arguments.only else list(_FILL):
+        with _server(name) as fresh:
+            _measure(name, fresh, arguments)
+
+
+def _measure(name: str, fresh: Callable[[], str], arguments: argparse.Namespace) -> None:
+    empty = _times(fresh(), objects=arguments.objects, rounds=arguments.rounds)
+    print(f"{name}: {arguments.objects:,} objects on an empty ledger: {empty}", flush=True)
+    full_url = fresh()
+    began_at = time.perf_counter()
+    _fill(name, full_url, arguments.rows)
+    print(f"{name}: {arguments.rows:,} rows written in {time.perf_counter() - began_at:.0f} s", flush=True)
+    full = _times(full_url, objects=arguments.objects, rounds=arguments.rounds)
+    claim, commit = full.claim_seconds / empty.claim_seconds, full.commit_seconds / empty.commit_seconds
+    print(f"{name}: the same on {arguments.rows:,} rows: {full}: {claim:.2f} and {commit:.2f} times", flush=True)
+    claimed, taken_twice, failed = _crowd(full_url)
+    print(
+        f"{name}: {WORKERS} workers at once, {WORKERS_OBJECTS} objects a claim: {claimed / WORKERS_SECONDS:,.0f} "
+        f"objects a second claimed and committed, {taken_twice} of them twice, {failed} errors",
+        flush=True,
+    )
+
+
+def _times(url: str, *, objects: int, rounds: int) -> Times:
+    ledger = Ledger.open(url)
+    ledger.ensure_pipeline(PIPELINE)
+    _round(ledger, "warming", objects)
+    claims, commits = zip(*(_round(ledger, f"round-{number}", objects) for number in range(rounds)), strict=True)
+    ledger.close()
+    return Times(claim_seconds=statistics.median(claims), commit_seconds=statistics.median(commits))
+
+
+def _round(ledger: Ledger, attempt: str, objects: int) -> tuple[float, float]:
+    candidates = [_candidate(f"{attempt}/{index}") for index in range(objects)]
+    began_at = time.perf_counter()
+    claim = ledger.claim(PIPELINE, candidates, attempt_id=attempt, worker="benchmark", lease_seconds=LEASE_SECONDS)
+    claimed_at = time.perf_counter()
+    ledger.commit(_outcome(claim))
+    assert len(claim.claimed) == objects
+    return claimed_at - began_at, time.perf_counter() - claimed_at
+
+
+def _fill(name: str, url: str, rows: int) -> None:
+    ledger = Ledger.open(url)
+    ledger.ensure_pipeline(PIPELINE)
+    ledger.close()
+    # A connection of its own: one statement here takes longer than any of the ledger's may.
+    driver = "mysql+pymysql" if name == "mariadb" else "postgresql+psycopg"
+    engine = create_engine(make_url(url).set(drivername=driver), isolation_level="AUTOCOMMIT")
+    step = 2**62 // rows if name == "postgresql" else 2**126 // rows
+    with engine.connect() as connection:
+        for first in range(0, rows, FILL_AT_ONCE):
+            last = min(first + FILL_AT_ONCE, rows) - 1
+            statement = _FILL[name].replace("{last}", str(last)).replace("seq_0_to", f"seq_{first}_to")
+            connection.execute(text(statement), {"pipeline": PIPELINE, "first": first, "batch": BATCH, "step": step})
+        connection.exec_driver_sql("ANALYZE TABLE objects" if name == "mariadb" else "VACUUM ANALYZE objects")
+        assert connection.exec_driver_sql("SELECT count(*) FROM objects").scalar_one() == rows
+    engine.dispose()
+
+
+def _crowd(url: str) -> tuple[int, int, int]:
+    """How many objects all workers committed, how many more than once, and how many errors they met."""
+    spawning = multiprocessing.get_context("spawn")
+    barrier = spawning.Barrier(WORKERS)
+    with spawning.Manager() as manager:
+        told = manager.list()
+        processes = [spawning.Process(target=_worker, args=(url, number, barrier, told)) for number in range(WORKERS)]
+        for process in processes:
+            process.start()
+        for process in processes:
+            process.join()
+        reports = list(told)
+    committed = [name for names, _ in reports for name in names]
+    failed = sum(errors for _, errors in reports) + WORKERS - len(reports)
+    return len(committed), len(committed) - len(set(committed)), failed
+
+
+def _worker(url: str, number: int, barrier: "multiprocessing.synchronize.Barrier", told: "list[object]") -> None:
+    ledger = Ledger.open(url)
+    committed: list[bytes] = []
+    errors = 0
+    barrier.wait()
+    ends_at = time.monotonic() + WORKERS_SECONDS
+    for turn in count():
+        if time.monotonic() > ends_at:
+            break
+        attempt = f"crowd-{number}-{turn}"
+        half = WORKERS_OBJECTS // 2
+        candidates = [_candidate(f"all/{turn}/{index}") for index in range(half)]
+        candidates += [_candidate(f"{attempt}/{index}") for index in range(half)]
+        try:
+            claim = ledger.claim(
+                PIPELINE, candidates, attempt_id=attempt, worker=f"{number}", lease_seconds=LEASE_SECONDS
+            )
+            if claim.claimed:
+                ledger.commit(_outcome(claim))
+                committed += claim.claimed
+        except Exception as error:  # what would reach the user
+            print(f"{type(error).__name__}: {error}", file=sys.stderr)
+            errors += 1
+    ledger.close()
+    told.append((committed, errors))
+
+
+def _candidate(name: str) -> Candidate:
+    key = f"clicks/2024/02/{name}.jsonl.gz"
+    digest = hashlib.sha256(key.encode()).digest()[:16]
+    return Candidate(
+        object_id=bytes([digest[0] & 0x3F]) + digest[1:],  # among those that are there
+        bucket="landing",
+        key=key.encode(),
+        size_bytes=10_000,
+        uri=f"s3://landing/{key}",
+        etag=digest.hex(),
+        sequencer="0055AED6DCD90281E5",
+        carrier=Carrier(message_id=digest.hex(), enqueued_at=1.7e9),
+    )
+
+
+def _outcome(claim: Claim) -> BatchOutcome:
+    results = [ObjectResult(object_id=object_id, rows=50, lines_quarantined=0) for object_id in claim.claimed]
+    return BatchOutcome(pipeline=PIPELINE, attempt_id=claim.attempt_id, processed=results, rows=50 * len(results))
+
+
+@contextmanager
+def _server(name: str) -> Iterator[Callable[[], str]]:
+    with tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder:
+        server = _mariadb(Path(folder)) if name == "mariadb" else _postgresql()
+        server.start()
+        try:
+            yield server.fresh
+        finally:
+            server.close()
+
+
+def _mariadb(folder: Path) -> MariadbServer:
+    words: Sequence[str] = ("--innodb-buffer-pool-size=2G", "--innodb-log-file-size=1G")
+    return MariadbServer(folder=folder / "server", template=install_template(folder), configuration=words)
+
+
+def _postgresql() -> PostgresqlServer:
+    return PostgresqlServer(configuration={"shared_buffers": "2GB", "max_wal_size": "4GB"})
+
+
+if __name__ == "__main__":
+    main()
