@@ -32,6 +32,7 @@ from penstock.storage.files import Files
 from penstock.storage.s3_faults import fault_of, refuse
 
 CHECKS_AT_ONCE = 16  # of files in S3
+ATTEMPT = ":attempt"  # after an application: the one that holds the token of its last batch
 LOADS_MAX = 2  # a log that is cleaned up while it is read can fail once
 
 _ASKED_S3 = re.compile(r"\bError performing\b")  # in what delta-rs tells of a request that failed
@@ -51,6 +52,15 @@ class DeltaTableSink:
     def uri(self) -> str:
         return self._root.uri
 
+    @property
+    def root(self) -> Files:
+        return self._root
+
+    @property
+    def app(self) -> str:
+        """The application whose transactions say how far the pipeline is, and with `ATTEMPT` the token of the tip."""
+        return self._app
+
     def load(self) -> "LoadedDelta | None":
         """The newest snapshot, or None where there is no table yet.
 
@@ -65,6 +75,19 @@ class DeltaTableSink:
         check_features(table.protocol(), table.metadata().configuration, table.schema().to_json(), where=self.uri)
         self._check_partitioning(loaded.partition_by)
         return loaded
+
+    def load_version(self, version: int) -> "LoadedDelta":
+        """The snapshot of a version that is still in the log. Raises `TableError` where it is not."""
+        table = _load(self._root)
+        try:
+            if table is None:
+                raise TableNotFoundError("there is no table")
+            table.load_as_version(version)
+        except (DeltaError, OSError, ValueError) as error:
+            raise TableError(
+                f"Version {version} of the table {self.uri} cannot be read: {_first_line(error)}"
+            ) from error
+        return LoadedDelta(table, root=self._root, app=self._app)
 
     def ensure_schema(self, schema: pa.Schema) -> None:
         """Create the table, or add the columns it lacks, in a commit of its own.
@@ -118,7 +141,7 @@ class LoadedDelta:
     def position(self) -> Position:
         return Position(
             seq=self._table.transaction_version(self._app) or 0,
-            attempt_token=self._table.transaction_version(f"{self._app}:attempt"),
+            attempt_token=self._table.transaction_version(f"{self._app}{ATTEMPT}"),
         )
 
     @property
@@ -153,7 +176,7 @@ class LoadedDelta:
             list(pool.map(self._check_file, append.files))
         transactions = [
             Transaction(self._app, append.seq),
-            Transaction(f"{self._app}:attempt", attempt_token(append.attempt_id)),
+            Transaction(f"{self._app}{ATTEMPT}", attempt_token(append.attempt_id)),
         ]
         with _committing(self._root.uri):
             self._table.create_write_transaction(

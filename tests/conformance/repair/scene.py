@@ -1,0 +1,217 @@
+"""A pipeline in its parts: objects of numbered lines, batches of them, tables, and a ledger that can be set back.
+
+What a table shows is read with deltalake alone; each object's lines are known by its number.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from deltalake import DeltaTable
+from deltalake.exceptions import TableNotFoundError
+from sqlalchemy import delete, insert, select
+from ulid import ULID
+
+from penstock.app.places import Places
+from penstock.app.tables import Tables
+from penstock.events import Bus, Event
+from penstock.ledger import Ledger
+from penstock.ledger.records import BatchOutcome, Candidate, Carrier, Claim, ObjectResult, ObjectState
+from penstock.ledger.schema import metadata
+from penstock.objects.reference import ObjectRef
+from penstock.pipeline.batch_record import BatchRecord, RecordedObject, save
+from penstock.pipeline.repair import Findings, Repairer
+from penstock.pipeline.source.quarantine import QUARANTINE_SCHEMA
+from penstock.sinks.manifest import DataFile, encode
+from penstock.sinks.parquet import list_files
+from penstock.sinks.schema import encode as encode_schema
+from penstock.storage.local_files import LocalFiles
+
+PIPELINE = "clicks"
+SCHEMA = pa.schema([("object", pa.int64()), ("line", pa.int64())])
+LINES = 3  # of each object
+LEASE_SECONDS = 600.0
+
+Dump = Mapping[str, Sequence[Mapping[str, Any]]]
+
+
+def ref(number: int) -> ObjectRef:
+    return ObjectRef(bucket="landing", key=f"object-{number}", size_bytes=100, etag=f"etag-{number}")
+
+
+@dataclass(kw_only=True)
+class Scene:
+    folder: Path
+    ledger: Ledger
+    events: list[Event] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.ledger.ensure_pipeline(PIPELINE)
+
+    @property
+    def places(self) -> Places:
+        return Places(
+            table=LocalFiles(self.folder / "table"),
+            quarantine=LocalFiles(self.folder / "table_quarantine"),
+            state=self.folder / "state",
+            name=PIPELINE,
+        )
+
+    @property
+    def tables(self) -> Tables:
+        """Of a process that knows nothing yet."""
+        return Tables(self.places, self.ledger, bus=Bus(self.events.append))
+
+    # A worker's life
+
+    def claim(self, *numbers: int, worker: str = "w") -> Claim:
+        candidates = [
+            Candidate(
+                object_id=ref(number).object_id,
+                bucket=ref(number).bucket,
+                key=ref(number).key_bytes,
+                size_bytes=100,
+                uri=ref(number).uri,
+                carrier=Carrier(message_id=f"m{number}", enqueued_at=0.0),
+                etag=ref(number).etag,
+            )
+            for number in numbers
+        ]
+        return self.ledger.claim(
+            PIPELINE, candidates, attempt_id=str(ULID()), worker=worker, lease_seconds=LEASE_SECONDS
+        )
+
+    def write(
+        self, attempt_id: str, *numbers: int, bad: bool = False, empty: bool = False, recorded: bool = True,
+        schema: pa.Schema = SCHEMA,
+    ) -> BatchOutcome:  # fmt: skip
+        """What a run leaves: files, its record, and what it would commit. ``bad``: a bad line an object, too."""
+        lines = [] if empty else [(number, line) for number in numbers for line in range(LINES)]
+        files = self._file(self.places.table, attempt_id, schema, lines)
+        quarantine = self._file(self.places.quarantine, attempt_id, QUARANTINE_SCHEMA, numbers if bad else ())
+        row = self.ledger.ensure_pipeline(PIPELINE)
+        outcome = BatchOutcome(
+            pipeline=PIPELINE,
+            attempt_id=attempt_id,
+            processed=[
+                ObjectResult(object_id=ref(number).object_id, rows=LINES, lines_quarantined=int(bad))
+                for number in numbers
+            ],
+            rows=len(lines),
+            lines_quarantined=len(numbers) * bad,
+            bytes=100 * len(numbers),
+            manifest=encode(files),
+            quarantine_manifest=encode(quarantine),
+            schema_id=row.schema_id,
+            new_schema=None if row.table_schema == encode_schema(schema) else encode_schema(schema),
+        )
+        if recorded:
+            save(self.places.table, self._record(outcome, numbers, schema))
+        return outcome
+
+    def batch(self, *numbers: int, **written: Any) -> str:
+        """Claimed, run and committed; answers the attempt."""
+        claim = self.claim(*numbers)
+        assert len(claim.claimed) == len(numbers), f"not all of {numbers} are free: {claim}"
+        assert self.ledger.commit(self.write(claim.attempt_id, *numbers, **written)) is not None
+        return claim.attempt_id
+
+    def published(self, *numbers: int, **written: Any) -> str:
+        attempt_id = self.batch(*numbers, **written)
+        self.tables.publish()
+        return attempt_id
+
+    def _file(self, root: Any, attempt_id: str, schema: pa.Schema, rows: Sequence[Any]) -> Sequence[DataFile]:
+        if not rows:
+            return ()
+        directory = f"data/{attempt_id}/r0"
+        folder = Path(str(root)) / directory
+        folder.mkdir(parents=True)
+        columns: Mapping[str, Sequence[Any]] = (
+            {"object": [ref(number).uri for number in rows]}
+            if schema is QUARANTINE_SCHEMA
+            else {"object": [row[0] for row in rows], "line": [row[1] for row in rows]}
+        )
+        arrays = [pa.array(columns.get(one.name, [None] * len(rows)), one.type) for one in schema]
+        pq.write_table(pa.table(arrays, schema=schema), folder / "part-0.parquet")
+        return list_files(root, directory, partition_by=(), schema=schema)
+
+    def _record(self, outcome: BatchOutcome, numbers: Sequence[int], schema: pa.Schema) -> BatchRecord:
+        return BatchRecord(
+            pipeline=PIPELINE,
+            attempt_id=outcome.attempt_id,
+            objects=[
+                RecordedObject(ref=ref(number), rows=one.rows, lines_quarantined=one.lines_quarantined)
+                for number, one in zip(numbers, outcome.processed, strict=True)
+            ],
+            rows=outcome.rows,
+            lines_quarantined=outcome.lines_quarantined,
+            bytes=outcome.bytes,
+            manifest=outcome.manifest,
+            quarantine_manifest=outcome.quarantine_manifest,
+            columns=encode_schema(schema),
+        )
+
+    # The ledger is set back
+
+    def dump(self) -> Dump:
+        """A backup of all its tables."""
+        with self.ledger.database.reading() as connection:
+            return {
+                table.name: [dict(row._mapping) for row in connection.execute(select(table))]
+                for table in metadata.sorted_tables
+            }
+
+    def restore(self, dump: Dump) -> None:
+        with self.ledger.database.writing() as connection:
+            for table in metadata.sorted_tables:
+                connection.execute(delete(table))
+                if dump[table.name]:
+                    connection.execute(insert(table), list(dump[table.name]))
+
+    # The repair
+
+    def repairer(self, **options: Any) -> Repairer:
+        tables = self.tables
+        return Repairer(self.ledger, pipeline=PIPELINE, rows=tables.rows, quarantine=tables.quarantine, **options)
+
+    def repair(self, **options: Any) -> Findings:
+        """Look, repair, and let the next process publish."""
+        repairer = self.repairer(**options)
+        findings = repairer.find()
+        repairer.apply(findings, Bus(self.events.append))
+        self.tables.publish()
+        return findings
+
+    # What is to be seen
+
+    def shown(self) -> Sequence[int]:
+        """The objects that the table shows, each once; fails where a line is there twice, or not all of an object."""
+        rows = _rows(self.folder / "table", ["object", "line"])
+        count = Counter((row["object"], row["line"]) for row in rows)
+        assert set(count.values()) <= {1}, f"lines are there twice: {count}"
+        numbers = sorted({number for number, _ in count})
+        assert sorted(count) == [(number, line) for number in numbers for line in range(LINES)]
+        return numbers
+
+    def quarantined(self) -> Sequence[str]:
+        return sorted(row["object"] for row in _rows(self.folder / "table_quarantine", ["object"]))
+
+    def state(self, number: int) -> ObjectState | None:
+        object_id = ref(number).object_id
+        return self.ledger.states(PIPELINE, [object_id]).get(object_id)
+
+    def seqs(self) -> Mapping[int, str]:
+        return {batch.seq: batch.attempt_id for batch in self.ledger.batches_after(PIPELINE, 0)}
+
+
+def _rows(table: Path, columns: list[str]) -> Sequence[Mapping[str, Any]]:
+    try:
+        files = DeltaTable(str(table)).file_uris()
+    except TableNotFoundError:
+        return ()
+    return [row for file in files for row in pq.ParquetFile(file).read(columns=columns).to_pylist()]
