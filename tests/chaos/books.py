@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from tests.services.sql_asking import ask
+from tests.services.sql_asking import ask, ask_by, connected
 
 SHOWN = 5  # how many rows a failure names
 
@@ -66,8 +66,7 @@ def check_books(url: str) -> None:
 
 def check_idle(url: str) -> None:
     """What holds besides when nobody works: nothing is left claimed."""
-    check_books(url)
-    _check(url, EMPTY_IF_IDLE)
+    _check(url, {**EMPTY_IF_RIGHT, **EMPTY_IF_IDLE})
 
 
 def attempt(url: str, attempt_id: str) -> tuple[str, str | None] | None:
@@ -101,9 +100,10 @@ def work(url: str, key: str) -> tuple[str, str, int, str | None] | None:
 
 
 def _check(url: str, empty: dict[str, str]) -> None:
-    for complaint, sql in empty.items():
-        rows = ask(url, sql)
-        assert not rows, f"{complaint}: {len(rows)} times, as in {list(rows)[:SHOWN]}"
+    with connected(url) as connection:
+        for complaint, sql in empty.items():
+            rows = ask_by(connection, sql)
+            assert not rows, f"{complaint}: {len(rows)} times, as in {list(rows)[:SHOWN]}"
 
 
 def _only(rows: Sequence[tuple[Any, ...]]) -> Any:

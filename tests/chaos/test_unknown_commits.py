@@ -13,7 +13,7 @@ from typing import TypeVar
 import pytest
 from tests.chaos import books
 from tests.services.sql_asking import ask
-from tests.services.sql_proxy import Fate, SqlProxy, at_random_commits
+from tests.services.sql_proxy import Fate, Plan, SqlProxy, at_random_commits, at_random_requests
 
 from penstock.errors import TemporaryError
 from penstock.ledger import Ledger
@@ -34,7 +34,7 @@ LEASE_SECONDS = 3600.0  # no lease runs out by itself
 OBJECTS_AT_ONCE = 4
 ASKED_MAX = 40  # times, until an answer comes: each of them meets five fates
 
-FATES = (Fate.PASS, Fate.PASS, Fate.SWALLOW, Fate.CUT, Fate.LATE)
+FATES = (*[Fate.PASS] * 6, Fate.SWALLOW, Fate.LATE, Fate.CUT, Fate.CUT)
 TOOK_EFFECT = {Fate.SWALLOW, Fate.LATE}
 
 Answer = TypeVar("Answer")
@@ -55,7 +55,6 @@ class Story:
         self._number = 0
         self._free: list[bytes] = []  # objects that go around again
         self._counted: Counter[bytes] = Counter()  # attempts that are to count, by object
-        self.proxy.follow(at_random_commits(self.chance, FATES))
 
     def close(self) -> None:
         self.proxy.heal()
@@ -176,7 +175,7 @@ class Story:
     def _came_back(self, claim: Claim) -> None:
         assert books.held_by(self.url, claim.attempt_id) == set()
         self._free += claim.claimed
-        self._counted.subtract(claim.claimed)
+        self._counted.subtract(set(claim.claimed))
 
     # Works
 
@@ -247,8 +246,9 @@ class Story:
         self.ask("advance_told", lambda: self.ledger.advance_told(PIPELINE, last))
         assert ask(self.url, "SELECT told_seq FROM tellings WHERE pipeline = %s", PIPELINE) == [(last,)]
 
-    def until(self, faults: int) -> None:
-        """Go on until so many COMMITs got no answer, then compare the whole of it."""
+    def until(self, faults: int, plan: Plan) -> None:
+        """Go on until so many requests got no answer, then compare the whole of it."""
+        self.proxy.follow(plan)
         scenes = [self.commit, self.commit, self.commit_nothing, self.abandon, self.abandon_worker, self.tell]
         scenes += [self.work, self.end_work, self.abandon_works]
         while len(self.proxy.faults) < faults:
@@ -282,7 +282,7 @@ def story(request: pytest.FixtureRequest) -> Iterator[Story]:
 @pytest.mark.parametrize("faults", [60, pytest.param(1_000, marks=pytest.mark.slow)])
 def test_every_unknown_commit_is_resolved_right(story: Story, faults: int) -> None:
     began_at = time.monotonic()
-    story.until(faults)
+    story.until(faults, at_random_commits(story.chance, FATES))
     fates = Counter(fate for _, fate in story.proxy.faults)
     took_effect = sum(fates[fate] for fate in TOOK_EFFECT)
     print(  # noqa: T201 # the figures, shown with -s
@@ -293,3 +293,13 @@ def test_every_unknown_commit_is_resolved_right(story: Story, faults: int) -> No
     )
     assert set(fates) == {Fate.SWALLOW, Fate.CUT, Fate.LATE}
     assert "claim" in story.unanswered, "no call came so far as to end unknown"
+
+
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("faults", [40, pytest.param(1_000, marks=pytest.mark.slow)])
+def test_a_connection_may_end_at_any_request(story: Story, faults: int) -> None:
+    """Or after it, before its answer: while it connects, asks, changes or commits."""
+    story.until(faults, at_random_requests(story.chance, 0.05, [Fate.CUT, Fate.SWALLOW]))
+    asked = Counter(request.sql.split(maxsplit=1)[0] for request, _ in story.proxy.faults)
+    print(f"{len(story.proxy.faults)} of {story.proxy.requests} requests: {dict(asked)}")  # noqa: T201 # as above
+    assert len(asked) >= 5, "only a few kinds of requests were hit"

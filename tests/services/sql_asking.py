@@ -13,12 +13,17 @@ ANSWER_SECONDS = 60
 
 def ask(url: str, sql: str, *parameters: object) -> Sequence[tuple[Any, ...]]:
     """The rows of one statement, by a connection of its own. Parameters stand as %s, for every database."""
-    with connected(url) as connection, closing(connection.cursor()) as cursor:
-        text = sql.replace("%s", "?") if isinstance(connection, sqlite3.Connection) else sql
-        cursor.execute(text, parameters)
-        rows = [tuple(row) for row in cursor.fetchall()] if cursor.description else []
+    with connected(url) as connection:
+        rows = ask_by(connection, sql, *parameters)
         connection.commit()
     return rows
+
+
+def ask_by(connection: Any, sql: str, *parameters: object) -> Sequence[tuple[Any, ...]]:
+    """The same, by a connection of the caller's and in its transaction."""
+    with closing(connection.cursor()) as cursor:
+        cursor.execute(sql.replace("%s", "?") if isinstance(connection, sqlite3.Connection) else sql, parameters)
+        return [tuple(row) for row in cursor.fetchall()] if cursor.description else []
 
 
 @contextmanager

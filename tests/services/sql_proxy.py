@@ -48,6 +48,15 @@ class Request:
     connection: int
     sql: str
     commit: int | None  # its number among the COMMITs; None if it is something else
+    before: str  # what its connection asked before it
+
+
+@dataclass(slots=True, kw_only=True)
+class Asked:
+    """What came so far on one connection; of the thread that reads it."""
+
+    connection: int
+    last: str = ""
 
 
 Plan = Callable[[Request], Fate]
@@ -67,8 +76,17 @@ def at_commit(number: int, fate: Fate) -> Plan:
 
 
 def at_random_commits(chance: random.Random, fates: Sequence[Fate]) -> Plan:
-    """Every COMMIT draws one."""
-    return lambda request: chance.choice(fates) if request.commit is not None else Fate.PASS
+    """Every COMMIT draws one, but for those of a connection's own settings."""
+
+    def draw(request: Request) -> Fate:
+        return Fate.PASS if request.commit is None or request.before.startswith("SET ") else chance.choice(fates)
+
+    return draw
+
+
+def at_random_requests(chance: random.Random, share: float, fates: Sequence[Fate]) -> Plan:
+    """Of all requests such a share draws one."""
+    return lambda request: chance.choice(fates) if chance.random() < share else Fate.PASS
 
 
 class SqlProxy(FaultProxy):
@@ -151,10 +169,10 @@ class SqlProxy(FaultProxy):
         wire = self._wire()
         with self._changed:
             self._connections += 1
-            connection = self._connections
+            asked = Asked(connection=self._connections)
         while data := received(link.client):
             pieces = wire.feed(data)
-            if not all(self._goes_on(link, piece.data, self._noted(connection, piece.sql)) for piece in pieces):
+            if not all(self._goes_on(link, piece.data, self._noted(asked, piece.sql)) for piece in pieces):
                 break
         if link.deaf:
             link.cut()
@@ -162,7 +180,7 @@ class SqlProxy(FaultProxy):
             end(link.server)
         self._leave(link)
 
-    def _noted(self, connection: int, sql: str | None) -> tuple[Request, Fate] | None:
+    def _noted(self, asked: "Asked", sql: str | None) -> tuple[Request, Fate] | None:
         """Count a request and ask the plan; None for what is none."""
         if sql is None:
             return None
@@ -171,7 +189,10 @@ class SqlProxy(FaultProxy):
             is_commit = sql.strip().rstrip(";").upper() == "COMMIT"
             self._commits += is_commit
             commit = self._commits if is_commit else None
-            request = Request(number=self._requests, connection=connection, sql=sql, commit=commit)
+            request = Request(
+                number=self._requests, connection=asked.connection, sql=sql, commit=commit, before=asked.last
+            )
+            asked.last = sql
             fate = self._plan(request)
             if fate is not Fate.PASS:
                 self._faults.append((request, fate))
