@@ -1,4 +1,4 @@
-"""What the tests on real Redis servers are given: brokers, a network that fails, workers of several hosts."""
+"""What the tests on real servers are given: brokers, a network that fails, workers of several hosts, databases."""
 
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from tests.integration.fleet import Fleet
 from tests.integration.redis_scene import Scene
+from tests.integration.transactions_scene import KINDS, UserDatabase, make_user_database
 from tests.services.fault_proxy import FaultProxy
 from tests.services.redis_server import RedisServer
 
@@ -53,3 +54,9 @@ def open_fleet() -> Iterator[OpenFleet]:
     yield open_one
     for each in opened:
         each.close()
+
+
+@pytest.fixture(params=KINDS)
+def user_database(request: pytest.FixtureRequest, tmp_path: Path) -> UserDatabase:
+    """An application's own database of each kind, with our two tables in it."""
+    return make_user_database(request.param, request, tmp_path)

@@ -56,7 +56,10 @@ async def record_async(session: AsyncSessions, handler: str, message: Message) -
 
 
 def _was_inserted(result: object) -> bool:
-    count: int = getattr(result, "rowcount")  # noqa: B009 - of a CursorResult, which sessions do not promise
+    """Raises RuntimeError where the driver does not tell: that must be taken neither for new nor for done."""
+    count: object = getattr(result, "rowcount", None)
+    if count not in (0, 1):
+        raise RuntimeError(f"the driver says that {count!r} rows were inserted into {inbox.name}: it cannot be used")
     return count == 1
 
 
@@ -68,9 +71,11 @@ def _statement(dialect: str, handler: str, identity: Identity) -> Insert:
         "done_at": Now(),
     }
     if dialect == "postgresql":
-        return postgresql.insert(inbox).values(values).on_conflict_do_nothing()
-    ignoring = insert(inbox).values(values).prefix_with("OR IGNORE", dialect="sqlite")
-    return ignoring.prefix_with("IGNORE", dialect="mysql").prefix_with("IGNORE", dialect="mariadb")
+        statement: Insert = postgresql.insert(inbox).values(values).on_conflict_do_nothing()
+    else:
+        statement = insert(inbox).values(values).prefix_with("OR IGNORE", dialect="sqlite")
+        statement = statement.prefix_with("IGNORE", dialect="mysql").prefix_with("IGNORE", dialect="mariadb")
+    return statement.execution_options(preserve_rowcount=True)  # of an insert nobody else asks for it
 
 
 def _key(handler: str, identity: Identity) -> bytes:

@@ -10,6 +10,7 @@ from sqlalchemy import (
     BigInteger,
     Column,
     Connection,
+    Dialect,
     Double,
     Engine,
     Index,
@@ -18,6 +19,7 @@ from sqlalchemy import (
     MetaData,
     Table,
     Text,
+    func,
 )
 from sqlalchemy.dialects import mysql
 
@@ -29,9 +31,29 @@ _OPTIONS: dict[str, Any] = {
     f"{name}_{option}": value for name in ("mysql", "mariadb") for option, value in _MYSQL.items()
 }
 
-_DIGEST = LargeBinary(16).with_variant(mysql.BINARY(16), "mysql", "mariadb")
+
+class _Hexadecimal:
+    """Bytes go to MySQL as hexadecimal text, which is what PyMySQL makes of them too: aiomysql beside PyMySQL 1.2.3 and
+    later can send no bytes at all (https://github.com/aio-libs/aiomysql/issues/1080)."""
+
+    def bind_expression(self, bindvalue: Any) -> Any:
+        return func.unhex(bindvalue)
+
+    def bind_processor(self, dialect: Dialect) -> Any:  # noqa: ARG002 - SQLAlchemy's signature
+        return lambda value: None if value is None else bytes(value).hex()
+
+
+class _Binary(_Hexadecimal, mysql.BINARY):
+    cache_ok = True
+
+
+class _Longblob(_Hexadecimal, mysql.LONGBLOB):
+    cache_ok = True
+
+
+_DIGEST = LargeBinary(16).with_variant(_Binary(16), "mysql", "mariadb")
 _TEXT = Text().with_variant(mysql.LONGTEXT(charset="utf8mb4", collation="utf8mb4_bin"), "mysql", "mariadb")
-_BODY = LargeBinary().with_variant(mysql.LONGBLOB(), "mysql", "mariadb")
+_BODY = LargeBinary().with_variant(_Longblob(), "mysql", "mariadb")
 
 metadata = MetaData()
 

@@ -1,0 +1,279 @@
+"""The relay on real databases: rows go once the broker has them, in order, past what is refused, from several relays."""
+
+import random
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine, create_engine, text
+from tests.integration.fleet import wait_for
+from tests.integration.transactions_scene import UserDatabase
+
+from penstock import App
+from penstock.brokers.memory import MemoryBroker
+from penstock.errors import ConfigurationError, TemporaryError, UnknownOutcome
+from penstock.events import Event, OutboxRefused, OutboxSent, RelayFailed
+from penstock.messaging.clock import SystemClock
+from penstock.messaging.message import OUTBOX_ID_ATTRIBUTE, Outgoing
+from penstock.transactions.relay import Relay, Relayed, RelaySettings
+from penstock.transactions.store import Store
+
+SETTINGS = RelaySettings(every_seconds=0.02, rows_max=10)
+
+
+class Journal(MemoryBroker):
+    """Remembers what was sent, and fails as it is told."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[tuple[str, list[Outgoing]]] = []
+        self.refused_queues: set[str] = set()
+        self.refused_bodies: set[bytes] = set()
+        self.errors: list[Exception] = []  # each for one call
+        self._lock = threading.Lock()
+
+    def send(self, queue: str, messages: Sequence[Outgoing]) -> Sequence[str]:
+        with self._lock:
+            if self.errors:
+                raise self.errors.pop(0)
+            if queue in self.refused_queues or any(one.body in self.refused_bodies for one in messages):
+                raise ConfigurationError(f"the queue {queue!r} does not take it: mend that")
+            self.calls.append((queue, list(messages)))
+            return super().send(queue, messages)
+
+    def bodies(self, queue: str) -> list[bytes]:
+        return [one.body for name, messages in self.calls for one in messages if name == queue]
+
+
+class Scene:
+    """An app with an outbox, and relays of it."""
+
+    def __init__(self, database: UserDatabase, engine: Engine) -> None:
+        self.database = database
+        self.engine = engine
+        self.broker = Journal()
+        self.app = App(broker=self.broker)
+        self.events: list[Event] = []
+        self.opened = ExitStack()
+
+    def send(self, queue: str, *bodies: object, **options: Any) -> None:
+        with self.engine.begin() as connection:
+            self.app.outbox(connection).send_many(queue, bodies, **options)
+
+    def relay(self, settings: RelaySettings = SETTINGS) -> Relay:
+        engine = create_engine(self.database.url)
+        self.opened.callback(engine.dispose)
+        return Relay(
+            Store(engine),
+            broker=lambda: self.broker,
+            settings=settings,
+            clock=SystemClock(),
+            random=random.Random(7).random,
+            tell=self.events.append,
+        )
+
+    def all_due(self) -> None:
+        with self.engine.begin() as connection:
+            connection.execute(text("UPDATE penstock_outbox SET due_at = 0"))
+
+
+@pytest.fixture
+def scene(user_database: UserDatabase) -> Iterator[Scene]:
+    with user_database.engine() as engine:
+        made = Scene(user_database, engine)
+        yield made
+        made.opened.close()
+
+
+def test_rows_are_sent_and_deleted(scene: Scene) -> None:
+    scene.send("orders", 1, 2, 3, group="g", attributes={"a": "b"})
+    scene.send("mails", "m")
+    assert scene.relay().step() == Relayed(held=4, sent=4)
+    assert (scene.broker.bodies("orders"), scene.broker.bodies("mails")) == ([b"1", b"2", b"3"], [b"m"])
+    assert scene.database.outbox_rows() == 0
+    sent = scene.broker.calls[-1][1][0]
+    assert (sent.group, sent.attributes["a"], sent.deduplication_id) == ("g", "b", sent.attributes[OUTBOX_ID_ATTRIBUTE])
+    assert {event.queue for event in scene.events if isinstance(event, OutboxSent)} == {"orders", "mails"}
+    assert scene.relay().step() == Relayed()
+
+
+def test_the_senders_deduplication_id_goes_before_ours(scene: Scene) -> None:
+    with scene.engine.begin() as connection:
+        scene.app.outbox(connection).send("orders", 1, deduplication_id="d")
+    scene.relay().step()
+    assert scene.broker.calls[0][1][0].deduplication_id == "d"
+
+
+def test_what_is_not_committed_is_not_sent(scene: Scene) -> None:
+    with scene.engine.connect() as connection, connection.begin() as transaction:
+        if scene.database.kind == "sqlite":
+            scene.opened.callback(lambda: None)  # its one writer keeps a relay waiting, so that it is asked afterwards
+        scene.app.outbox(connection).send("orders", 1)
+        if scene.database.kind != "sqlite":
+            assert scene.relay().step() == Relayed()
+        transaction.rollback()
+    assert scene.relay().step() == Relayed()
+    assert scene.broker.calls == []
+
+
+@pytest.mark.parametrize("error", [TemporaryError("away"), UnknownOutcome("cut off")], ids=["away", "cut off"])
+def test_a_broker_that_is_away_loses_nothing_and_gets_the_same_ids_again(scene: Scene, error: Exception) -> None:
+    scene.send("orders", 1, 2)
+    scene.broker.errors = [error]
+    relay = scene.relay()
+    with pytest.raises(TemporaryError):
+        relay.step()
+    before = scene.database.ask("SELECT outbox_id FROM penstock_outbox ORDER BY id")
+    assert scene.relay().step().sent == 2, "another relay need not wait for a lease"
+    sent = [one.attributes[OUTBOX_ID_ATTRIBUTE] for one in scene.broker.calls[0][1]]
+    assert sent == [bytes(id).hex() for (id,) in before]
+
+
+def test_a_row_that_is_refused_lets_the_others_pass_and_says_why(scene: Scene) -> None:
+    scene.broker.refused_bodies = {b"2"}
+    scene.send("orders", 1, 2, 3, group="g")
+    relay = scene.relay()
+    assert relay.step() == Relayed(held=3, sent=2, refused=1)
+    assert scene.broker.bodies("orders") == [b"1", b"3"]
+    assert relay.step() == Relayed(), "it waits"
+    (event,) = [event for event in scene.events if isinstance(event, OutboxRefused)]
+    assert (event.tries, "does not take it" in event.reason, event.delay_seconds > 0) == (1, True, True)
+    (row,) = scene.relay()._store.waiting(limit=9)
+    assert (row.tries, row.reason, row.due_in_seconds > 0) == (1, event.reason, True)
+    scene.broker.refused_bodies = set()
+    assert scene.relay().once().sent == 1
+    assert scene.database.outbox_rows() == 0
+
+
+def test_a_queue_that_is_missing_does_not_hold_up_the_others(scene: Scene) -> None:
+    scene.broker.refused_queues = {"missing"}
+    scene.send("missing", *range(40))
+    scene.send("orders", 1)
+    relay = scene.relay()
+    steps = [relay.step(), relay.step()]
+    assert [step.refused for step in steps] == [3, 0], "three in a row speak for the queue"
+    assert scene.broker.bodies("orders") == [b"1"]
+    assert scene.database.outbox_rows() == 40
+    scene.all_due()
+    scene.broker.refused_queues = set()
+    while relay.step().held:
+        pass
+    assert sorted(map(int, scene.broker.bodies("missing"))) == list(range(40))
+
+
+def test_once_tries_every_row_and_ends(scene: Scene) -> None:
+    scene.broker.refused_queues = {"missing"}
+    scene.send("missing", *range(15))
+    scene.send("orders", *range(25))
+    relayed = scene.relay().once()
+    assert (relayed.sent, relayed.refused) == (25, 15)
+
+
+def test_rows_of_a_relay_that_died_are_free_when_its_lease_ends(scene: Scene) -> None:
+    scene.send("orders", 1, 2)
+    dead = scene.relay()._store.claim(b"x" * 16, lease_seconds=60.0, rows_max=10, bytes_max=10**6)
+    assert len(dead) == 2
+    scene.send("orders", 3)
+    assert scene.relay().step() == Relayed(), "the third has to wait for the first two"
+    with scene.engine.begin() as connection:
+        connection.execute(
+            text("UPDATE penstock_outbox SET claimed_until = claimed_until - 61 WHERE claim_id IS NOT NULL")
+        )
+    assert scene.relay().step().sent == 3
+    assert scene.broker.bodies("orders") == [b"1", b"2", b"3"]
+    scene.relay()._store.delete(b"x" * 16, [row.id for row in dead])  # the dead one wakes up, and finds nothing of its
+
+
+def test_a_relay_that_comes_late_deletes_nothing_that_another_holds(scene: Scene) -> None:
+    scene.send("orders", 1)
+    store = scene.relay()._store
+    (row,) = store.claim(b"a" * 16, lease_seconds=0.0, rows_max=10, bytes_max=10**6)
+    assert len(store.claim(b"b" * 16, lease_seconds=60.0, rows_max=10, bytes_max=10**6)) == 1
+    store.delete(b"a" * 16, [row.id])
+    store.release(b"a" * 16)
+    assert scene.database.outbox_rows() == 1
+    assert scene.relay().step() == Relayed()
+
+
+def test_a_batch_is_bounded_in_bytes_but_takes_one_row_of_any_size(scene: Scene) -> None:
+    scene.send("orders", b"a" * 1000, b"b" * 10, b"c" * 10)
+    relay = scene.relay(RelaySettings(bytes_max=500))
+    assert [relay.step().held, relay.step().held] == [1, 2]
+
+
+def test_several_relays_send_each_row_once_and_each_group_in_order(scene: Scene) -> None:
+    groups, rows = 5, 40
+    for no in range(rows):
+        for group in range(groups):
+            scene.send("orders", no, group=str(group))
+    relays = [scene.relay() for _ in range(3)]
+    threads = [threading.Thread(target=relay.run, daemon=True) for relay in relays]
+    for thread in threads:
+        thread.start()
+    wait_for(lambda: scene.database.outbox_rows() == 0, "everything is sent")
+    for relay in relays:
+        relay.end()
+    for thread in threads:
+        thread.join(20)
+        assert not thread.is_alive()
+    by_group: dict[str | None, list[int]] = defaultdict(list)
+    for _, messages in scene.broker.calls:
+        for one in messages:
+            by_group[one.group].append(int(one.body))
+    assert by_group == {str(group): list(range(rows)) for group in range(groups)}
+
+
+def test_a_relay_that_cannot_reach_its_database_backs_off_and_goes_on(scene: Scene) -> None:
+    with scene.engine.begin() as connection:
+        connection.execute(text("ALTER TABLE penstock_outbox RENAME TO away"))
+    relay = scene.relay()
+    thread = threading.Thread(target=relay.run, daemon=True)
+    thread.start()
+    wait_for(lambda: any(isinstance(event, RelayFailed) for event in scene.events), "it says so")
+    with scene.engine.begin() as connection:
+        connection.execute(text("ALTER TABLE away RENAME TO penstock_outbox"))
+    scene.send("orders", 1)
+    wait_for(lambda: scene.broker.bodies("orders") == [b"1"], "it is sent")
+    relay.end()
+    thread.join(20)
+    assert not thread.is_alive()
+
+
+def test_an_idle_relay_is_woken_by_a_commit_in_its_process(scene: Scene) -> None:
+    from sqlalchemy.orm import Session
+
+    from penstock.app.transactions_running import relaying
+
+    scene.app.relay(scene.database.url, every=3600)
+    with (
+        relaying(scene.app, tell=scene.events.append, clock=SystemClock(), random=lambda: 0.5),
+        Session(scene.engine) as session,
+    ):
+        for no in range(3):  # the first may be found by the look at the start
+            scene.app.outbox(session).send("orders", no)
+            session.commit()
+            wait_for(lambda no=no: len(scene.broker.bodies("orders")) == no + 1, "it is sent", within=20)
+
+
+def test_the_relay_forgets_what_the_inbox_held_long_enough(scene: Scene) -> None:
+    from penstock import Message
+
+    with scene.engine.begin() as connection:
+        for no in range(3):
+            assert scene.app.inbox(connection, Message(id=str(no), body=b"", enqueued_at=0.0), handler="ship")
+        connection.execute(text("UPDATE penstock_inbox SET done_at = done_at - 100 WHERE message <> 'message:0'"))
+    scene.relay(RelaySettings(inbox_seconds=None)).step()
+    assert scene.database.inbox_rows() == 3
+    scene.relay(RelaySettings(inbox_seconds=50.0)).step()
+    assert scene.database.ask("SELECT message FROM penstock_inbox") == [("message:0",)]
+
+
+def test_the_databases_clock_is_the_time(scene: Scene) -> None:
+    before = time.time()
+    scene.send("orders", 1)
+    ((created_at,),) = scene.database.ask("SELECT created_at FROM penstock_outbox")
+    assert before - 1 <= created_at <= time.time() + 1
