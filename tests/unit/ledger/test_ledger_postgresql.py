@@ -1,0 +1,190 @@
+"""What PostgreSQL's errors mean, and how its URLs are read; no server is needed for either."""
+
+import sys
+from typing import Any
+
+import psycopg
+import pytest
+from sqlalchemy import make_url
+from sqlalchemy.exc import DBAPIError
+
+from penstock.errors import ConfigurationError, PenstockError, TemporaryError
+from penstock.ledger import Ledger
+from penstock.ledger.database import Database
+from penstock.ledger.dialects import Clash, dialect_for
+from penstock.ledger.dialects.postgresql import Postgresql
+from penstock.ledger.dialects.postgresql_connection import BoundedConnection
+
+PLACE = "postgresql://penstock:***@db/ledger"
+
+
+def by_code(code: str, said: str = "what the server said") -> BaseException:
+    error = psycopg.errors.lookup(code)(said) if code in psycopg.errors._sqlcodes else psycopg.DatabaseError(said)
+    error.sqlstate = code
+    return error
+
+
+def explained(error: BaseException, *, statement: str | None = "SELECT 1") -> PenstockError | None:
+    wrapped = DBAPIError.instance(statement, None, error, psycopg.Error)
+    assert isinstance(wrapped, DBAPIError)
+    return Postgresql().explain(wrapped, PLACE)
+
+
+@pytest.mark.parametrize("code", ["40001", "40P01"])
+def test_a_transaction_thrown_away_is_a_clash_in_a_statement_and_at_commit(code: str) -> None:
+    assert isinstance(explained(by_code(code)), Clash)
+    assert isinstance(explained(by_code(code), statement=None), Clash)
+
+
+def test_a_commit_of_a_transaction_that_had_failed_is_a_clash_and_a_statement_in_one_is_a_defect() -> None:
+    assert isinstance(explained(by_code("25P02"), statement=None), Clash)
+    assert explained(by_code("25P02")) is None
+
+
+@pytest.mark.parametrize(
+    "code",
+    "55P03 57014 57P01 57P02 57P03 57P05 25006 25P03 25P04 08006 08003 08P01 53000 53100 53200 53300 58030".split(),
+)
+def test_what_passes_is_temporary(code: str) -> None:
+    error = explained(by_code(code))
+    assert type(error) is TemporaryError
+    assert PLACE in str(error)
+    assert "try again" in str(error)
+
+
+@pytest.mark.parametrize(
+    ("code", "advice"),
+    [
+        ("28000", "pg_hba.conf"),
+        ("28P01", "password"),
+        ("3D000", "create it"),
+        ("3F000", "search_path"),
+        ("42501", "TEMPORARY"),
+        ("22P05", "UTF8"),
+    ],
+)
+def test_what_a_person_has_to_mend_says_how(code: str, advice: str) -> None:
+    error = explained(by_code(code))
+    assert isinstance(error, ConfigurationError)
+    assert PLACE in str(error)
+    assert advice in str(error)
+
+
+@pytest.mark.parametrize("code", ["23505", "42601", "42703", "42P01", "22001", "XX000"])
+def test_a_defect_of_ours_is_not_explained(code: str) -> None:
+    assert explained(by_code(code, 'relation "objects" does not exist')) is None
+
+
+@pytest.mark.parametrize("code", ["42P01", "42P07"])
+def test_a_session_table_that_comes_and_goes_is_a_pooler_of_transactions(code: str) -> None:
+    error = explained(by_code(code, 'relation "wanted" does not exist'))
+    assert isinstance(error, ConfigurationError)
+    assert "PgBouncer" in str(error)
+
+
+CONNECTING = 'connection failed: connection to server at "10.0.0.7", port 5432 failed: '
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        CONNECTING + "Connection refused",
+        CONNECTING + "FATAL:  the database system is starting up",
+        CONNECTING + "FATAL:  sorry, too many clients already",
+        "failed to resolve host 'db': [Errno -2] Name or service not known",
+        "consuming input failed: server closed the connection unexpectedly",
+        "the connection is closed",
+        "no answer for 75 s",
+    ],
+)
+def test_a_server_that_is_away_is_temporary(said: str) -> None:
+    assert type(explained(psycopg.OperationalError(said))) is TemporaryError
+
+
+@pytest.mark.parametrize(
+    ("said", "advice"),
+    [
+        (CONNECTING + 'FATAL:  password authentication failed for user "penstock"', "password"),
+        (CONNECTING + "fe_sendauth: no password supplied", "password"),
+        (CONNECTING + 'FATAL:  role "penstock" does not exist', "password"),
+        (CONNECTING + 'FATAL:  no pg_hba.conf entry for host "10.0.0.8", user "p", database "l"', "pg_hba.conf"),
+        (CONNECTING + 'FATAL:  database "ledger" does not exist', "create it"),
+        (CONNECTING + "server does not support SSL, but SSL was required", "ssl"),
+        ('invalid sslmode value: "always"', "options"),
+    ],
+)
+def test_a_refused_login_or_an_address_that_is_wrong_says_what_to_do(said: str, advice: str) -> None:
+    error = explained(psycopg.OperationalError(said))
+    assert isinstance(error, ConfigurationError)
+    assert advice in str(error)
+
+
+def test_an_option_that_nobody_knows_is_the_urls() -> None:
+    assert isinstance(explained(psycopg.ProgrammingError('invalid connection option "speed"')), ConfigurationError)
+
+
+@pytest.mark.parametrize("kind", [psycopg.DataError, psycopg.InterfaceError, psycopg.ProgrammingError])
+def test_what_psycopg_was_asked_wrongly_is_a_defect(kind: Any) -> None:
+    assert explained(kind("PostgreSQL text fields cannot contain NUL (0x00) bytes")) is None
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgresql://penstock:s3cret@db/ledger",
+        "postgres://penstock:s3cret@db/ledger",
+        "postgresql+psycopg://penstock:s3cret@db:5433/ledger?sslmode=require",
+        "postgresql://penstock@db/ledger?password=s3cret",
+        "postgresql:///ledger?host=/run/postgresql&password=s3cret&sslpassword=s3cret",
+    ],
+)
+def test_urls_that_are_taken_show_no_password(url: str) -> None:
+    parsed = make_url(url)
+    dialect = dialect_for(parsed)
+    engine = dialect.create_engine(parsed, now=None)
+    assert engine.url.drivername == "postgresql+psycopg"
+    assert "s3cret" not in Database(engine, dialect).place
+    assert "s3cret" not in repr(engine)
+
+
+@pytest.mark.parametrize(
+    "url", ["postgresql://penstock:s3cret@db/ledger", "postgresql://penstock@db/ledger?password=s3cret"]
+)
+def test_the_password_reaches_the_server_wherever_the_url_has_it(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: dict[str, Any] = {}
+
+    def note(**named: Any) -> None:
+        given.update(named)
+        raise psycopg.OperationalError("as far as this goes")
+
+    monkeypatch.setattr(BoundedConnection, "connect", note)
+    with pytest.raises(TemporaryError):
+        Ledger.open(url)
+    assert (given["password"], given["user"], given["host"], given["dbname"]) == ("s3cret", "penstock", "db", "ledger")
+
+
+def test_what_the_url_says_of_connecting_goes_before_our_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: dict[str, Any] = {}
+
+    def note(**named: Any) -> None:
+        given.update(named)
+        raise psycopg.OperationalError("as far as this goes")
+
+    monkeypatch.setattr(BoundedConnection, "connect", note)
+    with pytest.raises(TemporaryError):
+        Ledger.open("postgresql://penstock@db/ledger?connect_timeout=3")
+    assert given["connect_timeout"] == "3"
+    assert given["tcp_user_timeout"] > 0
+
+
+@pytest.mark.parametrize("url", ["postgresql+psycopg2://db/ledger", "postgresql+asyncpg://db/ledger"])
+def test_another_driver_is_refused(url: str) -> None:
+    with pytest.raises(ConfigurationError, match="postgresql://"):
+        Ledger.open(url)
+
+
+def test_without_the_extra_the_error_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "penstock.ledger.dialects.postgresql_connection", raising=False)
+    monkeypatch.setitem(sys.modules, "psycopg", None)
+    with pytest.raises(ConfigurationError, match=r"penstock\[postgresql\]"):
+        Ledger.open("postgresql://db/ledger")
