@@ -37,7 +37,8 @@ class _S3Cleaner(ABC):
         self._aws = aws
         self._probe = probe
         self._lock = threading.Lock()
-        self._conditions_hold = False  # found out once, under the lock
+        self._conditions_hold = False  # this and the next: found out once, under the lock
+        self._bucket_is_there = False
 
     def clean(self, ref: ObjectRef) -> Cleaned:
         if not self._source.holds(ref.bucket, ref.key):
@@ -50,7 +51,10 @@ class _S3Cleaner(ABC):
         except Exception as error:
             if not is_of_s3(error):
                 raise
-            return self._met(ref, error)
+            met = self._met(ref, error)
+        if met is GONE:
+            self._check_bucket(ref.bucket)
+        return met
 
     @abstractmethod
     def _cleaned(self, ref: ObjectRef, facts: Facts) -> Cleaned:
@@ -73,6 +77,23 @@ class _S3Cleaner(ABC):
             self._check_conditions(ref.bucket)
         self._client.delete_object(**self._version(ref), **requester(self._aws))
         return DONE
+
+    def _check_bucket(self, bucket: str) -> None:
+        """Raise `ObjectDenied` where the bucket itself is missing, as it is at a wrong endpoint: a HEAD of an object
+        says the same of both."""
+        with self._lock:
+            if self._bucket_is_there:
+                return
+            try:
+                self._client.head_bucket(Bucket=bucket)
+            except Exception as error:
+                if is_of_s3(error) and fault_of(error).kind in (Kind.MISSING, Kind.NO_BUCKET):
+                    raise ObjectDenied(f"s3://{bucket} cannot be cleaned up: there is no such bucket") from None
+                if not is_of_s3(error):
+                    raise
+                if (fault := fault_of(error)).kind is not Kind.DENIED:  # it is there, and we may not look
+                    raise _fault(f"s3://{bucket} cannot be cleaned up: {fault.text}", fault.kind) from None
+            self._bucket_is_there = True
 
     def _check_conditions(self, bucket: str) -> None:
         """Raise `ConfigurationError` where the store deletes without looking at the ETag."""
@@ -169,7 +190,10 @@ class S3Tagger(_S3Cleaner):
 
     def _write(self, ref: ObjectRef, tags: Mapping[str, str]) -> None:
         tag_set = [{"Key": name, "Value": value} for name, value in tags.items()]
-        self._client.put_object_tagging(**self._tagged(ref), Tagging={"TagSet": tag_set}, **requester(self._aws))
+        if tag_set:
+            self._client.put_object_tagging(**self._tagged(ref), Tagging={"TagSet": tag_set}, **requester(self._aws))
+        else:
+            self._client.delete_object_tagging(**self._tagged(ref))
 
     def _tagged(self, ref: ObjectRef) -> dict[str, str]:
         return {name: value for name, value in self._version(ref).items() if name != "IfMatch"}

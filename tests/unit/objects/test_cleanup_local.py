@@ -1,0 +1,258 @@
+"""Moving and deleting files: exactly the version that was processed, whatever writers do meanwhile."""
+
+import errno
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.errors import ConfigurationError, ObjectDenied, TemporaryError
+from penstock.messaging.steps import Step
+from penstock.objects.cleanup import ASIDE_PREFIX, CHANGED, DONE, GONE, Cleaner, Outcome, second_name
+from penstock.objects.cleanup_local import FileDeleter, FileMover
+from penstock.objects.local import LocalStore
+from penstock.objects.reference import ObjectRef
+
+Make = Callable[..., Cleaner]
+
+
+class Died(BaseException):
+    pass
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    folder = tmp_path.resolve() / "in"
+    (folder / "eu").mkdir(parents=True)
+    return folder
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> Path:
+    return tmp_path.resolve() / "done"
+
+
+@pytest.fixture(params=["delete", "move"])
+def make(request: pytest.FixtureRequest, source: Path, target: Path) -> Make:
+    def made(probe: Callable[[Step], None] = lambda step: None) -> Cleaner:
+        if request.param == "delete":
+            return FileDeleter(str(source), probe=probe)
+        return FileMover(str(source), str(target), probe=probe)
+
+    return made
+
+
+def put(path: Path, text: str = "one") -> ObjectRef:
+    path.write_text(text)
+    return LocalStore(path.parent).describe(path)
+
+
+def files(folder: Path) -> dict[str, str]:
+    return {str(path.relative_to(folder)): path.read_text() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "eu/a b\n.jsonl", "eu/\udcff"])
+def test_a_file_goes_and_its_neighbours_stay(make: Make, source: Path, name: str) -> None:
+    ref = put(source / name)
+    put(source / "eu" / "other", "two")
+    assert make().clean(ref) is DONE
+    assert files(source) == {"eu/other": "two"}
+    assert make().clean(ref) is GONE
+
+
+def test_a_moved_file_keeps_its_path_and_its_time(source: Path, target: Path) -> None:
+    ref = put(source / "eu" / "a")
+    assert FileMover(str(source), str(target)).clean(ref) is DONE
+    assert files(target) == {"eu/a": "one"}
+    assert LocalStore(target).describe(target / "eu" / "a").etag == ref.etag
+
+
+@pytest.mark.parametrize("change", ["rewritten", "replaced", "a folder", "a link"])
+def test_another_version_is_left_alone(make: Make, source: Path, change: str) -> None:
+    path = source / "a"
+    ref = put(path)
+    if change == "rewritten":
+        path.write_text("another one")
+    else:
+        path.unlink()
+        ways: dict[str, Callable[[], object]] = {
+            "replaced": lambda: put(path, "other"),
+            "a folder": path.mkdir,
+            "a link": lambda: path.symlink_to(source / "eu"),
+        }
+        ways[change]()
+    before = os.lstat(path)
+    assert make().clean(ref) is CHANGED
+    assert os.path.samestat(os.lstat(path), before)
+
+
+def test_what_is_exchanged_in_the_last_moment_is_put_back(
+    make: Make, source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A writer renames a newer file over the name between the last look and the taking."""
+    path = source / "a"
+    ref = put(path)
+    rename = os.rename
+
+    def late(name: Any, to: Any, **where: Any) -> None:
+        put(source / ".new", "newer")
+        rename(source / ".new", path)
+        rename(name, to, **where)
+
+    monkeypatch.setattr(os, "rename", late)
+    assert make().clean(ref) is CHANGED
+    assert files(source) == {"a": "newer"}
+
+
+def test_even_two_writers_in_the_last_moment_lose_nothing(
+    make: Make, source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = source / "a"
+    ref = put(path)
+    rename = os.rename
+
+    def late(name: Any, to: Any, **where: Any) -> None:
+        path.write_text("newer")
+        rename(name, to, **where)
+        put(path, "newest")
+
+    monkeypatch.setattr(os, "rename", late)
+    assert make().clean(ref) is CHANGED
+    assert files(source) == {"a": "newest", second_name("a", ref): "newer"}
+
+
+def test_a_crash_after_the_taking_is_made_good(make: Make, source: Path, target: Path) -> None:
+    def die(step: Step) -> None:
+        assert step is Step.SET_ASIDE
+        raise Died
+
+    path = source / "a"
+    ref = put(path)
+    with pytest.raises(Died):
+        make(die).clean(ref)
+    (hidden,) = files(source)
+    assert hidden.startswith(ASIDE_PREFIX), "what is hidden is not scanned"
+    put(path, "newer")
+    assert make().clean(ref) is DONE
+    assert files(source) == {"a": "newer"}
+    assert files(target) in ({}, {"a": "one"})
+
+
+def test_a_crash_between_the_two_names_of_a_move_is_made_good(
+    source: Path, target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ref = put(source / "a")
+    mover = FileMover(str(source), str(target))
+    link = os.link
+
+    def die(*names: Any, **where: Any) -> None:
+        link(*names, **where)
+        monkeypatch.undo()
+        monkeypatch.setattr(os, "link", lambda *_, **__: (_ for _ in ()).throw(Died))  # nor is it put back
+        raise Died
+
+    monkeypatch.setattr(os, "link", die)
+    with pytest.raises(Died):
+        mover.clean(ref)
+    monkeypatch.undo()
+    assert files(target) == {"a": "one"}
+    assert mover.clean(ref) is DONE
+    assert (files(source), files(target)) == ({}, {"a": "one"})
+
+
+def test_moving_never_overwrites(source: Path, target: Path) -> None:
+    target.mkdir()
+    put(target / "a", "somebody's")
+    ref = put(source / "a")
+    assert FileMover(str(source), str(target)).clean(ref) is DONE
+    assert files(target) == {"a": "somebody's", second_name("a", ref): "one"}
+
+
+def test_with_both_names_taken_the_file_stays(source: Path, target: Path) -> None:
+    target.mkdir()
+    ref = put(source / "a")
+    for name in ("a", second_name("a", ref)):
+        put(target / name, "somebody's")
+    assert FileMover(str(source), str(target)).clean(ref).outcome is Outcome.REFUSED
+    assert files(source) == {"a": "one"}
+
+
+def test_another_file_system_is_told_and_the_file_stays(
+    source: Path, target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ref = put(source / "a")
+    link = os.link
+
+    def apart(name: Any, to: Any, **where: Any) -> None:
+        if os.fsencode(target) in os.fsencode(to):
+            raise OSError(errno.EXDEV, "Invalid cross-device link")
+        link(name, to, **where)
+
+    monkeypatch.setattr(os, "link", apart)
+    with pytest.raises(ConfigurationError, match="different file systems"):
+        FileMover(str(source), str(target)).clean(ref)
+    assert files(source) == {"a": "one"}
+
+
+def test_a_folder_that_became_a_link_leads_nowhere(make: Make, source: Path, tmp_path: Path) -> None:
+    ref = put(source / "eu" / "a")
+    outside = tmp_path / "outside"
+    (source / "eu").rename(outside)
+    (source / "eu").symlink_to(outside)
+    assert make().clean(ref) is GONE
+    assert files(outside) == {"a": "one"}
+
+
+def test_what_lies_outside_the_source_is_never_touched(make: Make, source: Path) -> None:
+    ref = put(source.parent / "a")
+    assert make().clean(ref).outcome is Outcome.REFUSED
+    assert ref.etag == LocalStore(source.parent).describe(source.parent / "a").etag
+
+
+def test_a_source_that_is_not_there_is_waited_for(make: Make, source: Path) -> None:
+    ref = put(source / "a")
+    source.rename(source.with_name("unmounted"))
+    with pytest.raises(TemporaryError, match="is not there"):
+        make().clean(ref)
+
+
+def test_a_folder_that_may_not_be_written_is_told(make: Make, source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ref = put(source / "a")
+
+    def denied(*_: Any, **__: Any) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(os, "rename", denied)  # root, as whom tests may run, is let everywhere
+    with pytest.raises(ObjectDenied, match="Permission denied"):
+        make().clean(ref)
+
+
+def test_many_cleaners_and_a_writer_at_once_lose_no_newer_file(make: Make, source: Path) -> None:
+    """Each version is written once by a rename, and is either still there or was the one that was asked for."""
+    path = source / "a"
+    asked = put(path, "0")
+    done = threading.Event()
+    failures: list[BaseException] = []
+
+    def clean() -> None:
+        try:
+            while not done.is_set():
+                make().clean(asked)
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=clean, daemon=True) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for number in range(1, 300):
+        put(source / ".new", f"{number} is newer")
+        (source / ".new").rename(path)
+    done.set()
+    for thread in threads:
+        thread.join(10)
+    assert not failures
+    assert make().clean(asked) in (CHANGED, GONE)
+    assert "299 is newer" in files(source).values()
