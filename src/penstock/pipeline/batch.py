@@ -6,7 +6,7 @@ import traceback
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
-from penstock.errors import PenstockError
+from penstock.errors import PenstockError, TemporaryError
 from penstock.messaging.delivery import Delivery
 from penstock.messaging.handler import Answer
 from penstock.messaging.settlement import Release, Settlement
@@ -39,7 +39,11 @@ class BatchExecution:
     def run(self) -> Answer:
         self._thread_id = threading.get_ident()
         self._open()
-        suspects = self._parts(self._parcels)
+        try:
+            suspects = self._parts(self._parcels)
+        except TemporaryError as away:  # the ledger: a job that is to end counts it like other faults
+            self._around.streak.add_fault(away)
+            raise
         for group in groups(suspects, objects_max=self._settings.objects_max, attempts_max=self._settings.attempts_max):
             try:
                 self._outcomes = {**self._outcomes, **self._attempts.of_group(group)}

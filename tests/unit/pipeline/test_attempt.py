@@ -4,6 +4,7 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from unittest import mock
 
 import pytest
 
@@ -201,6 +202,17 @@ def test_refusals_that_nobody_is_charged_for_end_a_job_that_is_to_end(ledger: Le
     with pytest.raises(FaultPersists, match=r"s3://bucket/a cannot be read: 403 \(3 times in a row\)"):
         pipeline.run("a", "b")
     assert pipeline.state("a") is ObjectState.UNPROCESSED
+
+
+def test_a_ledger_that_is_away_ends_a_job_that_is_to_end(ledger: Ledger) -> None:
+    pipeline = Pipeline(ledger, Engine())
+    with mock.patch.object(ledger, "unattributed_failures", side_effect=TemporaryError("the ledger is away")):
+        for _ in range(2):
+            with pytest.raises(TemporaryError, match="away"):
+                pipeline.run("a")
+        with pytest.raises(FaultPersists, match=r"away \(3 times in a row\)"):
+            pipeline.run("a")
+    assert pipeline.run("a") == [Ack()]
 
 
 def test_an_object_is_gone_only_after_a_second_look(ledger: Ledger) -> None:
