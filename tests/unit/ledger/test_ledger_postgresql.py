@@ -43,7 +43,25 @@ def test_a_commit_of_a_transaction_that_had_failed_is_a_clash_and_a_statement_in
 
 @pytest.mark.parametrize(
     "code",
-    "55P03 57014 57P01 57P02 57P03 57P05 25006 25P03 25P04 08006 08003 08P01 53000 53100 53200 53300 58030".split(),
+    [
+        "55P03",
+        "57014",
+        "57P01",
+        "57P02",
+        "57P03",
+        "57P05",
+        "25006",
+        "25P03",
+        "25P04",
+        "08006",
+        "08003",
+        "08P01",
+        "53000",
+        "53100",
+        "53200",
+        "53300",
+        "58030",
+    ],
 )
 def test_what_passes_is_temporary(code: str) -> None:
     error = explained(by_code(code))
