@@ -152,7 +152,8 @@ class SourceCleanup:
                 swept.waits_for = other.id
                 return None
             needed |= {object_id for object_id, state in states.items() if state is ObjectState.DEAD}
-        swept.skipped[NEEDED_BY_A_DEAD_ONE] += len(needed)
+        if needed:
+            swept.skipped[NEEDED_BY_A_DEAD_ONE] += len(needed)
         return [row for row in page if row.object_id not in needed]
 
     def _do(self, rows: Sequence[ObjectRow], swept: Swept, pool: Executor) -> None:
