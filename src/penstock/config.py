@@ -107,6 +107,16 @@ class Settings(BaseSettings):
     idempotency_retention_seconds: float = Field(
         14 * 86_400.0, gt=0, description="how long the completions of idempotent handlers are remembered"
     )
+    archive: str | None = Field(
+        None,
+        description="a folder or s3://BUCKET/PREFIX for rows that leave the ledger; unset: below each table",
+    )
+    archive_after_days: float | None = Field(
+        None,
+        ge=15,
+        allow_inf_nan=False,
+        description="rows of objects that were processed so long ago leave the ledger; unset: never",
+    )
     drain_seconds: float | None = Field(
         None,
         ge=0,

@@ -210,6 +210,15 @@ class SourceScanned(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ObjectsArchived(Event):
+    """Rows of objects processed long ago left the ledger for files of the archive."""
+
+    pipeline: str
+    objects: int
+    files: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SourceCleaned(Event):
     """Objects of a batch that is published were tagged, moved or deleted at their source; ``skipped`` were left alone
     for good, for the ``reasons`` that are counted."""

@@ -136,3 +136,8 @@ class FunctionService:
 def needs_ledger(service: Service) -> bool:
     """Whether it records what it did: everything but a function without an idempotency key."""
     return not isinstance(service, FunctionService) or service.declaration.idempotency is not None
+
+
+def needs_objects(service: Service) -> bool:
+    """Whether it works on objects, each of which has a row in the ledger."""
+    return not isinstance(service, FunctionService)

@@ -12,7 +12,7 @@ from penstock.app.housekeeping import Presence
 from penstock.app.kill import killing_probe
 from penstock.app.lifespans import Lifespans
 from penstock.app.listeners import guarded
-from penstock.app.service import Host, Service, needs_ledger
+from penstock.app.service import Host, Service, needs_ledger, needs_objects
 from penstock.app.spark import app_spark
 from penstock.app.sqs_queues import check_queues
 from penstock.app.transactions_running import CLOSE_SECONDS as RELAY_CLOSE_SECONDS
@@ -93,6 +93,7 @@ def serve(
         lines = _open(services, host, stack)
         if resident:
             _tick(app, services, host, stack)
+            _archive(app, services, host, stack)
             stack.enter_context(relaying(app, tell=bus.emit, clock=clock, random=host.random))
         worker = Worker(
             broker=host.broker,
@@ -147,6 +148,19 @@ def _open(services: Sequence[tuple[Service, int]], host: Host, stack: ExitStack)
         stack.callback(opened.close)
         lines.append(opened.line)
     return lines
+
+
+def _archive(app: "App", services: Sequence[tuple[Service, int]], host: Host, stack: ExitStack) -> None:
+    """Let rows of objects that were processed long ago leave the ledger, where the settings say so."""
+    days = app.settings.archive_after_days
+    if days is None or not any(needs_objects(service) for service, _ in services):
+        return
+    from penstock.pipeline.extra import require_arrow
+
+    require_arrow()
+    from penstock.app.archive_keeper import keeper_of, kept
+
+    stack.enter_context(kept(keeper_of([service for service, _ in services], host, days=days)))
 
 
 def _tick(app: "App", services: Sequence[tuple[Service, int]], host: Host, stack: ExitStack) -> None:

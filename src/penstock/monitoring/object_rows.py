@@ -134,6 +134,12 @@ BATCH_ROWS: Rows = {
         msg="A folder was walked.",
         fields=same("source", "found", "unfinished"),
     ),
+    events.ObjectsArchived: Row(
+        name="objects.archived",
+        level="info",
+        msg="Rows of objects processed long ago left the ledger for the archive.",
+        fields=same("pipeline", "objects", "files"),
+    ),
     events.SourceCleaned: Row(
         name="source.cleaned",
         level="info",

@@ -15,3 +15,11 @@ def require_spark() -> None:
         raise ConfigurationError(
             f"Pipelines run on Spark, and {', '.join(missing)} cannot be found here: run pip install 'penstock[spark]'."
         )
+
+
+def require_arrow() -> None:
+    """Raise `ConfigurationError`, naming the extra, if what writes and reads the archive's files is missing."""
+    if find_spec("pyarrow") is None:
+        raise ConfigurationError(
+            "The archive's files are Parquet, and pyarrow cannot be found here: run pip install 'penstock[spark]'."
+        )

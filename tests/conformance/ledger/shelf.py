@@ -1,0 +1,44 @@
+"""Archiving as the ledger's tests do it: without files, for no test here opens one."""
+
+from collections.abc import Sequence
+
+from tests.conformance.ledger.desk import PIPELINE, candidate, object_id_of
+
+from penstock.ledger import Ledger
+from penstock.ledger.archive_records import ARCHIVING, Adoption, ArchiveFile, RetiredObject, Retiring
+
+FILE = "file:///archive/1.parquet"
+
+
+def next_file(
+    ledger: Ledger, *, up_to_seq: int = 1_000_000, objects_max: int = 1_000, pipeline: str = PIPELINE
+) -> Retiring:
+    retiring = ledger.archives.retiring(
+        pipeline, after_seq=ledger.progress(pipeline, ARCHIVING), up_to_seq=up_to_seq, objects_max=objects_max
+    )
+    assert retiring is not None
+    return retiring
+
+
+def contents(ledger: Ledger, retiring: Retiring) -> list[RetiredObject]:
+    return [one for page in ledger.archives.retired_objects(retiring) for one in page]
+
+
+def archive(ledger: Ledger, id: str = "archive-1", *, up_to_seq: int = 1_000_000) -> bool:
+    """Everything that may go, into one file."""
+    retiring = next_file(ledger, up_to_seq=up_to_seq)
+    file = ArchiveFile(uri=FILE, objects=len(contents(ledger, retiring)), bytes=100)
+    return ledger.archives.retire(retiring, archive_id=id, file=file)
+
+
+def adopt(ledger: Ledger, *names: str, source: str = "done.csv") -> Adoption:
+    return ledger.adoptions.adopt(PIPELINE, [candidate(name) for name in names], source=source)
+
+
+def hot(ledger: Ledger) -> set[bytes]:
+    """The ids that have a row."""
+    return {row.object_id for row in ledger.objects(PIPELINE, limit=10_000)}
+
+
+def ids(names: Sequence[str]) -> set[bytes]:
+    return {object_id_of(name) for name in names}

@@ -1,0 +1,134 @@
+"""Claimers against the archiver and against imports: whenever either commits, no object is processed twice."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from sqlalchemy import event
+from tests.conformance.ledger.crowd import CLAIMERS, together
+from tests.conformance.ledger.desk import PIPELINE, Desk, candidates, object_id_of, outcome
+from tests.conformance.ledger.shelf import adopt, archive, hot, ids
+
+from penstock.ledger import Ledger
+from penstock.ledger.archive_records import ARCHIVING, ArchiveFile
+from penstock.ledger.records import ObjectState
+from penstock.messaging.steps import Step
+
+ROUNDS = 6
+NAMES = [f"object {number}" for number in range(40)]
+
+
+@contextmanager
+def once_after(ledger: Ledger, words: str, then: Callable[[], object]) -> Iterator[list[str]]:
+    """Do something, on another connection, as soon as a statement with these words was executed."""
+    done: list[str] = []
+
+    def hook(_connection: Any, _cursor: Any, statement: str, *_: Any) -> None:
+        if words in statement and not done:
+            done.append(statement)
+            then()
+
+    engine = ledger.database.engine
+    event.listen(engine, "after_cursor_execute", hook)
+    try:
+        yield done
+    finally:
+        event.remove(engine, "after_cursor_execute", hook)
+
+
+@pytest.fixture(params=["mariadb_url", "postgresql_url"])
+def server_desk(request: pytest.FixtureRequest) -> Iterator[Desk]:
+    """A database that lets one transaction write while another is at work."""
+    ledger = Ledger.open(request.getfixturevalue(request.param))
+    ledger.ensure_pipeline(PIPELINE)
+    yield Desk(ledger)
+    ledger.close()
+
+
+def ends_as_processed(desk: Desk, name: str) -> None:
+    claim = desk.claim(candidates(name, "other"), attempt="late")
+    assert set(claim.claimed) == ids(["other"])
+    assert set(claim.ended) == ids([name])
+    assert claim.ended[object_id_of(name)].state is ObjectState.PROCESSED
+
+
+def test_the_archive_commits_between_registering_and_taking(shared_desk: Desk) -> None:
+    shared_desk.process("a")
+
+    def archive_now(step: Step) -> None:
+        if step is Step.OBJECTS_REGISTERED:
+            assert archive(shared_desk.ledger)
+
+    ends_as_processed(Desk(Ledger(shared_desk.ledger.database, archive_now)), "a")
+    assert hot(shared_desk.ledger) == ids(["other"])
+
+
+@pytest.mark.parametrize(
+    "words", ["DELETE FROM wanted", "UPDATE objects", "FROM archived_objects", "AS lease_left"]
+)
+def test_the_archive_commits_after_a_statement_of_the_claim(server_desk: Desk, words: str) -> None:
+    server_desk.process("a")
+    with once_after(server_desk.ledger, words, lambda: archive(server_desk.ledger)) as done:
+        ends_as_processed(server_desk, "a")
+    assert done, "the claim has such a statement"
+    assert hot(server_desk.ledger) == ids(["other"])
+
+
+def test_an_import_commits_between_registering_and_taking(shared_desk: Desk) -> None:
+    def import_now(step: Step) -> None:
+        if step is Step.OBJECTS_REGISTERED:
+            assert adopt(shared_desk.ledger, "a").new == 1
+
+    ends_as_processed(Desk(Ledger(shared_desk.ledger.database, import_now)), "a")
+
+
+def test_claimers_against_archivers(shared_desk: Desk) -> None:
+    """Half of the threads process and archive, half claim what may be leaving just then."""
+    ledger = shared_desk.ledger
+
+    def run(number: int) -> list[bytes]:
+        processed: list[bytes] = []
+        for round_ in range(ROUNDS):
+            claim = shared_desk.claim(candidates(*NAMES), attempt=f"{number}/{round_}")
+            if claim.claimed:
+                ledger.commit(outcome(claim))
+                processed += claim.claimed
+            if number % 2:
+                _archive_what_is_there(ledger, f"archive {number}/{round_}")
+        return processed
+
+    processed = [id for own in together(run) for id in own]
+    assert sorted(processed) == sorted(ids(NAMES)), "each object once"
+    _archive_what_is_there(ledger, "last")
+    ledger.archives.drop_shadows(PIPELINE)
+    assert hot(ledger) == set()
+    assert ledger.counts(PIPELINE)[ObjectState.PROCESSED] == len(NAMES)
+    assert set(ledger.states(PIPELINE, ids(NAMES)).values()) == {ObjectState.PROCESSED}
+
+
+def test_claimers_against_imports(shared_desk: Desk) -> None:
+    """What is imported is claimed by nobody, and what is claimed is imported by nobody: each object has one fate."""
+
+    def run(number: int) -> tuple[set[bytes], int]:
+        if number % 2:
+            return set(), adopt(shared_desk.ledger, *NAMES, source=f"file {number}").new
+        claim = shared_desk.claim(candidates(*NAMES[number:], *NAMES[:number]), attempt=f"by {number}")
+        return set(claim.claimed), 0
+
+    fates = together(run)
+    claimed = [id for own, _ in fates for id in own]
+    assert len(claimed) == len(set(claimed))
+    assert len(claimed) + sum(new for _, new in fates) == len(NAMES)
+    assert hot(shared_desk.ledger) <= set(claimed)
+    assert shared_desk.ledger.archives.count(PIPELINE) == len(NAMES) - len(claimed)
+    assert len(fates) == CLAIMERS
+
+
+def _archive_what_is_there(ledger: Ledger, id: str) -> None:
+    found = ledger.archives.retiring(
+        PIPELINE, after_seq=ledger.progress(PIPELINE, ARCHIVING), up_to_seq=1_000_000, objects_max=1_000
+    )
+    if found is not None:
+        objects = sum(len(page) for page in ledger.archives.retired_objects(found))
+        ledger.archives.retire(found, archive_id=id, file=ArchiveFile(uri="file:///x", objects=objects, bytes=1))
