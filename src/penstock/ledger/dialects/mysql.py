@@ -160,14 +160,8 @@ def _prepare(engine: Engine) -> Callable[[Any, object], None]:
 
 
 def _session_tables(dialect: sqlalchemy.Dialect) -> list[str]:
-    made = []
-    for table in session_metadata.sorted_tables:
-        copied = table.to_metadata(sqlalchemy.MetaData())
-        copied.dialect_options["mysql"].update(
-            {name.removeprefix("mysql_"): value for name, value in table_options(dialect).items()}
-        )
-        made.append(str(CreateTable(copied).compile(dialect=dialect)))
-    return made
+    options = " ".join(f"{name.partition('_')[2].upper()}={value}" for name, value in table_options(dialect).items())
+    return [f"{CreateTable(table).compile(dialect=dialect)} {options}" for table in session_metadata.sorted_tables]
 
 
 def _refuse_old(dialect: Any) -> None:
