@@ -14,6 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from penstock.errors import ClaimLost
 from penstock.ledger import Ledger
+from penstock.ledger.archive_records import ArchiveFile
 from penstock.ledger.records import (
     AttemptState,
     BatchOutcome,
@@ -24,6 +25,7 @@ from penstock.ledger.records import (
     ObjectResult,
     ObjectState,
 )
+from penstock.messaging.steps import Step
 
 PIPELINE = "file:///table"
 NAMES = "abcd"
@@ -51,6 +53,8 @@ class Thing:
     batch: int | None = None
     carrier: Carrier | None = None
     dead_at: float = 0.0
+    archived: bool = False
+    shadowed: bool = False  # a row was made anew by a claimer that died
     replays: set[str] = field(default_factory=set)
 
 
@@ -77,6 +81,8 @@ class LedgerMachine(RuleBasedStateMachine):
         self.things: dict[str, Thing] = {}
         self.tries: dict[str, Try] = {}
         self.batches: list[tuple[str, frozenset[str]]] = []
+        self.archived_to = 0
+        self.adopted = 0
 
     @initialize()
     def open(self) -> None:
@@ -131,6 +137,64 @@ class LedgerMachine(RuleBasedStateMachine):
         # An id that took nothing was never an attempt, but is not used again here either.
         state = "open" if taken else "never"
         self.tries[attempt] = Try(worker=worker, lease_until=self.time + LEASE_SECONDS, state=state)
+
+    @rule(names=st.lists(st.sampled_from(NAMES), min_size=1, max_size=3, unique=True))
+    def claimer_dies_when_it_has_registered(self, names: list[str]) -> None:
+        class Died(Exception):
+            pass
+
+        def die(_: Step) -> None:
+            raise Died
+
+        carrier = Carrier(message_id="m-3", enqueued_at=self.time, replay_id=None)
+        with pytest.raises(Died):
+            Ledger(self.ledger.database, die).claim(
+                PIPELINE,
+                [_candidate(name, carrier) for name in names],
+                attempt_id="dead",
+                worker="w-3",
+                lease_seconds=LEASE_SECONDS,
+            )
+        for name in names:
+            thing = self.things.setdefault(name, Thing())
+            thing.shadowed = thing.archived
+
+    @precondition(lambda self: len(self.batches) > self.archived_to)
+    @rule(more=st.integers(0, 2))
+    def archive(self, more: int) -> None:
+        up_to_seq = min(self.archived_to + 1 + more, len(self.batches))
+        archives = self.ledger.archives
+        retiring = archives.retiring(PIPELINE, after_seq=self.archived_to, up_to_seq=up_to_seq, objects_max=1_000)
+        assert retiring is not None
+        file = ArchiveFile(
+            uri="file:///x", objects=sum(len(page) for page in archives.retired_objects(retiring)), bytes=1
+        )
+        assert archives.retire(retiring, archive_id=f"archive-{up_to_seq}", file=file)
+        assert not archives.retire(retiring, archive_id=f"loser-{up_to_seq}", file=file)
+        for _, processed in self.batches[self.archived_to : up_to_seq]:
+            for name in processed:
+                self.things[name].archived = True
+        self.archived_to = up_to_seq
+
+    @rule()
+    def archiver_looks_around(self) -> None:
+        assert self.ledger.archives.drop_shadows(PIPELINE) == sum(one.shadowed for one in self.things.values())
+        for thing in self.things.values():
+            thing.shadowed = False
+
+    @rule(names=st.lists(st.sampled_from(NAMES), min_size=1, max_size=3, unique=True))
+    def adopt(self, names: list[str]) -> None:
+        carrier = Carrier(message_id="m-3", enqueued_at=self.time, replay_id=None)
+        looked = self.ledger.adoptions.look(PIPELINE, [_candidate(name, carrier) for name in names])
+        adoption = self.ledger.adoptions.adopt(PIPELINE, [_candidate(name, carrier) for name in names], source="file")
+        assert adoption == looked
+        states = {name: self.things[name].state if name in self.things else "new" for name in names}
+        new = [name for name, state in states.items() if state not in ("processing", "processed")]
+        assert (adoption.new, adoption.known) == (len(new), list(states.values()).count("processed"))
+        assert set(adoption.busy) == {object_id_of(name) for name, state in states.items() if state == "processing"}
+        for name in new:
+            self.things[name] = Thing(state="processed", archived=True)
+            self.adopted += 1
 
     @precondition(lambda self: self.tries)
     @rule(data=st.data())
@@ -203,6 +267,9 @@ class LedgerMachine(RuleBasedStateMachine):
 
     def take(self, name: str, carrier: Carrier, attempt: str) -> str:
         thing = self.things.setdefault(name, Thing())
+        if thing.archived:
+            thing.shadowed = False
+            return "ended"
         if thing.state == "processing":
             return "busy"
         if thing.state == "dead" and self.may_revive(thing, carrier):
@@ -252,8 +319,12 @@ class LedgerMachine(RuleBasedStateMachine):
         if not hasattr(self, "ledger"):
             return
         rows = {row.object_id: row for row in self.ledger.objects(PIPELINE)}
-        assert set(rows) == {object_id_of(name) for name in self.things}
-        for name, thing in self.things.items():
+        hot = {name: thing for name, thing in self.things.items() if not thing.archived}
+        shadows = {object_id_of(name) for name, thing in self.things.items() if thing.shadowed}
+        assert set(rows) == {object_id_of(name) for name in hot} | shadows
+        states = self.ledger.states(PIPELINE, [object_id_of(name) for name in NAMES])
+        assert states == {object_id_of(name): ObjectState(thing.state) for name, thing in self.things.items()}
+        for name, thing in hot.items():
             row = rows[object_id_of(name)]
             assert (row.state.value, row.attempts, row.batch_seq) == (thing.state, thing.attempts, thing.batch)
             assert row.carrier == thing.carrier
@@ -282,7 +353,7 @@ class LedgerMachine(RuleBasedStateMachine):
         assert [(row.seq, row.attempt_id, row.objects) for row in rows] == [
             (seq, attempt, len(processed)) for seq, (attempt, processed) in enumerate(self.batches, start=1)
         ]
-        counted = sum(len(processed) for _, processed in self.batches)
+        counted = sum(len(processed) for _, processed in self.batches) + self.adopted
         assert counted == self.ledger.counts(PIPELINE)[ObjectState.PROCESSED]
 
 
