@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from penstock.app.cleanup.cleaning import kept_clean
 from penstock.app.goal import Goal
 from penstock.app.ingest_pipeline import IngestPipeline, IngestRequest, check, queue_of, shared_settings
 from penstock.app.kill import killing_probe
@@ -94,8 +95,12 @@ def ingest(
         if request.watch:
             tools.bus.emit(WatchBegan(source=str(source)))
         how = _fed if request.queue is not None else _watch if request.watch else _until_done
-        goal, scan = how(work, spark)
+        caretaker = work.caretaker()
+        with kept_clean(caretaker if request.watch else None):
+            goal, scan = how(work, spark)
         tables.sweep()
+        if caretaker is not None:
+            caretaker.once(objects_max=None)  # all that is due; nothing where somebody asked to stop
         seconds = tools.clock.monotonic() - began_at
         return _report(work, goal, scan, tally, seconds=seconds)
 

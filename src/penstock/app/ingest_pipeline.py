@@ -1,10 +1,13 @@
 """The pipeline of `penstock ingest`: what was asked for, checked; its schema; and a worker on its queue."""
 
+import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 
 from penstock.app.backends import has_local_ledger, open_broker, require_shared_ledger
+from penstock.app.cleanup.cleaning import Caretaker, moved_to, source_cleanup
+from penstock.app.cleanup.declaration import Cleanup, Keep, check_fits
 from penstock.app.loading import import_here
 from penstock.app.places import Places
 from penstock.app.sources import Source
@@ -45,6 +48,7 @@ class IngestRequest:
     partition_by: tuple[str, ...] = ()
     watch: bool = False  # stay up, and take what comes
     settle_seconds: float = SETTLE_SECONDS  # watching: how long a file has to be unchanged
+    cleanup: Cleanup = field(default_factory=Keep)  # what becomes of objects whose rows are published
     queue: str | None = None  # at the broker of the settings, with notifications of the source; None: look ourselves
     settings: Settings = field(default_factory=Settings)
 
@@ -113,6 +117,23 @@ class IngestPipeline:
         if self.request.schema is not None:  # it worked, so it replaces what was remembered
             state.ledger.declare_source_schema(self.where.pipeline, blueprint.declaration.read.schema_ddl)
 
+    def caretaker(self) -> Caretaker | None:
+        """Whoever cleans up the source; None where it is kept."""
+        tools, ledger = self.tools, self.state.ledger
+        work = source_cleanup(
+            self.request.cleanup,
+            source=self.source,
+            where=self.where,
+            tables=self.tables,
+            ledger=ledger,
+            bus=tools.bus,
+            probe=tools.probe,
+            clock=tools.clock,
+        )
+        if work is None:
+            return None
+        return Caretaker(work, stop=tools.stop, bus=tools.bus, clock=tools.clock, random=random.random)
+
     def knows_schema(self) -> bool:
         """Whether there is one without a sample."""
         row = self.state.ledger.ensure_pipeline(self.where.pipeline)
@@ -153,6 +174,7 @@ class IngestPipeline:
             publish=self.tables.publish,
             faults_max=None if self.request.watch else FAULTS_MAX,
             tools=self.tools,
+            moved_to=moved_to(self.request.cleanup),
         )
 
 
@@ -197,6 +219,7 @@ def check(request: IngestRequest, source: Source) -> Transform | None:
     """Find a user's mistakes before anything is started; answers the transform."""
     if request.watch and request.queue is None and not source.is_local:
         raise UsageError(f"{source} cannot be watched; S3 announces its objects to a queue: name it with --queue.")
+    check_fits(request.cleanup, source.address)
     csv = request.format == "csv"
     if not csv and (request.delimiter is not None or not request.header):
         raise UsageError(f"--delimiter and --no-header are for --format csv, and the format is {request.format}.")

@@ -8,12 +8,11 @@ import typer
 
 from penstock.cli.exits import INTERRUPTED, TEMPORARY_FAILURE
 from penstock.cli.output import Json, counted, print_json, printable, talk
+from penstock.cli.progress import CLEANED, told
 
 if TYPE_CHECKING:
     from penstock.app.cleanup.verb import CleanupReport
     from penstock.events import Event
-
-_DONE = {"tag": "tagged", "move": "moved", "delete": "deleted"}
 
 
 def cleanup(
@@ -61,7 +60,7 @@ def cleanup(
 def summary(report: "CleanupReport") -> list[str]:
     """The end of a cleanup for people."""
     objects, batches = counted(report.objects, "object"), counted(report.batches, "batch", "batches")
-    done = _DONE[report.action]
+    done = CLEANED[report.action]
     if report.dry_run:
         return [f"{report.pipeline}: {objects} of {batches} would be {done}, unless they changed meanwhile."]
     lines = [f"{report.pipeline}: {objects} {done}, done with {batches}, up to batch {report.done_to}."]
@@ -78,8 +77,5 @@ def summary(report: "CleanupReport") -> list[str]:
 
 
 def _tell(event: "Event") -> None:
-    from penstock.events import SourceCleaned
-
-    if isinstance(event, SourceCleaned):
-        left_alone = f", {event.skipped:,} left alone" if event.skipped else ""
-        talk(f"batch {event.seq}: {counted(event.objects, 'object')} {_DONE[event.action]}{left_alone}")
+    for line in told(event):
+        talk(printable(line))

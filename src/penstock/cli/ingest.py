@@ -61,6 +61,16 @@ def ingest(
         bool | None,
         typer.Option("--one-host", help="With --queue: nobody else works on it, so a ledger in a file will do."),
     ] = None,
+    cleanup: Annotated[
+        str | None,
+        typer.Option("--cleanup", metavar="WHAT", help="Of published objects: tag, move or delete; default: keep."),
+    ] = None,
+    cleanup_after: Annotated[
+        str | None, typer.Option("--cleanup-after", metavar="TIME", help="So long after their commit, such as 7d.")
+    ] = None,
+    cleanup_to: Annotated[
+        str | None, typer.Option("--cleanup-to", metavar="ADDRESS", help="Where --cleanup move moves them.")
+    ] = None,
     state: Annotated[
         str | None,
         typer.Option(
@@ -99,6 +109,7 @@ def ingest(
     from penstock.pipeline.extra import require_spark
 
     require_spark()
+    from penstock.app.cleanup.declaration import cleanup_of
     from penstock.app.ingest import ingest as run
     from penstock.app.ingest_pipeline import IngestRequest
     from penstock.app.scope import Asked, options_for
@@ -117,6 +128,7 @@ def ingest(
         watch=watch,
         queue=queue,
         settle_seconds=settle,
+        cleanup=cleanup_of(cleanup, after=cleanup_after, target=cleanup_to),
         schema=schema,
         transform=transform,
         state=state,

@@ -20,6 +20,7 @@ from penstock.events import (
     ReceiveFailed,
     RunFailed,
     SchemaInferred,
+    SourceCleaned,
     SourceScanned,
     SparkStarted,
     UpkeepFailed,
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
     from penstock.app.pipelines.running import RunReport
 
 LINE_EVERY_SECONDS = 5.0
+CLEANUP = "cleanup"  # what a failed upkeep names, where the source was being cleaned up
+CLEANED = {"tag": "tagged", "move": "moved", "delete": "deleted"}  # a cleanup's action, done
 FAILURES_SHOWN = 20
 
 
@@ -142,12 +145,27 @@ def told(event: Event) -> list[str]:
             return [f"batch {event.seq} committed: {objects}, {rows}{bad}"]
         case RunFailed():
             return [f"a run of {counted(event.objects, 'object')} failed: {event.error}"]
+        case SourceCleaned():
+            return [_cleaned(event)]
         case ExecutionFailed() | UpkeepFailed() | ReceiveFailed() | HeartbeatFailed():
-            return [f"{_DOING[type(event)]} failed and is tried again: {event.error}"]
+            return [f"{_doing(event)} failed and is tried again: {event.error}"]
         case WorkerDraining() if event.reason != "done":
             return [f"stopping: what is in flight ({counted(event.in_flight, 'message')}) is finished or given back"]
         case _:
             return []
+
+
+def _doing(event: Event) -> str:
+    return (
+        "cleaning up the source"
+        if isinstance(event, UpkeepFailed) and event.handler == CLEANUP
+        else _DOING[type(event)]
+    )
+
+
+def _cleaned(event: SourceCleaned) -> str:
+    left_alone = f", {event.skipped:,} left alone" if event.skipped else ""
+    return f"batch {event.seq}: {counted(event.objects, 'object')} {CLEANED[event.action]}{left_alone}"
 
 
 def _failure(event: ObjectFailed) -> str:

@@ -21,7 +21,7 @@ from penstock.messaging.steps import Probe
 from penstock.messaging.waits import Random
 from penstock.objects.cleanup import Cleaner
 from penstock.pipeline.cleanup import Pass, SourceCleanup, Swept
-from penstock.storage.address import s3_address
+from penstock.storage.address import S3Address, is_s3, s3_address
 from penstock.worker.shutdown import StopSignal
 
 NAME = "cleanup"  # of what failed, in events
@@ -67,6 +67,12 @@ def source_cleanup(
     )
 
 
+def moved_to(cleanup: Cleanup) -> tuple[S3Address, ...]:
+    """Where in S3 processed objects go, and announce themselves once more."""
+    target = str(cleanup.target) if isinstance(cleanup, Move) else ""
+    return (s3_address(target),) if is_s3(target) else ()
+
+
 def _cleaner(cleanup: Tag | Move | Delete, source: Source, probe: Probe) -> Cleaner:
     if source.is_local:
         from penstock.objects.cleanup_local import FileDeleter, FileMover
@@ -106,10 +112,10 @@ class Caretaker:
         self._ended.set()
         self._thread.join(END_SECONDS)
 
-    def once(self) -> Swept | None:
-        """One bounded pass; a failure is told as an event, once while it stays the same, and is None."""
+    def once(self, *, objects_max: int | None = PASS_OBJECTS) -> Swept | None:
+        """One pass; a failure is told as an event, once while it stays the same, and is None."""
         try:
-            swept = self._work.run(Pass(objects_max=PASS_OBJECTS, stopped=self._stopped))
+            swept = self._work.run(Pass(objects_max=objects_max, stopped=self._stopped))
         except Exception as error:  # store, ledger or table away, or no right to it: another pass tries again
             text = f"{type(error).__name__}: {error}"
             if text != self._told:

@@ -3,8 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from penstock.app.cleanup.cleaning import source_cleanup
-from penstock.app.cleanup.declaration import Cleanup, Move
+from penstock.app.cleanup.cleaning import moved_to, source_cleanup
 from penstock.app.pipelines.declaration import ObjectSource, PipelineDeclaration
 from penstock.app.pipelines.published import Herald
 from penstock.app.places import Places, declared_places
@@ -16,7 +15,6 @@ from penstock.pipeline.cleanup import SourceCleanup
 from penstock.pipeline.declaration import Declaration
 from penstock.pipeline.source.api import CsvOptions, ReadOptions
 from penstock.pipeline.source.options import checked
-from penstock.storage.address import S3Address, is_s3, s3_address
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,12 +69,6 @@ def plan_of(declaration: PipelineDeclaration, host: Host, *, faults_max: int | N
         clock=host.clock,
     )
     return Plan(source=source, where=where, blueprint=blueprint, cleanup=cleanup)
-
-
-def moved_to(cleanup: Cleanup) -> tuple[S3Address, ...]:
-    """Where in S3 processed objects go."""
-    target = str(cleanup.target) if isinstance(cleanup, Move) else ""
-    return (s3_address(target),) if is_s3(target) else ()
 
 
 def read_options(declaration: PipelineDeclaration, *, default_ratio: float) -> ReadOptions:

@@ -119,7 +119,7 @@ def run(
                 worker.run(stop, errand.done if available_now else errand.tended)
         plan.blueprint.tables.sweep()
         if available_now and caretaker is not None:
-            caretaker.once()
+            caretaker.once(objects_max=None)
         seconds = clock.monotonic() - began_at
         return errand.report(tally, stopped=available_now and stop.requested, seconds=seconds)
 
