@@ -60,11 +60,11 @@ def test_a_row_is_there_after_the_commit_and_not_before(app: App, engine: Engine
 
 
 def test_a_rollback_leaves_nothing(app: App, engine: Engine, user_database: UserDatabase) -> None:
-    with pytest.raises(ZeroDivisionError), Session(engine) as session, session.begin():
+    with Session(engine) as session, session.begin() as transaction:
         session.execute(text("INSERT INTO orders (no) VALUES (1)"))
         app.outbox(session).send(ORDERS, Order(no=1))
         app.inbox(session, message(), handler="ship")
-        raise ZeroDivisionError
+        transaction.rollback()
     assert user_database.orders() == set()
     assert (user_database.outbox_rows(), user_database.inbox_rows()) == (0, 0)
 
@@ -135,7 +135,7 @@ def test_a_message_is_new_once_a_handler(app: App, engine: Engine) -> None:
 
     assert [new("ship", message()), new("ship", message()), new("bill", message())] == [True, False, True]
     assert [new("ship", message("m-2")), new("SHIP", message()), new("ship", message("M-1"))] == [True] * 3
-    assert [new("ship", message("m-1 ")), new("shıp", message("é")), new("ship", message("e"))] == [True] * 3
+    assert [new("ship", message("m-1 ")), new("shíp", message("é")), new("ship", message("e"))] == [True] * 3
 
 
 def test_a_message_is_known_by_its_outbox_id_then_by_its_deduplication_id(app: App, engine: Engine) -> None:
@@ -228,11 +228,11 @@ def test_a_snapshot_that_is_older_than_the_first_is_never_told_that_the_message_
         second.execute(text("SELECT count(*) FROM effects")).one()  # the snapshot is taken
         with engine.begin() as first:
             assert app.inbox(first, message(), handler="ship")
-        try:
+        if user_database.kind == "postgresql":
+            with pytest.raises(DBAPIError, match="could not serialize access"):
+                app.inbox(second, message(), handler="ship")
+        else:
             assert app.inbox(second, message(), handler="ship") is False
-        except DBAPIError as error:
-            assert user_database.kind == "postgresql"
-            assert getattr(error.orig, "sqlstate", None) == "40001"
 
 
 def test_the_inbox_takes_a_message_with_its_handler_alone(app: App, engine: Engine) -> None:
@@ -277,8 +277,7 @@ def test_async_sessions_send_and_record_as_plain_ones(app: App, user_database: U
 def test_an_answer_that_was_not_awaited_is_no_answer(app: App, user_database: UserDatabase) -> None:
     async def work(session: AsyncSession) -> None:
         with pytest.raises(UsageError, match="await"):
-            if not app.inbox(session, message(), handler="ship"):  # type: ignore[truthy-bool] # the mistake
-                raise AssertionError
+            bool(app.inbox(session, message(), handler="ship"))
 
     run(work, user_database)
 

@@ -1,0 +1,89 @@
+"""Orders and effects are the same numbers, whoever is killed and where: the story of outbox, relay, inbox as a whole.
+
+The oracle reads both tables by the database's plain driver. Brokers drop what they have seen a moment ago; here they
+forget at once, so that what is sent twice does come twice, and the inbox alone makes it one effect.
+"""
+
+import random
+from pathlib import Path
+
+import pytest
+from tests.integration.fleet import let_pass, wait_for
+from tests.integration.transactions_scene import KINDS, make_user_database
+from tests.integration.transactions_shop import STEPS, Keeper, Shop
+
+ORDERS = 12
+WITHIN_SECONDS = 90.0
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("kind", "step"),
+    [("sqlite", step) for step in STEPS]
+    # What a database does with a connection that dies is its own; the rest is the same code on each.
+    + [
+        (kind, step)
+        for kind in ("mariadb", "postgresql")
+        for step in ("order_written", "sent", "committing", "committed")
+    ],
+)
+def test_a_kill_at_each_step_loses_nothing_and_takes_effect_once(
+    kind: str, step: str, request: pytest.FixtureRequest, folder: Path
+) -> None:
+    shop = Shop(folder=folder, database=make_user_database(kind, request, folder), die_at=step)
+    writer = Keeper(lambda: shop.write(0, ORDERS), until_success=True)
+    worker = Keeper(lambda: shop.work().process)
+    try:
+        writer.join(WITHIN_SECONDS)
+        wait_for(lambda: shop.done() and len(shop.database.effects()) >= ORDERS, "all is done", within=WITHIN_SECONDS)
+    finally:
+        worker.stop()
+        shop.close()
+    assert shop.died, "the step was never reached"
+    assert shop.database.orders() == set(range(ORDERS))
+    assert shop.database.effects() == list(range(ORDERS))
+    if step in ("sent", "called", "committing", "committed"):
+        assert len(shop.calls()) > ORDERS, "nothing came twice, so nothing was proven"
+
+
+def test_a_broker_that_remembers_ids_drops_what_is_sent_again(request: pytest.FixtureRequest, folder: Path) -> None:
+    database = make_user_database("sqlite", request, folder)
+    shop = Shop(folder=folder, database=database, die_at="sent", deduplication_seconds=300.0)
+    worker = Keeper(lambda: shop.work().process)
+    try:
+        assert shop.write(0, ORDERS).wait(WITHIN_SECONDS) == 0
+        wait_for(lambda: shop.done() and len(shop.database.effects()) >= ORDERS, "all is done", within=WITHIN_SECONDS)
+    finally:
+        worker.stop()
+        shop.close()
+    assert shop.died
+    assert sorted(shop.calls()) == list(range(ORDERS))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_whole_story_with_kills_at_random(kind: str, request: pytest.FixtureRequest, folder: Path) -> None:
+    shop = Shop(folder=folder, database=make_user_database(kind, request, folder))
+    chance = random.Random(f"outbox {kind}")
+    orders, kills = 240, 12
+    writers = [
+        Keeper(lambda first=first: shop.write(first, orders // 2), until_success=True)  # type: ignore[misc] # a closure
+        for first in (0, orders // 2)
+    ]
+    workers = [Keeper(lambda: shop.work().process) for _ in range(2)]
+    try:
+        for _ in range(kills):
+            let_pass(chance.uniform(0.2, 1.5))
+            chance.choice([*writers, *workers, *workers]).kill()
+        for writer in writers:
+            writer.join(WITHIN_SECONDS)
+        wait_for(lambda: shop.done() and len(shop.database.effects()) >= orders, "all is done", within=WITHIN_SECONDS)
+    finally:
+        for worker in workers:
+            worker.stop()
+        shop.close()
+    assert shop.database.orders() == set(range(orders))
+    assert shop.database.effects() == list(range(orders))
