@@ -8,10 +8,6 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Self
 
-from sqlalchemy.engine import URL, make_url
-from sqlalchemy.exc import ArgumentError
-
-from penstock.errors import ConfigurationError
 from penstock.ledger.abandonments import Abandonments
 from penstock.ledger.adoptions import Adoptions
 from penstock.ledger.archives import Archives
@@ -39,12 +35,11 @@ from penstock.ledger.records import (
 from penstock.ledger.repair_records import LedgerRepair, LedgerRepaired
 from penstock.ledger.repairs import Repairs
 from penstock.ledger.tellings import Tellings
+from penstock.ledger.urls import parsed_url
 from penstock.ledger.work_queries import WorkQueries
 from penstock.ledger.work_records import WorkEnding, WorkRow, WorkStanding, WorkState
 from penstock.ledger.works import Works
 from penstock.messaging.steps import Probe, no_probe
-
-_SQLITE_FILE = "sqlite:///"
 
 
 class Ledger:
@@ -74,7 +69,7 @@ class Ledger:
         ``sqlite://`` is a ledger in memory, for tests. ``now`` stands in for the clock of a database that has none of
         its own. Raises `ConfigurationError` where that is no ledger, or one that a newer Penstock wrote.
         """
-        parsed = _parsed(url)
+        parsed = parsed_url(url)
         dialect = dialect_for(parsed)
         database = Database(dialect.create_engine(parsed, now=now), dialect)
         try:
@@ -378,16 +373,3 @@ class Ledger:
     def abandoned_attempts(self, pipeline: str) -> Sequence[str]:
         """Attempts whose files gc may delete, oldest first; every one of them every time, for slow writers refill."""
         return self._queries.abandoned_attempts(pipeline)
-
-
-def _parsed(url: str | Path) -> URL:
-    if isinstance(url, Path):
-        return URL.create("sqlite", database=str(url))
-    if url.startswith(_SQLITE_FILE):  # a path is taken as it is, question marks and all
-        return URL.create("sqlite", database=url.removeprefix(_SQLITE_FILE))
-    try:
-        return make_url(url)
-    except (ArgumentError, ValueError) as error:  # what was written may hold a password, and is not said again
-        raise ConfigurationError(
-            "the ledger's address is not a database URL: write one like sqlite:///folder/ledger.db"
-        ) from error

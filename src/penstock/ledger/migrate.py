@@ -3,9 +3,12 @@
 The newest revision stands here too, so that opening an up-to-date ledger is one SELECT and needs no Alembic.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from sqlalchemy import Connection, String, column, inspect, select, table
+from sqlalchemy.exc import DBAPIError
 
 from penstock.errors import ConfigurationError
 from penstock.ledger.database import Database
@@ -15,6 +18,7 @@ if TYPE_CHECKING:
     from alembic.config import Config
 
 HEAD = "0004"
+BASE = "base"  # Alembic's word for no tables at all
 SCRIPTS = "penstock.ledger:migrations"
 
 _VERSION = select(column("version_num", String)).select_from(table(VERSION_TABLE))
@@ -26,19 +30,37 @@ def migrate(database: Database) -> None:
     Raises `ConfigurationError` on a ledger of a newer Penstock, and on a database whose tables are somebody else's.
     """
     with database.reading() as connection:
-        if _revision(connection) == HEAD:
+        if revision_of(connection) == HEAD:
             return
-    with database.writing() as connection, database.dialect.migrating(connection):
-        revision = _revision(connection)
-        if revision == HEAD:
-            return
-        if revision is None:
-            _refuse_foreign_tables(connection, database.place)
-        elif revision not in _known_revisions():
-            raise ConfigurationError(
-                f"the ledger {database.place} was written by a newer Penstock (revision {revision}): upgrade Penstock"
-            )
-        upgrade(connection)
+    with revised(), database.writing() as connection, database.dialect.migrating(connection):
+        check_tables(connection, database.place)
+        if revision_of(connection) != HEAD:
+            upgrade(connection)
+
+
+@contextmanager
+def revised() -> Iterator[None]:
+    """Say of tables that could not be changed who can change them."""
+    try:
+        yield
+    except ConfigurationError as error:
+        if not isinstance(error.__cause__, DBAPIError):
+            raise
+        raise ConfigurationError(
+            f"{error}; the tables of this ledger are not those of revision {HEAD}, which this Penstock works with: let "
+            "`penstock ledger upgrade` be run by a user who may change tables"
+        ) from error
+
+
+def check_tables(connection: Connection, place: str) -> None:
+    """Raise `ConfigurationError` for tables that are not ours, or a newer Penstock's."""
+    revision = revision_of(connection)
+    if revision is None:
+        _refuse_foreign_tables(connection, place)
+    elif revision != HEAD and revision not in known_revisions():
+        raise ConfigurationError(
+            f"the ledger {place} was written by a newer Penstock (revision {revision}): upgrade Penstock"
+        )
 
 
 def upgrade(connection: Connection, revision: str = "head") -> None:
@@ -64,7 +86,8 @@ def _configuration(connection: Connection | None = None) -> "Config":
     return configuration
 
 
-def _revision(connection: Connection) -> str | None:
+def revision_of(connection: Connection) -> str | None:
+    """What the tables are now; None where there are none."""
     if not inspect(connection).has_table(VERSION_TABLE):
         return None
     row = connection.execute(_VERSION).one_or_none()
@@ -79,7 +102,8 @@ def _refuse_foreign_tables(connection: Connection, place: str) -> None:
         )
 
 
-def _known_revisions() -> frozenset[str]:
+def known_revisions() -> frozenset[str]:
+    """All that this Penstock knows."""
     from alembic.script import ScriptDirectory
 
     scripts = ScriptDirectory.from_config(_configuration())

@@ -1,0 +1,165 @@
+"""A ledger whose tables may be of any revision: looking at it, and changing them on purpose.
+
+`Ledger.open` brings tables up to date by itself, where its user may. Where workers have no right to change tables,
+somebody who has does it here.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+from sqlalchemy import Connection, bindparam, func, inspect, select, text
+
+from penstock.errors import ConfigurationError, UsageError
+from penstock.ledger.archive_queries import TOMBSTONE
+from penstock.ledger.database import Database
+from penstock.ledger.dialects import dialect_for
+from penstock.ledger.migrate import (
+    BASE,
+    HEAD,
+    check_tables,
+    downgrade,
+    known_revisions,
+    revised,
+    revision_of,
+    upgrade,
+)
+from penstock.ledger.schema import archives, metadata
+from penstock.ledger.urls import parsed_url
+
+COUNTED_ROWS_MAX = 100_000  # a table that its server takes for larger is not counted
+
+_SERVER = {
+    "sqlite": ("SQLite", text("SELECT sqlite_version()")),
+    "mysql": ("MySQL", text("SELECT VERSION()")),
+    "mariadb": ("MariaDB", text("SELECT VERSION()")),
+    "postgresql": ("PostgreSQL", text("SHOW server_version")),
+}
+_IN_MYSQL = text(
+    "SELECT table_rows FROM information_schema.tables WHERE table_schema = DATABASE() AND table_name = :named"
+)
+_GUESSES = {
+    "mysql": _IN_MYSQL,
+    "mariadb": _IN_MYSQL,
+    "postgresql": text(
+        "SELECT n_live_tup FROM pg_stat_user_tables WHERE schemaname = current_schema() AND relname = :named"
+    ),
+}
+_ARCHIVES = select(
+    func.count(archives.c.uri),
+    func.coalesce(func.sum(archives.c.objects), 0),
+    func.coalesce(func.sum(archives.c.bytes), 0),
+).where(archives.c.source != bindparam("tombstone"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableRows:
+    """How many rows a table has."""
+
+    rows: int
+    estimated: bool  # the server's guess, which may be far off
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LedgerFacts:
+    """A ledger, looked at."""
+
+    place: str  # its address, without a password
+    server: str
+    revision: str | None  # None: it has no tables yet
+    newest: str  # what this Penstock works with
+    tables: Mapping[str, TableRows]
+    archive_files: int
+    archived_objects: int
+    archive_bytes: int
+
+
+class Revisions:
+    """The tables of one ledger."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    @classmethod
+    def open(cls, url: str | Path) -> Self:
+        """Nothing is looked at or changed yet."""
+        parsed = parsed_url(url)
+        dialect = dialect_for(parsed)
+        return cls(Database(dialect.create_engine(parsed, now=None), dialect))
+
+    def close(self) -> None:
+        self._database.close()
+
+    def facts(self) -> LedgerFacts:
+        """How it stands now, in one look."""
+        with self._database.reading() as connection:
+            there = set(inspect(connection).get_table_names())
+            files, objects, size = (0, 0, 0)
+            if archives.name in there:
+                files, objects, size = connection.execute(_ARCHIVES, {"tombstone": TOMBSTONE}).one()
+            return LedgerFacts(
+                place=self._database.place,
+                server=_server(connection),
+                revision=revision_of(connection),
+                newest=HEAD,
+                tables={name: _rows(connection, name) for name in metadata.tables if name in there},
+                archive_files=int(files),
+                archived_objects=int(objects),
+                archive_bytes=int(size),
+            )
+
+    def upgrade(self, revision: str = HEAD) -> tuple[str | None, str | None]:
+        """Make the tables, or bring them up to a revision; answers the revision before and after."""
+        return self._move(revision, up=True)
+
+    def downgrade(self, revision: str | None = None) -> tuple[str | None, str | None]:
+        """Take the tables back to an earlier revision, by default the one before; ``base`` removes all of them.
+
+        Raises `ConfigurationError` where the earlier one would forget what must not be forgotten."""
+        return self._move(revision, up=False)
+
+    def _move(self, wanted: str | None, *, up: bool) -> tuple[str | None, str | None]:
+        dialect = self._database.dialect
+        with revised(), self._database.writing() as connection, dialect.migrating(connection):
+            before = revision_of(connection)
+            check_tables(connection, self._database.place)
+            target = _previous(before) if wanted is None else _known(wanted)
+            if (target or "") > (before or "") if up else (target or "") < (before or ""):
+                (upgrade if up else downgrade)(connection, target or BASE)
+            return before, revision_of(connection)
+
+
+def _known(revision: str) -> str | None:
+    """A revision there is; None for the state before the first."""
+    if revision == BASE:
+        return None
+    if revision == "head":
+        return HEAD
+    if revision not in known_revisions():
+        names = ", ".join([BASE, *sorted(known_revisions())])
+        raise UsageError(f"There is no revision {revision} of the ledger's tables; there are {names}.")
+    return revision
+
+
+def _previous(revision: str | None) -> str | None:
+    earlier = [one for one in sorted(known_revisions()) if one < (revision or "")]
+    if revision is None:
+        raise ConfigurationError("the ledger has no tables, so there is nothing to take back")
+    return earlier[-1] if earlier else None
+
+
+def _server(connection: Connection) -> str:
+    name, question = _SERVER[connection.dialect.name]
+    version = str(connection.execute(question).scalar_one())
+    return f"{'MariaDB' if 'MariaDB' in version else name} {version}"
+
+
+def _rows(connection: Connection, name: str) -> TableRows:
+    guess = _GUESSES.get(connection.dialect.name)
+    if guess is not None:
+        about = connection.execute(guess, {"named": name}).scalar_one_or_none() or 0
+        if about > COUNTED_ROWS_MAX:
+            return TableRows(rows=int(about), estimated=True)
+    counted = connection.execute(select(func.count()).select_from(metadata.tables[name])).scalar_one()
+    return TableRows(rows=int(counted), estimated=False)

@@ -1,0 +1,24 @@
+"""A ledger's address as people write it -> a database URL."""
+
+from pathlib import Path
+
+from sqlalchemy.engine import URL, make_url
+from sqlalchemy.exc import ArgumentError
+
+from penstock.errors import ConfigurationError
+
+_SQLITE_FILE = "sqlite:///"
+
+
+def parsed_url(url: str | Path) -> URL:
+    """The database URL. Raises `ConfigurationError` for text that is none, without saying it again."""
+    if isinstance(url, Path):
+        return URL.create("sqlite", database=str(url))
+    if url.startswith(_SQLITE_FILE):  # a path is taken as it is, question marks and all
+        return URL.create("sqlite", database=url.removeprefix(_SQLITE_FILE))
+    try:
+        return make_url(url)
+    except (ArgumentError, ValueError) as error:  # what was written may hold a password, and is not said again
+        raise ConfigurationError(
+            "the ledger's address is not a database URL: write one like sqlite:///folder/ledger.db"
+        ) from error
