@@ -1,0 +1,177 @@
+"""`penstock ledger`: the database with what was done. Its tables, their revision, and rows that leave it."""
+
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from penstock.cli.output import (
+    AppName,
+    Json,
+    Pipeline,
+    StateFolder,
+    Table,
+    counted,
+    print_fields,
+    print_json,
+    printable,
+)
+from penstock.errors import UsageError
+
+if TYPE_CHECKING:
+    from penstock.ledger.revisions import Revisions, TableRows
+
+app = typer.Typer(help="The ledger: its tables, and old rows that leave it.", no_args_is_help=True)
+
+ToRevision = Annotated[str | None, typer.Argument(metavar="[REVISION]", help="Such as 0003; `base` is no tables.")]
+
+
+@app.command()
+def show(
+    table: Table = None,
+    state: StateFolder = None,
+    pipeline: Pipeline = None,
+    app_name: AppName = None,
+    json_: Json = False,
+) -> None:
+    """Show the ledger's address, server, revision, how many rows its tables have, and its archive."""
+    with _revisions(table, state, pipeline, app_name) as revisions:
+        facts = revisions.facts()
+    if json_:
+        print_json(
+            {
+                "ledger": facts.place,
+                "server": facts.server,
+                "revision": facts.revision,
+                "newest_revision": facts.newest,
+                "tables": {name: {"rows": one.rows, "estimated": one.estimated} for name, one in facts.tables.items()},
+                "archive_files": facts.archive_files,
+                "archived_objects": facts.archived_objects,
+                "archive_bytes": facts.archive_bytes,
+            }
+        )
+        return
+    behind = "" if facts.revision == facts.newest else f"; this Penstock works with {facts.newest}"
+    print_fields(
+        {
+            "ledger": facts.place,
+            "server": facts.server,
+            "revision": f"{facts.revision or 'no tables yet'}{behind}",
+            **{f"table {name}": _rows(one) for name, one in facts.tables.items()},
+            "archive": f"{counted(facts.archived_objects, 'object')}, {counted(facts.archive_files, 'file')}, "
+            f"{facts.archive_bytes:,} bytes",
+        }
+    )
+
+
+@app.command()
+def upgrade(
+    revision: ToRevision = None,
+    table: Table = None,
+    state: StateFolder = None,
+    pipeline: Pipeline = None,
+    app_name: AppName = None,
+    json_: Json = False,
+) -> None:
+    """Make the ledger's tables, or bring them up to date. Workers do so themselves where their user may."""
+    with _revisions(table, state, pipeline, app_name) as revisions:
+        before, after = revisions.upgrade(revision or "head")
+    _tell(before, after, json_=json_)
+
+
+@app.command()
+def downgrade(
+    revision: ToRevision = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Do it: what only the later tables hold is lost.")] = False,
+    table: Table = None,
+    state: StateFolder = None,
+    pipeline: Pipeline = None,
+    app_name: AppName = None,
+    json_: Json = False,
+) -> None:
+    """Take the ledger's tables back to an earlier revision, for an earlier Penstock. Stop all workers first."""
+    if not yes:
+        raise UsageError(
+            f"Taking the ledger back to {revision or 'the revision before'} loses what only the later tables hold, and "
+            "needs all workers stopped: make a backup, and give --yes."
+        )
+    with _revisions(table, state, pipeline, app_name) as revisions:
+        before, after = revisions.downgrade(revision)
+    _tell(before, after, json_=json_)
+
+
+@app.command()
+def archive(
+    older_than: Annotated[
+        str, typer.Option("--older-than", metavar="AGE", help="Batches committed so long ago; at least 15 days.")
+    ] = "90 days",
+    table: Table = None,
+    state: StateFolder = None,
+    pipeline: Pipeline = None,
+    app_name: AppName = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would go, change nothing.")] = False,
+    json_: Json = False,
+) -> None:
+    """Move rows of objects that were processed long ago from the ledger to Parquet files.
+
+    They are known for ever: nothing of them is processed again. The pipelines of an app need --app."""
+    from penstock.app.scope import Asked, find_scope
+    from penstock.handlers.durations import seconds_of
+    from penstock.pipeline.extra import require_arrow
+
+    older_than_seconds = seconds_of("--older-than", older_than)
+    scope = find_scope(Asked(table=table, state=state, pipeline=pipeline, app=app_name), here=Path.cwd())
+    require_arrow()
+    from penstock.app.archive_verb import archive_scope
+
+    done = archive_scope(scope, app=app_name, older_than_seconds=older_than_seconds, dry_run=dry_run)
+    if json_:
+        print_json(
+            [
+                {
+                    "pipeline": name,
+                    "objects": one.objects,
+                    "batches": one.batches,
+                    "files": one.files,
+                    "bytes": one.bytes,
+                    "swept": one.swept,
+                    "dry_run": dry_run,
+                }
+                for name, one in done.items()
+            ]
+        )
+        return
+    for name, one in done.items():
+        whose = f"{printable(name)}: " if len(done) > 1 else ""
+        verb = "would be archived" if dry_run else "archived"
+        where = f"{counted(one.files, 'file')}" + ("" if dry_run else f", {one.bytes:,} bytes")
+        print(f"{whose}{counted(one.objects, 'object')} of {counted(one.batches, 'batch', 'batches')} {verb}: {where}.")
+
+
+@contextmanager
+def _revisions(
+    table: str | None, state: str | None, pipeline: str | None, app_name: str | None
+) -> "Iterator[Revisions]":
+    from penstock.app.scope import Asked, find_scope, is_there
+    from penstock.ledger.revisions import Revisions
+
+    scope = find_scope(Asked(table=table, state=state, pipeline=pipeline, app=app_name), here=Path.cwd())
+    if not is_there(scope.settings.ledger):
+        raise UsageError(f"There is no ledger {scope.name} yet: the first worker, or ingest, makes it.")
+    with closing(Revisions.open(scope.settings.ledger)) as revisions:
+        yield revisions
+
+
+def _tell(before: str | None, after: str | None, *, json_: bool) -> None:
+    if json_:
+        print_json({"before": before, "after": after})
+        return
+    was, now = before or "no tables", after or "no tables"
+    print(f"The ledger's tables were at {was} and are at {now}." if before != after else f"The ledger is at {now}.")
+
+
+def _rows(one: "TableRows") -> str:
+    about = "about " if one.estimated else ""
+    return f"{about}{counted(one.rows, 'row')}"
