@@ -49,6 +49,13 @@ def test_what_was_written_is_read(files: Files) -> None:
     assert files.read("empty") == b""
 
 
+def test_a_new_file_is_made_by_one_of_those_who_try(files: Files) -> None:
+    assert files.write_new("log/1.json", b"first") is True
+    assert files.write_new("log/1.json", b"second") is False
+    assert files.read("log/1.json") == b"first"
+    assert paths(files.list("log")) == ["log/1.json"]
+
+
 def test_a_file_that_is_not_there(files: Files) -> None:
     assert files.stat("data/none") is None
     with pytest.raises(FileNotFoundError):

@@ -20,9 +20,12 @@ from penstock.cli import (
     inbox,
     ingest,
     init,
+    ledger,
     objects,
     outbox,
+    publish,
     queues,
+    repair,
     run,
     send,
     status,
@@ -49,10 +52,14 @@ app.command("demo")(demo.demo)
 app.command("status")(status.status)
 app.command("doctor")(doctor.doctor)
 app.command("gc")(gc.gc)
+app.command("reconcile")(reconcile.reconcile)
+app.command("publish")(publish.publish)
+app.command("repair")(repair.repair)
 app.command("cleanup")(cleanup.cleanup)
 app.command("init")(init.init)
 app.command("send")(send.send)
 app.add_typer(objects.app, name="objects")
+app.add_typer(ledger.app, name="ledger")
 app.add_typer(batches.app, name="batches")
 app.add_typer(dead.app, name="dead")
 app.add_typer(worker.app, name="worker")

@@ -136,8 +136,8 @@ def check_tip(ledger: Ledger, table: LoadedTable | None, *, pipeline: str, where
             raise PublishHalted(
                 f"The table {where} shows batch {position.seq}, and the ledger has "
                 f"{'no such batch' if tip is None else 'another batch of that number'}: the ledger was rolled back, or "
-                f"belongs to another table; bring back the state that was used last (--state), and do not write to the "
-                f"table until then."
+                f"belongs to another table. Bring back the state that was used last (--state); if it is gone, "
+                f"`penstock repair` takes over what the table shows."
             )
     return position
 

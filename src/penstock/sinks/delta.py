@@ -21,6 +21,7 @@ from deltalake.exceptions import DeltaError, TableNotFoundError
 from deltalake.transaction import AddAction
 
 from penstock.errors import PublishConflict, PublishHalted, TableError, TemporaryError, UsageError
+from penstock.sinks.delta_commit import LoggedFile
 from penstock.sinks.delta_features import check_features
 from penstock.sinks.delta_folder import LOG_FOLDER, check_free, check_name, check_writable, make_ready
 from penstock.sinks.manifest import DataFile, attempt_token
@@ -169,6 +170,36 @@ class LoadedDelta:
             for action in actions
         ]
 
+    def logged_files(self) -> Sequence[LoggedFile]:
+        """The files with all that a commit has to say of them, but those elsewhere than below the root. Raises
+        `TableError` for partition columns of a type that Penstock does not partition by."""
+        check_partition_types(self.schema, self.partition_by)
+        actions = pa.table(self._table.get_add_actions(flatten=True)).to_pylist()
+        return [
+            LoggedFile(
+                logged_path=action["path"],
+                path=unquote(action["path"]),
+                size_bytes=action["size_bytes"],
+                rows=action["num_records"] or 0,
+                modified_at=action["modification_time"] / 1000,
+                partition_values={name: _logged(action[f"partition.{name}"]) for name in self.partition_by},
+            )
+            for action in actions
+            if not re.match(r"/|[a-z0-9+.-]+:", action["path"])
+        ]
+
+    def vacuum(self, *, retention_hours: int | None, dry_run: bool) -> Sequence[str]:
+        """Delete files that the log removed longer ago than the retention, which is the table's own (a week) unless one
+        is given; answers which. What the log never named is left alone: a run may be writing it.
+
+        Raises `TableError` for a retention below the table's.
+        """
+        try:
+            found = self._table.vacuum(retention_hours=retention_hours, dry_run=dry_run, full=False)
+        except (DeltaError, OSError, ValueError) as error:
+            raise TableError(f"The table {self._root.uri} cannot be vacuumed: {_first_line(error)}") from error
+        return sorted(set(found))
+
     def append(self, append: Append) -> int:
         """Commit files and position as this snapshot's next version, which is answered; see `LoadedTable.append`."""
         check_writable(self._root)
@@ -300,6 +331,13 @@ def _add_action(file: DataFile) -> AddAction:
         data_change=True,
         stats=json.dumps({"numRecords": file.rows, "nullCount": file.statistics.get("nullCount", {})}),
     )
+
+
+def _logged(value: Any) -> str | None:
+    """A partition's value as the log has it."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return None if value is None else str(value)
 
 
 def _listed(columns: Iterable[str]) -> str:

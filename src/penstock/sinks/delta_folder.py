@@ -8,7 +8,7 @@ from penstock.errors import TableError, TemporaryError
 from penstock.storage.files import Files
 
 LOG_FOLDER = "_delta_log"
-_OWN_FOLDERS = frozenset({"data/", "_penstock/"})  # what Penstock itself puts beside a log
+_OWN_FOLDERS = frozenset({"data/", "compacted/", "_penstock/"})  # what Penstock itself puts beside a log
 _MISREAD = re.compile(r"[\x00-\x1f\x7f\\\ud800-\udfff]|%[0-9A-Fa-f]{2}")
 
 

@@ -73,6 +73,13 @@ class Files(Protocol):
         """Make the file, whole or not at all; one that was there is replaced. Locally it is on the disk afterwards."""
         ...
 
+    def write_new(self, path: str, data: bytes) -> bool:
+        """Make the file, whole, unless there is one of that name; answers whether this call made it.
+
+        Raises `TemporaryError` also where the outcome is unknown: read it and look.
+        """
+        ...
+
     def open_input(self, path: str) -> AbstractContextManager[BinaryIO]:
         """The file for reading, seekable. Raises `FileNotFoundError`."""
         ...

@@ -3,6 +3,7 @@
 import errno
 import os
 import stat
+import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -79,6 +80,23 @@ class LocalFiles:
     def write(self, path: str, data: bytes) -> None:
         with self.open_output(path) as file:
             file.write(data)
+
+    def write_new(self, path: str, data: bytes) -> bool:
+        target = self.root / path
+        half = target.with_name(f".{target.name}.{os.getpid()}.{threading.get_ident()}")
+        with self._explained(path):
+            target.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                with half.open("wb") as file:
+                    file.write(data)
+                    file.flush()
+                    os.fsync(file.fileno())
+                os.link(half, target)  # which fails where there is one; a rename would replace it
+            except FileExistsError:
+                return False
+            finally:
+                half.unlink(missing_ok=True)
+        return True
 
     @contextmanager
     def open_input(self, path: str) -> Iterator[BinaryIO]:

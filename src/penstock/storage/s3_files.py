@@ -91,6 +91,16 @@ class S3Files:
         with self._explained(path):
             self._bucket().put(self._key(path), data, use_multipart=False)
 
+    def write_new(self, path: str, data: bytes) -> bool:
+        from obstore.exceptions import AlreadyExistsError
+
+        with self._explained(path):
+            try:
+                self._bucket().put(self._key(path), data, mode="create", use_multipart=False)
+            except AlreadyExistsError:
+                return False
+        return True
+
     @contextmanager
     def open_input(self, path: str) -> Iterator[BinaryIO]:
         with self._explained(path):

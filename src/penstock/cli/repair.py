@@ -1,0 +1,131 @@
+"""`penstock repair`: bring a ledger that was rolled back up to its table."""
+
+import sys
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from penstock.cli.output import AppName, Json, Pipeline, StateFolder, Table, counted, print_json, printable, talk
+from penstock.cli.upkeep import App, DryRun, Name, pipelines
+from penstock.errors import UsageError
+
+if TYPE_CHECKING:
+    from penstock.pipeline.repair import Findings
+
+SHOWN = 10  # addresses of objects that have to be announced again
+
+
+def repair(
+    app: App = None,
+    name: Name = None,
+    table: Table = None,
+    state: StateFolder = None,
+    pipeline: Pipeline = None,
+    app_name: AppName = None,
+    dry_run: DryRun = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Repair without asking.")] = False,
+    adopt: Annotated[
+        bool, typer.Option("--adopt", help="Take over a table with which the ledger has nothing in common.")
+    ] = False,
+    json_: Json = False,
+) -> None:
+    """Bring a ledger that lost batches (restored from a backup, or by an asynchronous failover) up to its table.
+
+    What the table shows is imported, and every open attempt is given up: workers that still run can commit nothing more
+    of what they began. Where ledger and table agree nothing is done."""
+    documents = []
+    with pipelines(app=app, name=name, table=table, state=state, pipeline=pipeline, app_name=app_name) as found:
+        for kept in found.values():
+            repairer = kept.repairer(adopt=adopt)
+            findings = repairer.find()
+            for line in told(findings):
+                talk(printable(line))
+            repaired = False
+            if findings.repair is not None and not dry_run:
+                _ask(yes=yes)
+                repaired = repairer.apply(findings, kept.bus) is not None
+                talk(printable(f"{kept.pipeline}: repaired; workers, or penstock publish, go on from here."))
+            documents.append(document(findings, repaired=repaired))
+    if json_:
+        print_json(documents)
+
+
+def told(findings: "Findings") -> list[str]:
+    """What was found, for people."""
+    whose, repair = findings.pipeline, findings.repair
+    if repair is None:
+        return [f"{whose}: ledger and table agree (batch {findings.shown_at}); there is nothing to repair."]
+    shown, ledger, agrees = findings.shown_at, findings.ledger_at, findings.agrees_at
+    batches, objects = counted(len(repair.imported), "batch", "batches"), counted(findings.objects_imported, "object")
+    lines = [
+        f"{whose}: the table shows batch {shown}, the ledger is at {ledger}, and both agree up to {agrees}.",
+        f"To be imported: {batches} with {objects}.",
+    ]
+    if findings.open_attempts:
+        lines.append(f"To be given up: {counted(len(findings.open_attempts), 'open attempt')}.")
+    if repair.moved:
+        moved = ", ".join(f"{old} becomes {new}" for old, new in repair.moved.items())
+        lines.append(f"Committed since the ledger was set back, and to follow behind: batch {moved}.")
+    if repair.withdrawn:
+        numbers = ", ".join(map(str, repair.withdrawn))
+        lines.append(
+            f"Committed since, and withdrawn, as its objects are in the table already or its columns do not fit: batch "
+            f"{numbers}. Its other objects are unprocessed again: announce them."
+        )
+    return lines + _warnings(findings)
+
+
+def _warnings(findings: "Findings") -> list[str]:
+    lines = []
+    if findings.unnamed:
+        numbers = ", ".join(map(str, findings.unnamed))
+        lines.append(
+            f"Nobody knows the objects of batch {numbers}: there is no record of them beside the table. Before they "
+            "are announced again, tell the ledger that they are done (docs/upkeep.md), or their rows come twice."
+        )
+    if findings.unshown_rows:
+        numbers = ", ".join(map(str, findings.unshown_rows))
+        lines.append(f"Of batch {numbers} the table showed bad lines and no rows yet: its objects come again.")
+    if not findings.log_is_whole:
+        lines.append(
+            "The table's log was cleaned up: batches whose files were compacted before that cannot be named, and what "
+            "was committed and never shown cannot be told from them."
+        )
+    if findings.forgotten_objects:
+        some = ", ".join(findings.forgotten_objects[:SHOWN])
+        more = ", ..." if len(findings.forgotten_objects) > SHOWN else ""
+        lines.append(
+            f"Written and never shown, so to be announced and processed again: "
+            f"{counted(len(findings.forgotten_objects), 'object')} ({some}{more})."
+        )
+    return lines
+
+
+def document(findings: "Findings", *, repaired: bool) -> dict[str, Any]:
+    """The same for programs."""
+    repair = findings.repair
+    return {
+        "pipeline": findings.pipeline,
+        "agrees_at": findings.agrees_at,
+        "ledger_at": findings.ledger_at,
+        "shown_at": findings.shown_at,
+        "needed": repair is not None,
+        "repaired": repaired,
+        "imported": [] if repair is None else sorted(batch.seq for batch in repair.imported),
+        "objects_imported": findings.objects_imported,
+        "unnamed": list(findings.unnamed),
+        "moved": [] if repair is None else [{"batch": old, "becomes": new} for old, new in repair.moved.items()],
+        "withdrawn": [] if repair is None else list(repair.withdrawn),
+        "open_attempts": list(findings.open_attempts),
+        "forgotten_objects": list(findings.forgotten_objects),
+        "log_is_whole": findings.log_is_whole,
+    }
+
+
+def _ask(*, yes: bool) -> None:
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise UsageError("A repair asks before it changes anything, and there is nobody to ask: give --yes.")
+    if not typer.confirm("Repair the ledger?", err=True):
+        raise typer.Exit(1)
