@@ -129,6 +129,15 @@ class Settings(BaseSettings):
     retry_base_seconds: float = Field(0.5, gt=0, description="the wait after the first failure is uniform(0, this)")
     retry_cap_seconds: float = Field(60.0, gt=0, description="no wait is longer")
     max_quarantine_ratio: float = Field(1.0, ge=0, le=1, description="an object with more bad lines than this fails")
+    reconcile_every_seconds: float | None = Field(
+        None,
+        ge=60,
+        allow_inf_nan=False,
+        description="how often workers look for objects that were never processed; unset: never",
+    )
+    reconcile_older_than_seconds: float = Field(
+        900.0, ge=0, allow_inf_nan=False, description="younger objects are not missing yet: they may be on their way"
+    )
     log_format: Literal["auto", "json", "console"] = Field(
         "auto", description="how the log is written: auto is json unless it goes to a terminal"
     )

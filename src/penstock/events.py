@@ -426,6 +426,43 @@ class BatchPublished(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ReconcileProgressed(Event):
+    """A reconcile went on: ``what`` it counts is tasks (of Spark, as far as they are known) or messages."""
+
+    pipeline: str
+    what: str
+    done: int
+    total: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObjectsMissing(Event):
+    """Objects are there that were stored before ``as_of`` and never processed: an incident, for somebody lost them.
+
+    ``where``: the first folders with how many, those with the most first.
+    """
+
+    pipeline: str
+    source: str
+    as_of: float  # epoch seconds
+    missing: int
+    where: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReconcileFinished(Event):
+    """What is there was compared with what is known; ``sent`` of the missing objects were announced anew."""
+
+    pipeline: str
+    source: str
+    as_of: float  # epoch seconds
+    listed: int
+    missing: int
+    sent: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunFailed(Event):
     """A run failed and no object could be named as the cause."""
 

@@ -12,6 +12,7 @@ from penstock.app.housekeeping import Presence
 from penstock.app.kill import killing_probe
 from penstock.app.lifespans import Lifespans
 from penstock.app.listeners import guarded
+from penstock.app.reconcile_serving import reconciling
 from penstock.app.service import Host, Service, needs_ledger, needs_objects
 from penstock.app.spark import app_spark
 from penstock.app.sqs_queues import check_queues
@@ -94,6 +95,7 @@ def serve(
         if resident:
             _tick(app, services, host, stack)
             _archive(app, services, host, stack)
+            stack.enter_context(reconciling(app, [service for service, _ in services], host))
             stack.enter_context(relaying(app, tell=bus.emit, clock=clock, random=host.random))
         worker = Worker(
             broker=host.broker,

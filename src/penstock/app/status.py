@@ -17,6 +17,7 @@ from penstock.messaging.broker import names_dead_letters
 
 if TYPE_CHECKING:
     from penstock.app.tables import Tables
+    from penstock.ledger.reconciliations import Reconciliation
 
 
 UNNAMED = "no queue is named, so none was looked at: give --app, such as --app shop:app, or set queues"
@@ -34,6 +35,7 @@ class PipelineStanding:
     table: str | None
     table_version: int | None
     disagreement: str | None  # why table and ledger are not of one history
+    reconciled: "Reconciliation | None" = None  # the latest one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +80,14 @@ class Standing:
             found.append(f"dead objects: {dead:,}")
         if letters := self.dead_letters - self.dead_letters_replaced:
             found.append(f"dead letters: {letters:,}")
+        if self.objects_missing:
+            found.append(f"objects missing at the latest reconcile: {self.objects_missing:,}")
         return found
+
+    @property
+    def objects_missing(self) -> int:
+        """Objects that the latest reconcile of each pipeline found to be there and never processed."""
+        return sum(one.reconciled.missing for one in self.pipelines if one.reconciled is not None)
 
     @property
     def objects_left(self) -> int:
@@ -179,6 +188,7 @@ def _pipeline(seen: View, pipeline: str, objects_replaced: int) -> PipelineStand
         table=None if where is None else str(where.table),
         table_version=None if tables is None else tables.version(),
         disagreement=None if tables is None else _disagreement(seen, pipeline, tables, committed),
+        reconciled=seen.ledger.reconciliation(pipeline),
     )
 
 

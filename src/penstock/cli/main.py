@@ -25,6 +25,7 @@ from penstock.cli import (
     outbox,
     publish,
     queues,
+    reconcile,
     repair,
     run,
     send,

@@ -12,6 +12,7 @@ from penstock.cli.output import (
     StateFolder,
     Table,
     counted,
+    moment,
     print_fields,
     print_json,
     printable,
@@ -48,6 +49,7 @@ def _of_table(found: "Standing") -> Mapping[str, object]:
         "table": f"{found.table} ({_version(found.table_version)})",
         "objects": _objects(found.objects, found.objects_replaced),
         "batches": _batches(found.batches_committed, found.batches_unpublished),
+        "reconciled": _reconciled(found.pipelines[0]) if found.pipelines else "",
         "messages": _messages(
             visible=found.messages_visible,
             in_flight=found.messages_in_flight,
@@ -72,7 +74,18 @@ def _of_app(found: "Standing", *, ledger: str) -> Mapping[str, object]:
 def _pipeline(one: "PipelineStanding") -> str:
     table = "" if one.table is None else f"; table {one.table} ({_version(one.table_version)})"
     objects = _objects(one.objects, one.objects_replaced)
-    return f"objects: {objects}; batches: {_batches(one.batches_committed, one.batches_unpublished)}{table}"
+    reconciled = f"; reconciled: {text}" if (text := _reconciled(one)) else ""
+    batches = _batches(one.batches_committed, one.batches_unpublished)
+    return f"objects: {objects}; batches: {batches}{table}{reconciled}"
+
+
+def _reconciled(one: "PipelineStanding") -> str:
+    """What the latest reconcile came to; empty where there was none."""
+    last = one.reconciled
+    if last is None:
+        return ""
+    missing = f"{last.missing:,} missing, {last.sent:,} announced anew" if last.missing else "nothing missing"
+    return f"{missing} as of {moment(last.as_of)}"
 
 
 def _queue(one: "QueueStanding") -> str:
@@ -133,6 +146,7 @@ def _document(found: "Standing") -> dict[str, Any]:
             "delayed": found.messages_delayed,
             "oldest_visible_age_seconds": found.oldest_visible_message_age_seconds,
         },
+        "objects_missing": found.objects_missing,
         "dead_letters": found.dead_letters,
         "dead_letters_replaced": found.dead_letters_replaced,
         "workers": list(found.workers),

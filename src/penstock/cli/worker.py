@@ -64,6 +64,14 @@ def run(
     stop_timeout: Annotated[
         float | None, typer.Option("--stop-timeout", min=10, help="Seconds from SIGTERM to the platform's SIGKILL.")
     ] = None,
+    reconcile_every: Annotated[
+        str | None,
+        typer.Option(
+            "--reconcile-every",
+            metavar="TIME",
+            help="Look so often for objects of its pipelines that were never processed, as in 1h; one worker does.",
+        ),
+    ] = None,
     lifeline: Annotated[
         int | None, typer.Option("--lifeline", hidden=True, help="For supervised workers: the supervisor's descriptor.")
     ] = None,
@@ -79,11 +87,20 @@ def run(
         "queues": None if queues is None else parse_queues(queues),
         "concurrency": concurrency,
         "stop_timeout_seconds": stop_timeout,
+        "reconcile_every_seconds": _seconds("--reconcile-every", reconcile_every),
     }
     if lifeline is None:
         settings = load_settings(processes=processes, **flags)
         if settings.processes > 1 or os.getpid() == 1:
-            arguments = _arguments(app_name, queues=queues, concurrency=concurrency, stop_timeout=stop_timeout)
+            arguments = _arguments(
+                app_name,
+                {
+                    "--queues": queues,
+                    "--concurrency": concurrency,
+                    "--stop-timeout": stop_timeout,
+                    "--reconcile-every": reconcile_every,
+                },
+            )
             raise typer.Exit(_supervise(arguments, processes=settings.processes, flags=flags))
     _run(app_name, flags, lifeline)
 
@@ -179,11 +196,14 @@ def _run(app_name: str, flags: Mapping[str, object], lifeline: int | None) -> No
     raise typer.Exit(exit_code)  # the signals stay handled: one that comes now must not change the exit code
 
 
-def _arguments(
-    app_name: str, *, queues: str | None, concurrency: int | None, stop_timeout: float | None
-) -> Sequence[str]:
+def _seconds(option: str, given: str | None) -> float | None:
+    from penstock.handlers.durations import seconds_of
+
+    return None if given is None else seconds_of(option, given)
+
+
+def _arguments(app_name: str, given: Mapping[str, object]) -> Sequence[str]:
     """The command line of one child, without its lifeline."""
-    given = {"--queues": queues, "--concurrency": concurrency, "--stop-timeout": stop_timeout}
     options = [text for name, value in given.items() if value is not None for text in (name, str(value))]
     return ["-m", "penstock", "worker", RUN, app_name, *options]
 

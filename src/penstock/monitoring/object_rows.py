@@ -171,3 +171,24 @@ BATCH_ROWS: Rows = {
         fields={**same("java", "notes"), "duration_s": "seconds"},
     ),
 }
+
+RECONCILE_ROWS: Rows = {
+    events.ReconcileProgressed: Row(
+        name="reconcile.progressed",
+        level="debug",
+        msg="A reconcile went on.",
+        fields=same("pipeline", "what", "done", "total"),
+    ),
+    events.ObjectsMissing: Row(
+        name="reconcile.missing",
+        level="error",
+        msg="Objects are there that were never processed: their announcements were lost.",
+        fields=same("pipeline", "source", "as_of", "missing", "where"),
+    ),
+    events.ReconcileFinished: Row(
+        name="reconcile.finished",
+        level="info",
+        msg="What is there was compared with what is known.",
+        fields={**same("pipeline", "source", "as_of", "listed", "missing", "sent"), "duration_s": "seconds"},
+    ),
+}

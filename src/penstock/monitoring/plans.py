@@ -20,7 +20,7 @@ LEVELS: tuple[Level, ...] = get_args(Level)
 Format = Literal["auto", "json", "console"]
 
 _KEYS = ("message_id", "object", "attempt_id")
-_TIMES = ("enqueued_at", "scheduled_at")
+_TIMES = ("enqueued_at", "scheduled_at", "as_of")
 _BLOCKS = ("exception", "stacks")
 _BUCKETS = 2**32
 

@@ -71,6 +71,11 @@ def inspect_source(address: S3Address, aws: Aws, *, clock: Clock) -> SourceFacts
     )
 
 
+def versioning_of(bucket: str, aws: Aws) -> str | None:
+    """Enabled, Suspended or never; None where we may not ask, or nobody answers."""
+    return _versioning(service_client(aws), bucket)
+
+
 def check_identity(address: S3Address, aws: Aws) -> None:
     """Raise `ConfigurationError` where S3 does not know us, and `TemporaryError` where it does not answer."""
     try:

@@ -1,13 +1,12 @@
 """What exists without what is known, in one pass over both; and what of it is nobody's fault."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import islice
 
 from pyspark import StorageLevel
-from pyspark.sql import Column, DataFrame, Observation, SparkSession
+from pyspark.sql import Column, DataFrame, Observation
 from pyspark.sql import functions as F  # noqa: N812 - PySpark's own documentation names it so
 
 from penstock.objects.reference import S3_KEY_BYTES_MAX, ObjectRef, decode_key, encode_key, uri_of
@@ -16,8 +15,6 @@ from penstock.pipeline.reconcile.existing import object_id
 from penstock.pipeline.reconcile.known import KNOWN_ID
 
 PREFIXES_MAX = 20
-_POOL_PROPERTY = "spark.scheduler.pool"
-POOL = "penstock-reconcile"  # of Spark's scheduler, so that batches do not wait behind it
 
 _TABLE = rf"^((?:[^/]*/)*?)(?:{'|'.join(TABLE_FOLDERS)})/"
 _HIDDEN = r"(?:^|/)\.(?!\.?(?:/|\z))"  # begins with a dot, and is not "." or "..", which are names like others in S3
@@ -90,11 +87,11 @@ class Missing:
             for row in rows
         ]
 
-    def chunks(self, *, limit: int | None) -> Iterator[Sequence[ObjectRef]]:
-        """The missing objects, or so many of them, in no order."""
+    def chunks(self, *, limit: int | None = None, objects_max: int = CHUNK_OBJECTS) -> Iterator[Sequence[ObjectRef]]:
+        """The missing objects, or so many of them, in no order; ``objects_max`` at once."""
         rows = self._rows() if limit is None else self._rows().limit(limit)
         found = iter(rows.select("key", "size_bytes", "version_id", "etag").toLocalIterator(prefetchPartitions=True))
-        while chunk := tuple(islice(found, CHUNK_OBJECTS)):
+        while chunk := tuple(islice(found, objects_max)):
             yield [
                 ObjectRef(
                     bucket=self._scope.bucket,
@@ -131,26 +128,6 @@ def find_missing(existing: DataFrame, known: DataFrame, scope: Scope) -> Missing
     except BaseException:
         kept.unpersist()
         raise
-
-
-@contextmanager
-def tagged(spark: SparkSession, tag: str, words: str) -> Iterator[None]:
-    """Jobs of this thread carry a tag to cancel them by, and share the cores with batches."""
-    context = spark.sparkContext
-    context.setJobGroup(tag, words)
-    context.addJobTag(tag)
-    pool = context.getLocalProperty(_POOL_PROPERTY) or "default"
-    context.setLocalProperty(_POOL_PROPERTY, POOL)
-    try:
-        yield
-    finally:
-        context.removeJobTag(tag)
-        context.setLocalProperty(_POOL_PROPERTY, pool)
-
-
-def cancel(spark: SparkSession, tag: str) -> None:
-    """End the jobs with that tag, from another thread."""
-    spark.sparkContext.cancelJobsWithTag(tag)
 
 
 def _tables(kept: DataFrame, scope: Scope) -> Sequence[str]:

@@ -1,0 +1,94 @@
+"""What a reconcile is about: a source, the ledger that knows it, and the queue that announces its objects."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from penstock.app.object_service import ObjectService
+from penstock.app.pipelines.service import PipelineService
+from penstock.app.places import declared_places
+from penstock.app.sources import Source, source_at, source_of
+from penstock.errors import UsageError
+from penstock.ledger import Ledger
+from penstock.messaging.broker import Broker
+from penstock.storage.files import Files
+
+if TYPE_CHECKING:
+    from penstock.app.app import App
+    from penstock.app.scope import Scope
+    from penstock.app.service import Service
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """``own`` is what Penstock writes itself, which is no source."""
+
+    pipeline: str
+    source: Source
+    own: Sequence[Files]
+    queue: str
+    ledger: Ledger
+    broker: Broker
+
+
+def target_in(app: "App", name: str) -> Target:
+    """A pipeline of an app, or an object handler. Raises `UsageError` where it has none of that name."""
+    found = {service.name: service for service in app.services if _has_objects(service)}
+    if name not in found:
+        known = ", ".join(sorted(found)) or "none"
+        raise UsageError(f"The app has no pipeline {name}; what it reads objects with: {known}.")
+    return _target_of(app, found[name])
+
+
+def targets_in(app: "App", services: "Sequence[Service]") -> Sequence[Target]:
+    """Of all pipelines among these. Object handlers are not: a worker need not have Spark for them."""
+    return [_target_of(app, service) for service in services if isinstance(service, PipelineService)]
+
+
+@contextmanager
+def target_of_table(scope: "Scope", source: str) -> Iterator[Target]:
+    """The table of an ingest, fed from that source."""
+    from penstock.app.backends import open_broker, open_ledger
+    from penstock.app.state import check_owner
+
+    where = scope.table
+    assert where is not None, "the scope is a table's"
+    found = source_of(source, where)
+    with ExitStack() as stack:
+        ledger = open_ledger(scope.settings)
+        stack.callback(ledger.close)
+        check_owner(ledger, where)
+        broker = open_broker(scope.settings, holder="")
+        stack.callback(broker.close)
+        yield Target(
+            pipeline=where.pipeline,
+            source=found,
+            own=where.own,
+            queue=where.queue(found),
+            ledger=ledger,
+            broker=broker,
+        )
+
+
+def _has_objects(service: Any) -> bool:
+    return isinstance(service, PipelineService | ObjectService)
+
+
+def _target_of(app: "App", service: Any) -> Target:
+    own: Sequence[Files] = ()
+    if isinstance(service, PipelineService):
+        declared = service.pipeline.declaration
+        where = declared_places(declared.name, declared.sink.table, app.settings)
+        source, own = source_of(declared.source.folder, where), where.own
+    else:
+        source = source_at(service.source, app.settings.aws)
+    app.ledger.ensure_pipeline(service.name)
+    return Target(
+        pipeline=service.name,
+        source=source,
+        own=own,
+        queue=service.queue_name,
+        ledger=app.ledger,
+        broker=app.broker,
+    )
