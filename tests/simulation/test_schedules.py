@@ -18,6 +18,16 @@ from penstock.messaging.steps import Step
 CHUNKS, CHUNK = 50, 400  # 20,000 schedules, in pieces that can be spread over processes
 SHORT = 12  # of the chunks
 HONEST = Sabotage()
+UPKEEP = {  # has kill tests of its own
+    Step.CLEANING,
+    Step.SET_ASIDE,
+    Step.CLEANED,
+    Step.ARCHIVE_WRITTEN,
+    Step.ARCHIVING,
+    Step.ARCHIVED,
+    Step.REPAIRING,
+    Step.REPAIRED,
+}
 
 
 @pytest.fixture
@@ -51,7 +61,8 @@ def test_somebody_dies_at_every_step_and_everything_else_happens_too(theatre: Th
         happened.update(play.stage.log)
         events = {event.__name__ for _, event in play.events()}
 
-    assert {step.value for step in Step} - deaths == {Step.ANNOUNCED.value}, "announcing is the sender's business"
+    steps = {step.value for step in set(Step) - UPKEEP}
+    assert steps - deaths == {Step.ANNOUNCED.value}, "announcing is the sender's business"
     assert all(happened[event] > 100 for event in events), happened
     for fault in ("ledger reply lost", "commit reply lost", "commit lost", "broker reply lost"):
         assert happened[fault] > 20, fault
