@@ -1,0 +1,311 @@
+"""Small files are merged while others publish: no row is lost or doubled, and the position stays."""
+
+import json
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.dataset as ds
+import pyarrow.parquet as pq
+import pytest
+from deltalake import DeltaTable, write_deltalake
+from tests.conformance.publishing.mill import PIPELINE, SCHEMA, Mill
+from tests.services.aws_server import AwsServer
+
+from penstock.errors import PublishConflict, TableError, TemporaryError
+from penstock.events import Bus
+from penstock.messaging.steps import Step, no_probe
+from penstock.pipeline import compact as compacting
+from penstock.pipeline.compact import Compacted, compact
+from penstock.pipeline.gc import collect
+from penstock.pipeline.publish import publish, rows_schema
+from penstock.sinks.delta import DeltaTableSink
+from penstock.sinks.delta_commit import replace_files
+from penstock.storage.address import S3Address
+from penstock.storage.local_files import LocalFiles
+from penstock.storage.s3_files import S3Files
+from penstock.testing import FakeClock
+
+DEADLINE_SECONDS = 120.0
+COMPACTIONS = 6
+BATCHES = 30
+
+
+def sink(mill: Mill) -> DeltaTableSink:
+    return DeltaTableSink(LocalFiles(mill.root), pipeline=PIPELINE, partition_by=None)
+
+
+def published(mill: Mill) -> None:
+    publish(
+        mill.ledger,
+        DeltaTableSink(LocalFiles(mill.root), pipeline=PIPELINE),
+        pipeline=PIPELINE,
+        manifest_of=lambda batch: batch.manifest,
+        schema_of=lambda batch: rows_schema(batch, partition_by=()),
+        bus=Bus(),
+        probe=no_probe,
+        step=Step.ROWS_PUBLISHED,
+        clock=FakeClock(auto_advance=True),
+    )
+
+
+def compacted(mill: Mill, **options: object) -> Compacted:
+    done = compact(sink(mill), clock=FakeClock(auto_advance=True), **options)  # type: ignore[arg-type]  # the tests' own
+    assert done is not None
+    return done
+
+
+def ids(root: Path) -> list[int]:
+    """Read file by file, as the log names them."""
+    return sorted(row for uri in DeltaTable(str(root)).file_uris() for row in pq.read_table(uri)["id"].to_pylist())
+
+
+def position(mill: Mill) -> int:
+    table = sink(mill).load()
+    return table.position.seq if table is not None else 0
+
+
+def filled(mill: Mill, batches: int) -> None:
+    for number in range(batches):
+        mill.batch([number])
+        published(mill)
+
+
+def test_small_files_become_one_and_the_position_stays(mill: Mill) -> None:
+    filled(mill, 5)
+
+    done = compacted(mill)
+
+    assert (done.files_before, done.files_after, done.merged, done.left) == (5, 1, 5, 0)
+    assert done.bytes_after < done.bytes_before
+    assert ids(mill.root) == [0, 1, 2, 3, 4]
+    assert position(mill) == 5
+    again = compacted(mill)
+    assert (again.merged, again.table_version) == (0, done.table_version)
+    mill.batch([5])
+    published(mill)
+    assert ids(mill.root) == [0, 1, 2, 3, 4, 5]
+
+
+def test_other_readers_read_what_was_merged(mill: Mill) -> None:
+    filled(mill, 3)
+    compacted(mill)
+    table = DeltaTable(str(mill.root))
+    assert table.history()[0]["operation"] == "OPTIMIZE"
+    table.create_checkpoint()
+    found = DeltaTable(str(mill.root)).to_pyarrow_dataset().to_table(filter=ds.field("id") >= 1)
+    assert sorted(found["id"].to_pylist()) == [1, 2]
+    assert DeltaTable(str(mill.root), version=3).to_pyarrow_table().num_rows == 3
+
+
+def test_publishers_and_compactions_at_the_same_time(mill: Mill) -> None:
+    filled(mill, 3)
+    ended = threading.Event()
+    lock = threading.Lock()
+    numbers = iter(range(3, 3 + BATCHES))
+
+    def write() -> None:
+        for _ in range(BATCHES // 2):
+            with lock:  # the mill is one thread's toy; publishing is what runs at the same time
+                mill.batch([next(numbers)])
+            published(mill)
+
+    def merge() -> int:
+        merged = 0
+        while not ended.is_set():
+            merged += compacted(mill).merged
+        return merged
+
+    with ThreadPoolExecutor(4) as pool:
+        compactions = [pool.submit(merge) for _ in range(2)]
+        writers = [pool.submit(write) for _ in range(2)]
+        try:
+            for writer in writers:
+                writer.result(DEADLINE_SECONDS)
+        finally:
+            ended.set()
+        assert sum(one.result(DEADLINE_SECONDS) for one in compactions) > 0
+    assert ids(mill.root) == list(range(3 + BATCHES))
+    assert position(mill) == 3 + BATCHES
+
+
+def test_of_two_compactions_of_the_same_files_one_is_shown(mill: Mill, monkeypatch: pytest.MonkeyPatch) -> None:
+    filled(mill, 4)
+    real = compacting._commit
+    overtaken: list[int] = []
+
+    def overtake(*args: object, **options: object) -> int | None:
+        if not overtaken:
+            overtaken.append(0)
+            overtaken[0] = compacted(mill).merged
+        return real(*args, **options)  # type: ignore[arg-type]  # handed on as it came
+
+    monkeypatch.setattr(compacting, "_commit", overtake)
+    late = compacted(mill)
+
+    assert (overtaken, late.merged, late.left) == ([4], 0, 4)
+    assert ids(mill.root) == [0, 1, 2, 3]
+    assert len(list((mill.root / "compacted").rglob("*.parquet"))) == 1, "what came late is deleted again"
+
+
+def test_a_batch_that_comes_first_is_kept_and_the_commit_made_again(
+    mill: Mill, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    filled(mill, 4)
+    tries: list[int] = []
+
+    def publish_first(*args: object, **options: object) -> int:
+        tries.append(1)
+        if len(tries) == 1:
+            mill.batch([4])
+            published(mill)
+        return replace_files(*args, **options)  # type: ignore[arg-type]  # handed on as it came
+
+    monkeypatch.setattr(compacting, "replace_files", publish_first)
+    assert compacted(mill).merged == 4
+    assert len(tries) == 2
+    assert ids(mill.root) == [0, 1, 2, 3, 4]
+
+
+def test_a_commit_whose_answer_was_lost_is_found(mill: Mill, monkeypatch: pytest.MonkeyPatch) -> None:
+    filled(mill, 3)
+
+    def lose(*args: object, **options: object) -> int:
+        replace_files(*args, **options)  # type: ignore[arg-type]  # handed on as it came
+        raise PublishConflict("no answer")
+
+    monkeypatch.setattr(compacting, "replace_files", lose)
+    assert compacted(mill).merged == 3
+    assert ids(mill.root) == [0, 1, 2]
+
+
+def test_conflicts_without_end_are_told(mill: Mill, monkeypatch: pytest.MonkeyPatch) -> None:
+    filled(mill, 3)
+
+    def refuse(*_: object, **__: object) -> int:
+        raise PublishConflict("somebody else")
+
+    monkeypatch.setattr(compacting, "replace_files", refuse)
+    with pytest.raises(TemporaryError, match="20 compactions in a row"):
+        compacted(mill)
+    assert ids(mill.root) == [0, 1, 2]
+
+
+def test_a_dry_run_says_what_would_be_merged_and_changes_nothing(mill: Mill) -> None:
+    filled(mill, 3)
+    before = sorted(mill.root.rglob("*"))
+    done = compacted(mill, dry_run=True)
+    assert (done.files_before, done.files_after, done.merged) == (3, 1, 3)
+    assert sorted(mill.root.rglob("*")) == before
+
+
+def test_large_files_are_left_alone(mill: Mill) -> None:
+    filled(mill, 3)
+    size_bytes = max(path.stat().st_size for path in mill.root.rglob("*.parquet"))
+    assert compacted(mill, target_bytes=size_bytes).merged == 0
+
+
+def test_a_column_that_was_added_is_null_in_older_rows(mill: Mill) -> None:
+    filled(mill, 2)
+    wider = SCHEMA.append(pa.field("score", pa.float64()))
+    mill.batch([2], schema=wider)
+    published(mill)
+    assert compacted(mill).merged == 3
+    rows = DeltaTable(str(mill.root)).to_pyarrow_table()
+    assert rows.schema.names == ["id", "word", "score"]
+    assert rows["score"].null_count == 3
+
+
+def test_each_partition_by_itself(tmp_path: Path) -> None:
+    root = tmp_path / "parts"
+    for number in range(3):
+        days = pa.array(["2024-01-01", "2024-01-02", None])
+        write_deltalake(
+            str(root), pa.table({"id": [number, number + 10, number + 20], "day": days}), mode="append",
+            partition_by=["day"],
+        )  # fmt: skip
+    done = compact(
+        DeltaTableSink(LocalFiles(root), pipeline=PIPELINE, partition_by=None), clock=FakeClock(auto_advance=True)
+    )
+    assert done is not None
+    assert (done.files_before, done.files_after) == (9, 3)
+    rows = DeltaTable(str(root)).to_pyarrow_table().to_pylist()
+    assert sorted((row["id"], row["day"]) for row in rows) == sorted(
+        (number + 10 * place, day)
+        for number in range(3)
+        for place, day in enumerate(["2024-01-01", "2024-01-02", None])
+    )
+
+
+def test_a_table_with_a_feature_that_we_do_not_keep_is_refused(mill: Mill) -> None:
+    filled(mill, 2)
+    DeltaTable(str(mill.root)).alter.add_constraint({"positive": "id >= 0"})
+    with pytest.raises(TableError, match="constraint positive"):
+        compacted(mill)
+
+
+def test_gc_leaves_merged_files_alone_and_those_before_them(mill: Mill) -> None:
+    filled(mill, 3)
+    compacted(mill)
+    before = sorted(mill.root.rglob("*.parquet"))
+    collected = collect(
+        mill.ledger,
+        pipeline=PIPELINE,
+        roots=(LocalFiles(mill.root),),
+        work=LocalFiles(mill.root / "_penstock" / "work"),
+        bus=Bus(),
+        probe=no_probe,
+    )
+    assert (collected.files, collected.unknown) == (0, ())
+    assert sorted(mill.root.rglob("*.parquet")) == before
+
+
+def test_a_vacuum_deletes_what_was_merged_and_nothing_that_a_run_may_be_writing(mill: Mill) -> None:
+    filled(mill, 3)
+    open_attempt = mill.claim()
+    mill.write(open_attempt, [3])
+    compacted(mill)
+    table = sink(mill).load()
+    assert table is not None
+    with pytest.raises(TableError, match="retention"):
+        table.vacuum(retention_hours=1, dry_run=True)
+    DeltaTable(str(mill.root)).alter.set_table_properties({"delta.deletedFileRetentionDuration": "interval 0 hours"})
+    table = sink(mill).load()
+    assert table is not None
+    assert len(table.vacuum(retention_hours=None, dry_run=True)) == 3
+    assert len(list((mill.root / "data").rglob("*.parquet"))) == 4
+    assert len(table.vacuum(retention_hours=None, dry_run=False)) == 3
+    left = [path.relative_to(mill.root).parts[1] for path in (mill.root / "data").rglob("*.parquet")]
+    assert left == [open_attempt]
+    mill.commit(open_attempt, mill.write(open_attempt, [3], run=1))
+    published(mill)
+    assert ids(mill.root) == [0, 1, 2, 3]
+    assert position(mill) == 4
+
+
+def test_a_table_in_s3(moto: AwsServer, tmp_path: Path) -> None:
+    moto.client("s3").create_bucket(Bucket="lake")
+    files = S3Files(S3Address(bucket="lake", prefix="clicks"), moto.aws)
+    options = dict(files.store_options())
+    for number in range(3):
+        write_deltalake(str(files), pa.table({"id": [number]}), mode="append", storage_options=options)
+    target = DeltaTableSink(files, pipeline=PIPELINE, partition_by=None)
+    overtakers: list[Callable[[], object]] = [
+        lambda: write_deltalake(str(files), pa.table({"id": [3]}), mode="append", storage_options=options)
+    ]
+
+    class Overtaken(FakeClock):
+        def now(self) -> float:
+            while overtakers:
+                overtakers.pop()()
+            return super().now()
+
+    done = compact(target, clock=Overtaken(auto_advance=True))
+
+    assert done is not None
+    assert (done.files_before, done.files_after) == (3, 1)
+    assert sorted(DeltaTable(str(files), storage_options=options).to_pyarrow_table()["id"].to_pylist()) == [0, 1, 2, 3]
+    text = files.read(f"_delta_log/{done.table_version:020}.json").splitlines()[0]
+    assert json.loads(text)["commitInfo"]["readVersion"] == done.table_version - 1
