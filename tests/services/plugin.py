@@ -1,8 +1,8 @@
 """Servers as fixtures, for the tests of every room. What a machine lacks is skipped, which CI takes for a failure."""
 
-import itertools
 import os
 import shutil
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
@@ -14,7 +14,7 @@ from tests.services.aws_proxy import AwsProxy
 from tests.services.aws_server import NOBODY, AwsServer, Kind
 from tests.services.certificate import Certificate, make_certificate
 from tests.services.frozen_clock import ClockFile, compile_frozen_clock
-from tests.services.mariadb_server import PROGRAMS, MariadbServer, install_template, mariadb_program
+from tests.services.mariadb_server import PROGRAMS, MariadbServer, install_template, mariadb_program, server_folder
 from tests.services.postgresql_server import PostgresqlServer, make_template, postgresql_programs
 from tests.services.redis_server import VERSIONS, RedisServer, redis_program
 
@@ -41,7 +41,7 @@ class Servers:
         self._running: dict[str, RedisServer] = {}
         self._running_aws: dict[Kind, AwsServer] = {}
         self._mariadb: MariadbServer | None = None
-        self._mariadb_template: Path | None = None
+        self._mariadb_folder: Path | None = None
         self._postgresql: PostgresqlServer | None = None
         self._postgresql_template: Path | None = None
 
@@ -66,17 +66,21 @@ class Servers:
 
     def mariadb(self) -> MariadbServer:
         if self._mariadb is None:
-            folder, template = self._folder / "mariadb", self.mariadb_template
-            self._mariadb = MariadbServer(folder=folder, template=template, environment=self._clock_environment).start()
+            folder = self.mariadb_folder
+            server = MariadbServer(
+                folder=folder / "shared", template=folder / "template", environment=self._clock_environment
+            )
+            self._mariadb = server.start()
         return self._mariadb
 
     @property
-    def mariadb_template(self) -> Path:
-        """An empty server's files, which servers copy."""
-        if self._mariadb_template is None:
+    def mariadb_folder(self) -> Path:
+        """Where servers live, and beside them the template that they copy."""
+        if self._mariadb_folder is None:
             need_mariadb()
-            self._mariadb_template = install_template(self._folder / "mariadb-template")
-        return self._mariadb_template
+            self._mariadb_folder = server_folder()
+            install_template(self._mariadb_folder)
+        return self._mariadb_folder
 
     def postgresql(self) -> PostgresqlServer:
         if self._postgresql is None:
@@ -97,8 +101,8 @@ class Servers:
             server.close()
         if self._mariadb is not None:
             self._mariadb.close()
-        if self._mariadb_template is not None:
-            shutil.rmtree(self._mariadb_template, ignore_errors=True)
+        if self._mariadb_folder is not None:
+            shutil.rmtree(self._mariadb_folder, ignore_errors=True)
         if self._postgresql is not None:
             self._postgresql.close()
         if self._postgresql_template is not None:
@@ -197,14 +201,13 @@ def mariadb_url(servers: Servers) -> Iterator[str]:
 
 
 @pytest.fixture
-def start_mariadb(servers: Servers, tmp_path: Path) -> Iterator[StartMariadb]:
+def start_mariadb(servers: Servers) -> Iterator[StartMariadb]:
     """Start servers of the test's own, with the options of `MariadbServer`; they end with it."""
     with ExitStack() as started:
-        names = itertools.count()
 
         def start(**options: Any) -> MariadbServer:
-            folder = tmp_path / f"mariadb-{next(names)}"
-            server = MariadbServer(folder=folder, template=servers.mariadb_template, **options)
+            folder = Path(tempfile.mkdtemp(prefix="own-", dir=servers.mariadb_folder))
+            server = MariadbServer(folder=folder, template=servers.mariadb_folder / "template", **options)
             started.callback(server.close)
             return server.start()
 
