@@ -1,5 +1,6 @@
 """The one place where a transaction begins and ends, and where a database error becomes one of ours."""
 
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TypeVar
@@ -11,6 +12,10 @@ from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait
 
 from penstock.errors import TemporaryError
 from penstock.ledger.dialects import READ_ONLY, Clash, Dialect
+
+# A connection that is lost is told by an error of ours. SQLAlchemy logs it too, with a traceback, which without any
+# handler Python prints; who configured logging reads it as before.
+logging.getLogger("sqlalchemy").addHandler(logging.NullHandler())
 
 CLASHES_MAX = 10  # in a row, before somebody hears of it
 CLASH_BASE_SECONDS = 0.01
