@@ -43,7 +43,7 @@ from penstock.ledger.revivals import revive
 from penstock.ledger.rows import AnyRow, carrier_of, new_object, wanted_object
 from penstock.ledger.rules import is_later, storable
 from penstock.ledger.schema import attempts, object_attempts, objects, wanted
-from penstock.ledger.sets import ARCHIVED, among, by_uri, fill, is_wanted, slices, unprocessed
+from penstock.ledger.sets import ARCHIVED, among, by_uri, fill, in_state, is_wanted, of_pipeline, slices, unprocessed
 from penstock.messaging.steps import Probe, Step
 
 _OURS = (objects.c.attempt_id == bindparam("fresh")) & (objects.c.state == ObjectState.PROCESSING.value)
@@ -59,10 +59,10 @@ _TAKE = (
         carrier_replay_id=wanted.c.replay_id,
     )
     .where(
-        objects.c.pipeline == bindparam("in_pipeline"),
+        of_pipeline(objects),
         objects.c.object_id == wanted.c.object_id,
         among(objects.c.object_id, of=select(wanted.c.object_id)),
-        objects.c.state == ObjectState.UNPROCESSED.value,
+        in_state(ObjectState.UNPROCESSED),
     )
 )
 _OPEN = insert(attempts).values(

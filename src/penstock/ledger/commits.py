@@ -16,7 +16,7 @@ from penstock.ledger.dialects import DatabaseNow
 from penstock.ledger.records import AttemptState, BatchOutcome, ObjectState
 from penstock.ledger.rows import Values, leaving_objects, new_batch
 from penstock.ledger.schema import attempts, batches, leaving, object_attempts, objects, pipelines, table_schemas
-from penstock.ledger.sets import among, fill
+from penstock.ledger.sets import among, fill, of_pipeline
 from penstock.messaging.steps import Probe, Step
 
 TRIES_MAX = 5
@@ -64,7 +64,7 @@ _NOTE_FAILURES = (
     update(object_attempts)
     .values(outcome=leaving.c.outcome, reason=leaving.c.reason)
     .where(
-        object_attempts.c.pipeline == bindparam("in_pipeline"),
+        of_pipeline(object_attempts),
         object_attempts.c.object_id == leaving.c.object_id,
         object_attempts.c.attempt_id == bindparam("ours"),
         leaving.c.outcome.is_not(None),

@@ -49,9 +49,10 @@ class Database:
 
     @contextmanager
     def reading(self) -> Iterator[Connection]:
-        """One consistent look; whatever it writes to session tables is of no use to anybody after it."""
-        with self._explained(), self._reader.connect() as connection, connection.begin():
-            yield connection  # committed: PostgreSQL empties session tables at a commit alone
+        """One consistent look; whatever it writes to session tables is thrown away."""
+        with self._explained(), self._reader.connect() as connection:
+            connection.begin()  # rolled back when the connection is given back
+            yield connection
 
     def transact(self, work: Callable[[Connection], Answer], *, before_commit: Callable[[], None] = _nothing) -> Answer:
         """Do the work in a transaction, and again from its beginning where the database threw it away for a clash.

@@ -20,7 +20,7 @@ from penstock.ledger.schema import (
     table_schemas,
     wanted,
 )
-from penstock.ledger.sets import ARCHIVED, by_uri, ids_wanted, is_wanted
+from penstock.ledger.sets import ARCHIVED, by_uri, ids_wanted, in_state, is_in, is_wanted, of_pipeline
 
 PAGE_BATCHES = 100
 
@@ -46,7 +46,7 @@ _LIVE = (
     .join_from(objects, attempts, attempts.c.id == objects.c.attempt_id)
     .where(
         is_wanted(),
-        objects.c.state == ObjectState.PROCESSING.value,
+        in_state(ObjectState.PROCESSING),
         attempts.c.state == AttemptState.OPEN.value,
         attempts.c.lease_until >= DatabaseNow(),
     )
@@ -75,8 +75,8 @@ _OTHER_VERSIONS = (
         select(archived_objects.c.object_id)
         .distinct()
         .where(
-            archived_objects.c.pipeline == bindparam("in_pipeline"),
-            archived_objects.c.object_id.in_(select(wanted.c.object_id)),
+            of_pipeline(archived_objects),
+            is_in(archived_objects.c.object_id, of=select(wanted.c.object_id)),
             other.c.uri_digest == archived_objects.c.uri_digest,
             other.c.pipeline == archived_objects.c.pipeline,
             other.c.object_id != archived_objects.c.object_id,

@@ -19,7 +19,7 @@ from penstock.ledger.records import AttemptState, BatchOutcome, ObjectState
 from penstock.ledger.repair_records import ImportedBatch, ImportedObject, LedgerRepair, LedgerRepaired
 from penstock.ledger.rows import Values, new_batch, new_object
 from penstock.ledger.schema import attempts, batches, leaving, object_attempts, objects, pipelines, table_schemas
-from penstock.ledger.sets import among, fill
+from penstock.ledger.sets import among, fill, of_pipeline
 from penstock.messaging.steps import Probe, Step
 
 REPAIR = "repair"  # the worker of what nobody remembers, and how attempts end that a repair gave up
@@ -80,7 +80,7 @@ _PROCESS = (
         dead_at=null(),
     )
     .where(
-        objects.c.pipeline == bindparam("in_pipeline"),
+        of_pipeline(objects),
         objects.c.object_id == leaving.c.object_id,
         among(objects.c.object_id, of=select(leaving.c.object_id)),
     )

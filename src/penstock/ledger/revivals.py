@@ -12,7 +12,7 @@ from penstock.ledger.records import Carrier, ObjectState
 from penstock.ledger.rows import AnyRow, carrier_of, wanted_object
 from penstock.ledger.rules import DeadObject, revives
 from penstock.ledger.schema import object_attempts, objects, wanted
-from penstock.ledger.sets import is_wanted
+from penstock.ledger.sets import in_state, is_in, is_wanted, of_pipeline
 
 _DEAD = select(
     objects.c.object_id,
@@ -20,10 +20,10 @@ _DEAD = select(
     objects.c.carrier_message_id,
     objects.c.carrier_enqueued_at,
     objects.c.carrier_replay_id,
-).where(is_wanted(), objects.c.state == ObjectState.DEAD.value)
+).where(is_wanted(), in_state(ObjectState.DEAD))
 _REPLAYS_SPENT = select(object_attempts.c.object_id, object_attempts.c.replay_id).where(
-    object_attempts.c.pipeline == bindparam("in_pipeline"),
-    object_attempts.c.object_id.in_(select(wanted.c.object_id)),
+    of_pipeline(object_attempts),
+    is_in(object_attempts.c.object_id, of=select(wanted.c.object_id)),
     object_attempts.c.replay_id.is_not(None),
 )
 _REVIVE = (  # its attempts begin again; the runs it may have spoiled for others are not forgotten

@@ -109,6 +109,7 @@ objects = Table(
     Column("ended_at", Double),
     Column("dead_at", Double),
     # By state first: begun with the pipeline it would tempt SQLite to read all of it to find a few ids (measured).
+    # PostgreSQL has it begun with the pipeline; see the first migration.
     Index("ix_objects_state", "state", "pipeline", "object_id"),
     Index("ix_objects_attempt", "attempt_id", postgresql_where=text("attempt_id IS NOT NULL")),
     Index("ix_objects_uri", "uri_digest", "pipeline"),

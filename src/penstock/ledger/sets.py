@@ -1,8 +1,8 @@
 """Hand a set of objects to the database once, instead of naming thousands of keys in every statement.
 
-A statement that needs only the ids says ``object_id IN (SELECT object_id FROM wanted)``, one that needs more joins the
-set and says `among` as well: SQLite's planner, knowing no sizes, would read every object of the pipeline to find a few
-(measured). Others leave it out, since MySQL cannot name a temporary table twice in one statement.
+A statement that needs only the ids says `is_in`, one that needs more joins the set and says `among` as well: SQLite's
+planner, knowing no sizes, would read every object of the pipeline to find a few, and so would PostgreSQL's until its
+statistics know the table (measured). MySQL leaves it out, since it cannot name a temporary table twice in a statement.
 """
 
 from collections.abc import Collection, Iterator, Sequence
@@ -20,6 +20,7 @@ from sqlalchemy import (
     bindparam,
     delete,
     insert,
+    literal,
     literal_column,
     select,
 )
@@ -63,7 +64,7 @@ def slices(items: Sequence[T]) -> Iterator[Sequence[T]]:
 
 
 class among(ColumnElement[bool]):  # noqa: N801 - reads as an operator
-    """True of every row that was joined with the set by this column; tells SQLite to begin with the set."""
+    """True of every row that was joined with the set by this column; tells planners to begin with the set."""
 
     type = Boolean()
     inherit_cache = True
@@ -81,9 +82,24 @@ def _leave_out(_element: among, _compiler: SQLCompiler, **_: Any) -> str:
     return "1 = 1"
 
 
+class is_in(among):  # noqa: N801 - reads as an operator
+    """True of every row whose column is in the set, which is not joined."""
+
+    inherit_cache = True
+
+
 @compiles(among, "sqlite")
+@compiles(is_in)
 def _spell_out(element: among, compiler: SQLCompiler, **options: Any) -> str:
     return str(compiler.process(element.hint, **options))
+
+
+@compiles(among, "postgresql")
+@compiles(is_in, "postgresql")
+def _look_up_each(element: among, compiler: SQLCompiler, **options: Any) -> str:
+    # No join, which could begin at either end: an array, whose members are looked up in the index of the column.
+    column, subquery = _spell_out(element, compiler, **options).split(" IN ", 1)
+    return f"{column} = ANY (ARRAY{subquery})"
 
 
 def by_uri(statement: Select[Any], versions: FromClause) -> Select[Any]:
@@ -94,15 +110,52 @@ def by_uri(statement: Select[Any], versions: FromClause) -> Select[Any]:
     return statement
 
 
+class unestimated(ColumnElement[Any]):  # noqa: N801 - reads as an operator
+    """A value by which PostgreSQL's planner shall not estimate.
+
+    That few objects are of a new pipeline, or in a state, is what its statistics said a while ago. Going by that, it
+    would read all of them and look for each in the set, instead of the other way round.
+    """
+
+    inherit_cache = True
+    _traverse_internals = [("value", InternalTraversal.dp_clauseelement)]  # noqa: RUF012 - what SQLAlchemy's caches go by
+
+    def __init__(self, value: ColumnElement[Any]) -> None:
+        self.value = value
+        self.type = value.type
+
+    def self_group(self, against: object = None) -> "unestimated":  # noqa: ARG002 - SQLAlchemy's signature
+        return self
+
+
+@compiles(unestimated)
+def _as_it_is(element: unestimated, compiler: SQLCompiler, **options: Any) -> str:
+    return str(compiler.process(element.value, **options))
+
+
+@compiles(unestimated, "postgresql")
+def _known_later(element: unestimated, compiler: SQLCompiler, **options: Any) -> str:
+    return f"(SELECT {_as_it_is(element, compiler, **options)})"
+
+
+def of_pipeline(table: FromClause) -> ColumnElement[bool]:
+    """Of the pipeline bound as ``in_pipeline``, where a set names its rows."""
+    return table.c.pipeline == unestimated(bindparam("in_pipeline", type_=table.c.pipeline.type))
+
+
+def in_state(state: ObjectState) -> ColumnElement[bool]:
+    """An object in this state, where a set names the objects."""
+    return objects.c.state == unestimated(literal(state.value, type_=objects.c.state.type))
+
+
 def is_wanted() -> ColumnElement[bool]:
     """Of the pipeline bound as ``in_pipeline``, and in ``wanted``."""
-    in_set: Select[Any] = select(wanted.c.object_id)
-    return (objects.c.pipeline == bindparam("in_pipeline")) & objects.c.object_id.in_(in_set)
+    return of_pipeline(objects) & is_in(objects.c.object_id, of=select(wanted.c.object_id))
 
 
 ARCHIVED = select(archived_objects.c.object_id).where(
-    archived_objects.c.pipeline == bindparam("in_pipeline"),
-    archived_objects.c.object_id.in_(select(wanted.c.object_id)),
+    of_pipeline(archived_objects),
+    is_in(archived_objects.c.object_id, of=select(wanted.c.object_id)),
 )
 """Those of ``wanted`` whose rows left `objects` because they were processed."""
 

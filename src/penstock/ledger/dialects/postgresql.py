@@ -13,7 +13,7 @@ Session tables and settings belong to a connection: a pooler has to pool session
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
 
@@ -105,6 +105,7 @@ class Postgresql:
         event.listen(engine, "do_connect", connect)
         event.listen(engine, "connect", partial(_prepare, tables))
         event.listen(engine, "begin", _begin)
+        event.listen(engine, "rollback", _end_reading)
         event.listen(engine, "do_executemany", insert_as_arrays)
         return engine
 
@@ -158,3 +159,13 @@ def _begin(connection: Connection) -> None:
     reads = connection.get_execution_options().get(READ_ONLY, False)
     driver.isolation_level = IsolationLevel.REPEATABLE_READ if reads else IsolationLevel.READ_COMMITTED
     driver.read_only = reads
+
+
+def _end_reading(connection: Connection) -> None:
+    """Session tables are emptied by a commit alone, and what was rolled back would stay in them as dead rows."""
+    from psycopg import Error
+
+    if connection.get_execution_options().get(READ_ONLY, False):
+        driver: Any = connection.connection.driver_connection
+        with suppress(Error):  # what was read is read
+            driver.commit()

@@ -31,6 +31,11 @@ def create_index(name: str, table: str, columns: list[str], *, unique: bool = Fa
         op.create_index(name, table, columns, unique=unique, **options)
 
 
+def by_database(columns: list[str], *, postgresql: list[str]) -> list[str]:
+    """The columns of an index that one database needs in another order."""
+    return postgresql if _is_postgresql() else columns
+
+
 def leave_room(table: str, percent: int) -> None:
     """Let PostgreSQL keep so much of each page free: a row that is often changed then stays where its indexes say.
 

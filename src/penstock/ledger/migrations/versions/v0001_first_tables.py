@@ -3,7 +3,14 @@
 import sqlalchemy as sa
 from sqlalchemy.dialects import mysql
 
-from penstock.ledger.migrations.tools import create_index, create_table, drop_table, leave_room, vacuum_early
+from penstock.ledger.migrations.tools import (
+    by_database,
+    create_index,
+    create_table,
+    drop_table,
+    leave_room,
+    vacuum_early,
+)
 
 revision = "0001"
 down_revision = None
@@ -93,7 +100,9 @@ def _create_objects() -> None:
         sa.Column("ended_at", sa.Double),
         sa.Column("dead_at", sa.Double),
     )
-    create_index("ix_objects_state", "objects", ["state", "pipeline", "object_id"])
+    # Begun with the state, it would tempt PostgreSQL to find an attempt's objects among all that are processed now.
+    by_state = by_database(["state", "pipeline", "object_id"], postgresql=["pipeline", "state", "object_id"])
+    create_index("ix_objects_state", "objects", by_state)
     create_index("ix_objects_attempt", "objects", ["attempt_id"], postgresql_where=sa.text("attempt_id IS NOT NULL"))
     create_index("ix_objects_uri", "objects", ["uri_digest", "pipeline"])
     vacuum_early("objects")
