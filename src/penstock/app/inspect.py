@@ -131,11 +131,18 @@ class View:
             after = page[-1].object_id
 
     def _is_replaced(self, pipeline: str, dead: ObjectRow) -> bool:
+        """Whether a later version was processed; one that is archived counts where its file can be read."""
+        versions = [*self.ledger.find(dead.uri)]
+        if self.ledger.archives.count(pipeline):
+            from penstock.app.archive_reading import find_archived
+
+            archived = find_archived(self.ledger, dead.uri, self.scope.aws)
+            versions += [(one.pipeline, one.retired.row) for one in archived if one.retired is not None]
         return any(
             row.state is ObjectState.PROCESSED
             and row.first_seen_at > dead.first_seen_at
             and (whose, row.bucket, row.key) == (pipeline, dead.bucket, dead.key)
-            for whose, row in self.ledger.find(dead.uri)
+            for whose, row in versions
         )
 
 

@@ -16,6 +16,7 @@ from penstock.app.state import QUEUE_FILE
 from penstock.config import Settings, load_settings, shown
 from penstock.errors import ConfigurationError, UsageError
 from penstock.storage.address import LOCAL, S3, check_folder, is_s3
+from penstock.storage.aws import Aws
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +60,11 @@ class Scope:
     def name(self) -> str:
         """For sentences."""
         return str(self.table.table) if self.table is not None else str(shown("ledger", self.settings.ledger))
+
+    @property
+    def aws(self) -> Aws:
+        """How to speak to AWS."""
+        return self.settings.aws if self.table is None else self.table.aws
 
     @property
     def queues(self) -> Sequence[str]:

@@ -1,8 +1,9 @@
 """`penstock objects`: the ledger's answer to "where is this object?"."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import islice
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -12,6 +13,7 @@ from penstock.cli.output import (
     Pipeline,
     StateFolder,
     Table,
+    counted,
     moment,
     print_fields,
     print_json,
@@ -22,6 +24,10 @@ from penstock.cli.output import (
 from penstock.errors import UsageError
 from penstock.ledger.records import ObjectAttempt, ObjectRow, ObjectState
 from penstock.objects.reference import LOCAL_BUCKET, uri_of
+
+if TYPE_CHECKING:
+    from penstock.app.archive_reading import ArchivedVersion
+    from penstock.app.inspect import View
 
 LOCAL = "file://"  # what need not be read in every row
 
@@ -36,25 +42,42 @@ def list_(
     app_name: AppName = None,
     only: Annotated[ObjectState | None, typer.Option("--only", help="Objects in this state alone.")] = None,
     filter_: Annotated[str | None, typer.Option("--filter", help="Objects whose address contains this text.")] = None,
+    archived: Annotated[
+        bool, typer.Option("--archived", help="Those whose rows left the ledger, instead of those that are in it.")
+    ] = False,
     limit: Annotated[int, typer.Option("--limit", min=1, max=100_000, help="At most so many.")] = 100,
     json_: Json = False,
 ) -> None:
-    """List objects, with their state."""
+    """List objects, with their state. Archived ones were processed long ago, or imported as processed."""
     from penstock.app.inspect import view
     from penstock.app.scope import Asked, find_scope
 
+    if archived and only not in (None, ObjectState.PROCESSED):
+        raise UsageError(f"Archived objects are processed, so --only {only} leaves none of them.")
     scope = find_scope(Asked(table=table, state=state, pipeline=pipeline, app=app_name), here=Path.cwd())
     found: list[tuple[str, ObjectRow]] = []
     with view(scope) as seen:
+        archives = [archive for one in seen.pipelines() for archive in seen.ledger.archives.all(one)]
+        kept = sum(archive.objects for archive in archives)
+        imported = sum(archive.objects for archive in archives if archive.uri is None)
         for one in seen.pipelines():
             left = limit + 1 - len(found)
-            of_one = seen.ledger.objects(one, state=only, uri_contains=filter_, limit=left) if left else ()
-            found += [(one, row) for row in of_one]
+            if archived:
+                found += [(one, row) for row in islice(_archived_rows(seen, one, filter_), left)]
+            elif left:
+                of_one = seen.ledger.objects(one, state=only, uri_contains=filter_, limit=left)
+                found += [(one, row) for row in of_one]
     rows = sorted(found[:limit], key=lambda pair: (pair[0], pair[1].uri))
     if len(found) > limit:
         talk(f"There are more than {limit:,}; --limit shows more, --only and --filter fewer.")
+    if kept and not archived and only in (None, ObjectState.PROCESSED):
+        talk(
+            f"Beside these {counted(kept, 'processed object')} left the ledger for the archive; --archived lists them."
+        )
+    if archived and imported:
+        talk(f"Of {counted(imported, 'imported object')} only the identity is known; they are not listed.")
     if json_:
-        print_json([as_document(one, row) for one, row in rows])
+        print_json([as_document(one, row, archived=archived) for one, row in rows])
         return
     print_table(
         (
@@ -96,36 +119,54 @@ def show(
     address = uri if "://" in uri else uri_of(LOCAL_BUCKET, str(Path(uri).resolve()))
     with view(scope) as seen:
         meant = seen.pipelines()
-        versions = [
-            (one, row, seen.ledger.attempts_of(one, row.object_id))
+        versions: list[tuple[str, ObjectRow, Sequence[ObjectAttempt], bool]] = [
+            (one, row, seen.ledger.attempts_of(one, row.object_id), False)
             for one, row in seen.ledger.find(address)
             if one in meant
         ]
-    if not versions:
+        elsewhere = _archived_versions(seen, address, meant)
+    versions += [(one.pipeline, one.retired.row, one.retired.timeline, True) for one in elsewhere if one.retired]
+    told_only = [one for one in elsewhere if one.retired is None]
+    if not versions and not told_only:
         raise UsageError(
             f"The ledger of {scope.name} knows no object {address}; `penstock objects list{scope.options}` shows all."
         )
     if json_:
         print_json(
             [
-                as_document(one, row) | {"timeline": [_attempt(attempt) for attempt in timeline]}
-                for one, row, timeline in versions
+                *(
+                    as_document(one, row, archived=archived) | {"timeline": [_attempt(attempt) for attempt in timeline]}
+                    for one, row, timeline, archived in versions
+                ),
+                *(_told_document(one, address) for one in told_only),
             ]
         )
         return
-    for place, (one, row, timeline) in enumerate(versions):
+    for place, (one, row, timeline, archived) in enumerate(versions):
         if place:
             print()
-        _print_version(one if scope.table is None else "", row, timeline)
+        _print_version(one if scope.table is None else "", row, timeline, archived=archived)
+    for place, told in enumerate(told_only, start=len(versions)):
+        if place:
+            print()
+        print_fields(
+            {
+                "object": address,
+                "pipeline": told.pipeline if scope.table is None else "",
+                "state": "processed, archived",
+                "reason": told.problem or "",
+            }
+        )
 
 
-def as_document(pipeline: str, row: ObjectRow) -> dict[str, Any]:
+def as_document(pipeline: str, row: ObjectRow, *, archived: bool = False) -> dict[str, Any]:
     """An object as JSON. Times are epoch seconds."""
     return {
         "pipeline": pipeline,
         "object": row.uri,
         "object_id": row.object_id.hex(),
         "state": row.state.value,
+        "archived": archived,
         "reason": row.reason,
         "attempts": row.attempts,
         "size_bytes": row.size_bytes,
@@ -149,13 +190,41 @@ def _attempt(attempt: ObjectAttempt) -> dict[str, Any]:
     }
 
 
-def _print_version(pipeline: str, row: ObjectRow, timeline: Sequence[ObjectAttempt]) -> None:
+def _archived_rows(seen: "View", pipeline: str, uri_contains: str | None) -> Iterator[ObjectRow]:
+    """From the archive's files; none of them is opened where nothing is archived."""
+    if not seen.ledger.archives.count(pipeline):
+        return
+    from penstock.app.archive_reading import archived_objects
+
+    found = archived_objects(seen.ledger, pipeline, seen.scope.aws, uri_contains=uri_contains)
+    yield from (one.row for one in found)
+
+
+def _archived_versions(seen: "View", address: str, meant: Sequence[str]) -> "Sequence[ArchivedVersion]":
+    from penstock.app.archive_reading import find_archived
+
+    return [one for one in find_archived(seen.ledger, address, seen.scope.aws) if one.pipeline in meant]
+
+
+def _told_document(one: "ArchivedVersion", uri: str) -> dict[str, Any]:
+    """An archived object of which no file tells."""
+    return {
+        "pipeline": one.pipeline,
+        "object": uri,
+        "object_id": one.object_id.hex(),
+        "state": ObjectState.PROCESSED.value,
+        "archived": True,
+        "reason": one.problem,
+    }
+
+
+def _print_version(pipeline: str, row: ObjectRow, timeline: Sequence[ObjectAttempt], *, archived: bool) -> None:
     print_fields(
         {
             "object": row.uri,
             "pipeline": pipeline,
             "version": row.version_id or row.etag,
-            "state": row.state.value,
+            "state": f"{row.state.value}, archived" if archived else row.state.value,
             "reason": row.reason or "",
             "size": f"{row.size_bytes:,} bytes",
             "rows": _or_blank(row.rows),
