@@ -3,7 +3,7 @@
 Any of it may be done at any time and from any host that reaches both; none of it needs Spark.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -15,9 +15,11 @@ from penstock.app.state import check_owner
 from penstock.app.tables import Tables
 from penstock.config import load_settings
 from penstock.errors import UsageError
-from penstock.events import Bus
+from penstock.events import Bus, TableCompacted
 from penstock.ledger import Ledger
+from penstock.messaging.clock import SystemClock
 from penstock.messaging.steps import Probe
+from penstock.pipeline.compact import Compacted, Progress, compact
 from penstock.pipeline.repair import Repairer
 from penstock.sinks.delta import DeltaTableSink
 from penstock.sinks.manifest import decode
@@ -59,6 +61,28 @@ class Kept:
         tables.publish()
         return waiting
 
+    def compact(self, *, target_bytes: int, dry_run: bool, progress: Progress) -> Sequence[Compacted]:
+        """Merge small files of both tables, as far as they are there. Raises as `penstock.pipeline.compact.compact`."""
+        found = []
+        for sink in self.sinks:
+            done = compact(sink, target_bytes=target_bytes, dry_run=dry_run, clock=SystemClock(), progress=progress)
+            if done is None:
+                continue
+            found.append(done)
+            if done.merged and not dry_run:
+                self.bus.emit(_told(self.pipeline, done))
+        return found
+
+    def vacuum(self, *, retention_hours: int | None, dry_run: bool) -> Mapping[str, int]:
+        """Delete files that both tables' logs removed longer ago than that; answers how many, by the table's address.
+
+        Raises `TableError` for a retention below the table's own.
+        """
+        tables = ((sink.uri, sink.load()) for sink in self.sinks)
+        return {
+            uri: len(table.vacuum(retention_hours=retention_hours, dry_run=dry_run)) for uri, table in tables if table
+        }
+
     def _partition_by(self) -> tuple[str, ...]:
         """As the table is; one that is still to be made, as its first files are."""
         table = self.sinks[0].load()
@@ -67,6 +91,18 @@ class Kept:
         files = (file for batch in self.ledger.batches_after(self.pipeline, 0) for file in decode(batch.manifest))
         first = next(files, None)
         return () if first is None else tuple(first.partition_values)
+
+
+def _told(pipeline: str, done: Compacted) -> TableCompacted:
+    return TableCompacted(
+        pipeline=pipeline,
+        sink=done.uri,
+        table_version=done.table_version,
+        files_before=done.files_before,
+        files_after=done.files_after,
+        bytes_before=done.bytes_before,
+        bytes_after=done.bytes_after,
+    )
 
 
 @contextmanager

@@ -12,6 +12,7 @@ import typer
 from penstock.cli import (
     batches,
     cleanup,
+    compact,
     config,
     dead,
     demo,
@@ -54,6 +55,7 @@ app.command("status")(status.status)
 app.command("doctor")(doctor.doctor)
 app.command("gc")(gc.gc)
 app.command("reconcile")(reconcile.reconcile)
+app.command("compact")(compact.compact)
 app.command("publish")(publish.publish)
 app.command("repair")(repair.repair)
 app.command("cleanup")(cleanup.cleanup)

@@ -197,7 +197,10 @@ class LoadedDelta:
         try:
             found = self._table.vacuum(retention_hours=retention_hours, dry_run=dry_run, full=False)
         except (DeltaError, OSError, ValueError) as error:
-            raise TableError(f"The table {self._root.uri} cannot be vacuumed: {_first_line(error)}") from error
+            raise TableError(
+                f"The table {self._root.uri} cannot be vacuumed: {_first_line(error)}; keep old files for longer "
+                f"(--retention-hours), or let the table say so (its property delta.deletedFileRetentionDuration)."
+            ) from error
         return sorted(set(found))
 
     def append(self, append: Append) -> int:
