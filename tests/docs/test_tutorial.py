@@ -59,7 +59,10 @@ class Block:
 
 TUTORIAL = "docs/tutorial.md"
 # Parts that are read one after the other share a folder: what the README makes, the operating guide looks at.
-WITHOUT_SPARK = {"messages": (Part(page=TUTORIAL, title="I have messages"),)}
+WITHOUT_SPARK = {
+    "messages": (Part(page=TUTORIAL, title="I have messages"),),
+    "transactions": (Part(page="docs/transactions.md", title="An order and its message"),),
+}
 WITH_SPARK = {
     "files": (Part(page=TUTORIAL, title="I have files"),),
     "readme": (Part(page="README.md"), Part(page="docs/operating.md")),
