@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from penstock.cli.objects_import import import_
 from penstock.cli.output import (
     AppName,
     Json,
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 LOCAL = "file://"  # what need not be read in every row
 
 app = typer.Typer(help="The ledger: which objects there are, and what became of them.", no_args_is_help=True)
+app.command("import")(import_)
 
 
 @app.command("list")

@@ -1,0 +1,141 @@
+"""Lists of objects that somebody else processed -> the same objects as notifications and listings tell of them.
+
+A list is JSON, an object a line, or CSV with a header. The fields are ``uri``, or ``bucket`` and ``key``; ``size`` (or
+``size_bytes``); ``etag``; ``version_id``. Keys and paths are as they are, not percent-encoded.
+"""
+
+import csv
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from penstock.errors import PenstockError
+from penstock.objects.local import LocalStore
+from penstock.objects.reference import LOCAL_BUCKET, ObjectRef, encode_key, key_bytes_max
+
+_LOCAL, _S3 = "file://", "s3://"
+_FIELDS = frozenset({"uri", "bucket", "key", "size", "size_bytes", "etag", "version_id"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listed:
+    """One line: an object, or why it is none."""
+
+    line: int
+    ref: ObjectRef | None
+    problem: str = ""
+
+
+class _NoObjectError(Exception):
+    """What is wrong with a line."""
+
+
+def read_list(lines: Iterable[bytes]) -> Iterator[Listed]:
+    """Every line that is not blank, in order."""
+    numbered = ((number, line) for number, line in enumerate(lines, start=1) if line.strip())
+    first = next(numbered, None)
+    if first is None:
+        return
+    if first[1].lstrip(b"\xef\xbb\xbf \t").startswith(b"{"):
+        yield _of_json(*first)
+        for number, line in numbered:
+            yield _of_json(number, line)
+    else:
+        yield from _of_csv(first, numbered)
+
+
+def _of_json(number: int, line: bytes) -> Listed:
+    try:
+        fields = json.loads(line.decode("utf-8-sig", "surrogateescape"))
+    except ValueError as error:
+        return Listed(line=number, ref=None, problem=f"is no JSON: {error}")
+    if not isinstance(fields, dict):
+        return Listed(line=number, ref=None, problem="is no JSON object")
+    return _listed(number, fields)
+
+
+def _of_csv(first: tuple[int, bytes], rest: Iterator[tuple[int, bytes]]) -> Iterator[Listed]:
+    header = _cells(first[1].removeprefix(b"\xef\xbb\xbf"))
+    names = [name.strip().lower() for name in header]
+    if not ({"uri"} <= {*names} or {"bucket", "key"} <= {*names}):
+        problem = "is neither JSON nor a header of CSV that names uri, or bucket and key"
+        yield Listed(line=first[0], ref=None, problem=problem)
+        return
+    for number, line in rest:
+        cells = _cells(line)
+        if len(cells) != len(names):
+            problem = f"has {len(cells)} fields, and the header {len(names)}"
+            yield Listed(line=number, ref=None, problem=problem)
+        else:
+            yield _listed(number, dict(zip(names, cells, strict=True)))
+
+
+def _cells(line: bytes) -> list[str]:
+    """A key with a line break in it cannot be written in CSV here; JSON can."""
+    return next(csv.reader([line.decode("utf-8", "surrogateescape").rstrip("\r\n")]), [])
+
+
+def _listed(number: int, fields: Mapping[str, Any]) -> Listed:
+    try:
+        return Listed(line=number, ref=_reference(fields))
+    except _NoObjectError as error:
+        return Listed(line=number, ref=None, problem=str(error))
+
+
+def _reference(fields: Mapping[str, Any]) -> ObjectRef:
+    told = {name: fields[name] for name in _FIELDS if fields.get(name) not in (None, "")}
+    bucket, key = _named(told)
+    version_id = None if told.get("version_id") == "null" else _text(told, "version_id")
+    etag = (_text(told, "etag") or "").strip('"') or None
+    size_bytes = _size(told)
+    if bucket == LOCAL_BUCKET and etag is None:
+        return _as_it_is(key)
+    if version_id is None and (etag is None or size_bytes is None):
+        raise _NoObjectError("needs version_id, or etag and size, to tell which version was processed")
+    return ObjectRef(bucket=bucket, key=key, size_bytes=size_bytes or 0, version_id=version_id, etag=etag)
+
+
+def _named(told: Mapping[str, Any]) -> tuple[str, str]:
+    uri = _text(told, "uri")
+    if uri is None:
+        bucket, key = _text(told, "bucket"), _text(told, "key")
+    elif uri.startswith(_S3):
+        bucket, _, key = uri.removeprefix(_S3).partition("/")
+    else:
+        bucket, key = LOCAL_BUCKET, uri.removeprefix(_LOCAL)
+        if not key.startswith("/"):
+            raise _NoObjectError(f"names {uri!r}, which is no s3://BUCKET/KEY, file:///PATH or absolute path")
+    if not bucket or not key:
+        raise _NoObjectError("names no object: it needs uri, or bucket and key")
+    if len(encode_key(key)) > key_bytes_max(bucket):
+        raise _NoObjectError(f"has a key of more than {key_bytes_max(bucket):,} bytes")
+    return bucket, key
+
+
+def _text(told: Mapping[str, Any], name: str) -> str | None:
+    value = told.get(name)
+    if value is not None and not isinstance(value, str):
+        raise _NoObjectError(f"has {name}={value!r}, which is no text")
+    return value
+
+
+def _size(told: Mapping[str, Any]) -> int | None:
+    value = told.get("size", told.get("size_bytes"))
+    if value is None:
+        return None
+    try:
+        size = int(value)
+    except (TypeError, ValueError):
+        size = -1
+    if isinstance(value, bool | float) or size < 0:
+        raise _NoObjectError(f"has the size {value!r}, which is no number of bytes")
+    return size
+
+
+def _as_it_is(path: str) -> ObjectRef:
+    """A file without a word of its version: the one that is there now."""
+    try:
+        return LocalStore("/").describe(encode_key(path))
+    except PenstockError as error:
+        raise _NoObjectError(f"tells no etag, and the file cannot be looked at: {error}") from error
