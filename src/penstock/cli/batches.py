@@ -2,11 +2,28 @@
 
 from heapq import merge
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from penstock.cli.output import AppName, Json, Pipeline, StateFolder, Table, moment, print_json, print_table, talk
+from penstock.cli.output import (
+    AppName,
+    Json,
+    Pipeline,
+    StateFolder,
+    Table,
+    counted,
+    moment,
+    print_fields,
+    print_json,
+    print_table,
+    printable,
+    talk,
+)
+
+if TYPE_CHECKING:
+    from penstock.app.batch_details import BatchDetails, Shown
+    from penstock.ledger.records import BatchRow
 
 app = typer.Typer(help="Committed batches: rows, bytes, seconds a stage.", no_args_is_help=True)
 
@@ -40,23 +57,7 @@ def list_(
     if (count := sum(newest.values())) > limit:
         talk(f"The newest {limit:,} of {count:,}; --limit shows more.")
     if json_:
-        print_json(
-            [
-                {
-                    "pipeline": batch.pipeline,
-                    "batch": batch.seq,
-                    "attempt_id": batch.attempt_id,
-                    "objects": batch.objects,
-                    "rows": batch.rows,
-                    "lines_quarantined": batch.lines_quarantined,
-                    "bytes": batch.bytes,
-                    "committed_at": batch.committed_at,
-                    "worker": batch.worker,
-                    "stage_seconds": dict(batch.stage_seconds),
-                }
-                for batch in batches
-            ]
-        )
+        print_json([_document(batch) for batch in batches])
         return
     print_table(
         (
@@ -79,3 +80,117 @@ def list_(
         ],
         empty="No batch was committed yet.",
     )
+
+
+@app.command()
+def show(
+    seq: Annotated[int, typer.Argument(metavar="BATCH", min=1, help="The batch's number in its pipeline.")],
+    table: Table = None,
+    state: StateFolder = None,
+    pipeline: Pipeline = None,
+    app_name: AppName = None,
+    limit: Annotated[int, typer.Option("--limit", min=0, max=100_000, help="At most so many objects.")] = 20,
+    json_: Json = False,
+) -> None:
+    """Show one batch: what it brought, how long it took, which files hold it, and where its Spark run can be seen."""
+    from penstock.app.batch_details import details_of
+    from penstock.app.inspect import view
+    from penstock.app.scope import Asked, find_scope
+
+    scope = find_scope(Asked(table=table, state=state, pipeline=pipeline, app=app_name), here=Path.cwd())
+    with view(scope) as seen:
+        found = details_of(seen, seq, objects_max=limit)
+    if json_:
+        print_json(_details(found))
+        return
+    _print_details(found)
+
+
+def _document(batch: "BatchRow") -> dict[str, Any]:
+    return {
+        "pipeline": batch.pipeline,
+        "batch": batch.seq,
+        "attempt_id": batch.attempt_id,
+        "objects": batch.objects,
+        "rows": batch.rows,
+        "lines_quarantined": batch.lines_quarantined,
+        "bytes": batch.bytes,
+        "committed_at": batch.committed_at,
+        "worker": batch.worker,
+        "stage_seconds": dict(batch.stage_seconds),
+        "spark_ui_url": batch.spark_ui_url,
+    }
+
+
+def _details(found: "BatchDetails") -> dict[str, Any]:
+    claimed_at = None if found.attempt is None else found.attempt.started_at
+    return {
+        **_document(found.batch),
+        "schema_id": found.batch.schema_id,
+        "claimed_at": claimed_at,
+        "seconds": found.seconds,
+        "tables": [
+            {
+                "uri": shown.uri,
+                "visible": shown.visible,
+                "table_version": shown.version,
+                "published_at": shown.shown_at,
+                "files": [{"path": file.path, "bytes": file.size_bytes, "rows": file.rows} for file in shown.files],
+            }
+            for shown in found.tables
+        ],
+        "object_uris": [row.uri for row in found.objects],
+    }
+
+
+def _print_details(found: "BatchDetails") -> None:
+    batch = found.batch
+    stages = ", ".join(f"{stage} {seconds:.1f} s" for stage, seconds in batch.stage_seconds.items())
+    whole = "" if found.seconds is None else f" ({found.seconds:.1f} s from claim to commit)"
+    print_fields(
+        {
+            "pipeline": batch.pipeline,
+            "batch": batch.seq,
+            "committed": moment(batch.committed_at),
+            "claimed": moment(None if found.attempt is None else found.attempt.started_at),
+            "stages": f"{stages or 'not known'}{whole}",
+            "objects": f"{batch.objects:,}",
+            "rows": f"{batch.rows:,}",
+            "bad lines": f"{batch.lines_quarantined:,}",
+            "bytes": f"{batch.bytes:,}",
+            "worker": batch.worker,
+            "attempt": batch.attempt_id,
+            "schema": batch.schema_id,
+            "spark": _spark(batch.spark_ui_url),
+        }
+    )
+    for shown in found.tables:
+        print(printable(_standing(shown, batch.committed_at)))
+        for file in shown.files:
+            print(printable(f"  {file.path}  {file.size_bytes:,} bytes, {counted(file.rows, 'row')}"))
+    for row in found.objects:
+        print(printable(f"object  {row.uri}"))
+    if len(found.objects) < batch.objects:
+        talk(f"{len(found.objects):,} of {batch.objects:,} objects; --limit shows more, as far as the ledger has them.")
+
+
+def _spark(url: str | None) -> str:
+    from penstock.app.batch_details import reached
+
+    if url is None:
+        return "no link: Spark's UI was off (spark_conf: spark.ui.enabled), or nobody recorded it"
+    return url if reached(url) else f"{url} (nobody answers there: the application has ended, or is elsewhere)"
+
+
+def _standing(shown: "Shown", committed_at: float) -> str:
+    whose = f"{shown.uri}: " if shown.uri else ""
+    files = counted(len(shown.files), "file")
+    if shown.visible is None:
+        return f"{files}; whether they are visible only the app can say (--app)"
+    if not shown.visible:
+        return f"{whose}{files}, not visible yet"
+    version = "a version that is not known any more" if shown.version is None else f"version {shown.version}"
+    since = ""
+    if shown.shown_at is not None:
+        since = f", {moment(shown.shown_at)}, {max(0.0, shown.shown_at - committed_at):.1f} s after the commit"
+    return f"{whose}{files}, visible since {version}{since}"

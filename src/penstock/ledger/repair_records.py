@@ -27,6 +27,7 @@ class ImportedBatch:
     bytes: int = 0
     manifest: str = ""
     quarantine_manifest: str = ""
+    claimed_at: float | None = None  # epoch seconds, as the next
     committed_at: float | None = None  # epoch seconds; None: nobody knows, so now
     stage_seconds: Mapping[str, float] = field(default_factory=dict)
     spark_ui_url: str | None = None

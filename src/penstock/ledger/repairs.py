@@ -87,6 +87,9 @@ _PROCESS = (
 )
 _ADD_SCHEMA = insert(table_schemas)
 _ADD_BATCH = insert(batches)
+_DATE_ATTEMPT = (
+    update(attempts).values(started_at=bindparam("claimed_at")).where(attempts.c.id == bindparam("of_attempt"))
+)
 _DATE_BATCH = update(batches).values(committed_at=DatabaseNow()).where(_of_seq)
 _ADVANCE = (
     update(pipelines)
@@ -139,7 +142,9 @@ class Repairs:
     def _import(self, connection: Connection, pipeline: str, batch: ImportedBatch, *, schema_id: int) -> None:
         """The attempt counts from now on, whatever the ledger thought of it: the table shows it."""
         attempt = {"id": batch.attempt_id, "pipeline": pipeline, "state": AttemptState.COMMITTED.value}
-        connection.execute(self._add_attempt, {**attempt, "outcome": None, "reason": None})
+        new = connection.execute(self._add_attempt, {**attempt, "outcome": None, "reason": None}).rowcount == 1
+        if new and batch.claimed_at is not None:
+            connection.execute(_DATE_ATTEMPT, {"of_attempt": batch.attempt_id, "claimed_at": batch.claimed_at})
         _end(connection, pipeline, batch.attempt_id, AttemptState.COMMITTED, None, None)
         connection.execute(_ADD_BATCH, _row(pipeline, batch, schema_id))
         if batch.committed_at is None:

@@ -19,6 +19,7 @@ from penstock.ledger import Ledger
 from penstock.ledger.records import BatchRow, Candidate, Carrier
 from penstock.ledger.repair_records import ImportedBatch, ImportedObject, LedgerRepair, LedgerRepaired
 from penstock.pipeline.batch_record import BatchRecord, RecordedObject, load, recorded
+from penstock.pipeline.gc import is_attempt_id
 from penstock.pipeline.layout import DATA_FOLDER
 from penstock.pipeline.repair_numbers import Numbers, numbers_of
 from penstock.pipeline.repair_tail import Tail, tail_of
@@ -212,6 +213,7 @@ class Repairer:
                 lines_quarantined=sum(file.rows for file in _files_of(quarantine, attempt_id)),
                 manifest=encode(files),
                 quarantine_manifest=encode(_files_of(quarantine, attempt_id)),
+                claimed_at=_claimed_at(attempt_id),
                 committed_at=self._shown_since(attempt_id),
             )
         return ImportedBatch(
@@ -223,6 +225,7 @@ class Repairer:
             bytes=record.bytes,
             manifest=record.manifest,
             quarantine_manifest=record.quarantine_manifest,
+            claimed_at=_claimed_at(attempt_id),
             committed_at=self._shown_since(attempt_id),
             stage_seconds=record.stage_seconds,
             spark_ui_url=record.spark_ui_url,
@@ -267,6 +270,11 @@ class Repairer:
             if record is not None and record.pipeline == self._pipeline:
                 found.append(record)
         return found
+
+
+def _claimed_at(attempt_id: str) -> float | None:
+    """Whoever claimed made the id, by a clock of its own."""
+    return ULID.from_str(attempt_id).timestamp if is_attempt_id(attempt_id) else None
 
 
 def _files_of(tail: Tail, attempt_id: str) -> Sequence[DataFile]:
