@@ -6,6 +6,7 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 import pytest
@@ -77,6 +78,9 @@ class Scene:
             random=random.Random(7).random,
             tell=self.events.append,
         )
+
+    def has_sent(self, count: int) -> bool:
+        return len(self.broker.bodies("orders")) == count
 
     def all_due(self) -> None:
         with self.engine.begin() as connection:
@@ -252,7 +256,7 @@ def test_an_idle_relay_is_woken_by_a_commit_in_its_process(scene: Scene) -> None
         for no in range(3):  # the first may be found by the look at the start
             scene.app.outbox(session).send("orders", no)
             session.commit()
-            wait_for(lambda no=no: len(scene.broker.bodies("orders")) == no + 1, "it is sent", within=20)
+            wait_for(partial(scene.has_sent, no + 1), "it is sent", within=20)
 
 
 def test_the_relay_forgets_what_the_inbox_held_long_enough(scene: Scene) -> None:

@@ -1,0 +1,70 @@
+"""From messages to rows and back; by what the inbox knows a message."""
+
+from collections.abc import Mapping
+
+import pytest
+
+from penstock.app.app import App
+from penstock.errors import UsageError
+from penstock.messaging.message import Message, Outgoing
+from penstock.transactions.engines import engine_of
+from penstock.transactions.inbox import Identity, identity_of
+from penstock.transactions.outbox import read_attributes, row_of, written_attributes
+from penstock.transactions.tables import inbox, outbox
+
+
+@pytest.mark.parametrize("attributes", [{}, {"a": "b"}, {"a": "é\0\ud800", "b": b"\xff\0", "c": ""}])
+def test_attributes_come_out_as_they_went_in(attributes: Mapping[str, str | bytes]) -> None:
+    text = written_attributes(attributes)
+    assert text is None or text.isascii()
+    assert read_attributes(text) == attributes
+
+
+def test_no_group_and_the_empty_group_are_two_streams() -> None:
+    streams = [row_of("q", Outgoing(body=b"", group=group), b"i")["stream_id"] for group in (None, "", ":", "a")]
+    assert len(set(streams)) == 4
+    assert (
+        row_of("q", Outgoing(body=b"", group="a"), b"i")["stream_id"]
+        != row_of("q:a", Outgoing(body=b""), b"i")["stream_id"]
+    )
+
+
+def test_a_row_fills_columns_that_there_are() -> None:
+    row = row_of("q", Outgoing(body=b"x"), b"i")
+    assert row.keys() <= {column.name for column in outbox.columns}
+    missing = {column.name for column in outbox.columns if not column.nullable} - row.keys()
+    assert missing == {"id", "created_at"}, "the database gives these"
+
+
+@pytest.mark.parametrize(
+    ("attributes", "identity"),
+    [
+        ({}, Identity("message", b"m")),
+        ({"penstock-deduplication-id": "d"}, Identity("deduplication", b"d")),
+        ({"penstock-deduplication-id": "d", "penstock-outbox-id": "o"}, Identity("outbox", b"o")),
+        ({"penstock-outbox-id": b"\xff"}, Identity("outbox", b"\xff")),
+        ({"penstock-outbox-id": ""}, Identity("message", b"m")),
+    ],
+)
+def test_a_message_is_known_by_what_its_sender_said(attributes: Mapping[str, str | bytes], identity: Identity) -> None:
+    assert identity_of(Message(id="m", body=b"", enqueued_at=0.0, attributes=attributes)) == identity
+
+
+def test_a_deduplication_id_travels_for_the_inbox() -> None:
+    with App(broker="memory://") as app:
+        app.send("q", 1, deduplication_id="d", attributes={"a": "b"})
+        app.send("q", 2)
+        first, second = app.broker.browse("q", messages_max=9)
+    assert first.attributes == {"a": "b", "penstock-deduplication-id": "d"}
+    assert second.attributes == {}
+
+
+@pytest.mark.parametrize("database", ["no address", 5, "sqlite+aiosqlite://", "nonsense://x"])
+def test_what_is_no_database_for_a_relay_is_refused_at_once(database: object) -> None:
+    with pytest.raises(UsageError):
+        engine_of(database)
+
+
+def test_keys_are_short_enough_for_every_index() -> None:
+    assert [column.name for column in inbox.primary_key] == ["inbox_id"]
+    assert inbox.c.inbox_id.type.length == 16  # type: ignore[attr-defined] # of a LargeBinary
