@@ -71,7 +71,10 @@ def check_idle(url: str) -> None:
 
 def attempt(url: str, attempt_id: str) -> tuple[str, str | None] | None:
     """State and outcome of an attempt."""
-    return _only(ask(url, "SELECT state, outcome FROM attempts WHERE id = %s", attempt_id))
+    found: tuple[str, str | None] | None = _only(
+        ask(url, "SELECT state, outcome FROM attempts WHERE id = %s", attempt_id)
+    )
+    return found
 
 
 def held_by(url: str, attempt_id: str) -> set[bytes]:
@@ -96,11 +99,14 @@ def states(url: str) -> Counter[str]:
 
 def work(url: str, key: str) -> tuple[str, str, int, str | None] | None:
     """State, attempt, number of attempts and outcome of a work."""
-    return _only(ask(url, "SELECT w.state, w.attempt_id, w.attempts, w.outcome FROM works w WHERE w.key = %s", key))
+    sql = "SELECT w.state, w.attempt_id, w.attempts, w.outcome FROM works w WHERE w.key = %s"
+    found: tuple[str, str, int, str | None] | None = _only(ask(url, sql, key))
+    return found
 
 
 def _check(url: str, empty: dict[str, str]) -> None:
     with connected(url) as connection:
+        ask_by(connection, "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")  # all of it at one moment
         for complaint, sql in empty.items():
             rows = ask_by(connection, sql)
             assert not rows, f"{complaint}: {len(rows)} times, as in {list(rows)[:SHOWN]}"

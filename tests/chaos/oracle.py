@@ -1,6 +1,7 @@
 """What must be true of a table and its state, judged without a line of the product's code.
 
 The files are read with plain Python, the tables by their Delta log and pyarrow, the ledger and the queue with sqlite3.
+Where the ledger is on a server, ``ledger`` is its URL, and it is read by that server's driver.
 A good line is known by its place (file URI, byte offset); each must be in the table once, with its values.
 """
 
@@ -18,6 +19,7 @@ from urllib.parse import unquote, urlsplit
 import pyarrow.parquet as pq
 from deltalake import DeltaTable
 from deltalake.exceptions import TableNotFoundError
+from tests.services.sql_asking import ask
 
 Place = tuple[str, int]  # the file's URI, the byte offset of the line in what it inflates to
 Values = Mapping[str, object]
@@ -136,28 +138,29 @@ class Found:
     quarantined: int
 
 
-def check_meanwhile(truth: Truth, table: Path) -> Found:
+def check_meanwhile(truth: Truth, table: Path, *, ledger: str | None = None) -> Found:
     """What must hold at every moment, after any death: nothing twice, nothing invented, nothing uncommitted."""
     seen, quarantine = look(table), look_at_quarantine(table)
     _check_rows(truth.good, seen.rows)
     _check_rows({place: {"raw": raw} for place, raw in truth.bad.items()}, quarantine.rows)
-    _check_files(table, seen.files)
-    _check_files(table, quarantine.files)
+    committed = {attempt_id for attempt_id, state in _attempts(table, ledger) if state == "committed"}
+    _check_files(committed, seen.files)
+    _check_files(committed, quarantine.files)
     return Found(rows=len(seen.rows), missing=len(truth.good) - len(seen.rows), quarantined=len(quarantine.rows))
 
 
-def check_done(truth: Truth, table: Path) -> None:
+def check_done(truth: Truth, table: Path, *, ledger: str | None = None) -> None:
     """What must hold when an ingest has ended well: every line once, nothing left open, nothing left behind."""
-    found = check_meanwhile(truth, table)
+    found = check_meanwhile(truth, table, ledger=ledger)
     seen = {place for place, _ in look(table).rows}
     missing = sorted(set(truth.good) - seen)
     assert not missing, f"{len(missing)} good lines are lost: {missing[:SHOWN]}"
     assert found.quarantined == len(truth.bad), "bad lines are missing in the quarantine table"
-    left_open = attempts(table)["open"]
+    left_open = attempts(table, ledger=ledger)["open"]
     assert left_open == 0, f"{left_open} attempts are open"
     waiting = messages(table)
     assert waiting == 0, f"{waiting} messages are left in the queue"
-    orphans = abandoned_folders(table)
+    orphans = abandoned_folders(table, ledger=ledger)
     assert not orphans, f"files of abandoned attempts are left: {orphans[:SHOWN]}"
 
 
@@ -168,30 +171,29 @@ def _check_rows(expected: Mapping[Place, Values], rows: Sequence[tuple[Place, Va
     assert not strange, f"{len(strange)} rows are not what the files hold: {sorted(strange)[:SHOWN]}"
 
 
-def _check_files(table: Path, files: Sequence[str]) -> None:
+def _check_files(committed: Collection[str], files: Sequence[str]) -> None:
     """Every file a table names is of an attempt that the ledger committed."""
-    if not files:
-        return
-    committed = {attempt_id for attempt_id, state in _attempts(table) if state == "committed"}
     foreign = [file for file in files if file.split("/")[1] not in committed]
     assert not foreign, f"the table names files of attempts that were not committed: {foreign[:SHOWN]}"
     assert len(set(files)) == len(files), "a table names a file twice"
 
 
-def abandoned_folders(table: Path) -> list[Path]:
+def abandoned_folders(table: Path, *, ledger: str | None = None) -> list[Path]:
     """Folders of abandoned attempts, in the table, its quarantine and its work folder."""
-    abandoned = {attempt_id for attempt_id, state in _attempts(table) if state == "abandoned"}
+    abandoned = {attempt_id for attempt_id, state in _attempts(table, ledger) if state == "abandoned"}
     roots = (table / "data", table.with_name(f"{table.name}_quarantine") / "data", table / "_penstock" / "work")
     return [folder for root in roots if root.is_dir() for folder in root.iterdir() if folder.name in abandoned]
 
 
-def attempts(table: Path) -> Counter[str]:
+def attempts(table: Path, *, ledger: str | None = None) -> Counter[str]:
     """How many attempts are in which state."""
-    return Counter(word for _, word in _attempts(table))
+    return Counter(word for _, word in _attempts(table, ledger))
 
 
-def _attempts(table: Path) -> Sequence[tuple[str, str]]:
-    return [(str(row[0]), str(row[1])) for row in query(table, "SELECT id, state FROM attempts")]
+def _attempts(table: Path, ledger: str | None) -> Sequence[tuple[str, str]]:
+    sql = "SELECT id, state FROM attempts"
+    rows = query(table, sql) if ledger is None else ask(ledger, sql)
+    return [(str(id), str(state)) for id, state in rows]
 
 
 def objects(table: Path) -> Mapping[str, tuple[str, int, str | None]]:

@@ -1,0 +1,30 @@
+"""Ingests from a queue, with the ledger on an SQL server; all else is as with a ledger beside the table."""
+
+from pathlib import Path
+
+from tests.chaos.runs import Case
+
+from penstock import App
+
+QUEUE = "landing"
+
+
+class SqlCase(Case):
+    """A folder whose files are announced in the queue beside the table, and every process started on them."""
+
+    def __init__(self, folder: Path, ledger: str) -> None:
+        self.ledger = ledger
+        self._broker = f"sqlite:///{folder / 'table' / '_penstock' / 'queue.db'}"
+        super().__init__(folder, broker=self._broker)
+
+    @property
+    def arguments(self) -> tuple[str, ...]:
+        return str(self.source), str(self.table), "--queue", QUEUE, "--ledger", self.ledger
+
+    def announce(self) -> int:
+        """A message for each file; answers how many."""
+        app = App(broker=self._broker)
+        try:
+            return app.announce(QUEUE, str(self.source))
+        finally:
+            app.close()

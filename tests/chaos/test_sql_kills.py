@@ -1,0 +1,79 @@
+"""The process group is killed at the steps of the protocol, with the ledger on an SQL server."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.chaos import books
+from tests.chaos.oracle import Truth, attempts, check_done, check_meanwhile, truth
+from tests.chaos.runs import KILLED, write_objects
+from tests.chaos.sql_case import SqlCase
+from tests.chaos.test_kill_steps import AFTER_A_DEATH, STORY
+
+from penstock.messaging.steps import Step
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
+
+OBJECTS = 40
+OPTIONS = ("--max-objects", "20")  # two batches
+
+# Around what the ledger is told; the rest is as with a ledger beside the table.
+LEDGERS = (Step.ATTEMPT_OPENED, Step.COMMITTING, Step.COMMITTED)
+ALL = [step for step in STORY if step is not Step.ANNOUNCED]  # the test announces
+TWICE = [step for step in ALL if step not in AFTER_A_DEATH]
+
+on_both = pytest.mark.parametrize("server", ["mariadb", "postgresql"])
+
+
+@pytest.fixture
+def case(request: pytest.FixtureRequest, tmp_path: Path, server: str) -> Iterator[SqlCase]:
+    made = SqlCase(tmp_path, request.getfixturevalue(f"{server}_url"))
+    yield made
+    made.close()
+
+
+def prepared(case: SqlCase) -> Truth:
+    write_objects(case.source, range(OBJECTS))
+    assert case.announce() == OBJECTS
+    return truth(case.source)
+
+
+def killed_and_still_right(case: SqlCase, whole: Truth, kill_at: str) -> None:
+    ended = case.ingest(*OPTIONS, code=KILLED, kill_at=kill_at)
+    found = check_meanwhile(whole, case.table, ledger=case.ledger)
+    books.check_books(case.ledger)
+    print(f"killed at {kill_at} after {ended.seconds:.1f} s: {found}")  # noqa: T201 - shown when the test fails
+
+
+def finished_and_right(case: SqlCase, whole: Truth) -> None:
+    case.ingest(*OPTIONS)
+    check_done(whole, case.table, ledger=case.ledger)
+    books.check_idle(case.ledger)
+    assert books.states(case.ledger) == {"processed": OBJECTS}
+
+
+@on_both
+def test_killed_at_what_the_ledger_is_told_one_after_another(case: SqlCase) -> None:
+    whole = prepared(case)
+    for step in LEDGERS:
+        killed_and_still_right(case, whole, step.value)
+    finished_and_right(case, whole)
+    assert attempts(case.table, ledger=case.ledger)["abandoned"] >= 1, "a death in a claim leaves an abandoned attempt"
+
+
+@pytest.mark.slow
+@on_both
+def test_killed_at_every_step_one_after_another(case: SqlCase) -> None:
+    whole = prepared(case)
+    for step in ALL:
+        killed_and_still_right(case, whole, step.value)
+    finished_and_right(case, whole)
+
+
+@pytest.mark.slow
+@on_both
+@pytest.mark.parametrize("step", TWICE)
+def test_killed_at_the_second_time_of_one_step(case: SqlCase, step: Step) -> None:
+    whole = prepared(case)
+    killed_and_still_right(case, whole, f"{step.value}:2")
+    finished_and_right(case, whole)

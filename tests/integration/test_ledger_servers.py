@@ -1,0 +1,236 @@
+"""A worker whose ledger is on an SQL server that dies, restarts or falls silent: it goes on by itself, and right.
+
+The handlers write in a journal what they do; whether the ledger is right is asked of the database itself. Work may be
+done again whose record was lost with the server: what is recorded is never done again, and nothing is lost.
+"""
+
+import signal
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from datetime import datetime
+from itertools import count
+from pathlib import Path
+
+import pytest
+from tests.chaos import books
+from tests.integration.fleet import APP, Fleet, WorkerProcess, let_pass, wait_for
+from tests.services.mariadb_server import MariadbServer
+from tests.services.plugin import StartMariadb, StartPostgresql
+from tests.services.postgresql_server import PostgresqlServer
+from tests.services.sql_asking import ask
+
+LETTERS = """
+
+@app.object_handler("letters", source="inbox", retry_base=0.1, retry_cap=0.5)
+def letter(each, ctx):
+    for what in ("start", "end"):
+        line = {"what": what, "id": each.key, "message": each.message_id, "pid": os.getpid(), "attempt": 1}
+        os.write(JOURNAL, (json.dumps({**line, "at": time.time()}) + "\\n").encode())
+"""
+AT_ONCE = 20  # of each kind
+LEASE_SECONDS = 3  # the shortest there is: what a lost answer left behind waits for it
+DONE_SECONDS = 180.0  # on a busy machine; it takes a few
+EXIT_SECONDS = 15.0
+STOP_TIMEOUT_SECONDS = 10.0
+LEAVING_SECONDS = 3.0  # from its last word to the end of its process, on a busy machine
+SILENCE_SECONDS = 2.0
+POOL = 2
+FORCED = 1  # it ended although threads did not: those that the server keeps waiting
+
+# Ledgers that lose patience with a silent server sooner than their users do, and know few connections.
+IMPATIENT = f"""
+from penstock.ledger.dialects import mysql, postgresql, postgresql_connection
+
+mysql.ANSWER_TIMEOUT_SECONDS = mysql.CONNECT_TIMEOUT_SECONDS = {SILENCE_SECONDS:g}
+postgresql._CONNECTING["connect_timeout"] = 2
+postgresql_connection.BoundedConnection.silence_seconds = {SILENCE_SECONDS}
+for dialect in (mysql, postgresql):
+    dialect.CONNECTIONS_MAX, dialect.POOL_TIMEOUT_SECONDS = {POOL}, {SILENCE_SECONDS}
+"""
+
+SqlServer = MariadbServer | PostgresqlServer
+OpenPost = Callable[..., "Post"]
+SLOW = [pytest.mark.slow, pytest.mark.timeout(1800)]
+
+
+class Post:
+    """A fleet with keys and objects to work on, and what is known of them."""
+
+    def __init__(self, folder: Path, url: str, prelude: str = "") -> None:
+        self.url = url
+        self.inbox = folder / "inbox"
+        self.inbox.mkdir()
+        self.fleet = Fleet(
+            folder,
+            app=APP + prelude + LETTERS,
+            ledger=url,
+            lease_seconds=LEASE_SECONDS,
+            stop_timeout_seconds=STOP_TIMEOUT_SECONDS,
+        )
+        self.sent: set[str] = set()
+        self._numbers = count()
+
+    def load(self) -> None:
+        """Keys, each in two messages, and objects, of which those before are announced again."""
+        numbers = [next(self._numbers) for _ in range(AT_ONCE)]
+        bodies = [{"id": f"key-{number}", "seconds": 0.02} for number in numbers]
+        self.fleet.send("once", *bodies, *bodies)
+        for number in numbers:
+            (self.inbox / f"letter-{number}").write_text("dear all\n")
+        self.fleet.app.announce("letters", str(self.inbox))
+        self.sent |= {f"{kind}-{number}" for kind in ("key", "letter") for number in numbers}
+
+    def done(self) -> dict[str, float]:
+        """When the ledger recorded what as done, each once."""
+        works = ask(self.url, "SELECT w.key, w.ended_at FROM works w WHERE w.state = 'done'")
+        objects = ask(self.url, "SELECT o.key, o.ended_at FROM objects o WHERE o.state = 'processed'")
+        keys = [(key if isinstance(key, str) else bytes(key).decode(), float(at)) for key, at in [*works, *objects]]
+        found = {key.rsplit("/", 1)[-1]: at for key, at in keys}
+        assert len(found) == len(keys), "something is recorded as done twice"
+        return found
+
+    def check(self) -> str:
+        """All of it done, nothing twice; answers how it went, in words."""
+        wait_for(lambda: self.done().keys() == self.sent, "all is recorded as done", within=DONE_SECONDS)
+        wait_for(self.empty, "all messages are acked", within=DONE_SECONDS)
+        books.check_idle(self.url)
+        done = self.done()
+        late = {key: at for key, at in self.begun() if at > done[key]}
+        assert not late, f"begun after it was done: {late}"
+        ends = Counter(line.id.rsplit("/", 1)[-1] for line in self.fleet.lines() if line.what == "end")
+        assert ends.keys() == self.sent
+        assert self.fleet.dead() == 0
+        again = sum(times - 1 for times in ends.values())
+        return (
+            f"{len(self.sent)} keys and objects, 0 lost, 0 twice on record, {again} worked on again for a lost record"
+        )
+
+    def begun(self) -> Iterator[tuple[str, float]]:
+        """Each key and object that a worker had claimed when it said so, and when that was. An attempt may call its
+        function later, while it does not know yet that it is lost; it cannot record it."""
+        names = {line.message: line.id for line in self.fleet.lines()}
+        for worker in self.fleet.workers:
+            for event in worker.events("object.started"):
+                yield event["object"].rsplit("/", 1)[-1], datetime.fromisoformat(event["ts"]).timestamp()
+            for event in worker.events("message.started"):
+                if event["message_id"] in names:  # else it was killed before it called
+                    yield names[event["message_id"]], datetime.fromisoformat(event["ts"]).timestamp()
+
+    def empty(self) -> bool:
+        stats = self.fleet.broker.stats("letters")
+        return self.fleet.empty() and not (stats.visible or stats.in_flight or stats.delayed)
+
+    def under_load(self, worker: WorkerProcess) -> None:
+        """New load, of which some is done and some is not."""
+        before = len(self.fleet.ended())
+        self.load()
+        wait_for(lambda: len(self.fleet.ended()) > before, "some of it is done", within=DONE_SECONDS)
+        assert worker.process.poll() is None
+
+
+@pytest.fixture(params=["mariadb", "postgresql"])
+def server(request: pytest.FixtureRequest) -> SqlServer:
+    """One of the test's own."""
+    start: StartMariadb | StartPostgresql = request.getfixturevalue(f"start_{request.param}")
+    return start()
+
+
+@pytest.fixture
+def open_post(tmp_path: Path) -> Iterator[OpenPost]:
+    opened: list[Post] = []
+
+    def open_one(url: str, prelude: str = "") -> Post:
+        opened.append(Post(tmp_path, url, prelude))
+        return opened[-1]
+
+    yield open_one
+    for post in opened:
+        post.fleet.close()
+
+
+@pytest.mark.parametrize("deaths", [3, pytest.param(10, marks=SLOW)])
+def test_row_71_a_server_that_is_killed_under_load_costs_nothing(
+    server: SqlServer, open_post: OpenPost, deaths: int
+) -> None:
+    post = open_post(server.fresh())
+    worker = post.fleet.start("--queues", "once,letters").ready()
+    away: list[float] = []
+    for _ in range(deaths):
+        post.under_load(worker)
+        server.kill()
+        killed_at = time.monotonic()
+        server.start()
+        away.append(time.monotonic() - killed_at)
+    told = post.check()
+    print(f"{deaths} deaths, away for {max(away):.1f} s at most: {told}")  # noqa: T201 # the figures, shown with -s
+    ends_well(worker)
+
+
+@pytest.mark.parametrize("restarts", [1, pytest.param(5, marks=SLOW)])
+def test_a_server_that_is_stopped_and_started_under_load_costs_nothing(
+    server: SqlServer, open_post: OpenPost, restarts: int
+) -> None:
+    post = open_post(server.fresh())
+    worker = post.fleet.start("--queues", "once,letters").ready()
+    for _ in range(restarts):
+        post.under_load(worker)
+        server.stop()
+        server.start()
+    print(f"{restarts} restarts: {post.check()}")  # noqa: T201 # the figures, shown with -s
+    ends_well(worker)
+
+
+def test_a_server_that_falls_silent_under_load_is_given_up_and_found_again(
+    server: SqlServer, open_post: OpenPost
+) -> None:
+    """Its connections stay open, and nothing is answered for longer than anybody waits."""
+    post = open_post(server.fresh(), prelude=IMPATIENT)
+    worker = post.fleet.start("--queues", "once,letters").ready()
+    post.under_load(worker)
+    server.freeze()
+    wait_for(lambda: complaints(worker), "it loses patience", within=DONE_SECONDS)
+    post.load()
+    let_pass(SILENCE_SECONDS)
+    assert worker.process.poll() is None
+    server.thaw()
+    print(f"silent until {len(complaints(worker))} complaints: {post.check()}")  # noqa: T201 # as above
+    ends_well(worker)
+
+
+def test_a_stop_while_the_server_is_silent_ends_in_time(server: SqlServer, open_post: OpenPost) -> None:
+    post = open_post(server.fresh())
+    worker = post.fleet.start("--queues", "once,letters").ready()
+    post.under_load(worker)
+    server.freeze()
+    signalled_at = time.monotonic()
+    worker.signal(signal.SIGTERM)
+    assert worker.end(within=STOP_TIMEOUT_SECONDS + EXIT_SECONDS) in (0, FORCED), worker.log.read_text()[-2000:]
+    assert time.monotonic() - signalled_at < STOP_TIMEOUT_SECONDS + LEAVING_SECONDS
+    server.thaw()
+    heir = post.fleet.start("--queues", "once,letters").ready()
+    post.check()
+    ends_well(heir)
+
+
+def test_more_work_than_connections_waits_for_one_or_comes_again(server: SqlServer, open_post: OpenPost) -> None:
+    post = open_post(server.fresh(), prelude=IMPATIENT)
+    worker = post.fleet.start("--queues", "once,letters", "--concurrency", "60").ready()
+    for _ in range(3):
+        post.load()
+    print(f"{POOL} connections: {post.check()}")  # noqa: T201 # as above
+    ends_well(worker)
+
+
+def complaints(worker: WorkerProcess) -> list[str]:
+    """Lines of its log that say that the ledger cannot be reached."""
+    return [line for line in worker.log.read_text().splitlines() if "cannot be reached" in line]
+
+
+def ends_well(worker: WorkerProcess) -> None:
+    """It is at work still, ends when told to, and said all that it said as lines of JSON."""
+    assert worker.process.poll() is None, worker.log.read_text()[-2000:]
+    worker.signal(signal.SIGTERM)
+    assert worker.end(within=EXIT_SECONDS) == 0
+    strange = [line for line in worker.log.read_text().splitlines() if not line.startswith("{")]
+    assert strange == []
