@@ -1,0 +1,143 @@
+"""`penstock publish`, `repair`, `compact` and `batches show`."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+from deltalake import DeltaTable
+from tests.cli.conftest import Call
+from tests.cli.scene import Scene
+
+from penstock.app.places import LEDGER_FILE
+
+
+def rows(scene: Scene) -> int:
+    return DeltaTable(str(scene.table)).to_pyarrow_table().num_rows
+
+
+@pytest.fixture
+def backup(scene: Scene, tmp_path: Path) -> Path:
+    """The ledger after its first batch; a second one is published since."""
+    scene.process("a")
+    scene.publish()
+    kept = tmp_path / "backup.db"
+    shutil.copy(scene.where.state / LEDGER_FILE, kept)
+    scene.process("b")
+    scene.publish()
+    return kept
+
+
+def set_back(scene: Scene, backup: Path) -> None:
+    for file in scene.where.state.glob(f"{LEDGER_FILE}*"):
+        file.unlink()
+    shutil.copy(backup, scene.where.state / LEDGER_FILE)
+
+
+def test_what_is_committed_is_published_once(penstock: Call, scene: Scene) -> None:
+    scene.process("a")
+    scene.process("b")
+    assert penstock("publish", "--json").document == [{"pipeline": scene.where.pipeline, "batches": 2}]
+    assert rows(scene) == 4
+    assert "nothing to publish" in penstock("publish").out
+    assert rows(scene) == 4
+
+
+def test_a_ledger_that_agrees_is_left_alone(penstock: Call, scene: Scene) -> None:
+    scene.process("a")
+    scene.publish()
+    said = penstock("repair", "--json")
+    assert said.exit_code == 0
+    assert "there is nothing to repair" in said.err
+    assert (said.document[0]["needed"], said.document[0]["repaired"]) == (False, False)
+
+
+def test_a_ledger_that_was_set_back_halts_and_is_repaired(penstock: Call, scene: Scene, backup: Path) -> None:
+    set_back(scene, backup)
+    halted = penstock("publish")
+    assert halted.exit_code == 1
+    assert "`penstock repair`" in halted.err
+
+    dry = penstock("repair", "--dry-run", "--json").document[0]
+    assert (dry["needed"], dry["repaired"], dry["imported"], dry["agrees_at"]) == (True, False, [2], 1)
+    assert dry["unnamed"] == [2], "this scene's runs leave no records"
+    unasked = penstock("repair")
+    assert unasked.exit_code == 2
+    assert "give --yes" in unasked.err
+    assert penstock("publish").exit_code == 1, "nothing was changed until now"
+
+    said = penstock("repair", "--yes")
+    assert said.exit_code == 0
+    assert "ledger.repaired" in said.err
+    assert "Nobody knows the objects of batch 2" in said.err
+    scene.process("c")
+    assert penstock("publish").exit_code == 0
+    assert rows(scene) == 6
+
+
+def test_another_tables_ledger_is_not_repaired_untold(penstock: Call, scene: Scene, tmp_path: Path) -> None:
+    empty = tmp_path / "empty.db"
+    with scene.worker():
+        pass
+    shutil.copy(scene.where.state / LEDGER_FILE, empty)
+    scene.process("a")
+    scene.publish()
+    set_back(scene, empty)
+    refused = penstock("repair", "--yes")
+    assert refused.exit_code == 1
+    assert "--adopt" in refused.err
+    assert penstock("repair", "--yes", "--adopt", "--json").document[0]["repaired"] is True
+    assert "nothing to publish" in penstock("publish").out
+
+
+def test_a_pipeline_is_named_once(penstock: Call, scene: Scene) -> None:
+    said = penstock("publish", "shop:app", "--app", "shop:app")
+    assert (said.exit_code, "Name the app and the pipeline once" in said.err) == (2, True)
+
+
+def test_small_files_are_merged(penstock: Call, scene: Scene) -> None:
+    for name in "abc":
+        scene.process(name)
+        scene.publish()
+    assert "3 files would become 1" in penstock("compact", "--dry-run").out
+    (document,) = penstock("compact", "--json").document
+    assert (document["files_before"], document["files_after"], document["merged"]) == (3, 1, 3)
+    assert "nothing to merge" in penstock("compact").out
+    assert rows(scene) == 6
+    scene.process("d")
+    assert penstock("publish").exit_code == 0
+    assert rows(scene) == 8
+
+
+def test_a_vacuum_obeys_the_table_s_retention(penstock: Call, scene: Scene) -> None:
+    scene.process("a")
+    scene.publish()
+    assert "0 old files deleted" in penstock("compact", "--vacuum").out
+    refused = penstock("compact", "--vacuum", "--retention-hours", 1)
+    assert refused.exit_code == 1
+    assert "--retention-hours" in refused.err
+    assert penstock("compact", "--retention-hours", 1).exit_code == 2
+    assert penstock("compact", "--target-size", "much").exit_code == 2
+
+
+def test_all_of_one_batch_is_shown(penstock: Call, scene: Scene) -> None:
+    scene.process("a", "b", rows=3, bad_lines=1)
+    assert "not visible yet" in penstock("batches", "show", 1).out
+    scene.publish()
+    document = penstock("batches", "show", 1, "--json").document
+    (table,) = document["tables"]
+    assert (table["visible"], table["table_version"]) == (True, 1)
+    assert [file["rows"] for file in table["files"]] == [6]
+    assert sorted(document["object_uris"]) == sorted(scene.ref(name).uri for name in "ab")
+    assert document["seconds"] >= 0
+    said = penstock("batches", "show", 1)
+    assert "visible since version 1" in said.out
+    assert "read and write 1.2 s" in said.out
+    assert "no link: Spark's UI was off" in said.out
+    assert "1 of 2 objects" in penstock("batches", "show", 1, "--limit", 1).err
+
+
+def test_a_batch_that_is_not_there_is_told(penstock: Call, scene: Scene) -> None:
+    scene.process("a")
+    said = penstock("batches", "show", 7)
+    assert said.exit_code == 2
+    assert "the last one is 1" in said.err
