@@ -95,8 +95,9 @@ def revision_of(connection: Connection) -> str | None:
 
 
 def _refuse_foreign_tables(connection: Connection, place: str) -> None:
-    foreign = metadata.tables.keys() & set(inspect(connection).get_table_names())
-    if foreign:
+    names = set(inspect(connection).get_table_names())
+    foreign = metadata.tables.keys() & names
+    if foreign and VERSION_TABLE not in names:  # where that one is, a first migration was broken off after it
         raise ConfigurationError(
             f"{place} has a table {min(foreign)} that is no ledger's: name another database, or move that table away"
         )

@@ -35,9 +35,17 @@ class Bytes(LargeBinary):
         return None
 
 
-# MySQL cannot index a BLOB and folds case in its default collation; SQLite and PostgreSQL take the plain types.
-DIGEST = Bytes(16).with_variant(mysql.BINARY(16), "mysql", "mariadb")
-KEY = Bytes(4096).with_variant(mysql.VARBINARY(4096), "mysql", "mariadb")
+class _MysqlBytes(mysql.BINARY, Bytes):
+    """As `Bytes`: of a fixed number, and indexable."""
+
+
+class _MysqlVarBytes(mysql.VARBINARY, Bytes):
+    """As `Bytes`: of a bounded number, and indexable."""
+
+
+# MySQL cannot index a BLOB; SQLite and PostgreSQL take the plain types.
+DIGEST = Bytes(16).with_variant(_MysqlBytes(16), "mysql", "mariadb")
+KEY = Bytes(4096).with_variant(_MysqlVarBytes(4096), "mysql", "mariadb")
 PIPELINE = String(512)
 HANDLER = String(256)
 WORD = String(64)  # states, attempt ids, outcomes: ASCII

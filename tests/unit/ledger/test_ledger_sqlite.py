@@ -69,7 +69,7 @@ def test_a_damaged_ledger_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("url", "says"), [("oracle://x/y", "oracle"), ("mysql+pymysql://u:secret@h/d", "mysql"), ("?", "sqlite:///")]
+    ("url", "says"), [("oracle://x/y", "oracle"), ("mysql+aiomysql://u:secret@h/d", "mysql://"), ("?", "sqlite:///")]
 )
 def test_a_url_that_we_cannot_use_is_refused_without_its_password(url: str, says: str) -> None:
     with pytest.raises(ConfigurationError, match=says) as refused:

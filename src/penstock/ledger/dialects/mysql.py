@@ -68,6 +68,11 @@ def table_options(dialect: sqlalchemy.Dialect) -> dict[str, str]:
     return {f"{dialect.name}_{option}": value for option, value in options.items()}
 
 
+def lock_name(database: str) -> str:
+    """Who holds this lock may change the ledger's tables. Such names are the whole server's, and short."""
+    return f"penstock-{hashlib.sha256(database.encode()).hexdigest()[:32]}"
+
+
 class Mysql:
     """A server that a fleet shares."""
 
@@ -104,7 +109,7 @@ class Mysql:
 
     @contextmanager
     def migrating(self, connection: Connection) -> Iterator[None]:
-        name = _lock_name(connection)
+        name = lock_name(str(connection.engine.url.database))
         held = connection.scalar(select(func.get_lock(name, MIGRATING_WAIT_SECONDS)))
         if held != 1:
             raise TemporaryError(
@@ -175,9 +180,3 @@ def _begin(connection: Connection) -> None:
     if connection.get_execution_options().get(READ_ONLY, False):
         # Of the transaction that the next statement begins. MariaDB's READ ONLY takes the session's tables as well.
         connection.exec_driver_sql("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
-
-
-def _lock_name(connection: Connection) -> str:
-    """The names of locks are the whole server's, and short."""
-    database = str(connection.scalar(select(func.database())))
-    return f"penstock-{hashlib.sha256(database.encode()).hexdigest()[:32]}"

@@ -1,0 +1,278 @@
+"""The ledger in a MariaDB server that freezes, dies, refuses and is configured otherwise."""
+
+import unicodedata
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine, event, select
+from sqlalchemy.engine import URL
+from sqlalchemy.exc import DBAPIError
+from tests.conformance.ledger.desk import PIPELINE, Desk, candidates, outcome
+from tests.services.mariadb_server import MariadbServer
+from tests.services.plugin import StartMariadb
+
+from penstock.errors import ConfigurationError, TemporaryError
+from penstock.ledger import Ledger
+from penstock.ledger.database import OutcomeUnknown
+from penstock.ledger.dialects import DatabaseNow, mysql
+from penstock.ledger.dialects.mysql import Mysql
+from penstock.ledger.records import ObjectState
+from penstock.ledger.schema import pipelines
+from penstock.messaging.steps import Step
+
+DEFAULTS = ["CHARACTER SET latin1", "CHARACTER SET utf8mb4 COLLATE utf8mb4_general_ci"]
+LOOK_ALIKE = [
+    "Data.csv",
+    "data.csv",
+    "a",
+    "a ",
+    "\N{GRINNING FACE}",
+    "\N{PILE OF POO}",
+    unicodedata.normalize("NFC", "é"),
+    unicodedata.normalize("NFD", "é"),
+]
+DDL = ("CREATE TABLE", "CREATE INDEX", "CREATE UNIQUE INDEX", "ALTER TABLE")
+
+
+@pytest.fixture
+def server(start_mariadb: StartMariadb) -> MariadbServer:
+    return start_mariadb()
+
+
+@pytest.fixture
+def opened() -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
+
+
+def desk_at(url: str, opened: ExitStack) -> Desk:
+    ledger = Ledger.open(url)
+    opened.callback(ledger.close)
+    ledger.ensure_pipeline(PIPELINE)
+    return Desk(ledger)
+
+
+@pytest.fixture
+def desk(server: MariadbServer, opened: ExitStack) -> Desk:
+    return desk_at(f"{server.fresh()}&read_timeout=2&connect_timeout=2", opened)
+
+
+# Silence and death
+
+
+def test_a_frozen_server_is_waited_for_no_longer_than_said(desk: Desk, server: MariadbServer) -> None:
+    server.freeze()
+    with pytest.raises(TemporaryError, match="cannot be reached"):
+        desk.claim(candidates("a"))
+    server.thaw()
+    assert desk.process("a") == 1
+
+
+@pytest.mark.parametrize("restarted", [True, False])
+def test_a_server_that_dies_before_commit_has_nothing_and_the_commit_can_be_made_again(
+    server: MariadbServer, opened: ExitStack, restarted: bool
+) -> None:
+    url = server.fresh()
+    desk = desk_at(url, opened)
+    claim = desk.claim(candidates("a", "b"))
+    deaths = []
+
+    def die(step: Step) -> None:
+        if step is Step.COMMITTING and not deaths:
+            deaths.append(step)
+            server.kill()
+            if restarted:
+                server.start()
+
+    dying = Ledger.open(url, probe=die)
+    opened.callback(dying.close)
+    if restarted:
+        assert dying.commit(outcome(claim)) == 1, "it finds out by running again"
+    else:
+        with pytest.raises(TemporaryError):
+            dying.commit(outcome(claim))
+        server.start()
+        assert desk.state("a") is ObjectState.PROCESSING
+        assert desk.ledger.commit(outcome(claim)) == 1
+    assert [batch.objects for batch in desk.ledger.batches(PIPELINE)] == [2]
+
+
+def test_a_commit_that_gets_no_answer_is_of_unknown_outcome(desk: Desk, server: MariadbServer) -> None:
+    with pytest.raises(OutcomeUnknown), desk.ledger.database.writing(before_commit=server.freeze) as connection:
+        connection.exec_driver_sql("UPDATE pipelines SET next_seq = 5")
+    server.thaw()
+    assert [row.id for row in desk.ledger.pipelines()] == [PIPELINE]
+
+
+def test_connections_that_died_with_the_server_are_replaced_unnoticed(desk: Desk, server: MariadbServer) -> None:
+    assert desk.process("a") == 1
+    server.kill()
+    server.start()
+    assert desk.process("b") == 2
+
+
+# Locks, limits, rights
+
+
+def on_checkout(ledger: Ledger, statement: str) -> None:
+    def run(connection: Any, *_: object) -> None:
+        with connection.cursor() as cursor:
+            cursor.execute(statement)
+
+    event.listen(ledger.database.engine, "checkout", run)
+
+
+def test_a_lock_that_is_kept_is_temporary_and_nothing_of_the_transaction_stays(
+    desk: Desk, server: MariadbServer
+) -> None:
+    on_checkout(desk.ledger, "SET SESSION innodb_lock_wait_timeout = 1")
+    claim = desk.claim(candidates("a"))
+    (name,) = (row[0] for row in server.sql("SHOW DATABASES LIKE 'ledger%'"))
+    other = server.connect(name)
+    other.begin()
+    with other.cursor() as cursor:
+        cursor.execute("SELECT * FROM objects FOR UPDATE")
+    with pytest.raises(TemporaryError, match="kept locked"):
+        desk.ledger.commit(outcome(claim))
+    other.rollback()
+    attempt = desk.ledger.attempt(claim.attempt_id)
+    assert attempt is not None
+    assert attempt.ended_at is None, "the attempt was ended before the lock was met, and that was rolled back"
+    assert desk.ledger.commit(outcome(claim)) == 1
+    other.close()
+
+
+def test_a_pool_that_is_used_up_is_temporary(server: MariadbServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mysql, "CONNECTIONS_MAX", 1)
+    monkeypatch.setattr(mysql, "POOL_TIMEOUT_SECONDS", 0.05)
+    ledger = Ledger.open(server.fresh())
+    with ledger.database.reading(), pytest.raises(TemporaryError, match="is in use"):
+        ledger.pipelines()
+    assert ledger.pipelines() == []
+    ledger.close()
+
+
+def test_a_server_without_connections_to_spare_is_temporary(start_mariadb: StartMariadb) -> None:
+    server = start_mariadb(configuration=("--max-connections=10",))
+    url = server.fresh()
+    with ExitStack() as held:
+        for _ in range(10):
+            held.callback(server.connect().close)
+        with pytest.raises(TemporaryError, match="no more connections"):
+            Ledger.open(url)
+
+
+def test_a_server_that_turned_read_only_is_temporary_and_left(desk: Desk, server: MariadbServer) -> None:
+    server.sql("SET GLOBAL read_only = ON")
+    with pytest.raises(TemporaryError, match="takes no writes"):
+        desk.claim(candidates("a"))
+    assert desk.ledger.database.engine.pool.status().startswith("Pool size"), "the pool lives on"
+    server.sql("SET GLOBAL read_only = OFF")
+    assert desk.process("a") == 1
+
+
+def test_what_a_login_lacks_is_said_without_its_password(server: MariadbServer) -> None:
+    url = server.fresh()
+    for wrong, says in [
+        (url.replace(":penstock@", ":sesame@"), "check name and password"),
+        (url.replace("/ledger_1?", "/elsewhere?"), "check name and password, and grant"),
+    ]:
+        with pytest.raises(ConfigurationError, match=says) as refused:
+            Ledger.open(wrong)
+        assert "sesame" not in str(refused.value)
+        assert ":penstock@" not in str(refused.value)
+
+
+# What is one and what is two
+
+
+@pytest.mark.parametrize("default", DEFAULTS)
+def test_names_that_look_alike_stay_apart_whatever_the_databases_default(
+    server: MariadbServer, opened: ExitStack, default: str
+) -> None:
+    desk = desk_at(server.fresh(default), opened)
+    ids = [f"file:///{name}" for name in LOOK_ALIKE]
+    for id in ids:
+        desk.ledger.ensure_pipeline(id)
+        claim = desk.ledger.claim(id, candidates("x"), attempt_id=id, worker=id, lease_seconds=60.0)
+        assert list(claim.claimed) == [candidates("x")[0].object_id]
+    assert {row.id for row in desk.ledger.pipelines()} == {PIPELINE, *ids}
+    assert sorted(desk.claim(candidates(*LOOK_ALIKE)).claimed) == sorted(c.object_id for c in candidates(*LOOK_ALIKE))
+    for id in ids:
+        assert desk.ledger.abandon_worker(id, id) == [id]
+        desk.ledger.begin_work(id, "key", attempt_id=f"work {id}", worker=id, lease_seconds=60.0)
+    for id in ids:
+        assert [row.handler for row in desk.ledger.works(id)] == [id]
+        assert desk.ledger.abandon_worker_works(id) == 1
+
+
+def test_an_insert_that_is_ignored_says_so_and_ignores_nothing_else(desk: Desk) -> None:
+    add = Mysql().insert_or_ignore(pipelines).values(next_seq=1, schema_id=0)
+    database = desk.ledger.database
+    counts = [database.transact(lambda c: c.execute(add, {"id": "file:///new"}).rowcount) for _ in range(2)]
+    assert counts == [1, 0]
+    for wrong in ({"id": "x" * 513}, {"id": None}):
+        with pytest.raises(DBAPIError), database.writing() as connection:
+            connection.execute(add, wrong)
+    assert {row.id for row in desk.ledger.pipelines()} == {PIPELINE, "file:///new"}
+
+
+def test_the_clock_is_the_servers_whatever_its_zone(start_mariadb: StartMariadb, opened: ExitStack) -> None:
+    server = start_mariadb(configuration=("--default-time-zone=+09:30",))
+    desk = desk_at(server.fresh(), opened)
+    with desk.ledger.database.reading() as connection:
+        ours = connection.scalar(select(DatabaseNow()))
+    ((theirs,),) = server.sql("SELECT UNIX_TIMESTAMP()")
+    assert abs(ours - theirs) < 10.0
+
+
+# Migrations
+
+
+class Broken(Exception):
+    """The process died."""
+
+
+def create_fragile(self: Mysql, url: URL, *, now: Any, create_engine: Any = Mysql.create_engine) -> Engine:
+    """An engine that dies of the first statement that changes tables; one that finds its table there changes none."""
+    engine: Engine = create_engine(self, url, now=now)
+
+    def die(_1: object, cursor: Any, statement: str, *_: object) -> None:
+        if statement.strip().startswith(DDL) and not cursor.warning_count:
+            raise Broken
+
+    event.listen(engine, "after_cursor_execute", die)
+    return engine
+
+
+def test_a_migration_that_is_killed_after_every_statement_comes_to_its_end(
+    server: MariadbServer, opened: ExitStack
+) -> None:
+    url, deaths = server.fresh(), 0
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Mysql, "create_engine", create_fragile)
+        while True:
+            try:
+                Ledger.open(url).close()
+                break
+            except Broken:
+                deaths += 1
+    assert deaths > 20
+    assert desk_at(url, opened).process("a") == 1
+
+
+def test_a_migration_waits_no_longer_than_said_for_another(
+    server: MariadbServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mysql, "MIGRATING_WAIT_SECONDS", 0.1)
+    url = server.fresh()
+    name = url.partition("?")[0].rpartition("/")[2]
+    other = server.connect(name)
+    with other.cursor() as cursor:
+        cursor.execute("SELECT GET_LOCK(%s, 1)", (mysql.lock_name(name),))
+    with pytest.raises(TemporaryError, match="being upgraded by another process"):
+        Ledger.open(url)
+    other.close()
+    Ledger.open(url).close()

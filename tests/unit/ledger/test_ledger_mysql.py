@@ -1,0 +1,170 @@
+"""What the errors of MySQL and MariaDB mean, how their URLs are read and values written; no server is needed."""
+
+import importlib.util
+from types import SimpleNamespace
+from typing import Any
+
+import pymysql
+import pytest
+from sqlalchemy.exc import DBAPIError
+
+from penstock.errors import ConfigurationError, PenstockError, TemporaryError
+from penstock.ledger import Ledger
+from penstock.ledger.dialects import Clash, mysql
+from penstock.ledger.dialects.mysql import Mysql
+from penstock.ledger.dialects.mysql_rows import STATEMENT_CHARS_MAX, insert_in_parts, literal
+
+PLACE = "mysql+pymysql://penstock:***@db/ledger"
+
+
+def explained(error: BaseException) -> PenstockError | None:
+    wrapped = DBAPIError.instance("SELECT 1", None, error, pymysql.Error)
+    assert isinstance(wrapped, DBAPIError)
+    return Mysql().explain(wrapped, PLACE)
+
+
+@pytest.mark.parametrize("code", [1213, 1020])
+def test_a_transaction_thrown_away_is_a_clash(code: int) -> None:
+    assert isinstance(explained(pymysql.OperationalError(code, "told")), Clash)
+
+
+@pytest.mark.parametrize(
+    ("code", "says"),
+    [
+        (1205, "kept locked"),
+        *((code, "cannot be reached") for code in (1053, 1927, 2003, 2006, 2013, 2014)),
+        *((code, "takes no writes") for code in (1290, 1836)),
+        *((code, "no more connections") for code in (1040, 1203, 1226)),
+        *((code, "interrupted") for code in (1317, 1969, 3024)),
+        *((code, "full") for code in (1021, 1114)),
+        (1041, "out of memory"),
+    ],
+)
+def test_what_passes_is_temporary_and_no_clash(code: int, says: str) -> None:
+    error = explained(pymysql.OperationalError(code, "told"))
+    assert isinstance(error, TemporaryError)
+    assert not isinstance(error, Clash), "whether it was rolled back is not known, or it was not"
+    assert says in str(error)
+
+
+def test_a_connection_that_is_closed_already_is_temporary() -> None:
+    assert isinstance(explained(pymysql.InterfaceError(0, "")), TemporaryError)
+
+
+@pytest.mark.parametrize(
+    ("code", "says"),
+    [
+        *((code, "grant SELECT, INSERT") for code in (1044, 1045, 1142)),
+        (1049, "create it"),
+        (1130, "does not let this host"),
+        (1665, "binlog_format"),
+        (1153, "max_allowed_packet"),
+    ],
+)
+def test_what_a_person_can_mend_says_how(code: int, says: str) -> None:
+    error = explained(pymysql.OperationalError(code, "told"))
+    assert isinstance(error, ConfigurationError)
+    assert says in str(error)
+
+
+@pytest.mark.parametrize("code", [1062, 1064, 1146, 1406, 1048])
+def test_what_only_a_defect_can_cause_is_left_alone(code: int) -> None:
+    assert explained(pymysql.ProgrammingError(code, "told")) is None
+
+
+@pytest.mark.parametrize(
+    ("url", "says"),
+    [
+        ("mysql+mysqldb://u:secret@h/d", "write mysql:// instead of mysql\\+mysqldb://"),
+        ("mariadb+mariadbconnector://u:secret@h/d", "through PyMySQL, not mariadbconnector"),
+        ("mysql://u:secret@h", "names no database"),
+    ],
+)
+def test_a_url_that_cannot_serve_is_refused_without_its_password(url: str, says: str) -> None:
+    with pytest.raises(ConfigurationError, match=says) as refused:
+        Ledger.open(url)
+    assert "secret" not in str(refused.value)
+
+
+def test_the_extra_is_named_where_the_driver_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mysql, "find_spec", lambda name: None)
+    with pytest.raises(ConfigurationError, match=r"penstock\[mysql\]"):
+        Ledger.open("mysql://u:secret@h/d")
+    assert importlib.util.find_spec("pymysql") is not None
+
+
+def test_a_server_that_is_not_there_is_temporary_and_named_without_its_password() -> None:
+    with pytest.raises(TemporaryError, match="cannot be reached") as away:
+        Ledger.open("mysql://u:secret@localhost/d?unix_socket=/nowhere/mysql.sock")
+    assert "secret" not in str(away.value)
+
+
+# Many rows at once
+
+
+@pytest.mark.parametrize(
+    "url", ["mysql://u@h/d", "mariadb://u@h/d", "mysql+pymysql://u@h/d", "mariadb+pymysql://u@h/d"]
+)
+def test_every_name_of_the_database_is_one_driver(url: str) -> None:
+    from sqlalchemy import make_url
+
+    assert Mysql().create_engine(make_url(url), now=None).url.drivername == "mysql+pymysql"
+
+
+class Cursor:
+    """Keeps what it is told to run."""
+
+    def __init__(self) -> None:
+        self.statements: list[str] = []
+        self.rowcount = -1
+
+    def execute(self, statement: str) -> int:
+        self.statements.append(statement)
+        return 1
+
+
+def test_rows_are_joined_and_the_rest_of_the_statement_kept() -> None:
+    cursor = Cursor()
+    statement = "INSERT INTO t (a, b, c) VALUES (%s, 'free', %s) ON DUPLICATE KEY UPDATE a = t.a"
+    assert insert_in_parts(cursor, statement, [(1, "x"), (2, None)], None)
+    assert cursor.statements == [
+        "INSERT INTO t (a, b, c) VALUES (1, 'free', 'x'),(2, 'free', NULL) ON DUPLICATE KEY UPDATE a = t.a"
+    ]
+
+
+def test_no_statement_is_larger_than_a_server_takes() -> None:
+    cursor = Cursor()
+    rows = [(f"{number}", "x" * 1000) for number in range(2_000)]
+    assert insert_in_parts(cursor, "INSERT INTO t (a, b) VALUES (%s, %s)", rows, None)
+    assert len(cursor.statements) > 3
+    assert max(map(len, cursor.statements)) < STATEMENT_CHARS_MAX + 2_000
+    assert cursor.rowcount == len(cursor.statements)
+
+
+def test_other_statements_are_the_drivers() -> None:
+    cursor = Cursor()
+    assert not insert_in_parts(cursor, "UPDATE t SET a = %s", [(1,)], SimpleNamespace())
+    assert not cursor.statements
+
+
+@pytest.mark.parametrize(
+    ("value", "written"),
+    [
+        (b"\x00'\xff", "X'0027ff'"),
+        ('it\'s \\ a "test"\n', "'it\\'s \\\\ a \\\"test\\\"\\n'"),
+        ("100% %s", "'100% %s'"),
+        (7, "7"),
+        (True, "1"),
+        (0.1, "0.1e0"),
+        (1e300, "1e+300"),
+        (None, "NULL"),
+    ],
+)
+def test_values_are_written_as_sql(value: Any, written: str) -> None:
+    assert literal(value) == written
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_what_is_no_number_is_refused(value: float) -> None:
+    with pytest.raises(ValueError, match="no number"):
+        literal(value)
