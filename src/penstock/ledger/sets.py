@@ -16,11 +16,11 @@ from sqlalchemy import (
     FromClause,
     Insert,
     Select,
+    String,
     Table,
     bindparam,
     delete,
     insert,
-    literal,
     literal_column,
     select,
 )
@@ -110,42 +110,42 @@ def by_uri(statement: Select[Any], versions: FromClause) -> Select[Any]:
     return statement
 
 
-class unestimated(ColumnElement[Any]):  # noqa: N801 - reads as an operator
-    """A value by which PostgreSQL's planner shall not estimate.
+class unindexed(ColumnElement[str]):  # noqa: N801 - reads as an operator
+    """A column that PostgreSQL shall not go by where a set names the rows.
 
     That few objects are of a new pipeline, or in a state, is what its statistics said a while ago. Going by that, it
-    would read all of them and look for each in the set, instead of the other way round.
+    would read all of them and look for each in the set (measured), instead of the other way round.
     """
 
     inherit_cache = True
-    _traverse_internals = [("value", InternalTraversal.dp_clauseelement)]  # noqa: RUF012 - what SQLAlchemy's caches go by
+    type = String()
+    _traverse_internals = [("column", InternalTraversal.dp_clauseelement)]  # noqa: RUF012 - what SQLAlchemy's caches go by
 
-    def __init__(self, value: ColumnElement[Any]) -> None:
-        self.value = value
-        self.type = value.type
+    def __init__(self, column: ColumnElement[str]) -> None:
+        self.column = column
 
-    def self_group(self, against: object = None) -> "unestimated":  # noqa: ARG002 - SQLAlchemy's signature
+    def self_group(self, against: object = None) -> "unindexed":  # noqa: ARG002 - SQLAlchemy's signature
         return self
 
 
-@compiles(unestimated)
-def _as_it_is(element: unestimated, compiler: SQLCompiler, **options: Any) -> str:
-    return str(compiler.process(element.value, **options))
+@compiles(unindexed)
+def _as_it_is(element: unindexed, compiler: SQLCompiler, **options: Any) -> str:
+    return str(compiler.process(element.column, **options))
 
 
-@compiles(unestimated, "postgresql")
-def _known_later(element: unestimated, compiler: SQLCompiler, **options: Any) -> str:
-    return f"(SELECT {_as_it_is(element, compiler, **options)})"
+@compiles(unindexed, "postgresql")
+def _as_an_expression(element: unindexed, compiler: SQLCompiler, **options: Any) -> str:
+    return f"({_as_it_is(element, compiler, **options)} || '')"
 
 
 def of_pipeline(table: FromClause) -> ColumnElement[bool]:
     """Of the pipeline bound as ``in_pipeline``, where a set names its rows."""
-    return table.c.pipeline == unestimated(bindparam("in_pipeline", type_=table.c.pipeline.type))
+    return unindexed(table.c.pipeline) == bindparam("in_pipeline")
 
 
 def in_state(state: ObjectState) -> ColumnElement[bool]:
     """An object in this state, where a set names the objects."""
-    return objects.c.state == unestimated(literal(state.value, type_=objects.c.state.type))
+    return unindexed(objects.c.state) == state.value
 
 
 def is_wanted() -> ColumnElement[bool]:

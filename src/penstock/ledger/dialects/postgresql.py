@@ -53,6 +53,7 @@ _SETTINGS = {  # each is in milliseconds
 _PLANNER = {  # sizes of the session's tables are guesses: what joins them goes by an index, row by row
     "enable_hashjoin": "off",
     "enable_mergejoin": "off",
+    "enable_seqscan": "off",  # where there is an index at all
     "random_page_cost": "1.1",
     "jit": "off",
 }
@@ -120,14 +121,14 @@ class Postgresql:
         """By an advisory lock of the transaction, which the server gives up with it. The migration is bounded by no
         time; only its waiting for others, who would all wait behind it, is."""
         driver: Any = connection.connection.driver_connection
-        patience, driver.silence_seconds = driver.silence_seconds, math.inf
+        driver.silence_seconds = math.inf
         try:
             _set(connection, lock_timeout=MIGRATING_WAIT_SECONDS * 1000, statement_timeout=0)
             connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({_MIGRATION_LOCK})")
             _set(connection, lock_timeout=_SETTINGS["lock_timeout"], idle_in_transaction_session_timeout=0)
             yield
         finally:
-            driver.silence_seconds = patience
+            del driver.silence_seconds  # as long as others again
 
 
 def _set(connection: Connection, **settings: int) -> None:

@@ -9,6 +9,7 @@ therefore made by a migration of its own, by ``CREATE INDEX CONCURRENTLY`` on a 
 ``op.get_bind().engine``), after ``DROP INDEX CONCURRENTLY`` of an invalid one that an interrupted build left.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import sqlalchemy as sa
@@ -22,6 +23,7 @@ def create_table(name: str, *columns: Any, **options: Any) -> None:
     if _is_postgresql():
         for column in columns:
             _compare_by_bytes(column)
+        columns = (*columns, *_key_by_object(columns))
     op.create_table(name, *columns, **table_options(op.get_bind().dialect), **options, if_not_exists=True)
 
 
@@ -80,6 +82,15 @@ def _compare_by_bytes(column: object) -> None:
     the server's C library may change it under an index, which then no longer finds its rows."""
     if isinstance(column, sa.Column) and type(column.type) is sa.String:
         column.type = sa.String(column.type.length, collation="C")
+
+
+def _key_by_object(columns: Sequence[object]) -> Sequence[sa.PrimaryKeyConstraint]:
+    """The object's id first: PostgreSQL's planner may leave a set's ids out where they are not what an index begins
+    with, and would then read the whole pipeline."""
+    key = [column.name for column in columns if isinstance(column, sa.Column) and column.primary_key]
+    if key[:2] != ["pipeline", "object_id"]:
+        return ()
+    return (sa.PrimaryKeyConstraint("object_id", "pipeline", *key[2:]),)
 
 
 def _columns(table: str) -> set[str]:
