@@ -127,15 +127,15 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
         yield Bucket(tmp_path, action, request.getfixturevalue("moto"), versioned=kind == "versioned")
 
 
-def whole(place: Place, *, texts: dict[str, str]) -> None:
-    """All of these were cleaned up."""
+def whole(place: Place, *, texts: dict[str, str], newer: str = "") -> None:
+    """All of these were cleaned up; of the name ``newer`` there is another version now."""
     match place.story.how["CLEANUP"]:
         case "tag":
             assert set(place.tagged()) == set(texts)
         case "move":
             assert place.moved() == sorted(texts.values())
     if place.story.how["CLEANUP"] != "tag":
-        assert not texts.keys() & place.objects().keys()
+        assert not (texts.keys() - {newer}) & place.objects().keys()
 
 
 @pytest.mark.parametrize("place", ["folder move", "versioned delete"], indirect=True)
@@ -184,7 +184,7 @@ def test_killed_at_every_step_nothing_unpublished_is_lost(place: Place, request:
     processed = {**first, **second}
     if "versioned move" not in request.node.name:
         del processed[newer]  # overwritten, or a version below the newer one
-    whole(place, texts=processed)
+    whole(place, texts=processed, newer=newer)
 
 
 @pytest.mark.parametrize("place", ["plain delete"], indirect=True)
@@ -225,15 +225,25 @@ def test_what_it_does_in_s3_announces_nothing_to_read(moto: AwsServer) -> None:
 
     def put(key: str) -> ObjectRef:
         etag = scene.put(key)["ETag"].strip('"')
-        scene.arrived()
         return ObjectRef(bucket=scene.bucket, key=key, size_bytes=1, etag=etag)
 
     own = moved_to(Move(str(target)))
     assert own == (target,)
-    S3Tagger(source, {"a": "b"}, moto.aws).clean(put("in/tagged"))
-    S3Deleter(source, moto.aws).clean(put("in/deleted"))
-    S3Mover(source, target, moto.aws).clean(put("in/moved"))
-    bodies = scene.arrived(3)  # moto tells of two removals and of the copy
+    tagged, deleted, moved = put("in/tagged"), put("in/deleted"), put("in/moved")
+    scene.arrived(3)
+    S3Tagger(source, {"a": "b"}, moto.aws).clean(tagged)
+    S3Deleter(source, moto.aws).clean(deleted)
+    S3Mover(source, target, moto.aws).clean(moved)
+    bodies = [_of_the_copy(body) for body in scene.arrived(3)]  # moto tells of two removals and of the copy
     heard = [parse_others(body, buckets_allowed=frozenset({scene.bucket}), own=own) for body in bodies]
     assert [found.objects for found in heard] == [()] * 3
     assert {ignored.uri.rpartition("/")[2] for found in heard for ignored in found.ignored} == {"deleted", "moved"}
+
+
+def _of_the_copy(body: bytes) -> bytes:
+    """A record of moto's, which gives a copy the key of its original; S3 gives it its own."""
+    return (
+        body.replace(b"in/moved", b"done/moved").replace(b"in%2Fmoved", b"done%2Fmoved")
+        if b"ObjectCreated" in body
+        else body
+    )
