@@ -11,7 +11,7 @@ from penstock.cli.output import Json, counted, print_json, printable, talk
 from penstock.cli.progress import CLEANED, told
 
 if TYPE_CHECKING:
-    from penstock.app.cleanup.verb import CleanupReport
+    from penstock.app.cleanup_verb import CleanupReport
     from penstock.events import Event
 
 
@@ -33,7 +33,7 @@ def cleanup(
     from penstock.pipeline.extra import require_spark
 
     require_spark()  # the tables are asked what they show
-    from penstock.app.cleanup.verb import clean_up
+    from penstock.app.cleanup_verb import clean_up
     from penstock.app.loading import load_app
     from penstock.cli.leaving import stoppable
     from penstock.cli.run import named
