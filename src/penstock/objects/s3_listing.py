@@ -10,7 +10,8 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 
 from penstock.objects.reference import ObjectRef
-from penstock.objects.s3_pages import PAGE_KEYS, Entry, Page, S3Pages
+from penstock.objects.s3_pages import Entry, Page, S3Pages
+from penstock.objects.s3_spans import PAGE_KEYS
 from penstock.objects.scan_report import CHUNK_OBJECTS, TABLE_FOLDERS, Reason, ScanReport, Tally
 from penstock.storage.address import S3Address
 from penstock.storage.aws import Aws

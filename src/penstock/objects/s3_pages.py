@@ -9,13 +9,12 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from penstock.errors import ConfigurationError, TemporaryError, UsageError
-from penstock.objects.s3_spans import WHOLE, Span
+from penstock.objects.s3_spans import PAGE_KEYS, WHOLE, Span
 from penstock.storage.address import S3Address
 from penstock.storage.aws import Aws
 from penstock.storage.s3_client import requester, service_client
 from penstock.storage.s3_faults import Kind, code_of, fault_of, is_identity, is_of_s3
 
-PAGE_KEYS = 1_000  # S3 gives no more
 _VERSIONS = "list_object_versions"
 _PLAIN = "list_objects_v2"
 _ENTRIES = {_VERSIONS: "Versions", _PLAIN: "Contents"}

@@ -14,6 +14,7 @@ from penstock.storage.address import S3Address
 from penstock.storage.aws import Aws
 from penstock.storage.s3_client import requester, service_client
 
+PAGE_KEYS = 1_000  # S3 gives no more at once
 PROBES_MAX = 600  # requests: a second or two of looking, before thousands of pages are read
 _LAST = "\U0010ffff"  # behind every character that comes after a beginning
 
@@ -36,8 +37,8 @@ Peek = Callable[[str, str], str | None]
 """``peek(beginning, after)``: the first key that begins so and comes behind ``after``; None where there is none."""
 
 
-def s3_spans(address: S3Address, aws: Aws, *, parts: int) -> Sequence[Span]:
-    """Spans of what lies below a prefix, about so many. Raises what boto3 does."""
+def s3_spans(address: S3Address, aws: Aws, *, parts: int, whole_keys_max: int = PAGE_KEYS) -> Sequence[Span]:
+    """Spans of what lies below a prefix, about so many; one where it is few keys. Raises what boto3 does."""
 
     def listed(beginning: str, after: str, keys_max: int) -> Any:
         return service_client(aws).list_objects_v2(
@@ -48,7 +49,7 @@ def s3_spans(address: S3Address, aws: Aws, *, parts: int) -> Sequence[Span]:
         found = listed(beginning, after, 1).get("Contents", ())
         return str(found[0]["Key"]) if found else None
 
-    if not listed(address.folder, "", 1_000).get("IsTruncated"):
+    if not listed(address.folder, "", whole_keys_max).get("IsTruncated"):
         return [WHOLE]
     return spans(peek, address.folder, parts=parts)
 

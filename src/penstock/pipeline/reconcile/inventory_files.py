@@ -7,7 +7,6 @@ from pathlib import Path, PurePosixPath
 
 from penstock.errors import UsageError
 from penstock.pipeline.reconcile.manifest import CHECKSUM_NAME, NAME, Manifest, parse_manifest
-from penstock.storage.address import is_s3, s3_address
 from penstock.storage.aws import Aws
 from penstock.storage.files import Files
 from penstock.storage.roots import files_at
@@ -84,8 +83,3 @@ def _read(folder: Files, name: str) -> bytes | None:
         return folder.read(name)
     except FileNotFoundError:
         return None
-
-
-def is_of(inventory: Inventory, source: str) -> bool:
-    """Whether it lists the bucket that a source is in."""
-    return is_s3(source) and s3_address(source).bucket == inventory.manifest.source_bucket

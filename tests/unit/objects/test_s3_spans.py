@@ -1,0 +1,65 @@
+"""Cutting keys into spans: every key is in exactly one, whatever the keys are, and large prefixes come apart."""
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.objects.s3_spans import Peek, Span, spans
+
+BELOW = "in/"
+NAMES = st.text(st.sampled_from("ab/.%é\U0010ffff"), max_size=8)
+
+
+def peek_into(keys: Sequence[str], asked: list[str] | None = None) -> Peek:
+    """What S3 would answer with these keys."""
+    keys = sorted(keys)
+
+    def peek(beginning: str, after: str) -> str | None:
+        if asked is not None:
+            asked.append(beginning)
+        at = max(bisect_left(keys, beginning), bisect_right(keys, after))
+        return keys[at] if at < len(keys) and keys[at].startswith(beginning) else None
+
+    return peek
+
+
+def sizes(found: Sequence[Span], keys: Sequence[str]) -> list[int]:
+    return [sum(map(span.holds, keys)) for span in found]
+
+
+@given(st.sets(NAMES), st.integers(1, 20), st.integers(0, 50))
+def test_every_key_is_in_exactly_one_span(names: set[str], parts: int, probes_max: int) -> None:
+    keys = [BELOW + name for name in names]
+    found = spans(peek_into(keys), BELOW, parts=parts, probes_max=probes_max)
+    assert all(sum(span.holds(key) for span in found) == 1 for key in keys)
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        [f"in/2024/{month:02}/{day:02}/{n:03}" for month in range(1, 13) for day in range(1, 29) for n in range(9)],
+        [f"in/{number * 2654435761 % 2**32:08x}" for number in range(3_000)],
+        [f"in/some/long/common/beginning/part-{number:010}" for number in range(3_000)],
+    ],
+    ids=["dated", "spread", "counted"],
+)
+def test_large_prefixes_come_apart(keys: list[str]) -> None:
+    asked: list[str] = []
+    found = spans(peek_into(keys, asked), BELOW, parts=32)
+    assert 32 <= len(found) <= 64
+    assert max(sizes(found, keys)) <= len(keys) / 2
+    assert len(asked) <= 200
+
+
+def test_one_key_and_none_are_one_span() -> None:
+    assert spans(peek_into([]), BELOW, parts=32) == [Span()]
+    assert spans(peek_into(["in/a"]), BELOW, parts=32) == [Span()]
+
+
+def test_it_asks_no_more_often_than_it_may() -> None:
+    asked: list[str] = []
+    spans(peek_into([f"in/{number:05}" for number in range(2_000)], asked), BELOW, parts=1_000, probes_max=25)
+    assert len(asked) == 25
