@@ -77,7 +77,7 @@ def test_a_server_that_dies_before_commit_has_nothing_and_the_commit_can_be_made
     url = server.fresh()
     desk = desk_at(url, opened)
     claim = desk.claim(candidates("a", "b"))
-    deaths = []
+    deaths: list[Step] = []
 
     def die(step: Step) -> None:
         if step is Step.COMMITTING and not deaths:
