@@ -26,6 +26,7 @@ class BoundedConnection(psycopg.Connection[Any]):
     def commit(self) -> None:
         """PostgreSQL answers the COMMIT of a failed transaction with ROLLBACK, and calls that no error."""
         if self.info.transaction_status == TransactionStatus.INERROR:
+            self.rollback()
             raise psycopg.errors.InFailedSqlTransaction("a statement failed before: nothing was committed")
         super().commit()
 

@@ -1,0 +1,280 @@
+"""The ledger in a PostgreSQL server that freezes, dies, refuses and is configured otherwise."""
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import psycopg
+import pytest
+from sqlalchemy import text
+from tests.conformance.ledger.crowd import together
+from tests.conformance.ledger.desk import PIPELINE, Desk, candidates, outcome
+from tests.services.plugin import StartPostgresql
+from tests.services.postgresql_server import PostgresqlServer
+
+from penstock.errors import ConfigurationError, TemporaryError
+from penstock.ledger import Ledger
+from penstock.ledger.database import OutcomeUnknown
+from penstock.ledger.dialects import Clash, postgresql
+from penstock.ledger.dialects.postgresql_connection import BoundedConnection
+from penstock.ledger.records import ObjectState
+from penstock.messaging.steps import Step
+
+ANSWER_SECONDS = 1.0  # in place of the usual patience
+NAMES = [f"object {number}" for number in range(400)]
+
+
+@pytest.fixture
+def server(start_postgresql: StartPostgresql) -> PostgresqlServer:
+    return start_postgresql()
+
+
+@pytest.fixture
+def opened() -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
+
+
+def desk_at(url: str, opened: ExitStack) -> Desk:
+    ledger = Ledger.open(url)
+    opened.callback(ledger.close)
+    ledger.ensure_pipeline(PIPELINE)
+    return Desk(ledger)
+
+
+@pytest.fixture
+def desk(server: PostgresqlServer, opened: ExitStack) -> Desk:
+    return desk_at(f"{server.fresh()}&connect_timeout=2", opened)
+
+
+def end_all_connections(server: PostgresqlServer) -> None:
+    server.sql("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'penstock'")
+
+
+def test_a_frozen_server_is_waited_for_no_longer_than_said(
+    desk: Desk, server: PostgresqlServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(BoundedConnection, "silence_seconds", ANSWER_SECONDS)
+    server.freeze()
+    with pytest.raises(TemporaryError, match="cannot be reached"):
+        desk.claim(candidates("a"))
+    server.thaw()
+    assert desk.process("a") == 1
+
+
+def test_a_server_that_freezes_before_commit_leaves_the_outcome_unknown_and_nothing_twice(
+    desk: Desk, server: PostgresqlServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def write() -> None:
+        with desk.ledger.database.writing(before_commit=server.freeze) as connection:
+            connection.execute(text("UPDATE pipelines SET source_schema = 'x'"))
+
+    monkeypatch.setattr(BoundedConnection, "silence_seconds", ANSWER_SECONDS)
+    with pytest.raises(OutcomeUnknown):
+        write()
+    server.thaw()
+    assert desk.process("a") == 1
+
+
+def test_a_server_that_is_killed_before_commit_has_nothing_and_the_commit_can_be_made_again(
+    server: PostgresqlServer,
+) -> None:
+    url = f"{server.fresh()}&connect_timeout=2"
+    dying = True
+
+    def kill(step: Step) -> None:
+        if dying and step is Step.COMMITTING:
+            server.kill()
+
+    ledger = Ledger.open(url, probe=kill)
+    ledger.ensure_pipeline(PIPELINE)
+    claim = Desk(ledger).claim(candidates("a", "b"))
+    with pytest.raises(TemporaryError):
+        ledger.commit(outcome(claim))
+    dying = False
+    server.start()
+    assert ledger.commit(outcome(claim)) == 1
+    assert [batch.seq for batch in ledger.batches(PIPELINE)] == [1]
+    ledger.close()
+
+
+def test_connections_ended_between_transactions_are_replaced_unnoticed(desk: Desk, server: PostgresqlServer) -> None:
+    assert desk.process("a") == 1
+    end_all_connections(server)
+    assert desk.process("b") == 2
+
+
+def test_a_connection_ended_within_a_transaction_is_temporary_and_the_next_one_serves(
+    desk: Desk, server: PostgresqlServer
+) -> None:
+    def write() -> None:
+        with desk.ledger.database.writing() as connection:
+            connection.execute(text("UPDATE pipelines SET next_seq = 99"))
+            end_all_connections(server)
+            connection.execute(text("UPDATE pipelines SET next_seq = 100"))
+
+    with pytest.raises(TemporaryError, match="try again"):
+        write()
+    assert desk.process("a") == 1
+
+
+def test_a_lock_that_is_kept_too_long_is_temporary(server: PostgresqlServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(postgresql._SETTINGS, "lock_timeout", 300)
+    url = server.fresh()
+    ledger = Ledger.open(url)
+    ledger.ensure_pipeline(PIPELINE)
+    claim = Desk(ledger).claim(candidates("a"))
+    with psycopg.connect(url) as other:
+        other.execute("SELECT * FROM pipelines FOR UPDATE")
+        with pytest.raises(TemporaryError, match="lock"):
+            ledger.commit(outcome(claim))
+    assert ledger.commit(outcome(claim)) == 1
+    ledger.close()
+
+
+def test_a_pool_that_is_used_up_is_temporary(server: PostgresqlServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(postgresql, "CONNECTIONS_MAX", 1)
+    monkeypatch.setattr(postgresql, "POOL_TIMEOUT_SECONDS", 0.1)
+    ledger = Ledger.open(server.fresh())
+    with ledger.database.reading(), pytest.raises(TemporaryError, match="every connection"):
+        ledger.pipelines()
+    assert ledger.pipelines() == []
+    ledger.close()
+
+
+def test_a_server_without_connections_to_spare_is_temporary(start_postgresql: StartPostgresql) -> None:
+    server = start_postgresql(configuration={"max_connections": "5", "superuser_reserved_connections": "3"})
+    url = server.fresh()
+    server.sql("CREATE ROLE plain LOGIN")
+    server.sql("GRANT ALL ON SCHEMA public TO plain", url=url)
+    plain = url.replace("penstock@", "plain@")
+    with psycopg.connect(plain), psycopg.connect(plain), pytest.raises(TemporaryError):
+        Ledger.open(plain)
+    Ledger.open(plain).close()
+
+
+def test_a_standby_is_temporary(start_postgresql: StartPostgresql) -> None:
+    server = start_postgresql()
+    url = server.fresh()
+    Ledger.open(url).close()
+    server.stop()
+    (server.folder / "data" / "standby.signal").touch(mode=0o644)
+    server.start()
+    with pytest.raises(TemporaryError, match="primary"):
+        Ledger.open(url)
+
+
+ACCESS = "local all all trust\nhost all penstock all scram-sha-256\nhost all plain all trust\n"
+
+
+def test_what_a_login_lacks_is_said_without_its_password(start_postgresql: StartPostgresql) -> None:
+    server = start_postgresql(tcp=True, access=ACCESS)
+    url = server.fresh(tcp=True)
+    server.sql("ALTER ROLE penstock PASSWORD 'right'")
+    Ledger.open(url.replace("penstock@", "penstock:right@")).close()
+    for wrong, advice in (
+        (url.replace("penstock@", "penstock:s3cret@"), "password"),
+        (url, "password"),
+        (url.replace("penstock@", "stranger@"), r"pg_hba\.conf"),
+        (server.tcp_url("nowhere").replace("penstock@", "penstock:right@"), "create it"),
+    ):
+        with pytest.raises(ConfigurationError, match=advice) as caught:
+            Ledger.open(wrong)
+        assert "s3cret" not in str(caught.value)
+
+
+def test_a_role_that_may_make_no_tables_is_told_what_it_needs(server: PostgresqlServer) -> None:
+    url = server.fresh()
+    server.sql("CREATE ROLE plain LOGIN")
+    with pytest.raises(ConfigurationError, match="CREATE in its schema"):
+        Ledger.open(url.replace("penstock@", "plain@"))
+
+
+def test_a_database_of_another_encoding_is_refused(server: PostgresqlServer) -> None:
+    server.sql("CREATE DATABASE latin ENCODING 'LATIN1' LOCALE 'C' TEMPLATE template0")
+    with pytest.raises(ConfigurationError, match="UTF8"):
+        Ledger.open(server.url("latin"))
+
+
+def test_a_commit_of_a_transaction_that_had_failed_cannot_pass_for_one(desk: Desk) -> None:
+    def write() -> None:
+        with desk.ledger.database.writing() as connection:
+            connection.execute(text("UPDATE pipelines SET next_seq = 99"))
+            with pytest.raises(psycopg.errors.UndefinedTable):
+                connection.connection.cursor().execute("SELECT * FROM nowhere")
+
+    with pytest.raises(Clash):
+        write()
+    assert desk.process("a") == 1
+
+
+def test_a_pooler_of_transactions_is_said_to_be_one(desk: Desk) -> None:
+    with desk.ledger.database.writing() as connection:
+        connection.execute(text("DROP TABLE wanted"))  # what another server's session looks like
+    with pytest.raises(ConfigurationError, match="PgBouncer"):
+        desk.claim(candidates("a"))
+
+
+def test_questions_leave_no_rows_in_the_tables_of_a_session(
+    server: PostgresqlServer, monkeypatch: pytest.MonkeyPatch, opened: ExitStack
+) -> None:
+    monkeypatch.setattr(postgresql, "CONNECTIONS_MAX", 1)
+    desk = desk_at(server.fresh(), opened)
+    desk.process(*NAMES)
+    ids = [row.object_id for row in desk.ledger.objects(PIPELINE, limit=len(NAMES))]
+    for _ in range(3):
+        assert len(desk.ledger.states(PIPELINE, ids)) == len(NAMES)
+        with desk.ledger.database.reading() as connection:
+            size = text("SELECT pg_relation_size('wanted') + pg_relation_size('leaving')")
+            assert connection.execute(size).scalar_one() == 0
+
+
+def test_no_deadlock_is_left_to_the_server(desk: Desk, server: PostgresqlServer) -> None:
+    def claim(number: int) -> int:
+        turned = NAMES[number * 50 :] + NAMES[: number * 50]
+        names = turned[::-1] if number % 2 else turned
+        return len(desk.claim(candidates(*names), attempt=f"by {number}").claimed)
+
+    assert sum(together(claim)) == len(NAMES)
+    assert "deadlock" not in server.log.read_text(encoding="utf-8")
+
+
+def test_text_that_postgresql_refuses_is_kept_in_another_form(desk: Desk) -> None:
+    claim = desk.claim(candidates("a\0b"), worker="w\0\udcff")
+    assert len(claim.claimed) == 1
+    desk.ledger.commit(outcome(claim))
+    rows = desk.ledger.objects(PIPELINE)
+    assert {row.state for row in rows} == {ObjectState.PROCESSED}
+    (batch,) = desk.ledger.batches(PIPELINE)
+    assert batch.worker == "w\\x00\\udcff"
+
+
+def test_a_migration_that_is_killed_in_the_middle_leaves_nothing(
+    server: PostgresqlServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    url = server.fresh()
+    with monkeypatch.context() as patch:
+        from penstock.ledger import migrate
+
+        whole = migrate.upgrade
+
+        def broken_off(connection: object) -> None:
+            whole(connection)  # type: ignore[arg-type]
+            server.kill()
+
+        patch.setattr(migrate, "upgrade", broken_off)
+        with pytest.raises(TemporaryError):
+            Ledger.open(url)
+    server.start()
+    assert server.sql("SELECT count(*) FROM pg_tables WHERE schemaname = 'public'", url=url) == [(0,)]
+    Ledger.open(url).close()
+
+
+def test_a_migration_waits_for_the_one_before_it(server: PostgresqlServer) -> None:
+    url = server.fresh()
+
+    def open_it(number: int) -> bool:
+        Ledger.open(url).close()
+        return True
+
+    assert all(together(open_it))
