@@ -195,5 +195,5 @@ def _candidate(ref: ObjectRef) -> Candidate:
 
 
 def replaced_words(replaced: Mapping[ObjectState, int]) -> str:
-    """Such as "3 unprocessed, 1 dead"; empty where there are none."""
-    return ", ".join(f"{count:,} {state}" for state, count in replaced.items() if count)
+    """Such as "1 dead, 3 unprocessed"; empty where there are none."""
+    return ", ".join(f"{count:,} {state}" for state, count in sorted(replaced.items()) if count)

@@ -1,0 +1,196 @@
+"""`penstock ledger`: its tables, and old rows that leave it."""
+
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from tests.cli.conftest import Call
+from tests.cli.scene import Scene
+
+from penstock.ledger.migrate import HEAD
+
+LONG_AGO_SECONDS = 100 * 86_400.0
+KILLED = -signal.SIGKILL
+
+
+def database(scene: Scene) -> Path:
+    return scene.where.state / "ledger.db"
+
+
+def age(scene: Scene) -> None:
+    """Everything committed until now was committed long ago."""
+    with closing(sqlite3.connect(database(scene))) as connection, connection:
+        connection.execute("UPDATE batches SET committed_at = committed_at - ?", (LONG_AGO_SECONDS,))
+
+
+def hot_rows(scene: Scene) -> int:
+    with closing(sqlite3.connect(database(scene))) as connection:
+        (count,) = connection.execute("SELECT count(*) FROM objects").fetchone()
+    return int(count)
+
+
+def files(scene: Scene) -> list[Path]:
+    return sorted((scene.table / "_penstock" / "archive").glob("*"))
+
+
+@pytest.fixture
+def old(scene: Scene) -> Scene:
+    """Two objects that were processed and published long ago, one that waits, one that is dead."""
+    scene.process("a", "b")
+    scene.publish()
+    age(scene)
+    return scene
+
+
+def test_show_tells_address_revision_and_rows(penstock: Call, old: Scene) -> None:
+    document = penstock("ledger", "show", "--json").document
+    assert document["revision"] == document["newest_revision"] == HEAD
+    assert document["server"].startswith("SQLite 3.")
+    assert document["tables"]["objects"] == {"rows": 2, "estimated": False}
+    assert document["archived_objects"] == 0
+    said = penstock("ledger", "show")
+    assert f"revision                {HEAD}\n" in said.out
+    assert "table objects           2 rows\n" in said.out
+
+
+def test_old_rows_go_to_a_file_and_are_shown_as_before(penstock: Call, old: Scene) -> None:
+    uri = old.ref("a").uri
+    before = penstock("objects", "show", uri, "--json").document
+    counts = penstock("status", "--json").document["objects"]
+    said = penstock("ledger", "archive", "--dry-run")
+    assert said.out == "2 objects of 1 batch would be archived: 1 file.\n"
+    assert (hot_rows(old), files(old)) == (2, [])
+
+    (document,) = penstock("ledger", "archive", "--json").document
+    assert (document["objects"], document["batches"], document["files"]) == (2, 1, 1)
+    (file,) = files(old)
+    assert (hot_rows(old), file.stat().st_size) == (0, document["bytes"])
+    assert penstock("ledger", "archive", "--json").document[0]["objects"] == 0
+
+    (after,) = penstock("objects", "show", uri, "--json").document
+    assert after == before[0] | {"archived": True}
+    assert len(after["timeline"]) == 1
+    assert "processed, archived" in penstock("objects", "show", uri).out
+    assert penstock("status", "--json").document["objects"] == counts
+    shown = penstock("ledger", "show", "--json").document
+    assert (shown["archived_objects"], shown["archive_files"]) == (2, 1)
+
+
+def test_lists_say_how_many_are_archived_and_list_them(penstock: Call, old: Scene) -> None:
+    penstock("ledger", "archive")
+    said = penstock("objects", "list", "--json")
+    assert said.document == []
+    assert "2 processed objects left the ledger" in said.err
+    rows = penstock("objects", "list", "--archived", "--json").document
+    assert [(row["object"], row["state"], row["archived"]) for row in rows] == [
+        (old.ref(name).uri, "processed", True) for name in ("a", "b")
+    ]
+    assert len(penstock("objects", "list", "--archived", "--filter", "/LANDING/B", "--json").document) == 1
+    assert len(penstock("objects", "list", "--archived", "--limit", "1", "--json").document) == 1
+    assert penstock("objects", "list", "--archived", "--only", "dead").exit_code == 2
+
+
+def test_young_and_unpublished_batches_stay(penstock: Call, scene: Scene) -> None:
+    scene.process("unpublished")
+    age(scene)
+    assert penstock("ledger", "archive", "--json").document[0]["objects"] == 0
+    scene.publish()
+    scene.process("young")
+    scene.publish()
+    assert penstock("ledger", "archive", "--json").document[0]["objects"] == 1
+    assert hot_rows(scene) == 1
+
+
+def test_an_age_below_the_least_one_is_refused(penstock: Call, old: Scene) -> None:
+    said = penstock("ledger", "archive", "--older-than", "14 days")
+    assert said.exit_code == 2
+    assert "15 days after their batch at the earliest" in said.err
+    assert penstock("ledger", "archive", "--older-than", "soon").exit_code == 2
+    assert penstock("ledger", "archive", "--older-than", "15 days", "--json").document[0]["objects"] == 2
+
+
+def test_a_file_that_is_gone_is_told_and_the_object_is_processed_all_the_same(penstock: Call, old: Scene) -> None:
+    penstock("ledger", "archive")
+    files(old)[0].unlink()
+    said = penstock("objects", "show", old.ref("a").uri)
+    assert said.exit_code == 0
+    assert "processed, archived" in said.out
+    assert "is not there" in said.out
+    assert "is not there" in penstock("objects", "list", "--archived").err
+
+
+def test_an_archive_elsewhere(penstock: Call, old: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PENSTOCK_ARCHIVE", str(old.source.parent / "cold storage"))
+    penstock("ledger", "archive")
+    assert files(old) == []
+    assert len(list((old.source.parent / "cold storage").rglob("*.parquet"))) == 1
+    monkeypatch.delenv("PENSTOCK_ARCHIVE")
+    assert len(penstock("objects", "show", old.ref("a").uri, "--json").document[0]["timeline"]) == 1
+
+
+@pytest.mark.parametrize(("step", "rows", "kept"), [("archive_written", 2, 1), ("archiving", 2, 1), ("archived", 0, 1)])
+def test_killed_at_a_step_the_next_run_makes_it_good(
+    penstock: Call, old: Scene, step: str, rows: int, kept: int
+) -> None:
+    killed = subprocess.run(
+        [sys.executable, "-m", "penstock", "ledger", "archive"],
+        cwd=old.table.parent,
+        env={**os.environ, "PENSTOCK_KILL_AT": step, "PYTHONPATH": os.pathsep.join(sys.path)},
+        start_new_session=True,
+        timeout=60,
+        check=False,
+    )
+    assert killed.returncode == KILLED
+    assert (hot_rows(old), len(files(old))) == (rows, kept)
+    for file in files(old):
+        os.utime(file, (0, 0))  # long ago: whoever wrote it is gone
+    (document,) = penstock("ledger", "archive", "--json").document
+    assert (document["objects"], document["swept"]) == ((2, 1) if rows else (0, 0))
+    assert (hot_rows(old), len(files(old))) == (0, 1)
+    assert len(penstock("objects", "show", old.ref("b").uri, "--json").document[0]["timeline"]) == 1
+
+
+def test_the_tables_of_an_app_need_the_app(penstock: Call, app_scene: Scene, shop: str) -> None:
+    app_scene.process("a")
+    app_scene.publish()
+    age(app_scene)
+    said = penstock("ledger", "archive")
+    assert said.exit_code == 2
+    assert "--app" in said.err
+    said = penstock("ledger", "archive", "--app", shop)
+    assert "clicks: 1 object of 1 batch archived: 1 file" in said.out
+    assert hot_rows(app_scene) == 0
+
+
+def test_down_and_up_again(penstock: Call, scene: Scene) -> None:
+    scene.process("a")
+    said = penstock("ledger", "downgrade")
+    assert said.exit_code == 2
+    assert "--yes" in said.err
+    assert penstock("ledger", "downgrade", "--yes", "--json").document == {"before": HEAD, "after": "0003"}
+    document = penstock("ledger", "show", "--json").document
+    assert (document["revision"], document["tables"]["objects"]["rows"]) == ("0003", 1)
+    assert "this Penstock works with" in penstock("ledger", "show").out
+    assert penstock("ledger", "upgrade").out == f"The ledger's tables were at 0003 and are at {HEAD}.\n"
+    assert penstock("ledger", "upgrade").out == f"The ledger is at {HEAD}.\n"
+    assert penstock("ledger", "upgrade", "0099").exit_code == 2
+    assert hot_rows(scene) == 1
+
+
+def test_what_is_archived_is_not_forgotten_by_a_downgrade(penstock: Call, old: Scene) -> None:
+    penstock("ledger", "archive")
+    said = penstock("ledger", "downgrade", "--yes")
+    assert said.exit_code == 78
+    assert "archived objects" in said.err
+    assert penstock("ledger", "show", "--json").document["revision"] == HEAD
+
+
+def test_nothing_is_made_by_looking(penstock: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert penstock("ledger", "show").exit_code == 2
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,88 @@
+"""Lists of processed objects: what identifies an object as a notification would, and what is wrong with a line."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from penstock.objects.local import LocalStore
+from penstock.objects.processed_lists import Listed, read_list
+from penstock.objects.reference import ObjectRef
+
+
+def read(text: str | bytes) -> list[Listed]:
+    data = text.encode() if isinstance(text, str) else text
+    return list(read_list(data.splitlines(keepends=True)))
+
+
+def refs(text: str | bytes) -> list[ObjectRef]:
+    found = [one.ref for one in read(text)]
+    assert None not in found
+    return [ref for ref in found if ref is not None]
+
+
+def test_json_and_csv_say_the_same() -> None:
+    by_json = refs(
+        '{"uri": "s3://landing/a b%20c.json", "size": 10, "etag": "\\"abc\\""}\n\n'
+        '{"bucket": "landing", "key": "d", "version_id": "v-1", "other": [1]}\n'
+    )
+    by_csv = refs(
+        '\ufeffuri,bucket,key,size,etag,version_id\ns3://landing/a b%20c.json,,,10,"""abc""",null\n,landing,d,,,v-1\n'
+    )
+    assert by_json[0] == by_csv[0] == ObjectRef(bucket="landing", key="a b%20c.json", size_bytes=10, etag="abc")
+    assert by_json[1].object_id == by_csv[1].object_id
+    assert by_json[1] == ObjectRef(bucket="landing", key="d", size_bytes=0, version_id="v-1")
+
+
+def test_a_version_identifies_whatever_the_size() -> None:
+    (short, long) = refs('{"uri": "s3://b/k", "version_id": "v"}\n{"uri": "s3://b/k", "version_id": "v", "size": 9}')
+    assert short.object_id == long.object_id
+
+
+def test_a_local_file_without_an_etag_is_the_one_that_is_there(tmp_path: Path) -> None:
+    file = tmp_path / "a file.json"
+    file.write_bytes(b"{}")
+    there = LocalStore(tmp_path).describe(file)
+    for line in (json.dumps({"uri": str(file)}), json.dumps({"uri": f"file://{file}"})):
+        assert refs(line) == [there]
+    assert refs(f"uri\n{file}\n") == [there]
+    (gone,) = read(json.dumps({"uri": f"{file}.gone"}))
+    assert gone.ref is None
+    assert "cannot be looked at" in gone.problem
+
+
+def test_keys_that_are_no_utf8_are_kept_byte_for_byte() -> None:
+    (ref,) = refs(b"bucket,key,size,etag\nb,\xff\xfe,1,e\n")
+    assert ref.key_bytes == b"\xff\xfe"
+
+
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        ('{"uri": "s3://b/k"}', "needs version_id, or etag and size"),
+        ('{"uri": "s3://b/k", "etag": "e"}', "needs version_id"),
+        ('{"uri": "s3://b/k", "etag": "e", "size": -1}', "no number of bytes"),
+        ('{"uri": "s3://b/k", "etag": "e", "size": 1.5}', "no number of bytes"),
+        ('{"uri": "s3://b/k", "etag": "e", "size": true}', "no number of bytes"),
+        ('{"uri": "s3://b", "version_id": "v"}', "names no object"),
+        ('{"uri": "http://b/k", "version_id": "v"}', "is no s3://BUCKET/KEY"),
+        ('{"bucket": "b", "version_id": "v"}', "names no object"),
+        ('{"uri": 7, "version_id": "v"}', "is no text"),
+        ('{"uri": "s3://b/' + "k" * 1_025 + '", "version_id": "v"}', "a key of more than 1,024 bytes"),
+        ('{"uri": ', "is no JSON"),
+        ('{"version_id": "v"}', "names no object"),
+    ],
+)
+def test_what_is_wrong_with_a_line_is_told_with_its_number(line: str, problem: str) -> None:
+    good, bad = read('{"uri": "s3://b/k", "version_id": "v"}\n' + line)
+    assert good.ref is not None
+    assert (bad.line, bad.ref) == (2, None)
+    assert problem in bad.problem
+
+
+def test_a_list_without_a_header_and_one_with_other_columns() -> None:
+    (one,) = read("s3://b/k\ns3://b/l\n")
+    assert "neither JSON nor a header" in one.problem
+    (short,) = read("uri,etag\ns3://b/k\n")
+    assert (short.line, short.problem) == (2, "has 1 fields, and the header 2")
+    assert read("") == read("\n \n") == []
