@@ -27,7 +27,7 @@ def test_a_ledger_of_this_host_beside_a_broker_of_all_refuses_to_start(broker: s
     app.handler("plain", name="plain")(print)
     app.handler("keyed", name="once", idempotency=str)(print)
     app.object_handler("files", name="each", source="folder")(print)
-    with pytest.raises(ConfigurationError, match=r"what once, each did once would be done once a host.*one_host = true"):
+    with pytest.raises(ConfigurationError, match=r"once, each did once would be done once a host.*one_host = true"):
         serve_it(app)
 
 

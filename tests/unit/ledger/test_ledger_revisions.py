@@ -33,6 +33,6 @@ def test_a_ledger_without_tables_is_made_and_taken_back(tmp_path: Path) -> None:
     assert revisions.upgrade() == ("0002", HEAD)
     assert revisions.downgrade("head") == (HEAD, HEAD)
     assert revisions.downgrade("base") == (HEAD, None)
-    with pytest.raises(UsageError, match="no revision 0099 .* there are base, 0001"):
+    with pytest.raises(UsageError, match=r"no revision 0099 .* there are base, 0001"):
         revisions.upgrade("0099")
     revisions.close()

@@ -17,7 +17,10 @@ from penstock.errors import ConfigurationError, PenstockError, TemporaryError
 
 
 class DatabaseNow(FunctionElement[float]):
-    """Epoch seconds by the database's clock at this moment: not at the start of the statement or the transaction."""
+    """Epoch seconds by the database's clock as the statement begins: never as the transaction did, which may be long ago.
+
+    One that waited for a lock thus tells an earlier time, which takes no lease away from anybody.
+    """
 
     type = Double()
     inherit_cache = True
