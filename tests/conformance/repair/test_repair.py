@@ -1,15 +1,20 @@
 """A ledger is set back while its table goes on: publishing halts, is repaired, and every line is there once."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pyarrow as pa
 import pytest
+from deltalake import DeltaTable
 from tests.conformance.repair.scene import PIPELINE, SCHEMA, Scene, ref
 
 from penstock.errors import ClaimLost, PublishHalted, TableError, TemporaryError
 from penstock.events import Bus, LedgerRepairBegan, LedgerRepairEnded
 from penstock.ledger.records import AttemptState, ObjectState
 from penstock.messaging.steps import Step
+from penstock.pipeline.batch_record import load, save
+from penstock.pipeline.compact import compact
+from penstock.testing import FakeClock
 
 
 class Died(BaseException):
@@ -350,3 +355,83 @@ def test_tables_written_to_from_two_ledgers_are_refused(small: Scene) -> None:
     with pytest.raises(TableError, match="two ledgers"):
         small.repair()
     assert small.shown() == [1, 3]
+
+
+def cleaned_up(scene: Scene) -> None:
+    """The table's log keeps its last version alone, as it does some time later."""
+    table = DeltaTable(str(scene.folder / "table"))
+    table.alter.set_table_properties({"delta.logRetentionDuration": "interval 0 days"})
+    table = DeltaTable(str(scene.folder / "table"))
+    table.create_checkpoint()
+    table.cleanup_metadata()
+    assert DeltaTable(str(scene.folder / "table")).version() > 0
+    assert not (scene.folder / "table" / "_delta_log" / f"{1:020}.json").exists()
+
+
+def compacted(scene: Scene) -> None:
+    done = compact(scene.tables.rows, clock=FakeClock(auto_advance=True))
+    assert done is not None
+    assert done.merged > 1
+
+
+def test_a_table_that_was_compacted_is_imported_from_its_log(small: Scene) -> None:
+    small.published(1)
+    backup = small.dump()
+    small.published(2)
+    small.published(3, recorded=False)
+    compacted(small)
+    before = small.seqs()
+    small.restore(backup)
+
+    findings = small.repair()
+
+    assert findings.unnamed == [3]
+    assert small.seqs() == before
+    small.tables.collect_garbage(dry_run=False)
+    assert DeltaTable(str(small.folder / "table"), version=3).to_pyarrow_table().num_rows == 9, "older versions too"
+    small.published(4)
+    assert small.shown() == [1, 2, 3, 4]
+
+
+def test_a_log_that_was_cleaned_up_still_has_the_files(small: Scene) -> None:
+    small.published(1)
+    backup = small.dump()
+    attempts = [small.published(2), small.published(3)]
+    cleaned_up(small)
+    small.restore(backup)
+
+    findings = small.repair()
+
+    assert (findings.log_is_whole, findings.agrees_at) == (False, 1)
+    assert [small.seqs()[seq] for seq in (2, 3)] == attempts
+    small.tables.collect_garbage(dry_run=False)
+    small.published(4)
+    assert small.shown() == [1, 2, 3, 4]
+
+
+def test_where_nothing_is_left_that_names_the_batches_it_is_refused(small: Scene) -> None:
+    """Compacted, and the log cleaned up: the ledger's own batches cannot be told from others."""
+    small.published(1)
+    backup = small.dump()
+    small.published(2)
+    small.published(3)
+    compacted(small)
+    cleaned_up(small)
+    small.restore(backup)
+
+    for adopt in (False, True):
+        with pytest.raises(PublishHalted, match="in common"):
+            small.repair(adopt=adopt)
+    assert small.shown() == [1, 2, 3]
+
+
+def test_a_record_of_other_files_is_not_believed(small: Scene) -> None:
+    small.published(1)
+    backup = small.dump()
+    attempt_id = small.published(2)
+    record = load(small.places.table, attempt_id)
+    assert record is not None
+    save(small.places.table, replace(record, manifest="[]"))
+    small.restore(backup)
+    with pytest.raises(TableError, match="move it away"):
+        small.repair()

@@ -1,0 +1,68 @@
+"""The record that a batch leaves beside its table."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from penstock.errors import TableError
+from penstock.objects.reference import ObjectRef
+from penstock.pipeline.batch_record import BatchRecord, RecordedObject, forget, load, recorded, save
+from penstock.storage.local_files import LocalFiles
+
+RECORD = BatchRecord(
+    pipeline="clicks",
+    attempt_id="01ARZ3NDEKTSV4RRFFQ69G5FAV",
+    objects=[
+        RecordedObject(
+            ref=ObjectRef(bucket="file", key="/in/not-utf8-\udcff.jsonl", size_bytes=7, etag="1-7"),
+            rows=2,
+            lines_quarantined=1,
+        ),
+        RecordedObject(
+            ref=ObjectRef(bucket="b", key="名前 %41", size_bytes=0, version_id="v", sequencer="0A"),
+            rows=0,
+            lines_quarantined=0,
+        ),
+    ],
+    rows=2,
+    lines_quarantined=1,
+    bytes=7,
+    manifest="[]",
+    quarantine_manifest="",
+    columns='{"type":"struct","fields":[]}',
+    stage_seconds={"read and write": 1.5},
+    spark_ui_url="http://history/1",
+)
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> LocalFiles:
+    return LocalFiles(tmp_path / "clicks")
+
+
+def test_what_was_saved_is_loaded_with_every_identity(table: LocalFiles) -> None:
+    save(table, RECORD)
+    found = load(table, RECORD.attempt_id)
+    assert found == RECORD
+    assert [one.ref.object_id for one in found.objects] == [one.ref.object_id for one in RECORD.objects]
+
+
+def test_records_are_listed_oldest_first_and_forgotten(table: LocalFiles) -> None:
+    assert recorded(table) == []
+    older = "01ARZ3NDEKTSV4RRFFQ69G5FAA"
+    save(table, RECORD)
+    save(table, replace(RECORD, attempt_id=older))
+    assert recorded(table) == [older, RECORD.attempt_id]
+    forget(table, [RECORD.attempt_id, "never"])
+    assert recorded(table) == [older]
+    assert load(table, RECORD.attempt_id) is None
+
+
+@pytest.mark.parametrize("change", [lambda data: data[:20], lambda _: b"no gzip", lambda _: b""])
+def test_one_that_is_damaged_is_told_in_a_sentence(table: LocalFiles, change: object) -> None:
+    save(table, RECORD)
+    path = f"_penstock/batches/{RECORD.attempt_id}.json.gz"
+    table.write(path, change(table.read(path)))  # type: ignore[operator]  # each is a function
+    with pytest.raises(TableError, match=r"The record .*json\.gz of a batch cannot be read"):
+        load(table, RECORD.attempt_id)
