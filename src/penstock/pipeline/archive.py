@@ -19,7 +19,7 @@ from penstock.messaging.steps import Probe, Step
 from penstock.pipeline.archive_file import write_file
 from penstock.storage.files import Files
 
-OBJECTS_MAX = 100_000  # of one file, unless one batch has more
+OBJECTS_MAX = 50_000  # of one file, unless one batch has more: the rows of so many leave in a second or two
 RETENTION_SECONDS_MIN = 15 * 86_400.0
 SWEEP_AGE_SECONDS = 86_400.0  # of a file that nothing names: its writer may be slow, and its work shall not be in vain
 SUFFIX = ".parquet"
