@@ -29,6 +29,7 @@ from penstock.pipeline.source.quarantine import QUARANTINE_SCHEMA
 from penstock.sinks.manifest import DataFile, encode
 from penstock.sinks.parquet import list_files
 from penstock.sinks.schema import encode as encode_schema
+from penstock.storage.files import Files
 from penstock.storage.local_files import LocalFiles
 
 PIPELINE = "clicks"
@@ -47,6 +48,7 @@ def ref(number: int) -> ObjectRef:
 class Scene:
     folder: Path
     ledger: Ledger
+    root: Files | None = None  # of the table, where that is not in the folder
     events: list[Event] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -54,9 +56,10 @@ class Scene:
 
     @property
     def places(self) -> Places:
+        table = self.root or LocalFiles(self.folder / "table")
         return Places(
-            table=LocalFiles(self.folder / "table"),
-            quarantine=LocalFiles(self.folder / "table_quarantine"),
+            table=table,
+            quarantine=table.beside("table_quarantine"),
             state=self.folder / "state",
             name=PIPELINE,
         )
@@ -129,15 +132,15 @@ class Scene:
         if not rows:
             return ()
         directory = f"data/{attempt_id}/r0"
-        folder = Path(str(root)) / directory
-        folder.mkdir(parents=True)
         columns: Mapping[str, Sequence[Any]] = (
             {"object": [ref(number).uri for number in rows]}
             if schema is QUARANTINE_SCHEMA
             else {"object": [row[0] for row in rows], "line": [row[1] for row in rows]}
         )
         arrays = [pa.array(columns.get(one.name, [None] * len(rows)), one.type) for one in schema]
-        pq.write_table(pa.table(arrays, schema=schema), folder / "part-0.parquet")
+        buffer = pa.BufferOutputStream()
+        pq.write_table(pa.table(arrays, schema=schema), buffer)
+        root.write(f"{directory}/part-0.parquet", buffer.getvalue().to_pybytes())
         return list_files(root, directory, partition_by=(), schema=schema)
 
     def _record(self, outcome: BatchOutcome, numbers: Sequence[int], schema: pa.Schema) -> BatchRecord:
@@ -191,7 +194,7 @@ class Scene:
 
     def shown(self) -> Sequence[int]:
         """The objects that the table shows, each once; fails where a line is there twice, or not all of an object."""
-        rows = _rows(self.folder / "table", ["object", "line"])
+        rows = _rows(self.places.table, ["object", "line"])
         count = Counter((row["object"], row["line"]) for row in rows)
         assert set(count.values()) <= {1}, f"lines are there twice: {count}"
         numbers = sorted({number for number, _ in count})
@@ -199,7 +202,7 @@ class Scene:
         return numbers
 
     def quarantined(self) -> Sequence[str]:
-        return sorted(row["object"] for row in _rows(self.folder / "table_quarantine", ["object"]))
+        return sorted(row["object"] for row in _rows(self.places.quarantine, ["object"]))
 
     def state(self, number: int) -> ObjectState | None:
         object_id = ref(number).object_id
@@ -209,9 +212,12 @@ class Scene:
         return {batch.seq: batch.attempt_id for batch in self.ledger.batches_after(PIPELINE, 0)}
 
 
-def _rows(table: Path, columns: list[str]) -> Sequence[Mapping[str, Any]]:
+def _rows(root: Files, columns: list[str]) -> Sequence[Mapping[str, Any]]:
+    """File by file, as the table names them."""
     try:
-        files = DeltaTable(str(table)).file_uris()
+        table = DeltaTable(str(root), storage_options=dict(root.store_options()))
     except TableNotFoundError:
         return ()
-    return [row for file in files for row in pq.ParquetFile(file).read(columns=columns).to_pylist()]
+    paths = [uri.split("/table/")[-1].split("/table_quarantine/")[-1] for uri in table.file_uris()]
+    files = [pq.ParquetFile(pa.BufferReader(root.read(path))) for path in paths]
+    return [row for file in files for row in file.read(columns=columns).to_pylist()]

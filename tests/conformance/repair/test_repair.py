@@ -2,18 +2,23 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 from tests.conformance.repair.scene import PIPELINE, SCHEMA, Scene, ref
+from tests.services.aws_server import AwsServer
 
 from penstock.errors import ClaimLost, PublishHalted, TableError, TemporaryError
 from penstock.events import Bus, LedgerRepairBegan, LedgerRepairEnded
+from penstock.ledger import Ledger
 from penstock.ledger.records import AttemptState, ObjectState
 from penstock.messaging.steps import Step
 from penstock.pipeline.batch_record import load, save
 from penstock.pipeline.compact import compact
+from penstock.storage.address import S3Address
+from penstock.storage.s3_files import S3Files
 from penstock.testing import FakeClock
 
 
@@ -435,3 +440,27 @@ def test_a_record_of_other_files_is_not_believed(small: Scene) -> None:
     small.restore(backup)
     with pytest.raises(TableError, match="move it away"):
         small.repair()
+
+
+def test_a_table_in_s3(moto: AwsServer, tmp_path: Path) -> None:
+    moto.client("s3").create_bucket(Bucket="lake")
+    ledger = Ledger.open("sqlite://")
+    files = S3Files(S3Address(bucket="lake", prefix="clicks/table"), moto.aws)
+    scene = Scene(folder=tmp_path, ledger=ledger, root=files)
+    scene.published(1)
+    backup = scene.dump()
+    scene.published(2, bad=True)
+    scene.published(3)
+    before = scene.seqs()
+    scene.restore(backup)
+    halted(scene)
+
+    findings = scene.repair()
+
+    assert findings.unnamed == []
+    assert scene.seqs() == before
+    scene.tables.collect_garbage(dry_run=False)
+    scene.published(4)
+    assert scene.shown() == [1, 2, 3, 4]
+    assert scene.quarantined() == [ref(2).uri]
+    ledger.close()

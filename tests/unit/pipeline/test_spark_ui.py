@@ -1,0 +1,45 @@
+"""Which address is kept of a run: nobody's, the application's, or the history server's."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from penstock.pipeline.spark_ui import HISTORY_URL, run_url
+
+UI = "http://driver:4040"
+LOGGED = {"spark.eventLog.enabled": "true"}
+
+
+def session(conf: dict[str, str], *, ui: str | None, jobs: list[int]) -> Any:
+    """As far as it is asked."""
+    tracker = SimpleNamespace(getJobIdsForGroup=lambda attempt_id: jobs if attempt_id == "a" else [])
+    return SimpleNamespace(
+        sparkContext=SimpleNamespace(
+            getConf=lambda: conf,
+            uiWebUrl=ui,
+            applicationId="app-1",
+            statusTracker=lambda: SimpleNamespace(
+                getJobIdsForGroup=lambda attempt_id: jobs if attempt_id == "a" else []
+            ),
+        )
+    )
+
+
+@pytest.mark.parametrize(
+    ("conf", "ui", "expected"),
+    [
+        ({}, None, None),
+        ({}, UI, f"{UI}/jobs/job/?id=3"),
+        ({HISTORY_URL: "http://history:18080/"}, None, None),  # without an event log it would show nothing
+        ({HISTORY_URL: "http://history:18080/"}, UI, f"{UI}/jobs/job/?id=3"),
+        ({HISTORY_URL: "http://history:18080/", **LOGGED}, UI, "http://history:18080/history/app-1/jobs/job/?id=3"),
+        ({HISTORY_URL: "https://x/{app_id}/1/", **LOGGED}, None, "https://x/app-1/1/jobs/job/?id=3"),
+    ],
+)
+def test_the_page_of_the_first_job(conf: dict[str, str], ui: str | None, expected: str | None) -> None:
+    assert run_url(session(conf, ui=ui, jobs=[5, 3, 4]), "a") == expected
+
+
+def test_without_a_job_the_page_of_all() -> None:
+    assert run_url(session({}, ui=UI, jobs=[]), "a") == f"{UI}/jobs/"
