@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from penstock.events import Bus
 from penstock.ledger import Ledger
 from penstock.ledger.known_ids import ID_BYTES
 from penstock.objects.reference import ObjectRef
@@ -30,6 +31,7 @@ from penstock.pipeline.java import find_java
 from penstock.pipeline.reconcile.existing import object_id
 from penstock.pipeline.reconcile.inventory import inventory_frame
 from penstock.pipeline.reconcile.inventory_files import Inventory, find_inventory
+from penstock.pipeline.reconcile.jobs import jobs
 from penstock.pipeline.reconcile.known import known_frame
 from penstock.pipeline.reconcile.missing import Scope, find_missing
 from penstock.pipeline.session import Session, SessionSettings, end_session, start_session
@@ -299,8 +301,9 @@ def main() -> None:
         print(f"{sizes.objects:,} objects and rows made in {time.perf_counter() - began_at:.0f} s", flush=True)
         known_bytes = ID_BYTES * (sizes.objects - sizes.missing) / 1e6
         print(f"{given.database}: {sizes.missing:,} missing; known ids are {known_bytes:,.0f} MB", flush=True)
-        inventory = find_inventory(str(manifest), Aws())
-        measure(Stage(spark=spark, ledger=ledger, inventory=inventory, sizes=sizes), given.rounds)
+        stage = Stage(spark=spark, ledger=ledger, inventory=find_inventory(str(manifest), Aws()), sizes=sizes)
+        with jobs(spark, "benchmark", PIPELINE, Bus()):  # its failures in words, while Spark can still tell them
+            measure(stage, given.rounds)
         if given.hold:
             input(f"--ledger '{url}' --inventory {manifest}\nEnter ends it. ")
 
