@@ -12,7 +12,7 @@ from penstock.app.places import LEDGER_FILE
 
 
 def rows(scene: Scene) -> int:
-    return DeltaTable(str(scene.table)).to_pyarrow_table().num_rows
+    return int(DeltaTable(str(scene.table)).to_pyarrow_table().num_rows)
 
 
 @pytest.fixture

@@ -19,9 +19,7 @@ def session(conf: dict[str, str], *, ui: str | None, jobs: list[int]) -> Any:
             getConf=lambda: conf,
             uiWebUrl=ui,
             applicationId="app-1",
-            statusTracker=lambda: SimpleNamespace(
-                getJobIdsForGroup=lambda attempt_id: jobs if attempt_id == "a" else []
-            ),
+            statusTracker=lambda: tracker,
         )
     )
 
