@@ -16,22 +16,19 @@ from ulid import ULID
 from penstock.errors import PublishHalted, TableError
 from penstock.events import Bus, LedgerRepairBegan, LedgerRepairEnded
 from penstock.ledger import Ledger
-from penstock.ledger.records import BatchRow, Candidate, Carrier
-from penstock.ledger.repair_records import ImportedBatch, ImportedObject, LedgerRepair, LedgerRepaired
-from penstock.pipeline.batch_record import BatchRecord, RecordedObject, load, recorded
-from penstock.pipeline.gc import is_attempt_id
+from penstock.ledger.records import BatchRow
+from penstock.ledger.repair_records import ImportedBatch, LedgerRepair, LedgerRepaired
+from penstock.pipeline.batch_record import BatchRecord, load, recorded
 from penstock.pipeline.layout import DATA_FOLDER
+from penstock.pipeline.repair_import import files_of, imported_batch, widened
 from penstock.pipeline.repair_numbers import Numbers, numbers_of
 from penstock.pipeline.repair_tail import Tail, tail_of
 from penstock.sinks.delta import DeltaTableSink
-from penstock.sinks.manifest import DataFile, attempt_token, decode, encode
-from penstock.sinks.schema import additions
-from penstock.sinks.schema import decode as decode_columns
+from penstock.sinks.manifest import attempt_token, decode
 from penstock.sinks.schema import encode as encode_columns
 
 KNOWN_IN_A_ROW = 200  # records of attempts that the ledger knows, newest first, before no older one is looked at
 _PAGE = 1_000  # objects
-_NO_CARRIER = Carrier(message_id="", enqueued_at=0.0)  # nobody knows which message named an imported object
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,7 +131,7 @@ class Repairer:
     def _is_true(self, record: BatchRecord) -> bool:
         """A record that does not name what the tables show is none: that would be somebody else's."""
         recorded_files = {file.path for text in (record.manifest, record.quarantine_manifest) for file in decode(text)}
-        shown = {file.path for tail in self._tails for file in _files_of(tail, record.attempt_id)}
+        shown = {file.path for tail in self._tails for file in files_of(tail, record.attempt_id)}
         if record.pipeline == self._pipeline and shown <= recorded_files:
             return True
         raise TableError(
@@ -166,9 +163,7 @@ class Repairer:
             shown_at=max(positions),
             repair=repair,
             unnamed=unnamed,
-            unshown_rows=[
-                seq for seq in unnamed if seq > positions[0] and not _files_of(self._tails[0], imported[seq])
-            ],
+            unshown_rows=[seq for seq in unnamed if seq > positions[0] and not files_of(self._tails[0], imported[seq])],
             open_attempts=[row.id for row in self._ledger.open_attempts(self._pipeline)] if repair is not None else [],
             forgotten_objects=[one.ref.uri for record in lost for one in record.objects],
             log_is_whole=all(tail.whole for tail in self._tails),
@@ -176,14 +171,17 @@ class Repairer:
 
     def _repair(self) -> LedgerRepair:
         numbers = self._numbers
-        imported = [self._imported(seq, attempt_id) for seq, attempt_id in sorted(numbers.imported.items())]
+        imported = [
+            imported_batch(seq, attempt_id, tails=self._tails, record=self._records.get(attempt_id))
+            for seq, attempt_id in sorted(numbers.imported.items())
+        ]
         imported += [ImportedBatch(seq=seq, attempt_id=str(ULID()), objects=()) for seq in numbers.blank]
         imported_ids = {one.candidate.object_id for batch in imported for one in batch.objects}
         columns = self._columns()
         moved: dict[int, int] = {}
         withdrawn: list[int] = []
         for seq in numbers.unshown:
-            wider = _widened(columns, self._batches[seq].table_schema, table=self._rows.uri)
+            wider = widened(columns, self._batches[seq].table_schema, table=self._rows.uri)
             if wider is None or not imported_ids.isdisjoint(self._objects_of(seq)):
                 withdrawn.append(seq)
             else:
@@ -200,48 +198,12 @@ class Repairer:
             forgotten=[record.attempt_id for record in self._lost],
         )
 
-    def _imported(self, seq: int, attempt_id: str) -> ImportedBatch:
-        rows, quarantine = self._tails
-        record = self._records.get(attempt_id)
-        if record is None:
-            files = _files_of(rows, attempt_id)
-            return ImportedBatch(
-                seq=seq,
-                attempt_id=attempt_id,
-                objects=(),
-                rows=sum(file.rows for file in files),
-                lines_quarantined=sum(file.rows for file in _files_of(quarantine, attempt_id)),
-                manifest=encode(files),
-                quarantine_manifest=encode(_files_of(quarantine, attempt_id)),
-                claimed_at=_claimed_at(attempt_id),
-                committed_at=self._shown_since(attempt_id),
-            )
-        return ImportedBatch(
-            seq=seq,
-            attempt_id=attempt_id,
-            objects=[_imported_object(one) for one in record.objects],
-            rows=record.rows,
-            lines_quarantined=record.lines_quarantined,
-            bytes=record.bytes,
-            manifest=record.manifest,
-            quarantine_manifest=record.quarantine_manifest,
-            claimed_at=_claimed_at(attempt_id),
-            committed_at=self._shown_since(attempt_id),
-            stage_seconds=record.stage_seconds,
-            spark_ui_url=record.spark_ui_url,
-        )
-
-    def _shown_since(self, attempt_id: str) -> float | None:
-        """The commit to the table is what is left of the time of the ledger's."""
-        times = [shown.committed_at for tail in self._tails for shown in tail.shown if attempt_id in shown.files]
-        return min((at for at in times if at is not None), default=None)
-
     def _columns(self) -> pa.Schema | None:
         """The table's, with those that imported batches add and the table does not show yet."""
         table = self._tails[0].table
         columns = table.schema if table is not None else None
         for record in self._records.values():
-            columns = _widened(columns, record.columns, table=self._rows.uri) or columns
+            columns = widened(columns, record.columns, table=self._rows.uri) or columns
         return columns
 
     def _objects_of(self, seq: int) -> Iterator[bytes]:
@@ -270,43 +232,3 @@ class Repairer:
             if record is not None and record.pipeline == self._pipeline:
                 found.append(record)
         return found
-
-
-def _claimed_at(attempt_id: str) -> float | None:
-    """Whoever claimed made the id, by a clock of its own."""
-    return ULID.from_str(attempt_id).timestamp if is_attempt_id(attempt_id) else None
-
-
-def _files_of(tail: Tail, attempt_id: str) -> Sequence[DataFile]:
-    return [file for shown in tail.shown for file in shown.files.get(attempt_id, ())]
-
-
-def _widened(columns: pa.Schema | None, wanted: str | None, *, table: str) -> pa.Schema | None:
-    """The columns with those that only ``wanted`` has; None where the two cannot go together."""
-    if wanted is None:
-        return columns
-    if columns is None:
-        return decode_columns(wanted)
-    try:
-        return pa.schema([*columns, *additions(columns, decode_columns(wanted), table=table)])
-    except TableError:
-        return None
-
-
-def _imported_object(one: RecordedObject) -> ImportedObject:
-    ref = one.ref
-    return ImportedObject(
-        candidate=Candidate(
-            object_id=ref.object_id,
-            bucket=ref.bucket,
-            key=ref.key_bytes,
-            size_bytes=ref.size_bytes,
-            uri=ref.uri,
-            carrier=_NO_CARRIER,
-            version_id=ref.version_id,
-            etag=ref.etag,
-            sequencer=ref.sequencer,
-        ),
-        rows=one.rows,
-        lines_quarantined=one.lines_quarantined,
-    )
