@@ -139,7 +139,7 @@ def test_a_worker_archives_what_its_object_handlers_did(tmp_path: Path) -> None:
     )
     app = App(settings=settings)
 
-    @app.object_handler("files", source=tmp_path)
+    @app.object_handler("files", source=str(tmp_path))
     def read(obj: Any) -> None:
         obj.read()
 

@@ -37,7 +37,13 @@ def place(tmp_path: Path) -> LocalFiles:
 
 
 def archivist(desk: Desk, place: LocalFiles, **fields: Any) -> Archivist:
-    given = {"ledger": desk.ledger, "pipeline": PIPELINE, "place": place, "probe": no_probe, "clock": SystemClock()}
+    given: dict[str, Any] = {
+        "ledger": desk.ledger,
+        "pipeline": PIPELINE,
+        "place": place,
+        "probe": no_probe,
+        "clock": SystemClock(),
+    }
     return Archivist(**(given | fields))
 
 
