@@ -18,7 +18,7 @@ CHECKED_EVERY = 5  # deaths; the others die meanwhile
 
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("server", ["mariadb", "postgresql"])
-@pytest.mark.parametrize("deaths", [24, pytest.param(500, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("deaths", [24, pytest.param(200, marks=pytest.mark.slow)])
 def test_processes_that_die_anywhere_leave_right_books(
     request: pytest.FixtureRequest, tmp_path: Path, server: str, deaths: int
 ) -> None:

@@ -13,7 +13,7 @@ from typing import TypeVar
 import pytest
 from tests.chaos import books
 from tests.services.sql_asking import ask
-from tests.services.sql_proxy import Fate, Plan, SqlProxy, at_random_commits, at_random_requests
+from tests.services.sql_proxy import Fate, Plan, SqlProxy, all_pass, at_random_commits, at_random_requests, at_request
 
 from penstock.errors import TemporaryError
 from penstock.ledger import Ledger
@@ -32,6 +32,7 @@ PIPELINE = "clicks"
 SEED = 20260102
 LEASE_SECONDS = 3600.0  # no lease runs out by itself
 OBJECTS_AT_ONCE = 4
+REQUESTS_OF_A_LOOK = 8  # more than it makes, with the question whether the connection is good
 ASKED_MAX = 40  # times, until an answer comes: each of them meets five fates
 
 FATES = (*[Fate.PASS] * 6, Fate.SWALLOW, Fate.LATE, Fate.CUT, Fate.CUT)
@@ -303,3 +304,19 @@ def test_a_connection_may_end_at_any_request(story: Story, faults: int) -> None:
     asked = Counter(request.sql.split(maxsplit=1)[0] for request, _ in story.proxy.faults)
     print(f"{len(story.proxy.faults)} of {story.proxy.requests} requests: {dict(asked)}")  # noqa: T201 # as above
     assert len(asked) >= 5, "only a few kinds of requests were hit"
+
+
+@pytest.mark.parametrize("fate", [Fate.CUT, Fate.SWALLOW], ids=lambda fate: fate.name.lower())
+def test_a_look_whose_connection_ends_can_be_repeated(story: Story, fate: Fate) -> None:
+    """At each of its requests: none of them is a defect, and none spoils the next look."""
+    ids = set(story.claim().claimed)
+    broken = 0
+    for number in range(1, REQUESTS_OF_A_LOOK + 1):
+        story.proxy.follow(at_request(story.proxy.requests + number, fate))
+        try:
+            assert story.ledger.states(PIPELINE, ids).keys() == ids
+        except TemporaryError:
+            broken += 1
+        story.proxy.follow(all_pass)
+        assert story.ledger.states(PIPELINE, ids).keys() == ids
+    assert broken, "no look was hit"

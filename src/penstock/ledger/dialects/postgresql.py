@@ -166,7 +166,7 @@ def _end_reading(connection: Connection) -> None:
     """Session tables are emptied by a commit alone, and what was rolled back would stay in them as dead rows."""
     from psycopg import Error
 
-    if connection.get_execution_options().get(READ_ONLY, False):
+    if connection.get_execution_options().get(READ_ONLY, False) and not connection.invalidated:
         driver: Any = connection.connection.driver_connection
         with suppress(Error):  # what was read is read
             driver.commit()
