@@ -1,0 +1,181 @@
+"""What a process does with a ledger until it dies: everything there is, in an order of its own.
+
+What the ledger confirmed to it stands in a journal before it goes on.
+"""
+
+import json
+import os
+import random
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from penstock.errors import ClaimLost, TemporaryError
+from penstock.ledger import Ledger
+from penstock.ledger.records import BatchOutcome, Candidate, Carrier, Claim, FailedObject, Failure, ObjectResult
+from penstock.ledger.work_records import WorkBegun, WorkDone
+
+PIPELINE = "clicks"
+HANDLER = "thumbs"
+LEASE_SECONDS = 3600.0  # nobody waits for a lease: who is dead is known to be
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Child:
+    """One process: what it is called, what there is to do, and who died before it."""
+
+    url: str
+    name: str
+    seed: int
+    objects: int
+    keys: int
+    dead: Sequence[str]
+    journal: int  # a file descriptor
+    last: bool  # it does not die, and ends when everything is done
+
+
+class Life:
+    """What a process does until it dies."""
+
+    def __init__(self, child: Child) -> None:
+        self._child = child
+        self._chance = random.Random(child.seed)
+        self._ledger = Ledger.open(child.url)
+        self._count = 0
+
+    def live(self) -> None:
+        self._ledger.ensure_pipeline(PIPELINE)
+        for name in self._child.dead:
+            self._until_answered(lambda: self._ledger.abandon_worker(PIPELINE, name))  # noqa: B023 - called now
+            self._until_answered(lambda: self._ledger.abandon_worker_works(name))  # noqa: B023 - called now
+        while not self._child.last:
+            with suppress(TemporaryError, ClaimLost):
+                self._chance.choice(
+                    (self._batch, self._batch, self._nothing, self._give_back, self._work, self._fail)
+                )()
+        self._finish_all()
+        self._ledger.close()
+
+    def _finish_all(self) -> None:
+        numbers = list(range(self._child.objects))
+        self._chance.shuffle(numbers)
+        while numbers:
+            with suppress(TemporaryError, ClaimLost):
+                claim = self._claim(numbers[:20])
+                self._commit(claim, failures=False)
+                ended = {bytes(id) for id in claim.ended} | set(claim.claimed)
+                numbers = [number for number in numbers if object_id(number) not in ended] if ended else numbers[::-1]
+        keys = list(range(self._child.keys))
+        while keys:
+            with suppress(TemporaryError):
+                if self._work_at(keys[0]):
+                    keys.pop(0)
+                else:
+                    self._chance.shuffle(keys)
+
+    # Objects
+
+    def _batch(self) -> None:
+        self._commit(self._claim(self._some()), failures=True)
+
+    def _nothing(self) -> None:
+        claim = self._claim(self._some())
+        failed = [FailedObject(object_id=id, failure=Failure.RETRY, reason="", refund=True) for id in claim.claimed]
+        if claim.claimed:
+            self._ledger.extend(claim.attempt_id, lease_seconds=LEASE_SECONDS)
+            self._ledger.commit(
+                BatchOutcome(pipeline=PIPELINE, attempt_id=claim.attempt_id, processed=(), failed=failed)
+            )
+
+    def _give_back(self) -> None:
+        claim = self._claim(self._some())
+        if claim.claimed:
+            self._ledger.abandon(
+                claim.attempt_id, reason="", outcome="given_back", refund=True, unattributed=self._chance.random() < 0.5
+            )
+
+    def _claim(self, numbers: Sequence[int]) -> Claim:
+        candidates = [candidate(number) for number in numbers]
+        attempt_id = self._fresh()
+        try:
+            return self._ledger.claim(
+                PIPELINE, candidates, attempt_id=attempt_id, worker=self._child.name, lease_seconds=LEASE_SECONDS
+            )
+        except TemporaryError:  # as the attempts of a pipeline do
+            with suppress(TemporaryError):
+                self._ledger.abandon(
+                    attempt_id, reason="unknown", outcome="given_back", refund=True, unattributed=False
+                )
+            raise
+
+    def _commit(self, claim: Claim, *, failures: bool) -> None:
+        if not claim.claimed:
+            return
+        bad = {id for id in claim.claimed if failures and self._chance.random() < 0.2}
+        done = sorted(set(claim.claimed) - bad)
+        outcome = BatchOutcome(
+            pipeline=PIPELINE,
+            attempt_id=claim.attempt_id,
+            processed=[ObjectResult(object_id=id, rows=3, lines_quarantined=0) for id in done],
+            failed=[FailedObject(object_id=id, failure=Failure.RETRY, reason="") for id in bad],
+            rows=3 * len(done),
+        )
+        seq = self._until_answered(lambda: self._ledger.commit(outcome))
+        self._note(committed=claim.attempt_id, seq=seq)
+
+    def _some(self) -> list[int]:
+        return self._chance.sample(range(self._child.objects), min(8, self._child.objects))
+
+    # Works
+
+    def _work(self) -> None:
+        self._work_at(self._chance.randrange(self._child.keys))
+
+    def _work_at(self, number: int) -> bool:
+        """Whether the key is done."""
+        standing, attempt_id = self._begin(number)
+        if isinstance(standing, WorkBegun):
+            self._ledger.extend_work(attempt_id, lease_seconds=LEASE_SECONDS)
+            finished = self._until_answered(lambda: self._ledger.finish_work(attempt_id, outcome=f'"{attempt_id}"'))
+            assert finished, "nobody takes away what a living process holds"
+            self._note(finished=f"key-{number}", by=attempt_id)
+        return isinstance(standing, WorkBegun | WorkDone)
+
+    def _fail(self) -> None:
+        standing, attempt_id = self._begin(self._chance.randrange(self._child.keys))
+        if isinstance(standing, WorkBegun):
+            self._until_answered(lambda: self._ledger.end_work(attempt_id, outcome="failed", reason=""))
+
+    def _begin(self, number: int) -> tuple[object, str]:
+        attempt_id = self._fresh()
+        standing = self._until_answered(
+            lambda: self._ledger.begin_work(
+                HANDLER, f"key-{number}", attempt_id=attempt_id, worker=self._child.name, lease_seconds=LEASE_SECONDS
+            )
+        )
+        return standing, attempt_id
+
+    def _fresh(self) -> str:
+        self._count += 1
+        return f"{self._child.name}-{self._count}"
+
+    def _until_answered(self, ask: Callable[[], Any]) -> Any:
+        while True:
+            with suppress(TemporaryError):
+                return ask()
+
+    def _note(self, **what: object) -> None:
+        os.write(self._child.journal, (json.dumps(what) + "\n").encode())
+
+
+def object_id(number: int) -> bytes:
+    return number.to_bytes(16, "big")
+
+
+def candidate(number: int) -> Candidate:
+    carrier = Carrier(message_id=f"m-{number}", enqueued_at=1.0)
+    key = f"object-{number}"
+    return Candidate(
+        object_id=object_id(number), bucket="b", key=key.encode(), size_bytes=1, uri=f"s3://b/{key}", carrier=carrier
+    )
