@@ -55,7 +55,7 @@ _version = objects.alias("version")
 _archived_version = archived_objects.alias("archived_version")
 # The archive knows a key by its uri's digest. One object may be named by several of these.
 _OTHER_VERSIONS = (
-    by_uri(select(objects.c.object_id.distinct()), _version).where(
+    by_uri(select(objects.c.object_id).distinct(), _version).where(
         is_wanted(),
         _version.c.uri_digest == objects.c.uri_digest,
         _version.c.pipeline == objects.c.pipeline,
