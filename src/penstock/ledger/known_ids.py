@@ -14,7 +14,9 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.compiler import SQLCompiler
 from sqlalchemy.sql.functions import FunctionElement
+from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_random_exponential
 
+from penstock.errors import TemporaryError
 from penstock.ledger.database import Database
 from penstock.ledger.dialects import DatabaseNow, dialect_for
 from penstock.ledger.records import TERMINAL, AttemptState, ObjectState
@@ -27,6 +29,8 @@ CHUNK_IDS = 65_536  # 1 MiB an answer: MariaDB's packets end at 16 MiB unless it
 _CONCAT_BYTES_MAX = 8 << 20  # several chunks: a range may hold more ids than the one before it
 _FIRST_STEP = IDS_END >> 16
 _GROWTH_MAX = 16
+_TRIES_MAX = 5  # of one look: what was read of millions is not to be thrown away for a connection that was lost
+_WAIT_SECONDS_MAX = 5.0
 
 
 class Concatenated(FunctionElement[Any]):
@@ -78,6 +82,12 @@ class KnownIds:
 
     def __init__(self, database: Database) -> None:
         self._database = database
+        self._patiently = Retrying(
+            retry=retry_if_exception_type(TemporaryError),
+            stop=stop_after_attempt(_TRIES_MAX),
+            wait=wait_random_exponential(multiplier=0.1, max=_WAIT_SECONDS_MAX),
+            reraise=True,
+        )
 
     def between(self, pipeline: str, low: int, high: int) -> Iterator[bytes]:
         """The ids from ``low`` on and below ``high``, as numbers, in pieces of many ids each.
@@ -88,7 +98,7 @@ class KnownIds:
         at, step = low, min(_FIRST_STEP, max(high - low, 1))
         while at < high:
             until = min(at + step, high)
-            found = self._look(pipeline, at, until - 1)
+            found = self._patiently.copy()(self._look, pipeline, at, until - 1)
             if found is None:
                 step = max(step // _GROWTH_MAX, 1)
                 continue

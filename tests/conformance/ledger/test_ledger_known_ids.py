@@ -1,13 +1,15 @@
 """Reading all known ids in bulk, and the record of reconciliations."""
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import pytest
 from sqlalchemy import insert
 from tests.conformance.ledger.desk import OVER, PIPELINE, Desk, candidates, object_id_of, outcome
 
+from penstock.errors import TemporaryError
 from penstock.ledger import known_ids
-from penstock.ledger.known_ids import ID_BYTES, IDS_END, known_ids_at
+from penstock.ledger.known_ids import ID_BYTES, IDS_END, KnownIds, known_ids_at
 from penstock.ledger.reconciliations import Comparison
 from penstock.ledger.records import Failure
 from penstock.ledger.schema import archived_objects
@@ -84,6 +86,24 @@ def test_what_a_server_cuts_off_is_asked_for_in_smaller_pieces(desk: Desk, monke
     archive(desk, list(map(object_id_of, names)))
     monkeypatch.setattr(known_ids, "_CONCAT_BYTES_MAX", 20 * ID_BYTES)
     assert sorted(known(desk.ledger.known_ids(PIPELINE))) == ids(*names)
+
+
+def test_a_look_that_fails_for_a_while_is_tried_again(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    desk.process("a", "b")
+    faults = iter([TemporaryError("away"), TemporaryError("away")])
+    real = desk.ledger.database.reading
+
+    def reading() -> Any:
+        for fault in faults:
+            raise fault
+        return real()
+
+    monkeypatch.setattr(known_ids, "_WAIT_SECONDS_MAX", 0.01)
+    monkeypatch.setattr(desk.ledger.database, "reading", reading)
+    assert sorted(known(KnownIds(desk.ledger.database).between(PIPELINE, 0, IDS_END))) == ids("a", "b")
+    faults = iter([TemporaryError("away")] * 100)
+    with pytest.raises(TemporaryError):
+        known(KnownIds(desk.ledger.database).between(PIPELINE, 0, IDS_END))
 
 
 def test_another_process_reads_them_by_the_url(shared_desk: Desk) -> None:
