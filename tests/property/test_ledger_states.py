@@ -54,7 +54,6 @@ class Thing:
     carrier: Carrier | None = None
     dead_at: float = 0.0
     archived: bool = False
-    shadowed: bool = False  # a row was made anew by a claimer that died
     replays: set[str] = field(default_factory=set)
 
 
@@ -146,18 +145,21 @@ class LedgerMachine(RuleBasedStateMachine):
         def die(_: Step) -> None:
             raise Died
 
+        attempt = f"attempt-{len(self.tries)}"
         carrier = Carrier(message_id="m-3", enqueued_at=self.time, replay_id=None)
         with pytest.raises(Died):
             Ledger(self.ledger.database, die).claim(
                 PIPELINE,
                 [_candidate(name, carrier) for name in names],
-                attempt_id="dead",
+                attempt_id=attempt,
                 worker="w-3",
                 lease_seconds=LEASE_SECONDS,
             )
-        for name in names:
-            thing = self.things.setdefault(name, Thing())
-            thing.shadowed = thing.archived
+        new = [name for name in names if name not in self.things]
+        for name in new:
+            assert self.take(name, carrier, attempt) == "claimed"
+        state = "open" if new else "never"
+        self.tries[attempt] = Try(worker="w-3", lease_until=self.time + LEASE_SECONDS, state=state)
 
     @precondition(lambda self: len(self.batches) > self.archived_to)
     @rule(more=st.integers(0, 2))
@@ -175,12 +177,6 @@ class LedgerMachine(RuleBasedStateMachine):
             for name in processed:
                 self.things[name].archived = True
         self.archived_to = up_to_seq
-
-    @rule()
-    def archiver_looks_around(self) -> None:
-        assert self.ledger.archives.drop_shadows(PIPELINE) == sum(one.shadowed for one in self.things.values())
-        for thing in self.things.values():
-            thing.shadowed = False
 
     @rule(names=st.lists(st.sampled_from(NAMES), min_size=1, max_size=3, unique=True))
     def adopt(self, names: list[str]) -> None:
@@ -268,7 +264,6 @@ class LedgerMachine(RuleBasedStateMachine):
     def take(self, name: str, carrier: Carrier, attempt: str) -> str:
         thing = self.things.setdefault(name, Thing())
         if thing.archived:
-            thing.shadowed = False
             return "ended"
         if thing.state == "processing":
             return "busy"
@@ -320,8 +315,7 @@ class LedgerMachine(RuleBasedStateMachine):
             return
         rows = {row.object_id: row for row in self.ledger.objects(PIPELINE)}
         hot = {name: thing for name, thing in self.things.items() if not thing.archived}
-        shadows = {object_id_of(name) for name, thing in self.things.items() if thing.shadowed}
-        assert set(rows) == {object_id_of(name) for name in hot} | shadows
+        assert set(rows) == {object_id_of(name) for name in hot}
         states = self.ledger.states(PIPELINE, [object_id_of(name) for name in NAMES])
         assert states == {object_id_of(name): ObjectState(thing.state) for name, thing in self.things.items()}
         for name, thing in hot.items():

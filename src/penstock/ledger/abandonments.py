@@ -74,12 +74,12 @@ class Abandonments:
 
         return self._announced(self._database.transact(give_up))
 
-    def expired(self, pipeline: str) -> Sequence[str]:
-        """Give up every attempt past its lease; answers which. The attempt stays charged."""
+    def expired(self, pipeline: str, *, sparing: str | None = None) -> Sequence[str]:
+        """Give up every attempt past its lease, but one that is just being opened; answers which. They stay charged."""
 
         def give_up(connection: Connection) -> Sequence[str]:
             found = connection.scalars(EXPIRED_ATTEMPTS, {"in_pipeline": pipeline}).all()
-            return [id for id in found if _give_up_expired(connection, id)]
+            return [id for id in found if id != sparing and _give_up_expired(connection, id)]
 
         return self._announced(self._database.transact(give_up))
 

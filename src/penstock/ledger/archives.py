@@ -15,11 +15,10 @@ from functools import partial
 from sqlalchemy import Connection, bindparam, delete, select, update
 
 from penstock.errors import ConfigurationError, TemporaryError
-from penstock.ledger.archive_queries import LOOK_MAX, OF_BATCHES, ROWS, TOMBSTONE, ArchiveQueries, range_of
+from penstock.ledger.archive_queries import OF_BATCHES, ROWS, TOMBSTONE, ArchiveQueries, range_of
 from penstock.ledger.archive_records import ARCHIVING, RETIRED, ArchiveFile, Retiring, RetiringBatch
 from penstock.ledger.database import Database, OutcomeUnknown
 from penstock.ledger.dialects import DatabaseNow
-from penstock.ledger.records import ObjectState
 from penstock.ledger.rows import Values
 from penstock.ledger.rules import storable
 from penstock.ledger.schema import archived_objects, archives, batches, object_attempts, objects, progress
@@ -47,22 +46,6 @@ _LEAVE_ATTEMPTS = delete(object_attempts).where(
     object_attempts.c.object_id.in_(bindparam("of_objects", expanding=True)),
 )
 _ONE = select(archives).where(archives.c.id == bindparam("of_id"))
-
-_SHADOWS = (
-    select(objects.c.object_id)
-    .join_from(
-        objects,
-        archived_objects,
-        (archived_objects.c.pipeline == objects.c.pipeline) & (archived_objects.c.object_id == objects.c.object_id),
-    )
-    .where(objects.c.state == ObjectState.UNPROCESSED.value, objects.c.pipeline == bindparam("in_pipeline"))
-    .limit(LOOK_MAX)
-)
-_DROP_SHADOWS = delete(objects).where(
-    objects.c.pipeline == bindparam("in_pipeline"),
-    objects.c.object_id.in_(bindparam("of_objects", expanding=True)),
-    objects.c.state == ObjectState.UNPROCESSED.value,
-)
 
 
 class _Fenced(Exception):
@@ -105,20 +88,6 @@ class Archives(ArchiveQueries):
                 self._probe(Step.ARCHIVED)
                 return True
         raise TemporaryError(f"archive {archive_id}: no answer to {TRIES_MAX} commits, try again later") from unknown
-
-    def drop_shadows(self, pipeline: str) -> int:
-        """Remove rows of archived objects that a claimer made anew and did not live to take; answers how many.
-
-        A claimer that is about to take one finds it in the archive instead."""
-
-        def drop(connection: Connection) -> int:
-            found = connection.scalars(_SHADOWS, {"in_pipeline": pipeline}).all()
-            return sum(
-                connection.execute(_DROP_SHADOWS, {"in_pipeline": pipeline, "of_objects": page}).rowcount
-                for page in slices(sorted(found))
-            )
-
-        return self._database.transact(drop)
 
     def disown(self, pipeline: str, archive_id: str) -> bool:
         """Make sure that a file of this name never counts, so that it may be deleted; False when it counts already."""

@@ -1,33 +1,33 @@
 """Claims: exclusive and fenced, by the database's clock.
 
-The lease stands on the attempt, so that one heartbeat holds thousands of objects. Rows are inserted or left alone in a
-transaction of their own; then one compare-and-set takes what is free. A lock taken by a SELECT and followed by an
-INSERT would deadlock where two claims overlap; this order cannot.
+The lease stands on the attempt, so that one heartbeat holds thousands of objects. A claim is two transactions, of which
+most need the first alone. It inserts the objects never heard of, ours from the beginning, and leaves the others as they
+are; in the order of their ids, so that claims that overlap wait for each other and never in a circle. The second takes
+what is free among the others, by one compare-and-set, under the attempt while it is open. A lock taken by a SELECT and
+followed by an INSERT would deadlock where two claims overlap; this order cannot.
 
-Rows of processed objects leave for the archive at any moment, each in the transaction that leaves its identity there.
-A message that comes late finds no row and makes a new one. So what was taken is looked up in the archive, after the
-taking and in its transaction, by a statement that sees what is committed by then (READ COMMITTED, or one writer at a
-time). Whenever the archive's transaction commits, the object ends as processed:
+Rows of processed objects leave for the archive at any moment, each in the transaction that leaves its identity there. A
+message that comes late finds no row and makes a new one. So what was inserted or taken is looked up in the archive,
+after that and in the same transaction, by a statement that sees what is committed by then (READ COMMITTED, or one
+writer at a time). Whenever the archive's transaction commits, the object ends as processed:
 
-- before a row was registered: the new row is taken; its identity, committed earlier still, is found; the row goes.
-- between registering and taking: registering left the old row alone, so there is none to take; the identity is found.
+- before its row was inserted: its identity, committed earlier still, is found; the row goes before anybody sees it.
+- between inserting and taking: inserting left the old row alone, so there is none to take; the identity is found.
 - between taking and looking: a processed row was not taken; the identity is found.
 - between looking and reading back: the row is missing and the identity was not seen, so the archive is asked again.
 - after reading back, or never: the row was there, processed.
-
-The row of a crashed claimer that registered and did not take stays until somebody claims it: `states` knows better, and
-the archiver removes it.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from operator import itemgetter
 
-from sqlalchemy import Connection, bindparam, delete, insert, or_, select, update
+from sqlalchemy import Connection, bindparam, delete, func, insert, literal_column, or_, select, update
 
 from penstock.errors import TemporaryError
 from penstock.ledger.abandonments import EXPIRED_ATTEMPTS, Abandonments
-from penstock.ledger.database import Database, OutcomeUnknown
+from penstock.ledger.database import Database
 from penstock.ledger.dialects import DatabaseNow
 from penstock.ledger.records import (
     TERMINAL,
@@ -40,10 +40,10 @@ from penstock.ledger.records import (
     ObjectState,
 )
 from penstock.ledger.revivals import revive
-from penstock.ledger.rows import AnyRow, carrier_of, new_object, wanted_object
+from penstock.ledger.rows import AnyRow, Values, carrier_of, new_claimed_object, wanted_object
 from penstock.ledger.rules import is_later, storable
-from penstock.ledger.schema import attempts, object_attempts, objects, wanted
-from penstock.ledger.sets import ARCHIVED, among, by_uri, fill, in_state, is_wanted, of_pipeline, slices, unprocessed
+from penstock.ledger.schema import archived_objects, attempts, object_attempts, objects, wanted
+from penstock.ledger.sets import ARCHIVED, among, by_uri, fill, in_state, is_in, is_wanted, of_pipeline, slices
 from penstock.messaging.steps import Probe, Step
 
 _OURS = (objects.c.attempt_id == bindparam("fresh")) & (objects.c.state == ObjectState.PROCESSING.value)
@@ -74,9 +74,21 @@ _OPEN = insert(attempts).values(
     lease_until=DatabaseNow() + bindparam("lease_seconds", type_=attempts.c.lease_until.type),
     heartbeat_seq=0,
 )
-_NOTE = insert(object_attempts).from_select(
-    ["pipeline", "object_id", "attempt_id", "replay_id"],
-    select(objects.c.pipeline, objects.c.object_id, objects.c.attempt_id, objects.c.carrier_replay_id).where(_OURS),
+_noted = select(objects.c.pipeline, objects.c.object_id, objects.c.attempt_id, objects.c.carrier_replay_id).where(_OURS)
+_NOTE_COLUMNS = ["pipeline", "object_id", "attempt_id", "replay_id"]
+_NOTE = insert(object_attempts).from_select(_NOTE_COLUMNS, _noted)
+_NOTE_TAKEN = insert(object_attempts).from_select(
+    _NOTE_COLUMNS, _noted.where(is_in(objects.c.object_id, of=select(wanted.c.object_id)))
+)
+_HOLD = (  # the attempt, against those who would give it up, until what is taken for it is its own
+    update(attempts)
+    .values(heartbeat_seq=attempts.c.heartbeat_seq + 1)
+    .where(attempts.c.id == bindparam("fresh"), attempts.c.state == AttemptState.OPEN.value)
+)
+_INSERTED = select(objects.c.object_id).where(objects.c.attempt_id == bindparam("fresh"))
+_COUNT_INSERTED = _INSERTED.with_only_columns(func.count())
+_ARCHIVED_OURS = select(archived_objects.c.object_id).where(
+    of_pipeline(archived_objects), is_in(archived_objects.c.object_id, of=_INSERTED)
 )
 _READ_BACK = select(
     objects.c.object_id,
@@ -151,7 +163,14 @@ class Claims:
         self._database = database
         self._probe = probe
         self._abandonments = abandonments
-        self._register_objects = unprocessed(database.dialect.insert_or_ignore(objects))
+        self._insert = database.dialect.insert_or_ignore(objects).values(
+            # Written out, since a bound constant is looked up again for each of thousands of rows.
+            state=literal_column(f"'{ObjectState.PROCESSING}'"),
+            charged=literal_column("1"),
+            refunds=literal_column("0"),
+            unattributed_failures=literal_column("0"),
+            first_seen_at=DatabaseNow(),
+        )
 
     def claim(
         self, pipeline: str, candidates: Sequence[Candidate], *, attempt_id: str, worker: str, lease_seconds: float
@@ -159,11 +178,28 @@ class Claims:
         """Claim what is free among the candidates; see `penstock.ledger.ledger.Ledger.claim`."""
         if not candidates:
             return Claim(attempt_id=attempt_id, claimed={}, busy={}, ended={})
-        expired = self._register(pipeline, candidates)
-        self._probe(Step.OBJECTS_REGISTERED)
-        if expired:
-            self._abandonments.expired(pipeline)
-        claim = self._take(pipeline, candidates, attempt_id, worker, lease_seconds)
+        carriers = _carriers(candidates)
+        opening = {
+            "in_pipeline": pipeline,
+            "fresh": attempt_id,
+            "by_worker": storable(worker),
+            "lease_seconds": lease_seconds,
+        }
+        try:
+            found = self._insert_new(opening, candidates)
+            self._probe(Step.OBJECTS_REGISTERED)
+            if found.expired:
+                self._abandonments.expired(pipeline, sparing=attempt_id)
+            rest = {id: named for id, named in carriers.items() if id not in found.ours}
+            taken = self._take(opening, candidates, rest, opened=bool(found.ours)) if rest else _NOTHING
+        except TemporaryError:
+            with suppress(TemporaryError):  # then its lease ends by itself
+                self._abandonments.one(
+                    attempt_id, reason="claim not completed", outcome="given_back", refund=True, unattributed=False
+                )
+            raise
+        new = {id: _new_object(id, carriers[id][0]) for id in carriers if id in found.ours}
+        claim = Claim(attempt_id=attempt_id, claimed={**new, **taken.claimed}, busy=taken.busy, ended=taken.ended)
         if claim.claimed:
             self._probe(Step.ATTEMPT_OPENED)
         return claim
@@ -173,49 +209,75 @@ class Claims:
         extending = {"extended": attempt_id, "lease_seconds": lease_seconds}
         return self._database.transact(lambda connection: connection.execute(_EXTEND, extending).rowcount == 1)
 
-    def _register(self, pipeline: str, candidates: Sequence[Candidate]) -> bool:
-        """Give every candidate a row; answers whether some attempt of the pipeline is past its lease."""
-        rows = [new_object(pipeline, candidate) for candidate in candidates]
+    def _insert_new(self, opening: Values, candidates: Sequence[Candidate]) -> "_Found":
+        """Make rows for the objects never heard of, and have them. The others are left alone."""
+        named = {candidate.object_id: candidate for candidate in reversed(candidates)}
+        rows = [new_claimed_object(opening, candidate) for candidate in named.values()]
         rows.sort(key=itemgetter("object_id"))  # neighbours in the index together; overlapping claims in one order
+        sequenced = any(map(_may_be_superseded, candidates))
 
-        def register(connection: Connection) -> bool:
-            connection.execute(self._register_objects, rows)
-            return connection.execute(EXPIRED_ATTEMPTS, {"in_pipeline": pipeline}).first() is not None
+        def insert_new(connection: Connection) -> _Found:
+            expired = connection.execute(EXPIRED_ATTEMPTS, opening).first() is not None
+            connection.execute(self._insert, rows)
+            count = connection.execute(_COUNT_INSERTED, opening).scalar_one()
+            if not count:
+                return _Found(ours=frozenset(), expired=expired)
+            ours = frozenset(named) if count == len(named) else frozenset(connection.scalars(_INSERTED, opening))
+            archived = frozenset(connection.scalars(_ARCHIVED_OURS, opening))
+            if archived:
+                _give_up_archived(connection, opening, sorted(archived))
+            ours -= archived
+            if sequenced:
+                ours -= _supersede(connection, opening, ours)
+            if ours:
+                connection.execute(_OPEN, opening)
+                connection.execute(_NOTE, opening)
+            return _Found(ours=ours, expired=expired)
 
-        return self._database.transact(register)
+        return self._database.transact(insert_new)
 
     def _take(
-        self, pipeline: str, candidates: Sequence[Candidate], attempt_id: str, worker: str, lease_seconds: float
+        self,
+        opening: Values,
+        candidates: Sequence[Candidate],
+        carriers: Mapping[bytes, Sequence[Carrier]],
+        *,
+        opened: bool,
     ) -> Claim:
-        carriers = _carriers(candidates)
+        """Take what is free among objects heard of before. ``opened``: the attempt holds others already."""
         first = [wanted_object(id, named[0]) for id, named in carriers.items()]
-        sequenced = any(_may_be_superseded(candidate) for candidate in candidates)
-        binds = {"in_pipeline": pipeline, "fresh": attempt_id}
-        opening = {**binds, "by_worker": storable(worker), "lease_seconds": lease_seconds}
+        sequenced = any(map(_may_be_superseded, candidates))
 
         def take(connection: Connection) -> Claim:
+            if opened and connection.execute(_HOLD, opening).rowcount != 1:
+                raise TemporaryError(f"attempt {opening['fresh']} was given up while it claimed: claim again")
             fill(connection, wanted, first)
-            revivers = revive(connection, pipeline, carriers)
-            taken = connection.execute(_TAKE, binds).rowcount
-            archived = set(connection.scalars(ARCHIVED, binds))
+            revivers = revive(connection, opening["in_pipeline"], carriers)
+            taken = connection.execute(_TAKE, opening).rowcount
+            archived = set(connection.scalars(ARCHIVED, opening))
             if taken and archived:
-                taken -= _give_up_archived(connection, binds, sorted(archived))
+                taken -= _give_up_archived(connection, opening, sorted(archived))
             if taken and sequenced:
-                taken -= _supersede(connection, binds)
-            if taken:
+                taken -= len(_supersede(connection, opening, carriers.keys()))
+            if taken and not opened:
                 connection.execute(_OPEN, opening)
-                connection.execute(_NOTE, binds)
+            if taken:
+                connection.execute(_NOTE_TAKEN, opening)
             chosen = {id: revivers.get(id, named[0]) for id, named in carriers.items()}
-            return _read_back(connection, binds, chosen, claimed=taken, archived=archived)
+            return _read_back(connection, opening, chosen, claimed=taken, archived=archived)
 
-        try:
-            return self._database.transact(take)
-        except OutcomeUnknown:
-            with suppress(TemporaryError):  # then its lease ends by itself
-                self._abandonments.one(
-                    attempt_id, reason="claim outcome unknown", outcome="given_back", refund=True, unattributed=False
-                )
-            raise
+        return self._database.transact(take)
+
+
+_NOTHING = Claim(attempt_id="", claimed={}, busy={}, ended={})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Found:
+    """What a claim's first transaction found."""
+
+    ours: frozenset[bytes]  # never heard of before
+    expired: bool  # some attempt of the pipeline was past its lease
 
 
 def _carriers(candidates: Sequence[Candidate]) -> Mapping[bytes, Sequence[Carrier]]:
@@ -230,31 +292,32 @@ def _may_be_superseded(candidate: Candidate) -> bool:
     return candidate.version_id is None and candidate.sequencer is not None
 
 
-def _give_up_archived(connection: Connection, binds: Mapping[str, str], archived: Sequence[bytes]) -> int:
+def _give_up_archived(connection: Connection, binds: Values, archived: Sequence[bytes]) -> int:
     """Take out of the claim what is in the archive, with its row, which was made anew; answers how many objects."""
     pages = slices(archived)
     return sum(connection.execute(_GIVE_UP_ARCHIVED, {**binds, "of_objects": page}).rowcount for page in pages)
 
 
-def _supersede(connection: Connection, binds: Mapping[str, str]) -> int:
-    """Take out of the claim what a later version of the same key has overtaken; answers how many objects."""
+def _supersede(connection: Connection, binds: Values, among_ids: Collection[bytes]) -> frozenset[bytes]:
+    """Take out of the claim which of these a later version of the same key has overtaken; answers which."""
     pairs = connection.execute(_SAME_KEY, binds).all()
     overtaken = {row.object_id for row in pairs if is_later(row.other_sequencer, than=row.sequencer)}
-    for object_id in overtaken:
+    for object_id in overtaken & set(among_ids):
         connection.execute(_SUPERSEDE, {**binds, "superseded": object_id})
-    return len(overtaken)
+    return frozenset(overtaken & set(among_ids))
 
 
 def _read_back(
     connection: Connection,
-    binds: Mapping[str, str],
+    binds: Values,
     carriers: Mapping[bytes, Carrier],
     *,
     claimed: int,
     archived: set[bytes],
 ) -> Claim:
     """What the database says we hold, and how the rest stands."""
-    ours = connection.execute(_READ_BACK, binds).all() if claimed else []
+    held = connection.execute(_READ_BACK, binds).all() if claimed else []
+    ours = [row for row in held if row.object_id in carriers]
     missing = len(carriers) - len(ours) - len(archived)
     rest = connection.execute(_NOT_OURS, binds).all() if missing else []
     if len(rest) < missing:  # rows that left for the archive after we asked it
@@ -267,6 +330,10 @@ def _read_back(
         busy={row.object_id: max(0.0, row.lease_left or 0.0) for row in rest if row.state not in TERMINAL},
         ended=ended | dict.fromkeys(archived, _ARCHIVED_OBJECT),
     )
+
+
+def _new_object(object_id: bytes, carrier: Carrier) -> ClaimedObject:
+    return ClaimedObject(object_id=object_id, attempts=1, unattributed_failures=0, carrier=carrier)
 
 
 def _claimed_object(row: AnyRow, carrier: Carrier) -> ClaimedObject:

@@ -58,6 +58,18 @@ def new_object(pipeline: str, candidate: Candidate) -> Values:
     }
 
 
+def new_claimed_object(opening: Values, candidate: Candidate) -> Values:
+    """The same, of an attempt from the beginning."""
+    carrier = candidate.carrier
+    return {
+        **new_object(opening["in_pipeline"], candidate),
+        "attempt_id": opening["fresh"],
+        "carrier_message_id": storable(carrier.message_id),
+        "carrier_enqueued_at": carrier.enqueued_at,
+        "carrier_replay_id": _optional(carrier.replay_id),
+    }
+
+
 def wanted_object(object_id: bytes, carrier: Carrier) -> Values:
     """The row of ``wanted`` for an object that this message names."""
     return {

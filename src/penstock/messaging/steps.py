@@ -14,7 +14,7 @@ class Step(StrEnum):
 
     ANNOUNCED = "announced"  # notifications are in the queue
     RECEIVED = "received"  # deliveries are leased
-    OBJECTS_REGISTERED = "objects_registered"  # ledger rows exist, committed
+    OBJECTS_REGISTERED = "objects_registered"  # objects never heard of have rows, and are claimed; committed
     ATTEMPT_OPENED = "attempt_opened"  # the attempt row and the CAS on its objects are committed
     PLANNED = "planned"  # the read plan is on disk
     WRITTEN = "written"  # Spark has written the files

@@ -70,7 +70,6 @@ class Archivist:
         Raises `TemporaryError` where another try may succeed, `TableError` where the place cannot be used.
         """
         swept = self._sweep()
-        self.ledger.archives.drop_shadows(self.pipeline)
         objects = batches = files = written = 0
         while (retiring := self._next(older_than_seconds, up_to_seq, objects_max)) is not None:
             if files_max is not None and files >= files_max:

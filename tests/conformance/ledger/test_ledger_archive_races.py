@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 from sqlalchemy import event
 from tests.conformance.ledger.crowd import CLAIMERS, together
-from tests.conformance.ledger.desk import PIPELINE, Desk, candidates, object_id_of, outcome
+from tests.conformance.ledger.desk import PIPELINE, Desk, candidate, candidates, object_id_of, outcome
 from tests.conformance.ledger.shelf import adopt, archive, hot, ids
 
 from penstock.ledger import Ledger
 from penstock.ledger.archive_records import ARCHIVING, ArchiveFile
-from penstock.ledger.records import ObjectState
+from penstock.ledger.records import Failure, ObjectState
 from penstock.messaging.steps import Step
 
 ROUNDS = 6
@@ -64,9 +64,7 @@ def test_the_archive_commits_between_registering_and_taking(shared_desk: Desk) -
     assert hot(shared_desk.ledger) == ids(["other"])
 
 
-@pytest.mark.parametrize(
-    "words", ["DELETE FROM wanted", "UPDATE objects", "FROM archived_objects", "AS lease_left"]
-)
+@pytest.mark.parametrize("words", ["DELETE FROM wanted", "UPDATE objects", "FROM archived_objects", "AS lease_left"])
 def test_the_archive_commits_after_a_statement_of_the_claim(server_desk: Desk, words: str) -> None:
     server_desk.process("a")
     with once_after(server_desk.ledger, words, lambda: archive(server_desk.ledger)) as done:
@@ -76,11 +74,23 @@ def test_the_archive_commits_after_a_statement_of_the_claim(server_desk: Desk, w
 
 
 def test_an_import_commits_between_registering_and_taking(shared_desk: Desk) -> None:
+    shared_desk.fail(Failure.RETRY, candidate("a"), "a")  # known, and free
+
     def import_now(step: Step) -> None:
         if step is Step.OBJECTS_REGISTERED:
             assert adopt(shared_desk.ledger, "a").new == 1
 
     ends_as_processed(Desk(Ledger(shared_desk.ledger.database, import_now)), "a")
+
+
+def test_an_import_leaves_alone_what_a_claimer_has_just_registered(shared_desk: Desk) -> None:
+    def import_now(step: Step) -> None:
+        if step is Step.OBJECTS_REGISTERED:
+            adoption = adopt(shared_desk.ledger, "a")
+            assert (adoption.new, set(adoption.busy)) == (0, ids(["a"]))
+
+    claim = Desk(Ledger(shared_desk.ledger.database, import_now)).claim(candidates("a"))
+    assert set(claim.claimed) == ids(["a"])
 
 
 def test_claimers_against_archivers(shared_desk: Desk) -> None:
@@ -101,7 +111,6 @@ def test_claimers_against_archivers(shared_desk: Desk) -> None:
     processed = [id for own in together(run) for id in own]
     assert sorted(processed) == sorted(ids(NAMES)), "each object once"
     _archive_what_is_there(ledger, "last")
-    ledger.archives.drop_shadows(PIPELINE)
     assert hot(ledger) == set()
     assert ledger.counts(PIPELINE)[ObjectState.PROCESSED] == len(NAMES)
     assert set(ledger.states(PIPELINE, ids(NAMES)).values()) == {ObjectState.PROCESSED}

@@ -44,11 +44,42 @@ def test_the_steps_come_in_their_order(desk: Desk) -> None:
     assert steps == [*opened, Step.COMMITTING, Step.COMMITTED, *opened, Step.ABANDONED]
 
 
-def test_a_crash_after_registering_leaves_the_objects_free(desk: Desk) -> None:
+def test_a_crash_after_registering_holds_what_is_new_until_the_lease_ends(desk: Desk) -> None:
+    desk.fail(Failure.RETRY, candidate("known"), "known")
     with pytest.raises(Crash):
-        Desk(crashing_at(desk, Step.OBJECTS_REGISTERED)).claim(candidates("a"))
-    assert desk.state("a") is ObjectState.UNPROCESSED
-    assert desk.claim(candidates("a")).claimed[A].attempts == 1
+        Desk(crashing_at(desk, Step.OBJECTS_REGISTERED)).claim(
+            candidates("a", "known"), attempt="crashed", lease_seconds=OVER
+        )
+    assert (desk.state("a"), desk.state("known")) == (ObjectState.PROCESSING, ObjectState.UNPROCESSED)
+    assert desk.claim(candidates("a", "known"), attempt="next").claimed[A].attempts == 2
+    assert desk.ledger.abandoned_attempts(PIPELINE)[-1] == "crashed"
+
+
+def test_a_claim_whose_attempt_was_given_up_before_it_took_the_rest_is_lost(desk: Desk) -> None:
+    desk.fail(Failure.RETRY, candidate("known"), "known")
+
+    def give_up(step: Step) -> None:
+        if step is Step.OBJECTS_REGISTERED:
+            assert desk.ledger.abandon("lost", reason="", outcome="expired", refund=False, unattributed=False)
+
+    hasty = Desk(Ledger(desk.ledger.database, give_up), desk.numbers)
+    with pytest.raises(TemporaryError, match="attempt lost was given up while it claimed"):
+        hasty.claim(candidates("a", "known"), attempt="lost")
+    assert (desk.state("a"), desk.state("known")) == (ObjectState.UNPROCESSED, ObjectState.UNPROCESSED)
+    assert desk.ledger.open_attempts(PIPELINE) == []
+
+
+def test_a_claim_that_breaks_off_between_its_two_parts_holds_nothing(desk: Desk) -> None:
+    desk.fail(Failure.RETRY, candidate("known"), "known")
+
+    def away(step: Step) -> None:
+        if step is Step.OBJECTS_REGISTERED:
+            raise TemporaryError("the ledger is away")
+
+    with pytest.raises(TemporaryError, match="away"):
+        Desk(Ledger(desk.ledger.database, away), desk.numbers).claim(candidates("a", "known"))
+    assert desk.ledger.open_attempts(PIPELINE) == []
+    assert desk.claim(candidates("a")).claimed[A].attempts == 1, "the broken one is not counted"
 
 
 def test_a_crash_after_the_attempt_is_opened_ends_with_its_lease(desk: Desk) -> None:

@@ -148,7 +148,7 @@ def die_at(url: str, step: Step) -> None:
 @pytest.mark.parametrize(
     ("step", "state", "attempts"),
     [
-        (Step.OBJECTS_REGISTERED, ObjectState.UNPROCESSED, 1),
+        (Step.OBJECTS_REGISTERED, ObjectState.PROCESSING, 2),
         (Step.ATTEMPT_OPENED, ObjectState.PROCESSING, 2),
         (Step.COMMITTING, ObjectState.PROCESSING, 2),
         (Step.COMMITTED, ObjectState.PROCESSED, 1),

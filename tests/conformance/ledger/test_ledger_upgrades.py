@@ -2,13 +2,11 @@
 
 from typing import Any
 
-from sqlalchemy import Select, Table, inspect, make_url, select
+from sqlalchemy import Select, Table, inspect, select
 from tests.conformance.ledger.desk import HANDLER, PIPELINE, Desk, candidate, candidates
 
 from penstock.ledger import Ledger
-from penstock.ledger.database import Database
-from penstock.ledger.dialects import dialect_for
-from penstock.ledger.migrate import downgrade, upgrade
+from penstock.ledger.migrate import downgrade
 from penstock.ledger.records import Failure
 from penstock.ledger.schema import metadata
 from penstock.ledger.work_records import WorkBegun, WorkDone
@@ -18,15 +16,15 @@ COLUMNS_SINCE_0001 = {"spark_ui_url"}
 
 
 def of_revision(url: str, revision: str) -> Desk:
-    """A ledger as an older Penstock left it."""
-    parsed = make_url(url)
-    dialect = dialect_for(parsed)
-    database = Database(dialect.create_engine(parsed, now=None), dialect)
-    with database.writing() as connection:
-        upgrade(connection, revision)
-    ledger = Ledger(database)
-    ledger.ensure_pipeline(PIPELINE)
-    return Desk(ledger)
+    """A ledger as an older Penstock left it, with data."""
+    desk = Desk(Ledger.open(url))
+    desk.ledger.ensure_pipeline(PIPELINE)
+    desk.process("a", "b")
+    desk.fail(Failure.DEAD, candidate("c"), "c")
+    desk.claim(candidates("d"))
+    with desk.ledger.database.writing() as connection:
+        downgrade(connection, revision)
+    return desk
 
 
 def rows_of_0001(ledger: Ledger) -> dict[str, list[tuple[Any, ...]]]:
@@ -50,9 +48,6 @@ def table_names(ledger: Ledger) -> set[str]:
 def test_up_from_0001_with_data_and_down_again(shared_url: str) -> None:
     old = of_revision(shared_url, "0001")
     assert not SINCE_0001 & table_names(old.ledger)
-    old.process("a", "b")
-    old.fail(Failure.DEAD, candidate("c"), "c")
-    old.claim(candidates("d"))
     rows = rows_of_0001(old.ledger)
     old.ledger.close()
 

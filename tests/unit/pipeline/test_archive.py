@@ -7,7 +7,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
-from tests.conformance.ledger.desk import PIPELINE, Desk, candidate, candidates, object_id_of, outcome
+from tests.conformance.ledger.desk import PIPELINE, Desk, candidate, object_id_of, outcome
 
 from penstock.errors import UsageError
 from penstock.ledger import Ledger
@@ -140,19 +140,6 @@ def test_an_archiver_that_was_only_slow_loses_the_file_that_was_swept_away(desk:
     assert desk.ledger.archives.all(PIPELINE) == []
     assert desk.state("a") is ObjectState.PROCESSED
     assert archivist(desk, place).run(**EVERYTHING).objects == 1
-
-
-def test_rows_that_dead_claimers_left_go_with_a_run(desk: Desk, place: LocalFiles) -> None:
-    desk.process("a")
-    archivist(desk, place).run(**EVERYTHING)
-
-    def die(_: Step) -> None:
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        Desk(Ledger(desk.ledger.database, die)).claim(candidates("a"))
-    archivist(desk, place).run(**EVERYTHING)
-    assert desk.ledger.objects(PIPELINE) == []
 
 
 def test_the_least_age() -> None:

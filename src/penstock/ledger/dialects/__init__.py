@@ -17,7 +17,7 @@ from penstock.errors import ConfigurationError, PenstockError, TemporaryError
 
 
 class DatabaseNow(FunctionElement[float]):
-    """Epoch seconds by the database's clock as the statement begins: never as the transaction did, which may be long ago.
+    """Epoch seconds by the database's clock as the statement begins: never as its transaction did, maybe long ago.
 
     One that waited for a lock thus tells an earlier time, which takes no lease away from anybody.
     """

@@ -87,7 +87,7 @@ class Sqlite:
             )
         return None
 
-    def migrating(self, connection: Connection) -> AbstractContextManager[None]:
+    def migrating(self, connection: Connection) -> AbstractContextManager[None]:  # noqa: ARG002 - the protocol's
         return nullcontext()  # the transaction, begun IMMEDIATE, holds off all others
 
 
