@@ -164,10 +164,10 @@ def postgresql(sizes: Sizes) -> Iterator[str]:
         Ledger.open(url).close()
         with psycopg.connect(url, autocommit=True) as connection:
             for name in INDEXES:
-                connection.execute(f"DROP INDEX {name}")  # type: ignore[arg-type]  # not a literal, and ours
-            connection.execute(POSTGRESQL_FILL.format(last=sizes.objects - 1, every=sizes.every))  # type: ignore[arg-type]  # as above
+                connection.execute(f"DROP INDEX {name}")
+            connection.execute(POSTGRESQL_FILL.format(last=sizes.objects - 1, every=sizes.every))
             for name, columns in INDEXES.items():
-                connection.execute(f"CREATE INDEX {name} ON objects ({columns})")  # type: ignore[arg-type]  # as above
+                connection.execute(f"CREATE INDEX {name} ON objects ({columns})")
             connection.execute("VACUUM ANALYZE objects")
         yield url
 
