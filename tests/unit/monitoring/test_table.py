@@ -62,4 +62,4 @@ def test_no_two_events_share_a_name() -> None:
 
 def test_only_heartbeats_and_progress_are_for_debugging() -> None:
     quiet = {kind for kind, entry in ROWS.items() if rows_of(entry)[0].level == "debug"}
-    assert quiet == {events.LeasesExtended, events.BatchProgressed}
+    assert quiet == {events.LeasesExtended, events.BatchProgressed, events.ReconcileProgressed}
