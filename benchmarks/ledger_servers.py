@@ -41,11 +41,11 @@ _FILL = {
         INSERT INTO objects (pipeline, object_id, bucket, `key`, uri, uri_digest, size_bytes, etag, sequencer, state,
             attempt_id, charged, refunds, unattributed_failures, batch_seq, `rows`, lines_quarantined,
             carrier_message_id, carrier_enqueued_at, first_seen_at, ended_at)
-        SELECT :pipeline, UNHEX(LPAD(HEX(i * :step), 32, '0')), 'landing', CONCAT('clicks/2024/01/', i, '.jsonl.gz'),
-            CONCAT('s3://landing/clicks/2024/01/', i, '.jsonl.gz'), UNHEX(LPAD(HEX(i * :step), 32, '0')), 10000,
+        SELECT :pipeline, UNHEX(CONCAT(LPAD(HEX(i * :step), 16, '0'), REPEAT('0', 16))), 'landing', CONCAT('clicks/2024/01/', i, '.jsonl.gz'),
+            CONCAT('s3://landing/clicks/2024/01/', i, '.jsonl.gz'), UNHEX(CONCAT(LPAD(HEX(i * :step), 16, '0'), REPEAT('0', 16))), 10000,
             MD5(i), LPAD(HEX(i), 16, '0'), 'processed', CONCAT('attempt-', LPAD(i DIV :batch, 10, '0')), 1, 0, 0,
             i DIV :batch + 1, 50, 0, UUID(), 1.7e9, 1.7e9, 1.7e9
-        FROM (SELECT CAST(seq AS DECIMAL(40)) AS i FROM seq_0_to_{last}) numbers WHERE i >= :first
+        FROM (SELECT CAST(seq AS SIGNED) AS i FROM seq_0_to_{last}) numbers WHERE i >= :first
     """,
     "postgresql": """
         INSERT INTO objects (pipeline, object_id, bucket, "key", uri, uri_digest, size_bytes, etag, sequencer, state,
@@ -128,7 +128,7 @@ def _fill(name: str, url: str, rows: int) -> None:
     # A connection of its own: one statement here takes longer than any of the ledger's may.
     driver = "mysql+pymysql" if name == "mariadb" else "postgresql+psycopg"
     engine = create_engine(make_url(url).set(drivername=driver), isolation_level="AUTOCOMMIT")
-    step = 2**62 // rows if name == "postgresql" else 2**126 // rows
+    step = 2**62 // rows
     with engine.connect() as connection:
         for first in range(0, rows, FILL_AT_ONCE):
             last = min(first + FILL_AT_ONCE, rows) - 1

@@ -142,7 +142,7 @@ def test_a_ledger_beside_a_table_of_another_is_not_well(penstock: Call, scene: S
     with scene.worker():
         pass
     assert verdict(penstock("status")).startswith("table and ledger disagree: The table ")
-    assert "bring back the state" in penstock("status").out
+    assert "`penstock repair` takes over what the table shows" in penstock("status").out
 
 
 def test_a_fresh_state_given_for_a_table_that_was_there_before(penstock: Call, scene: Scene) -> None:

@@ -21,11 +21,14 @@ NAMES = [f"object {number}" for number in range(40)]
 
 @contextmanager
 def once_after(ledger: Ledger, words: str, then: Callable[[], object]) -> Iterator[list[str]]:
-    """Do something, on another connection, as soon as a statement with these words was executed."""
+    """Do something, on another connection, as soon as a statement with these words was executed.
+
+    Not in the transaction that inserts: on MySQL it holds the rows that it leaves alone, and an archiver waits for it.
+    """
     done: list[str] = []
 
     def hook(_connection: Any, _cursor: Any, statement: str, *_: Any) -> None:
-        if words in statement and not done:
+        if all(part in statement for part in words.split(" ... ")) and not done:
             done.append(statement)
             then()
 
@@ -64,7 +67,7 @@ def test_the_archive_commits_between_registering_and_taking(shared_desk: Desk) -
     assert hot(shared_desk.ledger) == ids(["other"])
 
 
-@pytest.mark.parametrize("words", ["DELETE FROM wanted", "UPDATE objects", "FROM archived_objects", "AS lease_left"])
+@pytest.mark.parametrize("words", ["DELETE FROM wanted", "UPDATE objects", "FROM archived_objects ... FROM wanted", "AS lease_left"])
 def test_the_archive_commits_after_a_statement_of_the_claim(server_desk: Desk, words: str) -> None:
     server_desk.process("a")
     with once_after(server_desk.ledger, words, lambda: archive(server_desk.ledger)) as done:

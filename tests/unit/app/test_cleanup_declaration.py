@@ -110,9 +110,10 @@ def test_a_folder_above_the_source_is_no_target(tmp_path: Path) -> None:
 def test_another_pipelines_source_is_no_target_whichever_comes_first() -> None:
     for order in (1, -1):
         app = App()
+        first, second = (("clicks", cleanup.Move("s3://landing/views/x")), ("views", None))[::order]
+        declare(app, first[0], f"s3://landing/{first[0]}", first[1])
         with pytest.raises(UsageError, match="the source of views"):
-            for name, how in (("clicks", cleanup.Move("s3://landing/views/x")), ("views", None))[::order]:
-                declare(app, name, f"s3://landing/{name}", how)
+            declare(app, second[0], f"s3://landing/{second[0]}", second[1])
 
 
 @pytest.mark.parametrize("target", ["s3://lake/clicks/x", "s3://lake/clicks_quarantine", "s3://lake"])

@@ -241,8 +241,9 @@ def test_lists_and_counts_are_answered_by_the_index_on_states(crowded: Ledger) -
         crowded.objects(PIPELINE, state=ObjectState.DEAD, limit=10)
 
     plans = plans_of(crowded, look)
-    assert len(plans) == 2
-    for step, statement in reads_of_objects(plans):
+    reads = reads_of_objects(plans)
+    assert len(reads) == 2
+    for step, statement in reads:
         assert "ix_objects_state (state=? AND pipeline=?" in step, (step, statement)
     assert not [step for steps in plans.values() for step in steps if "TEMP B-TREE" in step]
 

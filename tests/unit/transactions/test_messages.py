@@ -1,15 +1,21 @@
 """From messages to rows and back; by what the inbox knows a message."""
 
 from collections.abc import Mapping
+from pathlib import Path
 
 import pytest
+from sqlalchemy import Engine, create_engine, text
+from sqlalchemy.exc import IntegrityError
+from sqlalchemy.pool import QueuePool, StaticPool
 
 from penstock.app.app import App
 from penstock.errors import UsageError
 from penstock.messaging.message import Message, Outgoing
+from penstock.transactions import create_tables
 from penstock.transactions.engines import engine_of
 from penstock.transactions.inbox import Identity, identity_of
 from penstock.transactions.outbox import read_attributes, row_of, written_attributes
+from penstock.transactions.store import Store
 from penstock.transactions.tables import inbox, outbox
 
 
@@ -57,6 +63,61 @@ def test_a_deduplication_id_travels_for_the_inbox() -> None:
         first, second = app.broker.browse("q", messages_max=9)
     assert first.attributes == {"a": "b", "penstock-deduplication-id": "d"}
     assert second.attributes == {}
+
+
+@pytest.mark.parametrize("name", ["penstock-outbox-id", "penstock-deduplication-id"])
+def test_another_messages_identity_is_not_passed_on(name: str) -> None:
+    """Else the inbox would take what a handler sends further for the message that it came from, and drop it."""
+    with App(broker="memory://") as app, pytest.raises(UsageError, match=f"{name} is Penstock's own"):
+        app.send("next", 1, attributes={name: "o"})
+
+
+@pytest.mark.parametrize("address", ["mysql://u:hidden", "postgresql://u:hidden@h:port/db", "hidden"])
+def test_an_address_that_cannot_be_read_is_not_said_again(address: str) -> None:
+    with pytest.raises(UsageError) as refusal:
+        engine_of(address)
+    assert "hidden" not in str(refusal.value)
+
+
+def test_done_before_is_said_of_a_key_that_is_there_and_of_nothing_else() -> None:
+    """A row that the database refuses for another reason took no effect."""
+    engine = create_engine("sqlite://", poolclass=StaticPool)
+    create_tables(engine)
+    with engine.begin() as connection:
+        connection.execute(text("DROP TABLE penstock_inbox"))
+        connection.execute(
+            text(
+                "CREATE TABLE penstock_inbox (inbox_id BLOB PRIMARY KEY, handler TEXT CHECK (handler <> 'barred'), "
+                "message TEXT, done_at REAL)"
+            )
+        )
+    found = Message(id="m", body=b"", enqueued_at=0.0)
+    with App(broker="memory://") as app, engine.begin() as connection:
+        assert [app.inbox(connection, found, handler="ship") for _ in range(2)] == [True, False]
+        with pytest.raises(IntegrityError):
+            app.inbox(connection, found, handler="barred")
+
+
+def test_an_app_gives_back_connections_that_it_opened_itself(tmp_path: Path) -> None:
+    mine = create_engine(f"sqlite:///{tmp_path}/mine.db")
+    create_tables(mine)
+    with App(broker="memory://") as app:
+        app.relay(mine)
+        app.relay(f"sqlite:///{tmp_path}/mine.db")
+        assert [relay.store.counts() for relay in app.relays] == [(0, 0)] * 2
+        own = engine_of_store(app.relays[1].store)
+        assert (pooled(mine), pooled(own)) == (1, 1)
+    assert (pooled(mine), pooled(own)) == (1, 0)
+    mine.dispose()
+
+
+def engine_of_store(store: Store) -> Engine:
+    return store._engine
+
+
+def pooled(engine: Engine) -> int:
+    assert isinstance(engine.pool, QueuePool)
+    return engine.pool.checkedin()
 
 
 @pytest.mark.parametrize("database", ["no address", 5, "sqlite+aiosqlite://", "nonsense://x"])

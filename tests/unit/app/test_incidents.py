@@ -1,0 +1,18 @@
+"""Incidents reach whoever hears while there is somebody."""
+
+from penstock.app.incidents import Incidents
+from penstock.events import Event, MessagesVanished
+
+INCIDENT = MessagesVanished(queue="q", entries=("1-0",))
+
+
+def test_what_comes_while_somebody_hears_is_passed_on() -> None:
+    incidents, heard, inner = Incidents(), list[Event](), list[Event]()
+    incidents(INCIDENT)
+    with incidents.passing_to(heard.append):
+        incidents(INCIDENT)
+        with incidents.passing_to(inner.append):
+            incidents(INCIDENT)
+        incidents(INCIDENT)
+    incidents(INCIDENT)
+    assert (len(heard), len(inner)) == (2, 1)
