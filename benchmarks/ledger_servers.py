@@ -41,8 +41,9 @@ _FILL = {
         INSERT INTO objects (pipeline, object_id, bucket, `key`, uri, uri_digest, size_bytes, etag, sequencer, state,
             attempt_id, charged, refunds, unattributed_failures, batch_seq, `rows`, lines_quarantined,
             carrier_message_id, carrier_enqueued_at, first_seen_at, ended_at)
-        SELECT :pipeline, UNHEX(CONCAT(LPAD(HEX(i * :step), 16, '0'), REPEAT('0', 16))), 'landing', CONCAT('clicks/2024/01/', i, '.jsonl.gz'),
-            CONCAT('s3://landing/clicks/2024/01/', i, '.jsonl.gz'), UNHEX(CONCAT(LPAD(HEX(i * :step), 16, '0'), REPEAT('0', 16))), 10000,
+        SELECT :pipeline, UNHEX(CONCAT(LPAD(HEX(i * :step), 16, '0'), REPEAT('0', 16))), 'landing',
+            CONCAT('clicks/2024/01/', i, '.jsonl.gz'), CONCAT('s3://landing/clicks/2024/01/', i, '.jsonl.gz'),
+            UNHEX(CONCAT(LPAD(HEX(i * :step), 16, '0'), REPEAT('0', 16))), 10000,
             MD5(i), LPAD(HEX(i), 16, '0'), 'processed', CONCAT('attempt-', LPAD(i DIV :batch, 10, '0')), 1, 0, 0,
             i DIV :batch + 1, 50, 0, UUID(), 1.7e9, 1.7e9, 1.7e9
         FROM (SELECT CAST(seq AS SIGNED) AS i FROM seq_0_to_{last}) numbers WHERE i >= :first

@@ -67,7 +67,9 @@ def test_the_archive_commits_between_registering_and_taking(shared_desk: Desk) -
     assert hot(shared_desk.ledger) == ids(["other"])
 
 
-@pytest.mark.parametrize("words", ["DELETE FROM wanted", "UPDATE objects", "FROM archived_objects ... FROM wanted", "AS lease_left"])
+@pytest.mark.parametrize(
+    "words", ["DELETE FROM wanted", "UPDATE objects", "FROM archived_objects ... FROM wanted", "AS lease_left"]
+)
 def test_the_archive_commits_after_a_statement_of_the_claim(server_desk: Desk, words: str) -> None:
     server_desk.process("a")
     with once_after(server_desk.ledger, words, lambda: archive(server_desk.ledger)) as done:
