@@ -21,6 +21,7 @@ from penstock.objects.reference import ObjectRef, decode_key
 
 TASK = "cleanup"  # of the ledger's account
 PAGE_OBJECTS = 200  # looked up in one go
+BATCHES_A_LOOK = 100  # of those that are due: with each its manifests are read
 PARALLEL = 8  # requests to S3 at a time; each waits for most of its life
 
 _STILL_READING = frozenset({ObjectState.UNPROCESSED, ObjectState.PROCESSING})
@@ -80,11 +81,12 @@ class SourceCleanup:
         self._clock = clock
         self._cursor: tuple[int, bytes] = (0, b"")  # the batch that was left in its middle, and its last object done
 
-    def due(self) -> range:
-        """The batches whose time has come."""
+    def due(self, *, most: int | None = None) -> range:
+        """The batches whose time has come; the first of them, where there are more than ``most``."""
         done = self._ledger.progress(self._pipeline, TASK)
         ripe = self._ledger.ripe_batches(self._pipeline, after_seq=done, older_than_seconds=self._after_seconds)
-        return range(done + 1, self._shown_to(done, ripe) + 1)
+        up_to = ripe if most is None else min(ripe, done + most)
+        return range(done + 1, self._shown_to(done, up_to) + 1)
 
     def count(self) -> Swept:
         """What a pass without bounds would look at; touches nothing."""
@@ -98,20 +100,26 @@ class SourceCleanup:
         """Do what is due, within bounds. Raises as a `Cleaner` does, and then the batch is not done with."""
         swept = Swept()
         pace = _Pace(bounds, self._clock)
-        for seq in self.due():
-            before = Swept(objects=swept.objects, skipped=Counter(swept.skipped))
-            try:
-                whole = self._batch(seq, swept, bounds, pace)
-            finally:
-                self._tell(seq, swept, before)
-            if not whole:
-                break
-            self._ledger.advance_progress(self._pipeline, TASK, seq)
-            swept.batches += 1
+        while due := self.due(most=BATCHES_A_LOOK):
+            for seq in due:
+                if not self._batch_told(seq, swept, bounds, pace):
+                    return swept
+                self._ledger.advance_progress(self._pipeline, TASK, seq)
+                swept.batches += 1
         return swept
+
+    def _batch_told(self, seq: int, swept: Swept, bounds: Pass, pace: "_Pace") -> bool:
+        before = Swept(objects=swept.objects, skipped=Counter(swept.skipped))
+        try:
+            return self._batch(seq, swept, bounds, pace)
+        finally:
+            self._tell(seq, swept, before)
 
     def _batch(self, seq: int, swept: Swept, bounds: Pass, pace: "_Pace") -> bool:
         """One batch; whether it is done with."""
+        if bounds.stopped():
+            swept.more = True
+            return False
         at, after = self._cursor
         looked_at = 0
         with ThreadPoolExecutor(PARALLEL, thread_name_prefix="penstock-cleanup") as pool:

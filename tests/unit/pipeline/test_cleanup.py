@@ -340,3 +340,20 @@ def test_two_at_once_end_as_one_would(site: Site) -> None:
     for thread in threads:
         thread.join(30)
     assert (set(site.hand.done), site.done_to) == (set(keys), 3)
+
+
+def test_batches_are_looked_up_a_few_at_a_time(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cleanup, "BATCHES_A_LOOK", 2)
+    for number in range(5):
+        site.process(f"{number}")
+    work = site.work()
+    assert [list(work.due()), list(work.due(most=2))] == [[1, 2, 3, 4, 5], [1, 2]]
+    assert work.run(Pass()).batches == 5
+    assert (site.hand.done, site.done_to) == ([*"01234"], 5)
+
+
+def test_a_stop_is_heard_between_batches_that_have_nothing_left(site: Site) -> None:
+    site.process("a")
+    site.ledger.database.transact(lambda connection: connection.execute(delete(objects)))
+    swept = site.run(bounds=Pass(stopped=lambda: True))
+    assert (swept.more, site.done_to) == (True, 0)
