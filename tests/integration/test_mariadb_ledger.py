@@ -18,8 +18,10 @@ from penstock.ledger import Ledger
 from penstock.ledger.database import OutcomeUnknown
 from penstock.ledger.dialects import DatabaseNow, mysql
 from penstock.ledger.dialects.mysql import Mysql
+from penstock.ledger.migrate import revision_of
 from penstock.ledger.records import ObjectState
-from penstock.ledger.schema import pipelines
+from penstock.ledger.revisions import Revisions
+from penstock.ledger.schema import VERSION_TABLE, pipelines
 from penstock.messaging.steps import Step
 
 DEFAULTS = ["CHARACTER SET latin1", "CHARACTER SET utf8mb4 COLLATE utf8mb4_general_ci"]
@@ -33,7 +35,7 @@ LOOK_ALIKE = [
     unicodedata.normalize("NFC", "é"),
     unicodedata.normalize("NFD", "é"),
 ]
-DDL = ("CREATE TABLE", "CREATE INDEX", "CREATE UNIQUE INDEX", "ALTER TABLE")
+DDL = ("CREATE TABLE", "CREATE INDEX", "CREATE UNIQUE INDEX", "ALTER TABLE", "DROP TABLE")
 
 
 @pytest.fixture
@@ -261,6 +263,43 @@ def test_a_migration_that_is_killed_after_every_statement_comes_to_its_end(
                 deaths += 1
     assert deaths > 20
     assert desk_at(url, opened).process("a") == 1
+
+
+def test_tables_that_are_taken_back_by_processes_that_die_are_taken_back(server: MariadbServer) -> None:
+    url, deaths = server.fresh(), 0
+    Ledger.open(url).close()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Mysql, "create_engine", create_fragile)
+        while True:
+            revisions = Revisions.open(url)
+            try:
+                revisions.downgrade("0003")
+                break
+            except Broken:
+                deaths += 1
+            finally:
+                revisions.close()
+    assert deaths == 5, "a column and four tables"
+    assert revision_at(url) == "0003"
+    Ledger.open(url).close()
+
+
+def test_who_waited_for_a_migration_sees_what_it_did(server: MariadbServer, opened: ExitStack) -> None:
+    url = server.fresh()
+    here, there = desk_at(url, opened).ledger.database, desk_at(url, opened).ledger.database
+    with here.writing() as connection:
+        with here.dialect.migrating(connection):
+            connection.exec_driver_sql(f"UPDATE {VERSION_TABLE} SET version_num = '0003'")
+        with there.writing() as other, there.dialect.migrating(other):
+            assert revision_of(other) == "0003", "before the first transaction ends"
+
+
+def revision_at(url: str) -> str | None:
+    revisions = Revisions.open(url)
+    try:
+        return revisions.facts().revision
+    finally:
+        revisions.close()
 
 
 def test_a_migration_waits_no_longer_than_said_for_another(

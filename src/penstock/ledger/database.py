@@ -12,6 +12,7 @@ from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait
 
 from penstock.errors import TemporaryError
 from penstock.ledger.dialects import READ_ONLY, Clash, Dialect
+from penstock.messaging.addresses import masked
 
 # A connection that is lost is told by an error of ours. SQLAlchemy logs it too, with a traceback, which without any
 # handler Python prints; who configured logging reads it as before.
@@ -105,6 +106,6 @@ class Database:
 
 
 def _place(url: URL) -> str:
-    if url.host:
-        return url.render_as_string(hide_password=True)
+    if url.host:  # parameters may be secrets too
+        return masked(url.render_as_string(hide_password=True))
     return url.database or "in memory"

@@ -105,8 +105,10 @@ class Repairs:
         self._database = database
         self._probe = probe
         insert_or_ignore = database.dialect.insert_or_ignore
-        self._add_attempt = insert_or_ignore(attempts).values(
-            started_at=DatabaseNow(), ended_at=DatabaseNow(), lease_until=0.0, heartbeat_seq=0, worker=REPAIR
+        self._add_attempt = (
+            insert_or_ignore(attempts)
+            .values(started_at=DatabaseNow(), ended_at=DatabaseNow(), lease_until=0.0, heartbeat_seq=0, worker=REPAIR)
+            .execution_options(preserve_rowcount=True)  # psycopg forgets that of an insert
         )
         self._add_objects = insert_or_ignore(objects).values(
             state=ObjectState.UNPROCESSED.value,

@@ -17,8 +17,11 @@ def parsed_url(url: str | Path) -> URL:
     if url.startswith(_SQLITE_FILE):  # a path is taken as it is, question marks and all
         return URL.create("sqlite", database=url.removeprefix(_SQLITE_FILE))
     try:
-        return make_url(url)
-    except (ArgumentError, ValueError) as error:  # what was written may hold a password, and is not said again
+        parsed = make_url(url)
+    except (ArgumentError, ValueError):  # what was written may hold a password, and is not said again
         raise ConfigurationError(
             "the ledger's address is not a database URL: write one like sqlite:///folder/ledger.db"
-        ) from error
+        ) from None
+    if "@" in (parsed.host or ""):  # the end of a password, which every error would name as a part of the host
+        raise ConfigurationError("the ledger's address has an @ in its password, or in its user: write it as %40")
+    return parsed

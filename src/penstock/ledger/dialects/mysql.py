@@ -26,6 +26,7 @@ from penstock.ledger.dialects import READ_ONLY, DatabaseNow
 from penstock.ledger.dialects.mysql_errors import explained, leaves_the_connection_useless
 from penstock.ledger.dialects.mysql_rows import insert_in_parts
 from penstock.ledger.schema import session_metadata
+from penstock.messaging.addresses import masked
 
 CONNECTIONS_MAX = 8  # a worker has about four threads that speak to its ledger
 POOL_TIMEOUT_SECONDS = 30.0
@@ -113,11 +114,13 @@ class Mysql:
         held = connection.scalar(select(func.get_lock(name, MIGRATING_WAIT_SECONDS)))
         if held != 1:
             raise TemporaryError(
-                f"the ledger {connection.engine.url.render_as_string(hide_password=True)} is being upgraded by another "
-                f"process for more than {MIGRATING_WAIT_SECONDS} s: wait for it and try again"
+                f"the ledger {masked(connection.engine.url.render_as_string(hide_password=True))} is being upgraded by "
+                f"another process for more than {MIGRATING_WAIT_SECONDS} s: wait for it and try again"
             )
         try:
             yield
+            # The revision is a row, which changes of tables do not commit: whoever waits for the lock has to see it.
+            connection.exec_driver_sql("COMMIT")
         finally:
             if not connection.invalidated:  # the server lets go of a lost connection's locks
                 connection.scalar(select(func.release_lock(name)))

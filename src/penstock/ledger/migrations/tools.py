@@ -68,6 +68,14 @@ def drop_column(table: str, name: str) -> None:
         op.drop_column(table, name)
 
 
+def has_rows(table: str) -> bool:
+    """Whether there is anything in a table; nothing is where one that was interrupted has dropped it."""
+    if not _inspector().has_table(table):
+        return False
+    one = sa.select(sa.literal(1)).select_from(sa.table(table)).limit(1)
+    return op.get_bind().execute(one).first() is not None
+
+
 def drop_table(name: str) -> None:
     """Drop a table if it is there."""
     op.drop_table(name, if_exists=True)

@@ -1,11 +1,17 @@
 """Archive, reconciliations, clean-ups, and where a batch's Spark run can be looked at."""
 
 import sqlalchemy as sa
-from alembic import op
 from sqlalchemy.dialects import mysql
 
 from penstock.errors import ConfigurationError
-from penstock.ledger.migrations.tools import add_column, create_index, create_table, drop_column, drop_table
+from penstock.ledger.migrations.tools import (
+    add_column,
+    create_index,
+    create_table,
+    drop_column,
+    drop_table,
+    has_rows,
+)
 
 revision = "0004"
 down_revision = "0003"
@@ -60,8 +66,7 @@ def upgrade() -> None:
 
 def downgrade() -> None:
     """Refused while objects are archived: what is forgotten here would be processed a second time."""
-    archived = sa.table("archived_objects")
-    if op.get_bind().execute(sa.select(sa.literal(1)).select_from(archived).limit(1)).first() is not None:
+    if has_rows("archived_objects"):
         raise ConfigurationError(
             "the ledger has archived objects, which revision 0003 knows nothing of and would process again: restore a "
             "backup from before the upgrade instead"

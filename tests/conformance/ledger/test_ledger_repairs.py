@@ -1,0 +1,23 @@
+"""What a repair writes that only the ledger sees; the rest is in tests/conformance/repair, with a table."""
+
+import pytest
+from tests.conformance.ledger.desk import PIPELINE, Desk
+
+from penstock.ledger.repair_records import ImportedBatch, LedgerRepair
+
+CLAIMED_AT, COMMITTED_AT = 1_000.0, 2_000.0
+
+
+def test_what_is_imported_keeps_its_times(desk: Desk) -> None:
+    batch = ImportedBatch(seq=1, attempt_id="a", objects=(), claimed_at=CLAIMED_AT, committed_at=COMMITTED_AT)
+    undated = ImportedBatch(seq=2, attempt_id="b", objects=())
+    desk.ledger.repair(
+        LedgerRepair(pipeline=PIPELINE, seen_next_seq=1, next_seq=3, table_schema=None, imported=[batch, undated])
+    )
+    first, second = desk.ledger.batches(PIPELINE)
+    attempt, other = desk.ledger.attempt("a"), desk.ledger.attempt("b")
+    assert attempt is not None
+    assert other is not None
+    assert (attempt.started_at, first.committed_at) == (CLAIMED_AT, COMMITTED_AT)
+    assert second.committed_at == pytest.approx(other.started_at, abs=60.0), "now, as far as anybody knows"
+    assert second.committed_at > COMMITTED_AT
