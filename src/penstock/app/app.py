@@ -7,8 +7,8 @@ from typing import Any, Self
 
 from penstock.app.handlers import Handlers
 from penstock.app.identity import worker_id
+from penstock.app.incidents import Incidents
 from penstock.app.pipelines.service import PipelineService
-from penstock.app.relay import Relay
 from penstock.app.service import Service
 from penstock.app.transactions import Transactional
 from penstock.config import Settings, load_settings, shown
@@ -16,7 +16,13 @@ from penstock.errors import UsageError
 from penstock.events import Listener
 from penstock.handlers.durations import Duration, seconds_of
 from penstock.messaging.broker import Broker
-from penstock.messaging.message import DEDUPLICATION_ATTRIBUTE, NO_ATTRIBUTES, Attributes, Outgoing
+from penstock.messaging.message import (
+    DEDUPLICATION_ATTRIBUTE,
+    IDENTITY_ATTRIBUTES,
+    NO_ATTRIBUTES,
+    Attributes,
+    Outgoing,
+)
 from penstock.messaging.queue import Queue
 from penstock.messaging.schema import Codec
 from penstock.monitoring.errors import ErrorHook
@@ -58,7 +64,7 @@ class App(Handlers, Transactional):
         self.on_error = on_error
         self.listeners = tuple(listeners)
         self.worker = worker_id()
-        self.incidents = Relay()  # what the broker tells of; a worker passes it on to its listeners
+        self.incidents = Incidents()  # what the broker tells of; a worker passes it on to its listeners
         self._lock = threading.Lock()
         self._broker: Broker | None = None if broker is None or isinstance(broker, str) else broker  # under the lock
         self._ledger: Any | None = None if ledger is None or isinstance(ledger, str) else ledger  # as above
@@ -113,6 +119,8 @@ class App(Handlers, Transactional):
         for opened in (broker, ledger):
             if opened is not None:
                 opened.close()
+        for relay in self.relays:
+            relay.store.close()
 
     def __enter__(self) -> Self:
         return self
@@ -210,9 +218,10 @@ class App(Handlers, Transactional):
     ) -> Outgoing:
         """The message that `send` would send."""
         sender = self._sender(queue)
-        clash = sorted(sender.attributes.keys() & attributes.keys())
+        # A message's identity is its own: passed on to others, the inbox would take them for it and drop them.
+        clash = sorted((sender.attributes.keys() | IDENTITY_ATTRIBUTES) & attributes.keys())
         if clash:
-            raise UsageError(f"The attribute {clash[0]} is Penstock's own; give another name.")
+            raise UsageError(f"The attribute {clash[0]} is Penstock's own; leave it out, or give another name.")
         added = dict(attributes)
         if deduplication_id:
             added[DEDUPLICATION_ATTRIBUTE] = deduplication_id  # for the inbox: brokers forget it, or never looked

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from penstock.events import Event, Listener
 
 
-class Relay:
+class Incidents:
     """A listener that passes on to another. What comes while nobody hears is for nobody."""
 
     def __init__(self) -> None:

@@ -131,7 +131,8 @@ class Transactional:
             lease_seconds=seconds_of("lease", lease),
             inbox_seconds=None if inbox_retention is None else seconds_of("inbox_retention", inbox_retention),
         )
-        self._relays += (RelayDeclaration(store=Store(engine_of(database)), settings=settings),)
+        store = Store(engine_of(database), owned=isinstance(database, str))
+        self._relays += (RelayDeclaration(store=store, settings=settings),)
 
     def wake_by(self, wakers: Sequence[Callable[[], None]]) -> None:
         """Who is told of commits from now on."""

@@ -13,12 +13,13 @@ from penstock.worker.shutdown import StopSignal
 
 
 def run_relays(app: App, *, stop: StopSignal) -> None:
-    """Relay until asked to stop, with the log on stderr. Raises `UsageError` for an app without a relay."""
+    """Relay until asked to stop, with the log on stderr; then close the app. Raises `UsageError` without a relay."""
     stores(app)
     log = open_log(app.settings, worker=app.worker)
     bus = Bus(*guarded(app.listeners, tell=log), log)
     close_seconds = app.settings.stop_timeout_seconds - CLOSE_SECONDS
     with (
+        app,
         app.incidents.passing_to(bus.emit),
         relaying(app, tell=bus.emit, clock=SystemClock(), random=random.random, close_seconds=close_seconds),
     ):
@@ -26,7 +27,6 @@ def run_relays(app: App, *, stop: StopSignal) -> None:
         waiting = threading.Thread(target=_until_stopped, args=(stop,), daemon=True)
         waiting.start()
         waiting.join()
-    app.close()
 
 
 def _until_stopped(stop: StopSignal) -> None:

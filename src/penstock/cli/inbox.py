@@ -32,7 +32,8 @@ def forget(
         seconds = seconds_of("--older-than", older_than)
     except UsageError as error:
         raise UsageError(f"--older-than {older_than!r} is no duration: write such as 14d or 36h.") from error
-    count = forget_inbox(load_app(app_name), older_than_seconds=seconds)
+    with load_app(app_name) as found:
+        count = forget_inbox(found, older_than_seconds=seconds)
     if json_:
         print_json({"forgotten": count})
     else:

@@ -33,14 +33,10 @@ def relay(
         return
     from penstock.app.loading import load_app
     from penstock.app.transactions_process import run_relays
-    from penstock.worker.shutdown import StopSignal
+    from penstock.cli.leaving import stoppable
 
-    stop = StopSignal()
-    stop.install()
-    try:
+    with stoppable() as stop:
         run_relays(load_app(app_name), stop=stop)
-    finally:
-        stop.remove()
 
 
 @app.command("list")
@@ -53,7 +49,8 @@ def list_(
     from penstock.app.loading import load_app
     from penstock.app.transactions_running import waiting_rows
 
-    rows = waiting_rows(load_app(app_name), limit=limit + 1)
+    with load_app(app_name) as found:
+        rows = waiting_rows(found, limit=limit + 1)
     if len(rows) > limit:
         talk(f"There are more than {limit:,}; --limit shows more.")
     rows = rows[:limit]
@@ -84,9 +81,9 @@ def _once(app_name: str, *, json_: bool) -> None:
     from penstock.app.transactions_running import counts, relay_once
     from penstock.events import tell_nobody
 
-    found = load_app(app_name)
-    relayed = relay_once(found, tell=tell_nobody)
-    left, refused = counts(found)
+    with load_app(app_name) as found:
+        relayed = relay_once(found, tell=tell_nobody)
+        left, refused = counts(found)
     if json_:
         print_json({"sent": relayed.sent, "left": left, "refused": refused})
     else:

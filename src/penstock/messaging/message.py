@@ -9,6 +9,7 @@ Attributes = Mapping[str, str | bytes]
 # What the inbox knows a message again by, whatever id a broker gives it.
 OUTBOX_ID_ATTRIBUTE = "penstock-outbox-id"
 DEDUPLICATION_ATTRIBUTE = "penstock-deduplication-id"
+IDENTITY_ATTRIBUTES = frozenset({OUTBOX_ID_ATTRIBUTE, DEDUPLICATION_ATTRIBUTE})
 
 # Python 3.11's dataclasses take a proxy for a mutable default, so it is handed out by a factory.
 NO_ATTRIBUTES: Attributes = MappingProxyType({})

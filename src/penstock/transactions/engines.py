@@ -33,7 +33,11 @@ def engine_of(database: object) -> Engine:
 def _opened(address: str) -> Engine:
     try:
         return create_engine(address, pool_pre_ping=True)
-    except (ArgumentError, NoSuchModuleError) as error:
+    except NoSuchModuleError as error:
         raise UsageError(f"The address of an outbox's database cannot be read: {error}.") from error
+    except (ArgumentError, ValueError) as error:  # what was written may hold a password, and is not said again
+        raise UsageError(
+            "The address of an outbox's database cannot be read: write one like postgresql+psycopg://USER@HOST/DATABASE."
+        ) from error
     except ImportError as error:
         raise ConfigurationError(f"The driver of an outbox's database is missing: {error}; install it.") from error

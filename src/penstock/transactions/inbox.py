@@ -10,7 +10,7 @@ import hashlib
 from typing import NamedTuple
 
 from sqlalchemy import Insert, insert
-from sqlalchemy.dialects import postgresql
+from sqlalchemy.dialects import postgresql, sqlite
 
 from penstock.messaging.message import DEDUPLICATION_ATTRIBUTE, OUTBOX_ID_ATTRIBUTE, Message
 from penstock.transactions.clock import Now
@@ -19,6 +19,7 @@ from penstock.transactions.sessions import AsyncSessions, SyncSession, dialect_o
 from penstock.transactions.tables import inbox
 
 _SHOWN_CHARS_MAX = 1_000
+_KEY = [inbox.c.inbox_id]
 _REFUSED = "\ufffd"  # for what databases do not take in a text for people
 
 
@@ -70,11 +71,15 @@ def _statement(dialect: str, handler: str, identity: Identity) -> Insert:
         "message": f"{identity.kind}:{_shown(identity.value)}",
         "done_at": Now(),
     }
+    statement: Insert
     if dialect == "postgresql":
-        statement: Insert = postgresql.insert(inbox).values(values).on_conflict_do_nothing()
+        statement = postgresql.insert(inbox).values(values).on_conflict_do_nothing(index_elements=_KEY)
+    elif dialect == "sqlite":
+        statement = sqlite.insert(inbox).values(values).on_conflict_do_nothing(index_elements=_KEY)
     else:
-        statement = insert(inbox).values(values).prefix_with("OR IGNORE", dialect="sqlite")
-        statement = statement.prefix_with("IGNORE", dialect="mysql").prefix_with("IGNORE", dialect="mariadb")
+        # Of what IGNORE swallows only a key that is there can meet this row: the table has no other condition. ON
+        # DUPLICATE KEY UPDATE would not do: where found rows are counted, as SQLAlchemy asks, it answers 1 as well.
+        statement = insert(inbox).values(values).prefix_with("IGNORE")
     return statement.execution_options(preserve_rowcount=True)  # of an insert nobody else asks for it
 
 

@@ -1,13 +1,13 @@
 """The relay: from the outbox to the broker, at least once, a stream's rows in their order.
 
 A row is sent, and then deleted: whoever dies in between sends it again, under the same ids. A broker that is away costs
-nothing but time. A row that the broker refuses steps aside with its reason and is tried again now and then, and so do
-its companions where a whole queue seems to be refused.
+nothing but time. A row that the broker refuses steps aside with its reason and is tried again now and then. Where a
+whole queue seems to be refused, this relay lets it rest for a moment, and the rows keep their order.
 """
 
 import secrets
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
@@ -21,7 +21,7 @@ from penstock.transactions.store import FORGET_ROWS, Held, Store
 
 FAILED_BASE_SECONDS, FAILED_CAP_SECONDS = 0.5, 30.0  # of the relay, where broker or database are away
 REFUSED_BASE_SECONDS, REFUSED_CAP_SECONDS = 10.0, 600.0  # of a row that the broker refused
-QUEUE_WAIT_SECONDS = 3.0  # of its companions: less, so that they come without it
+QUEUE_REST_SECONDS = 3.0  # of a queue that seems to be refused: less, so that its other rows come without them
 REFUSED_IN_A_ROW_MAX = 3  # then the queue is thought to be refused, not a message
 LEASE_SHARE = 0.5  # of the claim: later than that nothing more is begun under it
 FORGET_EVERY_SECONDS = 3_600.0
@@ -72,7 +72,8 @@ class Relay:
         self._tell = tell
         self._woken = threading.Event()
         self._ended = False  # written by whoever ends it
-        self._failures = 0  # in a row; this and the next: of the thread that runs
+        self._failures = 0  # in a row; this and the next two: of the thread that runs
+        self._resting: dict[str, float] = {}  # queues, each until this monotonic time
         self._forget_at = clock.monotonic()
 
     def run(self) -> None:
@@ -108,7 +109,7 @@ class Relay:
     def step(self, *, in_a_row_max: int | None = REFUSED_IN_A_ROW_MAX) -> Relayed:
         """Claim some rows, send them, delete them. What could not be sent is free again. Raises as `once`.
 
-        ``in_a_row_max``: after so many refusals its queue is let alone for a moment; None: each row is tried.
+        ``in_a_row_max``: after so many refusals their queue rests for a moment; None: each row is tried.
         """
         self._forget()
         claim_id = secrets.token_bytes(ID_BYTES)
@@ -118,6 +119,7 @@ class Relay:
             lease_seconds=self._settings.lease_seconds,
             rows_max=self._settings.rows_max,
             bytes_max=self._settings.bytes_max,
+            resting=self._still_resting(claimed_at),
         )
         if not held:
             return Relayed()
@@ -129,9 +131,14 @@ class Relay:
         finally:
             for event in shift.events:
                 self._tell(event)
+            self._resting |= dict.fromkeys(shift.refusing, self._clock.monotonic() + QUEUE_REST_SECONDS)
             if shift.left(held):
                 self._store.release(claim_id)
         return Relayed(held=len(held), sent=shift.sent, refused=shift.refused)
+
+    def _still_resting(self, now: float) -> Collection[str]:
+        self._resting = {queue: until for queue, until in self._resting.items() if until > now}
+        return self._resting.keys()
 
     def _over(self, until: float) -> bool:
         return self._ended or self._clock.monotonic() > until
@@ -187,6 +194,7 @@ class _Shift:
         self._settled: set[int] = set()  # rows that are deleted, or wait with a reason
         self.sent = 0
         self.refused = 0
+        self.refusing: set[str] = set()  # queues that seem to be refused as a whole
         self.events: list[OutboxSent | OutboxRefused] = []
 
     def left(self, held: Sequence[Held]) -> bool:
@@ -217,8 +225,7 @@ class _Shift:
                 self._refuse(row, error)
                 in_a_row += 1
             if in_a_row == in_a_row_max:
-                self._store.postpone(queue, self._claim_id, wait_seconds=QUEUE_WAIT_SECONDS)
-                self._settled.update(each.id for each in rows)
+                self.refusing.add(queue)
                 return
 
     def _send(self, queue: str, rows: Sequence[Held]) -> None:

@@ -4,7 +4,7 @@ Each step is a short transaction of its own, and none is open while the broker i
 the network. A claim is a lease by the database's clock, so that rows of a relay that died are free when it ends.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -70,18 +70,29 @@ class Waiting:
 class Store:
     """The tables of one database. Any thread may use it."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, *, owned: bool = False) -> None:
+        """``owned``: the engine is nobody else's, so that `close` may take its connections."""
+        self._owned = owned
         self.place = engine.url.render_as_string(hide_password=True)
         self._on_sqlite = engine.dialect.name == SQLITE
         # No gaps are locked then, in which a user's insert would have to wait; and each look sees what is there.
         self._engine = engine if self._on_sqlite else engine.execution_options(isolation_level="READ COMMITTED")
 
-    def claim(self, claim_id: bytes, *, lease_seconds: float, rows_max: int, bytes_max: int) -> Sequence[Held]:
-        """Hold the oldest rows that are due and free, for so long; by id."""
+    def claim(
+        self,
+        claim_id: bytes,
+        *,
+        lease_seconds: float,
+        rows_max: int,
+        bytes_max: int,
+        resting: Collection[str] = (),
+    ) -> Sequence[Held]:
+        """Hold the oldest rows that are due and free, for so long; by id. None of the queues that are ``resting``."""
+        others = _LOOK.where(outbox.c.queue_id.not_in([digest(queue) for queue in resting])) if resting else _LOOK
         with self._transaction() as connection:
             if self._on_sqlite:
                 connection.execute(_LOCK_SQLITE)
-            look = [Seen(**row) for row in connection.execute(_LOOK).mappings()]
+            look = [Seen(**row) for row in connection.execute(others).mappings()]
             wanted = takeable(look, rows_max=rows_max, bytes_max=bytes_max)
             if not wanted:
                 return ()
@@ -90,12 +101,15 @@ class Store:
             kept = unbroken(wanted, frozenset(got))
             if not kept:
                 return ()
-            mine = outbox.c.id.in_(kept)
+            still_free = and_(
+                outbox.c.id.in_(kept), not_(_claimed)
+            )  # no lock holds them where an engine commits by itself
             connection.execute(
-                update(outbox).where(mine).values(claim_id=claim_id, claimed_until=Now() + lease_seconds)
+                update(outbox).where(still_free).values(claim_id=claim_id, claimed_until=Now() + lease_seconds)
             )
             left = (outbox.c.created_at + outbox.c.delay_seconds - Now()).label("delay_left")
-            rows = connection.execute(select(outbox, left).where(mine).order_by(outbox.c.id)).mappings()
+            mine = select(outbox, left).where(_of(claim_id, kept)).order_by(outbox.c.id)
+            rows = connection.execute(mine).mappings()
             return [_held(row) for row in rows]
 
     def delete(self, claim_id: bytes, ids: Sequence[int]) -> None:
@@ -113,12 +127,6 @@ class Store:
         values = {**_FREE, "due_at": Now() + wait_seconds, "tries": outbox.c.tries + 1, "reason": reason}
         with self._transaction() as connection:
             connection.execute(update(outbox).where(_of(claim_id, [id])).values(values))
-
-    def postpone(self, queue: str, claim_id: bytes, *, wait_seconds: float) -> None:
-        """Let a queue's rows alone for a while, all that are free or ours."""
-        there = and_(outbox.c.queue_id == digest(queue), _due, (outbox.c.claim_id == claim_id) | not_(_claimed))
-        with self._transaction() as connection:
-            connection.execute(update(outbox).where(there).values({**_FREE, "due_at": Now() + wait_seconds}))
 
     def hasten(self) -> None:
         """Whatever waits is due now."""
@@ -148,6 +156,11 @@ class Store:
             if ids:
                 connection.execute(delete(inbox).where(inbox.c.inbox_id.in_(ids)))
             return len(ids)
+
+    def close(self) -> None:
+        """Give back connections; those of a user's engine are the user's. It can be used again."""
+        if self._owned:
+            self._engine.dispose()
 
     @contextmanager
     def _transaction(self) -> Iterator[Connection]:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from penstock.app.relay import Relay
+from penstock.app.incidents import Incidents
 from penstock.config import Settings
 from penstock.events import Listener
 from penstock.messaging.broker import Broker
@@ -33,7 +33,7 @@ class Home(Protocol):
         ...
 
     @property
-    def incidents(self) -> Relay:
+    def incidents(self) -> Incidents:
         """What its broker tells of."""
         ...
 
