@@ -1,15 +1,14 @@
 """Archiving beside a worker: rarely, a bounded number of files at a time, in a thread of its own."""
 
-import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 
 from penstock.app.archive import Store, archive_alone, cleanups_of, stores
 from penstock.app.object_service import ObjectService
 from penstock.app.pipelines.service import PipelineService
 from penstock.app.places import declared_places
+from penstock.app.rounds import Rounds
 from penstock.app.service import Host, Service
-from penstock.events import Bus, ObjectsArchived, UpkeepFailed
+from penstock.events import Bus, ObjectsArchived
 from penstock.ledger import Ledger
 from penstock.messaging.clock import Clock
 from penstock.messaging.steps import Probe
@@ -20,11 +19,10 @@ NAME = "archive"  # of what failed, in events
 FILES_MAX = 5  # a pipeline and pass
 REST_SECONDS = 3_600.0
 MORE_SECONDS = 60.0  # after a pass that ended at its bound
-END_SECONDS = 1.0
 
 
-class ArchiveKeeper:
-    """Archives again and again until it is ended, or the worker is asked to stop."""
+class ArchiveKeeper(Rounds):
+    """Archives again and again. A file that is left in the middle the next run sweeps away."""
 
     def __init__(
         self,
@@ -39,37 +37,25 @@ class ArchiveKeeper:
         clock: Clock,
         random: Random,
     ) -> None:
+        super().__init__(NAME, clock=clock, random=random, tell=bus.emit, stop=stop)
         self._stores = stores
         self._ledger = ledger
         self._worker = worker
         self._older_than_seconds = older_than_seconds
-        self._stop = stop
         self._bus = bus
         self._probe = probe
-        self._clock = clock
-        self._random = random
-        self._ended = threading.Event()
-        self._told: str | None = None  # the last failure that was told; the thread's alone
-        self._thread = threading.Thread(target=self._run, name=f"penstock-{NAME}", daemon=True)
-
-    def start(self) -> None:
-        """Begin."""
-        self._thread.start()
-
-    def end(self) -> None:
-        """Archive no more; a file in the middle is waited for a moment, and left then: the next run sweeps it away."""
-        self._ended.set()
-        self._thread.join(END_SECONDS)
 
     def once(self) -> bool:
-        """One bounded pass over all pipelines; answers whether there is more to do. A failure is told as an event, once
-        while it stays the same."""
+        """One bounded pass over all pipelines; answers whether there is more to do. A failure is told as an event."""
         more = False
         for store in self._stores:
-            if self._stopped():
+            if self._is_over():
                 return False
             more |= self._one(store)
         return more
+
+    def _round(self) -> float:
+        return MORE_SECONDS if self.once() else REST_SECONDS
 
     def _one(self, store: Store) -> bool:
         try:
@@ -83,25 +69,14 @@ class ArchiveKeeper:
                 clock=self._clock,
             )
         except Exception as error:  # place, ledger or table away, or no right to it: another pass tries again
-            text = f"{store.pipeline}: {type(error).__name__}: {error}"
-            if text != self._told:
-                self._told = text
-                self._bus.emit(UpkeepFailed(handler=NAME, error=text))
+            self._failed(error, whose=store.pipeline)
             return False
-        self._told = None
+        self._succeeded(whose=store.pipeline)
         if done is None:
             return False
         if done.objects:
             self._bus.emit(ObjectsArchived(pipeline=store.pipeline, objects=done.objects, files=done.files))
         return done.more
-
-    def _run(self) -> None:
-        while not self._stopped():
-            rest_seconds = MORE_SECONDS if self.once() else REST_SECONDS
-            self._clock.wait(self._ended, rest_seconds * (0.5 + self._random()))
-
-    def _stopped(self) -> bool:
-        return self._ended.is_set() or self._stop.requested or self._stop.paused
 
 
 def keeper_of(services: Sequence[Service], host: Host, *, days: float) -> ArchiveKeeper:
@@ -130,13 +105,3 @@ def keeper_of(services: Sequence[Service], host: Host, *, days: float) -> Archiv
         clock=host.clock,
         random=host.random,
     )
-
-
-@contextmanager
-def kept(keeper: ArchiveKeeper) -> Iterator[None]:
-    """Let it work beside the block."""
-    keeper.start()
-    try:
-        yield
-    finally:
-        keeper.end()

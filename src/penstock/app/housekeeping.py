@@ -6,7 +6,6 @@ held comes back when its leases end, or when another worker starts over there.
 """
 
 import shutil
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -16,10 +15,11 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 from penstock.app.backends import SQLITE
 from penstock.app.processes import PROCESSES_FOLDER, RECORD_SUFFIX, ProcessRegistry
 from penstock.app.registry import RecordKeeper
+from penstock.app.rounds import Rounds
 from penstock.brokers.memory import MemoryBroker
 from penstock.config import Settings
 from penstock.errors import ConfigurationError
-from penstock.events import Listener, UpkeepFailed
+from penstock.events import Listener
 from penstock.messaging.broker import Broker
 from penstock.messaging.clock import Clock
 from penstock.messaging.waits import Random
@@ -66,36 +66,24 @@ class Sweeper:
         return len(workers)
 
 
-class Housekeeper:
-    """Sweeps at once and then every so often, with jitter, in a thread of its own."""
+class Housekeeper(Rounds):
+    """Sweeps at once and then every so often. What it leaves in the middle another process can finish."""
 
     def __init__(
         self, sweep: Callable[[], int], *, every_seconds: float, clock: Clock, random: Random, tell: Listener
     ) -> None:
+        super().__init__(HOUSEKEEPING, clock=clock, random=random, tell=tell)
         self._sweep = sweep
         self._every_seconds = every_seconds
-        self._clock = clock
-        self._random = random
-        self._tell = tell
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="penstock-housekeeping", daemon=True)
 
-    def start(self) -> None:
-        """Begin, with a first sweep."""
-        self._thread.start()
-
-    def end(self) -> None:
-        """Sweep no more; a sweep at work is not waited for longer than a moment, for another process can finish it."""
-        self._ended.set()
-        self._thread.join(1.0)
-
-    def _run(self) -> None:
-        while not self._ended.is_set():
-            try:
-                self._sweep()
-            except Exception as error:  # broker or ledger away: the files stay, and so does the work
-                self._tell(UpkeepFailed(handler=HOUSEKEEPING, error=f"{type(error).__name__}: {error}"))
-            self._clock.wait(self._ended, self._every_seconds * (0.5 + self._random()))
+    def _round(self) -> float:
+        try:
+            self._sweep()
+        except Exception as error:  # broker or ledger away: the files stay, and so does the work
+            self._failed(error)
+        else:
+            self._succeeded()
+        return self._every_seconds
 
 
 class Presence:
@@ -148,8 +136,7 @@ class Presence:
             )
             every_seconds = min(self._settings.lease_seconds / 3, SWEEP_SECONDS_MAX)
             house = Housekeeper(sweeper.sweep, every_seconds=every_seconds, clock=self._clock, random=random, tell=tell)
-            house.start()
-            stack.callback(house.end)
+            stack.enter_context(house.beside())
             yield
 
 

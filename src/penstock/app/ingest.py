@@ -6,10 +6,10 @@ Run again after any death it goes on where the protocol stood; run again after s
 
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
-from penstock.app.cleanup.cleaning import kept_clean
 from penstock.app.goal import Goal
 from penstock.app.ingest_pipeline import IngestPipeline, IngestRequest, check, queue_of, shared_settings
 from penstock.app.kill import killing_probe
@@ -96,10 +96,10 @@ def ingest(
             tools.bus.emit(WatchBegan(source=str(source)))
         how = _fed if request.queue is not None else _watch if request.watch else _until_done
         caretaker = work.caretaker()
-        with kept_clean(caretaker if request.watch else None):
+        with caretaker.beside() if caretaker is not None and request.watch else nullcontext():
             goal, scan = how(work, spark)
         tables.sweep()
-        if caretaker is not None:
+        if caretaker is not None and not request.watch:
             caretaker.once(objects_max=None)  # all that is due; nothing where somebody asked to stop
         seconds = tools.clock.monotonic() - began_at
         return _report(work, goal, scan, tally, seconds=seconds)

@@ -160,9 +160,9 @@ def _archive(app: "App", services: Sequence[tuple[Service, int]], host: Host, st
     from penstock.pipeline.extra import require_arrow
 
     require_arrow()
-    from penstock.app.archive_keeper import keeper_of, kept
+    from penstock.app.archive_keeper import keeper_of
 
-    stack.enter_context(kept(keeper_of([service for service, _ in services], host, days=days)))
+    stack.enter_context(keeper_of([service for service, _ in services], host, days=days).beside())
 
 
 def _tick(app: "App", services: Sequence[tuple[Service, int]], host: Host, stack: ExitStack) -> None:

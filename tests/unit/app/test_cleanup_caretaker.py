@@ -6,7 +6,8 @@ from typing import Any, cast
 
 import pytest
 
-from penstock.app.cleanup.cleaning import END_SECONDS, MORE_SECONDS, PASS_OBJECTS, REST_SECONDS, Caretaker
+from penstock.app.cleanup.cleaning import MORE_SECONDS, PASS_OBJECTS, REST_SECONDS, Caretaker
+from penstock.app.rounds import END_SECONDS
 from penstock.errors import TemporaryError
 from penstock.events import Bus, Event, UpkeepFailed
 from penstock.pipeline.cleanup import Pass, SourceCleanup, Swept

@@ -4,17 +4,14 @@ The thread does a bounded number of objects at a time and rests in between. Noth
 process ends is done again by the next one, which is harmless.
 """
 
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 from penstock.app.cleanup.declaration import Cleanup, Delete, Keep, Move, Tag
 from penstock.app.cleanup.overlaps import overlap
 from penstock.app.places import Places, real
+from penstock.app.rounds import Rounds
 from penstock.app.sources import Source
 from penstock.app.tables import Tables
 from penstock.errors import UsageError
-from penstock.events import Bus, UpkeepFailed
+from penstock.events import Bus
 from penstock.ledger import Ledger
 from penstock.messaging.clock import Clock
 from penstock.messaging.steps import Probe
@@ -28,7 +25,6 @@ NAME = "cleanup"  # of what failed, in events
 PASS_OBJECTS = 2_000  # at a time, beside a worker
 REST_SECONDS = 300.0  # between two passes that had nothing left to do
 MORE_SECONDS = 5.0  # after one that ended at its bound
-END_SECONDS = 1.0
 
 
 def source_cleanup(
@@ -90,59 +86,23 @@ def _cleaner(cleanup: Tag | Move | Delete, source: Source, probe: Probe) -> Clea
     return S3Deleter(address, aws, probe=probe)
 
 
-class Caretaker:
-    """Cleans up again and again, in a thread of its own, until it is ended or the worker is asked to stop."""
+class Caretaker(Rounds):
+    """Cleans up again and again."""
 
     def __init__(self, work: SourceCleanup, *, stop: StopSignal, bus: Bus, clock: Clock, random: Random) -> None:
+        super().__init__(NAME, clock=clock, random=random, tell=bus.emit, stop=stop)
         self._work = work
-        self._stop = stop
-        self._bus = bus
-        self._clock = clock
-        self._random = random
-        self._ended = threading.Event()
-        self._told: str | None = None  # the last failure that was told; the thread's alone
-        self._thread = threading.Thread(target=self._run, name=f"penstock-{NAME}", daemon=True)
-
-    def start(self) -> None:
-        """Begin."""
-        self._thread.start()
-
-    def end(self) -> None:
-        """Clean up no more; what is in the middle is waited for a moment, and left then."""
-        self._ended.set()
-        self._thread.join(END_SECONDS)
 
     def once(self, *, objects_max: int | None = PASS_OBJECTS) -> Swept | None:
-        """One pass; a failure is told as an event, once while it stays the same, and is None."""
+        """One pass; a failure is told as an event, and is None."""
         try:
-            swept = self._work.run(Pass(objects_max=objects_max, stopped=self._stopped))
+            swept = self._work.run(Pass(objects_max=objects_max, stopped=self._is_over))
         except Exception as error:  # store, ledger or table away, or no right to it: another pass tries again
-            text = f"{type(error).__name__}: {error}"
-            if text != self._told:
-                self._told = text
-                self._bus.emit(UpkeepFailed(handler=NAME, error=text))
+            self._failed(error)
             return None
-        self._told = None
+        self._succeeded()
         return swept
 
-    def _run(self) -> None:
-        while not self._stopped():
-            swept = self.once()
-            rest_seconds = MORE_SECONDS if swept is not None and swept.more else REST_SECONDS
-            self._clock.wait(self._ended, rest_seconds * (0.5 + self._random()))
-
-    def _stopped(self) -> bool:
-        return self._ended.is_set() or self._stop.requested or self._stop.paused
-
-
-@contextmanager
-def kept_clean(caretaker: Caretaker | None) -> Iterator[None]:
-    """Let it work beside the block, if there is one."""
-    if caretaker is None:
-        yield
-        return
-    caretaker.start()
-    try:
-        yield
-    finally:
-        caretaker.end()
+    def _round(self) -> float:
+        swept = self.once()
+        return MORE_SECONDS if swept is not None and swept.more else REST_SECONDS

@@ -6,7 +6,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from os import PathLike
 
-from penstock.app.cleanup.cleaning import Caretaker, kept_clean
+from penstock.app.cleanup.cleaning import Caretaker
 from penstock.app.emptiness import Emptiness
 from penstock.app.goal import Goal
 from penstock.app.housekeeping import Presence
@@ -115,7 +115,8 @@ def run(
                 probe=host.probe,
             )
             if not stop.requested:
-                stack.enter_context(kept_clean(None if available_now else caretaker))
+                if caretaker is not None and not available_now:
+                    stack.enter_context(caretaker.beside())
                 worker.run(stop, errand.done if available_now else errand.tended)
         plan.blueprint.tables.sweep()
         if available_now and caretaker is not None:
