@@ -13,7 +13,8 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.sql import ColumnElement
 
-from penstock.errors import TemporaryError
+from penstock.errors import ConfigurationError, TemporaryError
+from penstock.messaging.addresses import masked
 from penstock.messaging.message import OUTBOX_ID_ATTRIBUTE, Outgoing
 from penstock.transactions.claiming import Seen, takeable, unbroken
 from penstock.transactions.clock import Now
@@ -73,7 +74,7 @@ class Store:
     def __init__(self, engine: Engine, *, owned: bool = False) -> None:
         """``owned``: the engine is nobody else's, so that `close` may take its connections."""
         self._owned = owned
-        self.place = engine.url.render_as_string(hide_password=True)
+        self.place = masked(engine.url.render_as_string(hide_password=True))  # as errors name it
         self._on_sqlite = engine.dialect.name == SQLITE
         # No gaps are locked then, in which a user's insert would have to wait; and each look sees what is there.
         self._engine = engine if self._on_sqlite else engine.execution_options(isolation_level="READ COMMITTED")
@@ -166,12 +167,20 @@ class Store:
     def _transaction(self) -> Iterator[Connection]:
         """Raises `ConfigurationError` for a missing table, `TemporaryError` for everything else of the database's."""
         try:
-            with explained(), self._engine.begin() as connection:
+            with explained(), self._connected() as connection, connection.begin():
                 yield connection
         except DBAPIError as error:
             raise TemporaryError(f"the database {self.place} of the outbox failed: {error.orig}") from error
         except PoolTimeout as error:
             raise TemporaryError(f"every connection to the database {self.place} is in use") from error
+
+    def _connected(self) -> Connection:
+        try:
+            return self._engine.connect()
+        except TypeError as error:  # an address's parameters are the driver's arguments
+            raise ConfigurationError(
+                f"the driver does not take a parameter of the database's address {self.place}: {error}"
+            ) from error
 
 
 def _of(claim_id: bytes, ids: Sequence[int]) -> ColumnElement[bool]:

@@ -9,7 +9,7 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.pool import QueuePool, StaticPool
 
 from penstock.app.app import App
-from penstock.errors import UsageError
+from penstock.errors import ConfigurationError, UsageError
 from penstock.messaging.message import Message, Outgoing
 from penstock.transactions import create_tables
 from penstock.transactions.engines import engine_of
@@ -77,6 +77,16 @@ def test_an_address_that_cannot_be_read_is_not_said_again(address: str) -> None:
     with pytest.raises(UsageError) as refusal:
         engine_of(address)
     assert "hidden" not in str(refusal.value)
+
+
+def test_what_is_said_of_a_database_holds_no_secrets() -> None:
+    address = "postgresql+psycopg://u:hidden@h/db?password=hidden"
+    assert Store(engine_of(address)).place == "postgresql+psycopg://u:***@h/db?password=***"
+
+
+def test_a_parameter_that_the_driver_does_not_know_is_told_as_such() -> None:
+    with pytest.raises(ConfigurationError, match="does not take a parameter of the database's address"):
+        Store(engine_of("mysql+pymysql://u@127.0.0.1:1/db?nonsense=1")).counts()
 
 
 def test_done_before_is_said_of_a_key_that_is_there_and_of_nothing_else() -> None:
