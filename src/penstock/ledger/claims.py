@@ -3,8 +3,9 @@
 The lease stands on the attempt, so that one heartbeat holds thousands of objects. A claim is two transactions, of which
 most need the first alone. It inserts the objects never heard of, ours from the beginning, and leaves the others as they
 are; in the order of their ids, so that claims that overlap wait for each other and never in a circle. The second takes
-what is free among the others, by one compare-and-set, under the attempt while it is open. A lock taken by a SELECT and
-followed by an INSERT would deadlock where two claims overlap; this order cannot.
+what is free among the others, by one compare-and-set, under the attempt while it is open; an older version of a key
+waits for it where a later one may be among them. A lock taken by a SELECT and followed by an INSERT would deadlock
+where two claims overlap; this order cannot.
 
 Rows of processed objects leave for the archive at any moment, each in the transaction that leaves its identity there. A
 message that comes late finds no row and makes a new one. So what was inserted or taken is looked up in the archive,
@@ -23,9 +24,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from operator import itemgetter
 
-from sqlalchemy import Connection, bindparam, delete, func, insert, literal_column, or_, select, update
+from sqlalchemy import Connection, Update, bindparam, delete, func, insert, literal_column, or_, select, update
 
-from penstock.errors import TemporaryError
+from penstock.errors import PenstockError, TemporaryError
 from penstock.ledger.abandonments import EXPIRED_ATTEMPTS, Abandonments
 from penstock.ledger.database import Database
 from penstock.ledger.dialects import DatabaseNow
@@ -80,11 +81,6 @@ _NOTE = insert(object_attempts).from_select(_NOTE_COLUMNS, _noted)
 _NOTE_TAKEN = insert(object_attempts).from_select(
     _NOTE_COLUMNS, _noted.where(is_in(objects.c.object_id, of=select(wanted.c.object_id)))
 )
-_HOLD = (  # the attempt, against those who would give it up, until what is taken for it is its own
-    update(attempts)
-    .values(heartbeat_seq=attempts.c.heartbeat_seq + 1)
-    .where(attempts.c.id == bindparam("fresh"), attempts.c.state == AttemptState.OPEN.value)
-)
 _INSERTED = select(objects.c.object_id).where(objects.c.attempt_id == bindparam("fresh"))
 _COUNT_INSERTED = _INSERTED.with_only_columns(func.count())
 _ARCHIVED_OURS = select(archived_objects.c.object_id).where(
@@ -110,8 +106,16 @@ _NOT_OURS = (
     .where(is_wanted(), or_(objects.c.attempt_id.is_(None), objects.c.attempt_id != bindparam("fresh")))
 )
 _other = objects.alias("other")
+_BEFORE = frozenset({ObjectState.PROCESSING, ObjectState.PROCESSED})  # versions that came before
+_PERHAPS = frozenset({ObjectState.UNPROCESSED, ObjectState.DEAD})  # and those that do if this claim takes them as well
 _SAME_KEY = by_uri(
-    select(objects.c.object_id, objects.c.sequencer, _other.c.sequencer.label("other_sequencer")), _other
+    select(
+        objects.c.object_id,
+        objects.c.sequencer,
+        _other.c.sequencer.label("other_sequencer"),
+        _other.c.state.label("other_state"),
+    ),
+    _other,
 ).where(
     _OURS,
     objects.c.version_id.is_(None),
@@ -122,23 +126,21 @@ _SAME_KEY = by_uri(
     _other.c.key == objects.c.key,
     _other.c.object_id != objects.c.object_id,
     _other.c.sequencer.is_not(None),
-    _other.c.state.in_([ObjectState.PROCESSING.value, ObjectState.PROCESSED.value]),
+    _other.c.state.in_(sorted(state.value for state in _BEFORE | _PERHAPS)),
 )
-_SUPERSEDE = (
+_TAKE_OUT = (
     update(objects)
-    .values(
-        state=ObjectState.SUPERSEDED.value,
-        attempt_id=None,
-        charged=objects.c.charged - 1,
-        reason="a later version of this key came first",
-        ended_at=DatabaseNow(),
-    )
+    .values(attempt_id=None, charged=objects.c.charged - 1)
     .where(
         objects.c.pipeline == bindparam("in_pipeline"),
-        objects.c.object_id == bindparam("superseded"),
+        objects.c.object_id == bindparam("taken_out"),
         objects.c.attempt_id == bindparam("fresh"),
     )
 )
+_SUPERSEDE = _TAKE_OUT.values(
+    state=ObjectState.SUPERSEDED.value, reason="a later version of this key came first", ended_at=DatabaseNow()
+)
+_LEAVE = _TAKE_OUT.values(state=ObjectState.UNPROCESSED.value)
 _GIVE_UP_ARCHIVED = delete(objects).where(
     objects.c.pipeline == bindparam("in_pipeline"),
     objects.c.object_id.in_(bindparam("of_objects", expanding=True)),
@@ -192,8 +194,8 @@ class Claims:
                 self._abandonments.expired(pipeline, sparing=attempt_id)
             rest = {id: named for id, named in carriers.items() if id not in found.ours}
             taken = self._take(opening, candidates, rest, opened=bool(found.ours)) if rest else _NOTHING
-        except TemporaryError:
-            with suppress(TemporaryError):  # then its lease ends by itself
+        except PenstockError:
+            with suppress(PenstockError):  # then its lease ends by itself
                 self._abandonments.one(
                     attempt_id, reason="claim not completed", outcome="given_back", refund=True, unattributed=False
                 )
@@ -228,7 +230,10 @@ class Claims:
                 _give_up_archived(connection, opening, sorted(archived))
             ours -= archived
             if sequenced:
-                ours -= _supersede(connection, opening, ours)
+                overtaken, perhaps = _overtaken(connection, opening, ours)
+                _take_out(connection, opening, overtaken, _SUPERSEDE)
+                _take_out(connection, opening, perhaps, _LEAVE)  # together with the later version, or without it
+                ours -= overtaken | perhaps
             if ours:
                 connection.execute(_OPEN, opening)
                 connection.execute(_NOTE, opening)
@@ -246,10 +251,12 @@ class Claims:
     ) -> Claim:
         """Take what is free among objects heard of before. ``opened``: the attempt holds others already."""
         first = [wanted_object(id, named[0]) for id, named in carriers.items()]
+        holding = {"extended": opening["fresh"], "lease_seconds": opening["lease_seconds"]}
         sequenced = any(map(_may_be_superseded, candidates))
 
         def take(connection: Connection) -> Claim:
-            if opened and connection.execute(_HOLD, opening).rowcount != 1:
+            # Nobody gives it up from here on, until what is taken for it is its own.
+            if opened and connection.execute(_EXTEND, holding).rowcount != 1:
                 raise TemporaryError(f"attempt {opening['fresh']} was given up while it claimed: claim again")
             fill(connection, wanted, first)
             revivers = revive(connection, opening["in_pipeline"], carriers)
@@ -258,7 +265,9 @@ class Claims:
             if taken and archived:
                 taken -= _give_up_archived(connection, opening, sorted(archived))
             if taken and sequenced:
-                taken -= len(_supersede(connection, opening, carriers.keys()))
+                overtaken, _ = _overtaken(connection, opening, carriers.keys())
+                _take_out(connection, opening, overtaken, _SUPERSEDE)
+                taken -= len(overtaken)
             if taken and not opened:
                 connection.execute(_OPEN, opening)
             if taken:
@@ -298,13 +307,20 @@ def _give_up_archived(connection: Connection, binds: Values, archived: Sequence[
     return sum(connection.execute(_GIVE_UP_ARCHIVED, {**binds, "of_objects": page}).rowcount for page in pages)
 
 
-def _supersede(connection: Connection, binds: Values, among_ids: Collection[bytes]) -> frozenset[bytes]:
-    """Take out of the claim which of these a later version of the same key has overtaken; answers which."""
+def _overtaken(
+    connection: Connection, binds: Values, among_ids: Collection[bytes]
+) -> tuple[frozenset[bytes], frozenset[bytes]]:
+    """Which of these a later version of the same key overtook, and which others one may that is yet to be taken."""
     pairs = connection.execute(_SAME_KEY, binds).all()
-    overtaken = {row.object_id for row in pairs if is_later(row.other_sequencer, than=row.sequencer)}
-    for object_id in overtaken & set(among_ids):
-        connection.execute(_SUPERSEDE, {**binds, "superseded": object_id})
-    return frozenset(overtaken & set(among_ids))
+    later = [row for row in pairs if row.object_id in among_ids and is_later(row.other_sequencer, than=row.sequencer)]
+    overtaken = frozenset(row.object_id for row in later if row.other_state in _BEFORE)
+    return overtaken, frozenset(row.object_id for row in later) - overtaken
+
+
+def _take_out(connection: Connection, binds: Values, object_ids: Collection[bytes], how: Update) -> None:
+    """Take objects out of the claim, uncharged."""
+    for object_id in sorted(object_ids):
+        connection.execute(how, {**binds, "taken_out": object_id})
 
 
 def _read_back(

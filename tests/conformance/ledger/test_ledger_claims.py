@@ -191,6 +191,32 @@ def test_row_59_of_two_in_one_claim_the_newer_is_taken(desk: Desk) -> None:
     assert desk.timeline("old") == []
 
 
+def test_row_59_a_newer_one_that_is_tried_again_supersedes_an_older_one_that_comes_with_it(desk: Desk) -> None:
+    new, old = sequenced("new", "0055AB"), sequenced("old", "0055AA")
+    desk.fail(Failure.RETRY, new, "new")
+    claim = desk.claim([old, new, candidate("a")])
+    assert set(claim.claimed) == {object_id_of("new"), A}
+    assert set(claim.ended) == {object_id_of("old")}
+    assert (desk.timeline("old"), desk.attempts("old")) == ([], 0)
+    assert desk.ledger.commit(outcome(claim)) == 1
+
+
+def test_row_59_a_newer_one_that_lives_again_does_too(desk: Desk) -> None:
+    new, old = sequenced("new", "0055AB"), sequenced("old", "0055AA")
+    desk.fail(Failure.DEAD, new, "new")
+    again = replace(new, carrier=replace(new.carrier, replay_id="replay"))
+    claim = desk.claim([old, again])
+    assert (set(claim.claimed), set(claim.ended)) == ({object_id_of("new")}, {object_id_of("old")})
+
+
+def test_row_59_a_newer_one_that_waits_elsewhere_supersedes_nothing_yet(desk: Desk) -> None:
+    desk.fail(Failure.RETRY, sequenced("new", "0055AB"), "new")
+    claim = desk.claim([sequenced("old", "0055AA"), candidate("a")])
+    assert set(claim.claimed) == {object_id_of("old"), A}
+    assert [ended for _, ended, _ in desk.timeline("old")] == ["open"]
+    assert desk.ledger.commit(outcome(claim)) == 1
+
+
 def test_row_59_the_shorter_sequencer_is_padded_on_the_right(desk: Desk) -> None:
     desk.claim([sequenced("long", "0055AA0")])
     assert set(desk.claim([sequenced("equal", "0055AA")]).claimed) == {object_id_of("equal")}

@@ -7,7 +7,7 @@ from sqlalchemy.exc import OperationalError, ProgrammingError
 from tests.conformance.ledger.desk import OVER, PIPELINE, Desk, candidate, candidates, object_id_of, outcome
 from tests.conformance.ledger.lost import replies_lost
 
-from penstock.errors import ClaimLost, TemporaryError
+from penstock.errors import ClaimLost, ConfigurationError, PenstockError, TemporaryError
 from penstock.ledger import Ledger
 from penstock.ledger.records import Failure, ObjectState
 from penstock.messaging.steps import Step
@@ -69,14 +69,34 @@ def test_a_claim_whose_attempt_was_given_up_before_it_took_the_rest_is_lost(desk
     assert desk.ledger.open_attempts(PIPELINE) == []
 
 
-def test_a_claim_that_breaks_off_between_its_two_parts_holds_nothing(desk: Desk) -> None:
+def test_the_lease_runs_from_the_last_part_of_a_claim() -> None:
+    moments = [1_000.0]
+
+    def slow(step: Step) -> None:
+        if step is Step.OBJECTS_REGISTERED:
+            moments.append(1_050.0)
+
+    ledger = Ledger.open("sqlite://", probe=slow, now=lambda: moments[-1])
+    ledger.ensure_pipeline(PIPELINE)
+    desk = Desk(ledger)
+    desk.fail(Failure.RETRY, candidate("known"), "known")
+    moments.append(1_000.0)
+    desk.claim(candidates("a", "known"), attempt="slow", lease_seconds=60.0)
+    attempt = ledger.attempt("slow")
+    ledger.close()
+    assert attempt is not None
+    assert (attempt.started_at, attempt.lease_until) == (1_000.0, 1_110.0)
+
+
+@pytest.mark.parametrize("error", [TemporaryError, ConfigurationError])
+def test_a_claim_that_breaks_off_between_its_two_parts_holds_nothing(desk: Desk, error: type[PenstockError]) -> None:
     desk.fail(Failure.RETRY, candidate("known"), "known")
 
     def away(step: Step) -> None:
         if step is Step.OBJECTS_REGISTERED:
-            raise TemporaryError("the ledger is away")
+            raise error("the ledger is away")
 
-    with pytest.raises(TemporaryError, match="away"):
+    with pytest.raises(error, match="away"):
         Desk(Ledger(desk.ledger.database, away), desk.numbers).claim(candidates("a", "known"))
     assert desk.ledger.open_attempts(PIPELINE) == []
     assert desk.claim(candidates("a")).claimed[A].attempts == 1, "the broken one is not counted"
