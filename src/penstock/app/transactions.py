@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 EVERY_SECONDS = 1.0
 LEASE_SECONDS = 30.0
+LEASE_SECONDS_MIN = 1.0  # with less a relay could be too late for each row that it claims, and send none
 REMEMBERED = "14 days"  # as long as a message may wait in a queue
 
 
@@ -126,9 +127,12 @@ class Transactional:
         from penstock.transactions.relay import RelaySettings
         from penstock.transactions.store import Store
 
+        lease_seconds = seconds_of("lease", lease)
+        if lease_seconds < LEASE_SECONDS_MIN:
+            raise UsageError(f"A relay's lease={lease!r} is too short to send anything in; give it a second at least.")
         settings = RelaySettings(
             every_seconds=seconds_of("every", every),
-            lease_seconds=seconds_of("lease", lease),
+            lease_seconds=lease_seconds,
             inbox_seconds=None if inbox_retention is None else seconds_of("inbox_retention", inbox_retention),
         )
         store = Store(engine_of(database), owned=isinstance(database, str))

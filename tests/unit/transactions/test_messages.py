@@ -79,6 +79,11 @@ def test_an_address_that_cannot_be_read_is_not_said_again(address: str) -> None:
     assert "hidden" not in str(refusal.value)
 
 
+def test_a_lease_in_which_nothing_can_be_sent_is_refused() -> None:
+    with pytest.raises(UsageError, match="too short"):
+        App(broker="memory://").relay("sqlite://", lease=0.5)
+
+
 def test_what_is_said_of_a_database_holds_no_secrets() -> None:
     address = "postgresql+psycopg://u:hidden@h/db?password=hidden"
     assert Store(engine_of(address)).place == "postgresql+psycopg://u:***@h/db?password=***"
