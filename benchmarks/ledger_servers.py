@@ -2,7 +2,7 @@
 
 python -m benchmarks.ledger_servers [--rows N] [--objects N] [--rounds N] [--only mariadb|postgresql]
 
-The servers are private ones of this machine, over unix sockets, with 2 GB to keep pages in and every commit on disk.
+The servers are private ones of this machine, over unix sockets, with memory for all pages and every commit on disk.
 The rows are as a pipeline leaves them that processed 5,000 objects a batch; the objects claimed are new ones, whose ids
 fall between theirs. The workers that claim at once are processes; half of what each wants is wanted by all.
 """
@@ -216,12 +216,12 @@ def _server(name: str) -> Iterator[Callable[[], str]]:
 
 
 def _mariadb(folder: Path) -> MariadbServer:
-    words: Sequence[str] = ("--innodb-buffer-pool-size=2G", "--innodb-log-file-size=1G")
+    words: Sequence[str] = ("--innodb-buffer-pool-size=8G", "--innodb-log-file-size=1G")
     return MariadbServer(folder=folder / "server", template=install_template(folder), configuration=words)
 
 
 def _postgresql() -> PostgresqlServer:
-    return PostgresqlServer(configuration={"shared_buffers": "2GB", "max_wal_size": "4GB"})
+    return PostgresqlServer(configuration={"shared_buffers": "8GB", "max_wal_size": "4GB"})
 
 
 if __name__ == "__main__":
