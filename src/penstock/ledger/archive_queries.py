@@ -109,7 +109,8 @@ class ArchiveQueries:
             binds = {"in_pipeline": retiring.pipeline, **range_of(part)}
             with self._database.reading() as connection:
                 rows = connection.execute(ROWS, binds).all()
-                yield _with_timelines(connection, retiring.pipeline, rows)
+                page = _with_timelines(connection, retiring.pipeline, rows)
+            yield page  # what is done with it takes its time, and may end the looking
 
 
 def _with_timelines(connection: Connection, pipeline: str, rows: Sequence[AnyRow]) -> Sequence[RetiredObject]:

@@ -8,6 +8,12 @@ from sqlalchemy.exc import ArgumentError
 from penstock.errors import ConfigurationError
 
 _SQLITE_FILE = "sqlite:///"
+_PASSWORDS = {
+    "mysql": ("passwd", "password"),
+    "mariadb": ("passwd", "password"),
+    "postgresql": ("password",),
+    "postgres": ("password",),
+}
 
 
 def parsed_url(url: str | Path) -> URL:
@@ -24,4 +30,13 @@ def parsed_url(url: str | Path) -> URL:
         ) from None
     if "@" in (parsed.host or ""):  # the end of a password, which every error would name as a part of the host
         raise ConfigurationError("the ledger's address has an @ in its password, or in its user: write it as %40")
-    return parsed
+    return _with_password(parsed)
+
+
+def _with_password(url: URL) -> URL:
+    """Drivers take a password among the parameters as well: it goes where it is hidden, and where others find it."""
+    names = _PASSWORDS.get(url.get_backend_name(), ())
+    given = next((url.query[name] for name in names if name in url.query), None)
+    if given is None or url.username is None:  # which SQLAlchemy would not write down
+        return url
+    return url.set(password=given if isinstance(given, str) else given[-1]).difference_update_query(names)

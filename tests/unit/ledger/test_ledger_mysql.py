@@ -11,9 +11,11 @@ from sqlalchemy.exc import DBAPIError
 
 from penstock.errors import ConfigurationError, PenstockError, TemporaryError
 from penstock.ledger import Ledger
+from penstock.ledger.database import Database
 from penstock.ledger.dialects import Clash, mysql
 from penstock.ledger.dialects.mysql import Mysql
 from penstock.ledger.dialects.mysql_rows import STATEMENT_CHARS_MAX, insert_in_parts, literal
+from penstock.ledger.urls import parsed_url
 
 PLACE = "mysql+pymysql://penstock:***@db/ledger"
 
@@ -87,6 +89,17 @@ def test_a_url_that_cannot_serve_is_refused_without_its_password(url: str, says:
     with pytest.raises(ConfigurationError, match=says) as refused:
         Ledger.open(url)
     assert "secret" not in "".join(traceback.format_exception(refused.value)).replace(repr(url), "")
+
+
+@pytest.mark.parametrize(
+    "url", ["mysql://u:other@h/d?password=s%2Fecret", "mariadb://u@h/d?passwd=s%2Fecret", "mysql://u:s%2Fecret@h/d"]
+)
+def test_a_password_is_found_wherever_the_url_has_it_and_hidden(url: str) -> None:
+    engine = Mysql().create_engine(parsed_url(url), now=None)
+    assert "ecret" not in f"{engine!r} {Database(engine, Mysql()).place}"
+    (_, given) = engine.dialect.create_connect_args(engine.url)
+    assert given["password"] == "s/ecret"
+    assert engine.url.render_as_string(hide_password=False) == "mysql+pymysql://u:s%2Fecret@h/d"
 
 
 def test_the_extra_is_named_where_the_driver_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
