@@ -40,6 +40,23 @@ def test_a_machine_that_is_well(penstock: Call, scene: Scene) -> None:
     assert [finding["check"] for finding in document] == list(verdicts(said))
 
 
+@pytest.mark.parametrize(("ledger", "server"), [("mariadb_url", "MariaDB 1"), ("postgresql_url", "PostgreSQL 1")])
+def test_the_ledgers_server_is_asked(
+    penstock: Call,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest,
+    ledger: str,
+    server: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PENSTOCK_LEDGER", request.getfixturevalue(ledger))
+    found = {one["check"]: one for one in penstock("doctor", "--json").document}
+    assert found["ledger"]["verdict"] == found["ledger server"]["verdict"] == "ok"
+    assert found["ledger server"]["found"].startswith(server)
+    assert "0 s apart" in found["ledger server"]["found"] or "1 s apart" in found["ledger server"]["found"]
+
+
 def test_without_a_table_here_there_is_nothing_to_say_of_one(
     penstock: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

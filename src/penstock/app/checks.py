@@ -5,6 +5,7 @@ import platform
 import sys
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import closing
 from dataclasses import replace
 from enum import StrEnum
 from functools import partial
@@ -12,6 +13,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
+from penstock.app.backends import has_local_ledger
 from penstock.app.findings import Finding, Verdict, guarded
 from penstock.config import load_settings, shown, unknown_variables
 from penstock.errors import PenstockError
@@ -106,6 +108,8 @@ def _app_checks(scope: "Scope", name: str) -> Iterator[Finding]:
         yield finding
     ledger = guarded("ledger", partial(_ledger, scope), hint=ONE_LEDGER)
     yield ledger
+    if not has_local_ledger(scope.settings) and ledger.verdict is not Verdict.FAILED:
+        yield guarded("ledger server", partial(_ledger_server, scope))
     yield guarded("stopping", partial(_stopping, scope))
     if not failed and ledger.verdict is not Verdict.FAILED:
         yield _standing_check("app", scope, name)
@@ -179,6 +183,19 @@ def _ledger(scope: "Scope") -> tuple[Verdict, str]:
     if is_there(address):
         return Verdict.WARNING, f"{found}; it is of this host alone, and hosts may share the broker"
     return Verdict.OK, found
+
+
+def _ledger_server(scope: "Scope") -> tuple[Verdict, str]:
+    from penstock.ledger.revisions import Revisions
+
+    with closing(Revisions.open(scope.settings.ledger)) as revisions:
+        revisions.server()  # what follows is not to be the time that connecting takes
+        asked_at = time.time()
+        server, there = revisions.server()
+        took_seconds = time.time() - asked_at
+    apart_seconds = abs(there - asked_at - took_seconds / 2)
+    clocks = f"its clock and this host's are {apart_seconds:.0f} s apart, which does no harm"
+    return Verdict.OK, f"{server}, answers in {took_seconds * 1_000:.0f} ms; {clocks}"
 
 
 def _stopping(scope: "Scope") -> tuple[Verdict, str]:

@@ -14,7 +14,7 @@ from sqlalchemy import Connection, bindparam, func, inspect, select, text
 from penstock.errors import ConfigurationError, UsageError
 from penstock.ledger.archive_queries import TOMBSTONE
 from penstock.ledger.database import Database
-from penstock.ledger.dialects import dialect_for
+from penstock.ledger.dialects import DatabaseNow, dialect_for
 from penstock.ledger.migrate import (
     BASE,
     HEAD,
@@ -108,6 +108,11 @@ class Revisions:
                 archived_objects=int(objects),
                 archive_bytes=int(size),
             )
+
+    def server(self) -> tuple[str, float]:
+        """What serves it, with its version, and the time there in epoch seconds."""
+        with self._database.reading() as connection:
+            return _server(connection), float(connection.execute(select(DatabaseNow())).scalar_one())
 
     def upgrade(self, revision: str = HEAD) -> tuple[str | None, str | None]:
         """Make the tables, or bring them up to a revision; answers the revision before and after."""
