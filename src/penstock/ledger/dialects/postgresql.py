@@ -111,7 +111,7 @@ class Postgresql:
         return engine
 
     def insert_or_ignore(self, table: Table) -> Insert:
-        return insert(table).on_conflict_do_nothing(index_elements=list(table.primary_key))
+        return insert(table).on_conflict_do_nothing()
 
     def explain(self, error: DBAPIError, place: str) -> PenstockError | None:
         return explained(error, place)
