@@ -6,7 +6,7 @@ from pathlib import Path
 
 import psycopg
 import pytest
-from sqlalchemy import text
+from sqlalchemy import Connection, text
 from tests.conformance.ledger.crowd import together
 from tests.conformance.ledger.desk import PIPELINE, Desk, candidates, outcome
 from tests.services.plugin import StartPostgresql
@@ -165,6 +165,20 @@ def test_a_standby_is_temporary(start_postgresql: StartPostgresql) -> None:
 
 
 ACCESS = "local all all trust\nhost all penstock all scram-sha-256\nhost all plain all trust\n"
+
+
+def test_a_connection_to_a_server_that_turned_read_only_is_not_used_again(desk: Desk) -> None:
+    asked: list[int] = []
+
+    def write(connection: Connection) -> None:
+        asked.append(connection.exec_driver_sql("SELECT pg_backend_pid()").scalar_one())
+        connection.exec_driver_sql("SET TRANSACTION READ ONLY")
+        connection.exec_driver_sql("UPDATE pipelines SET next_seq = 99")
+
+    for _ in range(postgresql.CONNECTIONS_MAX + 1):
+        with pytest.raises(TemporaryError, match="takes no changes now"):
+            desk.ledger.database.transact(write)
+    assert len(set(asked)) == len(asked), "each time another connection"
 
 
 def test_what_a_login_lacks_is_said_without_its_password(start_postgresql: StartPostgresql) -> None:

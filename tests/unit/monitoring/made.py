@@ -4,7 +4,7 @@ import dataclasses
 import inspect
 import io
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, get_type_hints
 
 from hypothesis import strategies as st
@@ -25,6 +25,7 @@ _STRATEGIES: dict[Any, st.SearchStrategy[Any]] = {
     bool: st.booleans(),
     tuple[str, ...]: st.lists(ANY_TEXT, max_size=3).map(tuple),
     tuple[tuple[int, str], ...]: st.lists(st.tuples(_INTEGERS, ANY_TEXT), max_size=3).map(tuple),
+    Mapping[str, int]: st.dictionaries(ANY_TEXT, _INTEGERS, max_size=3),
     BaseException | None: st.none() | ANY_TEXT.map(ValueError),
     Settlement: st.just(Ack())
     | st.builds(Release, delay_seconds=st.floats(), reason=st.none() | ANY_TEXT)

@@ -26,7 +26,7 @@ from sqlalchemy.schema import CreateTable
 
 from penstock.errors import ConfigurationError, PenstockError
 from penstock.ledger.dialects import READ_ONLY, DatabaseNow
-from penstock.ledger.dialects.postgresql_errors import explained
+from penstock.ledger.dialects.postgresql_errors import explained, leaves_the_connection_useless
 from penstock.ledger.dialects.postgresql_rows import insert_as_arrays
 from penstock.ledger.schema import session_metadata
 
@@ -108,6 +108,7 @@ class Postgresql:
         event.listen(engine, "begin", _begin)
         event.listen(engine, "rollback", _end_reading)
         event.listen(engine, "do_executemany", insert_as_arrays)
+        event.listen(engine, "handle_error", leaves_the_connection_useless)
         return engine
 
     def insert_or_ignore(self, table: Table) -> Insert:

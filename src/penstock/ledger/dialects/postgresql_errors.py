@@ -3,12 +3,14 @@
 import re
 from collections.abc import Sequence
 
+from sqlalchemy.engine.interfaces import ExceptionContext
 from sqlalchemy.exc import DBAPIError
 
 from penstock.errors import ConfigurationError, PenstockError, TemporaryError
 from penstock.ledger.dialects import Clash
 from penstock.ledger.schema import session_metadata
 
+READ_ONLY_SERVER = "25006"  # a standby, or what was the primary before a failover
 CLASHES = ("40001", "40P01")  # serialization failure, deadlock
 FAILED_BEFORE = "25P02"  # the transaction had failed already
 
@@ -20,7 +22,7 @@ _TEMPORARY = {
     "57P02": "crashed: try again",
     "57P03": "does not take connections now: try again",
     "57P05": "closed a connection that was idle too long: try again",
-    "25006": "takes no changes now, as after a failover: try again, and name the primary server if it stays so",
+    READ_ONLY_SERVER: "takes no changes now, as after a failover: try again, and name the primary server if it stays so",
     "25P03": "closed a transaction that was idle too long: try again",
     "25P04": "closed a transaction that took too long: try again",
     "53100": "has a full disk: make room and try again",
@@ -54,6 +56,12 @@ _WRONG_WORDS: Sequence[tuple[str, str]] = (
 )
 _MISSING_TABLE, _TABLE_IS_THERE = "42P01", "42P07"
 _SESSION_TABLE = re.compile(rf'relation "({"|".join(session_metadata.tables)})"')
+
+
+def leaves_the_connection_useless(context: ExceptionContext) -> None:
+    """A hook of SQLAlchemy's: no connection to a server that turned read-only comes back from the pool."""
+    if getattr(context.original_exception, "sqlstate", None) == READ_ONLY_SERVER:
+        context.is_disconnect = True
 
 
 def explained(error: DBAPIError, place: str) -> PenstockError | None:
