@@ -81,7 +81,9 @@ def test_it_counts_requests_and_knows_commits(url: str, open_proxy: OpenProxy) -
     assert said(url) == {"one"}
 
 
-@pytest.mark.parametrize(("fate", "there"), [(Fate.SWALLOW, {"one", "two"}), (Fate.CUT, {"one"})], ids=["swallowed", "cut"])
+@pytest.mark.parametrize(
+    ("fate", "there"), [(Fate.SWALLOW, {"one", "two"}), (Fate.CUT, {"one"})], ids=["swallowed", "cut"]
+)
 def test_the_second_commit_is_swallowed_or_never_comes(
     url: str, open_proxy: OpenProxy, fate: Fate, there: set[str]
 ) -> None:

@@ -22,7 +22,7 @@ _TEMPORARY = {
     "57P02": "crashed: try again",
     "57P03": "does not take connections now: try again",
     "57P05": "closed a connection that was idle too long: try again",
-    READ_ONLY_SERVER: "takes no changes now, as after a failover: try again, and name the primary server if it stays so",
+    READ_ONLY_SERVER: "takes no changes now, as after a failover: try again; if it stays so, name the primary",
     "25P03": "closed a transaction that was idle too long: try again",
     "25P04": "closed a transaction that took too long: try again",
     "53100": "has a full disk: make room and try again",
