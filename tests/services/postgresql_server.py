@@ -177,8 +177,9 @@ class PostgresqlServer:
 
     def _make_data(self) -> None:
         template = self.template or make_template()
-        # By the programs' own user, so that all of it belongs to them.
-        subprocess.run(["cp", "-a", template / "data", self.folder / "data"], check=True, **_as_user())
+        # By the programs' own user, so that all of it belongs to them; who may not look into every folder of our PATH.
+        copy = Path(shutil.which("cp") or "/bin/cp").resolve()
+        subprocess.run([copy, "-a", template / "data", self.folder / "data"], check=True, **_as_user())
         if template != self.template:
             shutil.rmtree(template)
         if self.access is not None:

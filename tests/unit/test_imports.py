@@ -35,3 +35,14 @@ def test_the_probe_sees_a_library_that_is_loaded() -> None:
     command = [sys.executable, "-c", "import sqlalchemy" + REPORT]
     ran = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
     assert ran.stdout.splitlines()[-1] == "loaded: sqlalchemy"
+
+
+def test_plain_sessions_need_no_greenlet() -> None:
+    """SQLAlchemy's async part does, and is not everybody's."""
+    code = (
+        "import sys; sys.modules['greenlet'] = None\n"
+        "import penstock.app.transactions_faces, penstock.transactions.relay, penstock.transactions.sessions\n"
+        "assert 'sqlalchemy.ext.asyncio' not in sys.modules"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

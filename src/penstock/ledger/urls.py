@@ -28,9 +28,16 @@ def parsed_url(url: str | Path) -> URL:
         raise ConfigurationError(
             "the ledger's address is not a database URL: write one like sqlite:///folder/ledger.db"
         ) from None
-    if "@" in (parsed.host or ""):  # the end of a password, which every error would name as a part of the host
-        raise ConfigurationError("the ledger's address has an @ in its password, or in its user: write it as %40")
+    if _spills(parsed):  # the end of a password, which every error would name as a part of the host or database
+        raise ConfigurationError(
+            "the ledger's address cannot be taken apart: percent-encode the password in it (@ is %40, / is %2F, : is %3A)"
+        )
     return _with_password(parsed)
+
+
+def _spills(url: URL) -> bool:
+    """Whether an @ is left where none can be: a / or an @ in a password ends it too early."""
+    return any("@" in (part or "") for part in (url.host, url.database))
 
 
 def _with_password(url: URL) -> URL:

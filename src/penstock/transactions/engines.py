@@ -4,9 +4,9 @@ from typing import TypeAlias
 
 from sqlalchemy import Engine, create_engine
 from sqlalchemy.exc import ArgumentError, NoSuchModuleError
-from sqlalchemy.ext.asyncio import AsyncEngine
 
 from penstock.errors import ConfigurationError, UsageError
+from penstock.transactions.sessions import is_async_engine
 
 Database: TypeAlias = Engine | str  # what `engine_of` takes
 KNOWN = ("sqlite", "mysql", "mariadb", "postgresql")
@@ -14,7 +14,7 @@ KNOWN = ("sqlite", "mysql", "mariadb", "postgresql")
 
 def engine_of(database: object) -> Engine:
     """Nothing is connected yet. Raises `UsageError` for what is no engine and no address of one."""
-    if isinstance(database, AsyncEngine):
+    if is_async_engine(database):
         raise UsageError(
             "A relay is a thread and needs a plain engine: give app.relay one with a driver that is not async "
             "(psycopg is both), or its address as text."

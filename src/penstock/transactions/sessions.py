@@ -1,35 +1,48 @@
-"""Whose transaction it is: sessions and connections of SQLAlchemy, plain and async, and what their errors mean here."""
+"""Whose transaction it is: sessions and connections of SQLAlchemy, plain and async, and what their errors mean here.
 
+SQLAlchemy's async part needs greenlet, which who has plain sessions need not have: it is looked for and never imported.
+Whoever hands over an async session has imported it.
+"""
+
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard
 
 from sqlalchemy import Connection, event
 from sqlalchemy.exc import DBAPIError
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_scoped_session
 from sqlalchemy.orm import Session, scoped_session
 
 from penstock.errors import ConfigurationError
 from penstock.transactions.tables import INBOX, OUTBOX, outbox
 
-SyncSession: TypeAlias = Session | scoped_session[Any] | Connection
-AsyncSessions: TypeAlias = AsyncSession | async_scoped_session[Any] | AsyncConnection
+if TYPE_CHECKING:
+    from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, async_scoped_session
 
-_ASYNC = (AsyncSession, AsyncConnection, async_scoped_session)
+SyncSession: TypeAlias = Session | scoped_session[Any] | Connection
+AsyncSessions: TypeAlias = "AsyncSession | async_scoped_session[Any] | AsyncConnection"
+
+_ASYNC = "sqlalchemy.ext.asyncio"
 _MISSING_MYSQL = 1146
 _MISSING_POSTGRESQL = "42P01"
 
 
-def is_async(session: object) -> bool:
+def is_async(session: object) -> "TypeGuard[AsyncSessions]":
     """Whether what it does has to be awaited."""
-    return isinstance(session, _ASYNC)
+    return _is(session, "AsyncSession", "AsyncConnection", "async_scoped_session")
 
 
-def dialect_of(session: SyncSession | AsyncSessions) -> str:
+def is_async_engine(database: object) -> "TypeGuard[AsyncEngine]":
+    """Whether it is an engine whose connections are awaited."""
+    return _is(database, "AsyncEngine")
+
+
+def dialect_of(session: "SyncSession | AsyncSessions") -> str:
     """The database's kind, as SQLAlchemy names it."""
-    if isinstance(session, Connection | AsyncConnection):
-        return session.dialect.name
-    return session.get_bind(clause=outbox).dialect.name
+    whole: Any = session
+    is_connection = isinstance(session, Connection) or _is(session, "AsyncConnection")
+    name: str = (whole if is_connection else whole.get_bind(clause=outbox)).dialect.name
+    return name
 
 
 @contextmanager
@@ -60,9 +73,11 @@ def missing_table(error: DBAPIError) -> str | None:
 
 def sync_session_of(session: object) -> Session | None:
     """The session that tells of its commits; None for a connection."""
-    found = session() if isinstance(session, scoped_session | async_scoped_session) else session
-    if isinstance(found, AsyncSession):
-        return found.sync_session
+    scoped = isinstance(session, scoped_session) or _is(session, "async_scoped_session")
+    found: Any = session() if scoped and callable(session) else session
+    if _is(found, "AsyncSession"):
+        sync_session: Session = found.sync_session
+        return sync_session
     return found if isinstance(found, Session) else None
 
 
@@ -71,3 +86,9 @@ def tell_commits(session: object, tell: Callable[[Session], None]) -> None:
     found = sync_session_of(session)
     if found is not None and not event.contains(found, "after_commit", tell):
         event.listen(found, "after_commit", tell)
+
+
+def _is(thing: object, *kinds: str) -> bool:
+    """Whether it is of one of these classes of SQLAlchemy's async part."""
+    module = sys.modules.get(_ASYNC)
+    return module is not None and isinstance(thing, tuple(getattr(module, kind) for kind in kinds))

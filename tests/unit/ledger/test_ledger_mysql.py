@@ -81,7 +81,8 @@ def test_what_only_a_defect_can_cause_is_left_alone(code: int) -> None:
         ("mysql+mysqldb://u:secret@h/d", "write mysql:// instead of mysql\\+mysqldb://"),
         ("mariadb+mariadbconnector://u:secret@h/d", "through PyMySQL, not mariadbconnector"),
         ("mysql://u:secret@h", "names no database"),
-        ("mysql://u:p@secret@h/d", "write it as %40"),
+        ("mysql://u:p@secret@h/d", "percent-encode the password"),
+        ("mysql://u:p@s/secret@h/d", "percent-encode the password"),
         ("mysql://u:secret/d", "not a database URL"),
     ],
 )
