@@ -30,7 +30,7 @@ def parsed_url(url: str | Path) -> URL:
         ) from None
     if _spills(parsed):  # the end of a password, which every error would name as a part of the host or database
         raise ConfigurationError(
-            "the ledger's address cannot be taken apart: percent-encode the password in it (@ is %40, / is %2F, : is %3A)"
+            "the ledger's address cannot be taken apart: percent-encode the password in it (@ is %40, / is %2F)"
         )
     return _with_password(parsed)
 
