@@ -171,20 +171,35 @@ def test_down_and_up_again(penstock: Call, scene: Scene) -> None:
     scene.process("a")
     said = penstock("ledger", "downgrade")
     assert said.exit_code == 2
-    assert "--yes" in said.err
-    assert penstock("ledger", "downgrade", "--yes", "--json").document == {"before": HEAD, "after": "0003"}
+    assert "there are base, 0001" in said.err
+    assert penstock("ledger", "downgrade", "--yes").exit_code == 2, "nobody said to which"
+    assert "--yes" in penstock("ledger", "downgrade", "0003").err
+    assert penstock("ledger", "downgrade", "0003", "--yes", "--json").document == {"before": HEAD, "after": "0003"}
+    said = penstock("ledger", "downgrade", HEAD, "--yes")
+    assert (said.exit_code, f"is at 0003, which is earlier than {HEAD}" in said.err) == (2, True)
     document = penstock("ledger", "show", "--json").document
     assert (document["revision"], document["tables"]["objects"]["rows"]) == ("0003", 1)
     assert "this Penstock works with" in penstock("ledger", "show").out
     assert penstock("ledger", "upgrade").out == f"The ledger's tables were at 0003 and are at {HEAD}.\n"
-    assert penstock("ledger", "upgrade").out == f"The ledger is at {HEAD}.\n"
+    assert penstock("ledger", "upgrade").out == f"The ledger is at {HEAD} already: nothing was changed.\n"
     assert penstock("ledger", "upgrade", "0099").exit_code == 2
     assert hot_rows(scene) == 1
+    assert penstock("ledger", "downgrade", "base", "--yes").out == (
+        f"The ledger's tables were at {HEAD}, and are removed.\n"
+    )
+    assert penstock("ledger", "upgrade").out == f"The ledger's tables were made, and are at {HEAD}.\n"
+
+
+def test_a_pipeline_that_nobody_knows_is_no_way_to_a_ledger(penstock: Call, app_scene: Scene) -> None:
+    app_scene.process("a")
+    assert penstock("ledger", "upgrade", "--pipeline", "clicks").exit_code == 0
+    said = penstock("ledger", "upgrade", "--pipeline", "nix")
+    assert (said.exit_code, "knows no pipeline nix; its pipelines: clicks" in said.err) == (2, True)
 
 
 def test_what_is_archived_is_not_forgotten_by_a_downgrade(penstock: Call, old: Scene) -> None:
     penstock("ledger", "archive")
-    said = penstock("ledger", "downgrade", "--yes")
+    said = penstock("ledger", "downgrade", "0003", "--yes")
     assert said.exit_code == 78
     assert "archived objects" in said.err
     assert penstock("ledger", "show", "--json").document["revision"] == HEAD

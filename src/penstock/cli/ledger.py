@@ -92,9 +92,13 @@ def downgrade(
     json_: Json = False,
 ) -> None:
     """Take the ledger's tables back to an earlier revision, for an earlier Penstock. Stop all workers first."""
+    if revision is None:
+        from penstock.ledger.revisions import revision_names
+
+        raise UsageError(f"Say which REVISION the ledger's tables are taken back to; there are {revision_names()}.")
     if not yes:
         raise UsageError(
-            f"Taking the ledger back to {revision or 'the revision before'} loses what only the later tables hold, and "
+            f"Taking the ledger back to {revision} loses what only the later tables hold, and "
             "needs all workers stopped: make a backup, and give --yes."
         )
     with _revisions(table, state, pipeline, app_name) as revisions:
@@ -161,6 +165,11 @@ def _revisions(
     if not is_there(scope.settings.ledger):
         raise UsageError(f"There is no ledger {scope.name} yet: the first worker, or ingest, makes it.")
     with closing(Revisions.open(scope.settings.ledger)) as revisions:
+        if scope.table is None and scope.pipeline is not None:
+            known = {*scope.tables, *scope.tableless, *revisions.pipelines()}
+            if scope.pipeline not in known:
+                names = ", ".join(sorted(known)) or "none"
+                raise UsageError(f"The ledger {scope.name} knows no pipeline {scope.pipeline}; its pipelines: {names}.")
         yield revisions
 
 
@@ -168,8 +177,15 @@ def _tell(before: str | None, after: str | None, *, json_: bool) -> None:
     if json_:
         print_json({"before": before, "after": after})
         return
-    was, now = before or "no tables", after or "no tables"
-    print(f"The ledger's tables were at {was} and are at {now}." if before != after else f"The ledger is at {now}.")
+    if before == after:
+        print(f"The ledger {'has no tables' if after is None else f'is at {after}'} already: nothing was changed.")
+        return
+    if before is None:
+        print(f"The ledger's tables were made, and are at {after}.")
+    elif after is None:
+        print(f"The ledger's tables were at {before}, and are removed.")
+    else:
+        print(f"The ledger's tables were at {before} and are at {after}.")
 
 
 def _rows(one: "TableRows") -> str:

@@ -40,7 +40,8 @@ def migrate(database: Database) -> None:
 
 @contextmanager
 def revised() -> Iterator[None]:
-    """Say of tables that could not be changed who can change them."""
+    """Say of tables that could not be changed who can change them. Only around the change itself: whoever could not
+    look at the tables knows nothing of them."""
     try:
         yield
     except ConfigurationError as error:

@@ -4,14 +4,15 @@
 somebody who has does it here.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
 from sqlalchemy import Connection, bindparam, func, inspect, select, text
 
-from penstock.errors import ConfigurationError, UsageError
+from penstock.errors import UsageError
 from penstock.ledger.archive_queries import TOMBSTONE
 from penstock.ledger.database import Database
 from penstock.ledger.dialects import DatabaseNow, dialect_for
@@ -25,7 +26,7 @@ from penstock.ledger.migrate import (
     revision_of,
     upgrade,
 )
-from penstock.ledger.schema import archives, metadata
+from penstock.ledger.schema import archives, metadata, pipelines
 from penstock.ledger.urls import parsed_url
 
 COUNTED_ROWS_MAX = 100_000  # a table that its server takes for larger is not counted
@@ -109,30 +110,52 @@ class Revisions:
                 archive_bytes=int(size),
             )
 
+    def pipelines(self) -> Sequence[str]:
+        """The names of those that the ledger knows, whatever its revision is."""
+        with self._database.reading() as connection:
+            if not inspect(connection).has_table(pipelines.name):
+                return []
+            return list(connection.execute(select(pipelines.c.id).order_by(pipelines.c.id)).scalars())
+
     def server(self) -> tuple[str, float]:
         """What serves it, with its version, and the time there in epoch seconds."""
         with self._database.reading() as connection:
             return _server(connection), float(connection.execute(select(DatabaseNow())).scalar_one())
 
     def upgrade(self, revision: str = HEAD) -> tuple[str | None, str | None]:
-        """Make the tables, or bring them up to a revision; answers the revision before and after."""
+        """Make the tables, or bring them up to a revision; answers the revision before and after.
+
+        Raises `UsageError` for a revision that is none, or an earlier one."""
         return self._move(revision, up=True)
 
-    def downgrade(self, revision: str | None = None) -> tuple[str | None, str | None]:
-        """Take the tables back to an earlier revision, by default the one before; ``base`` removes all of them.
+    def downgrade(self, revision: str) -> tuple[str | None, str | None]:
+        """Take the tables back to an earlier revision; ``base`` removes all of them.
 
-        Raises `ConfigurationError` where the earlier one would forget what must not be forgotten."""
+        Raises `UsageError` for a revision that is none, or a later one, and `ConfigurationError` where the earlier one
+        would forget what must not be forgotten."""
         return self._move(revision, up=False)
 
-    def _move(self, wanted: str | None, *, up: bool) -> tuple[str | None, str | None]:
-        dialect = self._database.dialect
-        with revised(), self._database.writing() as connection, dialect.migrating(connection):
+    def _move(self, wanted: str, *, up: bool) -> tuple[str | None, str | None]:
+        target = _known(wanted)
+        dialect, place = self._database.dialect, self._database.place
+        with self._database.reading() as connection:  # a login that is refused is so here, where no tables are blamed
+            check_tables(connection, place)
+        with (
+            revised() if up else nullcontext(),
+            self._database.writing() as connection,
+            dialect.migrating(connection),
+        ):
             before = revision_of(connection)
-            check_tables(connection, self._database.place)
-            target = _previous(before) if wanted is None else _known(wanted)
-            if (target or "") > (before or "") if up else (target or "") < (before or ""):
+            check_tables(connection, place)
+            _check_way(before, target, up=up)
+            if target != before:
                 (upgrade if up else downgrade)(connection, target or BASE)
             return before, revision_of(connection)
+
+
+def revision_names() -> str:
+    """The revisions there are, for sentences."""
+    return ", ".join([BASE, *sorted(known_revisions())])
 
 
 def _known(revision: str) -> str | None:
@@ -142,16 +165,21 @@ def _known(revision: str) -> str | None:
     if revision == "head":
         return HEAD
     if revision not in known_revisions():
-        names = ", ".join([BASE, *sorted(known_revisions())])
-        raise UsageError(f"There is no revision {revision} of the ledger's tables; there are {names}.")
+        raise UsageError(f"There is no revision {revision} of the ledger's tables; there are {revision_names()}.")
     return revision
 
 
-def _previous(revision: str | None) -> str | None:
-    earlier = [one for one in sorted(known_revisions()) if one < (revision or "")]
-    if revision is None:
-        raise ConfigurationError("the ledger has no tables, so there is nothing to take back")
-    return earlier[-1] if earlier else None
+def _check_way(before: str | None, target: str | None, *, up: bool) -> None:
+    now = "has no tables" if before is None else f"is at {before}"
+    if up and (target or "") < (before or ""):
+        raise UsageError(
+            f"The ledger {now}, which is later than {target or BASE}: `penstock ledger downgrade {target or BASE}` "
+            "goes back."
+        )
+    if not up and (target or "") > (before or ""):
+        raise UsageError(
+            f"The ledger {now}, which is earlier than {target}: `penstock ledger upgrade {target}` goes there."
+        )
 
 
 def _server(connection: Connection) -> str:

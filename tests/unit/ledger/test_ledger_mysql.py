@@ -20,8 +20,8 @@ from penstock.ledger.urls import parsed_url
 PLACE = "mysql+pymysql://penstock:***@db/ledger"
 
 
-def explained(error: BaseException) -> PenstockError | None:
-    wrapped = DBAPIError.instance("SELECT 1", None, error, pymysql.Error)
+def explained(error: BaseException, *, statement: str = "SELECT 1") -> PenstockError | None:
+    wrapped = DBAPIError.instance(statement, None, error, pymysql.Error)
     assert isinstance(wrapped, DBAPIError)
     return Mysql().explain(wrapped, PLACE)
 
@@ -48,6 +48,12 @@ def test_what_passes_is_temporary_and_no_clash(code: int, says: str) -> None:
     assert isinstance(error, TemporaryError)
     assert not isinstance(error, Clash), "whether it was rolled back is not known, or it was not"
     assert says in str(error)
+
+
+def test_rights_to_change_tables_are_named_where_tables_were_to_be_changed() -> None:
+    denied = pymysql.OperationalError(1142, "told")
+    assert "CREATE, ALTER" in str(explained(denied, statement="\nCREATE TABLE x (id INTEGER)"))
+    assert "CREATE, ALTER" not in str(explained(denied, statement="INSERT INTO pipelines VALUES (1)"))
 
 
 def test_a_connection_that_is_closed_already_is_temporary() -> None:
@@ -81,6 +87,7 @@ def test_what_only_a_defect_can_cause_is_left_alone(code: int) -> None:
         ("mysql+mysqldb://u:secret@h/d", "write mysql:// instead of mysql\\+mysqldb://"),
         ("mariadb+mariadbconnector://u:secret@h/d", "through PyMySQL, not mariadbconnector"),
         ("mysql://u:secret@h", "names no database"),
+        ("mysql://u:secret@h:65536/x", "has the port 65536"),
         ("mysql://u:p@secret@h/d", "percent-encode the password"),
         ("mysql://u:p@s/secret@h/d", "percent-encode the password"),
         ("mysql://u:secret/d", "not a database URL"),

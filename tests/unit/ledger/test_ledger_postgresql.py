@@ -88,6 +88,26 @@ def test_what_a_person_has_to_mend_says_how(code: str, advice: str) -> None:
     assert advice in str(error)
 
 
+def test_create_is_named_where_tables_were_to_be_changed_alone() -> None:
+    denied = by_code("42501")
+    assert "CREATE in its schema" in str(explained(denied, statement="\nCREATE TABLE works (id INTEGER)"))
+    assert "CREATE" not in str(explained(denied, statement="INSERT INTO works VALUES (1)"))
+    assert "CREATE" not in str(explained(denied, statement=None))
+
+
+@pytest.mark.parametrize(
+    ("url", "problem"),
+    [
+        ("postgresql://", "names no database"),
+        ("postgresql://penstock@db", "names no database"),
+        ("postgresql://penstock@db:65536/ledger", "has the port 65536"),
+    ],
+)
+def test_an_address_that_cannot_be_meant_is_refused_before_anything_is_tried(url: str, problem: str) -> None:
+    with pytest.raises(ConfigurationError, match=problem):
+        Ledger.open(url)
+
+
 @pytest.mark.parametrize("code", ["23505", "42601", "42703", "42P01", "22001", "XX000"])
 def test_a_defect_of_ours_is_not_explained(code: str) -> None:
     assert explained(by_code(code, 'relation "objects" does not exist')) is None

@@ -56,7 +56,10 @@ READ_ONLY = "penstock_read_only"  # the execution option of a transaction that w
 
 
 def dialect_for(url: URL) -> Dialect:
-    """The dialect of a URL. Raises `ConfigurationError` for a database that the ledger does not know."""
+    """The dialect of a URL. Raises `ConfigurationError` for a database that the ledger does not know, and for a port
+    that is none, of which a driver might only say that nobody answers there."""
+    if url.port is not None and not 0 < url.port < 1 << 16:
+        raise ConfigurationError(f"the ledger's address has the port {url.port}: write one from 1 to 65535")
     if url.get_backend_name() == "sqlite":
         from penstock.ledger.dialects.sqlite import Sqlite
 
@@ -73,3 +76,9 @@ def dialect_for(url: URL) -> Dialect:
         f"the ledger cannot use a {url.get_backend_name()} database: give it a sqlite:///, mysql:// or postgresql:// "
         "URL instead"
     )
+
+
+def changes_tables(statement: str | None) -> bool:
+    """Whether a statement is one of a migration, for which other rights are needed than for work."""
+    words = (statement or "").upper().split(maxsplit=2)
+    return words[:1] in (["CREATE"], ["ALTER"], ["DROP"]) and words[1:2] != ["TEMPORARY"]

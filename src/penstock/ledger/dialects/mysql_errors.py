@@ -4,7 +4,7 @@ from sqlalchemy.engine import ExceptionContext
 from sqlalchemy.exc import DBAPIError, InterfaceError
 
 from penstock.errors import ConfigurationError, PenstockError, TemporaryError
-from penstock.ledger.dialects import Clash
+from penstock.ledger.dialects import Clash, changes_tables
 
 # Rolled back as a whole by the server: a deadlock, a row that changed since the snapshot, a conflict in a cluster.
 CLASHES = frozenset({1213, 1020, 3101})
@@ -21,7 +21,8 @@ STRANGER = frozenset({1129, 1130, 1251, 2059, 2061})
 OLD_BINLOG = frozenset({1665, 1598})
 PACKET_TOO_LARGE = frozenset({1153, 2020})
 
-GRANTS = "SELECT, INSERT, UPDATE, DELETE, CREATE, ALTER, INDEX, DROP and CREATE TEMPORARY TABLES"
+GRANTS_TO_WORK = "SELECT, INSERT, UPDATE, DELETE and CREATE TEMPORARY TABLES"
+GRANTS_TO_UPGRADE = "SELECT, INSERT, UPDATE, DELETE, CREATE, ALTER, INDEX, DROP and CREATE TEMPORARY TABLES"
 
 
 def code_of(error: BaseException | None) -> int:
@@ -66,8 +67,9 @@ def _temporary(error: DBAPIError, code: int, place: str) -> TemporaryError | Non
 def _for_a_person(error: DBAPIError, code: int, place: str) -> ConfigurationError | None:
     told = f"({error.orig})"
     if code in DENIED:
+        grants = GRANTS_TO_UPGRADE if changes_tables(error.statement) else GRANTS_TO_WORK
         return ConfigurationError(
-            f"the server refuses the user of the ledger {place} {told}: check name and password, and grant {GRANTS} on "
+            f"the server refuses the user of the ledger {place} {told}: check name and password, and grant {grants} on "
             "that database"
         )
     if code in NO_SUCH_DATABASE:

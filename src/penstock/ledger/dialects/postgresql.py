@@ -74,6 +74,11 @@ class Postgresql:
             raise ConfigurationError(
                 f"the ledger speaks to PostgreSQL through psycopg, not {url.drivername}: begin its URL with postgresql://"
             )
+        if not url.database and not {"dbname", "service"} & url.query.keys():
+            raise ConfigurationError(
+                "the ledger's address names no database: write postgresql://user@host/database, and create it "
+                "there first"
+            )
         try:
             from penstock.ledger.dialects.postgresql_connection import BoundedConnection
         except ImportError as error:

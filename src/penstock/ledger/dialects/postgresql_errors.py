@@ -7,7 +7,7 @@ from sqlalchemy.engine.interfaces import ExceptionContext
 from sqlalchemy.exc import DBAPIError
 
 from penstock.errors import ConfigurationError, PenstockError, TemporaryError
-from penstock.ledger.dialects import Clash
+from penstock.ledger.dialects import Clash, changes_tables
 from penstock.ledger.schema import session_metadata
 
 READ_ONLY_SERVER = "25006"  # a standby, or what was the primary before a failover
@@ -35,15 +35,20 @@ _WRONG = {
     "28": "refuses the login: put the right user and password into the URL, and see pg_hba.conf",
     "3D000": "has no such database: create it, or name another in the URL",
     "3F000": "has no schema that tables could be made in: give the role one in its search_path",
-    "42501": "refuses a right: the role needs CREATE in its schema, TEMPORARY in the database, and its own tables",
     "0A000": "cannot do what the ledger needs: use a PostgreSQL that is supported",
     "22P05": "does not keep text in UTF8: create the database with ENCODING 'UTF8'",
 }
+_NO_RIGHT = "42501"
+_RIGHTS_TO_WORK = (
+    "refuses a right: the role needs CONNECT and TEMPORARY on the database, USAGE of its schema, and SELECT, INSERT, "
+    "UPDATE and DELETE on the ledger's tables"
+)
+_RIGHTS_TO_UPGRADE = "refuses a right: who makes or upgrades the tables needs CREATE in its schema, and to own them"
 # What libpq and the server say, in English, when no connection came about.
 _WRONG_WORDS: Sequence[tuple[str, str]] = (
     (r"password authentication failed|no password supplied|authentication failed|role .* does not exist", _WRONG["28"]),
     (r"no pg_hba\.conf entry|pg_hba\.conf rejects|is not permitted to log in", _WRONG["28"]),
-    (r"permission denied for database", _WRONG["42501"]),
+    (r"permission denied for database|permission denied to create temporary tables", _RIGHTS_TO_WORK),
     (r"database .* does not exist", _WRONG["3D000"]),
     (
         "invalid connection option|invalid .* value|invalid port|invalid integer value|bad value for",
@@ -79,6 +84,9 @@ def explained(error: DBAPIError, place: str) -> PenstockError | None:
             f"the ledger {place} is behind a pooler that changes servers between transactions: let PgBouncer pool "
             "sessions for it (pool_mode = session), or name the server itself"
         )
+    if code == _NO_RIGHT:
+        what = _RIGHTS_TO_UPGRADE if changes_tables(error.statement) else _RIGHTS_TO_WORK
+        return ConfigurationError(f"the ledger {place} {what} ({said})")
     if (what := _TEMPORARY.get(code) or _TEMPORARY.get(code[:2])) is not None:
         return TemporaryError(f"the ledger {place} {what} ({said})")
     if (what := _WRONG.get(code) or _WRONG.get(code[:2])) is not None:
