@@ -1,5 +1,6 @@
 """`penstock batches list` and `penstock dead list`."""
 
+import sqlite3
 from contextlib import closing
 from pathlib import Path
 
@@ -41,6 +42,17 @@ def test_batches_come_in_their_order_with_what_they_hold(penstock: Call, scene: 
     assert (second["batch"], second["objects"], second["rows"], second["bytes"]) == (2, 1, 1, 1_000)
     assert first["stage_seconds"] == {"read and write": 1.25}
     assert first["attempt_id"] != second["attempt_id"]
+
+
+def test_files_of_rows_and_of_the_quarantine_are_told_apart(penstock: Call, app_scene: Scene) -> None:
+    app_scene.process("a", rows=3)
+    with closing(sqlite3.connect(app_scene.where.state / "ledger.db")) as connection, connection:
+        connection.execute("UPDATE batches SET quarantine_manifest = manifest")
+    shown = penstock("batches", "show", "1", "--pipeline", "clicks")
+    assert "rows: 1 file; whether it is visible only the app can say (--app)" in shown.out
+    assert "quarantine: 1 file; whether it is visible" in shown.out
+    tables = penstock("batches", "show", "1", "--pipeline", "clicks", "--json").document["tables"]
+    assert [one["holds"] for one in tables] == ["rows", "quarantine"]
 
 
 def test_a_limit_keeps_the_newest_batches(penstock: Call, scene: Scene) -> None:

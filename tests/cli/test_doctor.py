@@ -10,7 +10,9 @@ from tests.cli.conftest import Call, Said
 from tests.cli.scene import Scene
 
 from penstock.app import checks
+from penstock.app.checks import state_checks
 from penstock.app.findings import Verdict
+from penstock.app.scope import Asked
 from penstock.errors import ConfigurationError
 from penstock.ledger.records import Failure
 
@@ -55,6 +57,17 @@ def test_the_ledgers_server_is_asked(
     assert found["ledger"]["verdict"] == found["ledger server"]["verdict"] == "ok"
     assert found["ledger server"]["found"].startswith(server)
     assert "0 s apart" in found["ledger server"]["found"] or "1 s apart" in found["ledger server"]["found"]
+
+
+def test_a_ledger_apart_is_told_with_the_names_of_what_records_in_it(
+    app_scene: Scene, shop: str, tmp_path: Path
+) -> None:
+    app_scene.process("a")
+    module = tmp_path / "shop_of_the_scene.py"
+    module.write_text(module.read_text().replace("App()", "App(broker='redis://127.0.0.1:1')"))
+    (found,) = (one for one in state_checks(Asked(app=shop)) if one.check == "ledger")
+    assert found.verdict is Verdict.FAILED
+    assert "what clicks, views did once would be done once a host" in found.found
 
 
 def test_without_a_table_here_there_is_nothing_to_say_of_one(

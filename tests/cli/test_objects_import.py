@@ -42,8 +42,8 @@ def test_what_is_imported_is_processed_and_nothing_more_is_known(penstock: Call,
     }
     assert penstock("status", "--json").document["objects"]["processed"] == 3
     said = penstock("objects", "show", scene.ref("a").uri)
-    assert "processed, archived" in said.out
-    assert "imported from done.jsonl" in said.out
+    assert "processed, imported from done.jsonl: nothing more is known of it" in said.out
+    assert "archived" not in said.out
     assert "Of 3 imported objects only the identity is known" in penstock("objects", "list", "--archived").err
 
 
@@ -63,6 +63,12 @@ def test_a_line_that_names_no_object_stops_all_of_it(penstock: Call, scene: Scen
     assert "2 entries that name no object; nothing was imported" in said.err
     assert "\x1b" not in said.err
     assert penstock("status", "--json").document["objects"]["processed"] == 0
+
+
+def test_one_line_that_names_no_object_is_one(penstock: Call, scene: Scene, done: Path) -> None:
+    done.write_text("nonsense\n", encoding="utf-8")
+    said = penstock("objects", "import", "--processed", done, "--table", scene.table)
+    assert "1 entry that names no object; nothing was imported: mend it first." in said.err
 
 
 def test_what_waits_or_is_dead_is_replaced_and_what_is_done_known(penstock: Call, scene: Scene) -> None:

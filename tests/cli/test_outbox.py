@@ -117,7 +117,9 @@ def test_forget_deletes_what_is_old(shop: Shop) -> None:
         connection.commit()
     assert shop.penstock("inbox", "forget", "shop:app", "--older-than", "14d").stdout == "1 message forgotten.\n"
     assert shop.count("penstock_inbox") == 1
-    assert shop.penstock("inbox", "forget", "shop:app", "--older-than", "soon").returncode == 2
+    for wrong in ("soon", "0s"):
+        refused = shop.penstock("inbox", "forget", "shop:app", "--older-than", wrong)
+        assert (refused.returncode, "is no duration above 0" in refused.stderr) == (2, True)
 
 
 @pytest.mark.parametrize(

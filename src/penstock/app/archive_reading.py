@@ -24,6 +24,11 @@ class ArchivedVersion:
     retired: RetiredObject | None
     problem: str | None = None
 
+    @property
+    def imported(self) -> bool:
+        """Whether it was declared as processed, and never was in a file of the archive."""
+        return self.archive.uri is None
+
 
 def find_archived(ledger: Ledger, uri: str, aws: Aws) -> Sequence[ArchivedVersion]:
     """Every archived version of the object at exactly this uri, in every pipeline."""

@@ -15,6 +15,7 @@ from penstock.sinks.manifest import DataFile, decode
 from penstock.storage.files import Files
 
 COMMITS_MAX = 1_000  # of a table's log that are looked through for the one that shows a batch
+ROWS, QUARANTINE = "rows", "quarantine"
 REACHED_SECONDS = 1.0  # for a look whether anybody is at an address
 
 
@@ -22,7 +23,8 @@ REACHED_SECONDS = 1.0  # for a look whether anybody is at an address
 class Shown:
     """How one table shows the batch."""
 
-    uri: str
+    holds: str  # rows, quarantine
+    uri: str  # empty where the table's place is not known
     files: Sequence[DataFile]
     visible: bool | None  # None: not known, since the table's place is not
     version: int | None = None  # that brought it; None: not known
@@ -80,27 +82,34 @@ def reached(url: str) -> bool:
 def _shown(batch: BatchRow, places: Places | None) -> Sequence[Shown]:
     rows, quarantine = decode(batch.manifest), decode(batch.quarantine_manifest)
     if places is None or find_spec("deltalake") is None:
-        named = (("", rows), ("", quarantine))
-        return [Shown(uri=uri, files=files, visible=None) for uri, files in named if files]
+        named = ((ROWS, rows), (QUARANTINE, quarantine))
+        return [Shown(holds=holds, uri="", files=files, visible=None) for holds, files in named if files]
     found = []
-    for root, files in ((places.table, rows), (places.quarantine, quarantine)):
+    for holds, root, files in ((ROWS, places.table, rows), (QUARANTINE, places.quarantine, quarantine)):
         if files:
-            found.append(_of_table(root, batch, files))
+            found.append(_of_table(holds, root, batch, files))
     return found
 
 
-def _of_table(root: Files, batch: BatchRow, files: Sequence[DataFile]) -> Shown:
+def _of_table(holds: str, root: Files, batch: BatchRow, files: Sequence[DataFile]) -> Shown:
     from penstock.sinks.delta import DeltaTableSink
     from penstock.sinks.delta_log import commits
 
     sink = DeltaTableSink(root, pipeline=batch.pipeline, partition_by=None)
     table = sink.load()
     if table is None or table.position.seq < batch.seq:
-        return Shown(uri=sink.uri, files=files, visible=False)
+        return Shown(holds=holds, uri=sink.uri, files=files, visible=False)
     for commit in islice(commits(sink.root), COMMITS_MAX):
         if _brought(commit.added, files):
-            return Shown(uri=sink.uri, files=files, visible=True, version=commit.version, shown_at=commit.committed_at)
-    return Shown(uri=sink.uri, files=files, visible=True)
+            return Shown(
+                holds=holds,
+                uri=sink.uri,
+                files=files,
+                visible=True,
+                version=commit.version,
+                shown_at=commit.committed_at,
+            )
+    return Shown(holds=holds, uri=sink.uri, files=files, visible=True)
 
 
 def _brought(added: Sequence[DataFile], files: Sequence[DataFile]) -> bool:

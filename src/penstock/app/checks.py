@@ -178,8 +178,7 @@ def _ledger(scope: "Scope") -> tuple[Verdict, str]:
         found = f"{shown('ledger', address)}; pipelines: {len(seen.ledger.pipelines()):,}"
     if scope.settings.one_host or not has_ledger_apart(scope.settings):
         return Verdict.OK, found
-    if scope.needs_ledger:
-        require_shared_ledger(scope.settings, recorded=["what this app does"])
+    require_shared_ledger(scope.settings, recorded=scope.recorded)
     if is_there(address):
         return Verdict.WARNING, f"{found}; it is of this host alone, and hosts may share the broker"
     return Verdict.OK, found

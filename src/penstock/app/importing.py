@@ -56,7 +56,8 @@ class UnreadableError(UsageError):
     """Lines that name no object; the first of them are told one by one."""
 
     def __init__(self, source: str, problems: list[str], count: int) -> None:
-        super().__init__(f"{source} has {count:,} entries that name no object; nothing was imported: mend them first.")
+        which, them = ("entry that names", "it") if count == 1 else ("entries that name", "them")
+        super().__init__(f"{source} has {count:,} {which} no object; nothing was imported: mend {them} first.")
         self.problems = problems
 
 

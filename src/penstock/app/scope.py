@@ -53,7 +53,7 @@ class Scope:
     tables: Mapping[str, Places] = field(default_factory=dict)  # as far as they are known, by pipeline
     tableless: frozenset[str] = frozenset()  # object handlers, as far as they are known
     served: frozenset[str] = frozenset()  # queues that something of the app is fed from, as far as they are known
-    needs_ledger: bool = False  # something of the app records what it did, as far as that is known
+    recorded: Sequence[str] = ()  # what of the app records in the ledger what it did, as far as that is known
     options: str = ""  # what leads another verb here: empty, or beginning with a space
 
     @property
@@ -176,7 +176,7 @@ def _of_app(asked: Asked) -> Scope:
         tables=tables,
         tableless=frozenset(one.name for one in services if isinstance(one, ObjectService)),
         served=frozenset(one.queue_name for one in services),
-        needs_ledger=any(map(needs_ledger, services)),
+        recorded=[one.name for one in services if needs_ledger(one)],
         options=asked.options,
     )
 

@@ -131,6 +131,7 @@ def _details(found: "BatchDetails") -> dict[str, Any]:
         "seconds": found.seconds,
         "tables": [
             {
+                "holds": shown.holds,
                 "uri": shown.uri,
                 "visible": shown.visible,
                 "table_version": shown.version,
@@ -186,7 +187,8 @@ def _standing(shown: "Shown", committed_at: float) -> str:
     whose = f"{shown.uri}: " if shown.uri else ""
     files = counted(len(shown.files), "file")
     if shown.visible is None:
-        return f"{files}; whether they are visible only the app can say (--app)"
+        it_is = "it is" if len(shown.files) == 1 else "they are"
+        return f"{shown.holds}: {files}; whether {it_is} visible only the app can say (--app)"
     if not shown.visible:
         return f"{whose}{files}, not visible yet"
     version = "a version that is not known any more" if shown.version is None else f"version {shown.version}"

@@ -31,7 +31,7 @@ def forget(
     try:
         seconds = seconds_of("--older-than", older_than)
     except UsageError as error:
-        raise UsageError(f"--older-than {older_than!r} is no duration: write such as 14d or 36h.") from error
+        raise UsageError(f"--older-than {older_than!r} is no duration above 0: write such as 14d or 36h.") from error
     with load_app(app_name) as found:
         count = forget_inbox(found, older_than_seconds=seconds)
     if json_:

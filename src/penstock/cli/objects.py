@@ -155,8 +155,8 @@ def show(
             {
                 "object": address,
                 "pipeline": told.pipeline if scope.table is None else "",
-                "state": "processed, archived",
-                "reason": told.problem or "",
+                "state": f"processed, {told.problem}" if told.imported else "processed, archived",
+                "reason": "" if told.imported else told.problem or "",
             }
         )
 

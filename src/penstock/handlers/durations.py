@@ -18,7 +18,7 @@ def seconds_of(name: str, given: Duration) -> float:
         seconds = float(given)
     if seconds is None or not 0 < seconds < float("inf"):
         raise UsageError(
-            f"{name}={given!r} is no duration: write seconds, a timedelta, or text such as '30 s' or '5 min'."
+            f"{name}={given!r} is no duration above 0: write seconds, a timedelta, or text such as '30 s' or '5 min'."
         )
     return seconds
 

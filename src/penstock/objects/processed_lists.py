@@ -1,13 +1,15 @@
 """Lists of objects that somebody else processed -> the same objects as notifications and listings tell of them.
 
 A list is JSON, an object a line, or CSV with a header. The fields are ``uri``, or ``bucket`` and ``key``; ``size`` (or
-``size_bytes``); ``etag``; ``version_id``. Keys and paths are as they are, not percent-encoded.
+``size_bytes``); ``etag``; ``version_id``. Keys and paths are as they are, not percent-encoded; relative paths begin at
+the current folder.
 """
 
 import csv
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from penstock.errors import PenstockError
@@ -103,14 +105,22 @@ def _named(told: Mapping[str, Any]) -> tuple[str, str]:
     elif uri.startswith(_S3):
         bucket, _, key = uri.removeprefix(_S3).partition("/")
     else:
-        bucket, key = LOCAL_BUCKET, uri.removeprefix(_LOCAL)
-        if not key.startswith("/"):
-            raise _NoObjectError(f"names {uri!r}, which is no s3://BUCKET/KEY, file:///PATH or absolute path")
+        bucket, key = LOCAL_BUCKET, _path(uri)
     if not bucket or not key:
         raise _NoObjectError("names no object: it needs uri, or bucket and key")
     if len(encode_key(key)) > key_bytes_max(bucket):
         raise _NoObjectError(f"has a key of more than {key_bytes_max(bucket):,} bytes")
     return bucket, key
+
+
+def _path(uri: str) -> str:
+    """Of a file. A relative one has to be there: it may as well be a key whose bucket was forgotten."""
+    path = uri.removeprefix(_LOCAL)
+    if path.startswith("/"):
+        return path
+    if "://" not in uri and "\0" not in uri and Path(uri).is_file():
+        return str(Path(uri).resolve())
+    raise _NoObjectError(f"names {uri!r}, which is no s3://BUCKET/KEY, no file:///PATH and no path of a file")
 
 
 def _text(told: Mapping[str, Any], name: str) -> str | None:

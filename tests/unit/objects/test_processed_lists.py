@@ -80,6 +80,18 @@ def test_what_is_wrong_with_a_line_is_told_with_its_number(line: str, problem: s
     assert problem in bad.problem
 
 
+def test_a_relative_path_is_of_the_current_folder_and_of_a_file_that_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "landing").mkdir()
+    (tmp_path / "landing" / "a").write_text("1\n", encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    there, absolute, missing = read(f"uri\nlanding/a\n{tmp_path.resolve()}/landing/a\nlanding/b\n")
+    assert there.ref is not None
+    assert there.ref == absolute.ref
+    assert (missing.ref, "no path of a file" in missing.problem) == (None, True)
+
+
 def test_a_list_without_a_header_and_one_with_other_columns() -> None:
     (one,) = read("s3://b/k\ns3://b/l\n")
     assert "neither JSON nor a header" in one.problem

@@ -85,8 +85,8 @@ def explained(error: DBAPIError, place: str) -> PenstockError | None:
             "sessions for it (pool_mode = session), or name the server itself"
         )
     if code == _NO_RIGHT:
-        what = _RIGHTS_TO_UPGRADE if changes_tables(error.statement) else _RIGHTS_TO_WORK
-        return ConfigurationError(f"the ledger {place} {what} ({said})")
+        right = _RIGHTS_TO_UPGRADE if changes_tables(error.statement) else _RIGHTS_TO_WORK
+        return ConfigurationError(f"the ledger {place} {right} ({said})")
     if (what := _TEMPORARY.get(code) or _TEMPORARY.get(code[:2])) is not None:
         return TemporaryError(f"the ledger {place} {what} ({said})")
     if (what := _WRONG.get(code) or _WRONG.get(code[:2])) is not None:
