@@ -221,16 +221,19 @@ def test_a_backfill_is_a_reconcile_with_an_empty_ledger(scene: Scene, spark: Spa
     assert scene.app.ledger.counts("clicks")[ObjectState.PROCESSED] == 42
 
 
-def test_a_dry_run_sends_nothing_and_is_on_record(scene: Scene, spark: SparkSession) -> None:
+def test_a_dry_run_sends_nothing_and_leaves_the_record_alone(scene: Scene, spark: SparkSession) -> None:
     scene.write("a", "b/c")
     report = scene.reconcile(spark, ReconcileRequest(older_than_seconds=0.0, dry_run=True))
     assert (report.missing, report.sent) == (2, 0)
     assert "Missing as of" in sentence(report)
     assert "announced none" in sentence(report)
     assert scene.announced() == []
-    last = scene.app.ledger.reconciliation("clicks")
-    assert last is not None
-    assert (last.missing, last.sent) == (2, 0)
+    assert scene.app.ledger.reconciliation("clicks") is None
+    assert scene.reconcile(spark).sent == 2
+    sent = scene.app.ledger.reconciliation("clicks")
+    report = scene.reconcile(spark, ReconcileRequest(older_than_seconds=0.0, dry_run=True))
+    assert (report.missing, report.messages_waiting) == (2, 2)  # in the queue still
+    assert scene.app.ledger.reconciliation("clicks") == sent
 
 
 def test_what_is_younger_than_the_margin_is_not_missing_yet(scene: Scene, spark: SparkSession) -> None:

@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 
+from penstock.app.reconcile import ReconcileReport
+from penstock.cli.reconcile import print_reconcile_report
 from penstock.ledger import Ledger
 from penstock.ledger.records import ObjectState
 
@@ -80,6 +82,24 @@ def test_a_check_finds_and_a_reconcile_sends_and_status_tells(shop: Path) -> Non
     code, out, _ = done(shop, "status", "--app", "shop:app")
     assert "objects missing at the latest reconcile: 3" in out.splitlines()[0]
     assert "3 missing, 3 announced anew as of" in out
+
+
+@pytest.mark.parametrize("missing", [0, 4])
+def test_people_are_told_how_many_messages_waited(capsys: pytest.CaptureFixture[str], missing: int) -> None:
+    report = ReconcileReport(
+        pipeline="clicks",
+        source="/landing",
+        queue="events",
+        as_of=1.0,
+        messages_waiting=4,
+        dry_run=True,
+        missing=missing,
+        left_out={},
+    )
+    print_reconcile_report(report)
+    _, waited = capsys.readouterr().out.splitlines()
+    assert waited.startswith("4 messages waited in events before")
+    assert ("may be among these" in waited) == bool(missing)
 
 
 def test_a_worker_reconciles_by_itself_and_stops_in_time(shop: Path) -> None:

@@ -60,7 +60,7 @@ class ReconcileReport:
 
 
 def reconcile(target: Target, request: ReconcileRequest, *, spark: "Session", tools: Tools) -> ReconcileReport:
-    """Look, send and record. A stop ends it soon and without a record; what was sent stays sent.
+    """Look, send and record; a dry run only looks. A stop ends it soon and without a record; what was sent stays sent.
 
     Raises `UserError` for what a person has to mend, `TemporaryError` where another try may succeed.
     """
@@ -91,7 +91,9 @@ def reconcile(target: Target, request: ReconcileRequest, *, spark: "Session", to
         report = replace(report, stopped=True)
     report = replace(report, seconds=round(tools.clock.monotonic() - began_at, 3))
     if not report.stopped:
-        _record(target, report, tools)
+        if not request.dry_run:  # a mere look must not hide what the last one sent
+            _record(target, report)
+        _tell(report, tools)
     return report
 
 
@@ -142,7 +144,7 @@ def _send(target: Target, found: Missing, request: ReconcileRequest, tools: Tool
     return sent
 
 
-def _record(target: Target, report: ReconcileReport, tools: Tools) -> None:
+def _record(target: Target, report: ReconcileReport) -> None:
     target.ledger.record_reconciliation(
         Comparison(
             pipeline=report.pipeline,
@@ -154,6 +156,9 @@ def _record(target: Target, report: ReconcileReport, tools: Tools) -> None:
             seconds=report.seconds,
         )
     )
+
+
+def _tell(report: ReconcileReport, tools: Tools) -> None:
     tools.bus.emit(
         ReconcileFinished(
             pipeline=report.pipeline,

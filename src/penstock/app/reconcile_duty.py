@@ -1,7 +1,8 @@
 """A worker's regular reconcile, in threads of its own: heartbeats, fetching and stopping never wait for it.
 
 When a pipeline is due, its record in the ledger says; who does it, a claim there. So one worker of all is at it at a
-time, and when that one dies another takes it over. A reconcile that fails is told of and tried again.
+time, and when that one dies another takes it over. A reconcile that fails is told of and tried again; one that fails
+when the worker was asked to stop was broken off.
 """
 
 import threading
@@ -92,6 +93,8 @@ class ReconcileDuty:
             if self._clock.monotonic() >= self._not_before.get(target.pipeline, 0.0) and self._is_due(target):
                 self._claimed(target)
         except Exception as error:  # whatever it is: the others' turn comes, and this one's again
+            if self._is_over:  # Spark's JVM and the ledger end too, perhaps before us: no failure
+                return
             self._not_before[target.pipeline] = self._clock.monotonic() + min(RETRY_SECONDS, self._every_seconds)
             words = str(error) if isinstance(error, PenstockError) else f"{type(error).__name__}: {error}"
             self._tell(UpkeepFailed(handler=f"reconcile {target.pipeline}", error=words))

@@ -129,9 +129,9 @@ def _remarks(report: "ReconcileReport") -> Iterator[str]:
     if report.left_out:
         kinds = ", ".join(f"{number:,} {reason}" for reason, number in sorted(report.left_out.items()))
         yield f"Not counted as missing: {kinds}."
-    if report.missing and report.messages_waiting:
-        waiting = counted(report.messages_waiting, "message")
-        yield f"{waiting} waited in {report.queue} before; what they announce may be among these, which does no harm."
+    if report.messages_waiting:
+        among = "; what they announce may be among these, which does no harm" if report.missing else ""
+        yield f"{counted(report.messages_waiting, 'message')} waited in {report.queue} before{among}."
     for problem in report.problems:
         yield f"Could not be looked at: {problem}"
 

@@ -210,6 +210,26 @@ def test_a_stop_in_the_middle_ends_it_soon_and_frees_the_claim(scene: Scene) -> 
     wait_until(scene.claim_is_free)
 
 
+def test_what_fails_after_the_stop_was_asked_for_is_no_failure(scene: Scene) -> None:
+    begun, ended = threading.Event(), threading.Event()
+
+    def work(_target: Target, stop: StopSignal) -> None:
+        told = threading.Event()
+        begun.set()
+        with stop.watched_by(told):
+            assert told.wait(PATIENCE_SECONDS)
+        ended.set()
+        raise ConnectionRefusedError("Spark's JVM is gone")
+
+    duty = scene.begin(work)
+    assert begun.wait(PATIENCE_SECONDS)
+    scene.stop.request()
+    duty.end()
+    assert ended.is_set()
+    assert scene.heard == []
+    assert scene.claim_is_free()
+
+
 def test_work_that_does_not_hear_of_the_stop_does_not_hold_it_up(scene: Scene) -> None:
     begun, go_on = threading.Event(), threading.Event()
 
