@@ -192,7 +192,8 @@ def test_a_limit_a_rate_and_people(place: Place) -> None:
     story = place.story
     story.process([place.put(name, name) for name in NAMES])
     story.publish()
-    assert story.clean("--limit", "2", "--rate", "100")["objects"] == 2
+    report = story.clean("--limit", "2", "--rate", "100")
+    assert (report["objects"], report["limited"], report["stopped"]) == (2, True, False)
     assert len(place.objects()) == 4
     ended = story.call()
     assert ended.returncode == 0, ended.stderr

@@ -33,7 +33,8 @@ class CleanupReport:
     batches: int
     done_to: int
     waits_for: str | None  # the pipeline that still has to read an object
-    stopped: bool  # before everything that was due was done: by a stop, or by --limit
+    stopped: bool  # by a signal, before everything that was due was done
+    limited: bool  # more is due than --limit allowed
     seconds: float
 
 
@@ -71,6 +72,7 @@ def clean_up(
         )
     bounds = Pass(objects_max=limit, per_second=rate, stopped=lambda: stop.requested)
     swept = work.count() if dry_run else work.run(bounds)
+    stopped = swept.more and stop.requested
     return CleanupReport(
         pipeline=declared.name,
         action=declared.source.cleanup.action,
@@ -81,6 +83,7 @@ def clean_up(
         batches=swept.batches,
         done_to=app.ledger.progress(where.pipeline, TASK),
         waits_for=swept.waits_for,
-        stopped=swept.more,
+        stopped=stopped,
+        limited=swept.more and not stopped,
         seconds=round(clock.monotonic() - began_at, 3),
     )

@@ -53,7 +53,7 @@ def cleanup(
     else:
         for line in summary(report):
             print(printable(line))
-    if stop.requested and report.stopped:
+    if report.stopped:
         raise typer.Exit(INTERRUPTED if stop.signal_number == signal.SIGINT else TEMPORARY_FAILURE)
 
 
@@ -71,7 +71,7 @@ def summary(report: "CleanupReport") -> list[str]:
         lines.append(
             f"The next batch waits for the pipeline {report.waits_for}, which still has to read objects of it."
         )
-    if report.stopped:
+    if report.stopped or report.limited:
         lines.append("More is due: run it again.")
     return lines
 
