@@ -159,6 +159,20 @@ class RelayFailed(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LedgerAway(Event):
+    """A claim could not be made, the first in a row. Messages go back to their queues until the ledger answers."""
+
+    error: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LedgerBack(Event):
+    """A claim could be made again."""
+
+    away_seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class InboxForgotten(Event):
     """Rows of an inbox that are old enough were deleted."""
 
@@ -596,7 +610,7 @@ class WorkerDraining(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerFailed(Event):
-    """The worker met what no further try can mend, and ends; what is in flight goes on or is given back."""
+    """The worker cannot go on, and ends; what is in flight goes on or is given back."""
 
     error_type: str
     error: str

@@ -53,6 +53,7 @@ class ObjectService:
             busy_seconds_max=busy_seconds_max(host.broker),
             resources=host.resources,
             random=host.random,
+            watched=host.outage.watched,
         )
         handler = ObjectHandler(self.declaration, tools)
         line = Line(queue=self.queue_name, handler=handler, weight=weight, in_flight_max=self.concurrency)

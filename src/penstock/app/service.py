@@ -8,6 +8,7 @@ from penstock.config import Settings
 from penstock.events import Bus
 from penstock.handlers.declaration import HandlerDeclaration
 from penstock.handlers.function_handler import FunctionHandler
+from penstock.handlers.outage import Outage
 from penstock.messaging.broker import Broker
 from penstock.messaging.call_context import NO_RESOURCES
 from penstock.messaging.clock import Clock
@@ -51,6 +52,7 @@ class Host:
     random: Random
     probe: Probe
     stop: StopSignal
+    outage: Outage  # of the ledger
     spark: Callable[[], Any] = _no_spark  # the session that the worker's pipelines share, started when first asked for
     handled: frozenset[str] = frozenset()  # every queue of the app that has a handler, served here or elsewhere
     resources: Mapping[str, Any] = field(default_factory=lambda: NO_RESOURCES)
@@ -115,6 +117,7 @@ class FunctionService:
             clock=host.clock,
             random=host.random,
             keys=keys,
+            outage=host.outage,
             resources=host.resources,
         )
         line = Line(

@@ -20,6 +20,7 @@ from penstock.app.transactions_running import CLOSE_SECONDS as RELAY_CLOSE_SECON
 from penstock.app.transactions_running import relaying
 from penstock.errors import ConfigurationError
 from penstock.events import Bus, Listener
+from penstock.handlers.outage import Outage
 from penstock.handlers.ticker import Ticker
 from penstock.messaging.clock import SystemClock
 from penstock.worker.line import Line
@@ -75,6 +76,7 @@ def serve(
         random=random.random,
         probe=killing_probe(app.settings.kill_at),
         stop=stop,
+        outage=Outage(bus=bus, clock=clock),
         spark=sessions.session,
         handled=frozenset(service.queue_name for service in app.services),
     )

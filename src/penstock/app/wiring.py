@@ -1,6 +1,7 @@
 """One pipeline on Spark, wired: engine, handler, line. `penstock ingest` and declared pipelines share it."""
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 
@@ -84,6 +85,7 @@ class Blueprint:
     publish: Callable[[], object]  # both tables, and whatever follows from it
     faults_max: int | None  # infrastructure faults in a row; None bears any number
     tools: Tools
+    watched: Callable[[], AbstractContextManager[None]] = nullcontext  # around a claim in the ledger
     moved_to: tuple[S3Address, ...] = ()  # where processed objects go, and announce themselves once more
 
     def line(self, spark: Session, *, queue: str, weight: int = 1) -> Line:
@@ -132,6 +134,7 @@ class Blueprint:
             publish=self.publish,
             streak=FailureStreak(faults_max=self.faults_max),
             bus=self.tools.bus,
+            watched=self.watched,
         )
 
     def _own(self) -> Sequence[S3Address]:

@@ -26,6 +26,7 @@ from penstock.handlers.context import Context
 from penstock.handlers.decision import TimedOut, decide, decide_newer, exhausted
 from penstock.handlers.declaration import HandlerDeclaration
 from penstock.handlers.keys import Busy, Claim, Done, Keys
+from penstock.handlers.outage import Outage
 from penstock.messaging.call_context import NO_RESOURCES
 from penstock.messaging.clock import Clock
 from penstock.messaging.control import Control
@@ -52,6 +53,7 @@ class Surroundings:
     bus: Bus
     clock: Clock
     random: Random
+    outage: Outage
     keys: Keys | None = None  # of an idempotent handler
     resources: Mapping[str, Any] = field(default_factory=lambda: NO_RESOURCES)
 
@@ -202,10 +204,13 @@ class Call:
         return key
 
     def _claimed(self, keys: Keys, body: Any, key: str) -> Opened | Answer:
+        outage = self._around.outage
         try:
-            begun = keys.begin(key)
+            with outage.watched():
+                begun = keys.begin(key)
         except TemporaryError as away:
-            return self._answer(self._later(str(away)))
+            delay_seconds = outage.pause_seconds(self._around.random)
+            return self._answer(Release(delay_seconds=delay_seconds, refund=True, reason=str(away)))
         if isinstance(begun, Done):
             self._emit(MessageSkipped, reason="already_done", key=key)
             return self._answer(Ack())

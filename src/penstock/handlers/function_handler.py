@@ -12,6 +12,7 @@ from penstock.handlers.child_call import ChildCall
 from penstock.handlers.children import Children
 from penstock.handlers.declaration import HandlerDeclaration
 from penstock.handlers.keys import Keys
+from penstock.handlers.outage import Outage
 from penstock.handlers.plain_call import PlainCall
 from penstock.messaging.call_context import NO_RESOURCES
 from penstock.messaging.clock import Clock
@@ -34,6 +35,7 @@ class FunctionHandler:
         clock: Clock,
         random: Random,
         keys: Keys | None = None,
+        outage: Outage | None = None,
         resources: Mapping[str, Any] = NO_RESOURCES,
     ) -> None:
         if (declaration.idempotency is not None) != (keys is not None):
@@ -49,6 +51,7 @@ class FunctionHandler:
             bus=bus,
             clock=clock,
             random=random,
+            outage=outage or Outage(bus=bus, clock=clock),
             keys=keys,
             resources=resources,
         )

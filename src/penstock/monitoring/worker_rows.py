@@ -30,7 +30,7 @@ WORKER_ROWS: Rows = {
     events.WorkerFailed: Row(
         name="worker.failed",
         level="error",
-        msg="The worker met what no further try can mend, and ends.",
+        msg="The worker cannot go on, and ends.",
         fields={**ERROR, "exception": lambda event: event.traceback or None},
     ),
     events.WorkerStopped: Cases(
@@ -85,6 +85,18 @@ WORKER_ROWS: Rows = {
         level="warning",
         msg="The outbox cannot be relayed; nothing is lost, and it is tried again.",
         fields={"database": "database", "error.message": "error", "delay_s": "delay_seconds"},
+    ),
+    events.LedgerAway: Row(
+        name="ledger.away",
+        level="warning",
+        msg="The ledger takes no claims; messages go back to their queues and are tried again.",
+        fields={"error.message": "error"},
+    ),
+    events.LedgerBack: Row(
+        name="ledger.back",
+        level="info",
+        msg="The ledger takes claims again.",
+        fields={"duration_s": "away_seconds"},
     ),
     events.InboxForgotten: Row(
         name="inbox.forgotten",

@@ -7,7 +7,7 @@ one outcome an object, in one place.
 
 import random
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, replace
 
 from ulid import ULID
@@ -71,6 +71,7 @@ class Surroundings:
     bus: Bus
     random: Random = random.random
     new_attempt_id: Callable[[], str] = lambda: str(ULID())
+    watched: Callable[[], AbstractContextManager[None]] = nullcontext  # around a claim: who hears of a ledger away
 
 
 class Attempts:
@@ -126,13 +127,14 @@ class Attempts:
         """Claim what is free of the group; None when the ledger could not tell whether we did."""
         attempt_id = self._around.new_attempt_id()
         try:
-            return self._around.ledger.claim(
-                self._settings.pipeline,
-                candidates(group),
-                attempt_id=attempt_id,
-                worker=self._settings.worker,
-                lease_seconds=self._settings.lease_seconds,
-            )
+            with self._around.watched():
+                return self._around.ledger.claim(
+                    self._settings.pipeline,
+                    candidates(group),
+                    attempt_id=attempt_id,
+                    worker=self._settings.worker,
+                    lease_seconds=self._settings.lease_seconds,
+                )
         except TemporaryError as unknown:
             self._abandon_unknown(attempt_id, str(unknown))
             self._around.streak.add_fault(unknown)

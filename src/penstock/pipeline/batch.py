@@ -102,7 +102,10 @@ class BatchExecution:
     def _parts(self, parcels: Sequence[Parcel]) -> list[Parcel]:
         """What is put into groups: a delivery's objects together, until some of them are suspects."""
         ids = {ref.object_id for parcel in parcels for ref in parcel.objects}
-        failures = self._around.ledger.unattributed_failures(self._settings.pipeline, ids) if ids else {}
+        failures: Mapping[bytes, int] = {}
+        if ids:
+            with self._around.watched():
+                failures = self._around.ledger.unattributed_failures(self._settings.pipeline, ids)
         singly = self._settings.objects_max == 1
         found = [part for parcel in parcels for part in parts(parcel, failures, singly=singly)]
         # Suspects come in another order each time: where only a few of them fail, the others must not wait behind them.

@@ -9,9 +9,19 @@ import pytest
 
 from penstock import Context, Handlers, Queue
 from penstock.errors import Interrupted, TemporaryError
-from penstock.events import Bus, Event, MessageFailed, MessageFinished, MessageGivenBack, MessageSkipped
+from penstock.events import (
+    Bus,
+    Event,
+    LedgerAway,
+    LedgerBack,
+    MessageFailed,
+    MessageFinished,
+    MessageGivenBack,
+    MessageSkipped,
+)
 from penstock.handlers.function_handler import FunctionHandler
 from penstock.handlers.keys import Begun, Busy, Done
+from penstock.handlers.outage import PAUSE_SECONDS_MIN
 from penstock.messaging.clock import SystemClock
 from penstock.messaging.delivery import AttemptEnd, Delivery, PreviousAttempt
 from penstock.messaging.message import Message
@@ -126,6 +136,20 @@ def test_a_ledger_that_is_away_costs_the_message_nothing(fault: str) -> None:
     (settlement,) = desk.handler.begin([delivery(attempt=1)]).run().values()  # type: ignore[union-attr]
     assert isinstance(settlement, Release)
     assert settlement.refund
+
+
+def test_a_ledger_that_takes_no_claims_is_told_once_and_when_it_is_back() -> None:
+    keys = Keys(TemporaryError("the database is away"))
+    desk = Desk(lambda message: None, keys=keys)
+    for _ in range(3):
+        (settlement,) = desk.handler.begin([delivery()]).run().values()  # type: ignore[union-attr]
+        assert isinstance(settlement, Release)
+        assert (settlement.refund, settlement.reason) == (True, "the database is away")
+        assert settlement.delay_seconds >= PAUSE_SECONDS_MIN / 2
+    keys.answer = None
+    assert desk.handler.begin([delivery()]).run() == {"r1": Ack()}
+    assert desk.told(LedgerAway) == [LedgerAway(error="the database is away")]
+    assert len(desk.told(LedgerBack)) == 1
 
 
 def test_work_whose_claim_was_lost_is_never_acked() -> None:

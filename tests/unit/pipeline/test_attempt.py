@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from unittest import mock
@@ -87,7 +88,13 @@ class Pipeline:
     """Batches of one pipeline, one after another."""
 
     def __init__(
-        self, ledger: Ledger, engine: Engine, *, objects_max: int = 100, listen: Listener = lambda event: None
+        self,
+        ledger: Ledger,
+        engine: Engine,
+        *,
+        objects_max: int = 100,
+        listen: Listener = lambda event: None,
+        watched: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
         self.ledger = ledger
         self.events: list[Event] = []
@@ -108,6 +115,7 @@ class Pipeline:
             streak=FailureStreak(faults_max=3),
             bus=Bus(self.events.append, listen),
             random=lambda: 0.5,
+            watched=watched,
         )
         self._receipts = itertools.count()
 
@@ -202,6 +210,25 @@ def test_refusals_that_nobody_is_charged_for_end_a_job_that_is_to_end(ledger: Le
     with pytest.raises(FaultPersists, match=r"s3://bucket/a cannot be read: 403 \(3 times in a row\)"):
         pipeline.run("a", "b")
     assert pipeline.state("a") is ObjectState.UNPROCESSED
+
+
+@pytest.mark.parametrize("asked", ["unattributed_failures", "claim"])
+def test_a_claim_that_cannot_be_made_is_seen_by_who_watches(ledger: Ledger, asked: str) -> None:
+    seen: list[str] = []
+
+    @contextmanager
+    def watched() -> Iterator[None]:
+        try:
+            yield
+        except TemporaryError as away:
+            seen.append(str(away))
+            raise
+
+    pipeline = Pipeline(ledger, Engine(), watched=watched)
+    with mock.patch.object(ledger, asked, side_effect=TemporaryError("the ledger is away")), suppress(TemporaryError):
+        pipeline.run("a")
+    assert seen == ["the ledger is away"]
+    assert pipeline.run("a") == [Ack()]
 
 
 def test_a_ledger_that_is_away_ends_a_job_that_is_to_end(ledger: Ledger) -> None:

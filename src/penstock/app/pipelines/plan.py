@@ -56,6 +56,7 @@ def plan_of(declaration: PipelineDeclaration, host: Host, *, faults_max: int | N
         publish=_publish(declaration, host, where, tables),
         faults_max=faults_max,
         tools=Tools(stop=host.stop, clock=host.clock, bus=host.bus, probe=host.probe),
+        watched=host.outage.watched,
         moved_to=moved_to(chosen),
     )
     cleanup = source_cleanup(

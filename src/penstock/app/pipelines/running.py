@@ -23,6 +23,7 @@ from penstock.app.tally import Tally
 from penstock.app.wiring import FAULTS_MAX, worker_settings
 from penstock.errors import UsageError
 from penstock.events import Bus, Listener, SourceScanned
+from penstock.handlers.outage import Outage
 from penstock.messaging.clock import SystemClock
 from penstock.monitoring.errors import ErrorReporter
 from penstock.pipeline.session import Session
@@ -87,6 +88,7 @@ def run(
         random=random.random,
         probe=killing_probe(home.settings.kill_at),
         stop=stop,
+        outage=Outage(bus=bus, clock=clock),
         spark=own.session,
         handled=frozenset(service.queue_name for service in home.services),
     )

@@ -2,6 +2,7 @@
 
 import random as system_random
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -44,6 +45,7 @@ class ObjectHandlerTools:
     resources: Mapping[str, Any] = field(default_factory=lambda: NO_RESOURCES)  # what the app's lifespans gave
     random: Random = system_random.random
     new_attempt_id: Callable[[], str] = lambda: str(ULID())
+    watched: Callable[[], AbstractContextManager[None]] = nullcontext  # around a claim: who hears of a ledger away
 
 
 class ObjectHandler:
@@ -106,6 +108,7 @@ class ObjectHandler:
             bus=self._tools.bus,
             random=self._tools.random,
             new_attempt_id=self._tools.new_attempt_id,
+            watched=self._tools.watched,
         )
         return _Execution(deliveries, self._settings, around, control, self._ensure_known)
 
