@@ -1,10 +1,11 @@
 """The ledger on MariaDB and PostgreSQL: a claim and a commit on an empty one, on one of many rows, and many at once.
 
-python -m benchmarks.ledger_servers [--rows N] [--objects N] [--rounds N] [--only mariadb|postgresql]
+python -m benchmarks.ledger_servers [--rows N] [--archived] [--objects N] [--rounds N] [--only mariadb|postgresql]
 
 The servers are private ones of this machine, over unix sockets, with memory for all pages and every commit on disk.
 The rows are as a pipeline leaves them that processed 5,000 objects a batch; the objects claimed are new ones, whose ids
-fall between theirs. The workers that claim at once are processes; half of what each wants is wanted by all.
+fall between theirs. With --archived those rows have left for the archive, as after a retention, and their identities
+are what is there. The workers that claim at once are processes; half of what each wants is wanted by all.
 """
 
 import argparse
@@ -61,6 +62,21 @@ _FILL = {
     """,
 }
 
+_FILL_ARCHIVED = {
+    "mariadb": """
+        INSERT INTO archived_objects (pipeline, object_id, uri_digest, archive_id)
+        SELECT :pipeline, digest, digest, CONCAT('archive-', LPAD(i DIV :batch, 10, '0'))
+        FROM (SELECT CAST(seq AS SIGNED) AS i, UNHEX(CONCAT(LPAD(HEX(seq * :step), 16, '0'), REPEAT('0', 16))) AS digest
+              FROM seq_0_to_{last}) numbers WHERE i >= :first
+    """,
+    "postgresql": """
+        INSERT INTO archived_objects (pipeline, object_id, uri_digest, archive_id)
+        SELECT :pipeline, digest, digest, 'archive-' || lpad((i / :batch)::text, 10, '0')
+        FROM (SELECT i, decode(lpad(to_hex(i * CAST(:step AS bigint)), 16, '0') || repeat('0', 16), 'hex') AS digest
+              FROM generate_series(CAST(:first AS bigint), {last}) AS i) numbers
+    """,
+}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Times:
@@ -76,6 +92,7 @@ class Times:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=10_000_000)
+    parser.add_argument("--archived", action="store_true")
     parser.add_argument("--objects", type=int, default=10_000)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--only", choices=list(_FILL))
@@ -90,11 +107,12 @@ def _measure(name: str, fresh: Callable[[], str], arguments: argparse.Namespace)
     print(f"{name}: {arguments.objects:,} objects on an empty ledger: {empty}", flush=True)
     full_url = fresh()
     began_at = time.perf_counter()
-    _fill(name, full_url, arguments.rows)
-    print(f"{name}: {arguments.rows:,} rows written in {time.perf_counter() - began_at:.0f} s", flush=True)
+    _fill(name, full_url, arguments.rows, archived=arguments.archived)
+    what = "archived identities" if arguments.archived else "rows"
+    print(f"{name}: {arguments.rows:,} {what} written in {time.perf_counter() - began_at:.0f} s", flush=True)
     full = _times(full_url, objects=arguments.objects, rounds=arguments.rounds)
     claim, commit = full.claim_seconds / empty.claim_seconds, full.commit_seconds / empty.commit_seconds
-    print(f"{name}: the same on {arguments.rows:,} rows: {full}: {claim:.2f} and {commit:.2f} times", flush=True)
+    print(f"{name}: the same on {arguments.rows:,} {what}: {full}: {claim:.2f} and {commit:.2f} times", flush=True)
     claimed, taken_twice, failed = _crowd(full_url)
     print(
         f"{name}: {WORKERS} workers at once, {WORKERS_OBJECTS} objects a claim: {claimed / WORKERS_SECONDS:,.0f} "
@@ -122,7 +140,7 @@ def _round(ledger: Ledger, attempt: str, objects: int) -> tuple[float, float]:
     return claimed_at - began_at, time.perf_counter() - claimed_at
 
 
-def _fill(name: str, url: str, rows: int) -> None:
+def _fill(name: str, url: str, rows: int, *, archived: bool) -> None:
     ledger = Ledger.open(url)
     ledger.ensure_pipeline(PIPELINE)
     ledger.close()
@@ -133,10 +151,15 @@ def _fill(name: str, url: str, rows: int) -> None:
     with engine.connect() as connection:
         for first in range(0, rows, FILL_AT_ONCE):
             last = min(first + FILL_AT_ONCE, rows) - 1
-            statement = _FILL[name].replace("{last}", str(last)).replace("seq_0_to", f"seq_{first}_to")
+            statement = (
+                (_FILL_ARCHIVED if archived else _FILL)[name]
+                .replace("{last}", str(last))
+                .replace("seq_0_to", f"seq_{first}_to")
+            )
             connection.execute(text(statement), {"pipeline": PIPELINE, "first": first, "batch": BATCH, "step": step})
-        connection.exec_driver_sql("ANALYZE TABLE objects" if name == "mariadb" else "VACUUM ANALYZE objects")
-        assert connection.exec_driver_sql("SELECT count(*) FROM objects").scalar_one() == rows
+        table = "archived_objects" if archived else "objects"
+        connection.exec_driver_sql(f"{'ANALYZE TABLE' if name == 'mariadb' else 'VACUUM ANALYZE'} {table}")
+        assert connection.exec_driver_sql(f"SELECT count(*) FROM {table}").scalar_one() == rows
     engine.dispose()
 
 
