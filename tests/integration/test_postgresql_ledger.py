@@ -1,7 +1,7 @@
 """The ledger in a PostgreSQL server that freezes, dies, refuses and is configured otherwise."""
 
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import psycopg
@@ -202,6 +202,20 @@ def test_a_role_that_may_make_no_tables_is_told_what_it_needs(server: Postgresql
     server.sql("CREATE ROLE plain LOGIN")
     with pytest.raises(ConfigurationError, match="CREATE in its schema"):
         Ledger.open(url.replace("penstock@", "plain@"))
+
+
+def test_a_worker_without_the_right_to_change_tables_does_with_what_the_docs_grant(server: PostgresqlServer) -> None:
+    url = server.fresh()
+    Ledger.open(url).close()
+    server.sql("CREATE ROLE worker LOGIN")
+    worker = url.replace("penstock@", "worker@")
+    with pytest.raises(ConfigurationError, match="SELECT, INSERT") as caught:
+        Ledger.open(worker)
+    assert "CREATE" not in str(caught.value)
+    assert "not those of revision" not in str(caught.value)
+    server.sql("GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA public TO worker", url=url)
+    with closing(Ledger.open(worker)) as ledger:
+        assert ledger.ensure_pipeline("clicks").next_seq == 1
 
 
 def test_a_database_of_another_encoding_is_refused(server: PostgresqlServer) -> None:
