@@ -160,7 +160,13 @@ class Case:
 def environment(**settings: object) -> dict[str, str]:
     """The tests' own, with nothing of a user's settings, small and quick to start."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("PENSTOCK_")}
-    given = {"spark_master": "local[2]", "spark_driver_memory": "1g", "lease_seconds": LEASE_SECONDS, **settings}
+    given = {
+        "spark_master": "local[2]",
+        "spark_driver_memory": "1g",
+        "lease_seconds": LEASE_SECONDS,
+        "one_host": True,  # where a test has a queue in SQS
+        **settings,
+    }
     return {
         **inherited,
         # A JVM that lives for seconds gains nothing from its second compiler, and pays for it with a third of them.

@@ -50,6 +50,7 @@ class Scene:
         self.settings = Settings.model_construct(
             broker="sqs://",
             ledger=f"sqlite:///{folder}/ledger.db",
+            one_host=True,
             state=str(folder / "state"),
             aws_endpoint_url=server.url,
             aws_region=server.aws.region,
@@ -72,7 +73,9 @@ class Scene:
             schema=schema,
             state=str(self.folder / "ingest"),
             queue=queue,
-            settings=Settings(aws_endpoint_url=self.settings.aws_endpoint_url, aws_region=self.settings.aws_region),
+            settings=Settings(
+                aws_endpoint_url=self.settings.aws_endpoint_url, aws_region=self.settings.aws_region, one_host=True
+            ),
         )
         return ingest(request, stop=StopSignal(), spark=spark)
 
