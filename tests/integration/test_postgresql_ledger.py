@@ -237,10 +237,11 @@ def test_a_commit_of_a_transaction_that_had_failed_cannot_pass_for_one(desk: Des
 
 
 def test_a_pooler_of_transactions_is_said_to_be_one(desk: Desk) -> None:
+    claim = desk.claim(candidates("a"))
     with desk.ledger.database.writing() as connection:
-        connection.execute(text("DROP TABLE wanted"))  # what another server's session looks like
+        connection.execute(text("DROP TABLE leaving"))  # what another server's session looks like
     with pytest.raises(ConfigurationError, match="PgBouncer"):
-        desk.claim(candidates("a"))
+        desk.ledger.commit(outcome(claim))
 
 
 def test_questions_leave_no_rows_in_the_tables_of_a_session(

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.integration.fleet import Fleet, WorkerProcess
+from tests.integration.fleet import Fleet, WorkerProcess, wait_for
 from tests.integration.transactions_scene import UserDatabase
 
 LEASE_SECONDS = 1.0
@@ -156,8 +156,11 @@ class Keeper:
 
     def stop(self) -> None:
         self._stopped = True
-        self.kill()
-        self.join(20)
+        wait_for(self._ended, "the last process ended")
+
+    def _ended(self) -> bool:
+        self.kill()  # each time: one may just have been started
+        return not self._thread.is_alive()
 
     def _run(self) -> None:
         while not self._stopped:
