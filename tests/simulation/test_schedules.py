@@ -76,7 +76,7 @@ def test_somebody_dies_at_every_step_and_everything_else_happens_too(theatre: Th
         pytest.param(Sabotage(delete_open_attempts=True), "does not exist|missing", id="gc without tombstone"),
         pytest.param(
             Sabotage(commit_without_fence=True),
-            "visible twice|abandoned attempt|charged|does not come to rest",
+            "visible twice|abandoned attempt|charged|does not come to rest|acked before its objects",
             id="commit without fence",
         ),
         pytest.param(Sabotage(charge_what_was_given_back=True), "was charged", id="charge what was given back"),
