@@ -41,6 +41,7 @@ STORY = (
 OF_A_CLEANUP = {Step.CLEANING, Step.SET_ASIDE, Step.CLEANED}  # killed at in test_cleanup_story.py
 OF_THE_ARCHIVE = {Step.ARCHIVE_WRITTEN, Step.ARCHIVING, Step.ARCHIVED}  # killed at in tests/cli/test_ledger.py
 OF_A_REPAIR = {Step.REPAIRING, Step.REPAIRED}  # killed at in test_repair.py
+OF_A_REPLAY = {Step.REPLAY_INTENDED, Step.REPLAY_SENT, Step.REPLAY_MARKED}  # killed at in test_replay_kills.py
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +68,7 @@ def alone() -> list[Alone]:
 
 
 def test_every_step_of_the_protocol_is_killed_at() -> None:
-    assert set(STORY) == set(Step) - OF_A_REPAIR - OF_A_CLEANUP - OF_THE_ARCHIVE
+    assert set(STORY) == set(Step) - OF_A_REPAIR - OF_A_CLEANUP - OF_THE_ARCHIVE - OF_A_REPLAY
     assert {case.step for case in alone()} == set(STORY)
 
 

@@ -27,6 +27,9 @@ UPKEEP = {  # has kill tests of its own
     Step.ARCHIVED,
     Step.REPAIRING,
     Step.REPAIRED,
+    Step.REPLAY_INTENDED,
+    Step.REPLAY_SENT,
+    Step.REPLAY_MARKED,
 }
 
 

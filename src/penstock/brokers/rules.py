@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from penstock.errors import ConfigurationError
-from penstock.messaging.broker import DEAD_LETTER_SUFFIX, Capabilities, QueueSettings, QueueStats
+from penstock.messaging.broker import Capabilities, QueueSettings, QueueStats, conventional_dead_letter_queue
 from penstock.messaging.death import Death
 from penstock.messaging.delivery import Delivery
 from penstock.messaging.message import Outgoing
@@ -20,6 +20,7 @@ G = TypeVar("G")
 
 CAPABILITIES = Capabilities(
     delay_seconds_max=14 * 86_400.0,
+    hold_seconds_max=14 * 86_400.0,
     lease_seconds_max=12 * 3_600.0,  # of one call; extending again and again has no end
     body_bytes_max=1024 * 1024,  # what SQS takes, so that what runs here fits there
     receive_max=1_000,
@@ -147,7 +148,7 @@ def _check_text(queue: str, text: str) -> None:
 
 def dead_letter_queue(settings: QueueSettings) -> str:
     """Where the queue's dead letters go."""
-    return settings.dead_letter_queue or f"{settings.name}{DEAD_LETTER_SUFFIX}"
+    return settings.dead_letter_queue or conventional_dead_letter_queue(settings.name)
 
 
 def interleave(heads: Iterable[tuple[G, Sequence[int]]], count: int) -> list[tuple[G, int]]:
@@ -173,6 +174,9 @@ def death_by_settlement(
         reason=settlement.reason,
         exception=settlement.exception,
         traceback=settlement.traceback,
+        poison=settlement.poison,
+        fingerprint=settlement.fingerprint,
+        handler=settlement.handler,
         attempts=delivery.attempt,
         first_failed_at=now if first_failed_at is None else first_failed_at,
         last_failed_at=now,

@@ -286,6 +286,7 @@ class Call:
             delivery=self._delivery,
             policy=self._around.declaration.retry,
             random=self._around.random,
+            handler=self._around.declaration.name,
         )
 
     def _later(self, reason: str) -> Release:

@@ -11,6 +11,7 @@ from penstock.handlers.declaration import RetryPolicy
 from penstock.handlers.durations import seconds_of
 from penstock.messaging.delivery import Delivery
 from penstock.messaging.failure import Failure
+from penstock.messaging.fingerprints import fingerprint
 from penstock.messaging.settlement import Ack, DeadLetter, Release, Settlement
 from penstock.messaging.waits import Random, backoff_seconds
 
@@ -35,20 +36,34 @@ class TimedOut(Exception):
 
 
 def decide(
-    raised: BaseException | None, failure: Failure | None, *, delivery: Delivery, policy: RetryPolicy, random: Random
+    raised: BaseException | None,
+    failure: Failure | None,
+    *,
+    delivery: Delivery,
+    policy: RetryPolicy,
+    random: Random,
+    handler: str,
 ) -> Settlement:
     """The settlement for what was raised (``failure`` is the same in words); None: the function returned."""
     if raised is None:
         return Ack()
     if isinstance(raised, Reject):
-        return DeadLetter(reason=str(raised) or "rejected")
+        return DeadLetter(reason=str(raised) or "rejected", poison=True, handler=handler)
     if isinstance(raised, InvalidMessage | Exhausted):
-        return DeadLetter(reason=str(raised))
+        return DeadLetter(reason=str(raised), poison=isinstance(raised, InvalidMessage), handler=handler)
     words = failure.summary if failure is not None else type(raised).__name__
     if delivery.attempt >= policy.max_attempts:
         times = "once, with" if delivery.attempt == 1 else f"{delivery.attempt} times, the last time with"
         reason = f"failed {times} {words}"
-        return DeadLetter(reason=reason, exception=words, traceback=failure.traceback if failure else None)
+        if failure is None:
+            return DeadLetter(reason=reason, exception=words, handler=handler)
+        return DeadLetter(
+            reason=reason,
+            exception=words,
+            traceback=failure.traceback,
+            fingerprint=fingerprint(handler, failure.error_type, raised, failure.traceback),
+            handler=handler,
+        )
     asked_seconds = delay_asked(raised)
     if asked_seconds is not None:
         return Release(delay_seconds=asked_seconds, reason=words)

@@ -11,6 +11,7 @@ from typing import Self
 from penstock.ledger.abandonments import Abandonments
 from penstock.ledger.adoptions import Adoptions
 from penstock.ledger.archives import Archives
+from penstock.ledger.audits import Audits
 from penstock.ledger.claims import Claims
 from penstock.ledger.commits import Commits
 from penstock.ledger.database import Database
@@ -34,6 +35,7 @@ from penstock.ledger.records import (
 )
 from penstock.ledger.repair_records import LedgerRepair, LedgerRepaired
 from penstock.ledger.repairs import Repairs
+from penstock.ledger.replays import Replays
 from penstock.ledger.tellings import Tellings
 from penstock.ledger.urls import parsed_url
 from penstock.ledger.work_queries import WorkQueries
@@ -58,6 +60,8 @@ class Ledger:
         self._known_ids = KnownIds(database)
         self.archives = Archives(database, probe)  # rows that left `objects`
         self.adoptions = Adoptions(database)  # objects that somebody else processed
+        self.replays = Replays(database)  # dead letters on their way back
+        self.audits = Audits(database)  # what people did to queues
         self._reconciliations = Reconciliations(database)
         self._works = Works(database)
         self._work_queries = WorkQueries(database)

@@ -17,7 +17,7 @@ from penstock.ledger.schema import VERSION_TABLE, metadata
 if TYPE_CHECKING:
     from alembic.config import Config
 
-HEAD = "0004"
+HEAD = "0005"
 BASE = "base"  # Alembic's word for no tables at all
 SCRIPTS = "penstock.ledger:migrations"
 

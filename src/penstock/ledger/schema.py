@@ -233,6 +233,34 @@ reconciliations = Table(  # the latest comparison of a pipeline's source with it
     Column("seconds", Double, nullable=False),
 )
 
+replays = Table(  # dead letters on their way back
+    "replays",
+    metadata,
+    Column("replay_id", WORD, primary_key=True),
+    Column("letter_queue", Text, nullable=False),
+    Column("letter_id", Text, nullable=False),
+    Column("queue", Text, nullable=False),  # where it goes
+    Column("count", Integer, nullable=False),
+    Column("due_at", Double, nullable=False),
+    Column("intended_at", Double, nullable=False),
+    Column("sent_at", Double),
+    Index("ix_replays_intended", "intended_at"),
+)
+
+audit = Table(  # who did what to a queue
+    "audit",
+    metadata,
+    Column("id", WORD, primary_key=True),  # a ULID: sorts by time
+    Column("action", WORD, nullable=False),
+    Column("queue", Text, nullable=False),
+    Column("who", Text, nullable=False),
+    Column("details", Text, nullable=False),  # JSON
+    Column("messages", BigInteger, nullable=False),
+    Column("outcome", WORD),
+    Column("began_at", Double, nullable=False),
+    Column("ended_at", Double),
+)
+
 # Each connection has its own: a set of objects handed to the database once, so that every statement after it is one
 # for thousands of objects. They live in memory and are not part of the schema that is migrated.
 session_metadata = MetaData()

@@ -9,12 +9,29 @@ from penstock.messaging.message import Message, Outgoing
 from penstock.messaging.settlement import Settlement
 
 DEAD_LETTER_SUFFIX = "-dlq"  # of a queue's name: where its dead letters go unless it names another queue
+SECOND_TIER_SUFFIX = "-dead"  # where those go that nothing brings back by itself: for people
 _FIFO_SUFFIX = ".fifo"  # what such queues end in on SQS: the other one comes before it
 
 
 def names_dead_letters(queue: str) -> bool:
-    """Whether the queue's name says that it holds dead letters."""
-    return queue.removesuffix(_FIFO_SUFFIX).endswith(DEAD_LETTER_SUFFIX)
+    """Whether the queue's name says that it holds dead letters, of either tier."""
+    return queue.removesuffix(_FIFO_SUFFIX).endswith((DEAD_LETTER_SUFFIX, SECOND_TIER_SUFFIX))
+
+
+def names_second_tier(queue: str) -> bool:
+    """Whether the queue's name says that it holds dead letters for people."""
+    return queue.removesuffix(_FIFO_SUFFIX).endswith(SECOND_TIER_SUFFIX)
+
+
+def conventional_dead_letter_queue(queue: str) -> str:
+    """Where dead letters of a queue go by its name alone: first ``<queue>-dlq``, from there ``<queue>-dead``, and from
+    there nowhere else."""
+    if names_second_tier(queue):
+        return queue
+    if names_dead_letters(queue):
+        head, suffix, fifo = queue.rpartition(DEAD_LETTER_SUFFIX)
+        return f"{head}{SECOND_TIER_SUFFIX}{fifo}" if suffix else queue
+    return f"{queue}{DEAD_LETTER_SUFFIX}"
 
 
 def dead_letter_names(queue: str) -> Sequence[str]:
@@ -29,7 +46,8 @@ def dead_letter_names(queue: str) -> Sequence[str]:
 class Capabilities:
     """Where brokers differ; the conformance suite asserts what each one does instead."""
 
-    delay_seconds_max: float
+    delay_seconds_max: float  # of a message that is sent
+    hold_seconds_max: float  # of one that is released
     lease_seconds_max: float
     body_bytes_max: int
     receive_max: int  # messages one call can bring
@@ -188,6 +206,19 @@ class Broker(Protocol):
 
     def queue_names(self) -> Sequence[str]:
         """The queues that this broker knows of, sorted."""
+        ...
+
+    def dead_letter_queue(self, queue: str) -> str:
+        """Where its dead letters go, as it is told or else by convention: a queue's to the first tier, those of the
+        first tier to the second. The second tier's go nowhere else: its own name."""
+        ...
+
+    def retention_seconds(self, queue: str) -> float | None:
+        """How long a message stays there at most; None: for ever, or nobody can tell."""
+        ...
+
+    def discard(self, queue: str, ids: Sequence[str]) -> int:
+        """Delete these messages, leased ones too; answers how many were there. Only where `Capabilities.browsable`."""
         ...
 
     def purge(self, queue: str) -> int:

@@ -1,7 +1,9 @@
 """Why a message died, written on the dead letter itself.
 
-Every broker dead-letters in the same way: body, group and attributes stay as they are, and one attribute more,
-`penstock-death`, carries a `Death` as JSON. What is read back may be forged or garbled: it is then no death at all.
+Every broker dead-letters in the same way (`buried`): body, group and attributes stay as they are, and one attribute
+more, `penstock-death`, carries a `Death` as JSON. A death before that one goes to the message's past. A letter that
+goes on to the second tier keeps its death, and `penstock-set-aside` says why nothing brings it back by itself. What is
+read back may be forged or garbled: it is then no death at all.
 """
 
 import json
@@ -11,11 +13,28 @@ from dataclasses import asdict, dataclass
 from types import MappingProxyType
 
 from penstock.messaging.message import Attributes
+from penstock.messaging.past import DEATH_ATTRIBUTE, with_past
+from penstock.messaging.settlement import DeadLetter
 
-DEATH_ATTRIBUTE = "penstock-death"
+__all__ = ["DEATH_ATTRIBUTE", "SET_ASIDE_ATTRIBUTE", "Death", "Try", "buried", "death_of", "set_aside_reason"]
+
+SET_ASIDE_ATTRIBUTE = "penstock-set-aside"
 DEATH_BYTES_MAX = 64 * 1024
 _TEXT_BYTES_MAX = 4 * 1024  # of each field but the traceback, which gets what is left over
 _TRIMMED = "[... trimmed ...]\n"
+TRIES_MAX = 10  # the last ones are kept
+_TRY_CHARS_MAX = 200  # of each text of an attempt
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Try:
+    """One attempt of a message that died. Times are epoch seconds by the broker's clock."""
+
+    started_at: float
+    ended_at: float
+    worker: str
+    end: str  # how it ended, as `penstock.messaging.delivery.AttemptEnd` says it; the last one's is "dead"
+    reason: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,11 +51,28 @@ class Death:
     first_failed_at: float | None = None
     exception: str | None = None
     traceback: str | None = None
+    poison: bool = False
+    fingerprint: str | None = None
+    handler: str | None = None
+    tries: tuple[Try, ...] = ()  # as many of its attempts as the broker remembers, oldest first
 
 
 def with_death(attributes: Attributes, death: Death) -> Attributes:
-    """The attributes of a message that is about to become a dead letter; an older death gives way to the newer."""
-    return MappingProxyType({**attributes, DEATH_ATTRIBUTE: encode_death(death)})
+    """The attributes of a message that is about to become a dead letter; an older death becomes its past."""
+    return MappingProxyType({**with_past(attributes), DEATH_ATTRIBUTE: encode_death(death)})
+
+
+def buried(attributes: Attributes, settlement: DeadLetter, death: Death) -> Attributes:
+    """The attributes of a dead letter, of whichever tier."""
+    if not settlement.set_aside:
+        return with_death(attributes, death)
+    return MappingProxyType({**attributes, SET_ASIDE_ATTRIBUTE: _cut(settlement.reason)})
+
+
+def set_aside_reason(attributes: Attributes) -> str | None:
+    """Why a letter is in the second tier; None where nothing says so."""
+    reason = attributes.get(SET_ASIDE_ATTRIBUTE)
+    return reason if isinstance(reason, str) else None
 
 
 def death_of(attributes: Attributes) -> Death | None:
@@ -50,6 +86,7 @@ def encode_death(death: Death, *, bytes_max: int = DEATH_BYTES_MAX) -> str:
     Of a traceback the end is kept, where the error is.
     """
     fields = {name: _cut(value) if isinstance(value, str) else value for name, value in asdict(death).items()}
+    fields["tries"] = [_brief(each) for each in death.tries[-TRIES_MAX:]]
     if death.traceback is None:
         return json.dumps(fields)
     fields["traceback"] = ""
@@ -85,7 +122,37 @@ def _read(fields: Mapping[str, object]) -> Death:
         first_failed_at=None if fields.get("first_failed_at") is None else _time(fields["first_failed_at"]),
         exception=None if fields.get("exception") is None else _text(fields["exception"]),
         traceback=None if fields.get("traceback") is None else _text(fields["traceback"]),
+        poison=fields.get("poison") is True,
+        fingerprint=None if fields.get("fingerprint") is None else _text(fields["fingerprint"]),
+        handler=None if fields.get("handler") is None else _text(fields["handler"]),
+        tries=_tries(fields.get("tries")),
     )
+
+
+def _tries(value: object) -> tuple[Try, ...]:
+    if value is None:
+        return ()
+    if not isinstance(value, list) or not all(isinstance(each, dict) for each in value):
+        raise TypeError
+    return tuple(
+        Try(
+            started_at=_time(each["started_at"]),
+            ended_at=_time(each["ended_at"]),
+            worker=_text(each["worker"]),
+            end=_text(each["end"]),
+            reason=None if each.get("reason") is None else _text(each["reason"]),
+        )
+        for each in value[-TRIES_MAX:]
+    )
+
+
+def _brief(tried: Try) -> Mapping[str, object]:
+    """What is kept of an attempt: of what it failed with, the beginning."""
+    return {
+        **asdict(tried),
+        "worker": _clean(tried.worker)[:_TRY_CHARS_MAX],
+        "reason": None if tried.reason is None else _clean(tried.reason)[:_TRY_CHARS_MAX],
+    }
 
 
 def _text(value: object) -> str:

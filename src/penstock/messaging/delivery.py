@@ -40,3 +40,4 @@ class Delivery:
     attempt: int
     received_at: float  # epoch seconds, the broker's clock
     previous: PreviousAttempt | None = None
+    moved_from: str | None = None  # of a dead letter that the broker itself gave up on and says no more of: its queue

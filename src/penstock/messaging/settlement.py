@@ -28,6 +28,10 @@ class DeadLetter:
     reason: str
     exception: str | None = None  # type and message, e.g. "ValueError: not a number"
     traceback: str | None = None  # without local variables: they hold secrets
+    poison: bool = False  # another attempt cannot help: rejected, or unreadable. No replay brings it back by itself
+    fingerprint: str | None = None  # the same for failures that are the same; see `penstock.messaging.fingerprints`
+    handler: str | None = None  # who gave up
+    set_aside: bool = False  # of a dead letter: it goes on to the second tier for this reason, its own death unchanged
 
 
 Settlement = Ack | Release | DeadLetter

@@ -36,6 +36,9 @@ class Step(StrEnum):
     ARCHIVE_WRITTEN = "archive_written"  # a file of the archive is durable, and nothing in the ledger names it
     ARCHIVING = "archiving"  # every statement that makes it count is sent, COMMIT is not
     ARCHIVED = "archived"  # COMMIT returned
+    REPLAY_INTENDED = "replay_intended"  # replays are on record, none is sent
+    REPLAY_SENT = "replay_sent"  # they are in their queues, and nothing says so
+    REPLAY_MARKED = "replay_marked"  # the record says so, and their letters are still there
     REPAIRING = "repairing"  # every statement of a repair is sent, COMMIT is not
     REPAIRED = "repaired"  # COMMIT returned
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from penstock.events import ChoosyListener, ErrorHookFailed, ErrorReportsDropped, Event, Listener
 from penstock.messaging.clock import Clock, SystemClock
 from penstock.messaging.failure import failure_of
-from penstock.monitoring.fingerprints import fingerprint
+from penstock.messaging.fingerprints import fingerprint
 from penstock.monitoring.occurrences import Occurrence, may_fail, occurrence_of
 
 QUIET_SECONDS = 60.0

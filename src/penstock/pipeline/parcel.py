@@ -6,13 +6,12 @@ from dataclasses import dataclass, replace
 from penstock.errors import InvalidMessage
 from penstock.ledger.records import Candidate, Carrier
 from penstock.messaging.delivery import Delivery
+from penstock.messaging.replays import REPLAY_ID_ATTRIBUTE
 from penstock.messaging.settlement import Ack, DeadLetter, Release, Settlement
 from penstock.objects.notification import Notification
 from penstock.objects.reference import ObjectRef
 
 Parse = Callable[[bytes], Notification]
-
-REPLAY_ID_ATTRIBUTE = "penstock-replay-id"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +59,7 @@ def open_parcel(delivery: Delivery, parse: Parse) -> Parcel | Settlement:
     try:
         notification = parse(delivery.message.body)
     except InvalidMessage as invalid:
-        return DeadLetter(reason=str(invalid))
+        return DeadLetter(reason=str(invalid), poison=True)
     if not notification.objects:
         return settle_by(problems=notification.problems, outcomes=(), message_id=delivery.message.id)
     return Parcel(delivery=delivery, objects=notification.objects, problems=notification.problems)
@@ -88,6 +87,7 @@ def settle_by(*, problems: Sequence[str], outcomes: Sequence[ObjectOutcome], mes
             reason="; ".join([*problems, *(o.reason for o in dead)]),
             exception=told.exception if told else None,
             traceback=told.traceback if told else None,
+            poison=bool(problems),
         )
     return Ack()
 

@@ -65,7 +65,7 @@ class Settler:
         self._bus = bus
         self._probe = probe
         self._random = random
-        self._delay_seconds_max = broker.capabilities.delay_seconds_max
+        self._hold_seconds_max = broker.capabilities.hold_seconds_max
         self._batch = broker.capabilities.settle_batch
         self._linger_seconds = broker.capabilities.settle_linger_seconds
         self._lock = threading.Lock()
@@ -77,8 +77,8 @@ class Settler:
 
     def submit(self, settlements: Iterable[tuple[Delivery, Settlement]]) -> None:
         """Take settlements over; any thread may call it. Delays beyond what the broker can do are cut to that."""
-        delay_seconds_max = self._delay_seconds_max
-        arrived = [(delivery, _within(settlement, delay_seconds_max)) for delivery, settlement in settlements]
+        hold_seconds_max = self._hold_seconds_max
+        arrived = [(delivery, _within(settlement, hold_seconds_max)) for delivery, settlement in settlements]
         with self._lock:
             if self._linger_seconds and not self._fresh:
                 self._fresh_since = self._clock.monotonic()
@@ -247,8 +247,8 @@ class Settler:
         )
 
 
-def _within(settlement: Settlement, delay_seconds_max: float) -> Settlement:
+def _within(settlement: Settlement, hold_seconds_max: float) -> Settlement:
     # One delay that the broker refuses would make it refuse the whole group.
-    if isinstance(settlement, Release) and not 0 <= settlement.delay_seconds <= delay_seconds_max:
-        return replace(settlement, delay_seconds=min(max(settlement.delay_seconds, 0.0), delay_seconds_max))
+    if isinstance(settlement, Release) and not 0 <= settlement.delay_seconds <= hold_seconds_max:
+        return replace(settlement, delay_seconds=min(max(settlement.delay_seconds, 0.0), hold_seconds_max))
     return settlement

@@ -22,6 +22,7 @@ def capabilities(*, pollers: int) -> Capabilities:
     """Of a broker that makes that many receive calls at once."""
     return Capabilities(
         delay_seconds_max=DELAY_SECONDS_MAX,
+        hold_seconds_max=LEASE_SECONDS_MAX,
         lease_seconds_max=LEASE_SECONDS_MAX,
         body_bytes_max=MESSAGE_BYTES_MAX,
         receive_max=BATCH_MAX * pollers,

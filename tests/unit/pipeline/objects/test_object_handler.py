@@ -22,6 +22,7 @@ from penstock.events import (
 from penstock.ledger.records import ObjectState
 from penstock.messaging.delivery import AttemptEnd, PreviousAttempt
 from penstock.messaging.handler import Place
+from penstock.messaging.replays import REPLAY_ID_ATTRIBUTE
 from penstock.messaging.settlement import Ack, DeadLetter, Release
 from penstock.objects.announcement import announce
 from penstock.objects.reference import ObjectRef
@@ -29,7 +30,6 @@ from penstock.objects.store import ObjectReader
 from penstock.pipeline.engine import RunCancelled
 from penstock.pipeline.objects.context import ObjectContext
 from penstock.pipeline.objects.stream import IncomingObject
-from penstock.pipeline.parcel import REPLAY_ID_ATTRIBUTE
 
 Seen = list[PreviousAttempt | None]
 

@@ -8,8 +8,8 @@ from functools import partial
 
 import pytest
 
+from penstock.messaging.fingerprints import fingerprint
 from penstock.messaging.strict_json import load
-from penstock.monitoring.fingerprints import fingerprint
 
 HERE = "monitoring/test_fingerprints.py"
 
