@@ -1,6 +1,6 @@
 """The three ways a delivery ends. The type is closed: nothing else ends one."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,10 +28,11 @@ class DeadLetter:
     reason: str
     exception: str | None = None  # type and message, e.g. "ValueError: not a number"
     traceback: str | None = None  # without local variables: they hold secrets
-    poison: bool = False  # another attempt cannot help: rejected, or unreadable. No replay brings it back by itself
-    fingerprint: str | None = None  # the same for failures that are the same; see `penstock.messaging.fingerprints`
-    handler: str | None = None  # who gave up
     set_aside: bool = False  # of a dead letter: it goes on to the second tier for this reason, its own death unchanged
+    # What follows is told on the letter, and makes no other settlement of it.
+    poison: bool = field(default=False, compare=False)  # rejected or unreadable: another attempt cannot help
+    fingerprint: str | None = field(default=None, compare=False)  # as `penstock.messaging.fingerprints` makes it
+    handler: str | None = field(default=None, compare=False)  # who gave up
 
 
 Settlement = Ack | Release | DeadLetter

@@ -17,6 +17,7 @@ from penstock.messaging.death import (
     encode_death,
     with_death,
 )
+from penstock.messaging.past import PAST_ATTRIBUTE, past_of
 
 DEATH = Death(
     reason="not an image",
@@ -53,12 +54,13 @@ def test_what_fits_comes_back_as_it_was(death: Death) -> None:
     assert decode_death(encode_death(death)) == death
 
 
-def test_the_other_attributes_stay_and_an_older_death_gives_way() -> None:
+def test_the_other_attributes_stay_and_an_older_death_becomes_the_past() -> None:
     attributes = with_death({"a": b"\x00", "b": "text"}, replace(DEATH, reason="older"))
     attributes = with_death(attributes, DEATH)
     assert {name: attributes[name] for name in ("a", "b")} == {"a": b"\x00", "b": "text"}
     assert death_of(attributes) == DEATH
-    assert set(attributes) == {"a", "b", DEATH_ATTRIBUTE}
+    assert set(attributes) == {"a", "b", DEATH_ATTRIBUTE, PAST_ATTRIBUTE}
+    assert [past.reason for past in past_of(attributes)] == ["older"]
 
 
 @pytest.mark.parametrize("letter", ["x", "\n", "ö", "\U0001f600", "\x00", "\ud800"], ids=ascii)

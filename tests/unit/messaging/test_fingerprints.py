@@ -11,7 +11,7 @@ import pytest
 from penstock.messaging.fingerprints import fingerprint
 from penstock.messaging.strict_json import load
 
-HERE = "monitoring/test_fingerprints.py"
+HERE = "messaging/test_fingerprints.py"
 
 
 def raised_by(call: Callable[[], object]) -> Exception:

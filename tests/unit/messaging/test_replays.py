@@ -1,0 +1,155 @@
+"""Replays: their ids and counters, and what a letter looks like as a message again."""
+
+import json
+
+import pytest
+
+from penstock.messaging.death import DEATH_ATTRIBUTE, SET_ASIDE_ATTRIBUTE, Death, buried, death_of
+from penstock.messaging.message import Message
+from penstock.messaging.past import PAST_ATTRIBUTE, PAST_MAX, past_of
+from penstock.messaging.replays import (
+    COUNT_MAX,
+    COUNTER_ATTRIBUTE,
+    REPLAY_ID_ATTRIBUTE,
+    NoLog,
+    Replay,
+    replay_id_of,
+    replayed,
+    replays_so_far,
+)
+from penstock.messaging.settlement import DeadLetter
+
+USERS = {"tenant": "a", "sealed": b"\x00\xff", "traceparent": "00-1-2-03"}
+REPLAY = Replay(
+    replay_id=replay_id_of("q-dlq", "l1"), letter_queue="q-dlq", letter_id="l1", queue="q", count=2, due_at=9.0
+)
+
+
+def death(number: int = 0) -> Death:
+    return Death(
+        reason=f"reason {number}",
+        attempts=4,
+        last_failed_at=float(number),
+        worker="w1",
+        queue="q",
+        message_id=f"m{number}",
+        enqueued_at=float(number),
+    )
+
+
+def letter(**attributes: str | bytes) -> Message:
+    carried = buried({**USERS, **attributes}, DeadLetter(reason="reason 0"), death())
+    return Message(id="l1", body=b"\x00{", attributes=carried, group="g", enqueued_at=5.0)
+
+
+def test_an_id_is_of_the_letters_place_and_always_the_same() -> None:
+    assert replay_id_of("q-dlq", "l1") == "13bd8c2efeaee64e77f0acc117b7a72c"
+    others = {replay_id_of("q-dlq", "l2"), replay_id_of("q-dl", "ql1"), replay_id_of("other-dlq", "l1")}
+    assert len(others | {REPLAY.replay_id}) == 4
+    assert len(replay_id_of("q\udcff", "l")) == 32, "names that are not UTF-8 too"
+
+
+@pytest.mark.parametrize(
+    ("counter", "count"),
+    [
+        ("0", 0),
+        ("3", 3),
+        ("007", 7),
+        (str(COUNT_MAX), COUNT_MAX),
+        (str(COUNT_MAX + 1), 0),
+        ("-1", 0),
+        ("+1", 0),
+        (" 1", 0),
+        ("1.0", 0),
+        ("1e2", 0),
+        ("abc", 0),
+        ("", 0),
+        ("٣", 0),
+        ("²", 0),
+        ("9" * 5_000, 0),
+        (b"3", 0),
+    ],
+)
+def test_a_counter_that_no_replayer_wrote_counts_as_never(counter: str | bytes, count: int) -> None:
+    assert replays_so_far({COUNTER_ATTRIBUTE: counter}) == count
+
+
+def test_without_a_counter_there_was_no_replay() -> None:
+    assert replays_so_far(USERS) == 0
+
+
+def test_a_letter_is_a_message_again_with_all_that_was_its_own() -> None:
+    message = replayed(letter(), REPLAY, delay_seconds=7.5)
+    assert (message.body, message.group, message.delay_seconds) == (b"\x00{", "g", 7.5)
+    assert message.deduplication_id == REPLAY.replay_id
+    added = {COUNTER_ATTRIBUTE: "2", REPLAY_ID_ATTRIBUTE: REPLAY.replay_id}
+    rest = {name: value for name, value in message.attributes.items() if name != PAST_ATTRIBUTE}
+    assert rest == USERS | added
+
+
+def test_its_death_is_past() -> None:
+    message = replayed(letter(), REPLAY, delay_seconds=0.0)
+    assert death_of(message.attributes) is None
+    (before,) = past_of(message.attributes)
+    assert (before.reason, before.message_id, before.attempts) == ("reason 0", "m0", 4)
+
+
+def test_a_letter_of_the_second_tier_is_set_aside_no_more() -> None:
+    first = letter()
+    aside = buried(first.attributes, DeadLetter(reason="replayed 3 times", set_aside=True), death(1))
+    assert aside[DEATH_ATTRIBUTE] == first.attributes[DEATH_ATTRIBUTE], "it died once"
+    message = replayed(
+        Message(id="l2", body=b"", attributes=aside, group=None, enqueued_at=6.0), REPLAY, delay_seconds=0
+    )
+    assert SET_ASIDE_ATTRIBUTE not in message.attributes
+
+
+def test_the_counter_and_the_id_of_the_last_replay_give_way() -> None:
+    message = replayed(letter(**{COUNTER_ATTRIBUTE: "1", REPLAY_ID_ATTRIBUTE: "older"}), REPLAY, delay_seconds=0.0)
+    assert (message.attributes[COUNTER_ATTRIBUTE], message.attributes[REPLAY_ID_ATTRIBUTE]) == ("2", REPLAY.replay_id)
+
+
+@pytest.mark.parametrize("forged", ["not JSON", "{}", "[" * 10_000, '{"reason": 1}', b"\xff"])
+def test_a_death_that_cannot_be_read_stands_in_nobodys_way(forged: str | bytes) -> None:
+    garbled = Message(id="l1", body=b"", attributes={**USERS, DEATH_ATTRIBUTE: forged}, group=None, enqueued_at=5.0)
+    message = replayed(garbled, REPLAY, delay_seconds=0.0)
+    assert DEATH_ATTRIBUTE not in message.attributes
+    assert past_of(message.attributes) == ()
+    assert message.attributes.items() >= USERS.items()
+
+
+def test_of_many_deaths_the_first_and_the_last_ones_are_known() -> None:
+    attributes = dict(USERS)
+    for number in range(PAST_MAX + 5):
+        dead = buried(attributes, DeadLetter(reason=""), death(number))
+        attributes = dict(
+            replayed(
+                Message(id="l", body=b"", attributes=dead, group=None, enqueued_at=0.0), REPLAY, delay_seconds=0.0
+            ).attributes
+        )
+    past = past_of(attributes)
+    assert [each.message_id for each in past] == ["m0", *(f"m{n}" for n in range(6, PAST_MAX + 5))]
+
+
+@pytest.mark.parametrize(
+    "forged",
+    [
+        "[",
+        "5",
+        "{}",
+        '"text"',
+        "[1]",
+        "[{}]",
+        "[" * 10_000,
+        json.dumps([{**dict.fromkeys(["reason", "queue", "message_id", "worker"], "x"), "attempts": True}]),
+        "x" * 70_000,
+    ],
+)
+def test_a_forged_past_is_none(forged: str) -> None:
+    assert past_of({PAST_ATTRIBUTE: forged}) == ()
+
+
+def test_where_nothing_is_on_record_what_is_planned_stands() -> None:
+    log = NoLog()
+    log.sent([REPLAY.replay_id])
+    assert log.open([REPLAY]) == {REPLAY.replay_id: REPLAY}
