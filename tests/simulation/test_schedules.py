@@ -1,6 +1,6 @@
 """Twenty thousand schedules over the real protocol code, each of them different, none of them with a violation.
 
-A plain run plays the first 4,800 of them, the long matrix (``make test-slow``) the others.
+A plain run plays the first 2,400 of them, the long matrix (``make test-slow``) the others.
 A failure names its seed; ``python -m tests.simulation.replay SEED`` plays that schedule again and tells what happened.
 """
 
@@ -16,7 +16,7 @@ from penstock.errors import PublishHalted
 from penstock.messaging.steps import Step
 
 CHUNKS, CHUNK = 50, 400  # 20,000 schedules, in pieces that can be spread over processes
-SHORT = 12  # of the chunks
+SHORT = 6  # of the chunks
 HONEST = Sabotage()
 UPKEEP = {  # has kill tests of its own
     Step.CLEANING,
