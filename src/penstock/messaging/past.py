@@ -19,7 +19,7 @@ DEATH_ATTRIBUTE = "penstock-death"  # as `penstock.messaging.death` writes it
 PAST_ATTRIBUTE = "penstock-past"
 PAST_MAX = 10  # deaths
 _CHARS_MAX = 200  # of each text
-_BYTES_MAX = 64 * 1024
+_BYTES_MAX = 128 * 1024  # ten entries of four such texts, each character an escape of twelve bytes, are within it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,185 @@
+"""The policy of replays, for all letters and settings: waits within their bounds, spread evenly, and kept."""
+
+import hashlib
+import math
+from statistics import fmean
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.messaging.message import Message
+from penstock.messaging.replays import COUNT_MAX, COUNTER_ATTRIBUTE, Replay, replay_id_of, replays_so_far
+from penstock.replay.policy import (
+    RETENTION_SHARE_KEPT,
+    Hold,
+    ReplayPolicy,
+    Send,
+    SetAside,
+    ceiling_seconds,
+    next_step,
+    planned,
+    spread,
+)
+
+MOMENTS = st.floats(min_value=0, max_value=2e9)
+SECONDS = st.floats(min_value=0.001, max_value=2e9)
+RETENTIONS = st.none() | SECONDS
+POLICIES = st.builds(
+    ReplayPolicy, replays_max=st.integers(0, COUNT_MAX), base_seconds=SECONDS, cap_seconds=st.none() | SECONDS
+)
+COUNTERS = st.integers(-5, COUNT_MAX + 5).map(str) | st.text(max_size=12) | st.binary(max_size=12)
+LETTERS = st.builds(
+    Message,
+    id=st.text(max_size=20),
+    body=st.just(b""),
+    attributes=st.fixed_dictionaries({}, optional={COUNTER_ATTRIBUTE: COUNTERS}),
+    group=st.none(),
+    enqueued_at=MOMENTS,
+)
+SLACK = 1e-6  # seconds: what doubles lose at times of today
+
+
+def plan(
+    letter: Message, policy: ReplayPolicy, retention: float | None, letter_retention: float | None, now: float
+) -> Replay | SetAside:
+    return planned(
+        letter,
+        letter_queue="q-dlq",
+        queue="q",
+        policy=policy,
+        retention_seconds=retention,
+        letter_retention_seconds=letter_retention,
+        now=now,
+    )
+
+
+@given(letter=LETTERS, policy=POLICIES, retention=RETENTIONS, letter_retention=RETENTIONS, now=MOMENTS)
+def test_a_wait_is_within_its_ceiling_and_leaves_some_of_the_retention(
+    letter: Message, policy: ReplayPolicy, retention: float | None, letter_retention: float | None, now: float
+) -> None:
+    replay = plan(letter, policy, retention, letter_retention, now)
+    so_far = replays_so_far(letter.attributes)
+    assert isinstance(replay, SetAside) == (so_far >= policy.replays_max)
+    if isinstance(replay, SetAside):
+        return
+    assert replay.count == so_far + 1 <= policy.replays_max
+    assert replay.replay_id == replay_id_of("q-dlq", letter.id)
+    wait, cap = replay.due_at - now, policy.cap_seconds or retention or math.inf
+    assert 0.0 <= wait <= min(cap, policy.base_seconds * 2.0**so_far) * (1 + 1e-9) + SLACK
+    if letter_retention is not None:
+        last_moment = letter.enqueued_at + (1 - RETENTION_SHARE_KEPT) * letter_retention
+        assert replay.due_at <= max(last_moment, now) + SLACK
+
+
+@given(letter=LETTERS, policy=POLICIES, retention=RETENTIONS, now=MOMENTS, later=st.floats(0, 1e6))
+def test_whoever_plans_it_again_draws_the_same_wait(
+    letter: Message, policy: ReplayPolicy, retention: float | None, now: float, later: float
+) -> None:
+    first = plan(letter, policy, retention, None, now)
+    again = plan(letter, policy, retention, None, now + later)
+    if isinstance(first, SetAside) or isinstance(again, SetAside):
+        assert first == again
+    else:
+        waits = first.due_at - now, again.due_at - (now + later)
+        assert waits[0] == pytest.approx(waits[1], rel=1e-9, abs=2 * SLACK)
+
+
+@given(
+    due_at=MOMENTS,
+    now=MOMENTS,
+    delay_max=st.floats(min_value=0, max_value=1e6),
+    hold_max=st.floats(min_value=1, max_value=1e6),
+)
+def test_a_step_never_asks_for_more_than_the_broker_can(
+    due_at: float, now: float, delay_max: float, hold_max: float
+) -> None:
+    step = next_step(replay_due(due_at), now=now, delay_seconds_max=delay_max, hold_seconds_max=hold_max)
+    if isinstance(step, Send):
+        assert 0.0 <= step.delay_seconds <= delay_max
+    else:
+        assert 0.0 < step.seconds <= hold_max
+
+
+@given(
+    wait=st.floats(min_value=0, max_value=1e6),
+    delay_max=st.floats(min_value=0, max_value=1e5),
+    hold_max=st.floats(min_value=1e3, max_value=1e5),
+    late=st.floats(min_value=0, max_value=60),
+)
+def test_holds_and_the_delay_together_meet_the_time(
+    wait: float, delay_max: float, hold_max: float, late: float
+) -> None:
+    """Whoever comes back a bit late from each hold; and no hold is for nothing, so they are few."""
+    begin = 1.7e9
+    replay, now, holds = replay_due(begin + wait), begin, 0
+    step = next_step(replay, now=now, delay_seconds_max=delay_max, hold_seconds_max=hold_max)
+    while isinstance(step, Hold):
+        now, holds = now + max(step.seconds, 0.001) + late, holds + 1  # no broker is finer than that
+        assert holds <= wait / hold_max + 2
+        step = next_step(replay, now=now, delay_seconds_max=delay_max, hold_seconds_max=hold_max)
+    arrives = now + step.delay_seconds
+    assert replay.due_at - SLACK <= arrives <= replay.due_at + late + 0.001 + SLACK
+
+
+@given(value=st.text(max_size=30) | st.text(alphabet="0123456789٣²", max_size=12) | st.binary(max_size=12))
+def test_any_counter_is_a_number_that_a_replayer_can_have_written(value: str | bytes) -> None:
+    count = replays_so_far({COUNTER_ATTRIBUTE: value})
+    assert 0 <= count <= COUNT_MAX
+    if count:
+        assert isinstance(value, str)
+        assert value.lstrip("0") == str(count)
+
+
+@given(count=st.integers(0, COUNT_MAX))
+def test_a_counter_that_was_written_is_read(count: int) -> None:
+    assert replays_so_far({COUNTER_ATTRIBUTE: str(count)}) == count
+
+
+@given(queue=st.text(), letter_id=st.text())
+def test_a_spread_is_a_share_of_one(queue: str, letter_id: str) -> None:
+    assert 0.0 <= spread(replay_id_of(queue, letter_id)) < 1.0
+
+
+@given(digits=st.text(alphabet="0123456789abcdef", min_size=32, max_size=32))
+def test_any_id_has_a_spread_of_its_own_place(digits: str) -> None:
+    assert 0.0 <= spread(digits) < 1.0
+    assert spread(digits) == pytest.approx(int(digits, 16) / 16**32, abs=16.0**-12)
+
+
+@pytest.mark.parametrize("ids", ["counted", "random"])
+def test_waits_are_uniform_over_letters(ids: str) -> None:
+    """Kolmogorov and Smirnov's distance of 20,000 letters' draws from the uniform one, at one in a million.
+
+    Ids are as brokers make them: in a row, or at random.
+    """
+    count = 20_000
+    names = [str(n) if ids == "counted" else hashlib.md5(str(n).encode()).hexdigest() for n in range(count)]
+    draws = sorted(spread(replay_id_of("q-dlq", name)) for name in names)
+    distance = max(max((n + 1) / count - draw, draw - n / count) for n, draw in enumerate(draws))
+    assert distance < math.sqrt(math.log(2 / 1e-6) / 2 / count)
+    assert fmean(draws) == pytest.approx(0.5, abs=0.02)
+
+
+@pytest.mark.parametrize("so_far", [0, 3, 12])
+def test_no_waits_pile_up_at_the_cap(so_far: int) -> None:
+    """A cap on what was drawn would put most of them on one second."""
+    policy = ReplayPolicy(replays_max=20, base_seconds=2.0, cap_seconds=60.0)
+    ceiling = ceiling_seconds(so_far, base_seconds=2.0, cap_seconds=60.0)
+    waits = [due(str(n), so_far, policy) for n in range(5_000)]
+    tenths = [0] * 10
+    for wait in waits:
+        tenths[int(wait / ceiling * 10)] += 1
+    assert all(400 < tenth < 600 for tenth in tenths)
+
+
+def due(letter_id: str, so_far: int, policy: ReplayPolicy) -> float:
+    attributes = {COUNTER_ATTRIBUTE: str(so_far)}
+    letter = Message(id=letter_id, body=b"", attributes=attributes, group=None, enqueued_at=0.0)
+    replay = plan(letter, policy, None, None, 0.0)
+    assert isinstance(replay, Replay)
+    return replay.due_at
+
+
+def replay_due(at: float) -> Replay:
+    return Replay(replay_id="0" * 32, letter_queue="q-dlq", letter_id="l", queue="q", count=1, due_at=at)

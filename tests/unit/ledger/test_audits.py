@@ -1,0 +1,69 @@
+"""Who did what to a queue: entries that are begun, ended once, and read in pages."""
+
+import itertools
+from collections.abc import Iterator
+
+import pytest
+from ulid import ULID
+
+from penstock.ledger import Ledger
+from penstock.ledger import audits as module
+
+
+@pytest.fixture
+def ledger() -> Iterator[Ledger]:
+    opened = Ledger.open("sqlite://")
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def ids_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A ULID a second: those of one millisecond have no order."""
+    seconds = itertools.count(1_700_000_000)
+    monkeypatch.setattr(module, "ULID", lambda: ULID.from_timestamp(next(seconds)))
+
+
+def begin(ledger: Ledger, action: str = "replay", **details: object) -> str:
+    return ledger.audits.begin(action, queue="q-dlq", who="ana@host", details=details)
+
+
+def test_what_was_begun_and_never_ended_says_so(ledger: Ledger) -> None:
+    entry = begin(ledger, filter="error=timeout", canary=1)
+    (row,) = ledger.audits.latest(limit=10)
+    assert (row.id, row.action, row.queue, row.who) == (entry, "replay", "q-dlq", "ana@host")
+    assert row.details == {"filter": "error=timeout", "canary": 1}
+    assert (row.messages, row.outcome, row.ended_at) == (0, None, None)
+
+
+def test_an_end_says_what_it_came_to(ledger: Ledger) -> None:
+    ledger.audits.end(begin(ledger), messages=3, outcome="interrupted")
+    (row,) = ledger.audits.latest(limit=10)
+    assert (row.messages, row.outcome) == (3, "interrupted")
+    assert row.ended_at is not None
+    assert row.ended_at >= row.began_at
+
+
+def test_only_the_first_end_counts_and_only_of_its_own_entry(ledger: Ledger) -> None:
+    entry, other = begin(ledger), begin(ledger, "purge")
+    ledger.audits.end(entry, messages=3, outcome="done")
+    ledger.audits.end(entry, messages=9, outcome="failed")
+    rows = {row.id: row for row in ledger.audits.latest(limit=10)}
+    assert (rows[entry].messages, rows[entry].outcome) == (3, "done")
+    assert rows[other].outcome is None
+
+
+@pytest.mark.usefixtures("ids_in_order")
+def test_pages_come_newest_first_and_meet_without_gap(ledger: Ledger) -> None:
+    entries = [begin(ledger) for _ in range(5)]
+    pages, before = [], None
+    while page := ledger.audits.latest(limit=2, before=before):
+        pages.append([row.id for row in page])
+        before = page[-1].id
+    assert pages == [entries[:2:-1], entries[2:0:-1], entries[:1]]
+
+
+def test_words_that_no_database_takes_are_kept_readably(ledger: Ledger) -> None:
+    ledger.audits.begin("purge", queue="q\0", who="a\udcff", details={"filter": "b\0\udcff 日本"})
+    (row,) = ledger.audits.latest(limit=1)
+    assert (row.queue, row.who, row.details) == ("q\\x00", "a\\udcff", {"filter": "b\0\udcff 日本"})

@@ -1,0 +1,67 @@
+"""The record of replays where no other database is needed to see it: parts, bounds, and what is kept."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+from sqlalchemy import event
+
+from penstock.ledger import Ledger
+from penstock.ledger.replays import AT_ONCE_MAX
+from penstock.messaging.replays import Replay, replay_id_of
+
+
+@pytest.fixture
+def ledger() -> Iterator[Ledger]:
+    opened = Ledger.open("sqlite://")
+    yield opened
+    opened.close()
+
+
+def replay(number: int) -> Replay:
+    letter_id = f"l{number}"
+    return Replay(
+        replay_id=replay_id_of("q-dlq", letter_id),
+        letter_queue="q-dlq",
+        letter_id=letter_id,
+        queue="q",
+        count=1,
+        due_at=number + 0.1,
+    )
+
+
+def statements(ledger: Ledger) -> list[str]:
+    told: list[str] = []
+    event.listen(ledger.database.engine, "before_cursor_execute", lambda c, k, sql, *rest: told.append(sql))
+    return told
+
+
+def test_nothing_costs_nothing(ledger: Ledger) -> None:
+    told = statements(ledger)
+    assert ledger.replays.open([]) == {}
+    ledger.replays.sent([])
+    assert told == []
+
+
+def test_many_are_asked_for_in_parts(ledger: Ledger) -> None:
+    many = [replay(number) for number in range(2 * AT_ONCE_MAX + 1)]
+    told = statements(ledger)
+    assert ledger.replays.open(many) == {one.replay_id: one for one in many}
+    assert sum(sql.startswith("SELECT") for sql in told) == 3
+    told.clear()
+    ledger.replays.sent([one.replay_id for one in many])
+    assert sum(sql.startswith("UPDATE") for sql in told) == 3
+    assert all(one.sent for one in ledger.replays.open(many).values())
+
+
+def test_one_that_is_given_twice_is_one(ledger: Ledger) -> None:
+    one = replay(1)
+    assert ledger.replays.open([one, one]) == {one.replay_id: one}
+    ledger.replays.sent([one.replay_id, one.replay_id])
+    assert ledger.replays.open([one]) == {one.replay_id: replace(one, sent=True)}
+
+
+def test_names_that_no_database_takes_are_kept_readably(ledger: Ledger) -> None:
+    odd = replace(replay(1), letter_queue="q\0-dlq", letter_id="l\udcff")
+    (kept,) = ledger.replays.open([odd]).values()
+    assert (kept.letter_queue, kept.letter_id) == ("q\\x00-dlq", "l\\udcff")
