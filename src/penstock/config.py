@@ -14,7 +14,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic_settings import (
     BaseSettings,
     EnvSettingsSource,
@@ -54,6 +54,7 @@ _TABLES: Mapping[str, Mapping[str, object]] = MappingProxyType(
         "spark_conf": {"spark.sql.shuffle.partitions": "8"},
         "log_levels": {"message.received": "debug"},
         "log_sampling": {"message.finished": 0.01},
+        "replay_queues": {"orders": {"replays_max": 5}},
     }
 )
 """The settings that are JSON in the environment, each with an example for people."""
@@ -64,6 +65,17 @@ def _folder(text: str) -> str:
         return check_folder("path", text)
     except UsageError as error:
         raise ValueError(str(error).rstrip(".")) from error
+
+
+class ReplayQueue(BaseModel):
+    """How the dead letters of one queue come back by themselves; what is not said is as for all queues."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    replays_max: int | None = Field(None, ge=0, le=1_000)
+    base_seconds: float | None = Field(None, gt=0, allow_inf_nan=False)
+    cap_seconds: float | None = Field(None, gt=0, allow_inf_nan=False)
+    off: bool = False  # they stay where they are
 
 
 class Settings(BaseSettings):
@@ -137,6 +149,21 @@ class Settings(BaseSettings):
     )
     reconcile_older_than_seconds: float = Field(
         900.0, ge=0, allow_inf_nan=False, description="younger objects are not missing yet: they may be on their way"
+    )
+    replay: bool = Field(False, description="workers also send the dead letters of their queues back, after a wait")
+    replays_max: int = Field(3, ge=0, le=1_000, description="how often a dead letter comes back by itself")
+    replay_base_seconds: float = Field(
+        2.0,
+        gt=0,
+        allow_inf_nan=False,
+        description="the wait before the first replay is uniform(0, this), and up to twice as long before each next",
+    )
+    replay_cap_seconds: float | None = Field(
+        None, gt=0, allow_inf_nan=False, description="no wait for a replay is longer; unset: the queue's retention"
+    )
+    replay_queues: dict[str, ReplayQueue] = Field(
+        default_factory=dict,
+        description="queues whose dead letters come back otherwise: replays_max, base_seconds, cap_seconds, off",
     )
     log_format: Literal["auto", "json", "console"] = Field(
         "auto", description="how the log is written: auto is json unless it goes to a terminal"
@@ -224,6 +251,8 @@ def with_flags(settings: Settings, **given: Any) -> Settings:
 
 def shown(name: str, value: Any) -> Any:
     """A setting's value for people and logs: what looks like a secret is masked, also inside addresses and tables."""
+    if isinstance(value, BaseModel):
+        value = value.model_dump(exclude_unset=True)
     if isinstance(value, Mapping):
         return {key: shown(str(key), inner) for key, inner in value.items()}
     if value is None or value == "":
