@@ -158,6 +158,22 @@ class MemoryBroker:
         with self._store.lock:
             return sorted(self._store.lines)
 
+    def dead_letter_queue(self, queue: str) -> str:
+        rules.check_queue(queue)
+        with self._store.lock:
+            return self._store.dead_letter_queue(queue)
+
+    def retention_seconds(self, queue: str) -> float | None:
+        with self._store.lock:
+            return self._store.settings(queue).retention_seconds
+
+    def discard(self, queue: str, ids: Sequence[str]) -> int:
+        self._check_open()
+        seqs = {rules.seq_of(self._store.id, id) for id in ids}
+        with self._store.lock:
+            line = self._store.lines.get(queue)
+            return 0 if line is None else line.discard({seq for seq in seqs if seq is not None})
+
     def purge(self, queue: str) -> int:
         self._check_open()
         with self._store.lock:

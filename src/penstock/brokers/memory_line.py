@@ -1,7 +1,7 @@
 """One queue in memory: what is ready, leased or delayed, and whose turn it is."""
 
 import heapq
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from dataclasses import dataclass, field
 
 from penstock.brokers import rules
@@ -151,6 +151,12 @@ class Line:
     def next_change_at(self) -> float | None:
         """When the earliest lease or delay ends."""
         return self.waiting[0][0] if self.waiting else None
+
+    def discard(self, seqs: Set[int]) -> int:
+        """Take these out, in whatever state they are; answers how many were there."""
+        gone = [self.entries.pop(seq) for seq in seqs if seq in self.entries]
+        self._leave_ring({entry.group for entry in gone if entry.ready})
+        return len(gone)
 
     def clear(self) -> int:
         """Drop everything; deduplication ids stay."""

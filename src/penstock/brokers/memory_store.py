@@ -8,7 +8,7 @@ from types import MappingProxyType
 from penstock.brokers import rules
 from penstock.brokers.arrivals import Arrivals
 from penstock.brokers.memory_line import Entry, Line
-from penstock.messaging.broker import QueueSettings
+from penstock.messaging.broker import QueueSettings, names_dead_letters
 from penstock.messaging.clock import Clock
 from penstock.messaging.death import Death, with_death
 from penstock.messaging.delivery import AttemptEnd, Delivery
@@ -31,6 +31,15 @@ class Store:
     def line(self, queue: str) -> Line:
         """The queue, made on its first use."""
         return self.lines.setdefault(queue, Line(settings=QueueSettings(name=queue)))
+
+    def settings(self, queue: str) -> QueueSettings:
+        """What the queue was told, or what it would be made with."""
+        line = self.lines.get(queue)
+        return QueueSettings(name=queue) if line is None else line.settings
+
+    def dead_letter_queue(self, queue: str) -> str:
+        """Where its dead letters go."""
+        return rules.dead_letter_queue(self.settings(queue), holds_dead=self._is_dead_letter_queue(queue))
 
     def put(self, line: Line, message: Outgoing, now: float) -> str:
         """Answers the message's id, or that of the earlier message which it repeats."""
@@ -129,8 +138,7 @@ class Store:
 
     def _expire(self, queue: str, line: Line, now: float) -> None:
         expired = line.pop_expired(now)
-        others = self.lines.values()
-        if any(rules.dead_letter_queue(other.settings) == queue for other in others):
+        if self._is_dead_letter_queue(queue):
             line.dropped += len(expired)
             return
         reason = rules.reason_expired(line.settings.retention_seconds)
@@ -141,7 +149,11 @@ class Store:
         """Into the dead-letter queue: a new age, new attempts, the same id, body, group and attributes."""
         entry.attributes = with_death(entry.attributes, death)
         entry.bury(now)
-        self.line(rules.dead_letter_queue(line.settings)).put(entry, ready=False)
+        self.line(self.dead_letter_queue(line.settings.name)).put(entry, ready=False)
+
+    def _is_dead_letter_queue(self, queue: str) -> bool:
+        others = self.lines.values()
+        return names_dead_letters(queue) or any(line.settings.dead_letter_queue == queue for line in others)
 
     def _death(self, queue: str, entry: Entry, reason: str, now: float) -> Death:
         return Death(

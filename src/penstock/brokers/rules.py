@@ -10,7 +10,15 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from penstock.errors import ConfigurationError
-from penstock.messaging.broker import Capabilities, QueueSettings, QueueStats, conventional_dead_letter_queue
+from penstock.messaging.broker import (
+    SECOND_TIER_SUFFIX,
+    Capabilities,
+    QueueSettings,
+    QueueStats,
+    conventional_dead_letter_queue,
+    names_dead_letters,
+    names_second_tier,
+)
 from penstock.messaging.death import Death
 from penstock.messaging.delivery import Delivery
 from penstock.messaging.message import Outgoing
@@ -103,7 +111,7 @@ def check_queue(queue: str) -> None:
 def check_settings(settings: QueueSettings) -> None:
     """Refuse settings that no queue can live with."""
     check_queue(settings.name)
-    if dead_letter_queue(settings) == settings.name:
+    if dead_letter_queue(settings) == settings.name and not names_second_tier(settings.name):
         raise ConfigurationError(f"queue {settings.name!r} is its own dead-letter queue: name another one")
     if settings.receives_max is not None and settings.receives_max < 1:
         raise ConfigurationError(
@@ -146,8 +154,11 @@ def _check_text(queue: str, text: str) -> None:
         ) from None
 
 
-def dead_letter_queue(settings: QueueSettings) -> str:
-    """Where the queue's dead letters go."""
+def dead_letter_queue(settings: QueueSettings, *, holds_dead: bool = False) -> str:
+    """Where the queue's dead letters go. Of a queue that was named as another one's dead-letter queue
+    (``holds_dead``), whatever it is called, they go to a second tier."""
+    if settings.dead_letter_queue is None and holds_dead and not names_dead_letters(settings.name):
+        return f"{settings.name}{SECOND_TIER_SUFFIX}"
     return settings.dead_letter_queue or conventional_dead_letter_queue(settings.name)
 
 

@@ -20,6 +20,7 @@ longer. Where it is set forward, leases and delays end early. A message may then
 lets one of the two settle it.
 """
 
+import json
 from collections.abc import Callable, Sequence
 from os import PathLike
 from pathlib import Path
@@ -189,6 +190,27 @@ class SqliteBroker:
     def queue_names(self) -> Sequence[str]:
         with self._file.reading() as connection:
             return [row[0] for row in connection.execute(self._sql["queue_names"])]
+
+    def dead_letter_queue(self, queue: str) -> str:
+        rules.check_queue(queue)
+        with self._file.reading() as connection:
+            return self._queues.dead_letter_queue(connection, self._queues.settings(connection, queue))
+
+    def retention_seconds(self, queue: str) -> float | None:
+        with self._file.reading() as connection:
+            return self._queues.settings(connection, queue).retention_seconds
+
+    def discard(self, queue: str, ids: Sequence[str]) -> int:
+        """One transaction."""
+        seqs = [seq for seq in (rules.seq_of(self._store_id, id) for id in ids) if seq is not None]
+        with self._file.transaction() as connection:
+            found = self._queues.find(connection, queue)
+            if found is None:
+                return 0
+            parameters = {"queue_id": found.id, "ids": json.dumps(seqs)}
+            count = connection.execute(self._sql["discard"], parameters).rowcount
+            connection.execute(self._sql["tidy_ring"], {"queue_id": found.id})
+            return count
 
     def purge(self, queue: str) -> int:
         with self._file.transaction() as connection:

@@ -90,7 +90,7 @@ class Leasing:
     ) -> set[int]:
         """Of messages that came into the file past `rules.check_outgoing`. A dead letter is handed over as it is."""
         sizes = {seq: len(row[1]) for seq, row in rows.items() if len(row[1]) > _BODY_BYTES_MAX}
-        if not sizes or self._queues.is_dead_letter_queue(connection, queue):
+        if not sizes or self._queues.is_dead_letter_queue(connection, queue.settings.name):
             return set()
         self._upkeep.give_up(connection, queue, list(sizes), lambda row: rules.reason_too_large(sizes[row[0]]), now)
         return set(sizes)

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from penstock.brokers import rules
-from penstock.messaging.broker import QueueSettings
+from penstock.messaging.broker import DEAD_LETTER_SUFFIX, QueueSettings, names_dead_letters
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +34,8 @@ class Queues:
         id, name, dead_letter_queue, receives_max, retention_seconds, ring_end, paused, clock_at = row
         settings = QueueSettings(
             name=name,
-            dead_letter_queue=dead_letter_queue,
+            # The file names one for each queue; what follows from the name alone nobody told it.
+            dead_letter_queue=None if dead_letter_queue == f"{name}{DEAD_LETTER_SUFFIX}" else dead_letter_queue,
             receives_max=receives_max,
             retention_seconds=retention_seconds,
         )
@@ -57,9 +58,20 @@ class Queues:
     def set_paused(self, connection: sqlite3.Connection, queue: QueueRow, paused: bool) -> None:
         connection.execute(self._sql["set_paused"], {"queue_id": queue.id, "paused": int(paused)})
 
-    def is_dead_letter_queue(self, connection: sqlite3.Connection, queue: QueueRow) -> bool:
+    def settings(self, connection: sqlite3.Connection, name: str) -> QueueSettings:
+        """What the queue was told, or what it would be made with."""
+        found = self.find(connection, name)
+        return QueueSettings(name=name) if found is None else found.settings
+
+    def dead_letter_queue(self, connection: sqlite3.Connection, settings: QueueSettings) -> str:
+        """Where the queue's dead letters go."""
+        return rules.dead_letter_queue(settings, holds_dead=self.is_dead_letter_queue(connection, settings.name))
+
+    def is_dead_letter_queue(self, connection: sqlite3.Connection, name: str) -> bool:
         """Whether the dead letters of any queue come here."""
-        return bool(connection.execute(self._sql["is_dead_letter_queue"], {"name": queue.settings.name}).fetchone()[0])
+        if names_dead_letters(name):
+            return True
+        return bool(connection.execute(self._sql["is_dead_letter_queue"], {"name": name}).fetchone()[0])
 
     def join_ring(self, connection: sqlite3.Connection, queue: QueueRow, groups: Iterable[str]) -> None:
         """Groups that have ready messages now and are not in the ring yet go to its end, in this order."""

@@ -55,7 +55,7 @@ class Upkeep:
         now: float,
     ) -> None:
         """Move messages to the dead-letter queue: a new age, new attempts, the same id, body, group and attributes."""
-        target = self._queues.ensure(connection, rules.dead_letter_queue(queue.settings))
+        target = self._queues.ensure(connection, self._queues.dead_letter_queue(connection, queue.settings))
         rows = connection.execute(self._sql["last_days"], {"ids": json.dumps(ids)}).fetchall()
         moves = [
             {
@@ -106,7 +106,7 @@ class Upkeep:
         ids = [row[0] for row in connection.execute(self._sql["expired"], parameters)]
         if not ids:
             return 0
-        if self._queues.is_dead_letter_queue(connection, queue):
+        if self._queues.is_dead_letter_queue(connection, queue.settings.name):
             connection.execute(self._sql["delete"], {"ids": json.dumps(ids)})
             connection.execute(self._sql["count_dropped"], {"queue_id": queue.id, "count": len(ids)})
         else:

@@ -99,6 +99,7 @@ class FakeBroker:
 
     capabilities = Capabilities(
         delay_seconds_max=900,
+        hold_seconds_max=900,
         lease_seconds_max=43_200,
         body_bytes_max=1_000_000,
         receive_max=1_000,
@@ -220,6 +221,15 @@ class FakeBroker:
         raise NotImplementedError
 
     def queue_names(self) -> Sequence[str]:
+        raise NotImplementedError
+
+    def dead_letter_queue(self, queue: str) -> str:
+        raise NotImplementedError
+
+    def retention_seconds(self, queue: str) -> float | None:
+        raise NotImplementedError
+
+    def discard(self, queue: str, ids: Sequence[str]) -> int:
         raise NotImplementedError
 
     def purge(self, queue: str) -> int:

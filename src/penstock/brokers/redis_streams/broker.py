@@ -22,7 +22,7 @@ from penstock.brokers import rules
 from penstock.brokers.redis_streams.doubts import Doubts
 from penstock.brokers.redis_streams.keys import Keys, new_store
 from penstock.brokers.redis_streams.listening import Deaf, Ear
-from penstock.brokers.redis_streams.looking import read_messages, read_stats
+from penstock.brokers.redis_streams.looking import discard, read_messages, read_stats
 from penstock.brokers.redis_streams.queues import Queues
 from penstock.brokers.redis_streams.records import entry_of, milliseconds, sent
 from penstock.brokers.redis_streams.server import Server, script
@@ -204,6 +204,17 @@ class RedisStreamsBroker:
 
     def queue_names(self) -> Sequence[str]:
         return self._queues.names()
+
+    def dead_letter_queue(self, queue: str) -> str:
+        rules.check_queue(queue)
+        return self._queues.dead_letter_queue(queue)
+
+    def retention_seconds(self, queue: str) -> float | None:
+        return self._queues.retention_seconds(queue)
+
+    def discard(self, queue: str, ids: Sequence[str]) -> int:
+        """A thousand in one script, which looks through the queue until it has found them."""
+        return discard(self._server, self._keys, queue, ids)
 
     def purge(self, queue: str) -> int:
         return int(self._server.ask(*script("purge", [self._keys.stream(queue)])))

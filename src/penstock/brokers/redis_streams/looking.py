@@ -10,6 +10,7 @@ from penstock.messaging.broker import QueueStats
 from penstock.messaging.message import Message
 
 BROWSE_MAX = 1_000  # messages in one answer
+DISCARD_MAX = 1_000  # messages in one script
 
 
 def read_stats(server: Server, keys: Keys, queue: str) -> QueueStats:
@@ -45,3 +46,14 @@ def read_messages(
             found.append(message_of(store.decode(), state, group, head, body))
         after = int(rows[-1][0]) if len(rows) == count else None
     return found
+
+
+def discard(server: Server, keys: Keys, queue: str, ids: Sequence[str]) -> int:
+    """Delete these messages, in whatever state; answers how many were there."""
+    store = server.ask("HGET", keys.settings(queue), "store")
+    if store is None:
+        return 0
+    found = (rules.seq_of(store.decode(), id) for id in ids)
+    seqs = list(dict.fromkeys(seq for seq in found if seq))
+    pages = (seqs[at : at + DISCARD_MAX] for at in range(0, len(seqs), DISCARD_MAX))
+    return sum(int(server.ask(*script("discard", [keys.stream(queue)], *page))) for page in pages)

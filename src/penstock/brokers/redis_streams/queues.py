@@ -57,11 +57,18 @@ class Queues:
 
     def dead_letter_queue(self, queue: str) -> str:
         """Where the queue's dead letters go, by what was heard last."""
-        if queue not in self._heard:
-            fields = ("retention", "receives_max", "dead_letter_queue")
-            retention, receives_max, name = self._server.ask("HMGET", self._keys.settings(queue), *fields)
-            self.hear(settings_of(queue, retention=retention, receives_max=receives_max, dead_letter_queue=name))
-        return rules.dead_letter_queue(self._heard[queue])
+        return rules.dead_letter_queue(self._heard.get(queue) or self._asked(queue))
+
+    def retention_seconds(self, queue: str) -> float:
+        """As the server has it now."""
+        return self._asked(queue).retention_seconds
+
+    def _asked(self, queue: str) -> QueueSettings:
+        fields = ("retention", "receives_max", "dead_letter_queue")
+        retention, receives_max, name = self._server.ask("HMGET", self._keys.settings(queue), *fields)
+        settings = settings_of(queue, retention=retention, receives_max=receives_max, dead_letter_queue=name)
+        self.hear(settings)
+        return settings
 
     def _configure(self, settings: QueueSettings) -> None:
         name = settings.name

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 
-NAMES = ("send", "take", "settle", "extend", "sweep", "doubts", "peek", "stats", "browse", "purge", "tidy")
+NAMES = ("send", "take", "settle", "extend", "sweep", "doubts", "peek", "stats", "browse", "discard", "purge", "tidy")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

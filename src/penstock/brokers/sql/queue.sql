@@ -111,6 +111,9 @@ SELECT dropped FROM queues WHERE name = :name
 -- name: delete
 DELETE FROM messages WHERE id IN (SELECT value FROM json_each(:ids))
 
+-- name: discard
+DELETE FROM messages WHERE queue_id = :queue_id AND id IN (SELECT value FROM json_each(:ids))
+
 -- name: tidy_ring
 DELETE FROM ring
 WHERE queue_id = :queue_id

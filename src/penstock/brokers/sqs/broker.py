@@ -27,6 +27,7 @@ from penstock.brokers.sqs.leases import Leases
 from penstock.brokers.sqs.limits import POLL_SECONDS_MAX, capabilities, check_lease
 from penstock.brokers.sqs.listening import Ear
 from penstock.brokers.sqs.looking import purge, read_stats
+from penstock.brokers.sqs.moving import Movers, Moving
 from penstock.brokers.sqs.queues import FIFO, Queues
 from penstock.brokers.sqs.received import Received
 from penstock.brokers.sqs.receiving import Receiving
@@ -98,6 +99,7 @@ class SqsBroker:
         self._ways = AtOnce("ways", threads=SETTLERS)
         self._api = Api(aws, pollers=pollers, poll_seconds=poll_seconds)
         self._queues = Queues(self._api, clock=self._clock)
+        self._movers = Movers(self._api, self._queues, clock=self._clock)
         self._held = Held(self._clock, unclaimed_seconds=UNCLAIMED_SECONDS)
         self._settled = Settled()
         batches = Batches(self._api, self._settlers, clock=self._clock, random=random)
@@ -218,12 +220,38 @@ class SqsBroker:
         """All of the account in this region, whoever uses them."""
         return self._queues.names()
 
+    def dead_letter_queue(self, queue: str) -> str:
+        """As its redrive policy says, else by its name; of the first tier, too."""
+        with self._forgetting([queue]):
+            return self._queues.dead_letter_name(queue)
+
+    def retention_seconds(self, queue: str) -> float | None:
+        """Also a letter's that SQS moved by itself, which counts from when the message was sent first."""
+        with self._forgetting([queue]):
+            return self._queues.retention_seconds(queue)
+
+    def discard(self, queue: str, ids: Sequence[str]) -> int:  # noqa: ARG002 - the signature is the Protocol's
+        raise ConfigurationError(
+            f"Messages of the queue {queue!r} cannot be deleted by their ids: SQS deletes what was received, and "
+            "nothing else; receive and ack them, or purge the queue."
+        )
+
     def purge(self, queue: str) -> int:
         """At most once a minute. Takes up to a minute, in which messages that are sent may go, too."""
         with self._forgetting([queue]):
             count = purge(self._api, self._queues, queue)
             self._held.drop(queue)
             return count
+
+    def move_all(self, source: str, destination: str | None = None, *, per_second: int | None = None) -> Moving:
+        """Let SQS itself move every message of a dead-letter queue, unchanged; iterate for the progress, see `moving`.
+
+        Without a destination they go to the one queue whose redrive policy names the source. ``per_second``: 1 to 500;
+        without it as quickly as SQS likes. Raises `ConfigurationError` for what SQS never does, and `TemporaryError`
+        where it moves messages of that queue already.
+        """
+        with self._forgetting([source] if destination is None else [source, destination]):
+            return self._movers.start(source, destination, per_second=per_second)
 
     # --- steering
 

@@ -17,7 +17,12 @@ from penstock.brokers.sqs.limits import (
     whole_seconds,
 )
 from penstock.errors import ConfigurationError, PenstockError, TemporaryError
-from penstock.messaging.broker import DEAD_LETTER_SUFFIX, QueueSettings
+from penstock.messaging.broker import (
+    DEAD_LETTER_SUFFIX,
+    SECOND_TIER_SUFFIX,
+    QueueSettings,
+    conventional_dead_letter_queue,
+)
 from penstock.messaging.clock import Clock
 
 FIFO = ".fifo"
@@ -53,6 +58,22 @@ class Queues:
             gone = self._found.pop(queue, None)
             if gone is not None:
                 self._attributes.pop(gone.url, None)
+
+    def dead_letter_name(self, queue: str) -> str:
+        """How the queue is called where its dead letters go, whether or not there is one."""
+        try:
+            target = self._redrive_target(self.find(queue))
+        except QueueMissing:
+            target = None
+        return _dead_letter_name(queue) if target is None else _arn_name(target)
+
+    def retention_seconds(self, queue: str) -> float | None:
+        """How long a message stays; None where there is no such queue, or we may not ask."""
+        try:
+            seconds = self._attribute(self.find(queue), "MessageRetentionPeriod")
+        except QueueMissing:
+            return None
+        return None if seconds is None else float(seconds)
 
     def dead_letter_queue(self, queue: QueueRef) -> QueueRef:
         """Where its dead letters go: as its redrive policy says, else to the queue of its name and the suffix.
@@ -219,13 +240,18 @@ def _base_name(url: str) -> str:
 
 
 def _dead_letter_name(name: str) -> str:
-    return _valid_name(f"{name}{DEAD_LETTER_SUFFIX}")
+    return _valid_name(conventional_dead_letter_queue(name))
+
+
+def _arn_name(arn: str) -> str:
+    return arn.rpartition(":")[2]
 
 
 def _valid_name(name: str) -> str:
-    """What ends in .fifo-dlq to everybody else has to end in -dlq.fifo on SQS."""
-    if name.endswith(f"{FIFO}{DEAD_LETTER_SUFFIX}"):
-        return name.removesuffix(f"{FIFO}{DEAD_LETTER_SUFFIX}") + DEAD_LETTER_SUFFIX + FIFO
+    """What ends in .fifo-dlq or .fifo-dead to everybody else has to end in -dlq.fifo or -dead.fifo on SQS."""
+    for suffix in (DEAD_LETTER_SUFFIX, SECOND_TIER_SUFFIX):
+        if name.endswith(f"{FIFO}{suffix}"):
+            return name.removesuffix(f"{FIFO}{suffix}") + suffix + FIFO
     return name
 
 

@@ -1,0 +1,95 @@
+-- KEYS: stream. ARGV: numbers of messages. Deletes those of them that are there, in whatever state: ready, delayed or
+-- handed over. Answers how many.
+
+local GONE = '\0gone' -- what a list holds in their place for a moment
+local stream, base = KEYS[1], base_of(KEYS[1])
+local wanted, left = {}, 0
+for _, seq in ipairs(ARGV) do
+  wanted[tonumber(seq)] = true
+  left = left + 1
+end
+
+local function is_wanted(state)
+  local seq = is_state(state) and seq_of(state)
+  if not seq or not wanted[seq] then
+    return false
+  end
+  wanted[seq] = nil
+  left = left - 1
+  return true
+end
+
+-- From the front, where the oldest are, and no further than needed.
+local function discard_ready(tag)
+  local key, at, found = base .. ':ready' .. tag, 0, {}
+  local length = redis.call('LLEN', key)
+  while at < length and left > 0 do
+    local flat = redis.call('LRANGE', key, at, at + STEP * 3 - 1)
+    for number = 1, #flat, 3 do
+      if is_wanted(flat[number]) then
+        found[#found + 1] = at + number - 1
+      end
+    end
+    at = at + #flat
+  end
+  for _, place in ipairs(found) do
+    for part = 0, 2 do
+      redis.call('LSET', key, place + part, GONE)
+    end
+  end
+  if #found > 0 then
+    redis.call('LREM', key, #found * 3, GONE)
+    redis.call('HINCRBY', base .. ':queue', 'ready', -#found)
+    if redis.call('EXISTS', key) == 0 then
+      redis.call('LREM', base .. ':ring', 1, tag)
+    end
+  end
+end
+
+local function discard_delayed()
+  local key, found = base .. ':delayed', {}
+  for at = 0, redis.call('ZCARD', key) - 1, PAGE do
+    for _, member in ipairs(redis.call('ZRANGE', key, at, at + PAGE - 1)) do
+      local _, state = delayed_message(member)
+      if is_wanted(state) then
+        found[#found + 1] = member
+      end
+    end
+    if left == 0 then
+      break
+    end
+  end
+  for at = 1, #found, STEP do
+    redis.call('ZREM', key, unpack(found, at, math.min(at + STEP - 1, #found)))
+  end
+end
+
+local function discard_handed_over()
+  local from, found = '-', {}
+  while from and left > 0 do
+    local entries = redis.call('XRANGE', stream, from, '+', 'COUNT', PAGE)
+    for _, entry in ipairs(entries) do
+      if is_wanted(fields_of(entry).state) then
+        found[#found + 1] = entry[1]
+      end
+    end
+    from = #entries == PAGE and '(' .. entries[#entries][1]
+  end
+  for _, id in ipairs(found) do
+    redis.pcall('XACK', stream, GROUP, id)
+    redis.call('XDEL', stream, id)
+  end
+end
+
+for _, tag in ipairs(redis.call('LRANGE', base .. ':ring', 0, -1)) do
+  if left > 0 then
+    discard_ready(tag)
+  end
+end
+if left > 0 then
+  discard_delayed()
+end
+if left > 0 then
+  discard_handed_over()
+end
+return #ARGV - left
