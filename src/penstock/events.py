@@ -7,6 +7,7 @@ settled, never before, and nothing in the protocol depends on anybody hearing it
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 from penstock.messaging.settlement import Settlement
 
@@ -136,6 +137,29 @@ class OutboxSent(Event):
 
     queue: str
     message_ids: tuple[str, ...]  # the broker's
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeadReplayed(Event):
+    """A replayer decided what becomes of a dead letter now. ``result`` is sent, already_sent (before a crash, as it is
+    on record), held (its wait is not over), put_back (broker or record are away), or set_aside (to the second tier)."""
+
+    queue: str | None  # where the message died, and goes back to; None: nobody can tell
+    letter_queue: str
+    message_id: str  # the letter's
+    replay_id: str
+    count: int  # this is its n-th replay in a row; how many it had, of one that is set aside
+    due_at: float | None  # epoch seconds
+    result: Literal["sent", "already_sent", "held", "put_back", "set_aside"]
+    reason: str | None = None  # of what is put back or set aside
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplaysUnmarked(Event):
+    """Messages are in their queues again and the record could not be told; their letters are deleted nevertheless."""
+
+    replay_ids: tuple[str, ...]
+    error: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

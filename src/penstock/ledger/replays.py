@@ -55,10 +55,14 @@ class Replays:
         ]
         add = self._add.values(intended_at=DatabaseNow())
         self._database.transact(lambda connection: connection.execute(add, rows))
+        return self.find([one.replay_id for one in replays])
+
+    def find(self, replay_ids: Sequence[str]) -> Mapping[str, Replay]:
+        """Those of these that are on record, by replay id."""
         with self._database.reading() as connection:
             return {
                 row.replay_id: _replay(row)
-                for ids in _parts([one.replay_id for one in replays])
+                for ids in _parts(replay_ids)
                 for row in connection.execute(_LOOK, {"these": ids})
             }
 
@@ -95,7 +99,7 @@ def _replay(row: AnyRow) -> Replay:
         letter_queue=row.letter_queue,
         letter_id=row.letter_id,
         queue=row.queue,
-        count=row.count,
+        count=row._mapping["count"],  # what a tuple calls so is something else
         due_at=row.due_at,
         sent=row.sent_at is not None,
     )

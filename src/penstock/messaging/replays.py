@@ -42,6 +42,10 @@ class ReplayLog(Protocol):
         """Record the intent of those not on record yet; answers all as they stand on record, by replay id."""
         ...
 
+    def find(self, replay_ids: Sequence[str]) -> Mapping[str, Replay]:
+        """Those of these that are on record, by replay id."""
+        ...
+
     def sent(self, replay_ids: Sequence[str]) -> None:
         """They are in their queues again."""
         ...
@@ -53,6 +57,9 @@ class NoLog:
 
     def open(self, replays: Sequence[Replay]) -> Mapping[str, Replay]:
         return {replay.replay_id: replay for replay in replays}
+
+    def find(self, replay_ids: Sequence[str]) -> Mapping[str, Replay]:  # noqa: ARG002 - the signature is the Protocol's
+        return {}
 
     def sent(self, replay_ids: Sequence[str]) -> None:
         """Nobody remembers it."""
