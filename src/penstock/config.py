@@ -119,6 +119,12 @@ class Settings(BaseSettings):
     idempotency_retention_seconds: float = Field(
         14 * 86_400.0, gt=0, description="how long the completions of idempotent handlers are remembered"
     )
+    breaker_failures: int = Field(
+        10, ge=0, le=10_000, description="messages in a row that fail alike before their queue is paused; 0: never"
+    )
+    breaker_probe_seconds_max: float = Field(
+        30.0, gt=0, le=3_600, description="the longest wait between two messages that try whether an outage is over"
+    )
     archive: str | None = Field(
         None,
         description="a folder or s3://BUCKET/PREFIX for rows that leave the ledger; unset: below each table",

@@ -197,6 +197,28 @@ class LedgerBack(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class BreakerOpened(Event):
+    """Many messages in a row failed in the same way, so what the handler stands on is down, it seems. This worker takes
+    nothing more from the queue, but for one message now and then that tries whether that is over."""
+
+    queue: str
+    handler: str
+    fingerprint: str  # of the failures: handler|type|file:function
+    failures: int  # in a row
+    error: str  # the last one
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BreakerClosed(Event):
+    """A message was worked on, or failed in another way: the worker takes messages from the queue as before."""
+
+    queue: str
+    handler: str
+    open_seconds: float
+    probes: int  # messages that were tried meanwhile
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class InboxForgotten(Event):
     """Rows of an inbox that are old enough were deleted."""
 

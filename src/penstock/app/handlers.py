@@ -77,6 +77,7 @@ class Handlers:
         every: Duration | None = None,
         cron: str | None = None,
         newer_wait: Duration = 3_600.0,
+        breaker_failures: int | None = None,
     ) -> Callable[[Function], Function]:
         """Declare the function below as the handler of a queue.
 
@@ -92,7 +93,8 @@ class Handlers:
         exception for each. ``isolation="process"``: every call in a child process that can be killed.
         ``on_stop="give_back"``: `Context.checkpoint` gives back as soon as the worker stops. ``every`` or ``cron``
         (UTC): one message a tick is sent, whatever the number of workers. ``newer_wait``: how long a message of a
-        schema version that this code does not know waits for a newer worker.
+        schema version that this code does not know waits for a newer worker. ``breaker_failures``: so many messages in
+        a row that fail alike pause the queue; 0: never; None: what the settings say.
 
         Raises `UsageError` for options that do not go together, and for a second handler of one queue.
         """
@@ -119,6 +121,7 @@ class Handlers:
                 isolation=isolation,
                 on_stop=on_stop,
                 schedule=schedule_of(every, cron),
+                breaker_failures=breaker_failures,
             )
             if declaration.schedule is not None:
                 check_tick(declaration)

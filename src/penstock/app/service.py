@@ -6,8 +6,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from penstock.config import Settings
 from penstock.events import Bus
+from penstock.handlers.breaker import BreakerPolicy
 from penstock.handlers.declaration import HandlerDeclaration
 from penstock.handlers.function_handler import FunctionHandler
+from penstock.handlers.line_breaker import OFF, LineBreaker
 from penstock.handlers.outage import Outage
 from penstock.messaging.broker import Broker
 from penstock.messaging.call_context import NO_RESOURCES
@@ -56,6 +58,7 @@ class Host:
     spark: Callable[[], Any] = _no_spark  # the session that the worker's pipelines share, started when first asked for
     handled: frozenset[str] = frozenset()  # every queue of the app that has a handler, served here or elsewhere
     resources: Mapping[str, Any] = field(default_factory=lambda: NO_RESOURCES)
+    breaks: bool = True  # whether handlers that fail again and again have their queues paused
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,6 +114,7 @@ class FunctionService:
                 retention_seconds=host.settings.idempotency_retention_seconds,
                 busy_seconds_max=busy_seconds_max(host.broker),
             )
+        breaker = self._breaker(host)
         handler = FunctionHandler(
             self.declaration,
             bus=host.bus,
@@ -118,16 +122,34 @@ class FunctionService:
             random=host.random,
             keys=keys,
             outage=host.outage,
+            breaker=breaker,
             resources=host.resources,
         )
         line = Line(
             queue=self.queue_name,
             handler=handler,
+            gate=breaker,
             weight=weight,
             limits=self._limits(),
             in_flight_max=self.declaration.concurrency,
         )
         return Opened(line=line, close=handler.close)
+
+    def _breaker(self, host: Host) -> LineBreaker:
+        given, settings = self.declaration.breaker_failures, host.settings
+        policy = BreakerPolicy(
+            failures=settings.breaker_failures if given is None else given,
+            pause_seconds_max=settings.breaker_probe_seconds_max,
+        )
+        return LineBreaker(
+            policy if host.breaks else OFF,
+            queue=self.queue_name,
+            handler=self.name,
+            bus=host.bus,
+            clock=host.clock,
+            random=host.random,
+            refunds=host.broker.capabilities.refunds,
+        )
 
     def _limits(self) -> Limits:
         batch = self.declaration.batch

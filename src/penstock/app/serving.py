@@ -79,6 +79,7 @@ def serve(
         outage=Outage(bus=bus, clock=clock),
         spark=sessions.session,
         handled=frozenset(service.queue_name for service in app.services),
+        breaks=resident,  # a test would wait for the pauses, and never see a message die
     )
     numbers = settings or worker_settings(app)
     with ExitStack() as stack:

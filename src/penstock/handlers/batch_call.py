@@ -11,6 +11,7 @@ from typing import Any
 from penstock.errors import Interrupted
 from penstock.handlers.call import Call, Opened, Surroundings
 from penstock.handlers.context import BatchContext, Item, item_of
+from penstock.handlers.line_breaker import Party
 from penstock.handlers.own_task import OwnTask
 from penstock.messaging.control import Control
 from penstock.messaging.delivery import Delivery
@@ -24,7 +25,8 @@ class BatchCall:
     def __init__(self, deliveries: Sequence[Delivery], around: Surroundings) -> None:
         self._around = around
         self._control = Control(gives_back=around.declaration.on_stop == "give_back")
-        self._calls = [Call(delivery, around) for delivery in deliveries]
+        self._party = Party(tuple(deliveries))
+        self._calls = [Call(delivery, around, self._party) for delivery in deliveries]
         self._settled: dict[str, Settlement] = {}  # written by the thread that runs, before the function is called
         self._open: list[tuple[Call, Item[Any]]] = []  # as above
         self._deliveries = deliveries
@@ -49,6 +51,7 @@ class BatchCall:
                 call.give_back()
 
     def interrupt(self) -> None:
+        self._around.breaker.left(self._party)  # the loss of its claim ends no call
         self._control.end()
 
     def _begin(self) -> Sequence[Item[Any]]:

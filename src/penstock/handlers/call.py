@@ -23,15 +23,17 @@ from penstock.events import (
     MessageStarted,
 )
 from penstock.handlers.context import Context
-from penstock.handlers.decision import TimedOut, decide, decide_newer, exhausted
+from penstock.handlers.decision import Exhausted, TimedOut, decide, decide_newer, delay_asked, exhausted
 from penstock.handlers.declaration import HandlerDeclaration
 from penstock.handlers.keys import Busy, Claim, Done, Keys
+from penstock.handlers.line_breaker import LineBreaker, Party
 from penstock.handlers.outage import Outage
 from penstock.messaging.call_context import NO_RESOURCES
 from penstock.messaging.clock import Clock
 from penstock.messaging.control import Control
 from penstock.messaging.delivery import Delivery, PreviousAttempt
 from penstock.messaging.failure import Failure, failure_of
+from penstock.messaging.fingerprints import fingerprint
 from penstock.messaging.function import takes_context
 from penstock.messaging.handler import Answer
 from penstock.messaging.schema import Codec
@@ -40,6 +42,7 @@ from penstock.messaging.waits import Random, backoff_seconds
 
 GIVEN_BACK = Release(refund=True)
 BUSY_JITTER_SECONDS = 1.0
+QUEUE_PAUSED = "the queue is paused, since message after message failed in the same way"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +57,7 @@ class Surroundings:
     clock: Clock
     random: Random
     outage: Outage
+    breaker: LineBreaker
     keys: Keys | None = None  # of an idempotent handler
     resources: Mapping[str, Any] = field(default_factory=lambda: NO_RESOURCES)
 
@@ -75,9 +79,11 @@ class Call:
     called so far is not called any more, and a claim that comes late is given back.
     """
 
-    def __init__(self, delivery: Delivery, around: Surroundings) -> None:
+    def __init__(self, delivery: Delivery, around: Surroundings, party: Party | None = None) -> None:
+        """``party``: of a call that takes several deliveries; they fail and succeed together."""
         self._delivery = delivery
         self._around = around
+        self._party = party or Party((delivery,))
         self._control = Control(gives_back=around.declaration.on_stop == "give_back")
         self._lock = threading.Lock()
         self._ended = False  # under the lock
@@ -111,10 +117,12 @@ class Call:
         if self._claim is not None:
             self._claim.give_back()
         if first:
+            self._around.breaker.left(self._party)
             self._emit(MessageGivenBack)
 
     def interrupt(self) -> None:
-        self._ends()
+        if self._ends():
+            self._around.breaker.left(self._party)
         self._control.end()
 
     # -- steps of a run ------------------------------------------------------------------------------------------
@@ -123,24 +131,20 @@ class Call:
         """Read the message and claim its key; answers what to call with, or that there is nothing to call."""
         if self._ended:
             return {}
-        try:
-            body = self._around.codec.decode(self._delivery.message)
-        except InvalidMessage as invalid:
-            self._emit(MessageInvalid, reason=str(invalid))
-            return self._answer(self._decide(invalid, None))
-        except NewerMessage as newer:
-            return self._answer(self._newer(newer))
-        if self._around.keys is None:
-            return self._opened(body, None, self._delivery.previous)
-        try:
-            key = self._key(body)
-        except Exception as error:
-            return self._answer(self._fail(error, failure_of(error)))
-        return self._claimed(self._around.keys, body, key)
+        held_seconds = self._around.breaker.holds_back(self._party)
+        if held_seconds is not None:
+            self._around.breaker.left(self._party)
+            return self._answer(Release(delay_seconds=held_seconds, refund=True, reason=QUEUE_PAUSED))
+        opened = self._open()
+        if not isinstance(opened, Opened):  # the function is not called, so this says nothing of what it stands on
+            self._around.breaker.left(self._party)
+        return opened
 
     def finish(self, result: Any) -> Answer:
         """The function returned: record that, then ack."""
         first = self._ends()
+        if first:
+            self._around.breaker.succeeded(self._party)
         if self._claim is not None:  # whoever ended the call: what is recorded is not done again
             try:
                 recorded = self._claim.finish(_outcome(result))
@@ -196,6 +200,22 @@ class Call:
 
     # -- parts of these ------------------------------------------------------------------------------------------
 
+    def _open(self) -> Opened | Answer:
+        try:
+            body = self._around.codec.decode(self._delivery.message)
+        except InvalidMessage as invalid:
+            self._emit(MessageInvalid, reason=str(invalid))
+            return self._answer(self._decide(invalid, None))
+        except NewerMessage as newer:
+            return self._answer(self._newer(newer))
+        if self._around.keys is None:
+            return self._opened(body, None, self._delivery.previous)
+        try:
+            key = self._key(body)
+        except Exception as error:
+            return self._answer(self._fail(error, failure_of(error)))
+        return self._claimed(self._around.keys, body, key)
+
     def _key(self, body: Any) -> str:
         function = self._around.declaration.idempotency
         key = function(body) if function is not None else None
@@ -229,7 +249,7 @@ class Call:
 
     def _opened(self, body: Any, key: str | None, previous: PreviousAttempt | None) -> Opened | Answer:
         used_up = exhausted(self._delivery, self._around.declaration.retry)
-        if used_up is not None:
+        if used_up is not None and not self._around.breaker.spares(self._delivery):
             failure = Failure(error_type=type(used_up).__name__, error=str(used_up), traceback="")
             return self._answer(self._fail(used_up, failure))
         self._began_at = self._around.clock.monotonic()
@@ -237,13 +257,14 @@ class Call:
         return Opened(body, key, previous, cleanup=previous is not None or self._delivery.attempt > 1)
 
     def _fail(self, raised: BaseException, failure: Failure) -> Settlement:
+        excused_seconds = self._excused_seconds(raised, failure)
         if self._claim is not None:
             try:
                 if not self._claim.fail(failure.summary):  # finished just now, or lost: the next delivery finds out
                     return self._later("the claim was lost")
             except TemporaryError:
                 pass  # its lease ends by itself
-        settlement = self._decide(raised, failure)
+        settlement = self._decide(raised, failure, excused_seconds)
         self._emit(
             MessageFailed,
             enqueued_at=self._delivery.message.enqueued_at,
@@ -257,11 +278,25 @@ class Call:
         )
         return settlement
 
+    def _excused_seconds(self, raised: BaseException, failure: Failure) -> float | None:
+        """Tell the breaker; answers a wait where the failure is an outage's."""
+        breaker = self._around.breaker
+        if isinstance(raised, Exhausted):
+            return None
+        if isinstance(raised, Reject | InvalidMessage | NewerMessage) or delay_asked(raised) is not None:
+            breaker.answered(self._party)
+            return None
+        if not breaker.is_on:
+            return None
+        name = fingerprint(self._around.declaration.name, failure.error_type, raised, failure.traceback)
+        return breaker.failed(self._party, fingerprint=name, error=failure.summary)
+
     def _gave_back(self, first: bool) -> Settlement:
         if self._claim is not None:
             with suppress(TemporaryError):
                 self._claim.give_back()
         if first:  # else whoever broke it off has told so
+            self._around.breaker.left(self._party)
             self._emit(MessageGivenBack)
         return GIVEN_BACK
 
@@ -279,7 +314,9 @@ class Call:
             self._emit(MessageSkipped, reason="newer_schema")
         return settlement
 
-    def _decide(self, raised: BaseException, failure: Failure | None) -> Settlement:
+    def _decide(
+        self, raised: BaseException, failure: Failure | None, excused_seconds: float | None = None
+    ) -> Settlement:
         return decide(
             raised,
             failure,
@@ -287,6 +324,7 @@ class Call:
             policy=self._around.declaration.retry,
             random=self._around.random,
             handler=self._around.declaration.name,
+            excused_seconds=excused_seconds,
         )
 
     def _later(self, reason: str) -> Release:

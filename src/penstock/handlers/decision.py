@@ -43,8 +43,13 @@ def decide(
     policy: RetryPolicy,
     random: Random,
     handler: str,
+    excused_seconds: float | None = None,
 ) -> Settlement:
-    """The settlement for what was raised (``failure`` is the same in words); None: the function returned."""
+    """The settlement for what was raised (``failure`` is the same in words); None: the function returned.
+
+    ``excused_seconds``: it is not the message's failure but an outage's, so it comes again after that time, however
+    many attempts it had: some brokers cannot give one back.
+    """
     if raised is None:
         return Ack()
     if isinstance(raised, Reject):
@@ -52,6 +57,8 @@ def decide(
     if isinstance(raised, InvalidMessage | Exhausted):
         return DeadLetter(reason=str(raised), poison=isinstance(raised, InvalidMessage), handler=handler)
     words = failure.summary if failure is not None else type(raised).__name__
+    if excused_seconds is not None:
+        return Release(delay_seconds=excused_seconds, refund=True, reason=words)
     if delivery.attempt >= policy.max_attempts:
         times = "once, with" if delivery.attempt == 1 else f"{delivery.attempt} times, the last time with"
         reason = f"failed {times} {words}"

@@ -57,6 +57,7 @@ class HandlerDeclaration:
     isolation: Isolation = "none"
     on_stop: OnStop = "finish"
     schedule: Schedule | None = None
+    breaker_failures: int | None = None  # in a row, until its queue is paused; 0: never; None: as the settings say
 
     def __post_init__(self) -> None:
         name = f"The handler {self.name}"
@@ -66,6 +67,8 @@ class HandlerDeclaration:
             raise UsageError(f"{name} has a yield in it, so calling it does nothing; write it without.")
         if self.concurrency is not None and self.concurrency < 1:
             raise UsageError(f"{name} has concurrency={self.concurrency}; it has to be at least 1.")
+        if self.breaker_failures is not None and self.breaker_failures < 0:
+            raise UsageError(f"{name} has breaker_failures={self.breaker_failures}; it has to be 0 or more.")
         if self.isolation not in ("none", "process"):
             raise UsageError(f"{name} has isolation={self.isolation!r}; it is 'none' or 'process'.")
         check_on_stop(self.on_stop, name)

@@ -12,6 +12,7 @@ from penstock.handlers.child_call import ChildCall
 from penstock.handlers.children import Children
 from penstock.handlers.declaration import HandlerDeclaration
 from penstock.handlers.keys import Keys
+from penstock.handlers.line_breaker import OFF, LineBreaker
 from penstock.handlers.outage import Outage
 from penstock.handlers.plain_call import PlainCall
 from penstock.messaging.call_context import NO_RESOURCES
@@ -36,6 +37,7 @@ class FunctionHandler:
         random: Random,
         keys: Keys | None = None,
         outage: Outage | None = None,
+        breaker: LineBreaker | None = None,
         resources: Mapping[str, Any] = NO_RESOURCES,
     ) -> None:
         if (declaration.idempotency is not None) != (keys is not None):
@@ -52,6 +54,10 @@ class FunctionHandler:
             clock=clock,
             random=random,
             outage=outage or Outage(bus=bus, clock=clock),
+            breaker=breaker
+            or LineBreaker(
+                OFF, queue=declaration.queue.name, handler=declaration.name, bus=bus, clock=clock, random=random
+            ),
             keys=keys,
             resources=resources,
         )
@@ -77,6 +83,7 @@ class FunctionHandler:
         return len(delivery.message.body)
 
     def begin(self, deliveries: Sequence[Delivery]) -> Execution:
+        self._around.breaker.begins(deliveries)
         if self._declaration.batch is not None:
             kind = AsyncBatchCall if self._is_async else PlainBatchCall
             return kind(deliveries, self._around)

@@ -98,6 +98,18 @@ WORKER_ROWS: Rows = {
         msg="The ledger takes claims again.",
         fields={"duration_s": "away_seconds"},
     ),
+    events.BreakerOpened: Row(
+        name="breaker.opened",
+        level="error",
+        msg="Message after message fails in the same way; the queue is paused here, but for one probe at a time.",
+        fields={"queue": "queue", **HANDLER_ERROR, **same("fingerprint", "failures")},
+    ),
+    events.BreakerClosed: Row(
+        name="breaker.closed",
+        level="info",
+        msg="The queue is served as before.",
+        fields={**same("queue", "handler", "probes"), "duration_s": "open_seconds"},
+    ),
     events.InboxForgotten: Row(
         name="inbox.forgotten",
         level="info",

@@ -50,6 +50,12 @@ class Intake:
         with self._lock:
             return not self._closed and not self._collecting.deliveries
 
+    @property
+    def held(self) -> int:
+        """How many messages are held here."""
+        with self._lock:
+            return sum(map(len, self._closed)) + len(self._collecting.deliveries)
+
     def room(self, free_places: int) -> int:
         """How many more messages may be received while that many batches may begin."""
         places = free_places if self._line.shares_slots else 1

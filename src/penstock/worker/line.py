@@ -1,11 +1,26 @@
 """A line: one queue, and the handler that serves it."""
 
 from dataclasses import dataclass
+from typing import Protocol
 
 from penstock.errors import ConfigurationError
 from penstock.messaging.handler import BatchHandler, Place
 from penstock.worker.batcher import EACH_ALONE, Limits
 from penstock.worker.settings import WorkerSettings
+
+
+class Gate(Protocol):
+    """Whether a line may receive and begin. The I/O thread asks in every turn, so both answer at once."""
+
+    def admits(self) -> int | None:
+        """How many messages may be at hand for what begins next; None: as many as there is room for. Once it admits
+        fewer than are held and unbegun, those go back. Where it changes while nothing of the line ends, `opens_at` says
+        when."""
+        ...
+
+    def opens_at(self) -> float | None:
+        """When it admits more than now without anybody's doing (monotonic); None where that is not a matter of time."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -15,7 +30,7 @@ class Line:
     ``weight`` is the line's share of the messages while several lines are full: 2 gets twice as many as 1. ``limits``
     bound a batch; plain handlers keep the default, each message alone. ``in_flight_max`` bounds the executions at once;
     None: one in a thread of its own, and as many as the worker has slots for the others. ``fetch_max`` is how many
-    messages one receive asks for, at most; None: what the worker's settings say.
+    messages one receive asks for, at most; None: what the worker's settings say. ``gate``: None is always open.
     """
 
     queue: str
@@ -24,6 +39,7 @@ class Line:
     limits: Limits = EACH_ALONE
     in_flight_max: int | None = None
     fetch_max: int | None = None
+    gate: Gate | None = None
 
     def __post_init__(self) -> None:
         numbers = {

@@ -104,17 +104,17 @@ class Loop:
         self._settler.submit((delivery, UNSTARTED) for delivery in unstarted)
         return 0.0 if unstarted or self._over() else REST_SECONDS_MAX
 
-    def _put_back_halted(self) -> None:
-        """What a line holds that was halted meanwhile is for others."""
+    def _put_back_barred(self) -> None:
+        """What a line holds that was halted meanwhile, or whose gate fell shut, is for others or for later."""
         for served in self._lines:
-            if served.halted and not served.intake.empty:
+            if served.barred and not served.intake.empty:
                 self._settler.submit((delivery, UNSTARTED) for delivery in served.intake.take_all())
 
     def _serve(self) -> float:
         """Begin, settle and receive, begin, and look around when nothing else is to do. Answers how long to rest."""
         if self._finished_by_batches():
             return 0.0
-        self._put_back_halted()
+        self._put_back_barred()
         if self._paused:
             return self._stand_by()
         self._begin_due()
@@ -162,6 +162,8 @@ class Loop:
                 due_at.append(served.executors.not_before)
             if self._paused and not self._leaving:
                 due_at.append(served.upkeep.due_at)
+            elif not self._leaving:  # a line without room is not among those that are to be asked again at some time
+                due_at.append(served.opens_at)
         seconds = min([seconds, *(at - now for at in due_at if at is not None)])
         if seconds > 0:
             self._clock.wait(self._wake, seconds)

@@ -31,7 +31,25 @@ class ServedLine:
     @property
     def room(self) -> int:
         """How many more messages may be received."""
-        return 0 if self.halted else self.intake.room(self.executors.free)
+        if self.halted:
+            return 0
+        room = self.intake.room(self.executors.free)
+        admitted = None if self.line.gate is None else self.line.gate.admits()
+        # What is held already counts: a line that waits for others to join a batch is admitted no more than one probe.
+        return room if admitted is None else max(min(room, admitted - self.intake.held), 0)
+
+    @property
+    def barred(self) -> bool:
+        """Whether what is held is not to begin here: the line was halted, or its gate fell shut."""
+        if self.halted or self.line.gate is None:
+            return self.halted
+        admitted = self.line.gate.admits()
+        return admitted is not None and self.intake.held > admitted
+
+    @property
+    def opens_at(self) -> float | None:
+        """When its gate admits more (monotonic), if that is a matter of time."""
+        return None if self.halted or self.line.gate is None else self.line.gate.opens_at()
 
     @property
     def to_be_heard(self) -> bool:
@@ -41,6 +59,6 @@ class ServedLine:
     def due_batches(self, now: float) -> Sequence[Sequence[Delivery]]:
         """The batches to begin now: those that share slots as a group, others one at a time and not too soon."""
         free = self.executors.free
-        if self.halted or free < 1 or now < self.executors.not_before:
+        if free < 1 or now < self.executors.not_before or self.barred:
             return ()
         return self.intake.next_batches(free if self.line.shares_slots else 1, now)

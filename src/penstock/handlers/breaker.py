@@ -1,0 +1,218 @@
+"""When failures say something of what a handler stands on, and not of its messages: a breaker. Values in, values out.
+
+Closed: everything runs. Once enough executions in a row failed in the same way (one fingerprint), no message in two of
+them and no success in between, it is open: nothing begins for a while, and what fails in that way meanwhile is not the
+messages' fault. When the pause is over one message is a probe. If it fails in the same way, the next pause may be
+longer; anything else closes the breaker.
+
+What failed in a row is only forgotten after a success. So a breaker that was closed by a message of its own mind (one
+that was rejected, say) opens again at the first failure, if the outage is not over.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+
+from penstock.errors import UsageError
+from penstock.messaging.waits import Random, backoff_seconds
+
+PAUSE_BASE_SECONDS = 1.0
+FAILURES_DEFAULT = 10
+PAUSE_SECONDS_MAX_DEFAULT = 30.0
+FINGERPRINTS_MAX = 16  # that are counted at once; the ones met longest ago are forgotten
+KIN_MIN = 2  # executions: so many failing in another way, since the last success, belong to the same outage
+
+Groups = tuple[frozenset[str], ...]  # the message ids of executions that have no message in common
+Streaks = Mapping[str, Groups]  # by fingerprint, the one met last at the end
+NONE: Streaks = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BreakerPolicy:
+    """After how many failures it opens (0: never), and how long it may wait for the next probe: full jitter, growing
+    from `PAUSE_BASE_SECONDS`. Raises `UsageError` for numbers that cannot work."""
+
+    failures: int = FAILURES_DEFAULT
+    pause_seconds_max: float = PAUSE_SECONDS_MAX_DEFAULT
+
+    def __post_init__(self) -> None:
+        if self.failures < 0:
+            raise UsageError(f"breaker_failures={self.failures} has to be 0, for never, or more.")
+        if not self.pause_seconds_max > 0:
+            raise UsageError(f"breaker_probe_seconds_max={self.pause_seconds_max:g} has to be more than 0.")
+
+    def ceiling_seconds(self, probes: int) -> float:
+        """The longest pause after that many probes failed."""
+        return backoff_seconds(
+            attempt=probes + 1, base_seconds=PAUSE_BASE_SECONDS, cap_seconds=self.pause_seconds_max, random=_at_most
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fault:
+    """One execution's failure. ``message_ids`` and ``receipts`` are of all its deliveries."""
+
+    fingerprint: str
+    error: str
+    message_ids: frozenset[str]
+    receipts: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Closed:
+    """All is well, or nearly so."""
+
+    streaks: Streaks = field(default_factory=lambda: NONE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Open:
+    """Nothing begins before ``until`` (monotonic, as all times), and then one execution at a time: the ``probe``."""
+
+    streaks: Streaks
+    fingerprint: str  # that opened it
+    error: str
+    failures: int  # in a row, with it
+    opened_at: float
+    until: float
+    probes: int = 0  # that failed
+    probe: frozenset[str] | None = None  # the receipts of what is being tried
+
+    def explains(self, fingerprint: str) -> bool:
+        """Whether failures of that kind are the outage's: those that opened it, and others that came with them, since
+        what is down may refuse some calls and let others hang."""
+        return fingerprint == self.fingerprint or len(self.streaks.get(fingerprint, ())) >= KIN_MIN
+
+
+State = Closed | Open
+CALM = Closed()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What a failure comes to; ``excused``: it is the outage's and not the message's."""
+
+    state: State
+    excused: bool
+
+
+def failed(state: State, fault: Fault, *, policy: BreakerPolicy, now: float, random: Random) -> Verdict:
+    """The function raised, or ran out of time."""
+    if policy.failures == 0:
+        return Verdict(state=state, excused=False)
+    streaks = _counted(state.streaks, fault, groups_max=max(policy.failures, KIN_MIN))
+    if isinstance(state, Open):
+        return _failed_while_open(replace(state, streaks=streaks), fault, policy=policy, now=now, random=random)
+    count = len(streaks[fault.fingerprint])
+    if count < policy.failures:
+        return Verdict(state=Closed(streaks=streaks), excused=False)
+    opened = Open(
+        streaks=streaks,
+        fingerprint=fault.fingerprint,
+        error=fault.error,
+        failures=count,
+        opened_at=now,
+        until=now + policy.ceiling_seconds(0) * random(),
+    )
+    return Verdict(state=opened, excused=True)
+
+
+def succeeded(state: State, receipts: frozenset[str]) -> State:
+    """The function returned. While open that is news of a probe alone: others may have been served long ago."""
+    return state if isinstance(state, Open) and not is_probe(state, receipts) else CALM
+
+
+def answered(state: State, receipts: frozenset[str]) -> State:
+    """The function ended with a word about its message alone: rejected, or to be tried at a time it names."""
+    return Closed(streaks=state.streaks) if isinstance(state, Open) and is_probe(state, receipts) else state
+
+
+def left(state: State, receipts: frozenset[str]) -> State:
+    """The execution ended without having called the function, or was broken off: another one may be the probe."""
+    return replace(state, probe=None) if isinstance(state, Open) and is_probe(state, receipts) else state
+
+
+def began(state: State, receipts: frozenset[str], *, now: float) -> State:
+    """An execution begins: it is the probe, if one is due."""
+    return replace(state, probe=receipts) if isinstance(state, Open) and admits(state, now=now) else state
+
+
+def admits(state: State, *, now: float) -> int | None:
+    """How many messages may be at hand for what begins next; None: any number."""
+    if isinstance(state, Closed):
+        return None
+    return 1 if state.probe is None and now >= state.until else 0
+
+
+def opens_at(state: State, *, now: float) -> float | None:
+    """When a probe may begin; None where that is not a matter of time."""
+    if isinstance(state, Open) and state.probe is None and now < state.until:
+        return state.until
+    return None
+
+
+def is_probe(state: Open, receipts: frozenset[str]) -> bool:
+    """Whether that is what is being tried."""
+    return state.probe is not None and not state.probe.isdisjoint(receipts)
+
+
+def delay_seconds(state: State, *, policy: BreakerPolicy, now: float, random: Random) -> float:
+    """How long what was excused stays away: somewhat beyond the pause, so that another message is the next probe."""
+    rest_seconds = max(state.until - now, 0.0) if isinstance(state, Open) else 0.0
+    probes = state.probes if isinstance(state, Open) else 0
+    return rest_seconds + policy.ceiling_seconds(probes) * (1.0 + random()) / 2.0
+
+
+class Tried:
+    """Which messages were tried while the breaker is open, so that each probe is a message that was not, if there is
+    one. Else some that fail for a reason of their own, at the head of their queue, would be tried again and again, and
+    those behind them never.
+
+    Whether there is one shows when a tried message is passed over: another comes, or that one again.
+    """
+
+    def __init__(self, *, messages_max: int = 10_000) -> None:
+        self._messages_max = messages_max
+        self._passed_at: dict[str, int | None] = {}  # by message id: how many there were when it was passed over
+
+    def add(self, message_ids: frozenset[str]) -> None:
+        """These were tried, in vain."""
+        for message_id in message_ids:
+            self._passed_at.pop(message_id, None)
+            self._passed_at[message_id] = None
+        while len(self._passed_at) > self._messages_max:
+            del self._passed_at[next(iter(self._passed_at))]
+
+    def passes_over(self, message_id: str) -> bool:
+        """Whether to look for another message first."""
+        if message_id not in self._passed_at:
+            return False
+        count = len(self._passed_at)
+        if self._passed_at[message_id] == count:  # and no other was found since
+            return False
+        self._passed_at[message_id] = count
+        return True
+
+
+def _failed_while_open(state: Open, fault: Fault, *, policy: BreakerPolicy, now: float, random: Random) -> Verdict:
+    probing, same = is_probe(state, fault.receipts), state.explains(fault.fingerprint)
+    if not probing:
+        return Verdict(state=state, excused=same)
+    if not same:  # so the outage is over, unless the next failure says otherwise
+        return failed(Closed(streaks=state.streaks), fault, policy=policy, now=now, random=random)
+    pause_seconds = policy.ceiling_seconds(state.probes + 1) * random()
+    again = replace(state, probe=None, probes=state.probes + 1, until=now + pause_seconds)
+    return Verdict(state=again, excused=True)
+
+
+def _counted(streaks: Streaks, fault: Fault, *, groups_max: int) -> Streaks:
+    groups = streaks.get(fault.fingerprint, ())
+    if groups and groups[-1] == fault.message_ids:  # a batch tells of each of its messages
+        return streaks
+    apart = (*(group for group in groups if group.isdisjoint(fault.message_ids)), fault.message_ids)
+    others = [(name, other) for name, other in streaks.items() if name != fault.fingerprint]
+    return MappingProxyType({**dict(others[-FINGERPRINTS_MAX + 1 :]), fault.fingerprint: apart[-groups_max:]})
+
+
+def _at_most() -> float:
+    return 1.0
