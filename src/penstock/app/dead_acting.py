@@ -1,0 +1,192 @@
+"""Sending dead letters back and deleting them, for the verbs: queue by queue, chunk by chunk, each queue on record."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain, islice
+from typing import Literal
+
+from penstock.app.dead_letters import Asked, Done, audited, has_letters, letter_queues, tiers_of
+from penstock.app.inspect import View
+from penstock.app.queues import check_known
+from penstock.ledger import Ledger
+from penstock.messaging.clock import Clock, SystemClock
+from penstock.messaging.steps import Probe, no_probe
+from penstock.replay.canary import Canary, Fate, watch
+from penstock.replay.filters import origin_of
+from penstock.replay.letters import PAGE, Letter, Letters, letters_in
+from penstock.replay.operator import Errand, Pace, Sender, Sent, Stopped, matching
+
+Told = Callable[[int], None]  # of how many more are done
+
+CANARY_SECONDS = 300.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HowToReplay:
+    """What a command line says of a replay."""
+
+    to: str | None = None  # None: each letter to the queue it came from
+    rate: float | None = None  # letters a second
+    canaries: int = 0  # that are sent ahead and watched
+    canary_seconds: float = CANARY_SECONDS
+
+    @property
+    def details(self) -> Mapping[str, object]:
+        """For the audit."""
+        given = {"to": self.to, "rate": self.rate, "canary": self.canaries}
+        return {name: value for name, value in given.items() if value}
+
+
+@dataclass(slots=True, kw_only=True)
+class ReplayReport:
+    """What a replay came to."""
+
+    sent: int = 0
+    sent_before: int = 0  # by a replay that was cut short: only their letters were deleted
+    homeless: int = 0  # left, as nothing tells where they belong, or their queue is not there
+    by_queue: dict[str, int] = field(default_factory=dict)  # where they went
+    fates: list[Fate] = field(default_factory=list)  # of the canaries
+    outcome: Literal["done", "interrupted", "canary died", "canary unknown"] = "done"
+
+
+class Replaying:
+    """One replay of the letters that are meant."""
+
+    def __init__(
+        self,
+        seen: View,
+        asked: Asked,
+        how: HowToReplay,
+        *,
+        ledger: Ledger,
+        stopped: Stopped,
+        told: Told,
+        clock: Clock | None = None,
+        probe: Probe = no_probe,
+    ) -> None:
+        self._seen = seen
+        self._asked = asked
+        self._how = how
+        self._ledger = ledger
+        self._stopped = stopped
+        self._told = told
+        self._clock = clock or SystemClock()
+        self._sender = Sender(seen.broker, ledger.replays, clock=self._clock, probe=probe)
+        self._began_at = self._clock.now()
+        self._known = set(seen.broker.queue_names()) if seen.broker.capabilities.creates_queues else None
+        self._report = ReplayReport()
+
+    def run(self, *, say: Callable[[str], None]) -> ReplayReport:
+        """All of it. Raises `UsageError` for a queue to send to that is not there."""
+        report, how = self._report, self._how
+        if how.to is not None:
+            check_known(self._seen.broker, how.to)
+        if how.canaries:
+            for canary in self._canaries():
+                say(f"one letter is sent to {canary.queue} and watched")
+                fate = watch(
+                    canary, self._seen.broker, seconds=how.canary_seconds, clock=self._clock, stopped=self._stopped
+                )
+                report.fates.append(fate)
+                say(f"the canary: {fate.told}")
+                if fate.verdict != "settled":
+                    report.outcome = "canary died" if fate.verdict == "died" else "canary unknown"
+                    break
+        if report.outcome == "done" and not self._stopped():
+            for _ in self._sent(self._left):
+                pass
+        if self._stopped():
+            report.outcome = "interrupted"
+        return report
+
+    @property
+    def _left(self) -> int | None:
+        return None if self._asked.limit is None else max(0, self._asked.limit - self._report.sent)
+
+    def _canaries(self) -> Sequence[Canary]:
+        """Sends them."""
+        count = self._how.canaries if self._left is None else min(self._how.canaries, self._left)
+        broker = self._seen.broker
+        return [
+            Canary(
+                queue=errand.queue,
+                message_id=id,
+                replay_id=errand.replay.replay_id,
+                dead_letter_queues=list(tiers_of(broker, errand.queue)),
+            )
+            for sent in self._sent(count)
+            for errand, id in zip(sent.errands, sent.ids, strict=True)
+        ]
+
+    def _sent(self, limit: int | None) -> Iterator[Sent]:
+        """Send at most so many, chunk by chunk. Those that were in their queues already do not count."""
+        goal = None if limit is None else self._report.sent + limit
+        self._report.homeless = 0  # counted anew with each look
+        pace = Pace(self._how.rate, clock=self._clock, stopped=self._stopped)
+        for queue in letter_queues(self._seen, self._asked):
+            if self._stopped() or not has_letters(self._seen.broker, queue):
+                continue
+            with letters_in(self._seen.broker, queue, clock=self._clock) as letters:
+                errands = self._errands(letters)
+                if (first := next(errands, None)) is None or goal == self._report.sent:
+                    continue
+                details = {**self._asked.details, **self._how.details}
+                with audited(self._ledger, "replay", queue=queue, details=details, stopped=self._stopped) as done:
+                    yield from self._chunks(letters, chain([first], errands), pace, done, goal)
+
+    def _chunks(
+        self, letters: Letters, errands: Iterator[Errand], pace: Pace, done: Done, goal: int | None
+    ) -> Iterator[Sent]:
+        report = self._report
+        while not self._stopped():
+            size = pace.chunk if goal is None else min(pace.chunk, goal - report.sent)
+            if not (chunk := list(islice(errands, size))):
+                return
+            sent = self._sender.send(letters, chunk)
+            done.messages += len(sent.errands)
+            report.sent += len(sent.errands)
+            report.sent_before += sent.sent_before
+            for errand in sent.errands:
+                report.by_queue[errand.queue] = report.by_queue.get(errand.queue, 0) + 1
+            self._told(len(chunk))
+            yield sent
+            pace.wait(len(sent.errands))
+
+    def _errands(self, letters: Letters) -> Iterator[Errand]:
+        found = matching(letters, self._asked.wanted, clock=self._clock, stopped=self._stopped, until=self._began_at)
+        for letter in found:
+            queue = self._how.to or origin_of(letter)
+            if queue is None or (self._known is not None and queue not in self._known):
+                self._report.homeless += 1
+                continue
+            yield Errand(letter=letter, queue=queue)
+
+
+def purge(seen: View, asked: Asked, *, ledger: Ledger, stopped: Stopped, told: Told) -> int:
+    """Delete those that are meant and were dead letters when this began; answers how many."""
+    clock = SystemClock()
+    began_at = clock.now()
+    deleted = 0
+    for queue in letter_queues(seen, asked):
+        if stopped() or not has_letters(seen.broker, queue):
+            continue
+        with letters_in(seen.broker, queue, clock=clock) as letters:
+            found = matching(letters, asked.wanted, clock=clock, stopped=stopped, until=began_at)
+            left = None if asked.limit is None else asked.limit - deleted
+            chunks = _bounded(found, left)
+            if (first := next(chunks, None)) is None:
+                continue
+            with audited(ledger, "purge", queue=queue, details=asked.details, stopped=stopped) as done:
+                for chunk in chain([first], chunks):
+                    done.messages += letters.remove([letter.id for letter in chunk])
+                    told(len(chunk))
+                    if stopped():
+                        break
+            deleted += done.messages
+    return deleted
+
+
+def _bounded(letters: Iterator[Letter], limit: int | None) -> Iterator[Sequence[Letter]]:
+    rest = islice(letters, limit)
+    while chunk := list(islice(rest, PAGE)):
+        yield chunk

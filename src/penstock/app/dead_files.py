@@ -1,0 +1,225 @@
+"""Dead letters into a file, and back: for keeping what is to be deleted, and for looking at it with other tools."""
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from itertools import groupby, islice
+from pathlib import Path
+from typing import BinaryIO
+
+from penstock.app.dead_letters import Asked, Done, audited, has_letters, letter_queues
+from penstock.app.inspect import View
+from penstock.errors import UsageError
+from penstock.ledger import Ledger
+from penstock.messaging.broker import names_dead_letters
+from penstock.messaging.clock import SystemClock
+from penstock.replay.letter_lines import LINE_BYTES_MAX, Kept, line_of, read_line
+from penstock.replay.letters import PAGE, Letters, letters_in
+from penstock.replay.operator import CHUNK, Stopped, matching
+from penstock.storage.address import check_address, is_s3, s3_address
+from penstock.storage.aws import Aws
+from penstock.storage.files import Files
+from penstock.storage.roots import files_at
+
+Told = Callable[[int], None]  # of how many more are done
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """One file, on a disk or in S3."""
+
+    files: Files
+    name: str
+
+    @property
+    def address(self) -> str:
+        """For people."""
+        return f"{self.files.uri}/{self.name}" if not self.files.is_local else str(Path(str(self.files)) / self.name)
+
+
+@dataclass(slots=True, kw_only=True)
+class Exported:
+    """What an export came to. ``interrupted``: there is no file, and every letter is where it was, unless some were
+    ``removed`` already: then the file is there."""
+
+    letters: int = 0
+    removed: int = 0
+    interrupted: bool = False
+
+
+@dataclass(slots=True, kw_only=True)
+class Imported:
+    """What an import came to."""
+
+    letters: int = 0
+    before: int = 0  # were put there by an import before
+    by_queue: dict[str, int] = field(default_factory=dict)
+    interrupted: bool = False
+
+
+class _Stopped(Exception):
+    """Somebody asked to stop."""
+
+
+def place_of(address: str, aws: Aws) -> Place:
+    """Raises `UsageError` for what is no address of a file."""
+    check_address("file", address)
+    if is_s3(address):
+        found = s3_address(address)
+        folder, _, name = found.prefix.rpartition("/")
+        if not name or address.endswith("/"):
+            raise UsageError(f"{address} names no file: write s3://BUCKET/PREFIX/letters.jsonl.")
+        return Place(files=files_at(f"s3://{found.bucket}/{folder}".rstrip("/"), aws), name=name)
+    path = Path(os.path.abspath(address))  # noqa: PTH100 - a link stays what it is
+    if path.is_dir():
+        raise UsageError(f"{address} is a folder: name a file in it.")
+    return Place(files=files_at(str(path.parent), aws), name=path.name)
+
+
+def export_to_stream(
+    seen: View, asked: Asked, stream: BinaryIO, *, ledger: Ledger, stopped: Stopped, told: Told
+) -> Exported:
+    """Write those that are meant, a line each."""
+    with ExitStack() as opened:
+        exported = Exported()
+        _write(seen, asked, stream, exported, _Opened(seen, asked, ledger, opened, stopped), told)
+        exported.interrupted = stopped()
+        return exported
+
+
+def export_to_file(
+    seen: View, asked: Asked, place: Place, *, ledger: Ledger, remove: bool, stopped: Stopped, told: Told
+) -> Exported:
+    """The same into a file, which is there as a whole or not at all; then, if told to, remove what it holds.
+
+    Raises `UsageError` where there is a file of that name.
+    """
+    if place.files.stat(place.name) is not None:
+        raise UsageError(f"There is a file {place.address} already: name another one, it may be the only copy.")
+    exported = Exported()
+    with ExitStack() as opened:
+        of_queues = _Opened(seen, asked, ledger, opened, stopped)
+        try:
+            with place.files.open_output(place.name) as stream:
+                _write(seen, asked, stream, exported, of_queues, told)
+                if stopped():
+                    raise _Stopped
+        except _Stopped:
+            return Exported(interrupted=True)
+        if remove:
+            exported.removed = _remove(place, of_queues, stopped)
+            exported.interrupted = stopped()
+    return exported
+
+
+def import_file(
+    seen: View, place: Place, *, queue: str | None, ledger: Ledger, stopped: Stopped, told: Told
+) -> Imported:
+    """Put letters back to where they were exported from, or all into ``queue``; each once, however often.
+
+    Raises `UsageError` for a line that no export wrote, or a queue that is not there: what came before it is put back.
+    """
+    imported = Imported()
+    known = set(seen.broker.queue_names())
+    details = {"file": place.address}
+    dones: dict[str, Done] = {}
+    with ExitStack() as opened:
+        for chunk in _chunks(_lines(place), CHUNK):
+            if stopped():
+                imported.interrupted = True
+                break
+            for into, group in groupby(chunk, key=lambda kept: queue or kept.queue):
+                _check_holds_letters(into, known, named=queue is not None)
+                if into not in dones:
+                    entered = audited(ledger, "import", queue=into, details=details, stopped=stopped)
+                    dones[into] = opened.enter_context(entered)
+                kept = list(group)
+                put = _put(seen, ledger, into, kept)
+                dones[into].messages += put
+                imported.letters += put
+                imported.before += len(kept) - put
+                imported.by_queue[into] = imported.by_queue.get(into, 0) + put
+            told(len(chunk))
+    return imported
+
+
+class _Opened:
+    """The letters of each queue that is written from, and its entry in the audit; until the stack is closed."""
+
+    def __init__(self, seen: View, asked: Asked, ledger: Ledger, stack: ExitStack, stopped: Stopped) -> None:
+        self._seen = seen
+        self._asked = asked
+        self._ledger = ledger
+        self._stack = stack
+        self.stopped = stopped
+        self.letters: dict[str, Letters] = {}
+        self.dones: dict[str, Done] = {}
+
+    def begin(self, queue: str) -> Letters:
+        details = self._asked.details
+        self.letters[queue] = self._stack.enter_context(letters_in(self._seen.broker, queue))
+        entered = audited(self._ledger, "export", queue=queue, details=details, stopped=self.stopped)
+        self.dones[queue] = self._stack.enter_context(entered)
+        return self.letters[queue]
+
+
+def _write(seen: View, asked: Asked, stream: BinaryIO, exported: Exported, opened: _Opened, told: Told) -> None:
+    clock = SystemClock()
+    for queue in letter_queues(seen, asked):
+        if opened.stopped() or exported.letters == asked.limit or not has_letters(seen.broker, queue):
+            continue
+        found = matching(opened.begin(queue), asked.wanted, clock=clock, stopped=opened.stopped)
+        left = None if asked.limit is None else asked.limit - exported.letters
+        for letter in islice(found, left):
+            stream.write(line_of(letter))
+            exported.letters += 1
+            opened.dones[queue].messages += 1
+            told(1)
+
+
+def _remove(place: Place, opened: _Opened, stopped: Stopped) -> int:
+    """What the file holds, which is read for it: so no list of ids is kept in memory."""
+    removed = 0
+    for chunk in _chunks(_lines(place), PAGE):
+        if stopped():
+            break
+        for queue, group in groupby(chunk, key=lambda kept: kept.queue):
+            removed += opened.letters[queue].remove([kept.message.id for kept in group])
+    return removed
+
+
+def _put(seen: View, ledger: Ledger, into: str, kept: Sequence[Kept]) -> int:
+    """Those that are not there yet; answers how many. On record before and after, as a replay is."""
+    intents = {one.intent(into).replay_id: one for one in kept}
+    known = ledger.replays.open([one.intent(into) for one in intents.values()])
+    due = {id: one for id, one in intents.items() if not known[id].sent}
+    if due:
+        seen.broker.send(into, [one.outgoing(one.intent(into)) for one in due.values()])
+        ledger.replays.sent(list(due))
+    return len(due)
+
+
+def _check_holds_letters(queue: str, known: set[str], *, named: bool) -> None:
+    if queue in known or (not named and names_dead_letters(queue)):
+        return
+    raise UsageError(f"There is no queue {queue} to put the letters into: name one with --queue.")
+
+
+def _lines(place: Place) -> Iterator[Kept]:
+    try:
+        with place.files.open_input(place.name) as stream:
+            number = 0
+            while line := stream.readline(LINE_BYTES_MAX + 1):
+                number += 1
+                if len(line) > LINE_BYTES_MAX:
+                    raise UsageError(f"Line {number:,} is longer than {LINE_BYTES_MAX:,} bytes.")
+                if line.strip():
+                    yield read_line(line, number=number)
+    except FileNotFoundError:
+        raise UsageError(f"There is no file {place.address}.") from None
+
+
+def _chunks(kept: Iterator[Kept], size: int) -> Iterator[Sequence[Kept]]:
+    while chunk := list(islice(kept, size)):
+        yield chunk

@@ -1,0 +1,192 @@
+"""Dead letters of a scope, for the verbs: which queues hold them, and which letters a person means."""
+
+import getpass
+import os
+import socket
+from collections import Counter
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Literal
+
+from penstock.app.inspect import View
+from penstock.app.queues import listed_name
+from penstock.errors import UsageError
+from penstock.ledger import Ledger
+from penstock.messaging.broker import Broker, names_dead_letters, names_second_tier
+from penstock.messaging.clock import Clock, SystemClock
+from penstock.replay.filters import Wanted, origin_of
+from penstock.replay.groups import Group, Grouping
+from penstock.replay.letters import Letter, letters_in
+from penstock.replay.operator import Stopped, matching
+
+Tier = Literal["dlq", "dead"]
+FIRST, SECOND = "dlq", "dead"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """Which letters a command line means."""
+
+    queue: str | None = None  # theirs before they died, or where they lie
+    tier: Tier | None = None
+    wanted: Wanted = field(default_factory=Wanted)
+    limit: int | None = None
+
+    @property
+    def details(self) -> Mapping[str, object]:
+        """For the audit."""
+        wanted = self.wanted
+        given: Mapping[str, object] = {
+            "queue": self.queue,
+            "tier": self.tier,
+            "handler": wanted.handler,
+            "error": wanted.error,
+            "older_than_seconds": wanted.older_than_seconds,
+            "younger_than_seconds": wanted.younger_than_seconds,
+            "attributes": dict(wanted.attributes),
+            "object": wanted.object_uri,
+            "ids": sorted(wanted.ids),
+            "limit": self.limit,
+        }
+        return {name: value for name, value in given.items() if value}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What a verb would be done to."""
+
+    letters: int
+    by_queue: Mapping[tuple[str, str | None], int]  # where they lie, and where they would go: None if nothing tells
+    groups: Sequence[Group]
+    others: int  # letters of groups beyond those that are told apart
+
+    @property
+    def homeless(self) -> int:
+        """Letters of which nothing tells where they came from."""
+        return sum(count for (_, to), count in self.by_queue.items() if to is None)
+
+
+def letter_queues(seen: View, asked: Asked) -> Sequence[str]:
+    """The queues to look into, first tiers before second ones.
+
+    Raises `UsageError` for a queue that the broker does not know of.
+    """
+    tiers = _tiers_asked(seen, asked.queue)
+    return [
+        name for tier in (FIRST, SECOND) for name, its in tiers.items() if its == tier and asked.tier in (None, its)
+    ]
+
+
+def letters(
+    seen: View, asked: Asked, *, clock: Clock | None = None, stopped: Stopped = lambda: False
+) -> Generator[Letter, None, None]:
+    """Those that are meant, queue by queue, at most as many as the limit says in all. To be closed: on SQS they are
+    given back then."""
+    left = asked.limit
+    for queue in letter_queues(seen, asked):
+        with closing(letters_of_queue(seen.broker, queue, asked.wanted, clock=clock, stopped=stopped)) as found:
+            for letter in found:
+                if left == 0:
+                    return
+                yield letter
+                left = None if left is None else left - 1
+
+
+def letters_of_queue(
+    broker: Broker, queue: str, wanted: Wanted, *, clock: Clock | None = None, stopped: Stopped = lambda: False
+) -> Generator[Letter, None, None]:
+    """Those of one queue; to be closed."""
+    if has_letters(broker, queue):
+        with letters_in(broker, queue, clock=clock) as found:
+            yield from matching(found, wanted, clock=clock or SystemClock(), stopped=stopped)
+
+
+def has_letters(broker: Broker, queue: str) -> bool:
+    """Whether it makes sense to look: on SQS a queue may not be there, and a look is a receive."""
+    return broker.capabilities.browsable or broker.stats(queue).visible > 0
+
+
+def plan(seen: View, asked: Asked, *, to: str | None, clock: Clock | None = None) -> Plan:
+    """Look at all that are meant, and count."""
+    grouping = Grouping()
+    by_queue: Counter[tuple[str, str | None]] = Counter()
+    with closing(letters(seen, asked, clock=clock)) as found:
+        for letter in found:
+            grouping.add([letter])
+            by_queue[letter.queue, to or origin_of(letter)] += 1
+    return Plan(letters=grouping.letters, by_queue=by_queue, groups=grouping.groups(), others=grouping.others)
+
+
+def who() -> str:
+    """The person, for the audit: as the operating system knows them, and this host."""
+    user = str(os.getuid())
+    with suppress(KeyError, OSError):
+        user = getpass.getuser()
+    return f"{user}@{socket.gethostname()}"
+
+
+@dataclass(slots=True, kw_only=True)
+class Done:
+    """What a verb did to one queue of letters."""
+
+    queue: str
+    messages: int = 0
+
+
+@contextmanager
+def audited(
+    ledger: Ledger, action: str, *, queue: str, details: Mapping[str, object], stopped: Stopped
+) -> Iterator[Done]:
+    """On record before anything is done, and completed after; the caller counts."""
+    entry = ledger.audits.begin(action, queue=queue, who=who(), details=details)
+    done = Done(queue=queue)
+    try:
+        yield done
+    except BaseException:
+        with suppress(Exception):  # what went wrong is told, and not that it could not be written down
+            ledger.audits.end(entry, messages=done.messages, outcome="failed")
+        raise
+    ledger.audits.end(entry, messages=done.messages, outcome="interrupted" if stopped() else "done")
+
+
+def _tiers_asked(seen: View, queue: str | None) -> Mapping[str, str]:
+    """The queues that hold dead letters and are there, each with its tier."""
+    broker = seen.broker
+    if queue is None and seen.queues is not None:
+        if not seen.queues:
+            raise UsageError(
+                "No queue is named, and those here may be of others: give --queue QUEUE or --app APP, or set queues."
+            )
+        return _tiers_of_all(broker, seen.queues)
+    known = set(broker.queue_names())
+    if queue is None:
+        tiers = {name: _tier_by_name(name) for name in sorted(known) if names_dead_letters(name)}
+        tiers |= {n: t for n, t in _tiers_of_all(broker, sorted(known - tiers.keys())).items() if n not in tiers}
+    else:
+        named = listed_name(queue)
+        others = sorted(known - {named}) if seen.queues is None else seen.queues
+        held = {} if names_dead_letters(named) else _tiers_of_all(broker, others)
+        tiers = {named: held[named]} if named in held else _tiers_of_all(broker, [queue])
+        if not known & {named, *map(listed_name, tiers)}:
+            raise UsageError(f"There is no queue {named}; queues there are: {', '.join(sorted(known)) or 'none'}.")
+    return {name: tier for name, tier in tiers.items() if listed_name(name) in known}
+
+
+def _tiers_of_all(broker: Broker, queues: Sequence[str]) -> dict[str, str]:
+    """Where letters of these queues lie; one that holds letters itself is meant alone."""
+    tiers: dict[str, str] = {}
+    for queue in queues:
+        tiers |= {queue: _tier_by_name(queue)} if names_dead_letters(listed_name(queue)) else tiers_of(broker, queue)
+    return tiers
+
+
+def tiers_of(broker: Broker, queue: str) -> dict[str, str]:
+    """Both of a queue. One that is its own next has no second."""
+    first = broker.dead_letter_queue(queue)
+    second = broker.dead_letter_queue(first)
+    return {first: FIRST} if second == first else {first: FIRST, second: SECOND}
+
+
+def _tier_by_name(queue: str) -> str:
+    return SECOND if names_second_tier(queue) else FIRST

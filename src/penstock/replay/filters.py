@@ -1,0 +1,96 @@
+"""Which dead letters a person means, and where each of them came from."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from penstock.errors import InvalidMessage
+from penstock.messaging.broker import DEAD_LETTER_SUFFIX, SECOND_TIER_SUFFIX, names_dead_letters
+from penstock.messaging.death import set_aside_reason
+from penstock.messaging.message import Message
+from penstock.messaging.past import past_of
+from penstock.objects.notification import parse
+from penstock.replay.groups import key_of
+from penstock.replay.letters import Letter
+
+_FIFO = ".fifo"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """What a letter has to be like; what is None or empty asks nothing."""
+
+    handler: str | None = None
+    error: str | None = None  # a group's key, or text of reason, exception or fingerprint, whatever its letter case
+    older_than_seconds: float | None = None  # since it became a dead letter
+    younger_than_seconds: float | None = None
+    attributes: Mapping[str, str] = field(default_factory=dict)
+    object_uri: str | None = None  # that the body, a notification, announces
+    ids: frozenset[str] = frozenset()  # its own, or the one it had in the queue it died in
+
+    @property
+    def asks_nothing(self) -> bool:
+        return self == Wanted()
+
+    def matches(self, letter: Letter, *, now: float) -> bool:
+        """Whether it is such a one. What costs least is asked first."""
+        message = letter.message
+        return (
+            self._is_of_age(now - message.enqueued_at)
+            and all(_text(message.attributes.get(name)) == value for name, value in self.attributes.items())
+            and self._died_so(letter)
+            and (self.object_uri is None or self.object_uri in objects_of(message))
+        )
+
+    def _is_of_age(self, age_seconds: float) -> bool:
+        if self.older_than_seconds is not None and age_seconds < self.older_than_seconds:
+            return False
+        return self.younger_than_seconds is None or age_seconds < self.younger_than_seconds
+
+    def _died_so(self, letter: Letter) -> bool:
+        if self.handler is None and self.error is None and not self.ids:
+            return True
+        death = letter.death
+        if self.ids and letter.id not in self.ids and (death is None or death.message_id not in self.ids):
+            return False
+        if self.handler is not None and (death is None or death.handler != self.handler):
+            return False
+        if self.error is None or key_of(death) == self.error:
+            return True
+        told = (death.reason, death.exception, death.fingerprint) if death is not None else ()
+        sought = self.error.casefold()
+        return any(sought in text.casefold() for text in (*told, set_aside_reason(letter.message.attributes)) if text)
+
+
+def objects_of(message: Message) -> frozenset[str]:
+    """The addresses that the body announces; none where it is no notification."""
+    try:
+        found = parse(message.body, buckets_allowed=None)
+    except InvalidMessage:
+        return frozenset()
+    return frozenset(ref.uri for ref in found.objects)
+
+
+def origin_of(letter: Letter) -> str | None:
+    """The queue it came from, as far as anything tells: its death, the broker, an earlier death, or the name of where
+    it lies. A queue of dead letters is none."""
+    death = letter.death
+    told = [
+        None if death is None else death.queue,
+        letter.moved_from,
+        *(each.queue for each in reversed(past_of(letter.message.attributes))),
+        source_of(letter.queue),
+    ]
+    return next((queue for queue in told if queue and not names_dead_letters(queue)), None)
+
+
+def source_of(queue: str) -> str | None:
+    """By its name alone, the queue whose dead letters these are."""
+    head = queue.removesuffix(_FIFO)
+    for suffix in (DEAD_LETTER_SUFFIX, SECOND_TIER_SUFFIX):
+        if head.endswith(suffix) and head != suffix:
+            return head.removesuffix(suffix) + queue[len(head) :]
+    return None
+
+
+def _text(value: str | bytes | None) -> str | None:
+    return value.decode("utf-8", "backslashreplace") if isinstance(value, bytes) else value

@@ -1,0 +1,123 @@
+"""Dead letters as JSON lines, losing nothing: for a file that is kept, and put back some day.
+
+A body or attribute that is no text is written as base64, and says so.
+"""
+
+import base64
+import binascii
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from penstock.errors import UsageError
+from penstock.messaging.message import Attributes, Message, Outgoing
+from penstock.messaging.replays import Replay, replay_id_of
+from penstock.replay.letters import Letter
+
+FORMAT = 1  # of a line
+LINE_BYTES_MAX = 16 * 1024 * 1024
+_IMPORTED = "import:"  # where such a letter lies, as far as the record of replays is concerned
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kept:
+    """A letter as a line holds it."""
+
+    queue: str
+    message: Message
+    digest: str  # of the line: the same letter has the same
+
+    def intent(self, queue: str) -> Replay:
+        """To put it into that queue: on record once, however often its file is imported."""
+        place = f"{_IMPORTED}{queue}"
+        return Replay(
+            replay_id=replay_id_of(place, self.digest),
+            letter_queue=place,
+            letter_id=self.digest,
+            queue=queue,
+            count=0,
+            due_at=0.0,
+        )
+
+    def outgoing(self, intent: Replay) -> Outgoing:
+        """The letter as it was, its death included."""
+        message = self.message
+        return Outgoing(
+            body=message.body,
+            attributes=message.attributes,
+            group=message.group,
+            deduplication_id=intent.replay_id,
+        )
+
+
+def line_of(letter: Letter) -> bytes:
+    """One line, with its end."""
+    message = letter.message
+    fields = {
+        "penstock_letter": FORMAT,
+        "queue": letter.queue,
+        "id": message.id,
+        "enqueued_at": message.enqueued_at,
+        "group": message.group,
+        **_body(message.body),
+        "attributes": {name: _value(value) for name, value in message.attributes.items()},
+    }
+    return json.dumps(fields).encode("ascii") + b"\n"
+
+
+def read_line(line: bytes, *, number: int) -> Kept:
+    """Raises `UsageError`, naming the line, for one that no export wrote."""
+    try:
+        fields = json.loads(line)
+        if fields["penstock_letter"] != FORMAT:
+            raise ValueError(f"its format is {fields['penstock_letter']!r}, known is {FORMAT}")
+        return Kept(queue=_text(fields["queue"]), message=_message(fields), digest=_digest(line))
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, binascii.Error) as error:
+        raise UsageError(f"Line {number:,} is no dead letter that was exported: {error!r}.") from error
+
+
+def _message(fields: Mapping[str, Any]) -> Message:
+    group = fields["group"]
+    return Message(
+        id=_text(fields["id"]),
+        body=_bytes(fields),
+        enqueued_at=float(fields["enqueued_at"]),
+        attributes=_attributes(fields["attributes"]),
+        group=None if group is None else _text(group),
+    )
+
+
+def _digest(line: bytes) -> str:
+    return hashlib.sha256(line.strip()).hexdigest()[:32]
+
+
+def _body(body: bytes) -> Mapping[str, str]:
+    try:
+        return {"body": body.decode("utf-8")}
+    except UnicodeDecodeError:
+        return {"body_base64": base64.b64encode(body).decode("ascii")}
+
+
+def _bytes(fields: Mapping[str, Any]) -> bytes:
+    if "body" in fields:
+        return _text(fields["body"]).encode("utf-8")
+    return base64.b64decode(_text(fields["body_base64"]), validate=True)
+
+
+def _value(value: str | bytes) -> str | Mapping[str, str]:
+    return value if isinstance(value, str) else {"base64": base64.b64encode(value).decode("ascii")}
+
+
+def _attributes(values: Mapping[str, Any]) -> Attributes:
+    return {
+        name: value if isinstance(value, str) else base64.b64decode(_text(value["base64"]), validate=True)
+        for name, value in values.items()
+    }
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r:.40} is no text")
+    return value

@@ -1,0 +1,128 @@
+"""What a person does with dead letters: send them back, or delete them; a chunk at a time, so that it can be stopped.
+
+A letter goes back as the automatic replayer sends it, with the same replay id and by the same record, so that neither
+sends again what the other one sent: intent, send, mark, delete. Only the counter differs: it begins anew, and with it
+the automatic replays.
+"""
+
+import math
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from penstock.messaging.broker import Broker
+from penstock.messaging.clock import Clock
+from penstock.messaging.replays import Replay, ReplayLog, replay_id_of, replayed
+from penstock.messaging.steps import Probe, Step, no_probe
+from penstock.replay.filters import Wanted
+from penstock.replay.letters import Letter, Letters
+
+CHUNK = 100  # letters between two looks at whether to stop
+_NAP_SECONDS = 0.2  # waiting for the rate, between two such looks
+_NONE_SO_FAR = 0
+
+Stopped = Callable[[], bool]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Errand:
+    """A letter and the queue it is to go to."""
+
+    letter: Letter
+    queue: str
+
+    @property
+    def replay(self) -> Replay:
+        """Its intent, due when it is sent. The counter begins anew."""
+        return Replay(
+            replay_id=replay_id_of(self.letter.queue, self.letter.id),
+            letter_queue=self.letter.queue,
+            letter_id=self.letter.id,
+            queue=self.queue,
+            count=_NONE_SO_FAR,
+            due_at=0.0,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sent:
+    """What became of a chunk. ``ids`` are those in their queues, in the order of the errands that were sent."""
+
+    errands: Sequence[Errand]
+    ids: Sequence[str]
+    sent_before: int  # were in their queues already, and only their letters were deleted
+
+
+class Sender:
+    """Sends letters back."""
+
+    def __init__(self, broker: Broker, log: ReplayLog, *, clock: Clock, probe: Probe = no_probe) -> None:
+        self._broker = broker
+        self._log = log
+        self._clock = clock
+        self._probe = probe
+
+    def send(self, letters: Letters, errands: Sequence[Errand]) -> Sent:
+        """All of a chunk, and then delete their letters. Safe to do again wherever it broke off."""
+        intents = {errand.replay.replay_id: replace(errand.replay, due_at=self._clock.now()) for errand in errands}
+        known = self._log.open(list(intents.values()))
+        self._probe(Step.REPLAY_INTENDED)
+        due = [errand for errand in errands if not known[errand.replay.replay_id].sent]
+        by_queue: dict[str, list[Errand]] = defaultdict(list)
+        for errand in due:
+            by_queue[errand.queue].append(errand)
+        ids: dict[str, str] = {}
+        for queue, together in by_queue.items():
+            # What is on record may be the replayer's intent, with a count and a queue of its own: what is sent is ours.
+            outgoing = [replayed(each.letter.message, each.replay, delay_seconds=0.0) for each in together]
+            sent = self._broker.send(queue, outgoing)
+            ids |= {errand.replay.replay_id: id for errand, id in zip(together, sent, strict=True)}
+            self._probe(Step.REPLAY_SENT)
+            self._log.sent([errand.replay.replay_id for errand in together])
+        self._probe(Step.REPLAY_MARKED)
+        letters.remove([errand.letter.id for errand in errands])
+        return Sent(
+            errands=due,
+            ids=[ids[errand.replay.replay_id] for errand in due],
+            sent_before=len(errands) - len(due),
+        )
+
+
+class Pace:
+    """Holds a row of chunks to a rate. Used by one thread."""
+
+    def __init__(self, per_second: float | None, *, clock: Clock, stopped: Stopped) -> None:
+        self._per_second = per_second
+        self._clock = clock
+        self._stopped = stopped
+        self._began_at = clock.monotonic()
+        self._done = 0
+
+    @property
+    def chunk(self) -> int:
+        """How many at once."""
+        return CHUNK if self._per_second is None else max(1, min(CHUNK, int(self._per_second)))
+
+    def wait(self, done: int) -> None:
+        """After so many more: until the next are due, or somebody asks to stop."""
+        self._done += done
+        if self._per_second is None:
+            return
+        due_at = self._began_at + self._done / self._per_second
+        while (left := due_at - self._clock.monotonic()) > 0 and not self._stopped():
+            self._clock.wait(threading.Event(), min(left, _NAP_SECONDS))
+
+
+def matching(
+    letters: Letters, wanted: Wanted, *, clock: Clock, stopped: Stopped, until: float = math.inf
+) -> Iterator[Letter]:
+    """Those that are wanted, page by page, until somebody asks to stop. Who sends them back gives ``until``: what died
+    after that is left alone, or it would come again and again."""
+    for page in letters.pages():
+        if stopped():
+            return
+        now = clock.now()
+        for letter in page:
+            if letter.message.enqueued_at <= until and wanted.matches(letter, now=now):
+                yield letter
