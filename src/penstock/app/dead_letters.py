@@ -4,18 +4,21 @@ import getpass
 import os
 import socket
 from collections import Counter
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from penstock.app.backends import open_ledger
 from penstock.app.inspect import View
 from penstock.app.queues import listed_name
 from penstock.errors import UsageError
 from penstock.ledger import Ledger
+from penstock.ledger.records import ObjectRow
 from penstock.messaging.broker import Broker, names_dead_letters, names_second_tier
 from penstock.messaging.clock import Clock, SystemClock
-from penstock.replay.filters import Wanted, origin_of
+from penstock.messaging.replays import Replay, replay_id_of
+from penstock.replay.filters import Wanted, objects_of, origin_of
 from penstock.replay.groups import Group, Grouping
 from penstock.replay.letters import Letter, letters_in
 from penstock.replay.operator import Stopped, matching
@@ -50,6 +53,15 @@ class Asked:
             "limit": self.limit,
         }
         return {name: value for name, value in given.items() if value}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LetterStory:
+    """One letter, and what the ledger has of it."""
+
+    letter: Letter
+    replay: Replay | None  # its intent, or that it was sent and only its letter is left
+    objects: tuple[tuple[str, str | None, ObjectRow | None], ...]  # announced: address, pipeline and row, if any
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,6 +117,39 @@ def letters_of_queue(
 def has_letters(broker: Broker, queue: str) -> bool:
     """Whether it makes sense to look: on SQS a queue may not be there, and a look is a receive."""
     return broker.capabilities.browsable or broker.stats(queue).visible > 0
+
+
+def grouped(seen: View, asked: Asked, *, told: Callable[[int], None] = lambda _: None) -> Grouping:
+    """All that are meant, counted by what they died of."""
+    grouping = Grouping()
+    for queue in letter_queues(seen, asked):
+        with closing(letters_of_queue(seen.broker, queue, asked.wanted)) as found:
+            for letter in found:
+                grouping.add([letter])
+                told(1)
+    return grouping
+
+
+def story_of(seen: View, asked: Asked, id: str) -> LetterStory | None:
+    """The letter of that id, and what the ledger knows of it; None where there is none."""
+    meant = replace(asked, wanted=Wanted(ids=frozenset({id})))
+    with closing(letters(seen, meant)) as found:
+        letter = next(found, None)
+    if letter is None:
+        return None
+    replay_id = replay_id_of(letter.queue, letter.id)
+    objects: list[tuple[str, str | None, ObjectRow | None]] = []
+    for uri in sorted(objects_of(letter.message)):
+        rows: Sequence[tuple[str | None, ObjectRow | None]] = seen.ledger.find(uri) or [(None, None)]
+        objects += [(uri, pipeline, row) for pipeline, row in rows]
+    return LetterStory(
+        letter=letter, replay=seen.ledger.replays.find([replay_id]).get(replay_id), objects=tuple(objects)
+    )
+
+
+def opened_ledger(seen: View) -> Ledger:
+    """The ledger, made if need be: what is done goes on record before it is done."""
+    return open_ledger(seen.scope.settings)
 
 
 def plan(seen: View, asked: Asked, *, to: str | None, clock: Clock | None = None) -> Plan:

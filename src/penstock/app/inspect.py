@@ -15,19 +15,9 @@ from penstock.errors import UsageError
 from penstock.ledger import Ledger
 from penstock.ledger.records import ObjectRow, ObjectState
 from penstock.messaging.broker import Broker, dead_letter_names, names_dead_letters
-from penstock.messaging.death import Death, death_of
-from penstock.messaging.message import Message
+from penstock.replay.letters import Letter
 
 PAGE = 1_000  # objects, or messages, looked at in one go
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Letter:
-    """A dead letter. ``death`` is None where it does not say what it died of."""
-
-    queue: str
-    message: Message
-    death: Death | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,7 +108,7 @@ class View:
         after: str | None = None
         while page := self.broker.browse(queue, messages_max=PAGE, after_id=after):
             for message in page:
-                yield Letter(queue=queue, message=message, death=death_of(message.attributes))
+                yield Letter(queue=queue, message=message)
             after = page[-1].id
 
     def dead_objects(self, pipeline: str) -> Iterator[DeadObject]:

@@ -1,30 +1,31 @@
-"""`penstock dead`: what was given up on, and why."""
+"""`penstock dead`: what was given up on, and why; and what to do with it."""
 
-from collections.abc import Iterable
+from collections.abc import Sequence
+from contextlib import closing
 from itertools import islice
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from penstock.cli.output import (
-    AppName,
-    Json,
-    Pipeline,
-    StateFolder,
-    Table,
-    counted,
-    moment,
-    print_json,
-    printable,
-    talk,
+from penstock.cli import dead_acting, dead_files, dead_options, dead_show
+from penstock.cli.dead_documents import (
+    GROUP_COLUMNS,
+    group_document,
+    group_rows,
+    letter_document,
+    object_document,
+    print_letter,
+    print_object,
 )
-from penstock.errors import ConfigurationError
+from penstock.cli.output import AppName, Json, Pipeline, StateFolder, Table, print_json, print_table, printable, talk
+from penstock.errors import UsageError
 
 if TYPE_CHECKING:
-    from penstock.app.inspect import DeadObject, Letter, View
+    from penstock.app.dead_letters import Asked
+    from penstock.app.inspect import DeadObject, View
+    from penstock.replay.letters import Letter
 
-BODY_SHOWN = 120
+GROUPS_SHOWN = 100
 
 app = typer.Typer(help="Dead letters: messages and objects that were given up on.", no_args_is_help=True)
 
@@ -40,125 +41,131 @@ def list_(
     state: StateFolder = None,
     pipeline: Pipeline = None,
     app_name: AppName = None,
-    queue: Annotated[
-        str | None, typer.Option("--queue", metavar="QUEUE", help="Letters of this queue alone, and no objects.")
-    ] = None,
+    queue: dead_options.Queue = None,
+    tier: dead_options.TierOption = None,
+    handler: dead_options.Handler = None,
+    error: dead_options.Error = None,
+    older_than: dead_options.OlderThan = None,
+    younger_than: dead_options.YoungerThan = None,
+    attribute: dead_options.Attribute = None,
+    object_: dead_options.Object = None,
+    ids: dead_options.Ids = None,
     limit: Annotated[
         int, typer.Option("--limit", min=1, max=100_000, help="At most so many a queue, and a pipeline.")
     ] = 100,
     json_: Json = False,
 ) -> None:
     """List dead letters, oldest first, and dead objects, with the reason; --json has also traceback, group and
-    attributes."""
+    attributes. With a filter: letters alone."""
     from penstock.app.inspect import view
-    from penstock.app.scope import Asked, find_scope
 
-    asked = Asked(table=table, state=state, pipeline=pipeline, app=app_name)
-    scope = find_scope(asked, here=Path.cwd())
+    asked = dead_options.asked_of(
+        queue=queue,
+        tier=tier,
+        handler=handler,
+        error=error,
+        older_than=older_than,
+        younger_than=younger_than,
+        attribute=attribute,
+        object_=object_,
+        ids=ids,
+    )
+    unfiltered = asked.wanted.asks_nothing and queue is None and tier is None
+    scope = dead_options.scope_of(table, state, pipeline, app_name)
     with view(scope) as seen:
-        letters, hidden = _letters(seen, queue, limit)
-        pipelines = seen.pipelines() if queue is None else ()
+        letters, nowhere = _letters(seen, asked, limit)
+        pipelines = seen.pipelines() if unfiltered else ()
         objects = [dead for one in pipelines for dead in islice(seen.dead_objects(one), limit)]
-    if hidden is not None and (queue is not None or not (asked.means_app or objects)):
-        raise hidden  # letters were all that could be shown
+    if nowhere is not None and not (unfiltered and (pipeline or app_name or objects)):
+        raise nowhere  # letters were all that could be shown
     if json_:
-        print_json([*map(_letter_document, letters), *map(_object_document, objects)])
+        print_json([*map(letter_document, letters), *map(object_document, objects)])
     else:
         _print(letters, objects, of_all=scope.table is None)
-    if hidden is not None:
-        talk(printable(str(hidden)))
+    if nowhere is not None:
+        talk(printable(str(nowhere)))
     elif not json_ and not letters and not objects:
         talk("No dead letters.")
 
 
-def _letters(seen: "View", queue: str | None, limit: int) -> tuple[list["Letter"], ConfigurationError | None]:
-    """And why some could not be looked at, where the broker cannot show any."""
+@app.command()
+def groups(
+    table: Table = None,
+    state: StateFolder = None,
+    pipeline: Pipeline = None,
+    app_name: AppName = None,
+    queue: dead_options.Queue = None,
+    tier: dead_options.TierOption = None,
+    handler: dead_options.Handler = None,
+    error: dead_options.Error = None,
+    older_than: dead_options.OlderThan = None,
+    younger_than: dead_options.YoungerThan = None,
+    attribute: dead_options.Attribute = None,
+    object_: dead_options.Object = None,
+    ids: dead_options.Ids = None,
+    limit: Annotated[int, typer.Option("--limit", min=1, max=1_000, help="At most so many groups.")] = GROUPS_SHOWN,
+    json_: Json = False,
+) -> None:
+    """Group dead letters by what they died of, the most frequent first: how many, since when, where, and one of them.
+
+    What a group is called is what --error finds its letters by.
+    """
+    from penstock.app.dead_letters import grouped
+    from penstock.app.inspect import view
+
+    asked = dead_options.asked_of(
+        queue=queue,
+        tier=tier,
+        handler=handler,
+        error=error,
+        older_than=older_than,
+        younger_than=younger_than,
+        attribute=attribute,
+        object_=object_,
+        ids=ids,
+    )
+    with view(dead_options.scope_of(table, state, pipeline, app_name)) as seen:
+        dead_options.say_hidden(seen)
+        with dead_options.progress("grouping", total=None) as told:
+            grouping = grouped(seen, asked, told=told)
+    found = grouping.groups()
+    others = grouping.others + sum(group.count for group in found[limit:])
+    if json_:
+        print_json({"letters": grouping.letters, "groups": [*map(group_document, found[:limit])], "others": others})
+        return
+    print_table(GROUP_COLUMNS, group_rows(found[:limit]), empty="No dead letters.")
+    if others:
+        talk(f"And {dead_options.letters_said(others)} of other errors; --limit shows more groups.")
+
+
+app.command()(dead_show.show)
+app.command()(dead_acting.replay)
+app.command()(dead_acting.purge)
+app.command("export")(dead_files.export)
+app.command("import")(dead_files.import_)
+
+
+def _letters(seen: "View", asked: "Asked", limit: int) -> tuple[list["Letter"], UsageError | None]:
+    """And why none could be looked for, where nobody says in which queues."""
+    from penstock.app.dead_letters import letter_queues, letters_of_queue
+
+    try:
+        queues = letter_queues(seen, asked)
+    except UsageError as error:
+        if asked.queue is not None:
+            raise
+        return [], error
     letters: list[Letter] = []
-    hidden: ConfigurationError | None = None
-    for name in seen.dead_letter_queues(queue):
-        try:
-            letters += islice(seen.letters(name), limit)
-        except ConfigurationError as error:
-            if seen.broker.capabilities.browsable:
-                raise
-            hidden = hidden or error
-    return letters, hidden
+    for name in queues:
+        with closing(letters_of_queue(seen.broker, name, asked.wanted)) as found:
+            letters += islice(found, limit)
+    if letters:
+        dead_options.say_hidden(seen)
+    return letters, None
 
 
-def _print(letters: Iterable["Letter"], objects: Iterable["DeadObject"], *, of_all: bool) -> None:
+def _print(letters: "Sequence[Letter]", objects: "Sequence[DeadObject]", *, of_all: bool) -> None:
     for letter in letters:
-        _print_letter(letter)
+        print_letter(letter)
     for dead in objects:
-        _print_object(dead, whose=f" of {dead.pipeline}" if of_all else "")
-
-
-def _print_letter(letter: "Letter") -> None:
-    message, death = letter.message, letter.death
-    attempts = f", after {counted(death.attempts, 'attempt')} by {death.worker}" if death is not None else ""
-    print(printable(f"{message.id}  dead since {moment(message.enqueued_at)} in {letter.queue}{attempts}"))
-    if death is not None:
-        failed = f", sent {moment(death.enqueued_at)}, last failed {moment(death.last_failed_at)}"
-        print(f"    {printable(f'was {death.message_id} in {death.queue}{failed}')}")
-    reason = death.reason if death is not None else "no reason was recorded"
-    raised = (death.exception if death is not None else None) or ""
-    for line in (reason, "" if raised in reason else raised, _shown(message.body)):
-        if line:
-            print(f"    {printable(line)}")
-
-
-def _print_object(dead: "DeadObject", *, whose: str) -> None:
-    attempts = counted(dead.row.attempts, "attempt")
-    replaced = "; a later version of it was processed" if dead.replaced else ""
-    print(printable(f"{dead.row.uri}  dead since {moment(dead.row.ended_at)}{whose}, after {attempts}{replaced}"))
-    print(f"    {printable(dead.row.reason or 'no reason was recorded')}")
-
-
-def _letter_document(letter: "Letter") -> dict[str, Any]:
-    """Everything there is; what the log tells of is the message's original id."""
-    from penstock.messaging.death import DEATH_ATTRIBUTE
-
-    message, death = letter.message, letter.death
-    return {
-        "kind": "message",
-        "message_id": message.id,
-        "queue": letter.queue,
-        "dead_at": message.enqueued_at,
-        "reason": death.reason if death else None,
-        "exception": death.exception if death else None,
-        "attempts": death.attempts if death else None,
-        "worker": death.worker if death else None,
-        "original_message_id": death.message_id if death else None,
-        "original_queue": death.queue if death else None,
-        "enqueued_at": death.enqueued_at if death else None,
-        "first_failed_at": death.first_failed_at if death else None,
-        "last_failed_at": death.last_failed_at if death else None,
-        "traceback": death.traceback if death else None,
-        "group": message.group,
-        "attributes": {
-            name: _text(value)
-            for name, value in message.attributes.items()
-            if name != DEATH_ATTRIBUTE or death is None  # a readable one is told above
-        },
-        "body": _text(message.body),
-    }
-
-
-def _object_document(dead: "DeadObject") -> dict[str, Any]:
-    return {
-        "kind": "object",
-        "object": dead.row.uri,
-        "pipeline": dead.pipeline,
-        "dead_at": dead.row.ended_at,
-        "reason": dead.row.reason,
-        "attempts": dead.row.attempts,
-        "replaced": dead.replaced,
-    }
-
-
-def _shown(body: bytes) -> str:
-    text = _text(body)
-    return text if len(text) <= BODY_SHOWN else text[: BODY_SHOWN - 1] + "…"
-
-
-def _text(value: str | bytes) -> str:
-    return value if isinstance(value, str) else value.decode("utf-8", errors="backslashreplace")
+        print_object(dead, whose=f" of {dead.pipeline}" if of_all else "")

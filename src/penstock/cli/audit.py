@@ -1,0 +1,48 @@
+"""`penstock audit`: who did what to the dead letters, and when."""
+
+import dataclasses
+import json
+from typing import Annotated
+
+import typer
+
+from penstock.cli import dead_options
+from penstock.cli.output import AppName, Json, Pipeline, StateFolder, Table, moment, print_json, print_table
+
+
+def audit(
+    table: Table = None,
+    state: StateFolder = None,
+    pipeline: Pipeline = None,
+    app_name: AppName = None,
+    limit: Annotated[int, typer.Option("--limit", min=1, max=100_000, help="At most so many, the newest.")] = 100,
+    json_: Json = False,
+) -> None:
+    """List what people did to dead letters, the newest first: replays, purges, exports, imports.
+
+    What has no outcome is going on, or was killed.
+    """
+    from penstock.app.inspect import view
+
+    with view(dead_options.scope_of(table, state, pipeline, app_name)) as seen:
+        rows = seen.ledger.audits.latest(limit=limit)
+    if json_:
+        print_json([dataclasses.asdict(row) for row in rows])
+        return
+    print_table(
+        ("began", "who", "did", "queue", "letters", "outcome", "ended", "asked for"),
+        [
+            (
+                moment(row.began_at),
+                row.who,
+                row.action,
+                row.queue,
+                row.messages,
+                row.outcome or "",
+                moment(row.ended_at),
+                ", ".join(f"{name}={json.dumps(value)}" for name, value in row.details.items()),
+            )
+            for row in rows
+        ],
+        empty="Nothing was done to dead letters yet.",
+    )

@@ -1,0 +1,122 @@
+"""`penstock dead export` and `import`: dead letters into a file, and back."""
+
+import sys
+from contextlib import closing
+from typing import Annotated
+
+import typer
+
+from penstock.cli import dead_options
+from penstock.cli.output import AppName, Json, Pipeline, StateFolder, Table, print_json, printable, talk
+from penstock.errors import UsageError
+
+STDOUT = "-"
+
+
+def export(
+    table: Table = None,
+    state: StateFolder = None,
+    pipeline: Pipeline = None,
+    app_name: AppName = None,
+    queue: dead_options.Queue = None,
+    tier: dead_options.TierOption = None,
+    handler: dead_options.Handler = None,
+    error: dead_options.Error = None,
+    older_than: dead_options.OlderThan = None,
+    younger_than: dead_options.YoungerThan = None,
+    attribute: dead_options.Attribute = None,
+    object_: dead_options.Object = None,
+    ids: dead_options.Ids = None,
+    limit: dead_options.Limit = None,
+    to: Annotated[
+        str,
+        typer.Option("--to", metavar="FILE", help="A new file, or s3://BUCKET/KEY; default, and -: standard output."),
+    ] = STDOUT,
+    remove: Annotated[
+        bool, typer.Option("--remove", help="Delete them from their queues once the file is safe.")
+    ] = False,
+) -> None:
+    """Write dead letters as JSON lines, losing nothing: `penstock dead import` puts them back.
+
+    The file is there as a whole or not at all. Where --remove is cut short, run purge for the rest, or import the file.
+    """
+    from penstock.app import dead_files
+    from penstock.app.dead_letters import opened_ledger
+    from penstock.app.inspect import view
+    from penstock.cli.leaving import stoppable
+
+    asked = dead_options.asked_of(
+        queue=queue,
+        tier=tier,
+        handler=handler,
+        error=error,
+        older_than=older_than,
+        younger_than=younger_than,
+        attribute=attribute,
+        object_=object_,
+        ids=ids,
+        limit=limit,
+    )
+    if remove and to == STDOUT:
+        raise UsageError("Standard output keeps nothing: --remove needs a file, with --to FILE.")
+    with view(dead_options.scope_of(table, state, pipeline, app_name)) as seen:
+        dead_options.say_hidden(seen)
+        place = None if to == STDOUT else dead_files.place_of(to, seen.scope.aws)
+        with (
+            stoppable() as stop,
+            closing(opened_ledger(seen)) as ledger,
+            dead_options.progress("exporting", total=None) as told,
+        ):
+            if place is None:
+                done = dead_files.export_to_stream(
+                    seen, asked, sys.stdout.buffer, ledger=ledger, stopped=lambda: stop.requested, told=told
+                )
+            else:
+                done = dead_files.export_to_file(
+                    seen, asked, place, ledger=ledger, remove=remove, stopped=lambda: stop.requested, told=told
+                )
+    removed = f", and {done.removed:,} of them deleted from their queues" if remove else ""
+    where = "" if place is None else f" to {place.address}"
+    if not done.interrupted or done.letters:
+        talk(printable(f"{dead_options.letters_said(done.letters)} exported{where}{removed}."))
+    if done.interrupted:
+        raise dead_options.leave_interrupted(stop)
+
+
+def import_(
+    file: Annotated[str, typer.Argument(metavar="FILE", help="What an export wrote; a path, or s3://BUCKET/KEY.")],
+    table: Table = None,
+    state: StateFolder = None,
+    pipeline: Pipeline = None,
+    app_name: AppName = None,
+    queue: Annotated[
+        str | None, typer.Option("--queue", metavar="QUEUE", help="Put all of them here; default: where they lay.")
+    ] = None,
+    json_: Json = False,
+) -> None:
+    """Put exported dead letters back, as dead letters, into the queues they lay in. Each once, however often the same
+    file is imported. `penstock dead replay` then sends them where they belong."""
+    from penstock.app import dead_files
+    from penstock.app.dead_letters import opened_ledger
+    from penstock.app.inspect import view
+    from penstock.cli.leaving import stoppable
+
+    with view(dead_options.scope_of(table, state, pipeline, app_name)) as seen:
+        place = dead_files.place_of(file, seen.scope.aws)
+        with (
+            stoppable() as stop,
+            closing(opened_ledger(seen)) as ledger,
+            dead_options.progress("importing", total=None) as told,
+        ):
+            done = dead_files.import_file(
+                seen, place, queue=queue, ledger=ledger, stopped=lambda: stop.requested, told=told
+            )
+    if json_:
+        print_json({"imported": done.letters, "imported_before": done.before, "by_queue": done.by_queue})
+    else:
+        where = ", ".join(f"{name} {count:,}" for name, count in done.by_queue.items() if count)
+        print(printable(f"{dead_options.letters_said(done.letters)} put back{f' ({where})' if where else ''}."))
+        if done.before:
+            print(f"{dead_options.letters_said(done.before)} were imported before.")
+    if done.interrupted:
+        raise dead_options.leave_interrupted(stop)
