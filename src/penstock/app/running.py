@@ -1,8 +1,10 @@
 """A worker as a process: over an app, with its log on stderr and the app's error hook beside it."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 from penstock.app.app import App
+from penstock.app.replaying import FirstTier
 from penstock.app.serving import serve
 from penstock.config import Settings
 from penstock.events import ChoosyListener, Event, Listener, WorkerFailed
@@ -16,14 +18,40 @@ from penstock.worker.shutdown import StopSignal
 REPORTS_SECONDS = 1.0  # of the stop timeout's margin: for what the error hook has not heard of yet
 
 
-def run_worker(app: App, *, stop: StopSignal, queues: Mapping[str, int] | None = None) -> Conclusion:
-    """Serve until asked to stop. Raises what stopped the worker, after log and error hook have heard of it."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """What a worker is to do, and until when. ``tiers``: replay these, and nothing else."""
+
+    tiers: Sequence[FirstTier] | None = None
+    until: Callable[[], bool] | None = None
+    listeners: Sequence[Listener] = ()
+
+
+def run_worker(
+    app: App,
+    *,
+    stop: StopSignal,
+    queues: Mapping[str, int] | None = None,
+    prepare: Callable[[], Part] = Part,
+) -> Conclusion:
+    """Serve until asked to stop. Raises what stopped the worker, after log and error hook have heard of it.
+
+    ``prepare`` says what part of a worker's work it does, once the log is open; all of it by default.
+    """
     log = open_log(app.settings, worker=app.worker)
     reporter = None if app.on_error is None else ErrorReporter(app.on_error, worker=app.worker, tell=log)
     failures = _Failures()
     listeners: tuple[Listener, ...] = (log, failures) if reporter is None else (log, failures, reporter)
     try:
-        conclusion = serve(app, stop=stop, queues=queues, listeners=listeners)
+        part = prepare()
+        conclusion = serve(
+            app,
+            stop=stop,
+            queues=queues,
+            until=part.until,
+            listeners=(*listeners, *part.listeners),
+            tiers=part.tiers,
+        )
     except Exception as error:
         if not failures.told:  # it came to no worker: of a ledger, a lifespan, a queue without a handler
             failure = end_of(error)

@@ -13,6 +13,7 @@ from penstock.app.kill import killing_probe
 from penstock.app.lifespans import Lifespans
 from penstock.app.listeners import guarded
 from penstock.app.reconcile_serving import reconciling
+from penstock.app.replaying import FirstTier, check_tiers, first_tiers, replay_lines
 from penstock.app.service import Host, Service, needs_ledger, needs_objects
 from penstock.app.spark import app_spark
 from penstock.app.sqs_queues import check_queues
@@ -47,21 +48,27 @@ def serve(
     settings: WorkerSettings | None = None,
     resident: bool = True,
     spark: "Session | None" = None,
+    tiers: Sequence[FirstTier] | None = None,
 ) -> Conclusion:
     """Run a worker on the app's queues until ``stop``, or until ``until`` (asked when idle) answers True.
 
     ``queues`` names those to serve with their weights; by default those of the settings, else all that have a handler.
     A worker that is not ``resident`` leaves no trace in the state folder and sends no ticks: for tests. ``spark`` is a
-    session for its pipelines that is not stopped; without one they share one of the worker's own. Raises
+    session for its pipelines that is not stopped; without one they share one of the worker's own. With ``tiers`` it is
+    a replayer of these and serves nothing else; without, it replays besides if the settings say so. Raises
     `ConfigurationError` for a queue without a handler or one that is not there, for a ledger of this host beside a
     broker of many, and what stopped the worker.
     """
-    services = chosen(app, queues)
+    services = chosen(app, queues) if tiers is None else ()
     clock = SystemClock()
     if resident:
         recorded = [service.name for service, _ in services if needs_ledger(service)]
         require_shared_ledger(app.settings, recorded=recorded)
         check_queues([service.queue_name for service, _ in services], app.settings, clock=clock, waits=True)
+    if tiers is None:
+        served = [service.queue_name for service, _ in services]
+        tiers = first_tiers(app, served) if resident and app.settings.replay else ()
+    check_tiers(tiers, app.settings, clock=clock)
     presence = Presence(settings=app.settings, broker=app.broker, worker=app.worker, stop=stop, clock=clock)
     own = (*listeners, *(presence.listeners if resident else ()))
     bus = Bus(*guarded(app.listeners, tell=Bus(*own).emit), *own)
@@ -89,13 +96,16 @@ def serve(
         event_loop = EventLoop()
         stack.callback(event_loop.close)
         lifespans = Lifespans(
-            app.lifespans, loop_of=event_loop.started, bus=host.bus, close_seconds=LIFESPAN_CLOSE_SECONDS
+            app.lifespans if services else (),
+            loop_of=event_loop.started,
+            bus=host.bus,
+            close_seconds=LIFESPAN_CLOSE_SECONDS,
         )
         stack.callback(lifespans.close)
         host = replace(host, resources=lifespans.open())
         stack.callback(sessions.close)
-        lines = _open(services, host, stack)
-        if resident:
+        lines = [*_open(services, host, stack), *replay_lines(tiers, host)]
+        if resident and services:
             _tick(app, services, host, stack)
             _archive(app, services, host, stack)
             stack.enter_context(reconciling(app, [service for service, _ in services], host))

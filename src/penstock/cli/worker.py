@@ -4,7 +4,8 @@ import dataclasses
 import os
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
@@ -16,7 +17,9 @@ from penstock.cli.output import Json, counted, moment, print_json, print_table, 
 from penstock.errors import UsageError
 
 if TYPE_CHECKING:
+    from penstock.app.app import App
     from penstock.app.registry import WorkerRecord, Workers
+    from penstock.app.running import Part
 
 LEAVING_SECONDS = 1.0  # of the stop timeout's margin
 MARGIN_SECONDS = 0.5  # before the platform's SIGKILL: whatever hangs then is left behind
@@ -72,6 +75,10 @@ def run(
             help="Look so often for objects of its pipelines that were never processed, as in 1h; one worker does.",
         ),
     ] = None,
+    replay: Annotated[
+        bool | None,
+        typer.Option("--replay/--no-replay", help="Also send the dead letters of its queues back, after a wait."),
+    ] = None,
     lifeline: Annotated[
         int | None, typer.Option("--lifeline", hidden=True, help="For supervised workers: the supervisor's descriptor.")
     ] = None,
@@ -88,6 +95,7 @@ def run(
         "concurrency": concurrency,
         "stop_timeout_seconds": stop_timeout,
         "reconcile_every_seconds": _seconds("--reconcile-every", reconcile_every),
+        "replay": replay,
     }
     if lifeline is None:
         settings = load_settings(processes=processes, **flags)
@@ -101,8 +109,10 @@ def run(
                     "--reconcile-every": reconcile_every,
                 },
             )
+            if replay is not None:
+                arguments = [*arguments, "--replay" if replay else "--no-replay"]
             raise typer.Exit(_supervise(arguments, processes=settings.processes, flags=flags))
-    _run(app_name, flags, lifeline)
+    run_here(app_name, flags, lifeline=lifeline)
 
 
 @app.command()
@@ -166,15 +176,25 @@ def parse_queues(text: str) -> dict[str, int]:
     return weights
 
 
-def _run(app_name: str, flags: Mapping[str, object], lifeline: int | None) -> NoReturn:
-    """The worker of this process. From the first line on a signal is a request, also while the app is loaded."""
+def run_here(
+    app_name: str,
+    flags: Mapping[str, object],
+    *,
+    lifeline: int | None = None,
+    prepare: "Callable[[App], Part] | None" = None,
+    conclude: Callable[[], int] = lambda: 0,
+) -> NoReturn:
+    """The worker of this process. From the first line on a signal is a request, also while the app is loaded.
+
+    ``prepare`` says what part of a worker's work it does; ``conclude`` reports in the end and answers the exit code.
+    """
     from penstock.worker.shutdown import StopSignal
 
     stop = StopSignal()
     stop.install()
     try:
         from penstock.app.loading import load_app
-        from penstock.app.running import must_leave, run_worker
+        from penstock.app.running import Part, must_leave, run_worker
         from penstock.app.supervisor import end_with_parent, ready_for_signals
         from penstock.cli.leaving import leave_in_time, leave_now, leave_within
         from penstock.config import with_flags
@@ -185,11 +205,12 @@ def _run(app_name: str, flags: Mapping[str, object], lifeline: int | None) -> No
         served = load_app(app_name)
         served.settings = with_flags(served.settings, **flags)
         leave_in_time(stop, served.settings.stop_timeout_seconds - MARGIN_SECONDS, FAILED)
-        conclusion = run_worker(served, stop=stop)
+        conclusion = run_worker(served, stop=stop, prepare=Part if prepare is None else partial(prepare, served))
+        reported = conclude()
     except BaseException:
         stop.remove()
         raise
-    exit_code = FAILED if conclusion.outcome == "forced" else 0
+    exit_code = FAILED if conclusion.outcome == "forced" else reported
     if must_leave(conclusion):
         leave_now(exit_code)
     leave_within(LEAVING_SECONDS, exit_code)

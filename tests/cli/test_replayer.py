@@ -1,0 +1,211 @@
+"""`penstock replayer`, and `penstock worker --replay`: real processes, real signals."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.cli.conftest import Call
+from tests.cli.process import DEADLINE_SECONDS, SRC, Process, Start
+
+from penstock.brokers.sqlite import SqliteBroker
+from penstock.cli.replayer import _names
+from penstock.errors import UsageError
+from penstock.messaging.message import Outgoing
+from penstock.messaging.replays import COUNTER_ATTRIBUTE
+from penstock.messaging.settlement import DeadLetter
+
+USAGE, CONFIGURATION = 2, 78
+APP = """
+from pathlib import Path
+from penstock import App
+
+app = App.from_config()
+
+@app.lifespan
+def shop():
+    Path("opened").touch()
+    yield
+
+@app.handler("orders", max_attempts=1)
+def take(message):
+    if not Path("mended").exists():
+        raise ValueError("no such order")
+
+@app.handler("mails")
+def mail(message):
+    pass
+"""
+QUICK = "replay_base_seconds = 0.000001\n"
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "shop.py").write_text(APP)
+    (tmp_path / "penstock.toml").write_text(QUICK)
+    return tmp_path
+
+
+@pytest.fixture
+def start(here: Path) -> Iterator[Start]:
+    started: list[Process] = []
+
+    def begin(*arguments: object, **options: object) -> Process:
+        process = Process(here, *arguments, **options)  # type: ignore[arg-type]  # as the caller gave them
+        started.append(process)
+        return process
+
+    yield begin
+    for process in started:
+        process.kill()
+
+
+@pytest.fixture
+def broker(here: Path) -> Iterator[SqliteBroker]:
+    (here / ".penstock").mkdir()
+    broker = SqliteBroker(here / ".penstock" / "queue.db", holder="test")
+    yield broker
+    broker.close()
+
+
+def die(broker: SqliteBroker, queue: str = "orders", **fields: object) -> None:
+    """A letter of the queue."""
+    broker.send(queue, [Outgoing(body=b"{}", **fields)])  # type: ignore[arg-type]  # as the caller gave them
+    (delivery,) = broker.receive(queue, messages_max=1, lease_seconds=60)
+    assert not broker.settle([(delivery, DeadLetter(reason="it failed"))])
+
+
+def once(here: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "penstock", "replayer", "shop:app", "--once", *arguments],
+        cwd=here,
+        env={**os.environ, "PYTHONPATH": str(SRC), **variables},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=DEADLINE_SECONDS,
+    )
+
+
+def test_once_brings_back_what_is_due_and_reports(here: Path, broker: SqliteBroker) -> None:
+    die(broker)
+    die(broker)
+    die(broker, attributes={COUNTER_ATTRIBUTE: "3"})
+    die(broker, "mails")
+    ran = once(here, "--json")
+    assert ran.returncode == 0, ran.stderr
+    assert json.loads(ran.stdout) == {
+        "mails": {"sent": 1, "held": 0, "set_aside": 0, "put_back": 0},
+        "orders": {"sent": 2, "held": 0, "set_aside": 1, "put_back": 0},
+    }
+    assert broker.stats("orders-dlq").visible == 0
+    assert broker.stats("orders-dead").visible == 1
+    assert len(broker.receive("orders", messages_max=9, lease_seconds=60)) == 2
+    assert not (here / "opened").exists()  # its handlers are not served, and so nothing is opened for them
+
+
+def test_once_with_nothing_to_do_says_so(here: Path) -> None:
+    ran = once(here)
+    assert (ran.returncode, ran.stdout) == (0, "")
+    assert "No dead letter was due." in ran.stderr
+
+
+def test_a_queue_without_a_handler_can_be_named_and_others_are_left(here: Path, broker: SqliteBroker) -> None:
+    die(broker, "elsewhere")
+    die(broker)
+    ran = once(here, "--json", "--queues", "elsewhere")
+    assert list(json.loads(ran.stdout)) == ["elsewhere"]
+    assert broker.stats("orders-dlq").visible == 1
+
+
+def test_what_is_off_stays_where_it_is(here: Path, broker: SqliteBroker) -> None:
+    (here / "penstock.toml").write_text(f"{QUICK}[replay_queues.orders]\noff = true\n")
+    die(broker)
+    assert once(here).returncode == 0
+    assert broker.stats("orders-dlq").visible == 1
+    ran = once(here, "--queues", "orders")
+    assert (ran.returncode, "the settings say off" in ran.stderr) == (CONFIGURATION, True)
+
+
+def test_the_samples_variables_count_where_ours_say_nothing(here: Path, broker: SqliteBroker) -> None:
+    die(broker, attributes={COUNTER_ATTRIBUTE: "1"})
+    url = "https://sqs.eu-west-1.amazonaws.com/123456789012/orders"
+    sample = {"MAX_ATTEMPS": "1", "BACKOFF_RATE": "500000"}
+    ran = once(here, "--json", **sample)
+    assert json.loads(ran.stdout)["orders"]["set_aside"] == 1
+    ran = once(here, MAX_ATTEMPS="three")
+    assert (ran.returncode, "MAX_ATTEMPS in the environment is 'three'" in ran.stderr) == (CONFIGURATION, True)
+    die(broker)
+    assert once(here, **sample).returncode == 0
+    assert broker.stats("orders").visible == 1  # the base of penstock.toml goes before theirs
+    ran = once(here, SQS_MAIN_URL=url.removeprefix("https://"))
+    assert (ran.returncode, "it is the URL of a queue" in ran.stderr) == (CONFIGURATION, True)
+
+
+def test_it_replays_until_it_is_told_to_stop_and_is_known_as_a_worker(
+    start: Start, broker: SqliteBroker, penstock: Call
+) -> None:
+    replayer = start("replayer", "shop:app")
+    assert replayer.expect("worker.started")["queues"] == ["orders-dlq", "mails-dlq"]
+    die(broker)
+    told = replayer.expect("dead.replayed")
+    assert (told["queue"], told["letter_queue"], told["count"], told["result"]) == ("orders", "orders-dlq", 1, "sent")
+    (record,) = penstock("worker", "ps", "--json").document
+    assert record["queues"] == ["orders-dlq", "mails-dlq"]
+    assert penstock("worker", "stop", "--json").document["asked"] == [record["worker"]]
+    replayer.expect("worker.drained")
+    assert replayer.exit_code() == 0
+
+
+def test_a_worker_replays_beside_its_work_until_somebody_has_mended_it(
+    start: Start, broker: SqliteBroker, here: Path
+) -> None:
+    broker.send("orders", [Outgoing(body=b"{}")])
+    worker = start("worker", "shop:app", "--replay", "--queues", "orders")
+    assert worker.expect("worker.started")["queues"] == ["orders", "orders-dlq"]
+    worker.expect("dead.set_aside", count=3)
+    assert [worker.expect("dead.replayed", times=n)["count"] for n in (1, 2, 3)] == [1, 2, 3]
+    (here / "mended").touch()
+    broker.send("orders", [Outgoing(body=b"{}")])
+    worker.expect("message.finished")
+    worker.signal(signal.SIGTERM)
+    assert worker.exit_code() == 0
+    assert broker.stats("orders-dead").visible == 1
+
+
+def test_without_replay_a_worker_leaves_dead_letters_alone(start: Start, broker: SqliteBroker) -> None:
+    worker = start("worker", "shop:app")
+    assert worker.expect("worker.started")["queues"] == ["orders", "mails"]
+
+
+@pytest.mark.parametrize("text", ["", "a,,b", "a,a"])
+def test_queues_that_are_no_list_are_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="is not a list of different queues"):
+        _names(text)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "exit_code", "said"),
+    [
+        (("shop:app", "--json"), USAGE, "--json is for the report of --once"),
+        (("shop:app", "--queues", "orders-dlq"), USAGE, "orders-dlq holds dead letters by its name"),
+        (("bare:app",), CONFIGURATION, "There is no queue whose dead letters could come back"),
+        (("both:app",), CONFIGURATION, "The dead letters in orders-dlq have a handler in this app"),
+        (("memory:app",), CONFIGURATION, "lives and ends with one process"),
+    ],
+)
+def test_what_does_not_fit_is_said_in_a_sentence(
+    here: Path, start: Start, arguments: tuple[str, ...], exit_code: int, said: str
+) -> None:
+    (here / "bare.py").write_text("from penstock import App\napp = App.from_config()\n")
+    (here / "memory.py").write_text("from penstock import App\napp = App(broker='memory://')\n")
+    letters = "@app.handler('orders-dlq')\ndef look(message):\n    pass\n"
+    (here / "both.py").write_text(f"from shop import app\n{letters}")
+    replayer = start("replayer", *arguments)
+    assert replayer.exit_code() == exit_code
+    assert said in replayer.sentence()
