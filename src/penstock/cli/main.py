@@ -28,6 +28,7 @@ from penstock.cli import (
     queues,
     reconcile,
     repair,
+    replayer,
     run,
     send,
     status,
@@ -58,6 +59,7 @@ app.command("reconcile")(reconcile.reconcile)
 app.command("compact")(compact.compact)
 app.command("publish")(publish.publish)
 app.command("repair")(repair.repair)
+app.command("replayer")(replayer.replayer)
 app.command("cleanup")(cleanup.cleanup)
 app.command("init")(init.init)
 app.command("send")(send.send)
