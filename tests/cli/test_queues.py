@@ -46,6 +46,7 @@ def test_every_queue_is_listed_with_its_numbers(penstock: Call, broker: SqliteBr
         "in_flight": 1,
         "delayed": 1,
         "dead_letters": 1,
+        "dead_letters_set_aside": 0,
         "paused": False,
         "workers": [],
     }
@@ -173,3 +174,14 @@ def test_a_queue_in_memory_cannot_be_looked_at(penstock: Call, monkeypatch: pyte
 )
 def test_ages_for_people(seconds: float | None, text: str) -> None:
     assert _age(seconds) == text
+
+
+def test_dead_letters_are_told_by_tier_whatever_state_they_are_in(penstock: Call, broker: SqliteBroker) -> None:
+    for _ in range(2):
+        broker.send("orders-dlq", [Outgoing(body=b"1")])
+    (letter, *_) = broker.receive("orders-dlq", messages_max=2, lease_seconds=60.0)
+    assert not broker.settle([(letter, DeadLetter(reason="enough", set_aside=True))])
+    orders = penstock("queues", "show", "orders", "--json").document
+    assert (orders["dead_letters"], orders["dead_letters_set_aside"]) == (3, 1)
+    assert "3 (1 for people)" in penstock("queues", "show", "orders").out
+    assert "dead letters: 3, 1 of them set aside for people" in penstock("status").out

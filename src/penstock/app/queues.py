@@ -10,7 +10,7 @@ from penstock.app.backends import MEMORY, SQLITE, open_broker
 from penstock.app.registry import Workers
 from penstock.config import Settings
 from penstock.errors import ConfigurationError, UsageError
-from penstock.messaging.broker import DEAD_LETTER_SUFFIX, Broker, names_dead_letters
+from penstock.messaging.broker import Broker, names_dead_letters
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,7 +23,8 @@ class QueueStanding:
     delayed: int
     oldest_visible_message_age_seconds: float | None
     oldest_message_age_seconds: float | None
-    dead_letters: int
+    dead_letters: int  # of both tiers, also those that wait for their replay
+    dead_letters_set_aside: int  # those of the second tier, which nothing brings back by itself
     paused: bool
     workers: tuple[str, ...]  # of this state folder; on a broker that hosts share there may be others
 
@@ -86,9 +87,21 @@ def listed_name(queue: str) -> str:
     return re.split("[:/]", queue)[-1] if queue.startswith(("https://", "http://", "arn:")) else queue
 
 
+def tiers(broker: Broker, queue: str) -> tuple[str, str]:
+    """The two queues of its dead letters: those that may be replayed by themselves, and those for people."""
+    first = broker.dead_letter_queue(queue)
+    return first, broker.dead_letter_queue(first)
+
+
+def messages_in(broker: Broker, queue: str) -> int:
+    """All that are there, in flight and delayed ones too; none in a queue that is not there."""
+    stats = broker.stats(queue)
+    return stats.visible + stats.in_flight + stats.delayed
+
+
 def _standing(broker: Broker, queue: str, workers: tuple[str, ...]) -> QueueStanding:
     stats = broker.stats(queue)
-    letters = 0 if names_dead_letters(queue) else broker.stats(f"{queue}{DEAD_LETTER_SUFFIX}").visible
+    letters = () if names_dead_letters(queue) else [messages_in(broker, tier) for tier in tiers(broker, queue)]
     return QueueStanding(
         queue=queue,
         visible=stats.visible,
@@ -96,7 +109,8 @@ def _standing(broker: Broker, queue: str, workers: tuple[str, ...]) -> QueueStan
         delayed=stats.delayed,
         oldest_visible_message_age_seconds=stats.oldest_visible_message_age_seconds,
         oldest_message_age_seconds=stats.oldest_message_age_seconds,
-        dead_letters=letters,
+        dead_letters=sum(letters),
+        dead_letters_set_aside=sum(letters[1:]),
         paused=broker.paused(queue),
         workers=workers,
     )

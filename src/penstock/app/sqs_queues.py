@@ -1,4 +1,4 @@
-"""Our queues in SQS, among those of others: whether they are there, and how many dead letters they have.
+"""Our queues in SQS, among those of others: whether they are there.
 
 Nobody but its owner makes a queue there.
 """
@@ -9,8 +9,7 @@ from contextlib import suppress
 from penstock.app.sqs_address import aws_of, is_sqs
 from penstock.config import Settings
 from penstock.errors import TemporaryError
-from penstock.messaging.broker import names_dead_letters
-from penstock.messaging.clock import Clock, SystemClock
+from penstock.messaging.clock import Clock
 
 
 def check_queues(queues: Iterable[str], settings: Settings, *, clock: Clock, waits: bool = False) -> None:
@@ -26,19 +25,3 @@ def check_queues(queues: Iterable[str], settings: Settings, *, clock: Clock, wai
     with suppress(*borne), looking(aws_of(settings.broker, settings.aws), clock=clock) as look:
         for queue in queues:
             look.check_is_there(queue)
-
-
-def dead_letters(queues: Iterable[str], settings: Settings) -> int:
-    """About how many wait where the dead letters of these queues go. One that several share counts once."""
-    if not (names := list(queues)):
-        return 0
-    from penstock.brokers.sqs.facts import looking
-    from penstock.brokers.sqs.faults import QueueMissing
-
-    visible: dict[str, int] = {}
-    with looking(aws_of(settings.broker, settings.aws), clock=SystemClock()) as look:
-        for name in names:
-            with suppress(QueueMissing):
-                facts = look.queue(name) if names_dead_letters(name) else look.dead_letters(name)
-                visible[facts.arn] = facts.visible
-    return sum(visible.values())

@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING
 from penstock.app.backends import has_workers_elsewhere
 from penstock.app.inspect import View, view
 from penstock.app.places import Places
-from penstock.app.queues import QueueStanding, standings
+from penstock.app.queues import QueueStanding, messages_in, standings, tiers
 from penstock.app.scope import Scope
-from penstock.app.sqs_queues import dead_letters
 from penstock.errors import PublishHalted
 from penstock.events import Bus
 from penstock.ledger.records import TERMINAL, ObjectState
-from penstock.messaging.broker import names_dead_letters
+from penstock.messaging.broker import names_dead_letters, names_second_tier
 
 if TYPE_CHECKING:
     from penstock.app.tables import Tables
@@ -51,10 +50,11 @@ class Standing:
     messages_in_flight: int
     messages_delayed: int
     oldest_visible_message_age_seconds: float | None  # None where no message is visible
-    dead_letters: int
+    dead_letters: int  # of both tiers, also those that wait for their replay
     workers: Sequence[str]
     objects_replaced: int = 0
     dead_letters_replaced: int = 0  # letters of those objects
+    dead_letters_set_aside: int = 0  # those of the second tier, which nothing brings back by itself
     messages_unserved: int = 0  # in queues that no living worker serves, while some are there
     workers_elsewhere: bool = False  # there may be some on other hosts, which cannot be seen from here
     queues_unnamed: bool = False  # the broker has also strangers' queues, and nobody said which are ours: none counts
@@ -79,7 +79,8 @@ class Standing:
         if dead := self.objects.get(ObjectState.DEAD, 0) - self.objects_replaced:
             found.append(f"dead objects: {dead:,}")
         if letters := self.dead_letters - self.dead_letters_replaced:
-            found.append(f"dead letters: {letters:,}")
+            aside = self.dead_letters_set_aside
+            found.append(f"dead letters: {letters:,}" + (f", {aside:,} of them set aside for people" if aside else ""))
         if self.objects_missing:
             found.append(f"objects missing at the latest reconcile: {self.objects_missing:,}")
         return found
@@ -127,7 +128,7 @@ def standing(scope: Scope) -> Standing:
         pipelines = [_pipeline(seen, pipeline, dead[pipeline].replaced) for pipeline in dead]
         letters_replaced = _letters_replaced(seen, dead.values())
         every = standings(scope.settings, seen.broker, seen.queues)
-        letters = _dead_letters(seen, every)
+        letters, set_aside = _dead_letters(seen, every)
         unnamed = seen.queues is not None and not seen.queues
     queues = [one for one in every if not names_dead_letters(one.queue)]
     elsewhere = has_workers_elsewhere(scope.settings)
@@ -146,6 +147,7 @@ def standing(scope: Scope) -> Standing:
         workers=workers,
         objects_replaced=sum(one.objects_replaced for one in pipelines),
         dead_letters_replaced=letters_replaced,
+        dead_letters_set_aside=set_aside,
         messages_unserved=_unserved(queues) if workers and not silent and not elsewhere else 0,
         workers_elsewhere=elsewhere,
         queues_unnamed=unnamed,
@@ -236,11 +238,18 @@ def _letters_replaced(seen: View, dead: Iterable[_Dead]) -> int:
     return sum(letter.death is not None and letter.death.message_id in carriers for letter in letters)
 
 
-def _dead_letters(seen: View, every: Sequence[QueueStanding]) -> int:
-    """How many wait in the queues that hold such; among those of strangers, in those of the scope."""
+def _dead_letters(seen: View, every: Sequence[QueueStanding]) -> tuple[int, int]:
+    """How many are in the queues that hold such, and in those of the second tier; among the queues of strangers, of the
+    scope's. A queue that several share counts once."""
     if seen.queues is None:
-        return sum(one.visible for one in every if names_dead_letters(one.queue))
-    return dead_letters(seen.queues, seen.scope.settings)
+        names = {one.queue for one in every if names_dead_letters(one.queue)}
+        second = {name for name in names if names_second_tier(name)}
+    else:
+        named = [(name,) * 2 if names_dead_letters(name) else tiers(seen.broker, name) for name in seen.queues]
+        names = {name for pair in named for name in pair}
+        second = {name for pair in named for name in pair[1:] if pair[0] != name or names_second_tier(name)}
+    counts = {name: messages_in(seen.broker, name) for name in names}
+    return sum(counts.values()), sum(counts[name] for name in second)
 
 
 def _unserved(queues: Sequence[QueueStanding]) -> int:

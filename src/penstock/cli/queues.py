@@ -47,7 +47,7 @@ def list_(json_: Json = False) -> None:
                 standing.delayed,
                 _age(standing.oldest_visible_message_age_seconds),
                 _oldest(standing),
-                standing.dead_letters,
+                _letters(standing),
                 len(standing.workers),
             )
             for standing in found
@@ -80,7 +80,7 @@ def show(queue: Queue, json_: Json = False) -> None:
             "oldest visible": _age(standing.oldest_visible_message_age_seconds)
             or ("not known" if standing.visible else "nothing waits"),
             "oldest": _oldest(standing),
-            "dead letters": f"{standing.dead_letters:,}",
+            "dead letters": _letters(standing),
             "workers": ", ".join(standing.workers) or "none of this state folder on this host",
         }
     )
@@ -145,6 +145,11 @@ def _confirmed(standing: "QueueStanding") -> bool:
     messages = counted(standing.visible + standing.in_flight + standing.delayed, "message")
     talk(printable(f"Delete all {messages} of {standing.queue}, {standing.in_flight:,} of them in flight? [y/N]"))
     return sys.stdin.readline().strip().lower() in ("y", "yes")
+
+
+def _letters(standing: "QueueStanding") -> str:
+    aside = standing.dead_letters_set_aside
+    return f"{standing.dead_letters:,}" + (f" ({aside:,} for people)" if aside else "")
 
 
 def _oldest(standing: "QueueStanding") -> str:

@@ -122,7 +122,10 @@ def _batches(committed: int, unpublished: int | None) -> str:
 
 def _letters(found: "Standing") -> str:
     replaced = found.dead_letters_replaced
-    return f"{found.dead_letters:,}" + (f" ({replaced:,} of them for objects replaced since)" if replaced else "")
+    aside = found.dead_letters_set_aside
+    notes = [f"{aside:,} of them set aside for people"] if aside else []
+    notes += [f"{replaced:,} of them for objects replaced since"] if replaced else []
+    return f"{found.dead_letters:,}" + (f" ({', '.join(notes)})" if notes else "")
 
 
 def _messages(*, visible: int, in_flight: int, delayed: int, oldest_seconds: float | None) -> str:
@@ -149,6 +152,7 @@ def _document(found: "Standing") -> dict[str, Any]:
         "objects_missing": found.objects_missing,
         "dead_letters": found.dead_letters,
         "dead_letters_replaced": found.dead_letters_replaced,
+        "dead_letters_set_aside": found.dead_letters_set_aside,
         "workers": list(found.workers),
         "workers_elsewhere": found.workers_elsewhere,
         "pipelines": [dataclasses.asdict(one) | {"objects": _by_state(one.objects)} for one in found.pipelines],
