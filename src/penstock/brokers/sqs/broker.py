@@ -220,6 +220,10 @@ class SqsBroker:
         """All of the account in this region, whoever uses them."""
         return self._queues.names()
 
+    def know(self, queue: str, url: str) -> None:
+        """Believe that this is the URL of the queue, by its name or ARN, and do not ask."""
+        self._queues.know(queue, url)
+
     def dead_letter_queue(self, queue: str) -> str:
         """As its redrive policy says, else by its name; of the first tier, too."""
         with self._forgetting([queue]):

@@ -52,6 +52,11 @@ class Queues:
                 self._found[queue] = found
         return found
 
+    def know(self, queue: str, url: str) -> None:
+        """Let this be the queue of that name: nobody is asked for it then, which takes a right of its own."""
+        with self._lock:
+            self._found[queue] = QueueRef(name=queue, url=url)
+
     def forget(self, queue: str) -> None:
         """It is gone, or may be: look it up again."""
         with self._lock:

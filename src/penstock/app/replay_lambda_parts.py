@@ -1,0 +1,157 @@
+"""What a replaying function is made of: settings from its environment, log and error hook, broker, first tiers.
+
+Each is made when it is asked for first, and kept: Lambda uses a process for many calls, one after the other.
+"""
+
+import os
+from collections.abc import Sequence
+from functools import cached_property
+from random import random
+from typing import TYPE_CHECKING
+
+from penstock.app.backends import has_local_ledger, open_ledger
+from penstock.app.identity import worker_id
+from penstock.app.listeners import guarded
+from penstock.app.replay_settings import replay_policy, with_sample
+from penstock.app.running import open_log
+from penstock.app.sqs_address import SQS, aws_of, is_sqs
+from penstock.config import Settings, load_settings, shown
+from penstock.errors import ConfigurationError
+from penstock.events import Bus, Listener
+from penstock.messaging.clock import Clock
+from penstock.messaging.replays import NoLog, ReplayLog
+from penstock.messaging.steps import Probe
+from penstock.monitoring.errors import ErrorHook, ErrorReporter
+from penstock.monitoring.logs import LogListener
+from penstock.replay.execution import Desk
+from penstock.replay.forgetting import Forgetting
+from penstock.replay.sample import SampleSettings, sample_settings
+from penstock.replay.sources import Source, Sources, short_name
+
+if TYPE_CHECKING:
+    from penstock.brokers.sqs import SqsBroker
+
+
+class LambdaParts:
+    """Every property raises `ConfigurationError` for settings that do not fit."""
+
+    def __init__(
+        self, *, on_error: ErrorHook | None, listeners: Sequence[Listener], clock: Clock, probe: Probe
+    ) -> None:
+        self._on_error = on_error
+        self._listeners = tuple(listeners)
+        self._clock = clock
+        self._probe = probe
+        self._desks: dict[str, Desk] = {}  # by the ARN of the first tier; written by the one thread that calls
+
+    @cached_property
+    def bus(self) -> Bus:
+        """Log, error hook and listeners are at it."""
+        heard_by: list[Listener] = [self._log, *guarded(self._listeners, tell=self._log)]
+        return Bus(*heard_by) if self.reporter is None else Bus(*heard_by, self.reporter)
+
+    @cached_property
+    def reporter(self) -> ErrorReporter | None:
+        """Where there is an error hook."""
+        return None if self._on_error is None else ErrorReporter(self._on_error, worker=self._worker, tell=self._log)
+
+    @cached_property
+    def broker(self) -> "SqsBroker":
+        """On SQS, wherever the settings say."""
+        settings = self._settings
+        if "broker" in settings.model_fields_set and not is_sqs(settings.broker):
+            raise ConfigurationError(
+                f"The broker is {shown('broker', settings.broker)!r}, and letters come from SQS: write sqs://, or "
+                "leave the setting out."
+            )
+        from penstock.brokers.sqs import SqsBroker
+
+        address = settings.broker if is_sqs(settings.broker) else SQS
+        return SqsBroker(aws_of(address, settings.aws), holder=self._worker, clock=self._clock)
+
+    def desk(self, arn: str) -> Desk:
+        """A first tier, and what replaying its letters takes."""
+        if arn not in self._desks:
+            sources = self._sources()
+            if self._sample.queue is not None:
+                self._believe(self._sample.queue, arn)
+            self._desks[arn] = Desk(
+                sources=sources,
+                retention_seconds=self.broker.retention_seconds(arn.rpartition(":")[2]),
+                broker=self.broker,
+                log=self._record,
+                forgetting=Forgetting(lambda _: 0, clock=self._clock, random=random),  # workers do that
+                bus=self.bus,
+                clock=self._clock,
+                random=random,
+                probe=self._probe,
+            )
+        return self._desks[arn]
+
+    def close(self) -> None:
+        """Give back connections."""
+        if "broker" in self.__dict__:
+            self.broker.close()
+
+    # Inside
+
+    @cached_property
+    def _sample(self) -> SampleSettings:
+        return sample_settings(os.environ)
+
+    @cached_property
+    def _settings(self) -> Settings:
+        return with_sample(load_settings(), self._sample)
+
+    @cached_property
+    def _worker(self) -> str:
+        return worker_id()
+
+    @cached_property
+    def _log(self) -> LogListener:
+        return open_log(self._settings, worker=self._worker)
+
+    @cached_property
+    def _record(self) -> ReplayLog:
+        if "ledger" not in self._settings.model_fields_set:
+            return NoLog()
+        if has_local_ledger(self._settings):
+            raise ConfigurationError(
+                "The ledger is a file, and what a function writes goes with it: name a database (mysql://... or "
+                "postgresql://...), or leave PENSTOCK_LEDGER out."
+            )
+        return open_ledger(self._settings).replays
+
+    def _sources(self) -> Sources:
+        """The queues that letters may go back to."""
+        named = [short_name(self._sample.queue)] if self._sample.queue is not None else list(self._settings.queues)
+        if not named:
+            raise ConfigurationError(
+                "Where dead letters go back to is not said: set SQS_MAIN_URL to the URL of their queue."
+            )
+        policies = {queue: replay_policy(self._settings, queue) for queue in named}
+        found = [
+            # The function may not look at its queues; the cap is what it is told of their retention.
+            Source(queue=queue, policy=policy, retention_seconds=policy.cap_seconds)
+            for queue, policy in policies.items()
+            if policy is not None
+        ]
+        if not found:
+            raise ConfigurationError(
+                f"The dead letters of {', '.join(named)} are not replayed, by the setting replay_queues: then let no "
+                "queue invoke this function."
+            )
+        return Sources(found)
+
+    def _believe(self, main_url: str, arn: str) -> None:
+        """The URLs of the tiers follow from that of the queue, in the same account and region as SQS has it: so the
+        function needs no right to ask for them."""
+        place = main_url.rpartition("/")[0]
+        beginning, _, name = arn.rpartition(":")
+        if place.rpartition("/")[2] != beginning.rpartition(":")[2]:
+            return  # the queue is another account's
+        self.broker.know(short_name(main_url), main_url)
+        self.broker.know(name, f"{place}/{name}")
+        second = self.broker.dead_letter_queue(name)
+        for called in (second, f"{beginning}:{second}"):
+            self.broker.know(called, f"{place}/{second}")
