@@ -129,7 +129,7 @@ class SqsStand:
         self.server.clean()
 
 
-SQS_QUEUES = ("q", "q-dlq", "other", "a", "b", "first", "second", "third", "one", "two", "elsewhere")
+SQS_QUEUES = ("q", "q-dlq", "q-dead", "other", "a", "b", "first", "second", "third", "one", "two", "elsewhere")
 
 
 def sqlite_stand(request: pytest.FixtureRequest) -> SqliteStand:

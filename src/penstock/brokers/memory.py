@@ -95,7 +95,7 @@ class MemoryBroker:
         self._check_open()
         for _, settlement in settlements:
             if isinstance(settlement, Release):
-                rules.check_seconds("delay_seconds", settlement.delay_seconds, rules.CAPABILITIES.delay_seconds_max)
+                rules.check_hold(settlement)
         failures = []
         with self._store.lock:
             now = self._store.clock.now()

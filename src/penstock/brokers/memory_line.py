@@ -1,11 +1,13 @@
 """One queue in memory: what is ready, leased or delayed, and whose turn it is."""
 
 import heapq
+from collections import deque
 from collections.abc import Iterator, Set
 from dataclasses import dataclass, field
 
 from penstock.brokers import rules
 from penstock.messaging.broker import QueueSettings, QueueStats
+from penstock.messaging.death import TRIES_MAX
 from penstock.messaging.delivery import AttemptEnd, PreviousAttempt
 from penstock.messaging.message import Attributes
 
@@ -28,7 +30,7 @@ class Entry:
     unsuccessful: int = 0  # hand-overs in this queue that ended without an ack
     age_from: float  # of the oldest message's age: the enqueueing, or the last reset
     leased_at: float = 0.0
-    previous: PreviousAttempt | None = None  # the last hand-over that ended
+    tries: deque[PreviousAttempt] = field(default_factory=lambda: deque(maxlen=TRIES_MAX))  # the last that ended
     first_failed_at: float | None = None
     last_failed_at: float | None = None
 
@@ -44,8 +46,8 @@ class Entry:
     def end(self, end: AttemptEnd, at: float, reason: str | None = None) -> None:
         """The hand-over ended, and the message is to be handed over again."""
         self.leased = False
-        self.previous = PreviousAttempt(
-            started_at=self.leased_at, ended_at=at, worker=self.holder, end=end, reason=reason
+        self.tries.append(
+            PreviousAttempt(started_at=self.leased_at, ended_at=at, worker=self.holder, end=end, reason=reason)
         )
         self.unsuccessful += 1
         if self.unsuccessful % rules.RESET_EVERY == 0:
@@ -60,7 +62,8 @@ class Entry:
         """It begins anew in another queue."""
         self.ready = self.leased = False
         self.refunds, self.unsuccessful = self.receive_count, 0
-        self.first_failed_at = self.last_failed_at = self.previous = None
+        self.first_failed_at = self.last_failed_at = None
+        self.tries.clear()
         self.enqueued_at = self.visible_at = self.age_from = at
 
 

@@ -10,9 +10,9 @@ from penstock.brokers.arrivals import Arrivals
 from penstock.brokers.memory_line import Entry, Line
 from penstock.messaging.broker import QueueSettings, names_dead_letters
 from penstock.messaging.clock import Clock
-from penstock.messaging.death import Death, with_death
+from penstock.messaging.death import Death, buried, with_death
 from penstock.messaging.delivery import AttemptEnd, Delivery
-from penstock.messaging.message import Message, Outgoing
+from penstock.messaging.message import Attributes, Message, Outgoing
 from penstock.messaging.settlement import Ack, DeadLetter, Release, Settlement
 
 
@@ -85,7 +85,7 @@ class Store:
                 entry.end(AttemptEnd.EXPIRED, entry.visible_at)
             if line.settings.receives_max is not None and entry.attempts >= line.settings.receives_max:
                 del line.entries[entry.seq]
-                self._bury(line, entry, self._death(queue, entry, rules.reason_exhausted(entry.attempts), now), now)
+                self._give_up(line, entry, rules.reason_exhausted(entry.attempts), now)
             else:
                 line.make_ready(entry)
         self._expire(queue, line, now)
@@ -108,14 +108,21 @@ class Store:
         match settlement:
             case Ack():
                 del line.entries[entry.seq]
-            case Release(delay_seconds=delay_seconds, refund=refund, reason=reason):
-                entry.end(AttemptEnd.GIVEN_BACK if refund else AttemptEnd.FAILED, now, rules.kept_reason(reason))
-                line.make_wait(entry, now + delay_seconds)
+            case Release():
+                self._release(line, entry, settlement, now)
+            case DeadLetter() if self.dead_letter_queue(delivery.queue) == delivery.queue:
+                self._release(line, entry, rules.kept_back(settlement), now)
             case DeadLetter():
-                first = entry.first_failed_at
+                death = rules.death_by_settlement(
+                    settlement,
+                    delivery,
+                    worker=holder,
+                    first_failed_at=entry.first_failed_at,
+                    now=now,
+                    tries=tuple(map(rules.tried, entry.tries)),
+                )
                 del line.entries[entry.seq]
-                death = rules.death_by_settlement(settlement, delivery, worker=holder, first_failed_at=first, now=now)
-                self._bury(line, entry, death, now)
+                self._bury(line, entry, buried(entry.attributes, settlement, death), now)
 
     def release_holder(self, holder: str, now: float) -> int:
         """End the leases of a dead worker: now, or when they ended by themselves."""
@@ -143,11 +150,21 @@ class Store:
             return
         reason = rules.reason_expired(line.settings.retention_seconds)
         for entry in expired:
-            self._bury(line, entry, self._death(queue, entry, reason, now), now)
+            self._give_up(line, entry, reason, now)
 
-    def _bury(self, line: Line, entry: Entry, death: Death, now: float) -> None:
+    def _release(self, line: Line, entry: Entry, release: Release, now: float) -> None:
+        end = AttemptEnd.GIVEN_BACK if release.refund else AttemptEnd.FAILED
+        entry.end(end, now, rules.kept_reason(release.reason))
+        line.make_wait(entry, now + release.delay_seconds)
+
+    def _give_up(self, line: Line, entry: Entry, reason: str, now: float) -> None:
+        """Bury what dies by the broker's own hand."""
+        death = self._death(line.settings.name, entry, reason, now)
+        self._bury(line, entry, with_death(entry.attributes, death), now)
+
+    def _bury(self, line: Line, entry: Entry, attributes: Attributes, now: float) -> None:
         """Into the dead-letter queue: a new age, new attempts, the same id, body, group and attributes."""
-        entry.attributes = with_death(entry.attributes, death)
+        entry.attributes = attributes
         entry.bury(now)
         self.line(self.dead_letter_queue(line.settings.name)).put(entry, ready=False)
 
@@ -165,6 +182,7 @@ class Store:
             queue=queue,
             message_id=rules.message_id(self.id, entry.seq),
             enqueued_at=entry.enqueued_at,
+            tries=tuple(map(rules.tried, entry.tries)),
         )
 
     def _delivery(self, queue: str, entry: Entry, now: float) -> Delivery:
@@ -174,5 +192,5 @@ class Store:
             receipt=rules.receipt(self.id, rules.HandOver(seq=entry.seq, number=entry.receive_count)),
             attempt=entry.attempts,
             received_at=now,
-            previous=entry.previous,
+            previous=entry.tries[-1] if entry.tries else None,
         )

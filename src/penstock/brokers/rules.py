@@ -17,12 +17,11 @@ from penstock.messaging.broker import (
     QueueStats,
     conventional_dead_letter_queue,
     names_dead_letters,
-    names_second_tier,
 )
-from penstock.messaging.death import Death
-from penstock.messaging.delivery import Delivery
+from penstock.messaging.death import DIED, TRIES_MAX, Death, Try
+from penstock.messaging.delivery import Delivery, PreviousAttempt
 from penstock.messaging.message import Outgoing
-from penstock.messaging.settlement import DeadLetter
+from penstock.messaging.settlement import DeadLetter, Release
 
 G = TypeVar("G")
 
@@ -47,6 +46,7 @@ _RETENTION_SECONDS_MAX = 10 * 366 * 86_400.0
 DEDUPLICATION_WINDOW_SECONDS = 300.0  # as on SQS FIFO queues
 REASON_BYTES_MAX = 4 * 1024  # of what is kept of a release's reason, in UTF-8
 RESET_EVERY = 3  # unsuccessful hand-overs after which a message's age begins again, as measured on SQS
+LAST_TIER_HOLD_SECONDS = 900.0  # between two tries to give up on a letter that has no other place to go
 CLOCK_BACK_SECONDS = 1.0  # behind the last lease by more: the host's clock was set back, and no look was merely late
 LOST = "the lease ended, or the message is settled already, or gone"
 
@@ -111,8 +111,13 @@ def check_queue(queue: str) -> None:
 def check_settings(settings: QueueSettings) -> None:
     """Refuse settings that no queue can live with."""
     check_queue(settings.name)
-    if dead_letter_queue(settings) == settings.name and not names_second_tier(settings.name):
+    if settings.dead_letter_queue == settings.name:
         raise ConfigurationError(f"queue {settings.name!r} is its own dead-letter queue: name another one")
+    if settings.receives_max is not None and dead_letter_queue(settings) == settings.name:
+        raise ConfigurationError(
+            f"queue {settings.name!r} holds the dead letters that go nowhere else: give it no receives_max, or a "
+            "dead-letter queue"
+        )
     if settings.receives_max is not None and settings.receives_max < 1:
         raise ConfigurationError(
             f"queue {settings.name!r}: receives_max is {settings.receives_max}: make it at least 1"
@@ -124,6 +129,11 @@ def check_seconds(name: str, seconds: float, seconds_max: float) -> None:
     """Refuse a duration beyond 0 to ``seconds_max``."""
     if not 0 <= seconds <= seconds_max:  # NaN fails this too
         raise ConfigurationError(f"{name} is {seconds}: give it a value between 0 and {seconds_max:g}")
+
+
+def check_hold(release: Release) -> None:
+    """Refuse a release that hides a message for too long."""
+    check_seconds("delay_seconds", release.delay_seconds, CAPABILITIES.hold_seconds_max)
 
 
 def check_wait(wait_seconds: float) -> None:
@@ -178,9 +188,16 @@ def interleave(heads: Iterable[tuple[G, Sequence[int]]], count: int) -> list[tup
 
 
 def death_by_settlement(
-    settlement: DeadLetter, delivery: Delivery, *, worker: str, first_failed_at: float | None, now: float
+    settlement: DeadLetter,
+    delivery: Delivery,
+    *,
+    worker: str,
+    first_failed_at: float | None,
+    now: float,
+    tries: Sequence[Try] = (),
 ) -> Death:
-    """Of a message that its holder gave up on."""
+    """Of a message that its holder gave up on; ``tries`` are the attempts before this one."""
+    last = Try(started_at=delivery.received_at, ended_at=now, worker=worker, end=DIED, reason=settlement.reason)
     return Death(
         reason=settlement.reason,
         exception=settlement.exception,
@@ -195,7 +212,25 @@ def death_by_settlement(
         queue=delivery.queue,
         message_id=delivery.message.id,
         enqueued_at=delivery.message.enqueued_at,
+        tries=(*tries, last)[-TRIES_MAX:],
     )
+
+
+def tried(attempt: PreviousAttempt) -> Try:
+    """A hand-over that ended, as a death tells of it."""
+    return Try(
+        started_at=attempt.started_at,
+        ended_at=attempt.ended_at,
+        worker=attempt.worker,
+        end=attempt.end.value,
+        reason=attempt.reason,
+    )
+
+
+def kept_back(settlement: DeadLetter) -> Release:
+    """What becomes of a letter of the second tier that is given up on there: it stays, as there is no other place for
+    it, and nobody gets it again soon."""
+    return Release(delay_seconds=LAST_TIER_HOLD_SECONDS, reason=settlement.reason)
 
 
 def kept_reason(reason: str | None) -> str | None:

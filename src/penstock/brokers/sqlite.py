@@ -129,7 +129,7 @@ class SqliteBroker:
         """One transaction. What is settled already, or a second time in one call, counts as lost."""
         for _, settlement in settlements:
             if isinstance(settlement, Release):
-                rules.check_seconds("delay_seconds", settlement.delay_seconds, rules.CAPABILITIES.delay_seconds_max)
+                rules.check_hold(settlement)
         if not settlements:
             return ()
         with self._file.transaction() as connection:

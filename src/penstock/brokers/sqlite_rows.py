@@ -1,9 +1,12 @@
 """Between the rows of the queue file and messages."""
 
+import json
+from collections.abc import Sequence
 from typing import Any
 
 from penstock.brokers import rules
 from penstock.brokers.attributes import decode_attributes, decode_group
+from penstock.messaging.death import Try
 from penstock.messaging.delivery import AttemptEnd, Delivery, PreviousAttempt
 from penstock.messaging.message import Message
 
@@ -33,6 +36,16 @@ def delivery_of(store: str, queue: str, row: Row, now: float) -> Delivery:
         received_at=now,
         previous=_previous_of(row),
     )
+
+
+def tries_of(text: str | None) -> Sequence[Try]:
+    """What the statements wrote of a message's attempts. Of those that an older program began the times are not
+    known."""
+    return [
+        Try(started_at=started_at, ended_at=ended_at, worker=worker, end=end, reason=reason)
+        for started_at, ended_at, worker, end, reason in json.loads(text or "[]")
+        if started_at is not None
+    ]
 
 
 def _previous_of(row: Row) -> PreviousAttempt | None:

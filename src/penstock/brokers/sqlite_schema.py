@@ -6,7 +6,7 @@ from pathlib import Path
 from penstock.brokers.sqlite_script import schema_step
 from penstock.errors import ConfigurationError
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 _APPLICATION_ID = 0x50_53_54_4B  # "PSTK", as the first step writes it
 
 

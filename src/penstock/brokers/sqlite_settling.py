@@ -7,8 +7,11 @@ from collections.abc import Mapping, Sequence
 from penstock.brokers import rules
 from penstock.brokers.sqlite_leasing import Leasing
 from penstock.brokers.sqlite_queues import Queues
+from penstock.brokers.sqlite_rows import Row, tries_of
 from penstock.brokers.sqlite_upkeep import Upkeep
+from penstock.messaging.death import buried
 from penstock.messaging.delivery import Delivery
+from penstock.messaging.message import Attributes
 from penstock.messaging.settlement import Ack, DeadLetter, Release, Settlement
 
 
@@ -49,6 +52,8 @@ class Settling:
                     acked.append(seq)
                 case Release():
                     released.setdefault(settlement, []).append(seq)
+                case DeadLetter() if self._is_last(connection, delivery.queue):
+                    released.setdefault(rules.kept_back(settlement), []).append(seq)
                 case DeadLetter():
                     self._dead_letter(connection, seq, delivery, settlement, now)
         if acked:
@@ -68,12 +73,20 @@ class Settling:
         self, connection: sqlite3.Connection, seq: int, delivery: Delivery, settlement: DeadLetter, now: float
     ) -> None:
         queue = self._queues.ensure(connection, delivery.queue)
-        self._upkeep.bury(
-            connection,
-            queue,
-            [seq],
-            lambda row: rules.death_by_settlement(
-                settlement, delivery, worker=self._holder, first_failed_at=row[4], now=now
-            ),
-            now,
-        )
+
+        def attributes(before: Attributes, row: Row) -> Attributes:
+            death = rules.death_by_settlement(
+                settlement,
+                delivery,
+                worker=self._holder,
+                first_failed_at=row[4],
+                now=now,
+                tries=tries_of(row[7]),
+            )
+            return buried(before, settlement, death)
+
+        self._upkeep.bury(connection, queue, [seq], attributes, now)
+
+    def _is_last(self, connection: sqlite3.Connection, queue: str) -> bool:
+        """Whether there is no other place for its letters."""
+        return self._queues.dead_letter_queue(connection, self._queues.settings(connection, queue)) == queue

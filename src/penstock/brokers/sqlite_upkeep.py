@@ -10,8 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 from penstock.brokers import rules
 from penstock.brokers.attributes import decode_attributes, encode_attributes
 from penstock.brokers.sqlite_queues import QueueRow, Queues
-from penstock.brokers.sqlite_rows import Row
+from penstock.brokers.sqlite_rows import Row, tries_of
 from penstock.messaging.death import Death, with_death
+from penstock.messaging.message import Attributes
 
 ROWS_MAX = 10_000  # looked after in one transaction, so that other writers come in between
 
@@ -51,10 +52,13 @@ class Upkeep:
         connection: sqlite3.Connection,
         queue: QueueRow,
         ids: Sequence[int],
-        death: Callable[[Row], Death],
+        attributes: Callable[[Attributes, Row], Attributes],
         now: float,
     ) -> None:
-        """Move messages to the dead-letter queue: a new age, new attempts, the same id, body, group and attributes."""
+        """Move messages to the dead-letter queue: a new age, new attempts, the same id, body and group.
+
+        ``attributes`` makes a letter's out of the message's, and of a row of the statement `last_days`.
+        """
         target = self._queues.ensure(connection, self._queues.dead_letter_queue(connection, queue.settings))
         rows = connection.execute(self._sql["last_days"], {"ids": json.dumps(ids)}).fetchall()
         moves = [
@@ -62,7 +66,7 @@ class Upkeep:
                 "id": row[0],
                 "queue_id": target.id,
                 "now": now,
-                "attributes": encode_attributes(with_death(decode_attributes(row[1]), death(row))),
+                "attributes": encode_attributes(attributes(decode_attributes(row[1]), row)),
             }
             for row in rows
         ]
@@ -77,7 +81,11 @@ class Upkeep:
         now: float,
     ) -> None:
         """Bury what dies by the broker's own hand."""
-        self.bury(connection, queue, ids, lambda row: self._death(queue, row, reason(row), now), now)
+
+        def attributes(before: Attributes, row: Row) -> Attributes:
+            return with_death(before, self._death(queue, row, reason(row), now))
+
+        self.bury(connection, queue, ids, attributes, now)
 
     def _wake(self, connection: sqlite3.Connection, queue: QueueRow, now: float) -> int:
         parameters = {"queue_id": queue.id, "now": now, "rows_max": ROWS_MAX}
@@ -116,7 +124,7 @@ class Upkeep:
         return len(ids)
 
     def _death(self, queue: QueueRow, row: Row, reason: str, now: float) -> Death:
-        id, _, enqueued_at, attempts, first_failed_at, last_failed_at, worker = row
+        id, _, enqueued_at, attempts, first_failed_at, last_failed_at, worker, tries = row
         return Death(
             reason=reason,
             attempts=attempts,
@@ -126,6 +134,7 @@ class Upkeep:
             queue=queue.settings.name,
             message_id=rules.message_id(self._store_id, id),
             enqueued_at=enqueued_at,
+            tries=tuple(tries_of(tries)),
         )
 
 

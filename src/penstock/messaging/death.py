@@ -23,6 +23,7 @@ DEATH_BYTES_MAX = 64 * 1024
 _TEXT_BYTES_MAX = 4 * 1024  # of each field but the traceback, which gets what is left over
 _TRIMMED = "[... trimmed ...]\n"
 TRIES_MAX = 10  # the last ones are kept
+DIED = "dead"  # how the attempt ended that gave up on the message
 _TRY_CHARS_MAX = 200  # of each text of an attempt
 
 
@@ -33,7 +34,7 @@ class Try:
     started_at: float
     ended_at: float
     worker: str
-    end: str  # how it ended, as `penstock.messaging.delivery.AttemptEnd` says it; the last one's is "dead"
+    end: str  # as `penstock.messaging.delivery.AttemptEnd` says it; `DIED` of the one that gave up, if any did
     reason: str | None = None
 
 

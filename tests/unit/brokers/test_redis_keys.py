@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 from redis.crc import key_slot
 
 from penstock.brokers.redis_streams.keys import Keys
+from penstock.messaging.broker import conventional_dead_letter_queue
 
 NAMES = [
     "q",
@@ -18,13 +19,16 @@ NAMES = [
     "q-dlq",
     "-dlq",
     "q-dlq-dlq",
+    "q-dead",
+    "-dead",
     "заказы",
     "注文",
     "q:stream",
     "\n",
     "*",
 ]
-TEXTS = st.text(st.sampled_from("{}%-dlq:ä \x00*"), min_size=1, max_size=9) | st.text(min_size=1, max_size=9)
+PARTS = st.lists(st.sampled_from(["-dlq", "-dead", *"{}%-dlq:ä \x00*"]), min_size=1, max_size=9)
+TEXTS = PARTS.map("".join) | st.text(min_size=1, max_size=9)
 KEYS = Keys("penstock")
 
 
@@ -41,12 +45,12 @@ def slots(*queues: str) -> set[int]:
 
 @pytest.mark.parametrize("queue", NAMES)
 def test_the_keys_of_a_queue_and_of_its_dead_letters_lie_in_one_slot(queue: str) -> None:
-    assert len(slots(queue, f"{queue}-dlq")) == 1
+    assert len(slots(queue, f"{queue}-dlq", conventional_dead_letter_queue(f"{queue}-dlq"))) == 1
 
 
 @given(TEXTS)
 def test_whatever_the_queue_is_called(queue: str) -> None:
-    assert len(slots(queue, f"{queue}-dlq", f"{queue}-dlq-dlq")) == 1
+    assert len(slots(queue, f"{queue}-dlq", f"{queue}-dead", f"{queue}-dlq-dlq")) == 1
 
 
 def test_queues_are_spread_over_the_slots() -> None:
@@ -62,5 +66,7 @@ def test_no_two_queues_share_a_key(one: str, other: str) -> None:
 def test_a_plain_name_can_be_read_in_its_key() -> None:
     assert KEYS.stream("orders of 2026/eu") == "penstock:{orders of 2026/eu}:stream"
     assert KEYS.stream("orders-dlq") == "penstock:{orders}-dlq:stream"
+    assert KEYS.stream("orders-dead") == "penstock:{orders}-dead:stream"
     assert KEYS.wake("-dlq") == "penstock:{-dlq}:wake"
+    assert KEYS.wake("-dead") == "penstock:{-dead}:wake"
     assert Keys("shop").settings("q") == "shop:{q}:queue"

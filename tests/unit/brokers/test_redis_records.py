@@ -11,6 +11,7 @@ from tests.services.redis_server import VERSIONS
 
 from penstock.brokers.redis_streams.records import State, entry_of, milliseconds, state_of
 from penstock.brokers.redis_streams.scripts import scripts
+from penstock.messaging.death import TRIES_MAX, Try
 from penstock.messaging.delivery import AttemptEnd, PreviousAttempt
 
 ENDED = """
@@ -25,7 +26,7 @@ MILLISECONDS = st.integers(1, 10**14)  # up to the year 5138
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 HAND_OVERS = st.lists(
     st.tuples(MILLISECONDS, MILLISECONDS, st.sampled_from("FGE"), TEXTS.filter(lambda name: "\n" not in name), TEXTS),
-    max_size=7,
+    max_size=14,
 )
 HandOver = tuple[int, int, str, str, str]
 
@@ -46,6 +47,22 @@ def after(state: State, hand_over: HandOver) -> State:
     )
 
 
+def tries(hand_overs: list[HandOver]) -> list[Try]:
+    """The last ten; of those before the last one no character moves the cursor."""
+    plain = [
+        (started, at, kind, "".join(map(plain_of, worker)), "".join(map(plain_of, reason)))
+        for started, at, kind, worker, reason in hand_overs[:-1]
+    ]
+    return [
+        Try(started_at=started / 1000, ended_at=at / 1000, worker=worker, end=ENDS[kind].value, reason=reason or None)
+        for started, at, kind, worker, reason in [*plain, *hand_overs[-1:]][-TRIES_MAX:]
+    ]
+
+
+def plain_of(character: str) -> str:
+    return " " if ord(character) < 32 or ord(character) == 127 else character
+
+
 def ended(servers: Servers, version: str, *arguments: Any) -> Any:
     common = scripts()["send"].text.partition("-- KEYS:")[0]
     return servers.redis(version).client.eval(common + ENDED, 1, *arguments)
@@ -63,9 +80,37 @@ def test_a_state_says_what_happened_on_the_server(
     expected = State(seq=seq, enqueued_at=enqueued / 1000)
     for hand_over in hand_overs:
         expected = after(expected, hand_over)
-    assert state_of(text) == expected
+    state = state_of(text)
+    assert replace(state, earlier=b"") == expected
+    assert list(state.tries) == tries(hand_overs)
     assert is_state == 1
     assert numbers == [seq, enqueued]
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_of_long_texts_of_earlier_attempts_the_beginning_is_kept(servers: Servers, version: str) -> None:
+    text, *_ = ended(servers, version, "1 2", *(3, 4, "F", "w" * 300, "é" * 300), *(5, 6, "E", "v", ""))
+    first, last = state_of(text).tries
+    assert (first.worker, first.reason, last.worker, last.reason) == ("w" * 200, "é" * 100, "v", None)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("forged", ["bad\x003 4 F w\tforged", "\x00", "\x003 4 F w\t"])
+def test_no_reason_is_taken_for_attempts(servers: Servers, version: str, forged: str) -> None:
+    text, *_ = ended(servers, version, "1 2", *(3, 4, "F", "w", forged))
+    state = state_of(text)
+    assert state.previous is not None
+    assert state.previous.reason == forged
+    assert len(state.tries) == 1
+
+
+@pytest.mark.parametrize(
+    "text", [b"1 2 2 1 0 1 4 4 3 4 F w\nbad", b"1 2 2 1 0 1 4 4 3 4 F w\nbad\x00\n\ngarbage\n1 2 X w\tr"]
+)
+def test_a_state_of_a_program_that_kept_none_has_the_last_attempt_alone(text: bytes) -> None:
+    state = state_of(text)
+    assert state.previous is not None
+    assert (state.previous.reason, len(state.tries)) == ("bad", 1)
 
 
 @pytest.mark.parametrize("text", ["", "paid", "1", "1 x", "12 34 shipped", " 1 2", "1 2 3 4 5 6 7 8 9 10 F", "-1 2"])

@@ -9,6 +9,7 @@ from tests.unit.brokers.sqs_doubles import FakeApi, client_error, instant_clock
 
 from penstock.brokers.sqs import facts
 from penstock.brokers.sqs.faults import QueueMissing, meant
+from penstock.brokers.sqs.names import valid_name
 from penstock.brokers.sqs.queues import POLICY_SECONDS, Queues
 from penstock.errors import ConfigurationError, TemporaryError
 from penstock.messaging.broker import QueueSettings
@@ -159,14 +160,76 @@ def test_names_come_page_by_page() -> None:
 def test_queues_are_made_with_their_dead_letter_queues_and_policies() -> None:
     account = Account()
     account.known.ensure([QueueSettings(name="q", receives_max=7, retention_seconds=1.0), QueueSettings(name="r.fifo")])
-    assert account.queues.keys() == {"q", "q-dlq", "r.fifo", "r-dlq.fifo"}
+    assert account.queues.keys() == {"q", "q-dlq", "q-dead", "r.fifo", "r-dlq.fifo", "r-dead.fifo"}
     assert json.loads(account.queues["q"]["RedrivePolicy"]) == {
         "deadLetterTargetArn": "arn:aws:sqs:us-east-1:1:q-dlq",
         "maxReceiveCount": 7,
     }
     assert account.queues["q"]["MessageRetentionPeriod"] == "60"  # SQS's least
     assert "RedrivePolicy" not in account.queues["r.fifo"]
-    assert account.queues["r-dlq.fifo"]["FifoQueue"] == "true"
+    assert account.queues["r-dlq.fifo"]["FifoQueue"] == account.queues["r-dead.fifo"]["FifoQueue"] == "true"
+
+
+def test_receives_that_count_on_let_sqs_move_no_letter_of_a_first_tier_that_is_made_here() -> None:
+    account = Account()
+    account.known.ensure([QueueSettings(name="q", receives_max=7)])
+    assert json.loads(account.queues["q-dlq"]["RedrivePolicy"]) == {
+        "deadLetterTargetArn": "arn:aws:sqs:us-east-1:1:q-dead",
+        "maxReceiveCount": 1_000,
+    }
+    assert "RedrivePolicy" not in account.queues["q-dead"]
+
+
+def test_a_first_tier_that_is_there_gets_a_second_and_no_policy() -> None:
+    account = Account(**{"q-dlq": {"QueueArn": "arn:aws:sqs:us-east-1:1:q-dlq"}})
+    account.known.ensure([QueueSettings(name="q")])
+    assert "q-dead" in account.queues
+    assert "RedrivePolicy" not in account.queues["q-dlq"]
+
+
+def test_a_first_tier_that_says_where_its_letters_go_keeps_its_word() -> None:
+    account = Account(graves={}, **{"q-dlq": redrive("graves")})
+    account.known.ensure([QueueSettings(name="q")])
+    assert account.queues.keys() == {"q", "q-dlq", "graves"}
+    assert account.known.dead_letter_name("q-dlq") == "graves"
+    assert account.known.find("q-dead").url == f"{HOME}/graves"
+
+
+@pytest.mark.parametrize(
+    ("queue", "dead_letters"),
+    [
+        ("q", "q-dlq"),
+        ("q-dlq", "q-dead"),
+        ("q-dead", "q-dead"),
+        ("q.fifo", "q-dlq.fifo"),
+        ("q-dlq.fifo", "q-dead.fifo"),
+        ("q.fifo-dlq", "q-dead.fifo"),
+        ("q-dead.fifo", "q-dead.fifo"),
+    ],
+)
+def test_each_tier_has_a_name_that_sqs_takes_whether_or_not_it_is_there(queue: str, dead_letters: str) -> None:
+    there: dict[str, dict[str, str]] = {valid_name(name): {} for name in (queue, dead_letters)}
+    for account in (Account(), Account(**there)):
+        assert account.known.dead_letter_name(queue) == dead_letters
+    found = Account(**there).known
+    assert found.dead_letter_queue(found.find(queue)).url == f"{HOME}/{dead_letters}"
+
+
+def test_how_long_messages_stay_is_told_where_it_may_be_asked() -> None:
+    account = Account(q={"MessageRetentionPeriod": "3600"})
+    assert account.known.retention_seconds("q") == 3_600
+    assert account.known.retention_seconds("nope") is None
+    account.readable = False
+    account.clock.advance(POLICY_SECONDS)
+    assert account.known.retention_seconds("q") is None
+
+
+def test_after_how_many_receives_a_queue_gives_up_is_told_and_asking_raises_nothing() -> None:
+    account = Account(q=redrive("graves"), plain={}, odd={"RedrivePolicy": '{"maxReceiveCount": "many"}'})
+    arn = "arn:aws:sqs:us-east-1:1:"
+    assert account.known.receives_max(f"{arn}q") == 5
+    for name in ("plain", "odd", "nope"):
+        assert account.known.receives_max(f"{arn}{name}") is None
 
 
 def test_a_queue_that_is_there_is_given_the_settings() -> None:

@@ -6,7 +6,7 @@ from penstock.brokers import rules
 from penstock.brokers.redis_streams.keys import Keys
 from penstock.brokers.redis_streams.records import entry_of, state_of
 from penstock.brokers.redis_streams.server import Server, script
-from penstock.messaging.death import Death
+from penstock.messaging.death import TRIES_MAX, Death, Try
 from penstock.messaging.delivery import Delivery
 from penstock.messaging.settlement import DeadLetter
 
@@ -31,6 +31,7 @@ def deaths_by_settlement(
                 worker=worker,
                 first_failed_at=state_of(state).first_failed_at if state else None,
                 now=int(now) / 1000,
+                tries=state_of(state).tries if state else (),
             )
     return deaths
 
@@ -43,6 +44,7 @@ def death_by_broker(
     first_failed_at: float | None,
     last_failed_at: float,
     worker: str,
+    tries: Sequence[Try],
 ) -> Death:
     """Of a message that nobody settled for good: handed over too often, or past its retention."""
     return Death(
@@ -54,4 +56,5 @@ def death_by_broker(
         queue=delivery.queue,
         message_id=delivery.message.id,
         enqueued_at=delivery.message.enqueued_at,
+        tries=tuple(tries)[-TRIES_MAX:],
     )

@@ -1,9 +1,9 @@
-"""The names of a queue's keys. Together they lie in one slot of a cluster, and the dead-letter queue's beside them."""
+"""The names of a queue's keys. Together they lie in one slot of a cluster, those of its dead letters beside them."""
 
 import random
 from urllib.parse import quote
 
-from penstock.messaging.broker import DEAD_LETTER_SUFFIX
+from penstock.messaging.broker import DEAD_LETTER_SUFFIX, SECOND_TIER_SUFFIX
 
 _PLAIN = (
     " !$&'()*+,/;=?@[]^|~"  # besides letters, digits and -._ : what a name keeps as it is; braces and % it does not
@@ -18,6 +18,14 @@ def new_store() -> str:
     return f"{random.getrandbits(64):016x}"
 
 
+def _shortened(name: str) -> str:
+    """The name of the queue whose dead letters lie there, if the name says so."""
+    for suffix in (DEAD_LETTER_SUFFIX, SECOND_TIER_SUFFIX):
+        if name.endswith(suffix) and name != suffix:
+            return name.removesuffix(suffix)
+    return name
+
+
 class Keys:
     """The keys of all queues under one prefix."""
 
@@ -27,11 +35,12 @@ class Keys:
         self._streams: dict[str, str] = {}  # any thread's: the same name gives the same key
 
     def base(self, queue: str) -> str:
-        """What each key of the queue begins with: ``penstock:{orders}``, and ``penstock:{orders}-dlq`` for its dead."""
-        name, suffix = queue, ""
-        while name.endswith(DEAD_LETTER_SUFFIX) and name != DEAD_LETTER_SUFFIX:
-            name, suffix = name.removesuffix(DEAD_LETTER_SUFFIX), suffix + DEAD_LETTER_SUFFIX
-        return f"{self._prefix}:{{{quote(name, safe=_PLAIN)}}}{suffix}"
+        """What each key of the queue begins with: ``penstock:{orders}``, and for its dead letters
+        ``penstock:{orders}-dlq`` and ``penstock:{orders}-dead``."""
+        name = queue
+        while (shorter := _shortened(name)) != name:
+            name = shorter
+        return f"{self._prefix}:{{{quote(name, safe=_PLAIN)}}}{queue.removeprefix(name)}"
 
     def stream(self, queue: str) -> str:
         """The stream of what is handed over."""

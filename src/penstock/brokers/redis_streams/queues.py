@@ -8,7 +8,12 @@ from penstock.brokers.redis_streams.keys import Keys
 from penstock.brokers.redis_streams.records import milliseconds
 from penstock.brokers.redis_streams.server import Command, Server
 from penstock.errors import ConfigurationError, TemporaryError
-from penstock.messaging.broker import DEAD_LETTER_SUFFIX, QueueSettings
+from penstock.messaging.broker import (
+    SECOND_TIER_SUFFIX,
+    QueueSettings,
+    conventional_dead_letter_queue,
+    names_dead_letters,
+)
 
 _DEFAULT_RETENTION_SECONDS = QueueSettings(name="default").retention_seconds
 
@@ -71,27 +76,40 @@ class Queues:
         return settings
 
     def _configure(self, settings: QueueSettings) -> None:
-        name = settings.name
-        if self._server.is_cluster and settings.dead_letter_queue not in (None, f"{name}{DEAD_LETTER_SUFFIX}"):
+        name, conventional = settings.name, conventional_dead_letter_queue(settings.name)
+        if self._server.is_cluster and settings.dead_letter_queue not in (None, conventional):
             raise ConfigurationError(
                 f"queue {name!r} has the dead-letter queue {settings.dead_letter_queue!r}, which lies in another slot "
-                f"of the cluster; let it be {name}{DEAD_LETTER_SUFFIX}"
+                f"of the cluster; let it be {conventional}"
             )
         key = self._keys.settings(name)
         fields = {
             "retention": milliseconds(settings.retention_seconds),
             "receives_max": settings.receives_max,
-            "dead_letter_queue": settings.dead_letter_queue,
+            "dead_letter_queue": settings.dead_letter_queue or self._second_tier(name),
         }
         told = [part for field, value in fields.items() if value is not None for part in (field, value)]
         untold = [field for field, value in fields.items() if value is None]
         commands: list[Command] = [("HSET", key, *told), ("SADD", self._keys.queues, name)]
         commands += [("HDEL", key, *untold)] if untold else []
+        if settings.dead_letter_queue is not None:
+            commands += self._made_dead_letter_queue(settings.dead_letter_queue)
         answers = self._server.run(*commands, ("HGET", key, "store"))
         for answer in answers:
             if isinstance(answer, Exception):
                 raise answer
         self._listed[name] = (answers[-1] or b"").decode()
+
+    def _second_tier(self, queue: str) -> str | None:
+        """Where the letters go of a queue that we name as another one's dead-letter queue; None: its name says it."""
+        named = any(settings.dead_letter_queue == queue for settings in self._given.values())
+        return f"{queue}{SECOND_TIER_SUFFIX}" if named and not names_dead_letters(queue) else None
+
+    def _made_dead_letter_queue(self, queue: str) -> Sequence[Command]:
+        """What tells the server so, whoever gives that queue its settings."""
+        key, second_tier = self._keys.settings(queue), self._second_tier(queue)
+        commands: list[Command] = [("HSET", key, "holds_dead", "1")]
+        return [*commands, ("HSETNX", key, "dead_letter_queue", second_tier)] if second_tier else commands
 
 
 def settings_of(

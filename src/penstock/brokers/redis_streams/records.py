@@ -7,11 +7,13 @@ from dataclasses import dataclass
 
 from penstock.brokers import rules
 from penstock.brokers.attributes import decode_attributes, decode_group, encode_attributes, encode_group
+from penstock.messaging.death import Try
 from penstock.messaging.delivery import AttemptEnd, Delivery, PreviousAttempt
 from penstock.messaging.message import NO_ATTRIBUTES, Message, Outgoing
 
 _ENDS = {b"F": AttemptEnd.FAILED, b"G": AttemptEnd.GIVEN_BACK, b"E": AttemptEnd.EXPIRED}
 _ENTRY = re.compile(r"[0-9]{1,19}-[0-9]{1,19}")
+_EARLIER = re.compile(rb"([0-9]{1,19}) ([0-9]{1,19}) ([FGE]) ([^\t]*)\t(.*)", re.DOTALL)
 _FRESH = 2  # fields of the state of a message that was never handed over
 
 
@@ -26,6 +28,15 @@ class State:
     first_failed_at: float | None = None
     last_failed_at: float | None = None
     previous: PreviousAttempt | None = None
+    earlier: bytes = b""  # the attempts before that one, as the scripts keep them
+
+    @property
+    def tries(self) -> Sequence[Try]:
+        """All hand-overs that are remembered, oldest first."""
+        if self.previous is None:
+            return ()
+        lines = (_EARLIER.fullmatch(line) for line in self.earlier.split(b"\n"))
+        return [*(_try_of(line) for line in lines if line), rules.tried(self.previous)]
 
     @property
     def attempts(self) -> int:
@@ -35,7 +46,8 @@ class State:
 
 def state_of(text: bytes) -> State:
     """The state that the scripts wrote (`ended` in common.lua)."""
-    line, _, reason = text.partition(b"\n")
+    line, _, rest = text.partition(b"\n")
+    reason, _, earlier = rest.rpartition(b"\0") if b"\0" in rest else (rest, b"", b"")
     fields = line.split(b" ", 11)
     if len(fields) == _FRESH:
         return State(seq=int(fields[0]), enqueued_at=int(fields[1]) / 1000)
@@ -54,6 +66,7 @@ def state_of(text: bytes) -> State:
             end=_ENDS[fields[10]],
             reason=reason.decode("utf-8", "replace") or None,
         ),
+        earlier=earlier,
     )
 
 
@@ -128,6 +141,17 @@ def sent(messages: Sequence[Outgoing]) -> list[bytes | str]:
             attributes, head = message.attributes, encode_attributes(message.attributes) or ""
         arguments += (_how(message), head, message.body)
     return arguments
+
+
+def _try_of(line: re.Match[bytes]) -> Try:
+    started, ended, kind, worker, reason = line.groups()
+    return Try(
+        started_at=int(started) / 1000,
+        ended_at=int(ended) / 1000,
+        worker=worker.decode("utf-8", "replace"),
+        end=_ENDS[kind].value,
+        reason=reason.decode("utf-8", "ignore") or None,  # it may be cut within a character
+    )
 
 
 def _group_of(tag: bytes) -> str | None:

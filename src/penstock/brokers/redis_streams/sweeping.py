@@ -22,6 +22,7 @@ class Exhausted:
 
     delivery: Delivery
     state: State  # before that hand-over
+    started_at: float
     ended_at: float
     worker: str
 
@@ -95,6 +96,7 @@ class Sweeping:
                 queue, store.decode(), id, at=int(ended) / 1000, state=state, group=group, head=head, body=body
             ),
             state=state,
+            started_at=int(id.partition(b"-")[0]) / 1000,
             ended_at=int(ended) / 1000,
             worker=worker.decode("utf-8", "replace"),
         )

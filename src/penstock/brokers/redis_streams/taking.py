@@ -39,7 +39,7 @@ def taken(asks: Sequence[Ask], answer: Sequence[Any]) -> Taken:
     if which == 0:
         due = answer[2] if len(answer) > 2 else None
         return Taken(now=now, next_due_at=None if due is None else float(due) / 1000)
-    queue, store, entries = asks[which - 1].queue, answer[2].decode(), answer[6]
+    queue, store, entries, holds_dead = asks[which - 1].queue, answer[2].decode(), answer[6], bool(answer[7])
     settings = settings_of(queue, retention=answer[3], receives_max=answer[4], dead_letter_queue=answer[5])
     deliveries: list[Delivery] = []
     given_up: list[tuple[Delivery, State, str]] = []
@@ -53,7 +53,7 @@ def taken(asks: Sequence[Ask], answer: Sequence[Any]) -> Taken:
         else:
             state = state_of(text)
             delivery = delivery_of(queue, store, id, at=now, state=state, group=group, head=head, body=body)
-        if delivery.message.enqueued_at <= fresh_from:
+        if delivery.message.enqueued_at <= fresh_from and not holds_dead:  # the script drops those
             reason = rules.reason_expired(settings.retention_seconds)
             given_up.append((delivery, state or state_of(text), reason))
         elif state and settings.receives_max is not None and state.attempts >= settings.receives_max:

@@ -1,6 +1,6 @@
 """One turn at the server: settle, sweep where it is time, take; and bury what nobody should get any more."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -18,8 +18,8 @@ from penstock.brokers.redis_streams.sweeping import Exhausted, Sweeping
 from penstock.brokers.redis_streams.taking import NOTHING, Taken, take, taken
 from penstock.errors import UserError
 from penstock.messaging.broker import Ask, SettleFailure, Turn
-from penstock.messaging.death import Death, with_death
-from penstock.messaging.delivery import Delivery
+from penstock.messaging.death import Death, Try, buried, with_death
+from penstock.messaging.delivery import AttemptEnd, Delivery
 from penstock.messaging.settlement import DeadLetter, Release, Settlement
 
 LOOKS_MAX = 10  # at queues whose next messages turn out to be dead; the next turn goes on
@@ -103,6 +103,7 @@ class Turns:
                 first_failed_at=dead.state.first_failed_at or dead.ended_at,
                 last_failed_at=dead.ended_at,
                 worker=dead.worker,
+                tries=[*dead.state.tries, _last_try(dead)],
             )
             for dead in exhausted
         }
@@ -117,23 +118,27 @@ class Turns:
     # --- settling
 
     def _prepared(self, settlements: Sequence[tuple[Delivery, Settlement]]) -> _Settling:
-        dead = [(delivery, each) for delivery, each in settlements if isinstance(each, DeadLetter)]
         try:
             for _, each in settlements:
                 if isinstance(each, Release):
-                    rules.check_seconds("delay_seconds", each.delay_seconds, rules.CAPABILITIES.delay_seconds_max)
+                    rules.check_hold(each)
+            dead_letter_queues = self._dead_letter_queues(settlements)
+            if dead_letter_queues:
+                settlements = [(held, _where_it_can(each, held, dead_letter_queues)) for held, each in settlements]
+            dead = [(delivery, each) for delivery, each in settlements if isinstance(each, DeadLetter)]
             deaths = deaths_by_settlement(self.server, self.keys, dead, worker=self.holder)
             heads = {
-                delivery.receipt: encode_attributes(with_death(delivery.message.attributes, deaths[delivery.receipt]))
-                for delivery, _ in dead
-            }
-            dead_letter_queues = {
-                queue: self.queues.dead_letter_queue(queue) for queue in {delivery.queue for delivery, _ in dead}
+                delivery.receipt: encode_attributes(buried(delivery.message.attributes, each, deaths[delivery.receipt]))
+                for delivery, each in dead
             }
         except Exception as error:
             return _Settling(error=error)
         groups, lost = grouped(settlements, heads=heads, dead_letter_queues=dead_letter_queues)
         return _Settling(groups=groups, lost=lost)
+
+    def _dead_letter_queues(self, settlements: Sequence[tuple[Delivery, Settlement]]) -> Mapping[str, str]:
+        queues = {delivery.queue for delivery, each in settlements if isinstance(each, DeadLetter)}
+        return {queue: self.queues.dead_letter_queue(queue) for queue in queues}
 
     def _settled(self, settling: _Settling, answers: Sequence[Any]) -> tuple[Sequence[SettleFailure], Exception | None]:
         if settling.error is not None:
@@ -220,7 +225,25 @@ class Turns:
                 first_failed_at=state.first_failed_at,
                 last_failed_at=state.last_failed_at or got.now,
                 worker=state.previous.worker if state.previous is not None else "",
+                tries=state.tries,
             )
             for delivery, state, reason in got.given_up
         }
         self._bury([delivery for delivery, _, _ in got.given_up], deaths)
+
+
+def _where_it_can(settlement: Settlement, delivery: Delivery, dead_letter_queues: Mapping[str, str]) -> Settlement:
+    """The settlement, but that a letter which has no other place to go stays."""
+    if isinstance(settlement, DeadLetter) and dead_letter_queues[delivery.queue] == delivery.queue:
+        return rules.kept_back(settlement)
+    return settlement
+
+
+def _last_try(dead: Exhausted) -> Try:
+    """The hand-over that nobody ended."""
+    return Try(
+        started_at=dead.started_at,
+        ended_at=dead.ended_at,
+        worker=dead.worker,
+        end=AttemptEnd.EXPIRED.value,
+    )

@@ -69,7 +69,8 @@ WHERE queue_id = :queue_id AND state <> 0 AND visible_at <= :now
 ORDER BY visible_at, id
 LIMIT :rows_max
 
--- A lease that ended by itself is a failure at the moment it ended.
+-- A lease that ended by itself is a failure at the moment it ended. Of the attempts the last ten are kept, here and in
+-- `release` and `release_dead`.
 -- name: wake
 UPDATE messages SET
     first_failed_at = CASE state WHEN 2 THEN COALESCE(first_failed_at, visible_at) ELSE first_failed_at END,
@@ -77,6 +78,17 @@ UPDATE messages SET
     unsuccessful = unsuccessful + (state = 2),
     ended = CASE state WHEN 2 THEN 'expired' ELSE ended END,
     ended_at = CASE state WHEN 2 THEN visible_at ELSE ended_at END,
+    tries = CASE state
+        WHEN 2 THEN json_insert(
+            CASE
+                WHEN json_array_length(COALESCE(tries, '[]')) < 10 THEN COALESCE(tries, '[]')
+                ELSE json_remove(tries, '$[0]')
+            END,
+            '$[#]',
+            json_array(leased_at, visible_at, holder, 'expired', NULL)
+        )
+        ELSE tries
+    END,
     state = 0
 WHERE id IN (SELECT value FROM json_each(:ids))
 
@@ -191,11 +203,21 @@ UPDATE messages SET
     unsuccessful = unsuccessful + 1,
     ended = CASE :refund WHEN 1 THEN 'given_back' ELSE 'failed' END,
     ended_at = :now,
-    end_reason = :reason
+    end_reason = :reason,
+    tries = json_insert(
+        CASE
+            WHEN json_array_length(COALESCE(tries, '[]')) < 10 THEN COALESCE(tries, '[]')
+            ELSE json_remove(tries, '$[0]')
+        END,
+        '$[#]',
+        json_array(
+            leased_at, :now, holder, CASE :refund WHEN 1 THEN 'given_back' ELSE 'failed' END, substr(:reason, 1, 200)
+        )
+    )
 WHERE id IN (SELECT value FROM json_each(:ids))
 
 -- name: last_days
-SELECT id, attributes, enqueued_at, receive_count - refunds, first_failed_at, last_failed_at, holder
+SELECT id, attributes, enqueued_at, receive_count - refunds, first_failed_at, last_failed_at, holder, tries
 FROM messages
 WHERE id IN (SELECT value FROM json_each(:ids))
 ORDER BY id
@@ -213,6 +235,7 @@ UPDATE messages SET
     ended = NULL,
     ended_at = NULL,
     end_reason = NULL,
+    tries = NULL,
     unsuccessful = 0,
     age_from = NULL,
     attributes = :attributes
@@ -230,7 +253,15 @@ UPDATE messages SET
     last_failed_at = MIN(visible_at, :now),
     unsuccessful = unsuccessful + 1,
     ended = 'expired',
-    ended_at = MIN(visible_at, :now)
+    ended_at = MIN(visible_at, :now),
+    tries = json_insert(
+        CASE
+            WHEN json_array_length(COALESCE(tries, '[]')) < 10 THEN COALESCE(tries, '[]')
+            ELSE json_remove(tries, '$[0]')
+        END,
+        '$[#]',
+        json_array(leased_at, MIN(visible_at, :now), holder, 'expired', NULL)
+    )
 WHERE id IN (SELECT value FROM json_each(:ids))
 
 -- One statement, so one moment. The pluses keep SQLite off the indexes of ready messages and of resets, which it would

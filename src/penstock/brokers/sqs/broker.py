@@ -28,7 +28,8 @@ from penstock.brokers.sqs.limits import POLL_SECONDS_MAX, capabilities, check_le
 from penstock.brokers.sqs.listening import Ear
 from penstock.brokers.sqs.looking import purge, read_stats
 from penstock.brokers.sqs.moving import Movers, Moving
-from penstock.brokers.sqs.queues import FIFO, Queues
+from penstock.brokers.sqs.names import FIFO
+from penstock.brokers.sqs.queues import Queues
 from penstock.brokers.sqs.received import Received
 from penstock.brokers.sqs.receiving import Receiving
 from penstock.brokers.sqs.sending import Sending

@@ -6,8 +6,10 @@ from dataclasses import replace
 from penstock.brokers import rules
 from penstock.brokers.sqs.envelope import Entry, deduplication_id, sealed, size_bytes, unnoted
 from penstock.brokers.sqs.received import Received
-from penstock.messaging.death import DEATH_ATTRIBUTE, Death, encode_death
+from penstock.messaging.death import DEATH_ATTRIBUTE, Death, buried, encode_death
 from penstock.messaging.delivery import Delivery
+from penstock.messaging.message import Attributes
+from penstock.messaging.past import PAST_ATTRIBUTE
 from penstock.messaging.settlement import DeadLetter
 
 _TRIMMED_BYTES_MAX = 40 * 1024
@@ -17,7 +19,8 @@ _REASON_CHARS_MAX = 200
 def dead_letter(
     delivery: Delivery, settlement: DeadLetter, *, worker: str, now: float, fifo: bool, bytes_max: int
 ) -> Entry:
-    """What the dead-letter queue is sent: body, group and attributes as they were, and the death.
+    """What the dead-letter queue is sent: body, group and attributes as they were, and the death; from the first tier
+    to the second, the death that is there and why it goes on.
 
     What another program filled to the brim goes as it came, without a word. When it failed first SQS does not know;
     the time of its first hand-over is told instead.
@@ -25,8 +28,7 @@ def dead_letter(
     first = delivery.first_received_at if isinstance(delivery, Received) and delivery.attempt > 1 else None
     death = rules.death_by_settlement(settlement, delivery, worker=worker, first_failed_at=first, now=now)
     message = delivery.message
-    for text in _told(death):
-        attributes = {**message.attributes, DEATH_ATTRIBUTE: text} if text else message.attributes
+    for attributes in _told(message.attributes, settlement, death):
         entry = sealed(message.body, attributes, message.group, fifo=fifo)
         if size_bytes(entry) <= bytes_max:
             break
@@ -37,11 +39,23 @@ def dead_letter(
     return entry
 
 
-def _told(death: Death) -> Iterator[str]:
-    """All of it, then less and less."""
-    yield encode_death(death)
-    yield encode_death(death, bytes_max=_TRIMMED_BYTES_MAX)
-    brief = replace(death, traceback=None, exception=None)
-    yield encode_death(brief)
-    yield encode_death(replace(brief, reason=brief.reason[:_REASON_CHARS_MAX]))
-    yield ""
+def _told(before: Attributes, settlement: DeadLetter, death: Death) -> Iterator[Attributes]:
+    """All of it, then less and less; the past goes before the death does."""
+    whole = buried(before, settlement, death)
+    brief = replace(settlement, reason=settlement.reason[:_REASON_CHARS_MAX])
+    yield whole
+    if settlement.set_aside:
+        yield buried(before, brief, death)
+        yield _without_past(buried(before, brief, death))
+    else:
+        yield {**whole, DEATH_ATTRIBUTE: encode_death(death, bytes_max=_TRIMMED_BYTES_MAX)}
+        short = replace(death, traceback=None, exception=None, tries=())
+        yield {**whole, DEATH_ATTRIBUTE: encode_death(short)}
+        shortest = {**whole, DEATH_ATTRIBUTE: encode_death(replace(short, reason=brief.reason))}
+        yield shortest
+        yield _without_past(shortest)
+    yield before
+
+
+def _without_past(attributes: Attributes) -> Attributes:
+    return {name: value for name, value in attributes.items() if name != PAST_ATTRIBUTE}

@@ -57,6 +57,11 @@ def check_delay(seconds: float, *, queue: str) -> None:
     rules.check_seconds("delay_seconds", seconds, DELAY_SECONDS_MAX)
 
 
+def check_hold(seconds: float) -> None:
+    """Refuse a release that hides a message for longer than SQS ever does."""
+    rules.check_seconds("delay_seconds", seconds, LEASE_SECONDS_MAX)
+
+
 def whole_seconds(seconds: float) -> int:
     """As SQS counts them: never less than was asked for."""
     return math.ceil(seconds)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from contextlib import suppress
 
 from penstock.brokers.sqs.held import Catch, Expected, Held
-from penstock.brokers.sqs.queues import messages_a_call
+from penstock.brokers.sqs.names import messages_a_call
 from penstock.brokers.sqs.received import Received
 from penstock.messaging.clock import Clock
 from penstock.messaging.waits import Random, backoff_seconds

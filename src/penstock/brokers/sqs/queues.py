@@ -9,23 +9,17 @@ from penstock.brokers import rules
 from penstock.brokers.sqs.api import Api, QueueRef
 from penstock.brokers.sqs.faults import QueueMissing, is_invalid
 from penstock.brokers.sqs.limits import (
-    BATCH_MAX,
     OLD_MESSAGE_BYTES_MAX,
     RECEIVES_MAX,
     RETENTION_SECONDS_MAX,
     RETENTION_SECONDS_MIN,
     whole_seconds,
 )
+from penstock.brokers.sqs.names import FIFO, arn_name, base_name, dead_letter_name, source_name, valid_name
 from penstock.errors import ConfigurationError, PenstockError, TemporaryError
-from penstock.messaging.broker import (
-    DEAD_LETTER_SUFFIX,
-    SECOND_TIER_SUFFIX,
-    QueueSettings,
-    conventional_dead_letter_queue,
-)
+from penstock.messaging.broker import QueueSettings, names_dead_letters
 from penstock.messaging.clock import Clock
 
-FIFO = ".fifo"
 POLICY_SECONDS = 300.0  # how long a queue's attributes are believed
 _PAGE = 1_000
 _CREATION_SECONDS_MIN = 60  # between deleting a queue and creating one of its name; only for what we say
@@ -70,7 +64,7 @@ class Queues:
             target = self._redrive_target(self.find(queue))
         except QueueMissing:
             target = None
-        return _dead_letter_name(queue) if target is None else _arn_name(target)
+        return dead_letter_name(queue) if target is None else arn_name(target)
 
     def retention_seconds(self, queue: str) -> float | None:
         """How long a message stays; None where there is no such queue, or we may not ask."""
@@ -88,7 +82,7 @@ class Queues:
         target = self._redrive_target(queue)
         if target is not None:
             return self.find(target)
-        name = _dead_letter_name(_base_name(queue.url))
+        name = dead_letter_name(base_name(queue.url))
         try:
             return self.find(name)
         except QueueMissing as error:
@@ -96,6 +90,15 @@ class Queues:
                 f"The queue {queue.name!r} has no dead-letter queue: its redrive policy names none, and there is no "
                 f"queue {name!r}; create that one, or give the queue a redrive policy."
             ) from error
+
+    def receives_max(self, queue: str) -> int | None:
+        """After how many receives SQS moves a message of that queue by itself; None where it does not, or where we
+        cannot tell. Raises nothing: it is asked of messages that are here already."""
+        try:
+            count = self._redrive_policy(self.find(queue)).get("maxReceiveCount")
+            return None if count is None else int(count)
+        except (PenstockError, TypeError, ValueError):
+            return None
 
     def deduplicates_by_content(self, queue: QueueRef) -> bool:
         """Whether a FIFO queue takes messages without a deduplication id."""
@@ -111,30 +114,47 @@ class Queues:
         token: dict[str, str] = {}
         while True:
             answer = self._api.ask("list_queues", MaxResults=_PAGE, **token)
-            names += [_base_name(url) for url in answer.get("QueueUrls", ())]
+            names += [base_name(url) for url in answer.get("QueueUrls", ())]
             if not answer.get("NextToken"):
                 return sorted(set(names))
             token = {"NextToken": answer["NextToken"]}
 
     def ensure(self, wanted: Sequence[QueueSettings]) -> None:
-        """Let these queues be there, and their dead-letter queues, with these settings."""
-        dead_letters = [rules.dead_letter_queue(settings) for settings in wanted]
+        """Let these queues be there, and both tiers of their dead letters, with these settings.
+
+        A first tier that is made here lets SQS move what was received far more often than a message ever is before it
+        gets there, as its receives count on; one that was there is left as it is.
+        """
         named = {settings.name for settings in wanted}
         for settings in wanted:
             self._create(settings.name, {"MessageRetentionPeriod": str(_retention_seconds(settings))})
-        for name in dict.fromkeys(dead_letters):
+        for name in dict.fromkeys(rules.dead_letter_queue(settings) for settings in wanted):
             if name not in named:
-                self._create(_valid_name(name), {"MessageRetentionPeriod": str(int(RETENTION_SECONDS_MAX))})
+                self._ensure_dead_letters(valid_name(name))
         for settings in wanted:
-            self._set_redrive(settings)
+            if settings.receives_max is not None or settings.dead_letter_queue is not None:
+                # else its name says where its dead letters go, and SQS itself moves none
+                target = valid_name(rules.dead_letter_queue(settings))
+                self._set_redrive(settings.name, target, settings.receives_max or RECEIVES_MAX)
+
+    def _ensure_dead_letters(self, name: str) -> None:
+        retention = {"MessageRetentionPeriod": str(int(RETENTION_SECONDS_MAX))}
+        is_new = self._create(name, retention)
+        if not is_new and (self._redrive_target(self.find(name)) is not None or not names_dead_letters(name)):
+            return  # it says itself where its letters go, or nothing says that it is a dead-letter queue
+        second = valid_name(rules.dead_letter_queue(QueueSettings(name=name), holds_dead=True))
+        if second != name:
+            self._create(second, retention)
+        if second != name and is_new:
+            self._set_redrive(name, second, RECEIVES_MAX)
 
     def _looked_up(self, queue: str) -> QueueRef:
         if queue.startswith(("https://", "http://")):
-            return QueueRef(name=queue, url=_valid_name(queue))
+            return QueueRef(name=queue, url=valid_name(queue))
         if queue.startswith("arn:"):
-            return self._by_arn(_valid_name(queue))
+            return self._by_arn(valid_name(queue))
         try:
-            return self._by_name(queue, _valid_name(queue))
+            return self._by_name(queue, valid_name(queue))
         except QueueMissing:
             beside = self._dead_letters_elsewhere(queue)
             if beside is None:
@@ -165,23 +185,28 @@ class Queues:
         return self._by_name(arn, name, QueueOwnerAWSAccountId=account)
 
     def _dead_letters_elsewhere(self, queue: str) -> QueueRef | None:
-        """A queue's dead letters by its name and the suffix, where its redrive policy names another queue."""
-        if not queue.endswith(DEAD_LETTER_SUFFIX) or queue == DEAD_LETTER_SUFFIX:
+        """A queue's dead letters by its name and the suffix, where its redrive policy names another queue; those of
+        the second tier likewise."""
+        source = source_name(queue)
+        if source is None:
             return None
         try:
-            target = self._redrive_target(self.find(queue.removesuffix(DEAD_LETTER_SUFFIX)))
+            target = self._redrive_target(self.find(source))
             return None if target is None else self.find(target)
         except ConfigurationError:
             return None
 
     def _redrive_target(self, queue: QueueRef) -> str | None:
         """The ARN; None where the queue has no policy, or we may not ask."""
+        target = self._redrive_policy(queue).get("deadLetterTargetArn")
+        return target if isinstance(target, str) else None
+
+    def _redrive_policy(self, queue: QueueRef) -> Mapping[str, Any]:
         try:
             policy = json.loads(self._attribute(queue, "RedrivePolicy") or "{}")
         except ValueError:
-            return None
-        target = policy.get("deadLetterTargetArn") if isinstance(policy, dict) else None
-        return target if isinstance(target, str) else None
+            return {}
+        return policy if isinstance(policy, dict) else {}
 
     def _attribute(self, queue: QueueRef, name: str) -> str | None:
         now = self._clock.monotonic()
@@ -203,11 +228,12 @@ class Queues:
         attributes: Mapping[str, str] = answer.get("Attributes", {})
         return attributes
 
-    def _create(self, name: str, attributes: Mapping[str, str]) -> None:
+    def _create(self, name: str, attributes: Mapping[str, str]) -> bool:
+        """Answers whether it was not there."""
         fifo = {"FifoQueue": "true"} if name.endswith(FIFO) else {}
         try:
             self._api.on(self.find(name), "set_queue_attributes", Attributes=dict(attributes))
-            return
+            return False
         except QueueMissing:
             self.forget(name)
         try:
@@ -217,47 +243,16 @@ class Queues:
                 f"The queue {name!r} cannot be created: {error} A queue that was deleted can be created again after "
                 f"{_CREATION_SECONDS_MIN} s."
             ) from error
+        return True
 
-    def _set_redrive(self, settings: QueueSettings) -> None:
-        if settings.receives_max is None and settings.dead_letter_queue is None:
-            return  # its name says where its dead letters go, and SQS itself moves none
-        target = self.find(_valid_name(rules.dead_letter_queue(settings)))
-        arn = self._api.on(target, "get_queue_attributes", AttributeNames=["QueueArn"])["Attributes"]["QueueArn"]
-        policy: dict[str, Any] = {
-            "deadLetterTargetArn": arn,
-            "maxReceiveCount": min(settings.receives_max or RECEIVES_MAX, RECEIVES_MAX),
-        }
-        queue = self.find(settings.name)
+    def _set_redrive(self, name: str, target: str, receives_max: int) -> None:
+        dead_letters = self.find(target)
+        arn = self._api.on(dead_letters, "get_queue_attributes", AttributeNames=["QueueArn"])["Attributes"]["QueueArn"]
+        policy: dict[str, Any] = {"deadLetterTargetArn": arn, "maxReceiveCount": min(receives_max, RECEIVES_MAX)}
+        queue = self.find(name)
         self._api.on(queue, "set_queue_attributes", Attributes={"RedrivePolicy": json.dumps(policy)})
         with self._lock:
             self._attributes.pop(queue.url, None)
-
-
-def messages_a_call(queue: str) -> int:
-    """How many one receive may bring. Of a FIFO queue one: SQS hands several of a group over together, and a worker
-    begins all that it has. So the next of a group comes when the one before is settled, and none overtakes a retry.
-    """
-    return 1 if queue.endswith((FIFO, f"{FIFO}{DEAD_LETTER_SUFFIX}")) else BATCH_MAX
-
-
-def _base_name(url: str) -> str:
-    return url.rpartition("/")[2]
-
-
-def _dead_letter_name(name: str) -> str:
-    return _valid_name(conventional_dead_letter_queue(name))
-
-
-def _arn_name(arn: str) -> str:
-    return arn.rpartition(":")[2]
-
-
-def _valid_name(name: str) -> str:
-    """What ends in .fifo-dlq or .fifo-dead to everybody else has to end in -dlq.fifo or -dead.fifo on SQS."""
-    for suffix in (DEAD_LETTER_SUFFIX, SECOND_TIER_SUFFIX):
-        if name.endswith(f"{FIFO}{suffix}"):
-            return name.removesuffix(f"{FIFO}{suffix}") + suffix + FIFO
-    return name
 
 
 def _retention_seconds(settings: QueueSettings) -> int:

@@ -18,8 +18,20 @@ class Received(Delivery):
     began_at: float  # monotonic: SQS holds nothing longer than 12 h from here
 
 
-def received(queue: str, raw: Mapping[str, Any], clock: Clock) -> Received:
-    """A message as `ReceiveMessage` brings it."""
+def source_of(raw: Mapping[str, Any]) -> str | None:
+    """The ARN of the queue from which SQS itself moved the message here; None where nobody did."""
+    arn = raw.get("Attributes", {}).get("DeadLetterQueueSourceArn")
+    return str(arn) if arn else None
+
+
+def received(queue: str, raw: Mapping[str, Any], clock: Clock, *, receives_before: int | None = 0) -> Received:
+    """A message as `ReceiveMessage` brings it.
+
+    ``receives_before`` is how often it was received in the queue from which SQS moved it: SQS's count goes on, and what
+    we count begins anew. None: nobody knows; it then counts as received for the first time, each time, so that nobody
+    gives up on a letter that was never looked at.
+    """
+    source = source_of(raw)
     system: Mapping[str, str] = raw.get("Attributes", {})
     body, attributes, group = opened(raw)
     now = clock.now()
@@ -33,8 +45,9 @@ def received(queue: str, raw: Mapping[str, Any], clock: Clock) -> Received:
         ),
         queue=queue,
         receipt=raw["ReceiptHandle"],
-        attempt=int(system.get("ApproximateReceiveCount", 1)),
+        attempt=_attempt(int(system.get("ApproximateReceiveCount", 1)), receives_before),
         received_at=now,
+        moved_from=None if source is None else source.rpartition(":")[2],
         first_received_at=_seconds(system.get("ApproximateFirstReceiveTimestamp"), now),
         began_at=clock.monotonic(),
     )
@@ -45,6 +58,10 @@ def held_seconds(delivery: Delivery, clock: Clock) -> float:
     if isinstance(delivery, Received):
         return clock.monotonic() - delivery.began_at
     return clock.now() - delivery.received_at
+
+
+def _attempt(receives: int, before: int | None) -> int:
+    return 1 if before is None else max(receives - before, 1)
 
 
 def _seconds(milliseconds: str | None, otherwise: float) -> float:

@@ -4,15 +4,17 @@ How many calls a queue is worth shows in what they bring: they double while they
 did. None is ever broken off: what SQS has handed over then would be leased to nobody.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from math import ceil
+from typing import Any
 
 from penstock.brokers.sqs.api import Api
 from penstock.brokers.sqs.at_once import AtOnce
 from penstock.brokers.sqs.limits import whole_seconds
-from penstock.brokers.sqs.queues import Queues, messages_a_call
-from penstock.brokers.sqs.received import Received, received
+from penstock.brokers.sqs.names import messages_a_call
+from penstock.brokers.sqs.queues import Queues
+from penstock.brokers.sqs.received import Received, received, source_of
 from penstock.messaging.clock import Clock
 
 
@@ -70,7 +72,12 @@ class Receiving:
         )
         if self._clock.monotonic() - asked_at >= whole_seconds(wait_seconds) + lease_seconds:
             return ()
-        return [received(queue, raw, self._clock) for raw in answer.get("Messages", ())]
+        return [self._received(queue, raw) for raw in answer.get("Messages", ())]
+
+    def _received(self, queue: str, raw: Mapping[str, Any]) -> Received:
+        source = source_of(raw)
+        before = 0 if source is None else self._queues.receives_max(source)
+        return received(queue, raw, self._clock, receives_before=before)
 
 
 def _sizes(messages_max: int, width: int, *, each_max: int) -> Sequence[int]:

@@ -2,6 +2,8 @@
 
 A dead letter is sent first and deleted after: a crash between the two doubles it and loses nothing. Before it is sent
 SQS is asked to hide the message a little longer: whose lease is lost hears so then, and buries nothing.
+
+What is released stays hidden for as long as was asked, but no longer than SQS holds a message from its receive.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -13,7 +15,7 @@ from penstock.brokers.sqs.at_once import AtOnce
 from penstock.brokers.sqs.batches import Batches, Failed
 from penstock.brokers.sqs.deaths import dead_letter
 from penstock.brokers.sqs.leases import Leases
-from penstock.brokers.sqs.limits import check_delay
+from penstock.brokers.sqs.limits import check_hold
 from penstock.brokers.sqs.queues import Queues
 from penstock.brokers.sqs.sending import Sending
 from penstock.brokers.sqs.settled import Settled
@@ -56,9 +58,9 @@ class Settling:
 
     def settle(self, settlements: Sequence[tuple[Delivery, Settlement]]) -> Sequence[SettleFailure]:
         """Each queue's and each way's at once. Raises where nothing could be asked, or a person has to mend it."""
-        for delivery, settlement in settlements:
+        for _, settlement in settlements:
             if isinstance(settlement, Release):
-                check_delay(settlement.delay_seconds, queue=delivery.queue)
+                check_hold(settlement.delay_seconds)
         failures: Failures = []
         acks: dict[str, list[Delivery]] = {}
         releases: dict[str, list[tuple[Delivery, float]]] = {}
@@ -112,7 +114,12 @@ class Settling:
 
     def _bury(self, queue: str, dead: Sequence[tuple[Delivery, DeadLetter]]) -> Failures:
         try:
-            target = self._queues.dead_letter_queue(self._queues.find(queue))
+            found = self._queues.find(queue)
+            target = self._queues.dead_letter_queue(found)
+            if target.url == found.url:
+                return self._release(
+                    queue, [(delivery, rules.kept_back(each).delay_seconds) for delivery, each in dead]
+                )
             bytes_max = self._queues.bytes_max(target)
         except ConfigurationError as error:  # missing, or not to be asked for: a person is to be told, but the worker
             # has other work, and the message stays

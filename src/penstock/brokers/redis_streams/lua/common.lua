@@ -12,13 +12,17 @@
 -- name behind a colon, empty for no group. Times are milliseconds of this server's clock.
 --
 -- A state is text: SEQ ENQUEUED of a fresh message, which was never handed over; behind it, of one that was,
---   AGE_FROM HAND_OVERS REFUNDS UNSUCCESSFUL FIRST_FAILED LAST_FAILED STARTED ENDED KIND WORKER, a line end, and REASON
--- where the last five tell of the last hand-over (`ended` writes them), and a time is 0 where there was no failure.
+--   AGE_FROM HAND_OVERS REFUNDS UNSUCCESSFUL FIRST_FAILED LAST_FAILED STARTED ENDED KIND WORKER, a line end, REASON,
+--   a zero byte, and EARLIER
+-- where the five before the zero byte tell of the last hand-over (`ended` writes them), EARLIER tells of those before it
+-- in a line each, and a time is 0 where there was no failure. Nothing is behind an empty reason if nothing is earlier.
 
 local GROUP = 'penstock'
 local DAY = 86400000
 local STEP = 300 -- messages in one command: Lua can unpack some thousands of arguments
 local PAGE = 1000 -- of what may be many: what one call looks at
+local EARLIER_MAX = 9 -- attempts that are remembered beside the last one
+local TEXT_MAX = 200 -- bytes of each text of theirs
 local RESET_EVERY = 3 -- unsuccessful hand-overs, as in brokers/rules.py
 
 -- --- times, numbers and states
@@ -53,6 +57,29 @@ local function is_state(text)
   return text and (is_fresh(text) or string.match(text, '^%d+ %d+ %d+ %d+ %d+ %d+ %d+ %d+ %d+ %d+ [EFG] '))
 end
 
+local function brief(text)
+  return (string.gsub(string.sub(text, 1, TEXT_MAX), '%c', ' '))
+end
+
+-- What a state says of hand-overs, for the next state, where they are all earlier.
+local function earlier_of(state)
+  local started, at, kind, worker, rest =
+    string.match(state, '^%d+ %d+ %d+ %d+ %d+ %d+ %d+ %d+ (%d+) (%d+) ([EFG]) ([^\n]*)\n(.*)$')
+  if not started then
+    return ''
+  end
+  local reason, earlier = string.match(rest, '^(.*)%z([^%z]*)$')
+  local last = started .. ' ' .. at .. ' ' .. kind .. ' ' .. brief(worker) .. '\t' .. brief(reason or rest)
+  if not earlier or earlier == '' then
+    return last
+  end
+  local _, count = string.gsub(earlier, '\n', '')
+  if count + 1 >= EARLIER_MAX then
+    earlier = string.match(earlier, '\n(.*)$')
+  end
+  return earlier .. '\n' .. last
+end
+
 -- The state of a message whose hand-over ended without an ack: it counts, and now and then the age begins anew.
 -- `kind` is F (failed), G (given back: the attempt is refunded) or E (its lease expired).
 local function ended(state, started, at, kind, worker, reason)
@@ -74,6 +101,10 @@ local function ended(state, started, at, kind, worker, reason)
     '%.0f %d %d %d %.0f %.0f %.0f %.0f',
     age, hand_overs + 1, refunds, unsuccessful, first, last, started, at
   )
+  local earlier = earlier_of(state)
+  if earlier ~= '' or reason ~= '' then -- so that no reason is taken for what is behind it
+    reason = reason .. '\0' .. earlier
+  end
   -- Not by format: it ends a string at its first zero byte.
   return seq .. ' ' .. enqueued .. ' ' .. numbers .. ' ' .. kind .. ' ' .. worker .. '\n' .. reason
 end
@@ -180,9 +211,15 @@ local function move_due(base, now)
   redis.call('ZREMRANGEBYRANK', base .. ':delayed', 0, #due - 1)
 end
 
+-- Whether these are dead letters, of whichever tier: by the queue's name, or because some came here.
+local function holds_dead(base)
+  return string.find(base, '%-dlq$') or string.find(base, '%-dead$')
+    or redis.call('HEXISTS', base .. ':queue', 'holds_dead') == 1
+end
+
 -- Dead letters past their retention: the only messages that leave without a settlement. They are counted.
 local function drop_expired(base, now)
-  if not redis.call('HGET', base .. ':queue', 'holds_dead') then
+  if not holds_dead(base) then
     return
   end
   local oldest, dropped = now - retention_of(base), 0

@@ -1,7 +1,7 @@
 -- KEYS: the streams of the queues asked, in order. ARGV: the consumer, a name for a store that is new, then how many
 -- messages each queue may bring.
 -- Answers {which queue, now, store, retention, receives_max, dead-letter queue, entries} of the first queue that has
--- any, else {0, now, when the next delay ends}.
+-- any, else {0, now, when the next delay ends}. What is behind the entries says whether they are dead letters.
 
 local ADOPT_PAGE, ADOPT_PAGES = 1000, 20 -- what one call adopts at most: some tenths of a second of the server
 local consumer, now = ARGV[1], now_ms()
@@ -73,15 +73,16 @@ local function adopt_all(base, stream)
   return false
 end
 
--- From the ring into the stream: one message of each group in turn.
-local function feed(base, stream, count)
-  local ring, fed = base .. ':ring', 0
-  while fed < count do
+-- From the ring into the stream: one message of each group in turn. What was enqueued at `dead_till` or before is a dead
+-- letter past its retention, wherever it stands (see `drop_expired`).
+local function feed(base, stream, count, dead_till)
+  local ring, taken, fed, dropped = base .. ':ring', 0, 0, 0
+  while fed < count and dropped < PAGE do
     local tag = redis.call('LINDEX', ring, 0)
     if not tag then
       break
     end
-    if fed == 0 then -- whether we may, before anything is taken (see `may_end`): this changes nothing
+    if taken == 0 then -- whether we may, before anything is taken (see `may_end`): this changes nothing
       redis.call('LPOP', ring, 0)
       redis.call('XADD', stream .. ':none', 'NOMKSTREAM', '*', 'state', '')
     end
@@ -93,7 +94,9 @@ local function feed(base, stream, count)
     end
     local flat = redis.call('LPOP', key, share * 3) or {} -- nothing: somebody deleted it, or the server evicted it
     for at = 1, #flat, 3 do
-      if tag == '' and flat[at + 1] == '' then -- as it mostly is: half the words to carry
+      if dead_till and enqueued_of(flat[at]) <= dead_till then
+        dropped = dropped + 1
+      elseif tag == '' and flat[at + 1] == '' then -- as it mostly is: half the words to carry
         redis.call('XADD', stream, '*', 'state', flat[at], 'body', flat[at + 2])
       else
         redis.call(
@@ -101,13 +104,17 @@ local function feed(base, stream, count)
         )
       end
     end
-    fed = fed + #flat / 3
+    taken = taken + #flat / 3
+    fed = taken - dropped
     if redis.call('EXISTS', key) == 0 then
       redis.call('LREM', ring, -1, tag)
     end
   end
-  if fed > 0 then
-    redis.call('HINCRBY', base .. ':queue', 'ready', -fed)
+  if taken > 0 then
+    redis.call('HINCRBY', base .. ':queue', 'ready', -taken)
+  end
+  if dropped > 0 then
+    redis.call('HINCRBY', base .. ':queue', 'dropped', dropped)
   end
   return fed
 end
@@ -122,7 +129,8 @@ for which, stream in ipairs(KEYS) do
     move_due(base, now)
     drop_expired(base, now)
     local entries = {}
-    if adopt_all(base, stream) and feed(base, stream, tonumber(ARGV[which + 2])) > 0 then
+    local dead_till = holds_dead(base) and now - (known[3] or 14 * DAY)
+    if adopt_all(base, stream) and feed(base, stream, tonumber(ARGV[which + 2]), dead_till) > 0 then
       entries = read(stream, ARGV[which + 2])
     end
     if redis.call('EXISTS', base .. ':ring') == 1 then
@@ -137,7 +145,7 @@ for which, stream in ipairs(KEYS) do
         store = ARGV[2]
         redis.call('HSETNX', base .. ':queue', 'store', store)
       end
-      return { which, int(now), store, known[3], known[4], known[5], entries }
+      return { which, int(now), store, known[3], known[4], known[5], entries, dead_till and 1 or 0 }
     end
     local first = redis.call('ZRANGE', base .. ':delayed', 0, 0, 'WITHSCORES')[2]
     if first and (not next_due or tonumber(first) < tonumber(next_due)) then

@@ -1,0 +1,317 @@
+"""Two tiers of dead letters: where they go, what they carry along, and that from the second they go nowhere."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from tests.conformance.broker_stands import LEASE, Stand, bodies, outgoing, receive
+
+from penstock.errors import ConfigurationError
+from penstock.messaging.broker import Broker, QueueSettings
+from penstock.messaging.death import DIED, SET_ASIDE_ATTRIBUTE, TRIES_MAX, death_of, set_aside_reason
+from penstock.messaging.delivery import AttemptEnd, Delivery
+from penstock.messaging.message import Message, Outgoing
+from penstock.messaging.past import PAST_ATTRIBUTE, past_of
+from penstock.messaging.settlement import Ack, DeadLetter, Release
+
+BAD = DeadLetter(reason="bad", exception="ValueError: x", poison=True, fingerprint="f" * 12, handler="resize")
+ASIDE = DeadLetter(reason="nothing helps", set_aside=True)
+TEN: Mapping[str, str | bytes] = {f"a{n}": bytes([n, 255]) if n % 2 else f"téxt {n}" for n in range(10)}
+
+
+def buried(stand: Stand, broker: Broker, **fields: Any) -> Delivery:
+    """One dead letter of the first tier, handed over."""
+    broker.send("q", outgoing("a", **fields))
+    (delivery,) = receive(broker)
+    stand.advance(1)
+    assert not broker.settle([(delivery, BAD)])
+    (letter,) = receive(broker, queue="q-dlq")
+    return letter
+
+
+def set_aside(stand: Stand, broker: Broker, **fields: Any) -> Delivery:
+    """One of the second tier."""
+    letter = buried(stand, broker, **fields)
+    stand.advance(1)
+    assert not broker.settle([(letter, ASIDE)])
+    (letter,) = receive(broker, queue="q-dead")
+    return letter
+
+
+@pytest.mark.parametrize(
+    ("queue", "dead_letters"), [("q", "q-dlq"), ("q-dlq", "q-dead"), ("q-dead", "q-dead"), ("new", "new-dlq")]
+)
+def test_by_their_names_alone_a_queues_letters_go_to_the_first_tier_and_its_to_the_second(
+    stand: Stand, queue: str, dead_letters: str
+) -> None:
+    assert stand.broker().dead_letter_queue(queue) == dead_letters
+
+
+def test_what_a_queue_is_told_counts_more_than_its_name(stand: Stand) -> None:
+    broker = stand.broker(queues=[QueueSettings(name="q", dead_letter_queue="graves")])
+    assert broker.dead_letter_queue("q") == "graves"
+    assert broker.dead_letter_queue("graves") == "graves-dead"
+    broker.send("q", outgoing("a"))
+    (delivery,) = receive(broker)
+    broker.settle([(delivery, BAD)])
+    (letter,) = receive(broker, queue="graves")
+    assert not broker.settle([(letter, ASIDE)])
+    assert bodies(receive(broker, queue="graves-dead")) == ["a"]
+
+
+def test_how_long_a_queue_keeps_messages_is_told(stand: Stand) -> None:
+    broker = stand.broker(queues=[QueueSettings(name="q", retention_seconds=3_600)])
+    assert stand.broker().retention_seconds("q") == 3_600
+    untold = broker.retention_seconds("nobody sent to it".replace(" ", "-"))
+    assert untold == (14 * 86_400.0 if broker.capabilities.creates_queues else None)
+
+
+@pytest.mark.parametrize("group", [None, "tenant é"])
+def test_a_letter_that_is_set_aside_is_the_same_but_for_the_reason(stand: Stand, group: str | None) -> None:
+    broker = stand.broker("w1")
+    letter = buried(stand, broker, attributes=TEN, group=group)
+    broker.settle([(letter, ASIDE)])
+    assert receive(broker, queue="q-dlq") == []
+    (aside,) = receive(stand.broker("w2"), queue="q-dead")
+    assert (aside.message.body, aside.message.group, aside.attempt) == (b"a", group, 1)
+    assert aside.message.attributes == {**letter.message.attributes, SET_ASIDE_ATTRIBUTE: "nothing helps"}
+    assert {name: aside.message.attributes[name] for name in TEN} == TEN
+    death = death_of(aside.message.attributes)
+    assert death is not None
+    assert (death.reason, death.queue, death.poison, death.handler) == ("bad", "q", True, "resize")
+    assert set_aside_reason(aside.message.attributes) == "nothing helps"
+    assert set_aside_reason(letter.message.attributes) is None
+
+
+def test_a_letter_that_dies_of_something_else_has_its_first_death_in_its_past(stand: Stand) -> None:
+    broker = stand.broker()
+    letter = buried(stand, broker, attributes=TEN)
+    broker.settle([(letter, DeadLetter(reason="unreadable"))])
+    (again,) = receive(broker, queue="q-dead")
+    death = death_of(again.message.attributes)
+    assert death is not None
+    assert (death.reason, death.queue) == ("unreadable", "q-dlq")
+    assert [each.reason for each in past_of(again.message.attributes)] == ["bad"]
+    rest = {name: again.message.attributes[name] for name in TEN}
+    assert rest == TEN
+    assert set(again.message.attributes) - set(TEN) == {"penstock-death", PAST_ATTRIBUTE}
+
+
+@pytest.mark.parametrize("settlement", [ASIDE, BAD])
+def test_given_up_on_in_the_second_tier_a_letter_stays_for_a_while_and_as_it_is(
+    stand: Stand, settlement: DeadLetter
+) -> None:
+    broker = stand.broker()
+    letter = set_aside(stand, broker)
+    assert not broker.settle([(letter, settlement)])
+    assert receive(broker, queue="q-dead") == []
+    stand.advance(900)
+    (again,) = receive(broker, queue="q-dead")
+    assert (again.message, again.attempt) == (letter.message, 2)
+    broker.settle([(again, Ack())])
+    assert receive(broker, queue="q-dead") == receive(broker, queue="q-dlq") == []
+
+
+def test_the_second_tier_is_told_no_limit_of_attempts(stand: Stand) -> None:
+    with pytest.raises(ConfigurationError, match="go nowhere else"):
+        stand.broker(queues=[QueueSettings(name="q-dead", receives_max=3)])
+
+
+@pytest.mark.parametrize("tier", ["q-dlq", "q-dead"])
+@pytest.mark.parametrize("released", [False, True])
+def test_letters_past_their_retention_are_deleted_and_counted_in_either_tier(
+    stand: Stand, tier: str, released: bool
+) -> None:
+    broker = stand.broker(queues=[QueueSettings(name=tier, retention_seconds=1_000)])
+    if not broker.capabilities.explains_deaths:
+        pytest.skip("not applicable: this broker does not tell what it deletes at the end of its retention")
+    broker.send(
+        tier, outgoing("grouped", "too", group="g")
+    )  # as another broker's letters come, that were moved by hand
+    broker.send(tier, outgoing("plain"))
+    if released:
+        broker.settle([(delivery, Release(delay_seconds=500)) for delivery in receive(broker, queue=tier)])
+    stand.advance(999)
+    assert broker.stats(tier).visible == 3
+    stand.advance(1)
+    assert receive(broker, queue=tier) == []
+    assert broker.dropped(tier) == 3  # type: ignore[attr-defined]  # of ours, not of the Protocol
+    for other in ("q-dead", "q-dlq", "q-dlq-dlq", "q-dead-dlq", "q"):
+        assert receive(broker, queue=other) == []
+
+
+def test_a_released_letter_may_be_hidden_for_hours(stand: Stand) -> None:
+    broker = stand.broker()
+    letter = buried(stand, broker)
+    stand.advance(10)
+    assert not broker.settle([(letter, Release(delay_seconds=6 * 3_600))])
+    stand.advance(6 * 3_600 - 5)
+    assert receive(broker, queue="q-dlq") == []
+    stand.advance(10)
+    assert bodies(receive(broker, queue="q-dlq")) == ["a"]
+
+
+def test_a_release_beyond_what_the_broker_can_hide_is_refused(stand: Stand) -> None:
+    broker = stand.broker()
+    letter = buried(stand, broker)
+    with pytest.raises(ConfigurationError, match="delay_seconds"):
+        broker.settle([(letter, Release(delay_seconds=broker.capabilities.hold_seconds_max + 1))])
+
+
+# --- the attempts of a message, as its death tells of them
+
+
+def test_a_death_tells_of_every_attempt(stand: Stand) -> None:
+    broker, other = stand.broker("w1"), stand.broker("w2")
+    if not broker.capabilities.remembers_attempts:
+        pytest.skip("not applicable: this broker does not remember attempts")
+    broker.send("q", outgoing("a"))
+    began = stand.clock.now()
+    (first,) = receive(broker)
+    stand.advance(2)
+    broker.settle([(first, Release(delay_seconds=8, reason="no lock é"))])
+    stand.advance(8)
+    (second,) = receive(other)
+    stand.advance(3)
+    other.settle([(second, Release(refund=True))])
+    receive(broker)
+    stand.advance(LEASE)
+    (fourth,) = receive(other)
+    stand.advance(1)
+    other.settle([(fourth, BAD)])
+    (letter,) = receive(broker, queue="q-dlq")
+    death = death_of(letter.message.attributes)
+    assert death is not None
+    told = [(t.started_at - began, t.ended_at - began, t.worker, t.end, t.reason) for t in death.tries]
+    assert told == [
+        (*_near(told[0], 0, 2), "w1", AttemptEnd.FAILED, "no lock é"),
+        (*_near(told[1], 10, 13), "w2", AttemptEnd.GIVEN_BACK, None),
+        (*_near(told[2], 13, 13 + LEASE), "w1", AttemptEnd.EXPIRED, None),
+        (*_near(told[3], 13 + LEASE, 14 + LEASE), "w2", DIED, "bad"),
+    ]
+
+
+def test_of_many_attempts_the_last_ones_are_told(stand: Stand) -> None:
+    broker = stand.broker("w1")
+    broker.send("q", outgoing("a"))
+    for n in range(TRIES_MAX + 3):
+        (delivery,) = receive(broker)
+        broker.settle([(delivery, Release(reason=f"{n}" + "x" * 1_000))])
+    (delivery,) = receive(broker)
+    broker.settle([(delivery, BAD)])
+    (letter,) = receive(broker, queue="q-dlq")
+    death = death_of(letter.message.attributes)
+    assert death is not None
+    assert (death.tries[-1].end, death.tries[-1].worker, death.tries[-1].reason) == (DIED, "w1", "bad")
+    if not broker.capabilities.remembers_attempts:
+        assert len(death.tries) == 1
+        return
+    assert [each.reason and each.reason.rstrip("x") for each in death.tries[:-1]] == [f"{n}" for n in range(4, 13)]
+    assert all(each.reason is None or len(each.reason) <= 200 for each in death.tries)
+
+
+def test_a_message_that_its_broker_gives_up_on_tells_of_its_attempts_too(stand: Stand) -> None:
+    broker = stand.broker("w1", queues=[QueueSettings(name="q", receives_max=2)])
+    if not broker.capabilities.explains_deaths:
+        pytest.skip("not applicable: this broker gives up on messages without a word")
+    broker.send("q", outgoing("released", "held"))
+    for delivery in receive(broker):
+        broker.settle([(delivery, Release(reason="once"))])
+    second = {delivery.message.body: delivery for delivery in receive(broker)}
+    broker.settle([(second[b"released"], Release(reason="twice"))])
+    stand.advance(LEASE)
+    assert receive(broker) == []
+    deaths = {letter.message.body: death_of(letter.message.attributes) for letter in receive(broker, queue="q-dlq")}
+    ends = {body: [(each.end, each.reason) for each in death.tries] for body, death in deaths.items() if death}
+    assert ends == {
+        b"released": [(AttemptEnd.FAILED, "once"), (AttemptEnd.FAILED, "twice")],
+        b"held": [(AttemptEnd.FAILED, "once"), (AttemptEnd.EXPIRED, None)],
+    }
+
+
+def test_a_letters_attempts_are_its_own(stand: Stand) -> None:
+    broker = stand.broker()
+    letter = buried(stand, broker)
+    broker.settle([(letter, Release(reason="held"))])
+    (letter,) = receive(broker, queue="q-dlq")
+    broker.settle([(letter, DeadLetter(reason="unreadable"))])
+    (letter,) = receive(broker, queue="q-dead")
+    death = death_of(letter.message.attributes)
+    assert death is not None
+    held = ["held"] if broker.capabilities.remembers_attempts else []
+    assert [each.reason for each in death.tries] == [*held, "unreadable"]
+
+
+# --- messages that are deleted by their ids
+
+
+def discarding(stand: Stand) -> Broker:
+    broker = stand.broker()
+    if not broker.capabilities.browsable:
+        with pytest.raises(ConfigurationError):
+            broker.discard("q", ["m"])
+        pytest.skip("not applicable: this broker deletes nothing that was not received")
+    return broker
+
+
+def test_messages_are_discarded_wherever_they_are(stand: Stand) -> None:
+    broker = discarding(stand)
+    (leased_id,) = broker.send("q", outgoing("leased"))
+    (leased,) = receive(broker)
+    ids = {"leased": leased_id}
+    for name, fields in {
+        "plain": {},
+        "group": {"group": "g"},
+        "group 2": {"group": "g"},
+        "alone": {"group": "h"},
+    }.items():
+        (ids[name],) = broker.send("q", outgoing(name, **fields))
+    (ids["delayed"],) = broker.send("q", outgoing("delayed", delay_seconds=50))
+    broker.send("q", outgoing("left", "also left"))
+    broker.send("q", outgoing("grouped", group="g"))
+    broker.send("q", outgoing("later", delay_seconds=50))
+    assert broker.discard("q", list(ids.values())) == 6
+    assert broker.discard("q", list(ids.values())) == 0
+    stats = broker.stats("q")
+    assert (stats.visible, stats.in_flight, stats.delayed) == (3, 0, 1)
+    (failure,) = broker.settle([(leased, Ack())])
+    assert failure.lost
+    assert list(broker.extend([leased], lease_seconds=LEASE)) == [leased]
+    assert [each.body for each in broker.browse("q", messages_max=9)] == [b"left", b"also left", b"grouped", b"later"]
+    stand.advance(LEASE + 50)
+    assert sorted(bodies(receive(broker))) == ["also left", "grouped", "later", "left"]
+    assert broker.send("q", [Outgoing(body=b"new", group="h")])
+    assert bodies(receive(broker)) == ["new"]
+
+
+def test_ids_that_are_not_there_discard_nothing(stand: Stand) -> None:
+    broker = discarding(stand)
+    (elsewhere,) = broker.send("other", outgoing("a"))
+    assert broker.discard("q", [elsewhere]) == 0  # a queue that nothing was sent to
+    (here,) = broker.send("q", outgoing("b"))
+    assert broker.discard("q", []) == 0
+    strange = ["", "x", "-1", here.rpartition("-")[0], f"{here}0", here.replace("1", "\u0661"), "\ud800"]
+    assert broker.discard("q", [*strange, elsewhere if elsewhere != here else ""]) == 0
+    assert broker.discard("q", [here, here, *strange]) == 1
+    assert broker.stats("other").visible == 1
+
+
+def test_many_letters_are_discarded_in_one_call_and_ages_go_with_them(stand: Stand) -> None:
+    broker = discarding(stand)
+    ids = list(broker.send("q-dlq", [Outgoing(body=b"%d" % n, group=f"g{n % 7}") for n in range(2_500)]))
+    stand.advance(100)
+    (young,) = broker.send("q-dlq", outgoing("young"))
+    assert broker.discard("q-dlq", [*ids[:1_000], *ids[1_100:]]) == 2_400
+    left = broker.browse("q-dlq", messages_max=1_000)
+    assert [message.id for message in left] == [*ids[1_000:1_100], young]
+    assert broker.discard("q-dlq", ids) == 100
+    stats = broker.stats("q-dlq")
+    assert (stats.visible, stats.oldest_message_age_seconds) == (1, 0.0)
+    letters: list[Message] = list(broker.browse("q-dlq", messages_max=1_000))
+    assert [message.body for message in letters] == [b"young"]
+
+
+def _near(told: tuple[float, float, str, str, str | None], started: float, ended: float) -> tuple[float, float]:
+    """The times that are told, where they are these to the hundredth: some brokers round them."""
+    assert told[:2] == pytest.approx((started, ended), abs=0.01)
+    return told[:2]
