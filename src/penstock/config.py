@@ -299,7 +299,7 @@ def _does_not_fit(error: ValidationError, flag: str = "") -> ConfigurationError:
     first = error.errors()[0]
     path = [part for part in (flag, *map(str, first["loc"])) if part]
     name = path[0] if path else "settings"
-    if first["type"] == "extra_forbidden":
+    if first["type"] == "extra_forbidden" and len(path) < 2:
         close = difflib.get_close_matches(name, Settings.model_fields, n=1)
         meant = f"did you mean {close[0]}?" if close else "`penstock config show` lists those there are."
         return ConfigurationError(f"{SETTINGS_FILE} has no setting {name}; {meant}")
