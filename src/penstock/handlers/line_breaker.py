@@ -160,6 +160,9 @@ class LineBreaker:
         if isinstance(self._state, Open) and isinstance(after, Closed):
             self._closed_at = self._clock.now()
             self._tried = Tried()
+        if isinstance(self._state, Closed) and isinstance(after, Open):
+            for message_ids in after.streaks[after.fingerprint]:
+                self._tried.add(message_ids)
         self._state = after
 
     def _delay_seconds(self) -> float:

@@ -1,0 +1,118 @@
+"""A breaker under any order of ends: it never sticks, never admits two probes, and excuses nobody while all is well."""
+
+from dataclasses import dataclass
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.handlers import breaker
+from penstock.handlers.breaker import CALM, BreakerPolicy, Closed, Fault, Open, State, Tried
+
+KINDS = ("refused", "hung")
+MESSAGES = range(6)
+
+
+@dataclass(frozen=True)
+class Step:
+    what: str  # begin, fail, succeed, answer, leave, wait
+    message: int
+    kind: str
+    seconds: float
+    random: float
+
+
+steps = st.lists(
+    st.builds(
+        Step,
+        what=st.sampled_from(["begin", "fail", "fail", "fail", "succeed", "answer", "leave", "wait"]),
+        message=st.sampled_from(MESSAGES),
+        kind=st.sampled_from(KINDS),
+        seconds=st.floats(0.0, 40.0),
+        random=st.floats(0.0, 1.0, exclude_max=True),
+    ),
+    max_size=60,
+)
+policies = st.builds(
+    BreakerPolicy, failures=st.integers(0, 5), pause_seconds_max=st.sampled_from([0.5, 1.0, 4.0, 30.0])
+)
+
+
+def taken(state: State, step: Step, policy: BreakerPolicy, now: float) -> tuple[State, bool]:
+    """The next state, and whether a failure was excused."""
+    receipts = frozenset({f"r{step.message}"})
+    match step.what:
+        case "begin":
+            return breaker.began(state, receipts, now=now), False
+        case "succeed":
+            return breaker.succeeded(state, receipts), False
+        case "answer":
+            return breaker.answered(state, receipts), False
+        case "leave":
+            return breaker.left(state, receipts), False
+        case "fail":
+            fault = Fault(
+                fingerprint=step.kind, error="no", message_ids=frozenset({f"m{step.message}"}), receipts=receipts
+            )
+            verdict = breaker.failed(state, fault, policy=policy, now=now, random=lambda: step.random)
+            return verdict.state, verdict.excused
+    return state, False
+
+
+@given(steps, policies)
+def test_whatever_happens(walk: list[Step], policy: BreakerPolicy) -> None:
+    state: State = CALM
+    now = 1_000.0
+    since_success: dict[str, set[int]] = {kind: set() for kind in KINDS}
+    for step in walk:
+        now += step.seconds if step.what == "wait" else 0.0
+        before = state
+        state, excused = taken(state, step, policy, now)
+        if step.what == "fail":
+            since_success[step.kind].add(step.message)
+        if state is CALM:
+            since_success = {kind: set() for kind in KINDS}
+        # Only an open breaker excuses, and it opens for nothing less than so many messages that failed alike.
+        assert not excused or isinstance(state, Open)
+        if isinstance(state, Open) and isinstance(before, Closed):
+            assert excused
+            assert len(since_success[state.fingerprint]) >= policy.failures > 0
+        if isinstance(state, Open):
+            # It never sticks: either a probe is at work, or one is admitted at a time that is known and near.
+            opens_at = breaker.opens_at(state, now=now)
+            assert (state.probe is not None) or breaker.admits(state, now=opens_at or now) == 1
+            assert opens_at is None or opens_at - now <= policy.pause_seconds_max
+            # While a probe is at work nothing else is admitted, and no other takes its place.
+            if state.probe is not None:
+                assert breaker.admits(state, now=now + 10_000) == 0
+                assert breaker.began(state, frozenset({"another"}), now=now + 10_000) == state
+        else:
+            assert breaker.admits(state, now=now) is None
+
+
+@given(steps, policies)
+def test_a_success_of_the_probe_brings_back_calm_from_any_state(walk: list[Step], policy: BreakerPolicy) -> None:
+    state: State = CALM
+    for step in walk:
+        state, _ = taken(state, step, policy, 1_000.0)
+    if isinstance(state, Open) and state.probe is None:
+        state = breaker.began(state, frozenset({"p"}), now=state.until)
+    receipts = state.probe if isinstance(state, Open) and state.probe else frozenset({"p"})
+    assert breaker.succeeded(state, receipts) is CALM
+
+
+@given(st.integers(1, 9))
+def test_in_a_queue_where_all_fail_a_message_nobody_tried_is_tried_before_any_a_second_time(
+    queued: int,
+) -> None:
+    """The queue hands out the first that is not passed over in this look, as one in order of age does."""
+    tried, seen = Tried(), []
+    for _ in range(2 * queued):
+        for message in range(queued):
+            if not tried.passes_over(f"m{message}"):
+                break
+        else:
+            message = 0  # all were passed over once; the first comes again, and no other was found
+            assert not tried.passes_over("m0")
+        tried.add(frozenset({f"m{message}"}))
+        seen.append(message)
+    assert sorted(seen[:queued]) == list(range(queued))
