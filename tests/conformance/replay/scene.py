@@ -1,0 +1,125 @@
+"""A queue, its two tiers, and replayers that look at the first one a step at a time."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from tests.conformance.broker_stands import LEASE, Stand
+
+from penstock.events import Bus, DeadReplayed, Event
+from penstock.messaging.broker import Broker, QueueSettings
+from penstock.messaging.delivery import Delivery
+from penstock.messaging.message import NO_ATTRIBUTES, Attributes, Outgoing
+from penstock.messaging.replays import ReplayLog
+from penstock.messaging.settlement import Ack, DeadLetter, Settlement
+from penstock.messaging.steps import Probe, Step, no_probe
+from penstock.replay.execution import Desk
+from penstock.replay.forgetting import Forgetting
+from penstock.replay.handler import ReplayHandler
+from penstock.replay.policy import ReplayPolicy
+from penstock.replay.sources import Source, Sources
+
+QUEUE, FIRST, SECOND = "q", "q-dlq", "q-dead"
+DIED = DeadLetter(reason="it failed", exception="ValueError: no", fingerprint="f00d", handler="shop.work")
+AT_ONCE = ReplayPolicy(base_seconds=1e-9)  # waits that no broker can tell from none
+TIERS = (QueueSettings(name=QUEUE), QueueSettings(name=FIRST))
+
+
+class Crash(BaseException):
+    """The process ends here."""
+
+
+def crash_at(step: Step) -> Probe:
+    """A probe at which a replayer dies."""
+
+    def probe(reached: Step) -> None:
+        if reached is step:
+            raise Crash(step)
+
+    return probe
+
+
+@dataclass(kw_only=True)
+class Scene:
+    """``now`` is the stand's; time goes on only where a test says so."""
+
+    stand: Stand
+    broker: Broker
+    log: ReplayLog
+    events: list[Event] = field(default_factory=list)
+
+    def die(
+        self,
+        *bodies: bytes,
+        attributes: Attributes = NO_ATTRIBUTES,
+        group: str | None = None,
+        death: DeadLetter = DIED,
+    ) -> None:
+        """Let messages be sent to the queue and die there."""
+        messages = [Outgoing(body=body, attributes=attributes, group=group) for body in bodies]
+        self.broker.send(QUEUE, messages)
+        self.fail(len(bodies), death)
+
+    def fail(self, count: int = 1, death: DeadLetter = DIED) -> None:
+        """Let as many messages of the queue as are visible, and expected, die."""
+        deliveries = self.receive(QUEUE)
+        assert len(deliveries) == count
+        self.settle({delivery.receipt: death for delivery in deliveries}, deliveries)
+
+    def handler(
+        self,
+        policy: ReplayPolicy = AT_ONCE,
+        *,
+        broker: Broker | None = None,
+        probe: Probe = no_probe,
+        sources: Sequence[str] = (QUEUE,),
+    ) -> ReplayHandler:
+        """A replayer of the first tier."""
+        broker = broker or self.broker
+        clock = self.stand.clock
+        all_sources = [
+            Source(queue=queue, policy=policy, retention_seconds=broker.retention_seconds(queue)) for queue in sources
+        ]
+        return ReplayHandler(
+            Desk(
+                sources=Sources(all_sources),
+                retention_seconds=broker.retention_seconds(FIRST),
+                broker=broker,
+                log=self.log,
+                forgetting=Forgetting(lambda limit: 0, clock=clock, random=lambda: 0.5),
+                bus=Bus(self.events.append),
+                clock=clock,
+                random=lambda: 0.5,
+                probe=probe,
+            )
+        )
+
+    def look(self, handler: ReplayHandler, *, broker: Broker | None = None) -> Mapping[str, Settlement]:
+        """Give a replayer what is visible in the first tier, and settle as it answers."""
+        broker = broker or self.broker
+        letters = self.receive(FIRST, broker=broker)
+        if not letters:
+            return {}
+        answer = handler.begin(letters).run()
+        self.settle(answer, letters, broker=broker)
+        return answer
+
+    def settle(
+        self, answer: Mapping[str, Settlement], deliveries: Sequence[Delivery], *, broker: Broker | None = None
+    ) -> None:
+        """As the worker does; nothing may fail."""
+        failures = (broker or self.broker).settle([(each, answer[each.receipt]) for each in deliveries])
+        assert list(failures) == []
+
+    def receive(self, queue: str, *, broker: Broker | None = None) -> Sequence[Delivery]:
+        """All that is visible."""
+        return (broker or self.broker).receive(queue, messages_max=50, lease_seconds=LEASE)
+
+    def take(self, queue: str) -> Sequence[Delivery]:
+        """All that is visible, for good."""
+        deliveries = self.receive(queue)
+        self.settle({delivery.receipt: Ack() for delivery in deliveries}, deliveries)
+        return deliveries
+
+    def results(self) -> list[str]:
+        """What the replayers told, in order."""
+        return [event.result for event in self.events if isinstance(event, DeadReplayed)]

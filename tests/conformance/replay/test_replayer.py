@@ -1,0 +1,152 @@
+"""The automatic replayer on every broker. The rows are those of INPUTS."""
+
+import pytest
+from tests.conformance.broker_stands import LEASE
+from tests.conformance.replay.scene import DIED, FIRST, QUEUE, SECOND, TIERS, Crash, Scene, crash_at
+
+from penstock.messaging.death import DEATH_ATTRIBUTE, death_of, set_aside_reason
+from penstock.messaging.delivery import Delivery
+from penstock.messaging.past import past_of
+from penstock.messaging.replays import COUNTER_ATTRIBUTE, REPLAY_ID_ATTRIBUTE, replay_id_of
+from penstock.messaging.settlement import DeadLetter
+from penstock.messaging.steps import Step
+from penstock.replay.policy import ReplayPolicy, spread
+
+STEPS = (Step.REPLAY_INTENDED, Step.REPLAY_SENT, Step.REPLAY_MARKED)
+
+
+def test_a_dead_letter_is_a_message_again_and_no_letter_any_more(scene: Scene) -> None:
+    scene.die(b"a body", attributes={"traceparent": "00-ab-cd-01"}, group="tenant 1")
+    scene.look(scene.handler())
+    scene.stand.advance(1)
+    (back,) = scene.take(QUEUE)
+    assert (back.message.body, back.message.group) == (b"a body", "tenant 1")
+    assert back.message.attributes["traceparent"] == "00-ab-cd-01"
+    assert back.message.attributes[COUNTER_ATTRIBUTE] == "1"
+    assert REPLAY_ID_ATTRIBUTE in back.message.attributes
+    assert DEATH_ATTRIBUTE not in back.message.attributes
+    assert [death.reason for death in past_of(back.message.attributes)] == [DIED.reason]
+    scene.stand.advance(LEASE)
+    assert not scene.receive(FIRST)
+    assert not scene.receive(SECOND)
+    assert scene.results() == ["sent"]
+
+
+def test_poison_goes_straight_to_the_second_tier(scene: Scene) -> None:
+    scene.die(b"bad", death=DeadLetter(reason="no JSON", poison=True))
+    scene.look(scene.handler())
+    scene.stand.advance(1)
+    assert not scene.receive(QUEUE)
+    (letter,) = scene.take(SECOND)
+    assert set_aside_reason(letter.message.attributes) == "another attempt cannot help: no JSON"
+    assert scene.results() == ["set_aside"]
+
+
+def test_a_queue_that_two_share_gets_its_own_letters_back(scene: Scene) -> None:
+    scene.die(b"mine")
+    scene.look(scene.handler(sources=("other", QUEUE)))
+    scene.stand.advance(1)
+    assert [back.message.body for back in scene.take(QUEUE)] == [b"mine"]
+    assert not scene.receive("other")
+
+
+def test_a_letter_of_a_queue_that_is_not_this_replayers_is_for_people(scene: Scene) -> None:
+    scene.die(b"theirs")
+    scene.look(scene.handler(sources=("other", "another")))
+    (letter,) = scene.take(SECOND)
+    assert "it died in the queue q," in str(set_aside_reason(letter.message.attributes))
+    assert not scene.receive(QUEUE)
+
+
+def test_a_message_that_always_fails_is_one_letter_of_the_second_tier_in_the_end(scene: Scene) -> None:
+    handler = scene.handler(ReplayPolicy(replays_max=3, base_seconds=0.5))
+    scene.die(b"hopeless")
+    for _ in range(3):
+        scene.look(handler)
+        scene.stand.advance(5)
+        scene.fail()
+    scene.look(handler)
+    scene.stand.advance(LEASE)
+    assert (len(scene.receive(QUEUE)), len(scene.receive(FIRST))) == (0, 0)
+    (letter,) = scene.take(SECOND)
+    death = death_of(letter.message.attributes)
+    assert death is not None
+    assert (death.reason, death.queue) == (DIED.reason, QUEUE)
+    assert len(past_of(letter.message.attributes)) == 3
+    assert set_aside_reason(letter.message.attributes) == "replayed 3 times, and dead again"
+    assert scene.results() == ["sent"] * 3 + ["set_aside"]
+
+
+@pytest.mark.parametrize("forged", ["-1", "many", "99999999999", "1e3", "", b"\x00", "1001"])
+def test_row_62_a_forged_counter_is_ignored_and_reset(scene: Scene, forged: str | bytes) -> None:
+    scene.die(b"forged", attributes={COUNTER_ATTRIBUTE: forged})
+    scene.look(scene.handler())
+    scene.stand.advance(1)
+    (back,) = scene.take(QUEUE)
+    assert back.message.attributes[COUNTER_ATTRIBUTE] == "1"
+
+
+def test_row_79_a_wait_of_5000_seconds_is_honoured(scene: Scene) -> None:
+    scene.die(b"later")
+    (letter,) = scene.receive(FIRST)
+    scene.stand.advance(LEASE + 1)
+    replay_id = replay_id_of(FIRST, letter.message.id)
+    handler = scene.handler(ReplayPolicy(base_seconds=5_000 / spread(replay_id), cap_seconds=1e9))
+    began_at, step_seconds = scene.stand.clock.now(), 100.0
+    while not (back := scene.take(QUEUE)):
+        scene.look(handler)
+        waited_seconds = scene.stand.clock.now() - began_at
+        assert waited_seconds <= 5_000 + 2 * step_seconds, "it has not come back"
+        scene.stand.advance(step_seconds)
+    assert scene.stand.clock.now() - began_at >= 5_000
+    assert [each.message.body for each in back] == [b"later"]
+    assert not scene.receive(FIRST)
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_row_81_a_crash_doubles_at_most_once_and_loses_nothing(scene: Scene, step: Step) -> None:
+    scene.die(b"one", b"two", b"three")
+    letters = scene.receive(FIRST)
+    with pytest.raises(Crash):
+        scene.handler(probe=crash_at(step)).begin(letters).run()
+    scene.stand.advance(LEASE + 1)
+    successor = scene.stand.broker("w2", queues=TIERS)
+    scene.look(scene.handler(broker=successor), broker=successor)
+    scene.stand.advance(LEASE + 1)
+    assert not scene.receive(FIRST)
+    came = sorted(delivery.message.body for delivery in _all(scene))
+    again = step is Step.REPLAY_SENT and not scene.broker.capabilities.deduplicates
+    assert came == sorted([b"one", b"two", b"three"] * (2 if again else 1))
+
+
+def test_row_82_over_the_limit_a_letter_goes_to_the_second_tier_as_it_is(scene: Scene) -> None:
+    attributes: dict[str, str | bytes] = {"text": "héllo", "binary": b"\x00\xff", COUNTER_ATTRIBUTE: "3"}
+    scene.die(b"\x00\xffbody", attributes=attributes, group="g")
+    (before,) = scene.receive(FIRST)
+    scene.stand.advance(LEASE + 1)
+    scene.look(scene.handler())
+    (after,) = scene.take(SECOND)
+    assert (after.message.body, after.message.group) == (b"\x00\xffbody", "g")
+    added = {name: value for name, value in after.message.attributes.items() if name in before.message.attributes}
+    assert added == dict(before.message.attributes)
+    assert {name: after.message.attributes[name] for name in attributes} == attributes
+    assert death_of(after.message.attributes) == death_of(before.message.attributes)
+    assert not scene.receive(QUEUE)
+    assert not scene.receive(FIRST)
+
+
+def test_row_83_ten_attributes_and_a_replay_lose_nothing(scene: Scene) -> None:
+    attributes: dict[str, str | bytes] = {f"a{n}": f"value {n}" if n % 2 else b"\x00\xff%d" % n for n in range(10)}
+    scene.die(b"full", attributes=attributes)
+    scene.look(scene.handler())
+    scene.stand.advance(1)
+    (back,) = scene.take(QUEUE)
+    assert {name: back.message.attributes[name] for name in attributes} == attributes
+    assert back.message.attributes[COUNTER_ATTRIBUTE] == "1"
+
+
+def _all(scene: Scene) -> list[Delivery]:
+    found: list[Delivery] = []
+    while some := scene.take(QUEUE):
+        found += some
+    return found
