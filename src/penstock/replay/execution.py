@@ -105,13 +105,14 @@ class ReplayExecution:
         answers: dict[str, Settlement] = {}
         due: dict[str, list[tuple[_Planned, Send]]] = {}
         for letter, plan in plans:
-            replay = on_record.get(_id_of(letter))
-            if replay is not None and replay.sent:
+            # An intent on record may be that of a person who died behind the send: it is carried out, not given up.
+            replay = on_record.get(_id_of(letter)) or plan
+            if isinstance(replay, SetAside):
+                answers[letter.receipt] = self._set_aside(letter, replay.reason)
+            elif replay.sent:
                 answers[letter.receipt] = self._sent(_Planned(letter=letter, replay=replay), again=True)
-            elif isinstance(plan, SetAside):
-                answers[letter.receipt] = self._set_aside(letter, plan.reason)
             else:
-                one = _Planned(letter=letter, replay=replay or plan)
+                one = _Planned(letter=letter, replay=replay)
                 step = self._next_step(one)
                 if isinstance(step, Send):
                     due.setdefault(one.replay.queue, []).append((one, step))
