@@ -1,0 +1,310 @@
+"""`penstock dead replay`, `purge`, `export`, `import`, `groups` and `show`, on every broker that processes share."""
+
+import json
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from tests.cli.conftest import Call
+from tests.cli.dead_scene import FIRST, QUEUE, SECOND, DeadScene, lines_of
+from tests.cli.process import Process
+from tests.services.aws_server import REGION, AwsServer
+
+from penstock.brokers.redis_streams import RedisStreamsBroker
+from penstock.brokers.sqlite import SqliteBroker
+from penstock.brokers.sqs import SqsBroker
+from penstock.messaging.broker import Broker, QueueSettings
+from penstock.messaging.message import Outgoing
+from penstock.messaging.past import past_of
+from penstock.messaging.replays import COUNTER_ATTRIBUTE
+
+USAGE, FOUND_PROBLEMS, TEMPORARY, INTERRUPTED = 2, 3, 75, 130
+QUEUES = (QUEUE, "other")
+KILLED_WHEN_MARKED = ("setsid", "env", "PENSTOCK_KILL_AT=replay_marked")
+DEADLINE_SECONDS = 30.0
+BROKERS = ("sqlite", "redis", "sqs")
+
+
+@pytest.fixture(params=BROKERS)
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def scene(
+    kind: str, tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[DeadScene]:
+    """An app without any dead letter."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / ".penstock").mkdir()
+    with closing(_broker(kind, tmp_path, request, monkeypatch)) as broker:
+        yield DeadScene(folder=tmp_path, broker=broker)
+
+
+def _broker(kind: str, folder: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Broker:
+    if kind == "sqlite":
+        return SqliteBroker(folder / ".penstock" / "queue.db", holder="test")
+    if kind == "redis":
+        server = request.getfixturevalue("servers").redis("7.0")
+        request.addfinalizer(server.clean)
+        monkeypatch.setenv("PENSTOCK_BROKER", server.url)
+        return RedisStreamsBroker(server.url, holder="test")
+    moto: AwsServer = request.getfixturevalue("moto")
+    for name, value in moto.environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("PENSTOCK_BROKER", f"sqs://{REGION}")
+    monkeypatch.setenv("PENSTOCK_QUEUES", json.dumps(dict.fromkeys(QUEUES, 1)))
+    for name in (FIRST, SECOND, "other-dlq", "other-dead"):
+        moto.client("sqs").create_queue(QueueName=name)
+    return SqsBroker(moto.aws, holder="test", queues=[QueueSettings(name=name) for name in QUEUES], poll_seconds=1)
+
+
+# Replay
+
+
+def test_letters_go_back_as_they_were_and_once(penstock: Call, scene: DeadScene) -> None:
+    scene.bury("1", "2", "3", attributes={"trace": "t", "raw": b"\xff", COUNTER_ATTRIBUTE: "2"}, group="g")
+    report = penstock("dead", "replay", "--yes", "--json").document
+    assert (report["sent"], report["by_queue"], report["outcome"]) == (3, {QUEUE: 3}, "done")
+    assert scene.bodies(FIRST) == []
+    for message in scene.messages():
+        assert (message.attributes["trace"], message.attributes["raw"], message.group) == ("t", b"\xff", "g")
+        assert message.attributes[COUNTER_ATTRIBUTE] == "0"
+        assert "penstock-death" not in message.attributes
+        assert [death.reason for death in past_of(message.attributes)] == ["no such order"]
+    assert penstock("dead", "replay", "--yes", "--json").document["sent"] == 0
+    assert scene.bodies() == ["1", "2", "3"]
+    assert scene.audit() == [("replay", FIRST, 3, "done")]
+
+
+def test_letters_of_the_second_tier_go_back_too(penstock: Call, scene: DeadScene) -> None:
+    scene.bury("1")
+    scene.set_aside()
+    scene.bury("2")
+    assert penstock("dead", "replay", "--tier", "dead", "--yes", "--json").document["sent"] == 1
+    assert (scene.bodies(), scene.bodies(FIRST), scene.bodies(SECOND)) == (["1"], ["2"], [])
+    (message,) = scene.messages()
+    assert "penstock-set-aside" not in message.attributes
+
+
+def test_a_replay_that_was_killed_before_it_deleted_sends_nothing_twice(penstock: Call, scene: DeadScene) -> None:
+    scene.bury("1", "2")
+    process = Process(scene.folder, "dead", "replay", "--yes", before=KILLED_WHEN_MARKED)
+    assert process.exit_code() == -signal.SIGKILL
+    assert scene.bodies() == ["1", "2"]
+    if scene.broker.capabilities.browsable:  # else they are hidden for some minutes yet
+        assert scene.broker.stats(FIRST).visible == 2
+        report = penstock("dead", "replay", "--yes", "--json").document
+        assert (report["sent"], report["sent_before"]) == (0, 2)
+        assert scene.broker.stats(FIRST).visible == 0
+    assert scene.bodies() == ["1", "2"]
+    assert ("replay", FIRST, 0, None) in scene.audit()
+
+
+def test_only_what_is_meant_goes_and_where_it_is_told_to(penstock: Call, scene: DeadScene) -> None:
+    scene.bury("1", reason="KeyError: 'a'", handler="bill", fingerprint="bill|KeyError|shop.py:f")
+    scene.bury("2", reason="timed out", handler="ship", attributes={"tenant": "7"})
+    scene.broker.send("other", [Outgoing(body=b"0")])
+    scene.finish("other")
+    for options in (
+        ("--error", "nothing of the kind"),
+        ("--handler", "bill", "--error", "timed"),
+        ("--older-than", "1h"),
+        ("--attribute", "tenant=8"),
+        ("--object", "s3://b/k"),
+        ("--queue", "other"),
+        ("--tier", "dead"),
+        ("--id", "nobody"),
+    ):
+        assert penstock("dead", "replay", "--yes", "--json", *options).document["sent"] == 0, options
+    report = penstock("dead", "replay", "--yes", "--json", "--error", "keyerror", "--to", "other").document
+    assert report["by_queue"] == {"other": 1}
+    assert (scene.bodies("other"), scene.bodies(), scene.bodies(FIRST)) == (["1"], [], ["2"])
+    assert penstock("dead", "replay", "--yes", "--json", "--attribute", "tenant=7").document["sent"] == 1
+    assert scene.bodies() == ["2"]
+
+
+def test_a_dry_run_tells_and_sends_nothing(penstock: Call, scene: DeadScene) -> None:
+    scene.bury("1", "2", reason="order 7 is unknown")
+    plan = penstock("dead", "replay", "--dry-run", "--json").document
+    assert plan["queues"] == [{"from": FIRST, "to": QUEUE, "letters": 2}]
+    assert [(group["key"], group["count"]) for group in plan["groups"]] == [("order <n> is unknown", 2)]
+    said = penstock("dead", "replay", "--dry-run")
+    assert "order <n> is unknown" in said.out
+    assert (scene.bodies(), scene.bodies(FIRST), scene.audit()) == ([], ["1", "2"], [])
+
+
+def test_a_limit_and_a_rate(penstock: Call, scene: DeadScene) -> None:
+    scene.bury("1", "2", "3")
+    report = penstock("dead", "replay", "--yes", "--json", "--limit", 2, "--rate", 50).document
+    assert report["sent"] == 2
+    assert (len(scene.bodies()), len(scene.bodies(FIRST))) == (2, 1)
+
+
+def test_without_a_terminal_nothing_is_done_unasked(penstock: Call, scene: DeadScene) -> None:
+    scene.bury("1")
+    for verb in ("replay", "purge"):
+        process = Process(scene.folder, "dead", verb, "--queue", QUEUE)
+        assert "give --yes" in process.sentence()
+        assert process.exit_code() == USAGE
+    assert scene.bodies(FIRST) == ["1"]
+
+
+def test_ctrl_c_stops_between_chunks_and_the_next_run_goes_on(penstock: Call, scene: DeadScene) -> None:
+    scene.bury("1", "2", "3", "4")
+    process = Process(scene.folder, "dead", "replay", "--yes", "--rate", "0.2")
+    _await(lambda: scene.broker.stats(QUEUE).visible == 1)
+    process.signal(signal.SIGINT)
+    assert process.exit_code() == INTERRUPTED
+    assert (len(scene.bodies()), len(scene.bodies(FIRST))) == (1, 3)
+    assert scene.audit() == [("replay", FIRST, 1, "interrupted")]
+    assert penstock("dead", "replay", "--yes", "--json").document["sent"] == 3
+    assert scene.bodies() == ["1", "2", "3", "4"]
+
+
+# The canary
+
+
+def test_the_others_wait_until_the_canary_is_settled(penstock: Call, scene: DeadScene) -> None:
+    scene.bury("1", "2", "3")
+    process = Process(scene.folder, "dead", "replay", "--yes", "--canary", "1")
+    _await(lambda: scene.broker.stats(QUEUE).visible == 1)
+    scene.finish()
+    assert process.exit_code() == 0
+    assert any("the canary: it is gone from orders and not among the dead letters" in line for line in process.said)
+    assert (len(scene.bodies()), scene.bodies(FIRST)) == (2, [])
+
+
+def test_a_canary_that_dies_keeps_the_others_where_they_are(penstock: Call, scene: DeadScene) -> None:
+    scene.bury("1", "2", "3")
+    process = Process(scene.folder, "dead", "replay", "--yes", "--canary", "1")
+    _await(lambda: scene.broker.stats(QUEUE).visible == 1)
+    scene.kill(reason="the same again")
+    assert process.exit_code() == FOUND_PROBLEMS
+    assert any("the canary: it died again" in line and "the same again" in line for line in process.said)
+    assert (scene.bodies(), scene.bodies(FIRST)) == ([], ["1", "2", "3"])
+
+
+def test_a_canary_that_nobody_takes_is_not_waited_for_for_ever(penstock: Call, scene: DeadScene) -> None:
+    scene.bury("1", "2")
+    said = penstock("dead", "replay", "--yes", "--canary", 1, "--canary-timeout", 1)
+    assert said.exit_code == TEMPORARY
+    assert "the canary: it is still in orders" in said.err or "is not empty" in said.err
+    assert (len(scene.bodies()), len(scene.bodies(FIRST))) == (1, 1)
+
+
+# Purge
+
+
+def test_a_purge_deletes_what_is_meant_and_is_on_record(penstock: Call, scene: DeadScene) -> None:
+    scene.bury("1", "2", reason="timed out")
+    scene.bury("3", reason="KeyError: 7")
+    assert penstock("dead", "purge", "--yes").exit_code == USAGE
+    dry = penstock("dead", "purge", "--error", "timed", "--dry-run", "--json").document
+    assert (dry["letters"], scene.bodies(FIRST)) == (2, ["1", "2", "3"])
+    assert penstock("dead", "purge", "--error", "timed", "--yes", "--json").document["deleted"] == 2
+    assert penstock("dead", "purge", "--error", "timed", "--yes", "--json").document["deleted"] == 0
+    assert scene.bodies(FIRST) == ["3"]
+    assert scene.audit() == [("purge", FIRST, 2, "done")]
+    entry = penstock("audit", "--json").document[0]
+    assert (entry["action"], entry["details"]) == ("purge", {"error": "timed"})
+    assert "@" in entry["who"]
+    assert 'error="timed"' in penstock("audit").out
+
+
+# Export and import
+
+
+def test_what_was_exported_and_removed_comes_back_whole_and_once(penstock: Call, scene: DeadScene) -> None:
+    scene.bury("1", attributes={"raw": b"\xff\x00", "text": "é"}, group="g", traceback="line")
+    scene.broker.send(QUEUE, [Outgoing(body="\u2028 ü".encode())])
+    scene.kill(reason="odd")
+    before = scene.messages(FIRST)
+    assert penstock("dead", "export", "--to", "letters.jsonl", "--remove").exit_code == 0
+    assert scene.bodies(FIRST) == []
+    assert [line["queue"] for line in lines_of(scene.folder / "letters.jsonl")] == [FIRST, FIRST]
+
+    assert penstock("dead", "import", "letters.jsonl", "--json").document["imported"] == 2
+    again = penstock("dead", "import", "letters.jsonl", "--json").document
+    assert (again["imported"], again["imported_before"]) == (0, 2)
+    after = scene.messages(FIRST)
+    assert [(m.body, m.group, dict(m.attributes)) for m in after] == [
+        (m.body, m.group, dict(m.attributes)) for m in before
+    ]
+    assert [entry[0] for entry in scene.audit()] == ["import", "import", "export"]
+    assert penstock("dead", "replay", "--yes", "--json").document["sent"] == 2
+    assert len(scene.bodies()) == 2
+
+
+def test_an_export_to_standard_output_leaves_the_letters(penstock: Call, scene: DeadScene) -> None:
+    scene.bury("1", "2", reason="a")
+    scene.bury("3", reason="b")
+    said = penstock("dead", "export", "--error", "a", "--limit", 1)
+    (line,) = said.out.splitlines()
+    assert json.loads(line)["body"] in ("1", "2")
+    assert scene.bodies(FIRST) == ["1", "2", "3"]
+    assert penstock("dead", "export", "--remove").exit_code == USAGE
+
+
+def test_a_file_that_is_there_is_not_overwritten(penstock: Call, scene: DeadScene) -> None:
+    scene.bury("1")
+    (scene.folder / "kept").write_text("precious", encoding="utf-8")
+    said = penstock("dead", "export", "--to", "kept", "--remove")
+    assert said.exit_code == USAGE
+    assert (scene.folder / "kept").read_text(encoding="utf-8") == "precious"
+    assert scene.bodies(FIRST) == ["1"]
+
+
+def test_a_line_that_is_no_letter_is_named(penstock: Call, scene: DeadScene) -> None:
+    scene.bury("1")
+    assert penstock("dead", "export", "--to", "letters").exit_code == 0
+    with (scene.folder / "letters").open("a", encoding="utf-8") as file:
+        file.write("\n{}\n")
+    said = penstock("dead", "import", "letters")
+    assert said.exit_code == USAGE
+    assert "Line 3 is no dead letter" in said.err
+
+
+# Looking
+
+
+def test_groups_and_one_letter(penstock: Call, scene: DeadScene) -> None:
+    scene.bury(
+        "1", "2", reason="KeyError: 7", fingerprint="bill|KeyError|shop.py:f", handler="bill", exception="KeyError"
+    )
+    scene.bury('{"id": 3}', reason="order 12 of '/srv/x.csv' is unknown", traceback="line one\nline two")
+    found = penstock("dead", "groups", "--json").document
+    assert [(group["key"], group["count"], group["queues"]) for group in found["groups"]] == [
+        ("bill|KeyError|shop.py:f", 2, [FIRST]),
+        ("order <n> of <text> is unknown", 1, [FIRST]),
+    ]
+    example = found["groups"][1]["example_id"]
+    assert "order <n> of <text> is unknown" in penstock("dead", "groups").out
+    keyed = penstock("dead", "list", "--error", "order <n> of <text> is unknown", "--json").document
+    assert [letter["message_id"] for letter in keyed] == [example]
+
+    shown = penstock("dead", "show", example, "--json").document
+    assert (shown["body"], shown["original_queue"], shown["replay"]) == ('{"id": 3}', QUEUE, None)
+    said = penstock("dead", "show", example).out
+    for words in ("order 12 of '/srv/x.csv'", "line two", '{"id": 3}', "first seen"):
+        assert words in said
+    assert penstock("dead", "show", "nobody").exit_code == USAGE
+
+
+def test_letters_that_were_looked_at_are_there_for_others_at_once(penstock: Call, scene: DeadScene) -> None:
+    scene.bury("1", "2")
+    for verb in (("list",), ("groups",), ("show", "nobody"), ("list", "--limit", 1), ("export",)):
+        said = penstock("dead", *verb)
+        assert scene.bodies(FIRST) == ["1", "2"], verb
+        assert ("hidden from the replayer" in said.err) is not scene.broker.capabilities.browsable
+
+
+def _await(is_so: Callable[[], bool]) -> None:
+    give_up = time.monotonic() + DEADLINE_SECONDS
+    while not is_so():
+        assert time.monotonic() < give_up, "it never came about"
+        threading.Event().wait(0.05)
