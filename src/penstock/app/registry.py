@@ -9,13 +9,15 @@ import os
 import signal
 import socket
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from penstock.app.processes import PROCESSES_FOLDER, ProcessRegistry, draft_of
 from penstock.events import (
+    BreakerClosed,
+    BreakerOpened,
     ChoosyListener,
     DeliverySettled,
     Event,
@@ -29,7 +31,18 @@ from penstock.messaging.clock import Clock
 from penstock.worker.shutdown import StopSignal
 
 BEAT_SECONDS = 2.0
-HEARD = frozenset({MessagesReceived, DeliverySettled, LeaseLost, SettleFailed, WorkerStarted, WorkerDraining})
+HEARD = frozenset(
+    {
+        BreakerClosed,
+        BreakerOpened,
+        DeliverySettled,
+        LeaseLost,
+        MessagesReceived,
+        SettleFailed,
+        WorkerDraining,
+        WorkerStarted,
+    }
+)
 SERVING, DRAINING, STOPPING = "serving", "draining", "stopping"
 
 
@@ -47,6 +60,7 @@ class WorkerRecord:
     queues: tuple[str, ...]
     in_flight: int  # messages whose lease it holds
     beat_at: float
+    paused: Mapping[str, str] = field(default_factory=dict)  # by queue: the error that keeps it from being served
 
 
 class RecordKeeper(ChoosyListener):
@@ -61,6 +75,7 @@ class RecordKeeper(ChoosyListener):
         self._started_at = clock.now()
         self._lock = threading.Lock()
         self._held: dict[str, set[str]] = {}  # under the lock: message ids by queue
+        self._paused: dict[str, str] = {}  # under the lock: the error, by queue
         self._queues: tuple[str, ...] = ()  # written by the thread that starts the worker
         self._changed = threading.Event()
         self._ended = False  # written by whoever ends it
@@ -78,6 +93,14 @@ class RecordKeeper(ChoosyListener):
                 self._let_go(event.queue, event.message_id)
             case SettleFailed(lost=True):
                 self._let_go(event.queue, event.message_id)
+            case BreakerOpened():
+                with self._lock:
+                    self._paused[event.queue] = event.error
+                self._changed.set()
+            case BreakerClosed():
+                with self._lock:
+                    self._paused.pop(event.queue, None)
+                self._changed.set()
             case WorkerStarted():
                 self._queues = event.queues
                 self._changed.set()
@@ -101,6 +124,7 @@ class RecordKeeper(ChoosyListener):
         """What there is to say now."""
         with self._lock:
             in_flight = sum(map(len, self._held.values()))
+            paused = dict(self._paused)
         return WorkerRecord(
             worker=self._worker,
             host=socket.gethostname(),
@@ -112,6 +136,7 @@ class RecordKeeper(ChoosyListener):
             queues=self._queues,
             in_flight=in_flight,
             beat_at=self._clock.now(),
+            paused=paused,
         )
 
     def _let_go(self, queue: str, message_id: str) -> None:

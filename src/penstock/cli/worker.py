@@ -136,7 +136,7 @@ def ps(state: State = None, json_: Json = False) -> None:
                 record.version,
                 moment(record.started_at),
                 record.state,
-                ", ".join(record.queues),
+                ", ".join(_shown(queue, record.paused) for queue in record.queues),
                 record.in_flight,
                 f"{max(0.0, now - record.beat_at):.0f} s ago",
             )
@@ -300,6 +300,10 @@ def _chosen(records: "Sequence[WorkerRecord]", worker: str | None, *, all_: bool
         names = ", ".join(record.worker for record in records)
         raise UsageError(f"There are {len(records)} workers: {names}; name one with --worker, or give --all.")
     return records
+
+
+def _shown(queue: str, paused: Mapping[str, str]) -> str:
+    return f"{queue} (paused: {paused[queue]})" if queue in paused else queue
 
 
 def _document(record: "WorkerRecord", now: float) -> dict[str, object]:

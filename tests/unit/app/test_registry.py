@@ -13,7 +13,15 @@ import pytest
 
 from penstock.app.processes import PROCESSES_FOLDER, ProcessRegistry
 from penstock.app.registry import DRAINING, SERVING, STOPPING, RecordKeeper, WorkerRecord, Workers, is_local
-from penstock.events import DeliverySettled, LeaseLost, MessagesReceived, SettleFailed, WorkerStarted
+from penstock.events import (
+    BreakerClosed,
+    BreakerOpened,
+    DeliverySettled,
+    LeaseLost,
+    MessagesReceived,
+    SettleFailed,
+    WorkerStarted,
+)
 from penstock.messaging.clock import SystemClock
 from penstock.messaging.settlement import Ack
 from penstock.worker.shutdown import StopSignal
@@ -53,6 +61,15 @@ def test_in_flight_is_what_came_and_did_not_go(keeper: RecordKeeper) -> None:
     keeper(LeaseLost(queue="q", message_id="d"))
     record = keeper.record()
     assert (record.in_flight, record.queues, record.version, record.pid) == (1, ("q", "r"), "1.2", os.getpid())
+
+
+def test_a_queue_is_paused_from_the_opening_of_its_breaker_to_the_closing(keeper: RecordKeeper) -> None:
+    opened = BreakerOpened(queue="q", handler="h", fingerprint="h|OSError|", failures=10, error="OSError: away")
+    keeper(opened)
+    assert keeper.record().paused == {"q": "OSError: away"}
+    keeper(BreakerClosed(queue="r", handler="i", open_seconds=1.0, probes=1))
+    keeper(BreakerClosed(queue="q", handler="h", open_seconds=1.0, probes=1))
+    assert keeper.record().paused == {}
 
 
 def test_the_state_is_what_the_worker_was_asked(keeper: RecordKeeper, stop: StopSignal) -> None:
