@@ -10,6 +10,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from penstock.cli import (
+    audit,
     batches,
     cleanup,
     compact,
@@ -63,6 +64,7 @@ app.command("replayer")(replayer.replayer)
 app.command("cleanup")(cleanup.cleanup)
 app.command("init")(init.init)
 app.command("send")(send.send)
+app.command("audit")(audit.audit)
 app.add_typer(objects.app, name="objects")
 app.add_typer(ledger.app, name="ledger")
 app.add_typer(batches.app, name="batches")
