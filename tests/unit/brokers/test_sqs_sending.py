@@ -237,3 +237,42 @@ def test_throttling_passes_even_where_it_is_called_the_senders_fault() -> None:
     answers = iter([{"0": "KMS.ThrottlingException"}, {}])
     api = FakeApi(lambda operation, parameters: succeeded(parameters["Entries"], next(answers)))
     assert sending(api).send("q", numbered(1)) == ["m0"]
+
+
+def test_each_message_of_a_try_is_answered_and_nothing_keeps_the_next_from_being_sent() -> None:
+    def answer(operation: str, parameters: Mapping[str, Any]) -> Mapping[str, Any] | Exception:
+        bodies = [entry["MessageBody"] for entry in parameters["Entries"]]
+        if "11" in bodies:
+            raise TemporaryError("it is away")
+        return succeeded(parameters["Entries"], {"1": "InvalidMessageContents"} if "0" in bodies else {})
+
+    huge = Outgoing(body=b"x" * (MESSAGE_BYTES_MAX + 1))
+    api = FakeApi(answer)
+    answers = sending(api).try_send("q", [huge, *numbered(12)])
+    assert [type(each) for each in answers[:3]] == [ConfigurationError, str, ConfigurationError]
+    assert answers[3:11] == [f"m{n}" for n in range(2, 10)]
+    assert [type(each) for each in answers[11:]] == [TemporaryError] * 2
+    assert len(said(api)) == 2
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_what_is_wrong_with_the_queue_is_no_fault_of_a_message(count: int) -> None:
+    def answer(operation: str, parameters: Mapping[str, Any]) -> Exception:
+        error = ConfigurationError("here refuses sqs:SendMessage")
+        error.__cause__ = client_error("AccessDenied", status=403)
+        return error
+
+    with pytest.raises(ConfigurationError, match="refuses sqs:SendMessage"):
+        sending(FakeApi(answer)).try_send("q", numbered(count))
+
+
+def test_a_message_that_spoils_its_whole_call_is_answered_for_itself() -> None:
+    def answer(operation: str, parameters: Mapping[str, Any]) -> Mapping[str, Any] | Exception:
+        if any(entry["MessageBody"] == "1" for entry in parameters["Entries"]):
+            error = ConfigurationError("SQS never takes that")
+            error.__cause__ = client_error("InvalidMessageContents")
+            return error
+        return succeeded(parameters["Entries"])
+
+    answers = sending(FakeApi(answer)).try_send("q", numbered(3))
+    assert [answers[0], type(answers[1]), answers[2]] == ["m0", ConfigurationError, "m2"]

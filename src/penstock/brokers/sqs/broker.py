@@ -142,6 +142,15 @@ class SqsBroker:
         with self._forgetting([queue]):
             return self._sending.send(queue, messages)
 
+    def try_send(self, queue: str, messages: Sequence[Outgoing]) -> Sequence[str | PenstockError]:
+        """As `send`, but that each message is answered: its id, or why it is not in the queue, or may not be.
+
+        Raises what is wrong with the queue, and so with all of them.
+        """
+        self._api.check_open()
+        with self._forgetting([queue]):
+            return self._sending.try_send(queue, messages)
+
     # --- receiving and settling
 
     def receive(

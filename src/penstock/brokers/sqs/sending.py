@@ -10,6 +10,7 @@ from penstock.brokers import rules
 from penstock.brokers.sqs.api import Api, QueueRef
 from penstock.brokers.sqs.batches import TRIES, Batches, Failed, failures
 from penstock.brokers.sqs.envelope import Entry, deduplication_id, sealed, size_bytes
+from penstock.brokers.sqs.faults import is_invalid
 from penstock.brokers.sqs.limits import BATCH_MAX, MESSAGE_BYTES_MAX, check_delay, whole_seconds
 from penstock.brokers.sqs.queues import Queues
 from penstock.errors import ConfigurationError, PenstockError, TemporaryError, UnknownOutcome
@@ -45,6 +46,28 @@ class Sending:
             if failed:
                 raise _partly(failed[0], taken=len(ids), of=len(entries))
         return ids
+
+    def try_send(self, queue: str, messages: Sequence[Outgoing]) -> Sequence[str | PenstockError]:
+        """The id of each, or why it was not taken; nobody's failure keeps the next from being sent.
+
+        A `ConfigurationError` in the answer is the message's own. Raises one that is the queue's, or of our rights.
+        """
+        found = self._queues.find(queue)
+        answers: list[str | PenstockError] = []
+        entries: dict[int, Entry] = {}  # by place
+        for place, message in enumerate(messages):
+            try:
+                _check(queue, message)
+                entries[place] = self._entry(found, message)
+            except ConfigurationError as error:
+                answers.append(error)
+            else:
+                answers.append("")  # until it is tried
+        for place, answer in zip(entries, self.try_all(found, list(entries.values())), strict=True):
+            if isinstance(answer, ConfigurationError) and answer.__cause__ is not None and not is_invalid(answer):
+                raise answer
+            answers[place] = answer
+        return answers
 
     def try_all(self, queue: QueueRef, entries: Sequence[Entry]) -> Sequence[str | PenstockError]:
         """The id of each, or why it was not taken; nobody's failure keeps the next from being sent."""
