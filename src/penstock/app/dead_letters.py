@@ -11,11 +11,10 @@ from typing import Literal
 
 from penstock.app.backends import open_ledger
 from penstock.app.inspect import View
-from penstock.app.queues import listed_name
 from penstock.errors import UsageError
 from penstock.ledger import Ledger
 from penstock.ledger.records import ObjectRow
-from penstock.messaging.broker import Broker, names_dead_letters, names_second_tier
+from penstock.messaging.broker import Broker, listed_name, names_dead_letters, names_second_tier
 from penstock.messaging.clock import Clock, SystemClock
 from penstock.messaging.replays import Replay, replay_id_of
 from penstock.replay.filters import Wanted, objects_of, origin_of

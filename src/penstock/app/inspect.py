@@ -7,14 +7,14 @@ from functools import cached_property
 from pathlib import Path
 
 from penstock.app.backends import SQLITE, open_broker, open_ledger
-from penstock.app.queues import check_shared, listed_name
+from penstock.app.queues import check_shared
 from penstock.app.registry import Workers
 from penstock.app.scope import Scope, is_there
 from penstock.app.state import check_owner
 from penstock.errors import UsageError
 from penstock.ledger import Ledger
 from penstock.ledger.records import ObjectRow, ObjectState
-from penstock.messaging.broker import Broker, dead_letter_names, names_dead_letters
+from penstock.messaging.broker import Broker, dead_letter_names, listed_name, names_dead_letters
 from penstock.replay.letters import Letter
 
 PAGE = 1_000  # objects, or messages, looked at in one go

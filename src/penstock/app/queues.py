@@ -1,6 +1,5 @@
 """How the queues of the settings' broker stand, and who works on them. For looking from outside, and for senders."""
 
-import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -10,7 +9,7 @@ from penstock.app.backends import MEMORY, SQLITE, open_broker
 from penstock.app.registry import Workers
 from penstock.config import Settings
 from penstock.errors import ConfigurationError, UsageError
-from penstock.messaging.broker import Broker, names_dead_letters
+from penstock.messaging.broker import Broker, listed_name, names_dead_letters
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,11 +79,6 @@ def check_known(broker: Broker, queue: str) -> None:
     known = broker.queue_names()
     if listed_name(queue) not in known:
         raise UsageError(f"There is no queue {queue}; queues there are: {', '.join(known) or 'none'}.")
-
-
-def listed_name(queue: str) -> str:
-    """By what name a broker lists a queue, which may be given by its URL or ARN."""
-    return re.split("[:/]", queue)[-1] if queue.startswith(("https://", "http://", "arn:")) else queue
 
 
 def tiers(broker: Broker, queue: str) -> tuple[str, str]:

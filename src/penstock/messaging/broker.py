@@ -1,5 +1,6 @@
 """What a broker is: a few sentences that every queue system has to keep."""
 
+import re
 from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
 from typing import Protocol
@@ -11,6 +12,11 @@ from penstock.messaging.settlement import Settlement
 DEAD_LETTER_SUFFIX = "-dlq"  # of a queue's name: where its dead letters go unless it names another queue
 SECOND_TIER_SUFFIX = "-dead"  # where those go that nothing brings back by itself: for people
 _FIFO_SUFFIX = ".fifo"  # what such queues end in on SQS: the other one comes before it
+
+
+def listed_name(queue: str) -> str:
+    """By what name a broker lists a queue, which may be given by its URL or ARN."""
+    return re.split("[:/]", queue)[-1] if queue.startswith(("https://", "http://", "arn:")) else queue
 
 
 def names_dead_letters(queue: str) -> bool:

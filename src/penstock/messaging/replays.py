@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Protocol
 
+from penstock.messaging.broker import listed_name
 from penstock.messaging.death import SET_ASIDE_ATTRIBUTE
 from penstock.messaging.message import Attributes, Message, Outgoing
 from penstock.messaging.past import with_past
@@ -66,8 +67,9 @@ class NoLog:
 
 
 def replay_id_of(letter_queue: str, letter_id: str) -> str:
-    """32 hexadecimal digits; the same for the same letter, always and everywhere."""
-    return hashlib.sha256(f"{letter_queue}\0{letter_id}".encode("utf-8", "surrogatepass")).hexdigest()[:32]
+    """32 hexadecimal digits; the same for the same letter, always and everywhere, however its queue is called."""
+    place = f"{listed_name(letter_queue)}\0{letter_id}"
+    return hashlib.sha256(place.encode("utf-8", "surrogatepass")).hexdigest()[:32]
 
 
 def replays_so_far(attributes: Attributes) -> int:

@@ -154,3 +154,10 @@ def test_where_nothing_is_on_record_what_is_planned_stands() -> None:
     log = NoLog()
     log.sent([REPLAY.replay_id])
     assert log.open([REPLAY]) == {REPLAY.replay_id: REPLAY}
+
+
+@pytest.mark.parametrize(
+    "called", ["https://sqs.eu-west-1.amazonaws.com/1/orders-dlq", "arn:aws:sqs:eu-west-1:1:orders-dlq"]
+)
+def test_a_replay_has_one_id_however_its_letters_queue_is_called(called: str) -> None:
+    assert replay_id_of(called, "id-1") == replay_id_of("orders-dlq", "id-1")
