@@ -9,13 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cfnlint.decode import decode
 from tests.integration.lambda_mapping import SourceMapping, record
 from tests.integration.sqs_scene import Scene, bodies, scene, take, take_later
 from tests.services.aws_server import REGION, AwsServer
 
 from penstock.app.replay_lambda import ReplayFunction
 from penstock.brokers.sqs import SqsBroker
-from penstock.errors import TemporaryError
+from penstock.brokers.sqs.api import Api
+from penstock.errors import ConfigurationError, TemporaryError
 from penstock.events import DeadReplayed, Event
 from penstock.messaging.broker import QueueSettings
 from penstock.messaging.death import DEATH_ATTRIBUTE, Death, death_of, set_aside_reason, with_death
@@ -28,6 +30,7 @@ from penstock.messaging.steps import Probe, Step, no_probe
 
 __all__ = ["scene"]
 
+TEMPLATE = Path(__file__).parents[2] / "deploy/lambda/template.yaml"
 TINY = "0.000001"  # seconds: a base so short that every wait is over at once
 
 
@@ -230,6 +233,56 @@ def test_what_cannot_be_settled_is_sent_all_the_same_and_no_letter_is_lost(
     assert stage.broker.stats("q-dlq").in_flight == 1
     lines = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
     assert [line["event"] for line in lines].count("settle.failed") == 2
+
+
+# --- rights
+
+
+ACTIONS = {
+    "change_message_visibility_batch": "sqs:ChangeMessageVisibility",
+    "delete_message_batch": "sqs:DeleteMessage",
+    "get_queue_attributes": "sqs:GetQueueAttributes",
+    "get_queue_url": "sqs:GetQueueUrl",
+    "send_message_batch": "sqs:SendMessage",
+}
+
+
+def rights() -> set[tuple[str, str]]:
+    """Actions and queues of the function's role, as its template says."""
+    template, _ = decode(str(TEMPLATE))
+    (policy,) = template["Resources"]["Role"]["Properties"]["Policies"]
+    found: set[tuple[str, str]] = set()
+    for one in policy["PolicyDocument"]["Statement"]:
+        actions = one["Action"] if isinstance(one["Action"], list) else [one["Action"]]
+        resources = one["Resource"] if isinstance(one["Resource"], list) else [one["Resource"]]
+        arns = [each["Fn::Sub"][0] for each in resources if "Fn::Sub" in each]
+        queues = [arn.rpartition(":")[2].replace("${QueueName}", "q").replace("${End}", "") for arn in arns]
+        found |= {(action, queue) for action in actions for queue in queues}
+    return found
+
+
+def test_the_role_of_the_template_suffices(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    stage.bury(Outgoing(body=b"poison"), reject=True)
+    stage.bury(Outgoing(body=b"due"))
+    allowed, refused = rights(), set[tuple[str, str]]()
+    ask = Api.ask
+
+    def asked(self: Api, operation: str, *, queue: str = "", **parameters: Any) -> Mapping[str, Any]:
+        wanted = (ACTIONS[operation], str(parameters.get("QueueUrl", parameters.get("QueueName"))).rpartition("/")[2])
+        if wanted in allowed:
+            return ask(self, operation, queue=queue, **parameters)
+        refused.add(wanted)
+        raise ConfigurationError(f"refused: {wanted}")
+
+    with closing(stage.function()) as function:
+        mapping = stage.mapping(function)
+        while stage.broker.stats("q-dlq").visible:
+            with monkeypatch.context() as patch:
+                patch.setattr(Api, "ask", asked)
+                assert mapping.run() == []
+    assert bodies(stage.waiting()) == ["due"]
+    assert bodies(stage.waiting("-dead")) == ["poison"]
+    assert refused <= {("sqs:GetQueueAttributes", "q-dead")}  # how large a letter may be there is then not known
 
 
 # --- FIFO

@@ -1,0 +1,167 @@
+"""The template of the replaying function: cfn-lint finds nothing in it, it gives no right too many, and what it says to
+the function is what the function reads."""
+
+import importlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cfnlint.api import lint_file
+from cfnlint.decode import decode
+
+from penstock.config import Settings
+from penstock.replay.sample import sample_settings
+
+FOLDER = Path(__file__).parents[2] / "deploy/lambda"
+TEMPLATE = FOLDER / "template.yaml"
+RETENTION_LIMIT_SECONDS = 14 * 86_400  # SQS's own
+RECEIVES_LIMIT = 1_000  # as above
+ARN = "arn:${AWS::Partition}:sqs:${AWS::Region}:${AWS::AccountId}:${QueueName}"
+FIFO_END = {"Fn::If": ["IsFifo", ".fifo", ""]}
+
+
+@pytest.fixture(scope="module")
+def template() -> dict[str, Any]:
+    found, problems = decode(str(TEMPLATE))
+    assert not problems
+    plain: dict[str, Any] = json.loads(json.dumps(found))
+    return plain
+
+
+def resource(template: dict[str, Any], name: str) -> dict[str, Any]:
+    properties: dict[str, Any] = template["Resources"][name]["Properties"]
+    return properties
+
+
+def queue_arn(suffix: str = "") -> dict[str, Any]:
+    return {"Fn::Sub": [f"{ARN}{suffix}${{End}}", {"End": FIFO_END}]}
+
+
+def default(template: dict[str, Any], parameter: str) -> Any:
+    return template["Parameters"][parameter]["Default"]
+
+
+def test_cfn_lint_has_nothing_to_say() -> None:
+    assert [f"{match.rule.id} line {match.linenumber}: {match.message}" for match in lint_file(TEMPLATE)] == []
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong"),
+    [
+        ("[ReportBatchItemFailures]", "[ReportFailures]"),
+        ("SqsManagedSseEnabled:", "SqsManagedSse:"),
+        ("python3.13", "python3.6"),
+        ("!GetAtt Role.Arn", "!GetAtt Roll.Arn"),
+    ],
+)
+def test_cfn_lint_would_say_something(tmp_path: Path, right: str, wrong: str) -> None:
+    text = TEMPLATE.read_text()
+    assert right in text
+    spoilt = tmp_path / "template.yaml"
+    spoilt.write_text(text.replace(right, wrong))
+    assert lint_file(spoilt)
+
+
+def test_the_function_may_do_its_work_and_no_more(template: dict[str, Any]) -> None:
+    role = resource(template, "Role")
+    assert "ManagedPolicyArns" not in role
+    (policy,) = role["Policies"]
+    statements = {
+        one["Sid"]: (one["Effect"], one["Action"], one["Resource"]) for one in policy["PolicyDocument"]["Statement"]
+    }
+    take = ["sqs:ChangeMessageVisibility", "sqs:DeleteMessage", "sqs:GetQueueAttributes", "sqs:ReceiveMessage"]
+    assert statements == {
+        "TakeLetters": ("Allow", take, queue_arn("-dlq")),
+        "SendLetters": ("Allow", "sqs:SendMessage", [queue_arn(), queue_arn("-dead")]),
+        "Log": ("Allow", ["logs:CreateLogStream", "logs:PutLogEvents"], {"Fn::GetAtt": ["Log", "Arn"]}),
+    }
+    assert "Policies" not in resource(template, "Replay")  # which SAM would make a second role of
+    (trust,) = role["AssumeRolePolicyDocument"]["Statement"]
+    assert trust["Principal"] == {"Service": "lambda.amazonaws.com"}
+
+
+def test_what_the_function_names_as_failed_stays(template: dict[str, Any]) -> None:
+    mapping = resource(template, "Letters")
+    assert mapping["FunctionName"] == {"Ref": "Replay"}
+    assert mapping["FunctionResponseTypes"] == ["ReportBatchItemFailures"]
+    first = {"Fn::GetAtt": ["FirstTier", "Arn"]}
+    assert mapping["EventSourceArn"] == {"Fn::If": ["MakesTiers", first, queue_arn("-dlq")]}
+    assert mapping["BatchSize"] <= 10  # more than ten FIFO does not have, and needs a batching window
+    assert mapping["ScalingConfig"] == {"MaximumConcurrency": {"Ref": "Concurrency"}}
+    assert resource(template, "Replay")["ReservedConcurrentExecutions"] == {"Ref": "Concurrency"}
+    assert template["Parameters"]["Concurrency"]["MinValue"] == 2  # AWS takes no less for a source's
+
+
+def test_the_first_tier_is_not_skipped_and_keeps_for_longer_than_the_queue(template: dict[str, Any]) -> None:
+    first, second = resource(template, "FirstTier"), resource(template, "SecondTier")
+    assert first["RedrivePolicy"] == {
+        "deadLetterTargetArn": {"Fn::GetAtt": ["SecondTier", "Arn"]},
+        "maxReceiveCount": RECEIVES_LIMIT,
+    }
+    assert "RedrivePolicy" not in second
+    for tier in (first, second):
+        assert tier["MessageRetentionPeriod"] == RETENTION_LIMIT_SECONDS
+        assert tier["SqsManagedSseEnabled"] is True
+    source = template["Parameters"]["MessageRetentionPeriod"]
+    assert source["Default"] < source["MaxValue"] < RETENTION_LIMIT_SECONDS
+    assert resource(template, "Replay")["Timeout"] * 6 <= first["VisibilityTimeout"]
+
+
+@pytest.mark.parametrize(("tier", "letters_of"), [("FirstTier", ""), ("SecondTier", "-dlq")])
+def test_no_other_queue_may_leave_its_dead_letters_there(template: dict[str, Any], tier: str, letters_of: str) -> None:
+    allowed = resource(template, tier)["RedriveAllowPolicy"]
+    assert allowed == {"redrivePermission": "byQueue", "sourceQueueArns": [queue_arn(letters_of)]}
+
+
+@pytest.mark.parametrize("tier", ["FirstTier", "SecondTier"])
+def test_letters_outlive_the_stack(template: dict[str, Any], tier: str) -> None:
+    made = template["Resources"][tier]
+    assert (made["DeletionPolicy"], made["UpdateReplacePolicy"]) == ("Retain", "Retain")
+    assert made["Condition"] == "MakesTiers"
+
+
+def test_the_tiers_have_the_names_by_which_workers_find_them(template: dict[str, Any]) -> None:
+    for tier, suffix in (("FirstTier", "-dlq"), ("SecondTier", "-dead")):
+        fifo, standard = (f"${{QueueName}}{suffix}{end}" for end in (".fifo", ""))
+        assert resource(template, tier)["QueueName"] == {"Fn::If": ["IsFifo", {"Fn::Sub": fifo}, {"Fn::Sub": standard}]}
+
+
+def test_the_defaults_are_the_samples_and_penstocks_own(template: dict[str, Any]) -> None:
+    assert (default(template, "BackoffRate"), default(template, "MaxAttempts")) == (2, 3)
+    assert Settings.model_fields["replay_base_seconds"].default == default(template, "BackoffRate")
+    assert Settings.model_fields["replays_max"].default == default(template, "MaxAttempts")
+    assert set(template["Parameters"]["LogLevel"]["AllowedValues"]) == {"debug", "info", "warning", "error"}
+
+
+def test_what_the_template_says_is_what_the_function_reads(template: dict[str, Any]) -> None:
+    variables = resource(template, "Replay")["Environment"]["Variables"]
+    said = {name: str(default(template, value["Ref"])) for name, value in variables.items() if "Ref" in value} | {
+        "SQS_MAIN_URL": "https://sqs.eu-west-1.amazonaws.com/123456789012/orders"
+    }
+    read = sample_settings(said)
+    assert (read.replays_max, read.base_seconds, read.cap_seconds) == (3, 2.0, 345_600.0)
+    assert read.queue == said["SQS_MAIN_URL"]
+    ours = {name.removeprefix("PENSTOCK_").lower() for name in variables if name.startswith("PENSTOCK_")}
+    assert ours <= Settings.model_fields.keys()
+    assert variables["SQS_MAIN_URL"]["Fn::Sub"][0] == (
+        "https://sqs.${AWS::Region}.${AWS::URLSuffix}/${AWS::AccountId}/${QueueName}${End}"
+    )
+
+
+def test_the_handler_is_there_and_its_package_is_asked_for(template: dict[str, Any]) -> None:
+    function = resource(template, "Replay")
+    module, _, name = function["Handler"].rpartition(".")
+    assert callable(getattr(importlib.import_module(module), name))
+    lines = (FOLDER / function["CodeUri"] / "requirements.txt").read_text().splitlines()
+    assert [line for line in lines if not line.startswith("#")] == ["penstock[aws]"]
+
+
+def test_the_redrive_policy_that_the_queue_is_to_have_is_json(template: dict[str, Any]) -> None:
+    text, names = template["Outputs"]["RedrivePolicy"]["Value"]["Fn::Sub"]
+    policy = json.loads(text.replace("${End}", ""))
+    assert policy["deadLetterTargetArn"] == f"{ARN}-dlq"
+    assert (
+        policy["maxReceiveCount"] == 20
+    )  # as `penstock init --aws` has it: four attempts, and sixteen times given back
+    assert names == {"End": FIFO_END}
