@@ -167,6 +167,13 @@ class Settings(BaseSettings):
     replay_cap_seconds: float | None = Field(
         None, gt=0, allow_inf_nan=False, description="no wait for a replay is longer; unset: the queue's retention"
     )
+    dead_letters_archive: str | None = Field(
+        None,
+        description="a folder or s3://BUCKET/PREFIX for dead letters near the end of their retention; unset: deleted",
+    )
+    dead_letters_warn_share: float = Field(
+        0.5, gt=0, le=1, description="the share of its retention after which a dead letter that waits is told of"
+    )
     replay_queues: dict[str, ReplayQueue] = Field(
         default_factory=dict,
         description="queues whose dead letters come back otherwise: replays_max, base_seconds, cap_seconds, off",

@@ -163,6 +163,26 @@ class ReplaysUnmarked(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DeadLettersAgeing(Event):
+    """Dead letters wait in a queue that deletes them at the end of its retention; told once a day while it lasts."""
+
+    queue: str
+    letters: int  # that have waited for the share of their retention that the settings name
+    oldest_age_seconds: float
+    first_deleted_at: float  # epoch seconds
+    archived: bool  # whether they go to the archive before
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeadLettersArchived(Event):
+    """Dead letters near their end left their queue for a file."""
+
+    queue: str
+    letters: int
+    file: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class OutboxRefused(Event):
     """The broker does not take a row of the outbox. It stays there, and is tried again."""
 

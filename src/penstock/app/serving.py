@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from penstock.app.backends import require_shared_ledger
+from penstock.app.dead_ageing import ageing
 from penstock.app.housekeeping import Presence
 from penstock.app.kill import killing_probe
 from penstock.app.lifespans import Lifespans
@@ -105,6 +106,8 @@ def serve(
         host = replace(host, resources=lifespans.open())
         stack.callback(sessions.close)
         lines = [*_open(services, host, stack), *replay_lines(tiers, host)]
+        if resident:
+            stack.enter_context(ageing([queue for tier in tiers for queue in (tier.queue, tier.second_tier)], host))
         if resident and services:
             _tick(app, services, host, stack)
             _archive(app, services, host, stack)

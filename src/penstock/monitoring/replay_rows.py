@@ -34,4 +34,22 @@ REPLAY_ROWS: Rows = {
         msg="Messages are in their queues again, and the ledger could not be told.",
         fields={"count": lambda event: len(event.replay_ids), "ids": "replay_ids", "error.message": "error"},
     ),
+    events.DeadLettersAgeing: Row(
+        name="dead.ageing",
+        level="warning",
+        msg="Dead letters wait, and the queue deletes them at the end of its retention.",
+        fields={
+            "queue": "queue",
+            "count": "letters",
+            "oldest_s": "oldest_age_seconds",
+            "first_deleted_at": "first_deleted_at",
+            "archived": "archived",
+        },
+    ),
+    events.DeadLettersArchived: Row(
+        name="dead.archived",
+        level="warning",
+        msg="Dead letters near the end of their retention left their queue for a file.",
+        fields={"queue": "queue", "count": "letters", "file": "file"},
+    ),
 }
