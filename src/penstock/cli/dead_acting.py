@@ -7,6 +7,7 @@ import typer
 
 from penstock.cli import dead_options
 from penstock.cli.dead_documents import GROUP_COLUMNS, group_rows, plan_document
+from penstock.cli.dead_moving import move_all
 from penstock.cli.exits import CHECK_FOUND_PROBLEMS, TEMPORARY_FAILURE
 from penstock.cli.output import (
     AppName,
@@ -56,6 +57,9 @@ def replay(
     canary_timeout: Annotated[
         float, typer.Option("--canary-timeout", metavar="SECONDS", min=1, help="How long a canary is watched.")
     ] = CANARY_SECONDS,
+    move: Annotated[
+        bool, typer.Option("--move", help="On SQS: let it move whole queues, unchanged; only with --queue and --tier.")
+    ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would go where, send nothing.")] = False,
     yes: dead_options.Yes = False,
     json_: Json = False,
@@ -88,6 +92,11 @@ def replay(
     if not (yes or dry_run):
         dead_options.must_be_told("replay")
     scope = dead_options.scope_of(table, state, pipeline, app_name)
+    if move:
+        if canary or dry_run:
+            raise UsageError("--move takes neither --canary nor --dry-run: SQS moves the whole queue at once.")
+        move_all(scope, asked, to=to, rate=rate, yes=yes, json_=json_)
+        return
     total: int | None = None
     with view(scope) as seen:
         dead_options.say_hidden(seen)
