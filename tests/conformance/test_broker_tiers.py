@@ -284,6 +284,31 @@ def test_messages_are_discarded_wherever_they_are(stand: Stand) -> None:
     assert bodies(receive(broker)) == ["new"]
 
 
+def test_what_came_back_to_the_front_is_found_as_everything_else(stand: Stand) -> None:
+    broker = discarding(stand)
+    sent = [
+        ("old", 0.0),
+        *((f"late {n}", 20.0) for n in range(4)),
+        ("young", 0.0),
+        *((f"last {n}", 10.0) for n in range(3)),
+    ]
+    ids = [id for name, delay in sent for id in broker.send("q", outgoing(name, delay_seconds=delay))]
+    for passes_seconds in (0, 10, 10):  # those of less delay came first to the front, and have the higher numbers
+        stand.advance(passes_seconds)
+        assert [message.id for message in broker.browse("q", messages_max=99)] == ids
+        for count in (1, 2, 3):
+            found: list[str] = []
+            while page := broker.browse("q", messages_max=count, after_id=found[-1] if found else None):
+                found += [message.id for message in page]
+            assert found == ids
+    broker.send("q", outgoing("newest"))
+    assert broker.discard("q", [ids[1], ids[5], ids[8]]) == 3
+    (young,) = broker.send("q", outgoing("newer still"))
+    assert broker.discard("q", [young, ids[0]]) == 2
+    left = [message.body.decode() for message in broker.browse("q", messages_max=99)]
+    assert left == ["late 1", "late 2", "late 3", "last 0", "last 1", "newest"]
+
+
 def test_ids_that_are_not_there_discard_nothing(stand: Stand) -> None:
     broker = discarding(stand)
     (elsewhere,) = broker.send("other", outgoing("a"))

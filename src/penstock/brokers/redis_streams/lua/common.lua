@@ -1,7 +1,7 @@
 -- What every script begins with: where a queue's messages wait, and how they get there.
 --
 -- A queue's keys begin with one base and so lie in one slot of a cluster:
---   :queue    a hash: store, seq (of the last message), ready (how many), settings, paused
+--   :queue    a hash: store, seq (of the last message), ready (how many), front (see `front_of`), settings, paused
 --   :ring     a list of the groups that have ready messages; the first is served next
 --   :ready    a list of ready messages for each group (the group's name follows, after a colon)
 --   :delayed  a sorted set of messages by the time they become ready
@@ -125,6 +125,9 @@ end
 local function next_seq(base, store, count)
   local last = redis.call('HINCRBY', base .. ':queue', 'seq', count)
   redis.call('HSETNX', base .. ':queue', 'store', store)
+  if last == count then
+    redis.call('HSET', base .. ':queue', 'front', 0)
+  end
   return last - count + 1
 end
 
@@ -133,6 +136,26 @@ local function retention_of(base)
 end
 
 -- --- what waits
+
+-- The highest number that was put at the front of a group's list since there was none: behind that one, numbers only
+-- grow. Unknown, and so endless, in a queue of an older program until its lists were empty once.
+local function front_of(base)
+  return tonumber(redis.call('HGET', base .. ':queue', 'front') or math.huge)
+end
+
+-- Where in a group's list the messages begin whose numbers are higher than that; only from `front_of` on.
+local function place_behind(key, seq)
+  local low, high = 0, redis.call('LLEN', key) / 3
+  while low < high do
+    local middle = math.floor((low + high) / 2)
+    if seq_of(redis.call('LINDEX', key, middle * 3)) > seq then
+      high = middle
+    else
+      low = middle + 1
+    end
+  end
+  return low * 3
+end
 
 -- `flat` holds state, head, body of each message, the oldest first.
 local function put_ready(base, tag, flat, at_front)
@@ -146,6 +169,10 @@ local function put_ready(base, tag, flat, at_front)
   end
   local step = STEP * 3
   if at_front then
+    local highest = seq_of(flat[#flat - 2])
+    if highest > front_of(base) then
+      redis.call('HSET', base .. ':queue', 'front', int(highest))
+    end
     local turned = {}
     for at = #flat, 1, -1 do
       turned[#turned + 1] = flat[at]
@@ -190,6 +217,10 @@ local function put_delayed(base, due, tag, state, head, body)
   due = math.min(due, enqueued_of(state) + retention_of(base))
   local member = string.format('%016.0f', seq_of(state)) .. cmsgpack.pack(tag, state, head, body)
   redis.call('ZADD', base .. ':delayed', int(due), member)
+end
+
+local function delayed_seq(member)
+  return tonumber(string.sub(member, 1, 16))
 end
 
 -- What `put_delayed` wrote: tag, state, head, body.

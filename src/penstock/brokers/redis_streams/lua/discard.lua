@@ -3,15 +3,17 @@
 
 local GONE = '\0gone' -- what a list holds in their place for a moment
 local stream, base = KEYS[1], base_of(KEYS[1])
-local wanted, left = {}, 0
-for _, seq in ipairs(ARGV) do
-  wanted[tonumber(seq)] = true
+local front = front_of(base)
+local wanted, left, lowest, highest = {}, 0, math.huge, 0
+for _, text in ipairs(ARGV) do
+  local seq = tonumber(text)
+  wanted[seq] = true
   left = left + 1
+  lowest, highest = math.min(lowest, seq), math.max(highest, seq)
 end
 
-local function is_wanted(state)
-  local seq = is_state(state) and seq_of(state)
-  if not seq or not wanted[seq] then
+local function is_wanted(seq)
+  if not wanted[seq] then
     return false
   end
   wanted[seq] = nil
@@ -19,14 +21,16 @@ local function is_wanted(state)
   return true
 end
 
--- From the front, where the oldest are, and no further than needed.
+-- Where numbers are in order, no more is looked at than what is between the lowest and the highest that are wanted.
 local function discard_ready(tag)
-  local key, at, found = base .. ':ready' .. tag, 0, {}
+  local key, found, seq = base .. ':ready' .. tag, {}, 0
+  local at = front < lowest and place_behind(key, lowest - 1) or 0
   local length = redis.call('LLEN', key)
-  while at < length and left > 0 do
+  while at < length and left > 0 and seq <= math.max(front, highest) do
     local flat = redis.call('LRANGE', key, at, at + STEP * 3 - 1)
     for number = 1, #flat, 3 do
-      if is_wanted(flat[number]) then
+      seq = seq_of(flat[number])
+      if is_wanted(seq) then
         found[#found + 1] = at + number - 1
       end
     end
@@ -50,8 +54,7 @@ local function discard_delayed()
   local key, found = base .. ':delayed', {}
   for at = 0, redis.call('ZCARD', key) - 1, PAGE do
     for _, member in ipairs(redis.call('ZRANGE', key, at, at + PAGE - 1)) do
-      local _, state = delayed_message(member)
-      if is_wanted(state) then
+      if is_wanted(delayed_seq(member)) then
         found[#found + 1] = member
       end
     end
@@ -69,7 +72,8 @@ local function discard_handed_over()
   while from and left > 0 do
     local entries = redis.call('XRANGE', stream, from, '+', 'COUNT', PAGE)
     for _, entry in ipairs(entries) do
-      if is_wanted(fields_of(entry).state) then
+      local state = fields_of(entry).state
+      if is_state(state) and is_wanted(seq_of(state)) then
         found[#found + 1] = entry[1]
       end
     end

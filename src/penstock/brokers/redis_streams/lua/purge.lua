@@ -17,5 +17,6 @@ if redis.call('EXISTS', stream) == 1 then
 end
 if redis.call('EXISTS', base .. ':queue') == 1 then
   redis.call('HDEL', base .. ':queue', 'ready')
+  redis.call('HSET', base .. ':queue', 'front', 0)
 end
 return count

@@ -123,7 +123,7 @@ local next_due = nil
 for which, stream in ipairs(KEYS) do
   local base = base_of(stream)
   local known = redis.call(
-    'HMGET', base .. ':queue', 'paused', 'store', 'retention', 'receives_max', 'dead_letter_queue'
+    'HMGET', base .. ':queue', 'paused', 'store', 'retention', 'receives_max', 'dead_letter_queue', 'front'
   )
   if not known[1] then
     move_due(base, now)
@@ -138,6 +138,9 @@ for which, stream in ipairs(KEYS) do
     else
       redis.call('DEL', base .. ':wake')
       redis.call('HDEL', base .. ':queue', 'ready') -- nothing is: whatever a deletion by hand left of the count
+      if known[2] and known[6] ~= '0' then
+        redis.call('HSET', base .. ':queue', 'front', 0)
+      end
     end
     if #entries > 0 then
       local store = known[2] or redis.call('HGET', base .. ':queue', 'store')
