@@ -86,19 +86,17 @@ def planned(
         return SetAside(reason=f"replayed {times}, and dead again" if so_far else "its queue is not replayed")
     replay_id = replay_id_of(letter_queue, letter.id)
     cap_seconds = policy.cap_seconds if policy.cap_seconds is not None else retention_seconds
-    due_at = now + spread(replay_id) * ceiling_seconds(
-        so_far, base_seconds=policy.base_seconds, cap_seconds=cap_seconds
-    )
-    if letter_retention_seconds is not None:
+    longest_seconds = ceiling_seconds(so_far, base_seconds=policy.base_seconds, cap_seconds=cap_seconds)
+    if letter_retention_seconds is not None:  # inside the draw, too, so that nothing piles up at its end
         last_moment = letter.enqueued_at + (1.0 - RETENTION_SHARE_KEPT) * letter_retention_seconds
-        due_at = min(due_at, max(last_moment, now))
+        longest_seconds = min(longest_seconds, max(last_moment - now, 0.0))
     return Replay(
         replay_id=replay_id,
         letter_queue=letter_queue,
         letter_id=letter.id,
         queue=queue,
         count=so_far + 1,
-        due_at=due_at,
+        due_at=now + spread(replay_id) * longest_seconds,
     )
 
 

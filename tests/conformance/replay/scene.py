@@ -9,8 +9,8 @@ from penstock.events import Bus, DeadReplayed, Event
 from penstock.messaging.broker import Broker, QueueSettings
 from penstock.messaging.delivery import Delivery
 from penstock.messaging.message import NO_ATTRIBUTES, Attributes, Outgoing
-from penstock.messaging.replays import ReplayLog
-from penstock.messaging.settlement import Ack, DeadLetter, Settlement
+from penstock.messaging.replays import Replay, ReplayLog, replay_id_of
+from penstock.messaging.settlement import Ack, DeadLetter, Release, Settlement
 from penstock.messaging.steps import Probe, Step, no_probe
 from penstock.replay.execution import Desk
 from penstock.replay.forgetting import Forgetting
@@ -93,6 +93,23 @@ class Scene:
             )
         )
 
+    def is_due_in(self, seconds: float) -> None:
+        """Let it be on record that the only letter of the first tier waits so long from now."""
+        (letter,) = self.receive(FIRST)
+        self.settle({letter.receipt: Release()}, [letter])
+        self.log.open(
+            [
+                Replay(
+                    replay_id=replay_id_of(FIRST, letter.message.id),
+                    letter_queue=FIRST,
+                    letter_id=letter.message.id,
+                    queue=QUEUE,
+                    count=1,
+                    due_at=self.stand.clock.now() + seconds,
+                )
+            ]
+        )
+
     def look(self, handler: ReplayHandler, *, broker: Broker | None = None) -> Mapping[str, Settlement]:
         """Give a replayer what is visible in the first tier, and settle as it answers."""
         broker = broker or self.broker
@@ -122,4 +139,8 @@ class Scene:
 
     def results(self) -> list[str]:
         """What the replayers told, in order."""
-        return [event.result for event in self.events if isinstance(event, DeadReplayed)]
+        return [event.result for event in self.replayed()]
+
+    def replayed(self) -> list[DeadReplayed]:
+        """What they told of letters, in order."""
+        return [event for event in self.events if isinstance(event, DeadReplayed)]

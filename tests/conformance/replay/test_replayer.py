@@ -7,10 +7,10 @@ from tests.conformance.replay.scene import DIED, FIRST, QUEUE, SECOND, TIERS, Cr
 from penstock.messaging.death import DEATH_ATTRIBUTE, death_of, set_aside_reason
 from penstock.messaging.delivery import Delivery
 from penstock.messaging.past import past_of
-from penstock.messaging.replays import COUNTER_ATTRIBUTE, REPLAY_ID_ATTRIBUTE, replay_id_of
+from penstock.messaging.replays import COUNTER_ATTRIBUTE, REPLAY_ID_ATTRIBUTE
 from penstock.messaging.settlement import DeadLetter
 from penstock.messaging.steps import Step
-from penstock.replay.policy import ReplayPolicy, spread
+from penstock.replay.policy import ReplayPolicy
 
 STEPS = (Step.REPLAY_INTENDED, Step.REPLAY_SENT, Step.REPLAY_MARKED)
 
@@ -88,10 +88,8 @@ def test_row_62_a_forged_counter_is_ignored_and_reset(scene: Scene, forged: str 
 
 def test_row_79_a_wait_of_5000_seconds_is_honoured(scene: Scene) -> None:
     scene.die(b"later")
-    (letter,) = scene.receive(FIRST)
-    scene.stand.advance(LEASE + 1)
-    replay_id = replay_id_of(FIRST, letter.message.id)
-    handler = scene.handler(ReplayPolicy(base_seconds=5_000 / spread(replay_id), cap_seconds=1e9))
+    scene.is_due_in(5_000)
+    handler = scene.handler()
     began_at, step_seconds = scene.stand.clock.now(), 100.0
     while not (back := scene.take(QUEUE)):
         scene.look(handler)

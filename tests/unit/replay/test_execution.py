@@ -10,12 +10,12 @@ from tests.conformance.replay.scene import DIED, FIRST, QUEUE, SECOND, TIERS, Cr
 from penstock.errors import ConfigurationError, PenstockError, TemporaryError, UnknownOutcome
 from penstock.events import DeadReplayed, ReplaysUnmarked
 from penstock.messaging.broker import Broker, Capabilities
-from penstock.messaging.message import Message, Outgoing
+from penstock.messaging.message import Outgoing
 from penstock.messaging.replays import COUNTER_ATTRIBUTE, NoLog, Replay, replay_id_of
 from penstock.messaging.settlement import Ack, DeadLetter, Release
 from penstock.messaging.steps import Step
 from penstock.replay.execution import ReplayExecution
-from penstock.replay.policy import ReplayPolicy, spread
+from penstock.replay.policy import ReplayPolicy
 from penstock.replay.sending import send_each
 
 AWAY = TemporaryError("it is away")
@@ -282,9 +282,8 @@ class OnSqs:
 
 def test_a_wait_beyond_what_the_queue_can_delay_is_held_and_never_longer_than_a_hold_can_be(scene: Scene) -> None:
     scene.die(b"a")
-    (letter,) = scene.broker.browse(FIRST, messages_max=1)
-    days = ReplayPolicy(base_seconds=86_400 / spread_of(letter), cap_seconds=1e9)
-    handler = scene.handler(days, broker=OnSqs(scene.broker))  # type: ignore[arg-type]  # as above
+    scene.is_due_in(86_400)
+    handler = scene.handler(broker=OnSqs(scene.broker))  # type: ignore[arg-type]  # as above
     delays = []
     for _ in range(3):
         (settlement,) = scene.look(handler).values()
@@ -297,13 +296,19 @@ def test_a_wait_beyond_what_the_queue_can_delay_is_held_and_never_longer_than_a_
     assert arrived(scene) == [b"a"]
 
 
-def test_a_message_is_not_delayed_past_half_of_its_retention(scene: Scene) -> None:
+def test_a_message_is_not_delayed_past_half_of_its_retention(log: ToldLog) -> None:
+    stand = MemoryStand()
+    brief = replace(TIERS[0], retention_seconds=1_000.0)
+    scene = Scene(stand=stand, broker=stand.broker(queues=[brief, TIERS[1]]), log=log)
     scene.die(b"a")
-    (letter,) = scene.broker.browse(FIRST, messages_max=1)
-    long = ReplayPolicy(base_seconds=10 * 86_400 / spread_of(letter), cap_seconds=1e9)
-    (settlement,) = scene.look(scene.handler(long)).values()  # memory delays for 14 days, and keeps for 14
-    assert isinstance(settlement, Release)
-    assert settlement.delay_seconds == pytest.approx(3 * 86_400)
+    scene.is_due_in(5_000)
+    handler = scene.handler()
+    assert list(scene.look(handler).values()) == [Release(delay_seconds=4_500.0, refund=True)]
+    stand.advance(4_500)
+    assert list(scene.look(handler).values()) == [Ack()]
+    assert arrived(scene) == []
+    stand.advance(500)
+    assert arrived(scene) == [b"a"]
 
 
 def test_a_fifo_queue_delays_nothing(scene: Scene) -> None:
@@ -335,7 +340,3 @@ def test_one_message_that_is_refused_alone_is_told_of(scene: Scene) -> None:
     refused = ConfigurationError("never")
     broker = Sending(scene.broker, fails={b"a": refused})
     assert send_each(broker, QUEUE, [Outgoing(body=b"a")]) == [refused]  # type: ignore[arg-type]  # as above
-
-
-def spread_of(letter: Message) -> float:
-    return spread(replay_id_of(FIRST, letter.id))

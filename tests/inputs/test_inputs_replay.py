@@ -1,0 +1,152 @@
+"""INPUTS, the rows of replays that are about many letters, or about a worker: 62, 80 and 82. Letter by letter, rows 62,
+79 and 81 to 83 are held on every broker by `tests.conformance.replay`.
+
+Waits are tested against the uniform distribution (Kolmogorov and Smirnov): the bound is met by chance once in a million
+where ids are not the test's.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from tests.conformance.broker_stands import MemoryStand
+from tests.conformance.replay.scene import DIED, FIRST, QUEUE, SECOND, TIERS, Scene
+
+from penstock import App
+from penstock.app.serving import serve
+from penstock.config import Settings
+from penstock.events import DeadReplayed, Event
+from penstock.messaging.death import death_of, set_aside_reason
+from penstock.messaging.message import Message, Outgoing
+from penstock.messaging.past import past_of
+from penstock.messaging.replays import COUNTER_ATTRIBUTE, NoLog, Replay
+from penstock.replay.policy import ReplayPolicy, planned
+from penstock.worker.shutdown import StopSignal
+
+DAY_SECONDS = 86_400.0
+CHANCE = 1e-6
+
+
+def distance(shares: Sequence[float]) -> float:
+    """The largest one between how these are distributed and the uniform distribution over [0, 1]."""
+    count = len(shares)
+    return max(max((place + 1) / count - share, share - place / count) for place, share in enumerate(sorted(shares)))
+
+
+def bound(count: int) -> float:
+    """What the distance of so many uniform draws exceeds by `CHANCE`."""
+    return math.sqrt(-math.log(CHANCE / 2) / (2 * count))
+
+
+def wait_seconds(number: int, so_far: int, policy: ReplayPolicy) -> float:
+    letter = Message(id=f"letter {number}", body=b"", enqueued_at=0.0, attributes={COUNTER_ATTRIBUTE: str(so_far)})
+    replay = planned(
+        letter,
+        letter_queue=FIRST,
+        queue=QUEUE,
+        policy=policy,
+        retention_seconds=14 * DAY_SECONDS,
+        letter_retention_seconds=14 * DAY_SECONDS,
+        now=0.0,
+    )
+    assert isinstance(replay, Replay)
+    return replay.due_at
+
+
+@pytest.mark.parametrize("so_far", range(12))
+def test_row_80_10000_waits_are_uniform_below_their_ceiling_and_none_piles_up_at_the_cap(so_far: int) -> None:
+    policy = ReplayPolicy(replays_max=20, base_seconds=2.0, cap_seconds=900.0)
+    ceiling_seconds = min(900.0, 2.0 * 2.0**so_far)
+    shares = [wait_seconds(number, so_far, policy) / ceiling_seconds for number in range(10_000)]
+    assert distance(shares) < bound(10_000)
+    (_, most), *_ = Counter(math.floor(share * ceiling_seconds) for share in shares).most_common(1)
+    expected = 10_000 / max(ceiling_seconds, 1.0)
+    assert most <= expected + 6 * math.sqrt(expected) + 1, "too many of them in one second"
+
+
+def test_row_80_nor_do_they_at_the_end_of_their_retention() -> None:
+    policy = ReplayPolicy(base_seconds=100 * DAY_SECONDS)
+    days = [wait_seconds(number, 0, policy) / DAY_SECONDS for number in range(10_000)]
+    assert max(days) < 0.9 * 14
+    assert distance([each / (0.9 * 14) for each in days]) < bound(10_000)
+
+
+def test_row_80_and_82_messages_that_always_fail_wait_so_and_end_in_the_second_tier_once() -> None:
+    stand = MemoryStand()
+    scene = Scene(stand=stand, broker=stand.broker(queues=TIERS), log=NoLog())
+    handler, count = scene.handler(ReplayPolicy(replays_max=3, base_seconds=2.0, cap_seconds=6.0)), 500
+    scene.broker.send(QUEUE, [Outgoing(body=b"%d" % number) for number in range(count)])
+    for ceiling_seconds in (2.0, 4.0, 6.0):
+        assert fail_all(scene) == count
+        scene.events.clear()
+        while scene.look(handler):
+            pass
+        waits = [told.due_at - stand.clock.now() for told in scene.replayed() if told.due_at is not None]
+        assert scene.results() == ["sent"] * count
+        assert distance([wait / ceiling_seconds for wait in waits]) < bound(count)
+        stand.advance(ceiling_seconds)
+    assert fail_all(scene) == count
+    while scene.look(handler):
+        pass
+    stand.advance(DAY_SECONDS)
+    assert (len(scene.receive(QUEUE)), len(scene.receive(FIRST))) == (0, 0)
+    letters = [letter for page in iter(lambda: scene.take(SECOND), []) for letter in page]
+    assert Counter(letter.message.body for letter in letters) == {b"%d" % number: 1 for number in range(count)}
+    assert {len(past_of(letter.message.attributes)) for letter in letters} == {3}
+
+
+def fail_all(scene: Scene) -> int:
+    """Let all messages of the queue die; answers how many."""
+    count = 0
+    while deliveries := scene.receive(QUEUE):
+        scene.settle({delivery.receipt: DIED for delivery in deliveries}, deliveries)
+        count += len(deliveries)
+    return count
+
+
+class UntilDead:
+    """Hears a worker, and stops it when a letter is set aside."""
+
+    def __init__(self) -> None:
+        self.stop = StopSignal()
+        self.told: list[DeadReplayed] = []
+
+    def __call__(self, event: Event) -> None:
+        if isinstance(event, DeadReplayed):
+            self.told.append(event)
+            if event.result == "set_aside":
+                self.stop.request()
+
+
+def test_rows_62_and_82_in_a_worker_that_replays_beside_its_work(tmp_path: Path) -> None:
+    settings = Settings.model_construct(
+        broker=f"sqlite:///{tmp_path}/queue.db",
+        ledger=f"sqlite:///{tmp_path}/ledger.db",
+        state=str(tmp_path),
+        replay=True,
+        replays_max=2,
+        replay_base_seconds=1e-9,
+    )
+    until, seen = UntilDead(), list[str | bytes | None]()
+    attributes: dict[str, str | bytes] = {"binary": b"\x00\xff", COUNTER_ATTRIBUTE: "-7"}
+    with App(settings=settings) as app:
+
+        @app.handler("q", max_attempts=1)
+        def fail(message: Message) -> None:
+            seen.append(message.attributes.get(COUNTER_ATTRIBUTE))
+            raise ValueError("no")
+
+        app.broker.send(QUEUE, [Outgoing(body=b"\x00body", attributes=attributes, group="g")])
+        serve(app, stop=until.stop, listeners=[until])
+        assert seen == ["-7", "1", "2"]
+        assert [told.result for told in until.told] == ["sent", "sent", "set_aside"]
+        (letter,) = app.broker.receive(SECOND, messages_max=9, lease_seconds=60)
+    assert (letter.message.body, letter.message.group) == (b"\x00body", "g")
+    assert letter.message.attributes["binary"] == b"\x00\xff"
+    assert set_aside_reason(letter.message.attributes) == "replayed 2 times, and dead again"
+    death = death_of(letter.message.attributes)
+    assert death is not None
+    assert death.exception == "ValueError: no"
+    assert len(past_of(letter.message.attributes)) == 2
