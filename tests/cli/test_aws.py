@@ -149,6 +149,18 @@ def test_everything_that_is_well(penstock: Call, whole: AwsServer) -> None:
     assert "max_attempts 6 and 3 for deploys" in everything["sqs dead", "orders"][1]
 
 
+def test_where_workers_replay_there_has_to_be_a_second_tier(
+    penstock: Call, whole: AwsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PENSTOCK_REPLAY", "true")
+    monkeypatch.setenv("PENSTOCK_REPLAY_QUEUES", '{"clicks": {"off": true}}')
+    ((verdict, words),) = [said for (check, _), said in found(penstock).items() if check == "sqs second"]
+    assert (verdict, "what dies again has no place to go" in words) == (FAILED, True), words
+    whole.client("sqs").create_queue(QueueName="orders-dead", Attributes={"MessageRetentionPeriod": str(14 * DAY)})
+    (said,) = [said for (check, _), said in found(penstock).items() if check == "sqs second"]
+    assert (said[0], said[1].endswith("orders-dead, kept there for 14 days")) == ("ok", True), said
+
+
 def test_nothing_is_left_behind(penstock: Call, whole: AwsServer) -> None:
     found(penstock)
     assert "Contents" not in whole.client("s3").list_objects_v2(Bucket=TABLES)

@@ -11,6 +11,7 @@ from ulid import ULID
 from penstock.app import s3_checks, sqs_checks
 from penstock.app.findings import Finding, Verdict, guarded
 from penstock.app.places import STATE_FOLDER
+from penstock.app.replay_settings import replay_policy
 from penstock.app.served import Served, served_by
 from penstock.app.sqs_address import aws_of, is_sqs
 from penstock.errors import ConfigurationError
@@ -39,6 +40,7 @@ class Scene:
     aws: Aws
     broker_is_sqs: bool
     served: Sequence[Served]
+    replayed: frozenset[str]  # queues whose dead letters workers send back by themselves
     tables: Sequence[S3Address]
     lease_seconds: float
     try_notification: bool
@@ -56,10 +58,13 @@ def scene_of(scope: "Scope", app: "App | None", *, try_notification: bool = Fals
     settings = scope.settings
     in_sqs = is_sqs(settings.broker)
     aws = settings.aws if scope.table is None else scope.table.aws
+    served = served_by(app, settings)
+    replayed = [one.queue for one in served if settings.replay and replay_policy(settings, one.queue) is not None]
     return Scene(
         aws=aws_of(settings.broker, aws) if in_sqs else aws,
         broker_is_sqs=in_sqs,
-        served=served_by(app, settings),
+        served=served,
+        replayed=frozenset(replayed),
         tables=[s3_address(where.table.uri) for where in scope.tables.values() if is_s3(where.table.uri)],
         lease_seconds=settings.lease_seconds,
         try_notification=try_notification,
@@ -126,18 +131,22 @@ class _Looked:
             return sqs_checks.queue(facts, lease_seconds=self._scene.lease_seconds, announces=served.source is not None)
 
         def letters() -> tuple[Verdict, str]:
-            facts, why = self._queues[served.queue], ""
-            there: QueueFacts | None = None
-            try:
-                there = look.dead_letters(served.queue)
-            except ConfigurationError as error:
-                why = str(error)
-            return sqs_checks.dead_letters(facts, there, attempts_max=served.attempts_max, why=why)
+            there, why = _dead_letters(look, served.queue)
+            first.extend([] if there is None else [there])
+            return sqs_checks.dead_letters(self._queues[served.queue], there, attempts_max=served.attempts_max, why=why)
+
+        def second() -> tuple[Verdict, str]:
+            there, why = _dead_letters(look, first[0].name)
+            return sqs_checks.second_tier(self._queues[served.queue], first[0], there, why=why)
+
+        first: list[QueueFacts] = []
 
         looked = guarded("sqs queue", found)
         yield replace(looked, hint=_FAILED_HINT) if looked.verdict is Verdict.FAILED else looked
         if served.queue in self._queues:
             yield guarded("sqs dead", letters, hint=_QUEUE_HINT)
+            if first and served.queue in self._scene.replayed:
+                yield guarded("sqs second", second, hint=_QUEUE_HINT)
             if served.source is not None:
                 yield guarded(
                     "sqs policy",
@@ -198,6 +207,14 @@ class _Looked:
     def _heard(self, ahead_seconds: float | None) -> None:
         if ahead_seconds is not None:
             self._ahead_seconds.append(ahead_seconds)
+
+
+def _dead_letters(look: "Looking", queue: str) -> "tuple[QueueFacts | None, str]":
+    """Where a queue's dead letters go; or None, and why they go nowhere."""
+    try:
+        return look.dead_letters(queue), ""
+    except ConfigurationError as error:
+        return None, str(error)
 
 
 def clocks(ahead_seconds: float) -> tuple[Verdict, str]:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from penstock.brokers.sqs.facts import QueueFacts
 
 DEPLOYS_MIN = 3  # receives beside the attempts: each stop that gives a message back costs one
+LOOKS_MIN = 100  # at a dead letter: one that waits 14 days is looked at every 12 hours, and at each deploy
 _SEND = "sqs:sendmessage"
 _S3 = "s3.amazonaws.com"
 _AWS_KEY = "alias/aws/sqs"  # of AWS's own: nobody can change its policy
@@ -71,12 +72,14 @@ def dead_letters(
         return Verdict.FAILED, f"{words}, before its attempts are used up; {sums}: set maxReceiveCount to that or more"
     if facts.receives_max < needed:
         return Verdict.WARNING, f"{words}, and a few deploys use that up; {sums}: set maxReceiveCount to that or more"
-    if letters.receives_max is not None and letters.receives_max <= facts.receives_max:
+    if letters.receives_max is not None and letters.receives_max < facts.receives_max + LOOKS_MIN:
+        looks = max(letters.receives_max - facts.receives_max, 0)
+        left = f"only {looks} looks are left" if looks else "the first look hands it on"
         return (
             Verdict.WARNING,
             (
                 f"{words}, and from there on after {letters.receives_max:,}: the count goes with a message, so that "
-                "the first look hands it on; set that queue's own maxReceiveCount far higher"
+                f"{left}, and it lands where nothing brings it back; set that queue's own maxReceiveCount to 1,000"
             ),
         )
     if letters.retention_seconds <= facts.retention_seconds:
@@ -88,6 +91,32 @@ def dead_letters(
             ),
         )
     return Verdict.OK, f"{words} ({sums}), kept there for {_span(letters.retention_seconds)}"
+
+
+def second_tier(
+    facts: "QueueFacts", letters: "QueueFacts", second: "QueueFacts | None", *, why: str = ""
+) -> tuple[Verdict, str]:
+    """Where letters go that are replayed no more. ``second`` None: nowhere, for ``why``."""
+    if second is None:
+        return (
+            Verdict.FAILED,
+            f"{letters.name}: dead letters of {facts.name} are replayed, and what dies again has no place to go: {why}",
+        )
+    words = f"{letters.name}: what is replayed no more goes to {second.arn}"
+    if second.arn in (facts.arn, letters.arn):
+        return Verdict.FAILED, f"{words}, and so goes in a circle: give it a redrive policy with a queue for people"
+    if second.is_fifo != letters.is_fifo:
+        kinds = ("a FIFO queue", "a standard queue") if letters.is_fifo else ("a standard queue", "a FIFO queue")
+        return Verdict.FAILED, f"{words}: of {kinds[0]} to {kinds[1]}, which SQS does not do; make both alike"
+    if second.retention_seconds <= facts.retention_seconds:
+        return (
+            Verdict.WARNING,
+            (
+                f"{words}, where they are kept for {_span(second.retention_seconds)}, no longer than in {facts.name}: "
+                "they may be gone before anybody looks; set 14 days"
+            ),
+        )
+    return Verdict.OK, f"{words}, kept there for {_span(second.retention_seconds)}"
 
 
 def bucket_may_send(facts: "QueueFacts", bucket: str) -> tuple[Verdict, str]:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from penstock.app.findings import Verdict
-from penstock.app.sqs_checks import bucket_may_send, dead_letters, queue
+from penstock.app.sqs_checks import bucket_may_send, dead_letters, queue, second_tier
 from penstock.brokers.sqs.facts import QueueFacts
 
 OK, WARNING, FAILED = Verdict.OK, Verdict.WARNING, Verdict.FAILED
@@ -68,7 +68,11 @@ def test_a_queue_by_itself(changed: dict[str, Any], announces: bool, verdict: Ve
         ({"receives_max": None, "dead_letter_arn": None}, {}, WARNING, "no redrive policy"),
         ({}, {"retention_seconds": 4 * DAY}, WARNING, "kept for 4 days, no longer than in the queue"),
         ({}, {"retention_seconds": 4 * DAY + 1}, OK, "345601 s"),
-        ({}, {"receives_max": 20}, WARNING, "the count goes with a message"),
+        ({}, {"receives_max": 20}, WARNING, "the count goes with a message, so that the first look hands it on"),
+        ({}, {"receives_max": 5}, WARNING, "the first look hands it on, and it lands where nothing brings it back"),
+        ({}, {"receives_max": 30}, WARNING, "only 10 looks are left"),
+        ({}, {"receives_max": 119}, WARNING, "set that queue's own maxReceiveCount to 1,000"),
+        ({}, {"receives_max": 120}, OK, ""),
         ({}, {"receives_max": 1_000}, OK, ""),
     ],
 )
@@ -82,6 +86,33 @@ def test_its_dead_letters(
 def test_dead_letters_without_a_place_to_go() -> None:
     found = dead_letters(WELL, None, attempts_max=ATTEMPTS, why="no such queue")
     assert found == (FAILED, "orders: its dead letters have no place to go: no such queue")
+
+
+SECOND = replace(LETTERS, name="orders-dead", arn=f"{ARN}-dead")
+
+
+@pytest.mark.parametrize(
+    ("letters_changed", "changed", "verdict", "words"),
+    [
+        ({}, {}, OK, f"orders-dlq: what is replayed no more goes to {ARN}-dead, kept there for 14 days"),
+        ({}, {"retention_seconds": 4 * DAY}, WARNING, "kept for 4 days, no longer than in orders"),
+        ({}, {"arn": LETTERS_ARN}, FAILED, "goes in a circle"),
+        ({}, {"arn": ARN}, FAILED, "goes in a circle"),
+        ({"is_fifo": True}, {}, FAILED, "of a FIFO queue to a standard queue"),
+        ({}, {"is_fifo": True}, FAILED, "of a standard queue to a FIFO queue"),
+    ],
+)
+def test_its_second_tier(
+    letters_changed: dict[str, Any], changed: dict[str, Any], verdict: Verdict, words: str
+) -> None:
+    found = second_tier(WELL, replace(LETTERS, **letters_changed), replace(SECOND, **changed))
+    assert (found[0], words in found[1]) == (verdict, True), found
+
+
+def test_without_a_second_tier_what_dies_again_has_no_place_to_go() -> None:
+    verdict, words = second_tier(WELL, LETTERS, None, why="no such queue")
+    assert verdict is FAILED
+    assert words.endswith("what dies again has no place to go: no such queue")
 
 
 def statement(**changed: Any) -> dict[str, Any]:
