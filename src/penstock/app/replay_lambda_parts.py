@@ -18,6 +18,7 @@ from penstock.app.sqs_address import SQS, aws_of, is_sqs
 from penstock.config import Settings, load_settings, shown
 from penstock.errors import ConfigurationError
 from penstock.events import Bus, Listener
+from penstock.messaging.broker import listed_name
 from penstock.messaging.clock import Clock
 from penstock.messaging.replays import NoLog, ReplayLog
 from penstock.messaging.steps import Probe
@@ -26,7 +27,7 @@ from penstock.monitoring.logs import LogListener
 from penstock.replay.execution import Desk
 from penstock.replay.forgetting import Forgetting
 from penstock.replay.sample import SampleSettings, sample_settings
-from penstock.replay.sources import Source, Sources, short_name
+from penstock.replay.sources import Source, Sources
 
 if TYPE_CHECKING:
     from penstock.brokers.sqs import SqsBroker
@@ -124,7 +125,7 @@ class LambdaParts:
 
     def _sources(self) -> Sources:
         """The queues that letters may go back to."""
-        named = [short_name(self._sample.queue)] if self._sample.queue is not None else list(self._settings.queues)
+        named = [listed_name(self._sample.queue)] if self._sample.queue is not None else list(self._settings.queues)
         if not named:
             raise ConfigurationError(
                 "Where dead letters go back to is not said: set SQS_MAIN_URL to the URL of their queue."
@@ -150,7 +151,7 @@ class LambdaParts:
         beginning, _, name = arn.rpartition(":")
         if place.rpartition("/")[2] != beginning.rpartition(":")[2]:
             return  # the queue is another account's
-        self.broker.know(short_name(main_url), main_url)
+        self.broker.know(listed_name(main_url), main_url)
         self.broker.know(name, f"{place}/{name}")
         second = self.broker.dead_letter_queue(name)
         for called in (second, f"{beginning}:{second}"):

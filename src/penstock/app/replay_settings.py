@@ -1,9 +1,9 @@
 """From the settings to how the dead letters of a queue come back."""
 
 from penstock.config import ReplayQueue, Settings
+from penstock.messaging.broker import listed_name
 from penstock.replay.policy import ReplayPolicy
 from penstock.replay.sample import SampleSettings
-from penstock.replay.sources import short_name
 
 _AS_ALL = ReplayQueue()
 
@@ -22,7 +22,7 @@ def with_sample(settings: Settings, sample: SampleSettings) -> Settings:
 
 def replay_policy(settings: Settings, queue: str) -> ReplayPolicy | None:
     """Of one queue, which may be named by URL or ARN; None where its dead letters stay where they are."""
-    own = settings.replay_queues.get(queue) or settings.replay_queues.get(short_name(queue)) or _AS_ALL
+    own = settings.replay_queues.get(queue) or settings.replay_queues.get(listed_name(queue)) or _AS_ALL
     if own.off:
         return None
     return ReplayPolicy(

@@ -11,12 +11,12 @@ from penstock.app.sqs_address import is_sqs
 from penstock.app.sqs_queues import check_queues
 from penstock.config import Settings
 from penstock.errors import ConfigurationError, UsageError
-from penstock.messaging.broker import Broker, names_dead_letters, names_second_tier
+from penstock.messaging.broker import Broker, listed_name, names_dead_letters, names_second_tier
 from penstock.messaging.clock import Clock
 from penstock.replay.execution import Desk
 from penstock.replay.forgetting import Forgetting, keep_seconds
 from penstock.replay.handler import ReplayHandler
-from penstock.replay.sources import Source, Sources, short_name
+from penstock.replay.sources import Source, Sources
 from penstock.worker.batcher import Limits
 from penstock.worker.line import Line
 
@@ -80,7 +80,7 @@ def first_tiers(app: "App", queues: Sequence[str]) -> Sequence[FirstTier]:
     wanted = [queue for queue in queues if not _is_tier(queue) and replay_policy(settings, queue) is not None]
     tiers = {queue: broker.dead_letter_queue(queue) for queue in dict.fromkeys([*wanted, *handled])}
     served = dict.fromkeys(tiers[queue] for queue in wanted if not names_second_tier(tiers[queue]))
-    taken = sorted({short_name(tier) for tier in served} & {short_name(queue) for queue in handled})
+    taken = sorted({listed_name(tier) for tier in served} & {listed_name(queue) for queue in handled})
     if taken:
         raise ConfigurationError(
             f"The dead letters in {taken[0]} have a handler in this app, which a replayer would take them from; set "
@@ -156,7 +156,7 @@ def replay_lines(tiers: Sequence[FirstTier], host: Host) -> Sequence[Line]:
 
 
 def _is_tier(queue: str) -> bool:
-    return names_dead_letters(short_name(queue))
+    return names_dead_letters(listed_name(queue))
 
 
 def _handled(app: "App") -> Sequence[str]:

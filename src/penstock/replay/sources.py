@@ -1,14 +1,12 @@
 """Which queues share one first tier, and to which of them a dead letter goes back."""
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from penstock.messaging.broker import listed_name
 from penstock.messaging.death import death_of
 from penstock.messaging.delivery import Delivery
 from penstock.replay.policy import ReplayPolicy, SetAside
-
-_AFTER_THE_LAST_SIGN = re.compile("[:/]")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,14 +23,14 @@ class Sources:
 
     def __init__(self, sources: Sequence[Source]) -> None:
         self._all = tuple(sources)
-        self._by_name: Mapping[str, Source] = {short_name(source.queue): source for source in sources}
+        self._by_name: Mapping[str, Source] = {listed_name(source.queue): source for source in sources}
 
     def __iter__(self) -> Iterator[Source]:
         return iter(self._all)
 
     def named(self, queue: str) -> Source | None:
         """The one of this name, URL or ARN."""
-        return self._by_name.get(short_name(queue))
+        return self._by_name.get(listed_name(queue))
 
     def of(self, letter: Delivery) -> Source | SetAside:
         """Where it died; or why nobody can say. What a letter says of itself may be forged: it opens no other queue."""
@@ -45,10 +43,3 @@ class Sources:
             return SetAside(reason=f"nothing says which queue it died in: {names} share this one")
         found = self.named(queue)
         return found or SetAside(reason=f"it died in the queue {queue[:200]}, whose dead letters do not come back here")
-
-
-def short_name(queue: str) -> str:
-    """By what name the broker lists a queue, which may be given by its URL or ARN."""
-    if queue.startswith(("https://", "http://", "arn:")):
-        return _AFTER_THE_LAST_SIGN.split(queue)[-1]
-    return queue

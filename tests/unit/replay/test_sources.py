@@ -6,7 +6,7 @@ from penstock.messaging.death import DEATH_ATTRIBUTE, Death, encode_death
 from penstock.messaging.delivery import Delivery
 from penstock.messaging.message import Message
 from penstock.replay.policy import ReplayPolicy, SetAside
-from penstock.replay.sources import Source, Sources, short_name
+from penstock.replay.sources import Source, Sources
 
 URL = "https://sqs.eu-west-1.amazonaws.com/123456789012/orders"
 ARN = "arn:aws:sqs:eu-west-1:123456789012:orders"
@@ -51,7 +51,3 @@ def test_where_nothing_says_it_only_one_is_possible_or_nobody_knows() -> None:
 def test_a_forged_death_opens_no_other_queue() -> None:
     found = sources("only").of(letter(died_in="salaries"))
     assert found == SetAside(reason="it died in the queue salaries, whose dead letters do not come back here")
-
-
-def test_short_names_are_those_of_the_broker() -> None:
-    assert [short_name(name) for name in ("orders", URL, ARN, "a:b/c")] == ["orders", "orders", "orders", "a:b/c"]
