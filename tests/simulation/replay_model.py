@@ -1,0 +1,258 @@
+"""A model of message x claim x dead x replay x reconcile, small enough to be explored completely.
+
+Objects, messages that name them, workers that receive, claim, commit and settle; a replayer that intends, sends, marks
+and deletes; a person who does the same with a letter of their choice at the same time; a console that moves a letter
+back; a reconcile that sends for what is missing. Any of them may die between two steps or lose its lease, each as often
+as the start allows. Time is adversarial: leases of the dead end at any moment, everybody is as slow as can be.
+
+What the product decides in pure functions, the model asks those (replay_rules.py). `replay_world.py` has the moves of
+all but the workers, `replay_promise.py` says what must never be seen, and `Mutation` names the rules that can be
+dropped, each of which must then lead to a violation.
+"""
+
+from collections.abc import Iterator
+from enum import Flag, auto
+from itertools import permutations
+from typing import NamedTuple
+
+from tests.simulation.replay_rules import NONE, Outcome, dies, ended, failed, gives_life, settlement
+
+MAIN, FIRST, SECOND = 0, 1, 2  # places of a message: its queue, and the two tiers of letters
+NOBODY, REPLAYER, PERSON, DEAD_HOLDER = -1, 2, 3, 9  # who holds a lease; 0 and 1 are workers
+NOW = 99  # later than everything before; `canonical` makes small numbers of such times
+
+
+class Mutation(Flag):
+    """A rule that is dropped."""
+
+    NONE = 0
+    REVIVE_BEFORE_SEND = auto()  # the replayer itself brings the object back to life, and then sends
+    REPLAY_WITHOUT_ID = auto()
+    DELETE_BEFORE_SEND = auto()
+    NO_MARK = auto()
+    REVIVE_OUTSIDE_CLAIM = auto()  # a worker revives in a transaction of its own, and then claims
+    CARRIER_ACKED = auto()  # a carrier that comes again finds its object dead and is acked
+    OLD_MESSAGES_REVIVE = auto()  # any message but the carrier revives, whenever it was enqueued
+    SPENT_REVIVES = auto()  # a replay id revives however often it comes
+    RECONCILE_SENDS_FOR_DEAD = auto()
+    GIVEN_UP_DESPITE_INTENT = auto()  # at its limit, a letter is set aside though somebody's intent is on record
+    SET_ASIDE_DELETES = auto()  # the second tier is a delete
+    CLAIM_TAKES_PROCESSED = auto()
+    NO_FENCE = auto()  # a commit counts whoever has the objects now
+    ACK_BEFORE_COMMIT = auto()
+
+
+class M(NamedTuple):
+    """A message or a letter."""
+
+    place: int
+    names: tuple[int, ...]
+    tally: int  # replays in a row
+    replay: int  # the replay id that it carries
+    time: int  # when it was enqueued
+    holder: int
+    id: int
+
+
+class O(NamedTuple):  # noqa: E742 - an object, as M is a message
+    state: str = "free"  # free | held | done | dead
+    holder: int = NOBODY
+    attempts: int = 0
+    carrier: int = NONE
+    dead_at: int = 0
+    spent: tuple[int, ...] = ()  # replay ids
+    effects: int = 0
+    twice: bool = False  # one replay, which was sent before the object died, gave it another life after that death
+
+
+class W(NamedTuple):
+    """A worker, with what it received as it was then."""
+
+    phase: str = "idle"  # absent | idle | received | revived | claimed | settling
+    messages: tuple[M, ...] = ()
+    outcomes: tuple[Outcome, ...] = ()  # by object; ("ours", carrier) for what it has claimed
+
+
+class R(NamedTuple):
+    """A replayer, or a person who replays."""
+
+    phase: str = "idle"  # absent | idle | taken | giving_up | intended | sent | marked
+    letter: M | None = None
+    tally: int = 0  # replays in a row that the message is to carry
+
+
+class L(NamedTuple):
+    """What is on record of a letter's replay, and what the test knows beside."""
+
+    id: int
+    record: int = NONE  # the count that was intended, or SENT
+    sends: int = 0
+    excuses: int = 0  # times that a replayer died or lost its lease when it could not know whether it sent
+
+
+SENT = 99
+
+
+class Rules(NamedTuple):
+    attempts_max: int = 2
+    replays_max: int = 1
+    batch_max: int = 1
+    deduplicates: bool = True  # and lets letters be looked at without a lease, as brokers do that deduplicate
+    behind: bool = False  # the broker's clock may be behind the ledger's
+    sleeps: bool = False  # a worker may lose its lease between receiving and claiming, and not notice
+    dropped: Mutation = Mutation.NONE
+
+
+class State(NamedTuple):
+    objects: tuple[O, ...]
+    messages: tuple[M, ...]
+    workers: tuple[W, ...] = (W(),)
+    replayer: R = R()
+    person: R = R("absent")
+    log: tuple[L, ...] = ()
+    looked: tuple[int, ...] = ()  # objects that a reconcile found missing
+    doubles: int = 0  # messages too many, of which each has its reason
+    crashes: int = 0  # what may still happen:
+    lapses: int = 0
+    redrives: int = 0
+    replays: int = 0  # by the person
+    reconciles: int = 0
+
+
+Move = tuple[str, State]
+
+
+def worker_moves(s: State, rules: Rules) -> Iterator[Move]:
+    for i, worker in enumerate(s.workers):
+        if i and worker == s.workers[0]:
+            continue  # the same moves, by symmetry
+        if worker.phase == "idle":
+            yield from _receive(s, i, rules)
+        elif worker.phase in ("received", "revived"):
+            yield from _claim(s, i, rules)
+        elif worker.phase == "claimed":
+            yield from _commit(s, i, rules)
+        elif worker.phase == "settling":
+            yield "settle", _settle(s, i)
+        if worker.phase != "idle" and s.crashes:
+            yield "crash_worker", _died(s, i)._replace(crashes=s.crashes - 1)
+
+
+def _receive(s: State, i: int, rules: Rules) -> Iterator[Move]:
+    visible = [m for m in s.messages if m.place == MAIN and m.holder == NOBODY]
+    for size in range(1, rules.batch_max + 1):
+        for taken in permutations(visible, size):
+            messages = tuple(m._replace(holder=i) if m in taken else m for m in s.messages)
+            yield "receive", work(s._replace(messages=messages), i, W("received", tuple(taken)))
+
+
+def _claim(s: State, i: int, rules: Rules) -> Iterator[Move]:
+    """One transaction: revive what may live again, take what is free, read how the rest stands."""
+    batch, dropped = s.workers[i].messages, rules.dropped
+    if Mutation.REVIVE_OUTSIDE_CLAIM in dropped and s.workers[i].phase == "received":
+        living = tuple(
+            o._replace(state="free", attempts=0) if _reviver(o, n, batch, dropped) else o
+            for n, o in enumerate(s.objects)
+        )
+        yield "revive", work(s._replace(objects=living), i, s.workers[i]._replace(phase="revived"))
+        return
+    objects, outcomes = list(s.objects), []
+    for n, o in enumerate(s.objects):
+        objects[n], outcome = _claimed(o, n, i, batch, dropped)
+        outcomes.append(outcome)
+    phase = "claimed" if any(kind == "ours" for kind, _ in outcomes) else "settling"
+    claimed = work(s._replace(objects=tuple(objects)), i, W(phase, batch, tuple(outcomes)))
+    if Mutation.ACK_BEFORE_COMMIT in dropped and phase == "claimed":
+        claimed = claimed._replace(messages=tuple(m for m in s.messages if m.place != MAIN or m.holder != i))
+    yield ("claim" if phase == "claimed" else "claim_nothing"), claimed
+
+
+def _claimed(o: O, n: int, i: int, batch: tuple[M, ...], dropped: Mutation) -> tuple[O, Outcome]:
+    carriers = [m for m in batch if n in m.names]
+    if not carriers:
+        return o, ("done", NONE)
+    takes = o.state == "free" or (o.state == "done" and Mutation.CLAIM_TAKES_PROCESSED in dropped)
+    carrier: M | None = carriers[0] if takes else _reviver(o, n, batch, dropped)
+    if carrier is None:
+        if o.state == "held":
+            return o, ("later", NONE)
+        told = ended(o.state, o.carrier)
+        return o, ("done", NONE) if Mutation.CARRIER_ACKED in dropped else told
+    charged = 1 if o.state == "dead" else o.attempts + 1
+    twice = o.state == "dead" and carrier.replay in o.spent and carrier.time < o.dead_at
+    spent = tuple(sorted({*o.spent, carrier.replay} - {NONE}))
+    held = o._replace(state="held", holder=i, attempts=charged, carrier=NONE, spent=spent, twice=o.twice or twice)
+    return held, ("ours", carrier.id)
+
+
+def _reviver(o: O, n: int, batch: tuple[M, ...], dropped: Mutation) -> M | None:
+    if o.state != "dead":
+        return None
+    for m in batch:
+        if n not in m.names:
+            continue
+        spent = () if Mutation.SPENT_REVIVES in dropped else o.spent
+        old = Mutation.OLD_MESSAGES_REVIVE in dropped and m.id != o.carrier
+        if old or gives_life(m.id, m.time, m.replay, carrier=o.carrier, dead_at=o.dead_at, spent=spent):
+            return m
+    return None
+
+
+def _commit(s: State, i: int, rules: Rules) -> Iterator[Move]:
+    """One transaction, fenced: every object that was claimed is processed, or fails."""
+    outcomes = s.workers[i].outcomes
+    ours = [n for n, (kind, _) in enumerate(outcomes) if kind == "ours"]
+    fenced = Mutation.NO_FENCE not in rules.dropped
+    if fenced and any((s.objects[n].state, s.objects[n].holder) != ("held", i) for n in ours):
+        yield "commit_refused", _died(s, i)  # it lets go of everything, and its leases end
+        return
+    for processed in _subsets(ours):
+        objects, told = list(s.objects), list(outcomes)
+        for n in ours:
+            o, carrier = objects[n], outcomes[n][1]
+            if n in processed:
+                objects[n], told[n] = O("done", effects=o.effects + 1), ("done", NONE)
+                continue
+            told[n] = failed(o.attempts, rules.attempts_max, carrier)
+            dead = dies(o.attempts, rules.attempts_max)
+            objects[n] = o._replace(state="dead", holder=NOBODY, dead_at=NOW, carrier=carrier) if dead else free(o)
+        after = s._replace(objects=tuple(objects))
+        committed = work(after, i, s.workers[i]._replace(phase="settling", outcomes=tuple(told)))
+        yield ("fail" if not processed else "process"), committed
+
+
+def _subsets(ours: list[int]) -> Iterator[frozenset[int]]:
+    for mask in range(1 << len(ours)):
+        yield frozenset(n for bit, n in enumerate(ours) if mask >> bit & 1)
+
+
+def _settle(s: State, i: int) -> State:
+    """The first message that is not settled yet. A lease that was lost settles nothing."""
+    worker = s.workers[i]
+    m, rest = worker.messages[0], worker.messages[1:]
+    after = work(s, i, worker._replace(messages=rest) if rest else W())
+    here = next((it for it in s.messages if it.id == m.id and (it.place, it.holder) == (MAIN, i)), None)
+    if here is None:
+        return after
+    others = tuple(it for it in s.messages if it is not here)
+    match settlement(tuple(worker.outcomes[n] for n in m.names), m.id):
+        case "release":
+            others += (here._replace(holder=NOBODY),)
+        case "dead_letter":
+            others += (here._replace(place=FIRST, holder=NOBODY, time=NOW),)
+    return after._replace(messages=others)
+
+
+def _died(s: State, i: int) -> State:
+    """The worker lets go of everything; what it held ends by itself."""
+    objects = tuple(o._replace(holder=DEAD_HOLDER) if o.state == "held" and o.holder == i else o for o in s.objects)
+    messages = tuple(m._replace(holder=DEAD_HOLDER) if m.holder == i else m for m in s.messages)
+    return work(s._replace(objects=objects, messages=messages), i, W())
+
+
+def free(o: O) -> O:
+    return o._replace(state="free", holder=NOBODY, carrier=NONE)
+
+
+def work(s: State, i: int, worker: W) -> State:
+    return s._replace(workers=(*s.workers[:i], worker, *s.workers[i + 1 :]))

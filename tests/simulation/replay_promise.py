@@ -1,0 +1,162 @@
+"""What must hold in every state of the model of replays, what a finished one looks like, and which states are alike."""
+
+from tests.simulation.replay_model import MAIN, SECOND, L, M, O, R, State
+from tests.simulation.replay_rules import NONE, gives_life
+
+ANY = 0  # in place of what makes no difference any more
+
+
+def violation(s: State) -> str | None:
+    """The first sentence of the promise that this state breaks."""
+    for one in s.log:
+        if one.sends > 1 + one.excuses:
+            return "a letter was sent again, and nobody had died or lost a lease while it was not known"
+    letters = _waiting(s)
+    for n, o in enumerate(s.objects):
+        if o.effects > 1:
+            return "an object took effect twice"
+        if o.twice:
+            return "a replay revived an object twice"
+        if o.state == "done":
+            continue
+        named = [m for m in letters if n in m.names]
+        if not named and not any(_acts(m, n, o) for m in s.messages):
+            return "an object is lost: no letter tells of it, and no message brings it back"
+        if o.state == "dead" and _told_apart(s) and len(named) > 1 + s.doubles:
+            return "an object that died has a letter too many"
+    return None
+
+
+def _waiting(s: State) -> list[M]:
+    """Letters; without those that were sent, which are only to be deleted."""
+    sent = {one.id for one in s.log if one.sends}
+    return [m for m in s.messages if m.place != MAIN and m.id not in sent]
+
+
+def _acts(m: M, n: int, o: O) -> bool:
+    """Whether the message, when it comes, does something about the object."""
+    if m.place != MAIN or n not in m.names:
+        return False
+    if o.state != "dead" or m.id == o.carrier:
+        return True
+    return gives_life(m.id, m.time, m.replay, carrier=o.carrier, dead_at=o.dead_at, spent=o.spent)
+
+
+def _told_apart(s: State) -> bool:
+    """Where messages name several objects, one that is replayed for the one revives the other, too, and carries it."""
+    return len(s.objects) == 1
+
+
+def finished(s: State) -> bool:
+    """Nothing is under way; what is dead waits for people, with one letter where nothing made two."""
+    if s.looked or any(m.place != SECOND for m in s.messages):
+        return False
+    if any(w.phase != "idle" for w in s.workers) or any(r.letter is not None for r in (s.replayer, s.person)):
+        return False
+    letters = _waiting(s)
+    exact = not _told_apart(s) or s.doubles or len(letters) == sum(o.state == "dead" for o in s.objects)
+    return bool(exact) and all(o.state in ("done", "dead") for o in s.objects)
+
+
+# --- states that are alike -------------------------------------------------------------------------------------------
+
+
+def canonical(s: State) -> State:
+    """One representative for all states that differ only in ids, in times, in workers' names, or in what is over."""
+    return _workers_sorted(_renamed(_timed(_forgotten(s))))
+
+
+def _forgotten(s: State) -> State:
+    copies = tuple(w._replace(messages=tuple(m._replace(tally=ANY, holder=ANY) for m in w.messages)) for w in s.workers)
+    hands = [_held(r) for r in (s.replayer, s.person)]
+    letters = [r.letter for r in hands if r.letter is not None]
+    live = {m.id for m in s.messages}
+    kept = live | {letter.id for letter in letters}
+    carried = kept | {m.replay for m in s.messages} | {m.replay for w in copies for m in w.messages}
+    carriers = live | {m.id for w in copies for m in w.messages}
+    objects = tuple(
+        O("done", effects=o.effects)
+        if o.state == "done"
+        else o._replace(
+            attempts=ANY if o.state == "dead" else o.attempts,
+            dead_at=o.dead_at if o.state == "dead" else ANY,
+            carrier=o.carrier if o.state == "dead" and o.carrier in carriers else NONE,
+            spent=tuple(number for number in o.spent if number in carried),
+        )
+        for o in s.objects
+    )
+    messages = tuple(m if m.place == MAIN else m._replace(time=ANY) for m in s.messages)
+    log = tuple(one for one in s.log if one.id in kept and one != L(one.id))
+    return s._replace(objects=objects, messages=messages, workers=copies, replayer=hands[0], person=hands[1], log=log)
+
+
+def _held(r: R) -> R:
+    return r if r.letter is None else r._replace(letter=r.letter._replace(time=ANY, holder=ANY))
+
+
+def _timed(s: State) -> State:
+    """Times only say which deaths a message is newer than: deaths are even, messages odd."""
+    deaths = sorted({o.dead_at for o in s.objects if o.state == "dead"})
+
+    def timed(m: M) -> M:
+        return m if m.place != MAIN else m._replace(time=2 * sum(death < m.time for death in deaths) + 1)
+
+    objects = tuple(o._replace(dead_at=2 * deaths.index(o.dead_at) + 2) if o.state == "dead" else o for o in s.objects)
+    return s._replace(
+        objects=objects,
+        messages=tuple(map(timed, s.messages)),
+        workers=tuple(w._replace(messages=tuple(map(timed, w.messages))) for w in s.workers),
+    )
+
+
+def _renamed(s: State) -> State:
+    known = {one.id: one[1:] for one in s.log}
+    nothing = L(0)[1:]
+    order = sorted(
+        s.messages, key=lambda m: (m.place, m.names, m.tally, m.holder, m.time, known.get(m.id, nothing), m.replay)
+    )
+    ids = [m.id for m in order]
+    ids += [r.letter.id for r in (s.replayer, s.person) if r.letter is not None]
+    ids += [m.id for w in s.workers for m in w.messages]
+    ids += [m.replay for m in order]
+    ids += [m.replay for w in s.workers for m in w.messages]
+    name = {NONE: NONE}
+    for number in ids:
+        name.setdefault(number, len(name) - 1)
+
+    def named(m: M) -> M:
+        return m._replace(id=name[m.id], replay=name[m.replay])
+
+    def held(r: R) -> R:
+        return r if r.letter is None else r._replace(letter=r.letter._replace(id=name[r.letter.id], replay=NONE))
+
+    return s._replace(
+        objects=tuple(
+            o._replace(carrier=name[o.carrier], spent=tuple(sorted(name[number] for number in o.spent)))
+            for o in s.objects
+        ),
+        messages=tuple(sorted(map(named, s.messages))),
+        workers=tuple(
+            w._replace(
+                messages=tuple(map(named, w.messages)),
+                outcomes=tuple((kind, name.get(carrier, NONE)) for kind, carrier in w.outcomes),
+            )
+            for w in s.workers
+        ),
+        replayer=held(s.replayer),
+        person=held(s.person),
+        log=tuple(sorted(one._replace(id=name[one.id]) for one in s.log)),
+    )
+
+
+def _workers_sorted(s: State) -> State:
+    if len(s.workers) < 2 or s.workers[0] <= s.workers[1]:
+        return s
+    swapped = {0: 1, 1: 0}
+    return s._replace(
+        workers=s.workers[::-1],
+        messages=tuple(sorted(m._replace(holder=swapped.get(m.holder, m.holder)) for m in s.messages)),
+        objects=tuple(
+            o._replace(holder=swapped.get(o.holder, o.holder)) if o.state == "held" else o for o in s.objects
+        ),
+    )

@@ -1,0 +1,148 @@
+"""The product's own pure rules, asked with the small numbers of the model, so that the model cannot drift from them.
+
+Letters and messages have numbers for ids there; the replay id of a letter is the letter's number.
+"""
+
+from functools import lru_cache
+
+from penstock.ledger.records import Carrier, ClaimedObject, EndedObject, FailedObject, Failure, ObjectState
+from penstock.ledger.rules import DeadObject, revives
+from penstock.messaging.death import Death, buried
+from penstock.messaging.delivery import Delivery
+from penstock.messaging.message import Message
+from penstock.messaging.replays import COUNTER_ATTRIBUTE, Replay, replay_id_of, replayed, replays_so_far
+from penstock.messaging.settlement import Ack, DeadLetter, Release
+from penstock.pipeline.engine import ReadFailure
+from penstock.pipeline.parcel import Dead, Done, Later, ObjectOutcome, carrier_of, settle_by
+from penstock.pipeline.verdicts import ended_outcome, failure_outcome, verdict
+from penstock.replay.policy import ReplayPolicy, SetAside, planned
+
+NONE = -1
+QUEUE, FIRST_TIER = "q", "q-dlq"
+_LATER = Later(delay_seconds=1.0)
+
+Outcome = tuple[str, int]  # done | later | dead, and for the last one the id of the carrier
+
+
+@lru_cache(None)
+def replay_name(number: int) -> str | None:
+    return None if number == NONE else replay_id_of(FIRST_TIER, str(number))
+
+
+@lru_cache(None)
+def gives_life(message: int, time: int, replay: int, *, carrier: int, dead_at: int, spent: tuple[int, ...]) -> bool:
+    """Whether the message revives the dead object, whose carrier is older than its death."""
+    return revives(
+        Carrier(message_id=str(message), enqueued_at=time, replay_id=replay_name(replay)),
+        DeadObject(
+            carrier=Carrier(message_id=str(carrier), enqueued_at=dead_at - 1),
+            dead_at=dead_at,
+            replay_ids=frozenset(name for number in spent if (name := replay_name(number))),
+        ),
+    )
+
+
+@lru_cache(None)
+def way_back(letter: int, count: int, replays_max: int) -> int | None:
+    """Which replay in a row comes next by itself; None: it is for people."""
+    plan = planned(
+        _letter(letter, count),
+        letter_queue=FIRST_TIER,
+        queue=QUEUE,
+        policy=ReplayPolicy(replays_max=replays_max),
+        retention_seconds=None,
+        letter_retention_seconds=None,
+        now=0.0,
+    )
+    return None if isinstance(plan, SetAside) else plan.count
+
+
+@lru_cache(None)
+def sent_back(letter: int, count: int, new_count: int) -> tuple[int, int]:
+    """The counter and the replay id of the message that a letter becomes."""
+    letter_id = str(letter)
+    replay = Replay(
+        replay_id=replay_id_of(FIRST_TIER, letter_id),
+        letter_queue=FIRST_TIER,
+        letter_id=letter_id,
+        queue=QUEUE,
+        count=new_count,
+        due_at=0.0,
+    )
+    outgoing = replayed(_letter(letter, count), replay, delay_seconds=0.0)
+    message = Message(id="new", body=b"", attributes=outgoing.attributes, group=None, enqueued_at=1.0)
+    carrier = carrier_of(Delivery(message=message, queue=QUEUE, receipt="r", attempt=1, received_at=1.0))
+    assert carrier.replay_id == outgoing.deduplication_id == replay_name(letter)
+    return replays_so_far(outgoing.attributes), letter
+
+
+@lru_cache(None)
+def dies(attempts: int, attempts_max: int) -> bool:
+    """Whether a failure of its own is an object's last."""
+    return _verdict(attempts, attempts_max, carrier=0).failure is Failure.DEAD
+
+
+def failed(attempts: int, attempts_max: int, carrier: int) -> Outcome:
+    """What a failure means for the messages that name the object."""
+    found = _verdict(attempts, attempts_max, carrier)
+    return _told(failure_outcome(found, _claimed(attempts, carrier), later=_LATER))
+
+
+@lru_cache(None)
+def ended(state: str, carrier: int) -> Outcome:
+    """What an object that had ended before means for them."""
+    dead = state == "dead"
+    of = EndedObject(
+        state=ObjectState.DEAD if dead else ObjectState.PROCESSED,
+        reason=None,
+        carrier=Carrier(message_id=str(carrier), enqueued_at=0.0) if dead else None,
+    )
+    return _told(ended_outcome(of))
+
+
+@lru_cache(None)
+def settlement(outcomes: tuple[Outcome, ...], message: int) -> str:
+    """ack | release | dead_letter."""
+    found = settle_by(problems=(), outcomes=[_outcome(*one) for one in outcomes], message_id=str(message))
+    return {Ack: "ack", Release: "release", DeadLetter: "dead_letter"}[type(found)]
+
+
+def _letter(letter: int, count: int) -> Message:
+    death = Death(reason="", attempts=1, last_failed_at=0.0, worker="w", queue=QUEUE, message_id="m", enqueued_at=0.0)
+    attributes = buried({COUNTER_ATTRIBUTE: str(count)} if count else {}, DeadLetter(reason=""), death)
+    return Message(id=str(letter), body=b"", attributes=attributes, group=None, enqueued_at=0.0)
+
+
+def _claimed(attempts: int, carrier: int) -> ClaimedObject:
+    return ClaimedObject(
+        object_id=b"",
+        attempts=attempts,
+        unattributed_failures=0,
+        carrier=Carrier(message_id=str(carrier), enqueued_at=0.0),
+    )
+
+
+@lru_cache(None)
+def _verdict(attempts: int, attempts_max: int, carrier: int) -> FailedObject:
+    failure = ReadFailure(failure=Failure.RETRY, reason="bad")
+    return verdict(_claimed(attempts, carrier), failure, attempts_max=attempts_max)
+
+
+def _told(outcome: ObjectOutcome) -> Outcome:
+    match outcome:
+        case Done():
+            return "done", NONE
+        case Later():
+            return "later", NONE
+        case Dead():
+            return "dead", int(outcome.carrier_message_id)
+
+
+def _outcome(kind: str, carrier: int) -> ObjectOutcome:
+    match kind:
+        case "done":
+            return Done()
+        case "later":
+            return _LATER
+        case _:
+            return Dead(reason="bad", carrier_message_id=str(carrier))
