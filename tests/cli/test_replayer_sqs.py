@@ -1,0 +1,98 @@
+"""`penstock replayer` on queues in SQS."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from tests.cli.process import DEADLINE_SECONDS, SRC
+from tests.services.aws_server import REGION, AwsServer
+
+from penstock.brokers.sqs import SqsBroker
+from penstock.messaging.broker import QueueSettings
+from penstock.messaging.message import Outgoing
+from penstock.messaging.replays import COUNTER_ATTRIBUTE
+from penstock.messaging.settlement import DeadLetter
+
+CONFIGURATION = 78
+APP = """
+from penstock import App
+
+app = App.from_config()
+"""
+TIERS = (QueueSettings(name="orders"), QueueSettings(name="orders-dlq"))
+
+
+@pytest.fixture
+def here(tmp_path: Path, moto: AwsServer) -> Path:
+    (tmp_path / "cloud_shop.py").write_text(APP)
+    (tmp_path / "penstock.toml").write_text(f'broker = "sqs://{REGION}"\n')
+    return tmp_path
+
+
+@pytest.fixture
+def broker(moto: AwsServer) -> Iterator[SqsBroker]:
+    with closing(SqsBroker(moto.aws, holder="test", queues=TIERS, poll_seconds=1)) as broker:
+        yield broker
+
+
+def once(here: Path, moto: AwsServer, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "penstock", "replayer", "cloud_shop:app", "--once", "--json", *arguments],
+        cwd=here,
+        env={**os.environ, **moto.environment, "PYTHONPATH": str(SRC), **variables},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=DEADLINE_SECONDS,
+    )
+
+
+def bury(broker: SqsBroker, **attributes: str | bytes) -> None:
+    broker.send("orders", [Outgoing(body=b"1", attributes=attributes)])
+    (delivery,) = broker.receive("orders", messages_max=1, lease_seconds=60)
+    assert not broker.settle([(delivery, DeadLetter(reason="no such order"))])
+
+
+def url_of(moto: AwsServer, queue: str) -> str:
+    url: str = moto.client("sqs").get_queue_url(QueueName=queue)["QueueUrl"]
+    return url
+
+
+def test_it_stands_in_for_the_sample_with_its_variables_and_counter(
+    here: Path, moto: AwsServer, broker: SqsBroker
+) -> None:
+    bury(broker, binary=b"\x00\xff")
+    bury(broker, **{COUNTER_ATTRIBUTE: "2"})
+    variables = {"SQS_MAIN_URL": url_of(moto, "orders"), "MAX_ATTEMPS": "2", "BACKOFF_RATE": "0.001"}
+    ran = once(here, moto, **variables, MESSAGE_RETENTION_PERIOD="345600")
+    assert ran.returncode == 0, ran.stderr
+    (found,) = json.loads(ran.stdout).values()
+    assert found == {"sent": 1, "held": 0, "set_aside": 1, "put_back": 0}
+    (letter,) = broker.receive("orders-dead", messages_max=9, lease_seconds=60, wait_seconds=2)
+    assert letter.message.attributes[COUNTER_ATTRIBUTE] == "2"
+    (back,) = broker.receive("orders", messages_max=9, lease_seconds=60, wait_seconds=3)
+    assert (back.message.attributes[COUNTER_ATTRIBUTE], back.message.attributes["binary"]) == ("1", b"\x00\xff")
+    assert not broker.receive("orders-dlq", messages_max=9, lease_seconds=60)
+
+
+@pytest.mark.parametrize(
+    ("missing", "said"),
+    [
+        ("orders", "Dead letters cannot be replayed: There is no queue 'orders'"),
+        ("orders-dlq", "Dead letters cannot be replayed: There is no queue 'orders-dlq'"),
+        ("orders-dead", "The dead letters in orders-dlq that no replay helps have no place to go: there is no queue"),
+    ],
+)
+def test_a_queue_or_tier_that_is_not_there_is_said_before_anything_is_received(
+    here: Path, moto: AwsServer, broker: SqsBroker, missing: str, said: str
+) -> None:
+    moto.client("sqs").delete_queue(QueueUrl=url_of(moto, missing))
+    ran = once(here, moto, "--queues", "orders")
+    assert ran.returncode == CONFIGURATION
+    (sentence,) = [line for line in ran.stderr.splitlines() if line.startswith("penstock: ")]
+    assert said in sentence
