@@ -22,6 +22,7 @@ PAGE = Path(__file__).resolve().parent.parent / "docs" / "brokers.md"
 BEGIN, END = "[//]: # (made by scripts/broker_table.py)\n\n", "\n[//]: # (end)\n"
 ROWS = {
     "delay_seconds_max": "the longest delay of a message",
+    "hold_seconds_max": "the longest delay of a message that is released",
     "lease_seconds_max": "the longest lease of one call; extending has no end but on SQS",
     "body_bytes_max": "the largest body",
     "receive_max": "messages in one call, at most",

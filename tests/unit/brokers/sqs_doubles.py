@@ -9,10 +9,17 @@ from botocore.exceptions import ClientError
 from penstock.brokers.sqs.api import Api, QueueRef
 from penstock.brokers.sqs.at_once import AtOnce
 from penstock.brokers.sqs.batches import Batches
+from penstock.brokers.sqs.leases import Leases
 from penstock.brokers.sqs.limits import MESSAGE_BYTES_MAX
 from penstock.brokers.sqs.queues import Queues
 from penstock.brokers.sqs.received import Received
+from penstock.brokers.sqs.sending import Sending
+from penstock.brokers.sqs.settled import Settled
+from penstock.brokers.sqs.settling import Settling
+from penstock.messaging.broker import SettleFailure
+from penstock.messaging.delivery import Delivery
 from penstock.messaging.message import Message
+from penstock.messaging.settlement import Settlement
 from penstock.testing import FakeClock
 
 Q = QueueRef(name="q", url="http://sqs/1/q")
@@ -117,3 +124,30 @@ def received(
         first_received_at=NOW - 5,
         began_at=began_at,
     )
+
+
+class Scene:
+    """What settles, with everything around it."""
+
+    def __init__(self, answers: Answers | None = None, *, dead_letters: Any = None) -> None:
+        self.clock = instant_clock()
+        self.api = FakeApi(answers)
+        self.settled = Settled()
+        queues = self.queues = KnownQueues(self.api, dead_letters=dead_letters)
+        calls = batches(self.api, self.clock)
+        self.settling = Settling(
+            queues=queues,
+            batches=calls,
+            leases=Leases(queues, calls, self.settled, clock=self.clock),
+            sending=Sending(self.api, queues, calls),
+            settled=self.settled,
+            at_once=AtOnce("test", threads=2),
+            holder="worker-7",
+            clock=self.clock,
+        )
+
+    def settle(self, *settlements: tuple[Delivery, Settlement]) -> Sequence[SettleFailure]:
+        return self.settling.settle(settlements)
+
+    def handles(self, operation: str) -> list[str]:
+        return sorted(entry["ReceiptHandle"] for call in self.api.entries(operation) for entry in call)

@@ -17,10 +17,10 @@ import pytest
 from penstock.brokers.sqlite import SqliteBroker
 from penstock.brokers.sqlite_schema import SCHEMA_VERSION
 from penstock.brokers.sqlite_script import schema_step
-from penstock.messaging.death import death_of
+from penstock.messaging.death import death_of, set_aside_reason
 from penstock.messaging.delivery import Delivery
 from penstock.messaging.message import Message, Outgoing
-from penstock.messaging.settlement import Ack, Release
+from penstock.messaging.settlement import Ack, DeadLetter, Release
 from penstock.testing import FakeClock
 
 DUMP = Path(__file__).with_name("queue_version_1.sql")
@@ -143,6 +143,70 @@ def test_a_mended_file_is_like_a_new_one(path: Path, tmp_path: Path) -> None:
     for file in (path, tmp_path / "new.db"):
         SqliteBroker(file, holder="w").close()
     assert schema(path) == schema(tmp_path / "new.db")
+
+
+@pytest.fixture
+def path_of_version_2(path: Path) -> Path:
+    """As the program of that version left it: a message that failed once there, and one that is leased."""
+    connection = sqlite3.connect(path)
+    for statement in schema_step(2):
+        connection.execute(statement)
+    connection.execute(
+        "UPDATE messages SET state = 1, visible_at = 1700000030, leased_at = 1700000010, ended = 'failed',"
+        " ended_at = 1700000030, end_reason = 'before', holder = 'old-worker', unsuccessful = 1 WHERE id = 1"
+    )
+    connection.execute("UPDATE messages SET leased_at = 1700000030, lease_seconds = 600 WHERE id = 3")
+    connection.execute("DELETE FROM messages WHERE id IN (4, 5)")
+    connection.execute("DELETE FROM ring")
+    connection.execute("PRAGMA user_version = 2")
+    connection.commit()
+    connection.close()
+    return path
+
+
+def test_attempts_are_told_from_version_3_on(path_of_version_2: Path, clock: FakeClock) -> None:
+    broker = SqliteBroker(path_of_version_2, holder="new", clock=clock)
+    assert version(path_of_version_2) == SCHEMA_VERSION
+    (failed,) = receive(broker)
+    assert failed.previous is not None
+    assert failed.previous.reason == "before"
+    broker.settle([(failed, DeadLetter(reason="bad"))])
+    clock.advance(600)
+    (leased,) = receive(broker)  # begun under the old version, its lease ended under the new one
+    broker.settle([(leased, DeadLetter(reason="bad"))])
+    deaths = {letter.message.body: death_of(letter.message.attributes) for letter in receive(broker, "graves")}
+    tries = {body: [(each.worker, each.end) for each in death.tries] for body, death in deaths.items() if death}
+    assert tries == {
+        b"failed twice": [("new", "dead")],
+        b"leased": [("old-worker", "expired"), ("new", "dead")],
+        b"dead": [],
+    }
+    broker.close()
+
+
+def test_a_lease_of_the_first_version_has_no_time_to_be_told(path: Path, clock: FakeClock) -> None:
+    broker = SqliteBroker(path, holder="new", clock=clock)
+    (ready,) = receive(broker)
+    broker.settle([(ready, Ack())])
+    clock.advance(600)
+    leased = next(delivery for delivery in receive(broker) if delivery.message.body == b"leased")
+    broker.settle([(leased, DeadLetter(reason="bad"))])
+    letter = next(letter for letter in receive(broker, "graves") if letter.message.body == b"leased")
+    death = death_of(letter.message.attributes)
+    assert death is not None
+    assert [each.worker for each in death.tries] == ["new"]
+    broker.close()
+
+
+def test_dead_letters_of_an_old_file_go_to_the_second_tier(path: Path, clock: FakeClock) -> None:
+    """The file says graves-dlq, as every queue's was called by its name then; graves is where those of q go."""
+    broker = SqliteBroker(path, holder="new", clock=clock)
+    assert (broker.dead_letter_queue("q"), broker.dead_letter_queue("graves")) == ("graves", "graves-dead")
+    (dead,) = receive(broker, "graves")
+    assert not broker.settle([(dead, DeadLetter(reason="nothing helps", set_aside=True))])
+    (aside,) = receive(broker, "graves-dead")
+    assert set_aside_reason(aside.message.attributes) == "nothing helps"
+    broker.close()
 
 
 def test_many_open_an_old_file_at_once_and_one_mends_it(path: Path, clock: FakeClock) -> None:

@@ -1,5 +1,6 @@
 """How many receive calls are made at once, and that none brings more than was asked for."""
 
+import json
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -8,8 +9,10 @@ import pytest
 from tests.unit.brokers.sqs_doubles import FakeApi, KnownQueues, instant_clock
 
 from penstock.brokers.sqs.at_once import Answer, AtOnce
+from penstock.brokers.sqs.queues import Queues
+from penstock.brokers.sqs.received import Received
 from penstock.brokers.sqs.receiving import Receiving
-from penstock.errors import TemporaryError
+from penstock.errors import ConfigurationError, TemporaryError
 
 
 class Rounds(AtOnce):
@@ -102,3 +105,54 @@ def test_a_lease_is_whole_seconds_never_too_short() -> None:
     (_, _, parameters) = line.api.calls[0]
     assert parameters["VisibilityTimeout"] == 30
     assert parameters["WaitTimeSeconds"] == 0
+
+
+# --- letters that SQS itself moved
+
+SOURCE = "arn:aws:sqs:us-east-1:1:orders"
+
+
+class Moved:
+    """A letter that was received so often in all, in a queue whose source gives up after so many receives."""
+
+    def __init__(self, *, receives: int, policy: Mapping[str, Any] | Exception | None) -> None:
+        self._receives, self._policy = receives, policy
+        self.api = FakeApi(self._answer)
+        queues = Queues(self.api, clock=instant_clock())
+        self._receiving = Receiving(self.api, queues, Rounds(), pollers=1, clock=instant_clock())
+
+    def taken(self) -> Received:
+        (delivery,) = self._receiving.take("orders-dlq", 1, 30)
+        return delivery
+
+    def _answer(self, operation: str, parameters: Mapping[str, Any]) -> Mapping[str, Any] | Exception:
+        if operation == "get_queue_url":
+            return {"QueueUrl": f"http://sqs/1/{parameters['QueueName']}"}
+        if operation == "get_queue_attributes":
+            if isinstance(self._policy, Exception):
+                return self._policy
+            return {"Attributes": {} if self._policy is None else {"RedrivePolicy": json.dumps(self._policy)}}
+        system = {"ApproximateReceiveCount": str(self._receives), "DeadLetterQueueSourceArn": SOURCE}
+        return {"Messages": [{"MessageId": "m", "ReceiptHandle": "r", "Body": "b", "Attributes": system}]}
+
+
+@pytest.mark.parametrize(("receives", "attempt"), [(6, 1), (7, 2), (25, 20), (5, 1), (1, 1)])
+def test_what_sqs_moved_has_its_attempts_before_it(receives: int, attempt: int) -> None:
+    """Its count goes on; ours begins with the first receive here, so no handler gives up on what it never saw."""
+    moved = Moved(receives=receives, policy={"deadLetterTargetArn": "arn:x", "maxReceiveCount": "5"})
+    delivery = moved.taken()
+    assert (delivery.attempt, delivery.moved_from) == (attempt, "orders")
+    moved.taken()
+    assert moved.api.operations().count("get_queue_attributes") == 1  # it is asked once in a while
+
+
+@pytest.mark.parametrize("policy", [None, TemporaryError("away"), ConfigurationError("sqs:GetQueueAttributes")])
+def test_where_nobody_can_tell_each_attempt_is_the_first(policy: Exception | None) -> None:
+    assert Moved(receives=99, policy=policy).taken().attempt == 1
+
+
+def test_a_message_that_nobody_moved_says_so() -> None:
+    line = Line(1)
+    (delivery,) = line.receiving.take("q", 1, 30)
+    assert (delivery.attempt, delivery.moved_from) == (1, None)
+    assert line.api.operations() == ["receive_message"]

@@ -1,62 +1,24 @@
 """Ending deliveries: what SQS is asked, in which order, and what is answered of failures."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
 from tests.unit.brokers.sqs_doubles import FIFO as FIFO_QUEUE
-from tests.unit.brokers.sqs_doubles import (
-    NOW,
-    Answers,
-    FakeApi,
-    KnownQueues,
-    batches,
-    client_error,
-    instant_clock,
-    received,
-    succeeded,
-)
+from tests.unit.brokers.sqs_doubles import NOW, Answers, Scene, client_error, received, succeeded
 
-from penstock.brokers.sqs.at_once import AtOnce
 from penstock.brokers.sqs.envelope import opened, size_bytes
 from penstock.brokers.sqs.faults import QueueMissing
-from penstock.brokers.sqs.leases import CHANGE, Leases
+from penstock.brokers.sqs.leases import CHANGE
 from penstock.brokers.sqs.limits import LEASE_SECONDS_MAX, MESSAGE_BYTES_MAX
-from penstock.brokers.sqs.sending import SEND, Sending
+from penstock.brokers.sqs.sending import SEND
 from penstock.brokers.sqs.settled import REMEMBERED_MAX, Settled
-from penstock.brokers.sqs.settling import DELETE, Settling
+from penstock.brokers.sqs.settling import DELETE
 from penstock.errors import ConfigurationError, TemporaryError
-from penstock.messaging.broker import SettleFailure
 from penstock.messaging.death import death_of
-from penstock.messaging.delivery import Delivery
-from penstock.messaging.settlement import Ack, DeadLetter, Release, Settlement
+from penstock.messaging.settlement import Ack, DeadLetter, Release
 
 BAD = DeadLetter(reason="bad", exception="ValueError: x", traceback="Traceback ...")
-
-
-class Scene:
-    def __init__(self, answers: Answers | None = None, *, dead_letters: Any = None) -> None:
-        self.clock = instant_clock()
-        self.api = FakeApi(answers)
-        self.settled = Settled()
-        queues = self.queues = KnownQueues(self.api, dead_letters=dead_letters)
-        calls = batches(self.api, self.clock)
-        self.settling = Settling(
-            queues=queues,
-            batches=calls,
-            leases=Leases(queues, calls, self.settled, clock=self.clock),
-            sending=Sending(self.api, queues, calls),
-            settled=self.settled,
-            at_once=AtOnce("test", threads=2),
-            holder="worker-7",
-            clock=self.clock,
-        )
-
-    def settle(self, *settlements: tuple[Delivery, Settlement]) -> Sequence[SettleFailure]:
-        return self.settling.settle(settlements)
-
-    def handles(self, operation: str) -> list[str]:
-        return sorted(entry["ReceiptHandle"] for call in self.api.entries(operation) for entry in call)
 
 
 def failing(operation: str, codes: Mapping[str, str]) -> Answers:

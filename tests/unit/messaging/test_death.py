@@ -1,7 +1,7 @@
 """Deaths as attributes: bounded, exact where they fit, and proof against forgery."""
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import pytest
@@ -11,13 +11,19 @@ from hypothesis import strategies as st
 from penstock.messaging.death import (
     DEATH_ATTRIBUTE,
     DEATH_BYTES_MAX,
+    SET_ASIDE_ATTRIBUTE,
+    TRIES_MAX,
     Death,
+    Try,
+    buried,
     death_of,
     decode_death,
     encode_death,
+    set_aside_reason,
     with_death,
 )
 from penstock.messaging.past import PAST_ATTRIBUTE, past_of
+from penstock.messaging.settlement import DeadLetter
 
 DEATH = Death(
     reason="not an image",
@@ -124,3 +130,61 @@ def test_a_forged_death_is_none(value: object) -> None:
 @given(st.text() | st.binary() | st.recursive(st.none() | st.integers(), st.lists).map(repr))
 def test_garbage_never_raises(value: str | bytes) -> None:
     assert death_of({DEATH_ATTRIBUTE: value}) is None
+
+
+# --- attempts, and letters that go on
+
+TRY = Try(started_at=1.5, ended_at=2.5, worker="w", end="failed", reason="no lock")
+
+
+def test_attempts_come_back_and_of_many_the_last_ones() -> None:
+    tries = tuple(replace(TRY, reason=f"{n}") for n in range(TRIES_MAX + 5))
+    decoded = decode_death(encode_death(replace(DEATH, tries=tries)))
+    assert decoded is not None
+    assert decoded.tries == tries[-TRIES_MAX:]
+
+
+def test_of_an_attempts_texts_the_beginning_is_kept() -> None:
+    decoded = decode_death(encode_death(replace(DEATH, tries=(replace(TRY, worker="ö" * 900, reason="\ud800" * 900),))))
+    assert decoded is not None
+    (tried,) = decoded.tries
+    assert tried.worker == "ö" * 200
+    assert tried.reason == ("\\ud800" * 900)[:200]
+
+
+@pytest.mark.parametrize(
+    "tries",
+    [
+        {},
+        "x",
+        [1],
+        [{}],
+        [{**asdict(TRY), "ended_at": None}],
+        [{**asdict(TRY), "worker": 1}],
+        [{**asdict(TRY), "reason": 2}],
+    ],
+)
+def test_a_death_with_forged_attempts_is_none(tries: object) -> None:
+    assert decode_death(json.dumps({**json.loads(encode_death(DEATH)), "tries": tries})) is None
+
+
+def test_a_death_of_an_older_program_tells_of_no_attempts() -> None:
+    fields = json.loads(encode_death(DEATH))
+    for name in ("tries", "poison", "fingerprint", "handler"):
+        del fields[name]
+    assert decode_death(json.dumps(fields)) == DEATH
+
+
+def test_a_letter_goes_on_with_its_death_and_the_reason() -> None:
+    letter = with_death({"a": b"\xff"}, DEATH)
+    aside = buried(letter, DeadLetter(reason="r" * 9_000, set_aside=True), replace(DEATH, reason="not told"))
+    assert {name: aside[name] for name in letter} == letter
+    reason = set_aside_reason(aside)
+    assert reason is not None
+    assert "r" * 9_000 != reason == "r" * len(reason)
+    assert set_aside_reason(letter) is None
+    assert set_aside_reason({SET_ASIDE_ATTRIBUTE: b"bytes"}) is None
+
+
+def test_a_message_that_dies_gets_a_death() -> None:
+    assert buried({"a": "b"}, DeadLetter(reason="x"), DEATH) == with_death({"a": "b"}, DEATH)

@@ -100,7 +100,8 @@ def _try(broker: RedisStreamsBroker) -> None:
     broker.receive(_QUEUE, messages_max=1, lease_seconds=_LEASE_SECONDS, wait_seconds=2 * _DELAY_SECONDS)
     broker.send(_QUEUE, [Outgoing(body=b"{}")] * (SEND_MAX + 1))  # more than one script
     broker.stats(_QUEUE)
-    broker.browse(_QUEUE, messages_max=1)
+    (message,) = broker.browse(_QUEUE, messages_max=1)
+    broker.discard(_QUEUE, [message.id])
     broker.queue_names()
     broker.pause(_QUEUE)
     broker.paused(_QUEUE)

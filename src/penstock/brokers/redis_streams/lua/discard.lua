@@ -53,17 +53,17 @@ end
 local function discard_delayed()
   local key, found = base .. ':delayed', {}
   for at = 0, redis.call('ZCARD', key) - 1, PAGE do
-    for _, member in ipairs(redis.call('ZRANGE', key, at, at + PAGE - 1)) do
+    for place, member in ipairs(redis.call('ZRANGE', key, at, at + PAGE - 1)) do
       if is_wanted(delayed_seq(member)) then
-        found[#found + 1] = member
+        found[#found + 1] = at + place - 1
       end
     end
     if left == 0 then
       break
     end
   end
-  for at = 1, #found, STEP do
-    redis.call('ZREM', key, unpack(found, at, math.min(at + STEP - 1, #found)))
+  for number = #found, 1, -1 do -- from the end, so that the places before stay what they are
+    redis.call('ZREMRANGEBYRANK', key, found[number], found[number])
   end
 end
 
