@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from typing import Literal
 
 from penstock.app.backends import open_ledger
@@ -19,11 +20,12 @@ from penstock.messaging.clock import Clock, SystemClock
 from penstock.messaging.replays import Replay, replay_id_of
 from penstock.replay.filters import Wanted, objects_of, origin_of
 from penstock.replay.groups import Group, Grouping
-from penstock.replay.letters import Letter, letters_in
+from penstock.replay.letters import PAGE, Letter, letters_in
 from penstock.replay.operator import Stopped, matching
 
 Tier = Literal["dlq", "dead"]
 FIRST, SECOND = "dlq", "dead"
+FIRST_PAGE_SECONDS = 0.5  # of groups: what was counted until then is worth a look while the rest is counted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,14 +120,27 @@ def has_letters(broker: Broker, queue: str) -> bool:
     return broker.capabilities.browsable or broker.stats(queue).visible > 0
 
 
-def grouped(seen: View, asked: Asked, *, told: Callable[[int], None] = lambda _: None) -> Grouping:
-    """All that are meant, counted by what they died of."""
+def grouped(
+    seen: View,
+    asked: Asked,
+    *,
+    told: Callable[[int], None] = lambda _: None,
+    first: Callable[[Grouping], None] = lambda _: None,
+    clock: Clock | None = None,
+) -> Grouping:
+    """All that are meant, counted by what they died of. ``first`` is told what there is after `FIRST_PAGE_SECONDS`,
+    where it takes longer."""
+    clock = clock or SystemClock()
     grouping = Grouping()
+    first_at: float | None = clock.monotonic() + FIRST_PAGE_SECONDS
     for queue in letter_queues(seen, asked):
-        with closing(letters_of_queue(seen.broker, queue, asked.wanted)) as found:
-            for letter in found:
-                grouping.add([letter])
-                told(1)
+        with closing(letters_of_queue(seen.broker, queue, asked.wanted, clock=clock)) as found:
+            while chunk := list(islice(found, PAGE)):
+                grouping.add(chunk)
+                told(len(chunk))
+                if first_at is not None and clock.monotonic() >= first_at:
+                    first_at = None
+                    first(grouping)
     return grouping
 
 

@@ -1,5 +1,6 @@
 """`penstock dead`: what was given up on, and why; and what to do with it."""
 
+import sys
 from collections.abc import Sequence
 from contextlib import closing
 from itertools import islice
@@ -23,9 +24,11 @@ from penstock.errors import UsageError
 if TYPE_CHECKING:
     from penstock.app.dead_letters import Asked
     from penstock.app.inspect import DeadObject, View
+    from penstock.replay.groups import Grouping
     from penstock.replay.letters import Letter
 
 GROUPS_SHOWN = 100
+FIRST_PAGE = 10  # groups, while the rest is counted
 
 app = typer.Typer(help="Dead letters: messages and objects that were given up on.", no_args_is_help=True)
 
@@ -126,8 +129,8 @@ def groups(
     )
     with view(dead_options.scope_of(table, state, pipeline, app_name)) as seen:
         dead_options.say_hidden(seen)
-        with dead_options.progress("grouping", total=None) as told:
-            grouping = grouped(seen, asked, told=told)
+        with dead_options.progress("grouping", total=None, bar=False) as told:
+            grouping = grouped(seen, asked, told=told, first=_tell_first)
     found = grouping.groups()
     others = grouping.others + sum(group.count for group in found[limit:])
     if json_:
@@ -143,6 +146,15 @@ app.command()(dead_acting.replay)
 app.command()(dead_acting.purge)
 app.command("export")(dead_files.export)
 app.command("import")(dead_files.import_)
+
+
+def _tell_first(grouping: "Grouping") -> None:
+    """To a person who waits, what was counted so far."""
+    if not sys.stderr.isatty():
+        return
+    talk(f"After the first {dead_options.letters_said(grouping.letters)}; counting on:")
+    for group in grouping.groups()[:FIRST_PAGE]:
+        talk(printable(f"{group.count:>9,}  {group.key}"))
 
 
 def _letters(seen: "View", asked: "Asked", limit: int) -> tuple[list["Letter"], UsageError | None]:

@@ -133,21 +133,21 @@ def leave_interrupted(stop: "StopSignal") -> typer.Exit:
 
 
 @contextmanager
-def progress(doing: str, *, total: int | None) -> Iterator[Told]:
+def progress(doing: str, *, total: int | None, bar: bool = True) -> Iterator[Told]:
     """A bar on a terminal, else a line now and then."""
-    if not sys.stderr.isatty():
+    if not (bar and sys.stderr.isatty()):
         yield _Lines(doing, total)
         return
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(doing, total=total)
+    with Progress(*columns, console=Console(stderr=True), transient=True) as shown:
+        task = shown.add_task(doing, total=total)
 
         def told(count: int) -> None:
             with suppress(OSError):  # the terminal has gone
-                bar.update(task, advance=count)
+                shown.update(task, advance=count)
 
         yield told
 
