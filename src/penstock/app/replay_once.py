@@ -1,5 +1,6 @@
 """A replayer that brings back what is due now, and ends; what it did, queue by queue."""
 
+import threading
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -27,7 +28,8 @@ class Tally(ChoosyListener):
     """Counts what a replayer tells. Any thread may call it."""
 
     def __init__(self) -> None:
-        self._counts: dict[str, Counter[str]] = {}  # this and the next: written by the threads that run batches
+        self._lock = threading.Lock()
+        self._counts: dict[str, Counter[str]] = {}  # under the lock, as is the next
         self._put_back: dict[str, str] = {}  # the queue of each letter, by replay id
 
     def hears(self, kind: type[Event]) -> bool:
@@ -36,17 +38,21 @@ class Tally(ChoosyListener):
     def __call__(self, event: Event) -> None:
         assert isinstance(event, DeadReplayed)
         queue = event.queue or UNKNOWN
-        counts = self._counts.setdefault(queue, Counter())
-        if event.result == "put_back":
-            self._put_back[event.replay_id] = queue
-            return
-        self._put_back.pop(event.replay_id, None)
-        counts["sent" if event.result == "already_sent" else event.result] += 1
+        with self._lock:
+            counts = self._counts.setdefault(queue, Counter())
+            if event.result == "put_back":
+                self._put_back[event.replay_id] = queue
+                return
+            self._put_back.pop(event.replay_id, None)
+            counts["sent" if event.result == "already_sent" else event.result] += 1
 
     def report(self) -> Mapping[str, Replayed]:
         """By queue, sorted."""
-        left = Counter(self._put_back.values())
-        return {queue: Replayed(**dict(counts), put_back=left[queue]) for queue, counts in sorted(self._counts.items())}
+        with self._lock:
+            left = Counter(self._put_back.values())
+            return {
+                queue: Replayed(**dict(counts), put_back=left[queue]) for queue, counts in sorted(self._counts.items())
+            }
 
 
 class NothingDue:
