@@ -183,6 +183,17 @@ def test_without_replay_a_worker_leaves_dead_letters_alone(start: Start, broker:
     assert worker.expect("worker.started")["queues"] == ["orders", "mails"]
 
 
+def test_every_process_of_a_worker_is_told_whether_to_replay(start: Start, here: Path) -> None:
+    replaying = start("worker", "shop:app", "--replay", "--processes", 2)
+    queues = ["orders", "mails", "orders-dlq", "mails-dlq"]
+    assert [replaying.expect("worker.started", times=n)["queues"] for n in (1, 2)] == [queues] * 2
+    replaying.signal(signal.SIGTERM)
+    assert replaying.exit_code() == 0
+    (here / "penstock.toml").write_text("replay = true\n")
+    assert start("worker", "shop:app").expect("worker.started")["queues"] == queues
+    assert start("worker", "shop:app", "--no-replay").expect("worker.started")["queues"] == queues[:2]
+
+
 @pytest.mark.parametrize("text", ["", "a,,b", "a,a"])
 def test_queues_that_are_no_list_are_refused(text: str) -> None:
     with pytest.raises(UsageError, match="is not a list of different queues"):
