@@ -138,6 +138,13 @@ def test_the_role_for_replay_is_made_only_where_it_is_asked_for() -> None:
     assert output == "${var.replay_role ? aws_iam_role.replay[0].arn : null}"
 
 
+def test_workers_that_replay_get_the_rights_of_replay_where_they_are_named() -> None:
+    assert variable("replay_roles") == []
+    beside = resource("aws_iam_role_policy.replay_beside")
+    assert (beside["for_each"], beside["role"]) == ("${var.replay_roles}", "${each.value}")
+    assert beside["policy"] == "${data.aws_iam_policy_document.replay.json}"
+
+
 @pytest.mark.parametrize("document", ["worker", "sender", "replay", "replay_trust", "bucket_sends"])
 def test_no_policy_has_a_wildcard_for_a_resource_or_an_action(document: str) -> None:
     for sid, one in statements(document).items():

@@ -124,7 +124,8 @@ data "aws_iam_policy_document" "sender" {
   }
 }
 
-# Replay: takes dead letters out of both tiers, and sends them back, or from the first tier to the second.
+# Replay: takes dead letters out of both tiers, and sends them back, or from the first tier to the second. A replayer by
+# itself leaves the second tier alone; people who replay do not.
 data "aws_iam_policy_document" "replay" {
   statement {
     sid    = "TakeLetters"
@@ -199,5 +200,13 @@ resource "aws_iam_role_policy" "replay" {
 
   name   = "replay"
   role   = aws_iam_role.replay[0].id
+  policy = data.aws_iam_policy_document.replay.json
+}
+
+resource "aws_iam_role_policy" "replay_beside" {
+  for_each = var.replay_roles
+
+  name   = "${var.queue}-replay"
+  role   = each.value
   policy = data.aws_iam_policy_document.replay.json
 }

@@ -118,9 +118,15 @@ variable "sender_roles" {
 }
 
 variable "replay_role" {
-  description = "Make a role for replay, which sends dead letters back? No program of this version takes it on."
+  description = "Make a role for replay, which sends dead letters back: `penstock replayer`, `penstock dead replay`?"
   type        = bool
   default     = false
+}
+
+variable "replay_roles" {
+  description = "Names of roles that get the same rights: of workers that replay beside their work."
+  type        = set(string)
+  default     = []
 }
 
 variable "replay_principals" {
