@@ -8,6 +8,7 @@ from typing import Any
 
 from penstock.ledger import Ledger
 from penstock.messaging.broker import Broker
+from penstock.messaging.delivery import Delivery
 from penstock.messaging.message import Message, Outgoing
 from penstock.messaging.settlement import Ack, DeadLetter, Release
 
@@ -46,7 +47,7 @@ class DeadScene:
 
     def messages(self, queue: str = QUEUE) -> Sequence[Message]:
         """All that is visible there, sorted by body; it stays visible."""
-        held = []
+        held: list[Delivery] = []
         while got := self.broker.receive(queue, messages_max=10, lease_seconds=LEASE_SECONDS):
             held += got
         assert not self.broker.settle([(delivery, Release(refund=True)) for delivery in held])

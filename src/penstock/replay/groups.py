@@ -25,7 +25,7 @@ _PARTS = (
     (re.compile(r"(?<![\w<])(?:~|\.{1,2})?/[^\s:;,()]+"), "<path>"),
     (re.compile(r"\b[0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12}\b", re.IGNORECASE), "<id>"),
     (re.compile(r"\b(?:0x[0-9a-f]+|(?=[0-9a-f]*\d)[0-9a-f]{8,})\b", re.IGNORECASE), "<id>"),
-    (re.compile(r"(?<![A-Za-z_])[-+]?\d[\d.,:_]*"), "<n>"),
+    (re.compile(r"(?<!\w)[-+]?\d[\d.,:_]*"), "<n>"),
 )
 
 
