@@ -1,13 +1,16 @@
 """The automatic replayer on every broker. The rows are those of INPUTS."""
 
+from dataclasses import replace
+
 import pytest
-from tests.conformance.broker_stands import LEASE
+from tests.conformance.broker_stands import LEASE, Stand
 from tests.conformance.replay.scene import DIED, FIRST, QUEUE, SECOND, TIERS, Crash, Scene, crash_at
 
 from penstock.messaging.death import DEATH_ATTRIBUTE, death_of, set_aside_reason
 from penstock.messaging.delivery import Delivery
+from penstock.messaging.message import Outgoing
 from penstock.messaging.past import past_of
-from penstock.messaging.replays import COUNTER_ATTRIBUTE, REPLAY_ID_ATTRIBUTE
+from penstock.messaging.replays import COUNTER_ATTRIBUTE, REPLAY_ID_ATTRIBUTE, NoLog
 from penstock.messaging.settlement import DeadLetter
 from penstock.messaging.steps import Step
 from penstock.replay.policy import ReplayPolicy
@@ -48,6 +51,20 @@ def test_a_queue_that_two_share_gets_its_own_letters_back(scene: Scene) -> None:
     scene.stand.advance(1)
     assert [back.message.body for back in scene.take(QUEUE)] == [b"mine"]
     assert not scene.receive("other")
+
+
+def test_a_message_that_the_broker_itself_gave_up_on_comes_back_too(stand: Stand) -> None:
+    broker = stand.broker(queues=[replace(TIERS[0], receives_max=1), TIERS[1]])
+    scene = Scene(stand=stand, broker=broker, log=NoLog())
+    broker.send(QUEUE, [Outgoing(body=b"deadly")])
+    for _ in range(3):  # SQS moves it when somebody asks for messages
+        scene.receive(QUEUE)
+        stand.advance(LEASE + 1)
+    scene.look(scene.handler())
+    stand.advance(1)
+    assert scene.results() == ["sent"]
+    (back,) = scene.take(QUEUE)
+    assert (back.message.body, back.message.attributes[COUNTER_ATTRIBUTE]) == (b"deadly", "1")
 
 
 def test_a_letter_of_a_queue_that_is_not_this_replayers_is_for_people(scene: Scene) -> None:
