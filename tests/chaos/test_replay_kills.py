@@ -1,0 +1,123 @@
+"""Replayers that are killed at every step and at any moment: no letter is lost, and none comes back for nothing.
+
+Where a broker deduplicates, a replay arrives once, whoever dies. SQS has no such thing: there it may arrive once more
+for each replayer that dies between sending it and marking it, and a key makes its effect one.
+"""
+
+import re
+import sqlite3
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from tests.chaos.replay_case import AT_RANDOM, FIRST_TIERS, QUEUES, SECOND_TIERS, STEPS, ReplayCase, Verdict
+from tests.services.aws_server import AwsServer, environment_for
+from tests.services.plugin import Servers
+
+from penstock.brokers.sqs import SqsBroker
+from penstock.messaging.broker import QueueSettings
+
+BROKERS = ("sqlite", "redis", "sqs")
+LONG_KILLS = 200
+LETTERS_AT_ONCE = 10  # that a replayer has in hand, on SQS: one receive
+BODY = re.compile(rb'{"id": "[^"]+", "lives": [0-9]+}')
+
+OpenCase = Callable[[str], ReplayCase]
+
+
+@pytest.fixture
+def open_case(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[OpenCase]:
+    """A case at the named broker; its processes end with the test."""
+    opened: list[ReplayCase] = []
+
+    def open_one(broker: str) -> ReplayCase:
+        opened.append(OPENERS[broker](request, tmp_path))
+        return opened[-1]
+
+    yield open_one
+    for each in opened:
+        each.close()
+
+
+def on_sqlite(_: pytest.FixtureRequest, folder: Path) -> ReplayCase:
+    asked = "SELECT body FROM messages JOIN queues ON queues.id = queue_id WHERE name = ?"
+
+    def bodies(queue: str) -> Sequence[bytes]:
+        with closing(sqlite3.connect(folder / "queue.db", timeout=60)) as connection:
+            return [body for (body,) in connection.execute(asked, (queue,))]
+
+    return ReplayCase(folder, bodies=bodies)
+
+
+def on_redis(request: pytest.FixtureRequest, folder: Path) -> ReplayCase:
+    servers: Servers = request.getfixturevalue("servers")
+    server = servers.redis("7.0")
+    request.addfinalizer(server.clean)
+
+    def bodies(queue: str) -> Sequence[bytes]:
+        """Whatever looks like a body in the strings, lists, sets and streams of the queue."""
+        name, _, tier = queue.partition("-")
+        base = f"penstock:{{{name}}}{f'-{tier}' if tier else ''}:"
+        raw = server.client
+        waiting = [raw.lrange(key, 0, -1) for key in raw.scan_iter(f"{base}ready*")]
+        delayed, handed_over = raw.zrange(f"{base}delayed", 0, -1), raw.xrange(f"{base}stream")
+        return BODY.findall(repr([*waiting, delayed, handed_over]).encode())
+
+    return ReplayCase(folder, bodies=bodies, broker=server.url)
+
+
+def on_sqs(request: pytest.FixtureRequest, folder: Path) -> ReplayCase:
+    server: AwsServer = request.getfixturevalue("moto")
+    raw = server.client("sqs")
+    urls = {queue: raw.create_queue(QueueName=queue)["QueueUrl"] for queue in (*QUEUES, *FIRST_TIERS, *SECOND_TIERS)}
+    found: dict[str, list[bytes]] = {queue: [] for queue in SECOND_TIERS}
+
+    def bodies(queue: str) -> Sequence[bytes]:
+        """Those of the second tier, which nobody else receives; as many empty ones of the others as there are."""
+        if queue not in found:
+            counted = raw.get_queue_attributes(QueueUrl=urls[queue], AttributeNames=["All"])["Attributes"]
+            return [b""] * sum(int(counted[f"ApproximateNumberOfMessages{of}"]) for of in ("", "NotVisible", "Delayed"))
+        while batch := raw.receive_message(QueueUrl=urls[queue], MaxNumberOfMessages=10).get("Messages"):
+            found[queue] += [message["Body"].encode() for message in batch]
+            for message in batch:
+                raw.delete_message(QueueUrl=urls[queue], ReceiptHandle=message["ReceiptHandle"])
+        return found[queue]
+
+    aside = SqsBroker(server.aws, holder="test", queues=[QueueSettings(name=queue) for queue in QUEUES], poll_seconds=1)
+    added = environment_for(server.url)
+    return ReplayCase(folder, bodies=bodies, broker="sqs://", aside=aside, added=added)
+
+
+OPENERS = {"sqlite": on_sqlite, "redis": on_redis, "sqs": on_sqs}
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("broker", BROKERS)
+def test_killed_at_each_step_nothing_is_lost(open_case: OpenCase, broker: str) -> None:
+    check(run(open_case(broker), [*STEPS, AT_RANDOM, AT_RANDOM]), broker)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(7200)
+@pytest.mark.parametrize("broker", BROKERS)
+def test_killed_two_hundred_times_nothing_is_lost(open_case: OpenCase, broker: str) -> None:
+    steps = [*STEPS, AT_RANDOM, AT_RANDOM]
+    check(run(open_case(broker), [steps[number % len(steps)] for number in range(LONG_KILLS)]), broker)
+
+
+def run(case: ReplayCase, steps: Sequence[str]) -> Verdict:
+    case.begin()
+    for step in steps:
+        case.kill(step)
+    return case.finish()
+
+
+def check(verdict: Verdict, broker: str) -> None:
+    """What is lost, or has too many effects, is found in `finish`."""
+    print(f"{broker}: {verdict}")  # noqa: T201 # the figures, shown with -s
+    assert verdict.doubles_of_one <= 1, "a replay came twice more, and one death can bring it once more at most"
+    if broker != "sqs":
+        assert (verdict.doubles, verdict.set_aside_again) == (0, 0), "the broker deduplicates, and moves letters whole"
+    else:
+        assert verdict.doubles + verdict.set_aside_again <= LETTERS_AT_ONCE * verdict.kills
