@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -233,6 +233,67 @@ def test_what_cannot_be_settled_is_sent_all_the_same_and_no_letter_is_lost(
     assert stage.broker.stats("q-dlq").in_flight == 1
     lines = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
     assert [line["event"] for line in lines].count("settle.failed") == 2
+
+
+def test_of_several_queues_with_one_first_tier_each_gets_its_own_letters_back(stage: Stage) -> None:
+    other = stage.scene.broker(QueueSettings(name="other", dead_letter_queue="q-dlq", receives_max=3))
+    stage.environment.delenv("SQS_MAIN_URL")
+    stage.environment.setenv("PENSTOCK_QUEUES", '{"q": 1, "other": 1}')
+    stage.bury(Outgoing(body=b"mine"))
+    other.send("other", [Outgoing(body=b"theirs")])
+    (delivery,) = take(other, queue="other")
+    assert not other.settle([(delivery, DeadLetter(reason="bad"))])
+    stage.put("nobody knows whose")
+    while stage.broker.stats("q-dlq").visible:
+        assert stage.run() == []
+    assert bodies(stage.waiting()) == ["mine"]
+    assert bodies(take_later(other, queue="other")) == ["theirs"]
+    (dead,) = stage.waiting("-dead")
+    assert dead.message.body == b"nobody knows whose"
+    assert "nothing says which queue it died in" in str(set_aside_reason(dead.message.attributes))
+
+
+# --- with a record
+
+
+@pytest.fixture
+def recorded(moto: AwsServer, postgresql_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stage]:
+    """The same with a database that remembers replays."""
+    with closing(Scene(moto)) as scene:
+        monkeypatch.setenv("PENSTOCK_LEDGER", postgresql_url)
+        yield made(scene, tmp_path, monkeypatch, fifo=False)
+
+
+def test_what_is_on_record_as_sent_is_only_deleted(recorded: Stage) -> None:
+    recorded.bury(Outgoing(body=b"once"))
+    first = recorded.scene.url("q-dlq")
+    recorded.scene.raw.set_queue_attributes(QueueUrl=first, Attributes={"VisibilityTimeout": "1"})
+
+    def crash(at: Step) -> None:
+        if at is Step.REPLAY_MARKED:
+            raise RuntimeError("the machine is gone")
+
+    with pytest.raises(RuntimeError):
+        recorded.run(probe=crash)
+    heard: list[Event] = []
+    while recorded.broker.stats("q-dlq").visible or recorded.broker.stats("q-dlq").in_flight:
+        recorded.run(listen=heard.append)
+    assert [each.result for each in heard if isinstance(each, DeadReplayed)] == ["already_sent"]
+    assert bodies(recorded.waiting()) == ["once"]
+    assert recorded.waiting() == []
+
+
+def test_a_wait_on_record_is_as_long_as_it_was_drawn_and_drawn_once(recorded: Stage) -> None:
+    """Also of a letter that SQS moved, which by itself tells nothing."""
+    recorded.environment.setenv("BACKOFF_RATE", "100000000")
+    recorded.put("moved by SQS")
+    raw = recorded.received(1)
+    heard: list[Event] = []
+    for _ in range(2):
+        with closing(recorded.function(listen=heard.append)) as function:
+            assert len(function({"Records": [record(raw[0], recorded.scene.arn("q-dlq"))]})["batchItemFailures"]) == 1
+    first, second = [each for each in heard if isinstance(each, DeadReplayed)]
+    assert (first.result, second.result, first.due_at) == ("held", "held", second.due_at)
 
 
 # --- rights

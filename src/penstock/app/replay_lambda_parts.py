@@ -20,7 +20,7 @@ from penstock.errors import ConfigurationError
 from penstock.events import Bus, Listener
 from penstock.messaging.broker import listed_name
 from penstock.messaging.clock import Clock
-from penstock.messaging.replays import NoLog, ReplayLog
+from penstock.messaging.replays import NoLog
 from penstock.messaging.steps import Probe
 from penstock.monitoring.errors import ErrorHook, ErrorReporter
 from penstock.monitoring.logs import LogListener
@@ -31,6 +31,7 @@ from penstock.replay.sources import Source, Sources
 
 if TYPE_CHECKING:
     from penstock.brokers.sqs import SqsBroker
+    from penstock.ledger import Ledger
 
 
 class LambdaParts:
@@ -74,13 +75,14 @@ class LambdaParts:
         """A first tier, and what replaying its letters takes."""
         if arn not in self._desks:
             sources = self._sources()
+            log = NoLog() if self._ledger is None else self._ledger.replays
             if self._sample.queue is not None:
                 self._believe(self._sample.queue, arn)
             self._desks[arn] = Desk(
                 sources=sources,
                 retention_seconds=self.broker.retention_seconds(arn.rpartition(":")[2]),
                 broker=self.broker,
-                log=self._record,
+                log=log,
                 forgetting=Forgetting(lambda _: 0, clock=self._clock, random=random),  # workers do that
                 bus=self.bus,
                 clock=self._clock,
@@ -93,6 +95,8 @@ class LambdaParts:
         """Give back connections."""
         if "broker" in self.__dict__:
             self.broker.close()
+        if self.__dict__.get("_ledger") is not None:
+            self.__dict__["_ledger"].close()
 
     # Inside
 
@@ -113,15 +117,15 @@ class LambdaParts:
         return open_log(self._settings, worker=self._worker)
 
     @cached_property
-    def _record(self) -> ReplayLog:
+    def _ledger(self) -> "Ledger | None":
         if "ledger" not in self._settings.model_fields_set:
-            return NoLog()
+            return None
         if has_local_ledger(self._settings):
             raise ConfigurationError(
                 "The ledger is a file, and what a function writes goes with it: name a database (mysql://... or "
                 "postgresql://...), or leave PENSTOCK_LEDGER out."
             )
-        return open_ledger(self._settings).replays
+        return open_ledger(self._settings)
 
     def _sources(self) -> Sources:
         """The queues that letters may go back to."""

@@ -166,6 +166,10 @@ def test_the_value_that_lambda_is_told_of_takes_nothing_before_its_first_call() 
         ({"SQS_MAIN_URL": "orders"}, "it is the URL of a queue on SQS"),
         ({"SQS_MAIN_URL": URL, "MAX_ATTEMPS": "many"}, "MAX_ATTEMPS in the environment is 'many'"),
         ({"SQS_MAIN_URL": URL, "PENSTOCK_BROKER": "redis://127.0.0.1"}, "letters come from SQS: write sqs://"),
+        (
+            {"SQS_MAIN_URL": URL, "PENSTOCK_LEDGER": "sqlite:///l.db", "AWS_ENDPOINT_URL": "http://127.0.0.1:1"},
+            "a file",
+        ),
         ({"SQS_MAIN_URL": URL, "PENSTOCK_REPLAY_QUEUES": '{"orders": {"off": true}}'}, "orders are not replayed"),
     ],
 )
