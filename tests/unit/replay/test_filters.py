@@ -87,6 +87,24 @@ def test_a_letter_that_says_nothing_matches_no_question_about_its_death(wanted: 
     assert not Wanted(object_uri="s3://b/k").matches(letter(body=b"no notification"), now=NOW)
 
 
+@pytest.mark.parametrize(
+    ("error", "matches"),
+    [
+        ('no "x" in it', True),
+        ("über", True),
+        ("ÜBER", True),
+        ("a\nb", True),
+        ("back\\slash", True),
+        ("reason", False),
+        ("traceback", False),
+        ("no <text> in it über a b back\\slash", True),
+    ],
+)
+def test_text_is_sought_in_what_was_said_and_not_in_how_it_is_written(error: str, matches: bool) -> None:
+    found = letter(reason='no "x" in it über a\nb back\\slash')
+    assert Wanted(error=error).matches(found, now=NOW) is matches
+
+
 def test_the_name_of_the_group_without_a_reason_finds_its_letters() -> None:
     assert Wanted(error="no reason was recorded").matches(letter(), now=NOW)
 

@@ -1,0 +1,188 @@
+"""How quickly people get answers when a great many messages have died: the embedded queue and Redis.
+
+    python -m benchmarks.dead_letters [--letters 100000] [--only sqlite|redis]
+
+Buries letters of three errors, each with a traceback and four attempts, and then measures, each in a process of its
+own, seconds and the most memory it took: the first page of the list, groups (until the first counts can be shown, and
+until all are exact), a filter over all letters, and the replay of 1,000 that a filter finds, with record and audit.
+Seconds are those inside the process, once it has started and opened broker and ledger.
+"""
+
+import argparse
+import json
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from itertools import islice
+from pathlib import Path
+
+from penstock.app.dead_acting import HowToReplay, Replaying
+from penstock.app.dead_letters import Asked, grouped, letters, letters_of_queue, opened_ledger
+from penstock.app.inspect import View, view
+from penstock.app.scope import Scope
+from penstock.brokers.redis_streams import RedisStreamsBroker
+from penstock.brokers.sqlite import SqliteBroker
+from penstock.config import load_settings
+from penstock.messaging.broker import Broker
+from penstock.messaging.death import Death, Try, with_death
+from penstock.messaging.message import Outgoing
+from penstock.replay.filters import Wanted
+
+QUEUE, DEAD = "orders", "orders-dlq"
+ERRORS, REPLAYED, PAGE_SHOWN, AT_ONCE = 3, 1_000, 100, 5_000
+BODY = b'{"id": 1, "items": [{"sku": "a-1", "count": 2}], "note": "' + b"x" * 150 + b'"}'
+TRACEBACK = "Traceback (most recent call last):\n" + "".join(
+    f'  File "/srv/shop/orders/step{n}.py", line {n}, in step{n}\n    return following(order)\n' for n in range(12)
+)
+MEASURED = ("list", "groups", "filter", "replay")
+
+
+def death(number: int) -> Death:
+    """As a worker writes it: about two kilobytes."""
+    attempt = Try(started_at=1.7e9, ended_at=1.7e9 + 1, worker="host-12-01ABC", end="failed", reason="KeyError: 7")
+    return Death(
+        reason=f"KeyError: 'order {number}'",
+        exception=f"KeyError: 'order {number}'",
+        traceback=TRACEBACK,
+        attempts=4,
+        last_failed_at=1.7e9,
+        worker="host-12-01ABC",
+        queue=QUEUE,
+        message_id=f"q-{number}",
+        enqueued_at=1.7e9,
+        fingerprint=f"bill|KeyError|orders/step.py:step{number % ERRORS}",
+        handler="bill",
+        tries=(attempt,) * 4,
+    )
+
+
+def bury(broker: Broker, count: int) -> None:
+    broker.send(QUEUE, [Outgoing(body=b"0")])  # so that there is such a queue
+    for first in range(0, count, AT_ONCE):
+        numbers = range(first, min(first + AT_ONCE, count))
+        broker.send(DEAD, [Outgoing(body=BODY, attributes=with_death({"trace": "t"}, death(n))) for n in numbers])
+
+
+def measured(what: str) -> dict[str, float]:
+    """In this process, with the broker of its environment."""
+    with view(Scope(settings=load_settings())) as seen:
+        seen.broker.stats(DEAD)
+        found = {"list": _list, "groups": _groups, "filter": _filter, "replay": _replay}[what](seen)
+    return {**found, "peak MB": _peak_mb()}
+
+
+def _list(seen: View) -> dict[str, float]:
+    def first_page() -> None:
+        with closing(letters_of_queue(seen.broker, DEAD, Wanted())) as found:
+            assert len([letter.death for letter in islice(found, PAGE_SHOWN)]) == PAGE_SHOWN
+
+    return {"first page": _seconds(first_page)}
+
+
+def _groups(seen: View) -> dict[str, float]:
+    began_at = time.perf_counter()
+    first: list[float] = []
+    grouping = grouped(seen, Asked(), first=lambda _: first.append(time.perf_counter() - began_at))
+    assert len(grouping.groups()) == ERRORS
+    exact = time.perf_counter() - began_at
+    return {"first page": min([*first, exact]), "exact": exact, "letters": grouping.letters}
+
+
+def _filter(seen: View) -> dict[str, float]:
+    def look() -> None:
+        with closing(letters(seen, Asked(wanted=Wanted(error="nothing of the kind")))) as found:
+            assert next(found, None) is None
+
+    return {"all letters": _seconds(look)}
+
+
+def _replay(seen: View) -> dict[str, float]:
+    asked = Asked(wanted=Wanted(error=f"step{ERRORS - 1}"), limit=REPLAYED)
+
+    def replay() -> None:
+        with closing(opened_ledger(seen)) as ledger:
+            doing = Replaying(seen, asked, HowToReplay(), ledger=ledger, stopped=lambda: False, told=lambda _: None)
+            assert doing.run(say=print).sent == REPLAYED
+
+    return {f"{REPLAYED:,} sent": _seconds(replay)}
+
+
+def _peak_mb() -> float:
+    """Of this process since it was started; what `getrusage` tells on Linux is the parent's, if that had more."""
+    status = Path("/proc/self/status")
+    if not status.exists():
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    (peak,) = (line.split()[1] for line in status.read_text().splitlines() if line.startswith("VmHWM"))
+    return int(peak) / 1024
+
+
+def _seconds(doing: Callable[[], None]) -> float:
+    began_at = time.perf_counter()
+    doing()
+    return time.perf_counter() - began_at
+
+
+@contextmanager
+def redis_server(folder: Path) -> Iterator[str]:
+    socket = folder / "redis.sock"
+    options = ("--port", "0", "--unixsocket", str(socket), "--dir", str(folder), "--save", "", "--appendonly", "no")
+    server = subprocess.Popen(["redis-server", *options], stdout=subprocess.DEVNULL)
+    try:
+        give_up = time.monotonic() + 20
+        while not socket.exists():
+            assert time.monotonic() < give_up, "redis-server did not start"
+            time.sleep(0.05)
+        yield f"unix://{socket}"
+    finally:
+        server.terminate()
+        server.wait()
+
+
+@contextmanager
+def brokers(kind: str, folder: Path) -> Iterator[tuple[Broker, str]]:
+    if kind == "sqlite":
+        with closing(SqliteBroker(folder / "queue.db", holder="bench")) as broker:
+            yield broker, f"sqlite:///{folder / 'queue.db'}"
+        return
+    with redis_server(folder) as url, closing(RedisStreamsBroker(url, holder="bench")) as broker:
+        yield broker, url
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--letters", type=int, default=100_000)
+    parser.add_argument("--only", choices=("sqlite", "redis"))
+    parser.add_argument("--measure", choices=MEASURED, help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.measure:
+        print(json.dumps(measured(given.measure)))
+        return
+    for kind in ("sqlite", "redis") if given.only is None else (given.only,):
+        with tempfile.TemporaryDirectory() as folder, brokers(kind, Path(folder)) as (broker, url):
+            bury(broker, given.letters)
+            print(f"{kind}: {given.letters:,} dead letters")
+            environment = {
+                **os.environ,
+                "PENSTOCK_BROKER": url,
+                "PENSTOCK_LEDGER": f"sqlite:///{Path(folder) / 'ledger.db'}",
+                "PENSTOCK_STATE": folder,
+            }
+            for what in MEASURED:
+                done = subprocess.run(
+                    [sys.executable, "-m", "benchmarks.dead_letters", "--measure", what],
+                    env=environment,
+                    capture_output=True,
+                    check=True,
+                    text=True,
+                )
+                figures = ", ".join(f"{name} {value:,.2f}" for name, value in json.loads(done.stdout).items())
+                print(f"  {what:<8} {figures}")
+
+
+if __name__ == "__main__":
+    main()
