@@ -25,7 +25,7 @@ from penstock.messaging.settlement import Ack, DeadLetter, Release, Settlement
 
 RECEIVES_MAX = 3
 QUEUES = (
-    QueueSettings(name="q", receives_max=RECEIVES_MAX),
+    QueueSettings(name="q", receives_max=RECEIVES_MAX, dead_letter_queue="q-dlq"),
     QueueSettings(name="q-dlq", dead_letter_queue="q"),  # a ring of death: harder than life
     QueueSettings(name="plain", dead_letter_queue="q"),
 )
