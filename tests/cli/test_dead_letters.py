@@ -1,7 +1,11 @@
 """`penstock dead replay`, `purge`, `export`, `import`, `groups` and `show`, on every broker that processes share."""
 
 import json
+import os
+import pty
+import select
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -11,7 +15,7 @@ from pathlib import Path
 import pytest
 from tests.cli.conftest import Call
 from tests.cli.dead_scene import FIRST, QUEUE, SECOND, DeadScene, lines_of
-from tests.cli.process import Process
+from tests.cli.process import SRC, Process
 from tests.services.aws_server import REGION, AwsServer
 
 from penstock.brokers.redis_streams import RedisStreamsBroker
@@ -24,7 +28,6 @@ from penstock.messaging.replays import COUNTER_ATTRIBUTE
 
 USAGE, FOUND_PROBLEMS, TEMPORARY, INTERRUPTED = 2, 3, 75, 130
 QUEUES = (QUEUE, "other")
-KILLED_WHEN_MARKED = ("setsid", "env", "PENSTOCK_KILL_AT=replay_marked")
 DEADLINE_SECONDS = 30.0
 BROKERS = ("sqlite", "redis", "sqs")
 
@@ -91,18 +94,21 @@ def test_letters_of_the_second_tier_go_back_too(penstock: Call, scene: DeadScene
     assert "penstock-set-aside" not in message.attributes
 
 
-def test_a_replay_that_was_killed_before_it_deleted_sends_nothing_twice(penstock: Call, scene: DeadScene) -> None:
+@pytest.mark.parametrize("step", ["replay_intended", "replay_sent", "replay_marked"])
+def test_a_replay_that_was_killed_is_ended_by_the_next_and_sends_nothing_twice(
+    penstock: Call, scene: DeadScene, step: str
+) -> None:
     scene.bury("1", "2")
-    process = Process(scene.folder, "dead", "replay", "--yes", before=KILLED_WHEN_MARKED)
+    process = Process(scene.folder, "dead", "replay", "--yes", before=("setsid", "env", f"PENSTOCK_KILL_AT={step}"))
     assert process.exit_code() == -signal.SIGKILL
-    assert scene.bodies() == ["1", "2"]
-    if scene.broker.capabilities.browsable:  # else they are hidden for some minutes yet
-        assert scene.broker.stats(FIRST).visible == 2
-        report = penstock("dead", "replay", "--yes", "--json").document
-        assert (report["sent"], report["sent_before"]) == (0, 2)
-        assert scene.broker.stats(FIRST).visible == 0
-    assert scene.bodies() == ["1", "2"]
-    assert ("replay", FIRST, 0, None) in scene.audit()
+    assert scene.audit() == [("replay", FIRST, 0, None)]
+    if not scene.broker.capabilities.browsable:  # its letters are hidden for some minutes yet
+        assert len(scene.bodies()) == (0 if step == "replay_intended" else 2)
+        return
+    assert scene.broker.stats(FIRST).visible == 2
+    report = penstock("dead", "replay", "--yes", "--json").document
+    assert (report["sent"], report["sent_before"]) == ((0, 2) if step == "replay_marked" else (2, 0))
+    assert (scene.bodies(), scene.bodies(FIRST)) == (["1", "2"], [])
 
 
 def test_only_what_is_meant_goes_and_where_it_is_told_to(penstock: Call, scene: DeadScene) -> None:
@@ -267,6 +273,78 @@ def test_a_line_that_is_no_letter_is_named(penstock: Call, scene: DeadScene) -> 
     said = penstock("dead", "import", "letters")
     assert said.exit_code == USAGE
     assert "Line 3 is no dead letter" in said.err
+
+
+@pytest.mark.parametrize("kind", ["sqlite"])
+def test_an_export_may_lie_in_s3(
+    penstock: Call, scene: DeadScene, moto: AwsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in moto.environment.items():
+        monkeypatch.setenv(name, value)
+    moto.client("s3").create_bucket(Bucket="kept")
+    scene.bury("1", "2")
+    assert penstock("dead", "export", "--to", "s3://kept/letters/a.jsonl", "--remove").exit_code == 0
+    assert scene.bodies(FIRST) == []
+    assert penstock("dead", "export", "--to", "s3://kept/letters/a.jsonl").exit_code == USAGE
+    assert penstock("dead", "import", "s3://kept/letters/a.jsonl", "--json").document["imported"] == 2
+    assert scene.bodies(FIRST) == ["1", "2"]
+    for nowhere in ("s3://kept/letters/", "s3://kept"):
+        assert penstock("dead", "export", "--to", nowhere).exit_code == USAGE
+    assert penstock("dead", "import", "s3://kept/nothing").exit_code == USAGE
+
+
+# Asking
+
+
+@pytest.mark.parametrize("kind", ["sqlite"])
+@pytest.mark.parametrize(
+    ("verb", "answer", "left", "back"),
+    [
+        ("replay", "y", 0, 2),
+        ("replay", "n", 2, 0),
+        ("replay", "", 2, 0),
+        ("purge", "2", 0, 0),
+        ("purge", "y", 2, 0),
+        ("purge", "3", 2, 0),
+    ],
+)
+def test_on_a_terminal_it_asks_with_the_count(scene: DeadScene, verb: str, answer: str, left: int, back: int) -> None:
+    scene.bury("1", "2")
+    code, said = _at_a_terminal(scene.folder, answer, "dead", verb, "--queue", QUEUE)
+    assert code == (1 if left else 0), said
+    assert "2 dead letters" in said
+    assert (len(scene.bodies(FIRST)), len(scene.bodies())) == (left, back)
+
+
+def _at_a_terminal(folder: Path, answer: str, *arguments: str) -> tuple[int, str]:
+    """How it ended, and all that it showed."""
+    child, terminal = pty.fork()
+    if child == 0:
+        os.chdir(folder)
+        os.execvpe(
+            sys.executable, [sys.executable, "-m", "penstock", *arguments], {**os.environ, "PYTHONPATH": str(SRC)}
+        )
+    shown = b""
+    answered = False
+    try:
+        while part := _read(terminal):
+            shown += part
+            if not answered and shown.rstrip().endswith(b"]"):
+                os.write(terminal, answer.encode() + b"\n")
+                answered = True
+    finally:
+        os.close(terminal)
+    _, status = os.waitpid(child, 0)
+    return os.waitstatus_to_exitcode(status), shown.decode()
+
+
+def _read(terminal: int) -> bytes:
+    ready, _, _ = select.select([terminal], [], [], DEADLINE_SECONDS)
+    assert ready, "it said nothing"
+    try:
+        return os.read(terminal, 4096)
+    except OSError:  # the other end is closed
+        return b""
 
 
 # Looking
