@@ -3,7 +3,8 @@
 Objects, messages that name them, workers that receive, claim, commit and settle; a replayer that intends, sends, marks
 and deletes; a person who does the same with a letter of their choice at the same time; a console that moves a letter
 back; a reconcile that sends for what is missing. Any of them may die between two steps or lose its lease, each as often
-as the start allows. Time is adversarial: leases of the dead end at any moment, everybody is as slow as can be.
+as the start allows. Time is adversarial: leases of the dead end at any moment, everybody is as slow as can be. Brokers
+move a letter whole and fence its settling, which SQS does not: what follows from that, the kill tests show.
 
 What the product decides in pure functions, the model asks those (replay_rules.py). `replay_world.py` has the moves of
 all but the workers, `replay_promise.py` says what must never be seen, and `Mutation` names the rules that can be
