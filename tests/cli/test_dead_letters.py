@@ -25,6 +25,7 @@ from penstock.messaging.broker import Broker, QueueSettings
 from penstock.messaging.message import Outgoing
 from penstock.messaging.past import past_of
 from penstock.messaging.replays import COUNTER_ATTRIBUTE
+from penstock.messaging.settlement import Ack
 
 USAGE, FOUND_PROBLEMS, TEMPORARY, INTERRUPTED = 2, 3, 75, 130
 QUEUES = (QUEUE, "other")
@@ -92,6 +93,24 @@ def test_letters_of_the_second_tier_go_back_too(penstock: Call, scene: DeadScene
     assert (scene.bodies(), scene.bodies(FIRST), scene.bodies(SECOND)) == (["1"], ["2"], [])
     (message,) = scene.messages()
     assert "penstock-set-aside" not in message.attributes
+
+
+@pytest.mark.parametrize("kind", ["sqs"])
+def test_all_of_a_fifo_queue_goes_back_in_its_order(penstock: Call, scene: DeadScene, moto: AwsServer) -> None:
+    """Of a group no more is handed over than what is held already is out of the way."""
+    sqs = moto.client("sqs")
+    for name in ("line.fifo", "line-dlq.fifo"):
+        sqs.create_queue(QueueName=name, Attributes={"FifoQueue": "true"})
+    letters = [Outgoing(body=b"%02d" % n, group="g", deduplication_id=str(n)) for n in range(25)]
+    scene.broker.send("line-dlq.fifo", letters)
+    report = penstock("dead", "replay", "--queue", "line.fifo", "--yes", "--json").document
+    assert report["by_queue"] == {"line.fifo": 25}
+    assert (scene.broker.stats("line-dlq.fifo").visible, scene.broker.stats("line.fifo").visible) == (0, 25)
+    came: list[bytes] = []
+    while got := scene.broker.receive("line.fifo", messages_max=10, lease_seconds=60):
+        came += [delivery.message.body for delivery in got]
+        scene.broker.settle([(delivery, Ack()) for delivery in got])
+    assert came == [letter.body for letter in letters]
 
 
 @pytest.mark.parametrize("step", ["replay_intended", "replay_sent", "replay_marked"])

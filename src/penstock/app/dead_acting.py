@@ -13,7 +13,7 @@ from penstock.messaging.clock import Clock, SystemClock
 from penstock.messaging.steps import Probe, no_probe
 from penstock.replay.canary import Canary, Fate, watch
 from penstock.replay.filters import origin_of
-from penstock.replay.letters import PAGE, Letter, Letters, letters_in
+from penstock.replay.letters import Letter, Letters, letters_in
 from penstock.replay.operator import Errand, Pace, Sender, Sent, Stopped, matching
 
 Told = Callable[[int], None]  # of how many more are done
@@ -127,20 +127,25 @@ class Replaying:
             if self._stopped() or not has_letters(self._seen.broker, queue):
                 continue
             with letters_in(self._seen.broker, queue, clock=self._clock) as letters:
-                errands = self._errands(letters)
-                if (first := next(errands, None)) is None or goal == self._report.sent:
+                pages = self._errands(letters)
+                if goal == self._report.sent or (first := next(pages, None)) is None:
                     continue
                 details = {**self._asked.details, **self._how.details}
                 with audited(self._ledger, "replay", queue=queue, details=details, stopped=self._stopped) as done:
-                    yield from self._chunks(letters, chain([first], errands), pace, done, goal)
+                    for page in chain([first], pages):
+                        yield from self._chunks(letters, page, pace, done, goal)
+                        if goal == self._report.sent:
+                            break
 
     def _chunks(
-        self, letters: Letters, errands: Iterator[Errand], pace: Pace, done: Done, goal: int | None
+        self, letters: Letters, page: Sequence[Errand], pace: Pace, done: Done, goal: int | None
     ) -> Iterator[Sent]:
+        """All of a page before the next is asked for: of a FIFO queue's group there is none until these are gone."""
         report = self._report
+        rest = iter(page)
         while not self._stopped():
             size = pace.chunk if goal is None else min(pace.chunk, goal - report.sent)
-            if not (chunk := list(islice(errands, size))):
+            if not (chunk := list(islice(rest, size))):
                 return
             sent = self._sender.send(letters, chunk)
             done.messages += len(sent.errands)
@@ -152,41 +157,39 @@ class Replaying:
             yield sent
             pace.wait(len(sent.errands))
 
-    def _errands(self, letters: Letters) -> Iterator[Errand]:
-        found = matching(letters, self._asked.wanted, clock=self._clock, stopped=self._stopped, until=self._began_at)
-        for letter in found:
-            queue = self._how.to or origin_of(letter)
-            if queue is None or (self._known is not None and queue not in self._known):
-                self._report.homeless += 1
-                continue
-            yield Errand(letter=letter, queue=queue)
+    def _errands(self, letters: Letters) -> Iterator[Sequence[Errand]]:
+        """Page by page."""
+        pages = matching(letters, self._asked.wanted, clock=self._clock, stopped=self._stopped, until=self._began_at)
+        for page in pages:
+            errands = [Errand(letter=letter, queue=queue) for letter in page if (queue := self._queue_of(letter))]
+            self._report.homeless += len(page) - len(errands)
+            if errands:
+                yield errands
+
+    def _queue_of(self, letter: Letter) -> str | None:
+        queue = self._how.to or origin_of(letter)
+        return queue if self._known is None or queue in self._known else None
 
 
 def purge(seen: View, asked: Asked, *, ledger: Ledger, stopped: Stopped, told: Told) -> int:
     """Delete those that are meant and were dead letters when this began; answers how many."""
     clock = SystemClock()
     began_at = clock.now()
+    left = asked.limit
     deleted = 0
     for queue in letter_queues(seen, asked):
-        if stopped() or not has_letters(seen.broker, queue):
+        if stopped() or left == 0 or not has_letters(seen.broker, queue):
             continue
         with letters_in(seen.broker, queue, clock=clock) as letters:
-            found = matching(letters, asked.wanted, clock=clock, stopped=stopped, until=began_at)
-            left = None if asked.limit is None else asked.limit - deleted
-            chunks = _bounded(found, left)
-            if (first := next(chunks, None)) is None:
+            pages = matching(letters, asked.wanted, clock=clock, stopped=stopped, until=began_at)
+            if (first := next(pages, None)) is None:
                 continue
             with audited(ledger, "purge", queue=queue, details=asked.details, stopped=stopped) as done:
-                for chunk in chain([first], chunks):
-                    done.messages += letters.remove([letter.id for letter in chunk])
-                    told(len(chunk))
-                    if stopped():
+                for page in chain([first], pages):
+                    done.messages += letters.remove([letter.id for letter in page[:left]])
+                    told(len(page[:left]))
+                    left = None if left is None else left - len(page[:left])
+                    if left == 0:
                         break
             deleted += done.messages
     return deleted
-
-
-def _bounded(letters: Iterator[Letter], limit: int | None) -> Iterator[Sequence[Letter]]:
-    rest = islice(letters, limit)
-    while chunk := list(islice(rest, PAGE)):
-        yield chunk

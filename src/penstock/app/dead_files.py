@@ -4,7 +4,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from itertools import groupby, islice
+from itertools import chain, groupby, islice
 from pathlib import Path
 from typing import BinaryIO
 
@@ -169,9 +169,9 @@ def _write(seen: View, asked: Asked, stream: BinaryIO, exported: Exported, opene
     for queue in letter_queues(seen, asked):
         if opened.stopped() or exported.letters == asked.limit or not has_letters(seen.broker, queue):
             continue
-        found = matching(opened.begin(queue), asked.wanted, clock=clock, stopped=opened.stopped)
+        pages = matching(opened.begin(queue), asked.wanted, clock=clock, stopped=opened.stopped)
         left = None if asked.limit is None else asked.limit - exported.letters
-        for letter in islice(found, left):
+        for letter in islice(chain.from_iterable(pages), left):
             stream.write(line_of(letter))
             exported.letters += 1
             opened.dones[queue].messages += 1

@@ -112,7 +112,8 @@ def letters_of_queue(
     """Those of one queue; to be closed."""
     if has_letters(broker, queue):
         with letters_in(broker, queue, clock=clock) as found:
-            yield from matching(found, wanted, clock=clock or SystemClock(), stopped=stopped)
+            for page in matching(found, wanted, clock=clock or SystemClock(), stopped=stopped):
+                yield from page
 
 
 def has_letters(broker: Broker, queue: str) -> bool:

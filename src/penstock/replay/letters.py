@@ -104,7 +104,8 @@ class HeldLetters:
     """`Letters` that are received, and held by a thread of their own until they are removed or given back.
 
     Of each one held the receipt is kept and no body: SQS lets 120,000 be out at once, and 20,000 of a FIFO queue. There
-    a group hands over nothing more while one of its letters is held, so what lies behind those that stay is not seen.
+    a group hands over nothing more while one of its letters is held: so remove those of a page before the next one is
+    asked for. What lies behind those that stay is not seen.
     """
 
     def __init__(self, broker: Broker, queue: str, *, clock: Clock, held_seconds: float = HELD_SECONDS) -> None:

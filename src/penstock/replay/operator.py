@@ -116,13 +116,13 @@ class Pace:
 
 def matching(
     letters: Letters, wanted: Wanted, *, clock: Clock, stopped: Stopped, until: float = math.inf
-) -> Iterator[Letter]:
+) -> Iterator[Sequence[Letter]]:
     """Those that are wanted, page by page, until somebody asks to stop. Who sends them back gives ``until``: what died
     after that is left alone, or it would come again and again."""
     for page in letters.pages():
         if stopped():
             return
         now = clock.now()
-        for letter in page:
-            if letter.message.enqueued_at <= until and wanted.matches(letter, now=now):
-                yield letter
+        found = [each for each in page if each.message.enqueued_at <= until and wanted.matches(each, now=now)]
+        if found:
+            yield found

@@ -12,7 +12,7 @@ from penstock.messaging.message import Message, Outgoing
 from penstock.messaging.replays import COUNTER_ATTRIBUTE, REPLAY_ID_ATTRIBUTE, Replay
 from penstock.messaging.steps import Step
 from penstock.replay.filters import Wanted
-from penstock.replay.letters import BrowsedLetters, Letter
+from penstock.replay.letters import BrowsedLetters
 from penstock.replay.operator import CHUNK, Errand, Pace, Sender, matching
 from penstock.testing import FakeClock
 
@@ -135,13 +135,13 @@ def test_what_died_after_it_began_is_left_alone(broker: MemoryBroker, clock: Fak
     errands(broker, 1)
     with BrowsedLetters(broker, FIRST) as letters:
         found = matching(letters, Wanted(), clock=clock, stopped=lambda: False, until=began_at)
-        assert [letter.message.enqueued_at for letter in found] == [began_at]
+        assert [letter.message.enqueued_at for page in found for letter in page] == [began_at]
 
 
 def test_nothing_is_looked_at_any_more_after_a_request_to_stop(broker: MemoryBroker, clock: FakeClock) -> None:
     errands(broker, 1)
     with BrowsedLetters(broker, FIRST) as letters:
-        assert list[Letter](matching(letters, Wanted(), clock=clock, stopped=lambda: True)) == []
+        assert list(matching(letters, Wanted(), clock=clock, stopped=lambda: True)) == []
 
 
 @pytest.mark.parametrize(("rate", "chunk"), [(None, CHUNK), (0.5, 1), (7.9, 7), (1_000.0, CHUNK)])
