@@ -1,0 +1,71 @@
+"""A worker that replays looks after the letters near their end, too."""
+
+import signal
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from tests.cli.conftest import Call
+from tests.cli.process import Process
+
+from penstock.brokers.sqlite import SqliteBroker
+from penstock.messaging.broker import QueueSettings
+from penstock.messaging.message import Outgoing
+
+RETENTION_SECONDS = 100_000.0
+APP = """
+from penstock import App
+
+app = App.from_config()
+
+@app.handler("orders")
+def bill(message):
+    pass
+"""
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An app with letters for people: one of which half the time is over, one whose time nearly is."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "shop_with_letters.py").write_text(APP)
+    file = tmp_path / ".penstock" / "queue.db"
+    file.parent.mkdir()
+    queues = [QueueSettings(name="orders-dead", retention_seconds=RETENTION_SECONDS)]
+    with closing(SqliteBroker(file, holder="test", queues=queues)) as broker:
+        broker.send("orders-dead", [Outgoing(body=b"old"), Outgoing(body=b"oldest")])
+    with closing(sqlite3.connect(file)) as connection, connection:
+        for body, share in ((b"old", 0.6), (b"oldest", 0.97)):
+            older = (share * RETENTION_SECONDS, body)
+            connection.execute("UPDATE messages SET enqueued_at = enqueued_at - ? WHERE body = ?", older)
+    return tmp_path
+
+
+@pytest.fixture
+def started() -> Iterator[list[Process]]:
+    processes: list[Process] = []
+    yield processes
+    for process in processes:
+        process.kill()
+
+
+@pytest.mark.parametrize("verb", [("worker", "run"), ("replayer",)])
+def test_they_are_told_of_and_archived(
+    here: Path, started: list[Process], penstock: Call, verb: tuple[str, ...]
+) -> None:
+    options = ("--replay",) if verb[0] == "worker" else ()
+    archive = ("env", f"PENSTOCK_DEAD_LETTERS_ARCHIVE={here / 'kept'}")
+    process = Process(here, *verb, "shop_with_letters:app", *options, before=archive)
+    started.append(process)
+    archived = process.expect("dead.archived", queue="orders-dead", count=1)
+    ageing = process.expect("dead.ageing", queue="orders-dead", count=1, archived=True)
+    assert ageing["oldest_s"] == pytest.approx(0.6 * RETENTION_SECONDS, rel=0.01)
+    process.signal(signal.SIGTERM)
+    assert process.exit_code() == 0
+    (file,) = (here / "kept").rglob("*.jsonl")
+    assert archived["file"] == file.as_uri()
+    assert [letter["body"] for letter in penstock("dead", "list", "--json").document] == ["old"]
+    assert penstock("dead", "import", file, "--json").document["imported"] == 1
+    assert {letter["body"] for letter in penstock("dead", "list", "--json").document} == {"old", "oldest"}
