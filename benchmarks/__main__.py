@@ -3,7 +3,7 @@
 import subprocess
 import sys
 
-BENCHMARKS = ("chain", "s3", "reader", "broker", "worker", "ledger", "redis", "sqs")
+BENCHMARKS = ("chain", "s3", "reader", "broker", "worker", "ledger", "dead_letters", "redis", "sqs")
 
 
 def main() -> int:

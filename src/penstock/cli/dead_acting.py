@@ -106,7 +106,7 @@ def replay(
             if dry_run:
                 _print_plan(planned, json_=json_)
                 return
-            if not total or not _agreed(planned, total):
+            if not _agreed(planned, total):
                 raise dead_options.declined("sent")
         how = HowToReplay(to=to, rate=rate, canaries=canary, canary_seconds=canary_timeout)
         probe = killing_probe(load_settings().kill_at)
@@ -179,7 +179,7 @@ def purge(
             if dry_run:
                 _print_plan(planned, json_=json_, goes=False)
                 return
-            if not total or not _agreed_to_delete(planned):
+            if not _agreed_to_delete(planned):
                 raise dead_options.declined("deleted")
         with (
             stoppable() as stop,
@@ -196,13 +196,14 @@ def purge(
 
 
 def _agreed(planned: "Plan", total: int) -> bool:
+    """Where there is nothing to do nobody is asked."""
     _tell_plan(planned, goes=True)
-    return dead_options.confirmed(f"Send {dead_options.letters_said(total)} back?")
+    return not total or dead_options.confirmed(f"Send {dead_options.letters_said(total)} back?")
 
 
 def _agreed_to_delete(planned: "Plan") -> bool:
     _tell_plan(planned, goes=False)
-    return dead_options.confirmed(
+    return not planned.letters or dead_options.confirmed(
         f"Delete {dead_options.letters_said(planned.letters)} for good?", typed=str(planned.letters)
     )
 

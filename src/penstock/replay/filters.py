@@ -4,15 +4,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from penstock.errors import InvalidMessage
-from penstock.messaging.broker import DEAD_LETTER_SUFFIX, SECOND_TIER_SUFFIX, names_dead_letters
+from penstock.messaging.broker import conventional_source, names_dead_letters
 from penstock.messaging.death import DEATH_ATTRIBUTE, set_aside_reason
 from penstock.messaging.message import Message
 from penstock.messaging.past import past_of
 from penstock.objects.notification import parse
 from penstock.replay.groups import NO_REASON, key_of
 from penstock.replay.letters import Letter
-
-_FIFO = ".fifo"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +65,8 @@ class Wanted:
         text = letter.message.attributes.get(DEATH_ATTRIBUTE)
         if not isinstance(text, str):
             return True
+        if self.ids and letter.id not in self.ids and not any(not _is_plain(id) or id in text for id in self.ids):
+            return False
         if self.handler is not None and _is_plain(self.handler) and self.handler not in text:
             return False
         if self.error is None or not _is_plain(self.error) or self.error == NO_REASON:
@@ -103,12 +103,9 @@ def origin_of(letter: Letter) -> str | None:
 
 
 def source_of(queue: str) -> str | None:
-    """By its name alone, the queue whose dead letters these are."""
-    head = queue.removesuffix(_FIFO)
-    for suffix in (DEAD_LETTER_SUFFIX, SECOND_TIER_SUFFIX):
-        if head.endswith(suffix) and head != suffix:
-            return head.removesuffix(suffix) + queue[len(head) :]
-    return None
+    """By its name alone, the queue whose dead letters these are, of either tier."""
+    source = conventional_source(queue)
+    return source if source is None else source_of(source) or source
 
 
 def _text(value: str | bytes | None) -> str | None:
