@@ -309,6 +309,19 @@ def test_what_came_back_to_the_front_is_found_as_everything_else(stand: Stand) -
     assert left == ["late 1", "late 2", "late 3", "last 0", "last 1", "newest"]
 
 
+def test_no_body_is_taken_for_what_is_discarded(stand: Stand) -> None:
+    """Redis puts something in the place of what goes, for a moment: a sender must not be able to write the same."""
+    broker = discarding(stand)
+    ids = [id for name in ("\0gone", "a", "b", "c") for id in broker.send("q", outgoing(name))]
+    assert broker.discard("q", [ids[2]]) == 1
+    assert [(message.id, message.body) for message in broker.browse("q", messages_max=9)] == [
+        (ids[0], b"\0gone"),
+        (ids[1], b"a"),
+        (ids[3], b"c"),
+    ]
+    assert bodies(receive(broker)) == ["\0gone", "a", "c"]
+
+
 def test_ids_that_are_not_there_discard_nothing(stand: Stand) -> None:
     broker = discarding(stand)
     (elsewhere,) = broker.send("other", outgoing("a"))

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from penstock.brokers import rules
-from penstock.brokers.redis_streams.keys import Keys
+from penstock.brokers.redis_streams.keys import Keys, new_store
 from penstock.brokers.redis_streams.records import State, message_of
 from penstock.brokers.redis_streams.server import Server, script
 from penstock.messaging.broker import QueueStats
@@ -56,4 +56,5 @@ def discard(server: Server, keys: Keys, queue: str, ids: Sequence[str]) -> int:
     found = (rules.seq_of(store.decode(), id) for id in ids)
     seqs = list(dict.fromkeys(seq for seq in found if seq))
     pages = (seqs[at : at + DISCARD_MAX] for at in range(0, len(seqs), DISCARD_MAX))
-    return sum(int(server.ask(*script("discard", [keys.stream(queue)], *page))) for page in pages)
+    gone = f"gone {new_store()}"  # so that no sender can have written the same
+    return sum(int(server.ask(*script("discard", [keys.stream(queue)], gone, *page))) for page in pages)

@@ -1,12 +1,13 @@
--- KEYS: stream. ARGV: numbers of messages. Deletes those of them that are there, in whatever state: ready, delayed or
--- handed over. Answers how many.
+-- KEYS: stream. ARGV: what a list holds for a moment in the place of messages that go, which nobody can have sent, and
+-- numbers of messages. Deletes those of them that are there, in whatever state: ready, delayed or handed over. Answers
+-- how many.
 
-local GONE = '\0gone' -- what a list holds in their place for a moment
+local gone = ARGV[1]
 local stream, base = KEYS[1], base_of(KEYS[1])
 local front = front_of(base)
 local wanted, left, lowest, highest = {}, 0, math.huge, 0
-for _, text in ipairs(ARGV) do
-  local seq = tonumber(text)
+for number = 2, #ARGV do
+  local seq = tonumber(ARGV[number])
   wanted[seq] = true
   left = left + 1
   lowest, highest = math.min(lowest, seq), math.max(highest, seq)
@@ -38,11 +39,11 @@ local function discard_ready(tag)
   end
   for _, place in ipairs(found) do
     for part = 0, 2 do
-      redis.call('LSET', key, place + part, GONE)
+      redis.call('LSET', key, place + part, gone)
     end
   end
   if #found > 0 then
-    redis.call('LREM', key, #found * 3, GONE)
+    redis.call('LREM', key, #found * 3, gone)
     redis.call('HINCRBY', base .. ':queue', 'ready', -#found)
     if redis.call('EXISTS', key) == 0 then
       redis.call('LREM', base .. ':ring', 1, tag)
@@ -96,4 +97,4 @@ end
 if left > 0 then
   discard_handed_over()
 end
-return #ARGV - left
+return #ARGV - 1 - left
