@@ -68,12 +68,11 @@ def replayer(broker: SqsBroker, *, replays_max: int = 3) -> ReplayHandler:
         retention_seconds=broker.retention_seconds("q-dlq"),
         broker=broker,
         log=NoLog(),
-        forgetting=Forgetting(lambda _: 0, clock=clock, random=lambda: 0.5),
         bus=Bus(),
         clock=clock,
         random=lambda: 0.5,
     )
-    return ReplayHandler(desk)
+    return ReplayHandler(desk, Forgetting(lambda _: 0, clock=clock, random=lambda: 0.5))
 
 
 def replay(broker: SqsBroker, *, replays_max: int = 3) -> int:

@@ -14,10 +14,9 @@ from penstock.app.state import check_owner
 from penstock.errors import UsageError
 from penstock.ledger import Ledger
 from penstock.ledger.records import ObjectRow, ObjectState
-from penstock.messaging.broker import Broker, dead_letter_names, listed_name, names_dead_letters
-from penstock.replay.letters import Letter
+from penstock.messaging.broker import Broker
 
-PAGE = 1_000  # objects, or messages, looked at in one go
+PAGE = 1_000  # objects looked at in one go
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,34 +81,6 @@ class View:
     def queues(self) -> Sequence[str] | None:
         """Those of the scope on a broker that has also queues of strangers; None: all that the broker knows of."""
         return None if self.broker.capabilities.creates_queues else self.scope.queues
-
-    def dead_letter_queues(self, queue: str | None = None) -> Sequence[str]:
-        """The queues whose names say that they hold dead letters; those of one queue alone, if named.
-
-        Raises `UsageError` for a queue that the broker does not know of.
-        """
-        if queue is None and self.queues:
-            return [name if names_dead_letters(name) else dead_letter_names(name)[0] for name in self.queues]
-        known = self.broker.queue_names()
-        letters = [name for name in known if names_dead_letters(name)]
-        if queue is None:
-            return letters
-        queue = listed_name(queue)
-        names = {queue, *dead_letter_names(queue)}
-        if not names & set(known):
-            raise UsageError(f"There is no queue {queue}; queues there are: {', '.join(known) or 'none'}.")
-        return [name for name in letters if name in names]
-
-    def letters(self, queue: str) -> Iterator[Letter]:
-        """The dead letters in a queue that holds such, oldest first. Raises `ConfigurationError` where there are some
-        and the broker cannot show them."""
-        if not self.broker.capabilities.browsable and not self.broker.stats(queue).visible:
-            return
-        after: str | None = None
-        while page := self.broker.browse(queue, messages_max=PAGE, after_id=after):
-            for message in page:
-                yield Letter(queue=queue, message=message)
-            after = page[-1].id
 
     def dead_objects(self, pipeline: str) -> Iterator[DeadObject]:
         """The dead objects of a pipeline, by id."""

@@ -18,7 +18,7 @@ from penstock.app.replay_lambda_parts import LambdaParts
 from penstock.app.replay_unrecorded import Unrecorded
 from penstock.errors import ConfigurationError, TemporaryError
 from penstock.events import Listener, SettleFailed, WorkerFailed
-from penstock.messaging.broker import SettleFailure
+from penstock.messaging.broker import SettleFailure, is_fifo
 from penstock.messaging.clock import Clock, SystemClock
 from penstock.messaging.failure import end_of
 from penstock.messaging.replays import NoLog
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 
 Failed = dict[str, list[dict[str, str]]]
 REPORTS_SECONDS = 2.0  # for the error hook: Lambda halts the process when the function has answered
-_FIFO = ".fifo"
 
 
 class ReplayFunction:
@@ -72,7 +71,7 @@ class ReplayFunction:
 
     def _stay(self, desk: Desk, letters: "Sequence[Received]") -> set[str]:
         """The receipts of those that stay where they are."""
-        if not letters[0].queue.endswith(_FIFO):
+        if not is_fifo(letters[0].queue):
             return self._brought_on(desk, letters)
         stay: set[str] = set()
         waiting = list(letters)

@@ -25,7 +25,6 @@ from penstock.messaging.steps import Probe
 from penstock.monitoring.errors import ErrorHook, ErrorReporter
 from penstock.monitoring.logs import LogListener
 from penstock.replay.execution import Desk
-from penstock.replay.forgetting import Forgetting
 from penstock.replay.sample import SampleSettings, sample_settings
 from penstock.replay.sources import Source, Sources
 
@@ -83,7 +82,6 @@ class LambdaParts:
                 retention_seconds=self.broker.retention_seconds(arn.rpartition(":")[2]),
                 broker=self.broker,
                 log=log,
-                forgetting=Forgetting(lambda _: 0, clock=self._clock, random=random),  # workers do that
                 bus=self.bus,
                 clock=self._clock,
                 random=random,

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from penstock.messaging.broker import is_fifo
 from penstock.messaging.death import death_of
 from penstock.messaging.replays import NoLog, Replay, replay_id_of
 from penstock.replay.policy import spread
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
     from penstock.brokers.sqs.received import Received
 
 DELAY_SECONDS_MAX = 900.0  # of a message that is sent on SQS
-_FIFO = ".fifo"
 
 
 class Unrecorded(NoLog):
@@ -39,5 +39,5 @@ class Unrecorded(NoLog):
             return min(death.last_failed_at, self._now) + wait_seconds
         # uniform(0, min(900, ceiling)), as where the ceiling is higher the draw is a share of 900 s.
         short_seconds = min(wait_seconds, spread(replay.replay_id) * DELAY_SECONDS_MAX)
-        began_at = min(letter.first_received_at, self._now) if letter.queue.endswith(_FIFO) else self._now
+        began_at = min(letter.first_received_at, self._now) if is_fifo(letter.queue) else self._now
         return began_at + short_seconds

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from penstock.app.backends import has_workers_elsewhere
+from penstock.app.dead_letters import letters_of_queue
 from penstock.app.inspect import View, view
 from penstock.app.places import Places
 from penstock.app.queues import QueueStanding, messages_in, standings, tiers
@@ -13,6 +14,7 @@ from penstock.errors import PublishHalted
 from penstock.events import Bus
 from penstock.ledger.records import TERMINAL, ObjectState
 from penstock.messaging.broker import names_dead_letters, names_second_tier
+from penstock.replay.filters import Wanted
 
 if TYPE_CHECKING:
     from penstock.app.tables import Tables
@@ -234,7 +236,12 @@ def _letters_replaced(seen: View, dead: Iterable[_Dead]) -> int:
         others |= one.carriers_of_others
     if not (carriers := carriers - others):
         return 0
-    letters = (letter for queue in seen.dead_letter_queues() for letter in seen.letters(queue))
+    letters = (
+        letter
+        for queue in seen.broker.queue_names()
+        if names_dead_letters(queue)
+        for letter in letters_of_queue(seen.broker, queue, Wanted())
+    )
     return sum(letter.death is not None and letter.death.message_id in carriers for letter in letters)
 
 

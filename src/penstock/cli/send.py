@@ -90,7 +90,9 @@ def send(
 
 def _drops_duplicates(sender: "App", queue: str) -> bool:
     """On SQS it is the kind of queue that decides, which its name tells."""
-    return sender.broker.capabilities.deduplicates or queue.endswith(".fifo")
+    from penstock.messaging.broker import is_fifo
+
+    return sender.broker.capabilities.deduplicates or is_fifo(queue)
 
 
 def _delay_seconds(text: str | None) -> float:

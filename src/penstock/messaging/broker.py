@@ -40,12 +40,19 @@ def conventional_dead_letter_queue(queue: str) -> str:
     return f"{queue}{DEAD_LETTER_SUFFIX}"
 
 
-def dead_letter_names(queue: str) -> Sequence[str]:
-    """By what names a broker may list the queue of its dead letters, unless it names another one."""
-    names = [f"{queue}{DEAD_LETTER_SUFFIX}"]
-    if queue.endswith(_FIFO_SUFFIX):
-        names.append(f"{queue.removesuffix(_FIFO_SUFFIX)}{DEAD_LETTER_SUFFIX}{_FIFO_SUFFIX}")
-    return names
+def conventional_source(queue: str) -> str | None:
+    """The reverse, by the name alone: whose dead letters these are, of the second tier the first one; else None."""
+    head, fifo = queue.removesuffix(_FIFO_SUFFIX), _FIFO_SUFFIX if is_fifo(queue) else ""
+    for suffix, of in ((DEAD_LETTER_SUFFIX, ""), (SECOND_TIER_SUFFIX, DEAD_LETTER_SUFFIX)):
+        if head.endswith(suffix) and head != suffix:
+            return head.removesuffix(suffix) + of + fifo
+    return None
+
+
+def is_fifo(queue: str) -> bool:
+    """Whether the queue's name, URL or ARN says that on SQS it keeps its groups in order, and delays none of its
+    messages."""
+    return queue.endswith(_FIFO_SUFFIX)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

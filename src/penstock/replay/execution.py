@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from penstock.errors import ConfigurationError, PenstockError, TemporaryError
 from penstock.events import Bus
-from penstock.messaging.broker import Broker
+from penstock.messaging.broker import Broker, is_fifo
 from penstock.messaging.clock import Clock
 from penstock.messaging.delivery import Delivery
 from penstock.messaging.handler import Answer
@@ -19,14 +19,12 @@ from penstock.messaging.replays import Replay, ReplayLog, replay_id_of, replayed
 from penstock.messaging.settlement import Ack, DeadLetter, Release, Settlement
 from penstock.messaging.steps import Probe, Step, no_probe
 from penstock.messaging.waits import Random, backoff_seconds
-from penstock.replay.forgetting import Forgetting
 from penstock.replay.policy import Hold, Send, SetAside, next_step, planned
 from penstock.replay.sending import send_each
 from penstock.replay.sources import Sources
 from penstock.replay.telling import Telling
 
 NAME = "replayer"
-_FIFO = ".fifo"  # of queues whose messages SQS does not delay one by one
 _DELAYED_SHARE_MAX = 0.5  # of its retention in its queue that a message is invisible there
 _HOLD_MARGIN_SECONDS = 60.0  # SQS counts from the receive for how long a message can be hidden
 _AWAY_BASE_SECONDS, _AWAY_CAP_SECONDS = 1.0, 60.0  # until the next try, while broker or log are away
@@ -47,7 +45,6 @@ class Desk:
     retention_seconds: float | None
     broker: Broker
     log: ReplayLog
-    forgetting: Forgetting
     bus: Bus
     clock: Clock
     random: Random
@@ -156,7 +153,7 @@ class ReplayExecution:
         )
 
     def _delay_seconds_max(self, queue: str) -> float:
-        if queue.endswith(_FIFO):
+        if is_fifo(queue):
             return 0.0
         most = self._desk.broker.capabilities.delay_seconds_max
         source = self._desk.sources.named(queue)

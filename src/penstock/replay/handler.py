@@ -5,13 +5,15 @@ from collections.abc import Sequence
 from penstock.messaging.delivery import Delivery
 from penstock.messaging.handler import Place
 from penstock.replay.execution import NAME, Desk, ReplayExecution
+from penstock.replay.forgetting import Forgetting
 
 
 class ReplayHandler:
     """A `penstock.messaging.handler.BatchHandler` for one first tier."""
 
-    def __init__(self, desk: Desk) -> None:
+    def __init__(self, desk: Desk, forgetting: Forgetting) -> None:
         self._desk = desk
+        self._forgetting = forgetting
 
     @property
     def name(self) -> str:
@@ -33,4 +35,4 @@ class ReplayHandler:
 
     def upkeep(self) -> None:
         """Forget old replays, now and then."""
-        self._desk.forgetting.care()
+        self._forgetting.care()

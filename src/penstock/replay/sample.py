@@ -23,9 +23,6 @@ class SampleSettings:
     queue: str | None = None  # a URL
 
 
-NO_SAMPLE = SampleSettings()
-
-
 def sample_settings(environ: Mapping[str, str]) -> SampleSettings:
     """What is set there. Raises `ConfigurationError` for the first value that does not fit."""
     return SampleSettings(

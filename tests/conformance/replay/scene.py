@@ -85,12 +85,12 @@ class Scene:
                 retention_seconds=broker.retention_seconds(FIRST),
                 broker=broker,
                 log=self.log,
-                forgetting=Forgetting(lambda limit: 0, clock=clock, random=lambda: 0.5),
                 bus=Bus(self.events.append),
                 clock=clock,
                 random=lambda: 0.5,
                 probe=probe,
-            )
+            ),
+            Forgetting(lambda limit: 0, clock=clock, random=lambda: 0.5),
         )
 
     def is_due_in(self, seconds: float) -> None:

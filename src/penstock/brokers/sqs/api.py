@@ -15,6 +15,7 @@ from botocore.config import Config
 
 from penstock.brokers.sqs import faults
 from penstock.errors import TemporaryError, UnknownOutcome
+from penstock.messaging.broker import is_fifo
 from penstock.storage.aws import Aws
 
 CONNECT_SECONDS = 5.0
@@ -36,7 +37,7 @@ class QueueRef:
 
     @property
     def is_fifo(self) -> bool:
-        return self.url.endswith(".fifo")
+        return is_fifo(self.url)
 
 
 class Api:

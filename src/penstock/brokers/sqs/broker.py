@@ -28,7 +28,6 @@ from penstock.brokers.sqs.limits import POLL_SECONDS_MAX, capabilities, check_le
 from penstock.brokers.sqs.listening import Ear
 from penstock.brokers.sqs.looking import purge, read_stats
 from penstock.brokers.sqs.moving import Movers, Moving
-from penstock.brokers.sqs.names import FIFO
 from penstock.brokers.sqs.queues import Queues
 from penstock.brokers.sqs.received import Received
 from penstock.brokers.sqs.receiving import Receiving
@@ -45,6 +44,7 @@ from penstock.messaging.broker import (
     QueueStats,
     SettleFailure,
     Turn,
+    is_fifo,
 )
 from penstock.messaging.clock import Clock, SystemClock
 from penstock.messaging.delivery import Delivery
@@ -322,7 +322,7 @@ class SqsBroker:
 def _come_again(settlements: Sequence[tuple[Delivery, Settlement]], asks: Sequence[Ask]) -> bool:
     """Whether what is settled may be received at once: released without delay, or unlocked in a FIFO queue."""
     asked = {ask.queue for ask in asks}
-    return any(queue.endswith(FIFO) for queue in asked) or any(
+    return any(is_fifo(queue) for queue in asked) or any(
         isinstance(each, Release) and not each.delay_seconds and delivery.queue in asked
         for delivery, each in settlements
     )

@@ -15,9 +15,9 @@ from penstock.brokers.sqs.limits import (
     RETENTION_SECONDS_MIN,
     whole_seconds,
 )
-from penstock.brokers.sqs.names import FIFO, arn_name, base_name, dead_letter_name, source_name, valid_name
+from penstock.brokers.sqs.names import arn_name, base_name, dead_letter_name, valid_name
 from penstock.errors import ConfigurationError, PenstockError, TemporaryError
-from penstock.messaging.broker import QueueSettings, names_dead_letters
+from penstock.messaging.broker import QueueSettings, conventional_source, is_fifo, names_dead_letters
 from penstock.messaging.clock import Clock
 
 POLICY_SECONDS = 300.0  # how long a queue's attributes are believed
@@ -187,7 +187,7 @@ class Queues:
     def _dead_letters_elsewhere(self, queue: str) -> QueueRef | None:
         """A queue's dead letters by its name and the suffix, where its redrive policy names another queue; those of
         the second tier likewise."""
-        source = source_name(queue)
+        source = conventional_source(queue)
         if source is None:
             return None
         try:
@@ -230,7 +230,7 @@ class Queues:
 
     def _create(self, name: str, attributes: Mapping[str, str]) -> bool:
         """Answers whether it was not there."""
-        fifo = {"FifoQueue": "true"} if name.endswith(FIFO) else {}
+        fifo = {"FifoQueue": "true"} if is_fifo(name) else {}
         try:
             self._api.on(self.find(name), "set_queue_attributes", Attributes=dict(attributes))
             return False
