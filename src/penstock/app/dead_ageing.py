@@ -3,7 +3,7 @@
 Beside a replayer, rarely. A letter leaves its queue only when the file that holds it is durable. A file is named by its
 content, so a pass that was cut short in between writes the same file again; where letters were added since, one may be
 in two files, which an import knows again. On SQS a look is a receive, so there it is done only where an archive is set,
-and a few times in the life of a letter.
+and about forty times in the life of a letter by each process that replays.
 """
 
 import hashlib
@@ -28,9 +28,10 @@ NAME = "dead letters"  # of what failed, in events
 ARCHIVED_FROM_SHARE = 0.95  # of its retention a letter has waited; its last replay was due before
 FILE_LETTERS_MAX, FILE_BYTES_MAX = 1_000, 8 * 1024 * 1024
 TOLD_EVERY_SECONDS = 86_400.0  # while it lasts
-_REST_SECONDS_MIN, _REST_SECONDS_MAX = 60.0, 3_600.0
 _REST_SHARE = 1 / 40  # of the retention: twice before the end of those that are to be archived
-_RECEIVED_REST_SECONDS_MIN = 3_600.0
+_REST_SECONDS_MIN, _REST_SECONDS_MAX = 60.0, 3_600.0
+_RECEIVED_REST_SECONDS_MIN, _RECEIVED_REST_SECONDS_MAX = 3_600.0, 86_400.0  # where a look counts as a receive
+_AWAY_REST_SECONDS = 3_600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +67,8 @@ class Ageing(Rounds):
 
     def once(self) -> float:
         """One look at each; answers in how many seconds the next one makes sense."""
-        rest_seconds = _REST_SECONDS_MAX
+        least, most = self._rests()
+        rest_seconds = most
         for queue in self._queues:
             if self._is_over():
                 break
@@ -77,13 +79,19 @@ class Ageing(Rounds):
                     rest_seconds = min(rest_seconds, retention_seconds * _REST_SHARE)
             except Exception as error:  # broker or archive away, or no right to it: another round tries again
                 self._failed(error, whose=queue)
+                rest_seconds = min(rest_seconds, _AWAY_REST_SECONDS)
             else:
                 self._succeeded(whose=queue)
-        least = _REST_SECONDS_MIN if self._broker.capabilities.browsable else _RECEIVED_REST_SECONDS_MIN
         return max(rest_seconds, least)
 
     def _round(self) -> float:
         return self.once()
+
+    def _rests(self) -> tuple[float, float]:
+        """Seconds between two looks, at least and at most."""
+        if self._broker.capabilities.browsable:
+            return _REST_SECONDS_MIN, _REST_SECONDS_MAX
+        return _RECEIVED_REST_SECONDS_MIN, _RECEIVED_REST_SECONDS_MAX
 
     def _look(self, queue: str, retention_seconds: float) -> None:
         if not self._broker.capabilities.browsable and (self._archive is None or not self._broker.stats(queue).visible):

@@ -3,6 +3,7 @@
 import json
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from penstock.app.dead_ageing import FILE_LETTERS_MAX, TOLD_EVERY_SECONDS, Agein
 from penstock.brokers.memory import MemoryBroker
 from penstock.errors import TemporaryError
 from penstock.events import Bus, DeadLettersAgeing, DeadLettersArchived, Event, UpkeepFailed
-from penstock.messaging.broker import QueueSettings
+from penstock.messaging.broker import Capabilities, QueueSettings
 from penstock.messaging.message import Outgoing
 from penstock.replay.letter_lines import read_line
 from penstock.storage.local_files import LocalFiles
@@ -41,6 +42,21 @@ class Broker(MemoryBroker):
         if self.dies:
             raise TemporaryError("away")
         return super().discard(queue, ids)
+
+
+class Receiving(Broker):
+    """One where a look is a receive, as on SQS."""
+
+    away = False
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return replace(super().capabilities, browsable=False)
+
+    def retention_seconds(self, queue: str) -> float | None:
+        if self.away:
+            raise TemporaryError("away")
+        return super().retention_seconds(queue)
 
 
 class Scene:
@@ -185,6 +201,23 @@ def test_the_rest_is_shorter_where_letters_stay_shorter(scene: Scene) -> None:
         clock=scene.clock,
         random=random.random,
     )
+    assert duty.once() == 3_600.0
+
+
+def test_where_a_look_is_a_receive_there_are_few_and_sooner_when_one_failed(tmp_path: Path) -> None:
+    clock = FakeClock()
+    broker = Receiving(clock=clock)
+    duty = Ageing(
+        [FIRST],
+        broker=broker,
+        archive=Files(tmp_path),
+        warn_share=0.5,
+        bus=Bus(),
+        clock=clock,
+        random=random.random,
+    )
+    assert duty.once() == 14 * 86_400.0 / 40
+    broker.away = True
     assert duty.once() == 3_600.0
 
 
