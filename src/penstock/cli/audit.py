@@ -18,7 +18,7 @@ def audit(
     limit: Annotated[int, typer.Option("--limit", min=1, max=100_000, help="At most so many, the newest.")] = 100,
     json_: Json = False,
 ) -> None:
-    """List what people did to dead letters, the newest first: replays, purges, exports, imports.
+    """List what people did to dead letters, the newest first: replays, moves, purges, exports, imports.
 
     What has no outcome is going on, or was killed.
     """
