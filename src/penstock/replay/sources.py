@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from penstock.messaging.broker import listed_name
+from penstock.messaging.broker import listed_name, names_dead_letters
 from penstock.messaging.death import death_of
 from penstock.messaging.delivery import Delivery
 from penstock.replay.policy import ReplayPolicy, SetAside
@@ -33,9 +33,14 @@ class Sources:
         return self._by_name.get(listed_name(queue))
 
     def of(self, letter: Delivery) -> Source | SetAside:
-        """Where it died; or why nobody can say. What a letter says of itself may be forged: it opens no other queue."""
+        """Where it died; or why nobody can say. What a letter says of itself may be forged: it opens no other queue.
+
+        What the broker moved by itself nobody wrote a death on: one that it has is an older one, or the sender's.
+        """
         death = death_of(letter.message.attributes)
-        queue = death.queue if death is not None else letter.moved_from
+        queue = None if death is None else death.queue
+        if letter.moved_from is not None and not names_dead_letters(letter.moved_from):
+            queue = letter.moved_from
         if queue is None:
             if len(self._all) == 1:
                 return self._all[0]

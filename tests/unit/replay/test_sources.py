@@ -36,10 +36,14 @@ def test_a_queue_is_known_by_its_name_url_or_arn(served: str, said: str) -> None
         assert found.queue == served  # by the name that it is served by
 
 
-def test_a_death_says_it_before_the_broker_does() -> None:
+def test_the_broker_says_it_before_a_death_does_that_its_sender_may_have_written() -> None:
     found = sources("a", "b").of(letter(died_in="a", moved_from="b"))
     assert isinstance(found, Source)
-    assert found.queue == "a"
+    assert found.queue == "b"
+    assert isinstance(sources("a").of(letter(died_in="a", moved_from="b")), SetAside)
+    back = sources("a", "b").of(letter(died_in="a", moved_from="a-dlq"))  # from tier to tier: its death is its own
+    assert isinstance(back, Source)
+    assert back.queue == "a"
 
 
 def test_where_nothing_says_it_only_one_is_possible_or_nobody_knows() -> None:
