@@ -9,7 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.messaging.message import Message
-from penstock.messaging.replays import COUNT_MAX, COUNTER_ATTRIBUTE, Replay, replay_id_of, replays_so_far
+from penstock.messaging.replays import (
+    COUNT_MAX,
+    COUNTER_ATTRIBUTE,
+    Replay,
+    letter_replay_id,
+    replay_id_of,
+    replays_so_far,
+)
 from penstock.replay.policy import (
     RETENTION_SHARE_KEPT,
     Hold,
@@ -64,7 +71,7 @@ def test_a_wait_is_within_its_ceiling_and_leaves_some_of_the_retention(
     if isinstance(replay, SetAside):
         return
     assert replay.count == so_far + 1 <= policy.replays_max
-    assert replay.replay_id == replay_id_of("q-dlq", letter.id)
+    assert replay.replay_id == letter_replay_id("q-dlq", letter)
     wait, cap = replay.due_at - now, policy.cap_seconds or retention or math.inf
     assert 0.0 <= wait <= min(cap, policy.base_seconds * 2.0**so_far) * (1 + 1e-9) + SLACK
     if letter_retention is not None:

@@ -17,7 +17,7 @@ from penstock.ledger import Ledger
 from penstock.ledger.records import ObjectRow
 from penstock.messaging.broker import Broker, listed_name, names_dead_letters, names_second_tier
 from penstock.messaging.clock import Clock, SystemClock
-from penstock.messaging.replays import Replay, replay_id_of
+from penstock.messaging.replays import Replay, letter_replay_id
 from penstock.replay.filters import Wanted, objects_of, origin_of
 from penstock.replay.groups import Group, Grouping
 from penstock.replay.letters import PAGE, Letter, letters_in
@@ -152,7 +152,7 @@ def story_of(seen: View, asked: Asked, id: str) -> LetterStory | None:
         letter = next(found, None)
     if letter is None:
         return None
-    replay_id = replay_id_of(letter.queue, letter.id)
+    replay_id = letter_replay_id(letter.queue, letter.message)
     objects: list[tuple[str, str | None, ObjectRow | None]] = []
     for uri in sorted(objects_of(letter.message)):
         rows: Sequence[tuple[str | None, ObjectRow | None]] = seen.ledger.find(uri) or [(None, None)]

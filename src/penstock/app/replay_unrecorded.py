@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from penstock.messaging.broker import is_fifo
 from penstock.messaging.death import death_of
-from penstock.messaging.replays import NoLog, Replay, replay_id_of
+from penstock.messaging.replays import NoLog, Replay, letter_replay_id
 from penstock.replay.policy import spread
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ class Unrecorded(NoLog):
     """A `penstock.messaging.replays.ReplayLog` for these letters, planned at ``now``."""
 
     def __init__(self, letters: "Sequence[Received]", *, now: float) -> None:
-        self._letters = {replay_id_of(letter.queue, letter.message.id): letter for letter in letters}
+        self._letters = {letter_replay_id(letter.queue, letter.message): letter for letter in letters}
         self._now = now
 
     def open(self, replays: Sequence[Replay]) -> Mapping[str, Replay]:

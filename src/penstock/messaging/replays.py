@@ -1,8 +1,8 @@
 """A replay: a dead letter that goes back to its queue, and what the message then carries.
 
-Every letter has one replay, whoever sends it: the id is made of the letter's own place, so a replayer that died
-between sending and deleting, and the one that comes after it, send the same one. Brokers that know a deduplication id
-again drop the second; the ledger lets it revive a dead object once.
+Every letter has one replay, whoever sends it: the id is made of the letter's own place and moment, so a replayer that
+died between sending and deleting, and the one that comes after it, send the same one. Brokers that know a
+deduplication id again drop the second; the ledger lets it revive a dead object once.
 
 The counter has the name that AWS's sample replayer gives it, so that either can stand in for the other.
 """
@@ -21,6 +21,7 @@ from penstock.messaging.past import with_past
 COUNTER_ATTRIBUTE = "sqs-dlq-replay-nb"
 REPLAY_ID_ATTRIBUTE = "penstock-replay-id"
 COUNT_MAX = 1_000  # a counter that says more is forged
+_ID_CHARS_MAX = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +71,22 @@ def replay_id_of(letter_queue: str, letter_id: str) -> str:
     """32 hexadecimal digits; the same for the same letter, always and everywhere, however its queue is called."""
     place = f"{listed_name(letter_queue)}\0{letter_id}"
     return hashlib.sha256(place.encode("utf-8", "surrogatepass")).hexdigest()[:32]
+
+
+def letter_replay_id(letter_queue: str, letter: Message) -> str:
+    """The id of the replay of the letter that lies there.
+
+    Its moment is part of it, as a broker that lost its last moments (a failover, a file from a backup) gives the ids
+    of then to other letters, and what is on record of those must not be taken for these.
+    """
+    return replay_id_of(letter_queue, f"{letter.id}\0{letter.enqueued_at:.3f}")
+
+
+def replay_id_in(attributes: Attributes) -> str | None:
+    """The replay that the message came by; None where none says so. What is longer than any id is forged: databases
+    would have to keep it."""
+    value = attributes.get(REPLAY_ID_ATTRIBUTE)
+    return value if isinstance(value, str) and len(value) <= _ID_CHARS_MAX else None
 
 
 def replays_so_far(attributes: Attributes) -> int:

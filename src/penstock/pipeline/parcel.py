@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from penstock.errors import InvalidMessage
 from penstock.ledger.records import Candidate, Carrier
 from penstock.messaging.delivery import Delivery
-from penstock.messaging.replays import REPLAY_ID_ATTRIBUTE
+from penstock.messaging.replays import replay_id_in
 from penstock.messaging.settlement import Ack, DeadLetter, Release, Settlement
 from penstock.objects.notification import Notification
 from penstock.objects.reference import ObjectRef
@@ -120,11 +120,10 @@ def candidates(parcels: Sequence[Parcel]) -> list[Candidate]:
 
 def carrier_of(delivery: Delivery) -> Carrier:
     """What the ledger remembers of the message, should an object of it die."""
-    replay_id = delivery.message.attributes.get(REPLAY_ID_ATTRIBUTE)
     return Carrier(
         message_id=delivery.message.id,
         enqueued_at=delivery.message.enqueued_at,
-        replay_id=replay_id if isinstance(replay_id, str) else None,
+        replay_id=replay_id_in(delivery.message.attributes),
     )
 
 

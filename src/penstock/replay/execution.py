@@ -15,7 +15,7 @@ from penstock.messaging.broker import Broker, is_fifo
 from penstock.messaging.clock import Clock
 from penstock.messaging.delivery import Delivery
 from penstock.messaging.handler import Answer
-from penstock.messaging.replays import Replay, ReplayLog, replay_id_of, replayed
+from penstock.messaging.replays import Replay, ReplayLog, letter_replay_id, replayed
 from penstock.messaging.settlement import Ack, DeadLetter, Release, Settlement
 from penstock.messaging.steps import Probe, Step, no_probe
 from penstock.messaging.waits import Random, backoff_seconds
@@ -214,4 +214,4 @@ class ReplayExecution:
 
 
 def _id_of(letter: Delivery) -> str:
-    return replay_id_of(letter.queue, letter.message.id)
+    return letter_replay_id(letter.queue, letter.message)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from penstock.messaging.broker import Broker
 from penstock.messaging.clock import Clock
-from penstock.messaging.replays import Replay, ReplayLog, replay_id_of, replayed
+from penstock.messaging.replays import Replay, ReplayLog, letter_replay_id, replayed
 from penstock.messaging.steps import Probe, Step, no_probe
 from penstock.replay.filters import Wanted
 from penstock.replay.letters import Letter, Letters
@@ -36,7 +36,7 @@ class Errand:
     def replay(self) -> Replay:
         """Its intent, due when it is sent. The counter begins anew."""
         return Replay(
-            replay_id=replay_id_of(self.letter.queue, self.letter.id),
+            replay_id=letter_replay_id(self.letter.queue, self.letter.message),
             letter_queue=self.letter.queue,
             letter_id=self.letter.id,
             queue=self.queue,

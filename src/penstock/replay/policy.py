@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from penstock.errors import ConfigurationError
 from penstock.messaging.death import death_of
 from penstock.messaging.message import Message
-from penstock.messaging.replays import COUNT_MAX, Replay, replay_id_of, replays_so_far
+from penstock.messaging.replays import COUNT_MAX, Replay, letter_replay_id, replays_so_far
 
 RETENTION_SHARE_KEPT = 0.1  # of its retention a letter has left, at least, when its replay is due
 
@@ -84,7 +84,7 @@ def planned(
     if so_far >= policy.replays_max:
         times = "once" if so_far == 1 else f"{so_far} times"
         return SetAside(reason=f"replayed {times}, and dead again" if so_far else "its queue is not replayed")
-    replay_id = replay_id_of(letter_queue, letter.id)
+    replay_id = letter_replay_id(letter_queue, letter)
     cap_seconds = policy.cap_seconds if policy.cap_seconds is not None else retention_seconds
     longest_seconds = ceiling_seconds(so_far, base_seconds=policy.base_seconds, cap_seconds=cap_seconds)
     if letter_retention_seconds is not None:  # inside the draw, too, so that nothing piles up at its end

@@ -6,7 +6,7 @@ from typing import Literal
 from penstock.errors import PenstockError
 from penstock.events import Bus, DeadReplayed, ReplaysUnmarked
 from penstock.messaging.delivery import Delivery
-from penstock.messaging.replays import Replay, replay_id_of, replays_so_far
+from penstock.messaging.replays import Replay, letter_replay_id, replays_so_far
 from penstock.replay.sources import Source, Sources
 
 Result = Literal["sent", "already_sent", "held", "put_back", "set_aside"]
@@ -37,7 +37,7 @@ class Telling:
 
     def unmarked(self, letters: Sequence[Delivery], error: PenstockError) -> None:
         """They are in their queues, and the record does not say so."""
-        ids = tuple(replay_id_of(letter.queue, letter.message.id) for letter in letters)
+        ids = tuple(letter_replay_id(letter.queue, letter.message) for letter in letters)
         self._bus.emit(ReplaysUnmarked(replay_ids=ids, error=_said(error)))
 
     def _tell(self, letter: Delivery, replay: Replay | None, *, result: Result, reason: str | None = None) -> None:
@@ -48,7 +48,7 @@ class Telling:
                 queue=source.queue if isinstance(source, Source) else None,
                 letter_queue=letter.queue,
                 message_id=letter.message.id,
-                replay_id=replay_id_of(letter.queue, letter.message.id),
+                replay_id=letter_replay_id(letter.queue, letter.message),
                 count=so_far if replay is None else replay.count,
                 due_at=None if replay is None else replay.due_at,
                 result=result,

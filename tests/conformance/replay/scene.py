@@ -9,7 +9,7 @@ from penstock.events import Bus, DeadReplayed, Event
 from penstock.messaging.broker import Broker, QueueSettings
 from penstock.messaging.delivery import Delivery
 from penstock.messaging.message import NO_ATTRIBUTES, Attributes, Outgoing
-from penstock.messaging.replays import Replay, ReplayLog, replay_id_of
+from penstock.messaging.replays import Replay, ReplayLog, letter_replay_id
 from penstock.messaging.settlement import Ack, DeadLetter, Release, Settlement
 from penstock.messaging.steps import Probe, Step, no_probe
 from penstock.replay.execution import Desk
@@ -100,7 +100,7 @@ class Scene:
         self.log.open(
             [
                 Replay(
-                    replay_id=replay_id_of(FIRST, letter.message.id),
+                    replay_id=letter_replay_id(FIRST, letter.message),
                     letter_queue=FIRST,
                     letter_id=letter.message.id,
                     queue=QUEUE,

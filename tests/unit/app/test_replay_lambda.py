@@ -14,7 +14,7 @@ from penstock.brokers.sqs.records import deliveries_of, queue_arn_of
 from penstock.errors import ConfigurationError, UsageError
 from penstock.messaging.death import Death, with_death
 from penstock.messaging.message import Attributes, Message
-from penstock.messaging.replays import Replay, replay_id_of, replays_so_far
+from penstock.messaging.replays import Replay, letter_replay_id, replays_so_far
 from penstock.monitoring.errors import ErrorContext
 from penstock.replay.policy import spread
 from penstock.testing import FakeClock
@@ -222,7 +222,7 @@ def died(at: float) -> Attributes:
 
 def due_at(one: Received, *, wait_seconds: float, now: float = NOW) -> float:
     """When it is due whose wait was drawn like this."""
-    id = replay_id_of(one.queue, "m1")
+    id = letter_replay_id(one.queue, one.message)
     planned = Replay(
         replay_id=id, letter_queue=one.queue, letter_id="m1", queue="orders", count=1, due_at=now + wait_seconds
     )
@@ -239,7 +239,7 @@ def test_a_death_in_the_future_is_forged_and_counts_from_now() -> None:
 
 
 def test_a_letter_that_sqs_moved_waits_no_longer_than_a_queue_delays() -> None:
-    share = spread(replay_id_of("orders-dlq", "m1"))
+    share = spread(letter_replay_id("orders-dlq", letter().message))
     for ceiling_seconds in (8.0, 899.0, 900.0, 40_000.0):
         due = due_at(letter(), wait_seconds=share * ceiling_seconds)
         assert due == pytest.approx(NOW + share * min(ceiling_seconds, DELAY_SECONDS_MAX))
@@ -247,6 +247,6 @@ def test_a_letter_that_sqs_moved_waits_no_longer_than_a_queue_delays() -> None:
 
 def test_in_a_fifo_queue_such_a_letter_waits_from_its_first_receive() -> None:
     one = letter(queue="orders-dlq.fifo", first=NOW - 500.0)
-    share = spread(replay_id_of("orders-dlq.fifo", "m1"))
+    share = spread(letter_replay_id("orders-dlq.fifo", one.message))
     for now in (NOW, NOW + 300.0):
         assert due_at(one, wait_seconds=share * 40_000.0, now=now) == pytest.approx(NOW - 500.0 + share * 900.0)

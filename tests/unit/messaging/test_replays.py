@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 
 import pytest
 
@@ -14,6 +15,7 @@ from penstock.messaging.replays import (
     REPLAY_ID_ATTRIBUTE,
     NoLog,
     Replay,
+    letter_replay_id,
     replay_id_of,
     replayed,
     replays_so_far,
@@ -48,6 +50,13 @@ def test_an_id_is_of_the_letters_place_and_always_the_same() -> None:
     others = {replay_id_of("q-dlq", "l2"), replay_id_of("q-dl", "ql1"), replay_id_of("other-dlq", "l1")}
     assert len(others | {REPLAY.replay_id}) == 4
     assert len(replay_id_of("q\udcff", "l")) == 32, "names that are not UTF-8 too"
+
+
+def test_a_letter_is_known_by_its_moment_too_as_ids_may_come_again() -> None:
+    one = letter()
+    ids = {letter_replay_id("q-dlq", replace(one, enqueued_at=at)) for at in (5.0, 5.001, 6.0)}
+    assert len(ids) == 3
+    assert letter_replay_id("arn:aws:sqs:eu-west-1:1:q-dlq", one) == letter_replay_id("q-dlq", one) in ids
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ B = ObjectRef(bucket="b", key="b", size_bytes=2, etag="2")
 C = ObjectRef(bucket="b", key="c", size_bytes=3, etag="3")
 
 
-def delivery(message_id: str = "m1", **attributes: str) -> Delivery:
+def delivery(message_id: str = "m1", **attributes: str | bytes) -> Delivery:
     message = Message(id=message_id, body=b"{}", enqueued_at=10.0, attributes=attributes)
     return Delivery(message=message, queue="q", receipt=f"r-{message_id}", attempt=1, received_at=11.0)
 
@@ -130,3 +130,11 @@ def test_a_dead_letter_tells_the_first_exception_that_its_objects_died_of() -> N
 def test_a_replayed_message_carries_its_replay_id() -> None:
     replayed = Parcel(delivery=delivery("m9", **{"penstock-replay-id": "r7"}), objects=(A,), problems=())
     assert [candidate.carrier.replay_id for candidate in candidates([replayed])] == ["r7"]
+
+
+def test_a_replay_id_that_no_replay_can_have_is_none() -> None:
+    """MySQL refuses a text of 64 KiB, and with it the claims of all messages that are begun together."""
+    forged: list[str | bytes] = ["r" * 70_000, b"r7"]
+    for id in forged:
+        message = Parcel(delivery=delivery("m9", **{"penstock-replay-id": id}), objects=(A,), problems=())
+        assert [candidate.carrier.replay_id for candidate in candidates([message])] == [None]

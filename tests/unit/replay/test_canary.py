@@ -8,7 +8,7 @@ import pytest
 from penstock.brokers.memory import MemoryBroker
 from penstock.messaging.clock import Clock
 from penstock.messaging.message import Outgoing
-from penstock.messaging.replays import Replay, replay_id_of, replayed
+from penstock.messaging.replays import Replay, letter_replay_id, replayed
 from penstock.messaging.settlement import Ack, DeadLetter
 from penstock.replay.canary import Canary, Fate, watch
 from penstock.testing import FakeClock
@@ -44,7 +44,7 @@ def sent(broker: MemoryBroker) -> Canary:
     broker.send(QUEUE, [Outgoing(body=b"1")])
     die(broker)
     (letter,) = broker.browse(FIRST, messages_max=1)
-    replay_id = replay_id_of(FIRST, letter.id)
+    replay_id = letter_replay_id(FIRST, letter)
     replay = Replay(replay_id=replay_id, letter_queue=FIRST, letter_id=letter.id, queue=QUEUE, count=0, due_at=0.0)
     (id,) = broker.send(QUEUE, [replayed(letter, replay, delay_seconds=0.0)])
     broker.discard(FIRST, [letter.id])

@@ -11,7 +11,7 @@ from penstock.errors import ConfigurationError, PenstockError, TemporaryError, U
 from penstock.events import DeadReplayed, ReplaysUnmarked
 from penstock.messaging.broker import Broker, Capabilities
 from penstock.messaging.message import Outgoing
-from penstock.messaging.replays import COUNTER_ATTRIBUTE, NoLog, Replay, replay_id_of
+from penstock.messaging.replays import COUNTER_ATTRIBUTE, NoLog, Replay, letter_replay_id
 from penstock.messaging.settlement import Ack, DeadLetter, Release
 from penstock.messaging.steps import Step
 from penstock.replay.execution import ReplayExecution
@@ -202,7 +202,7 @@ def test_what_a_person_sent_is_not_set_aside_besides(scene: Scene, log: ToldLog)
     scene.die(b"a", attributes={COUNTER_ATTRIBUTE: "3"})
     (letter,) = scene.broker.browse(FIRST, messages_max=1)
     by_hand = Replay(
-        replay_id=replay_id_of(FIRST, letter.id),
+        replay_id=letter_replay_id(FIRST, letter),
         letter_queue=FIRST,
         letter_id=letter.id,
         queue=QUEUE,
@@ -220,7 +220,7 @@ def test_what_a_person_meant_to_send_is_sent_and_not_set_aside(scene: Scene, log
     scene.die(b"a", attributes={COUNTER_ATTRIBUTE: "3"})
     (letter,) = scene.broker.browse(FIRST, messages_max=1)
     by_hand = Replay(
-        replay_id=replay_id_of(FIRST, letter.id),
+        replay_id=letter_replay_id(FIRST, letter),
         letter_queue=FIRST,
         letter_id=letter.id,
         queue=QUEUE,
@@ -232,6 +232,19 @@ def test_what_a_person_meant_to_send_is_sent_and_not_set_aside(scene: Scene, log
     assert arrived(scene) == [b"a"]
     assert log.replays[by_hand.replay_id].sent
     assert len(scene.receive(SECOND)) == 0
+
+
+def test_what_is_on_record_of_another_letter_that_had_its_id_says_nothing_of_it(scene: Scene, log: ToldLog) -> None:
+    """A broker that lost its last moments gives the ids of then once more. The record did not lose them."""
+    scene.die(b"a")
+    (letter,) = scene.broker.browse(FIRST, messages_max=1)
+    lost = replace(letter, enqueued_at=letter.enqueued_at - 1.0)
+    replay_id = letter_replay_id(FIRST, lost)
+    log.replays[replay_id] = Replay(
+        replay_id=replay_id, letter_queue=FIRST, letter_id=letter.id, queue=QUEUE, count=1, due_at=0.0, sent=True
+    )
+    assert run(scene) == [Ack()]
+    assert arrived(scene) == [b"a"]
 
 
 def test_without_a_record_a_crash_sends_once_more_at_most(scene: Scene) -> None:

@@ -8,7 +8,7 @@ import pytest
 from penstock.errors import ConfigurationError
 from penstock.messaging.death import DEATH_ATTRIBUTE, Death, encode_death
 from penstock.messaging.message import Message
-from penstock.messaging.replays import COUNT_MAX, COUNTER_ATTRIBUTE, Replay, replay_id_of
+from penstock.messaging.replays import COUNT_MAX, COUNTER_ATTRIBUTE, Replay, letter_replay_id
 from penstock.replay.policy import (
     RETENTION_SHARE_KEPT,
     Hold,
@@ -25,7 +25,6 @@ from penstock.replay.policy import (
 NOW = 1_000_000.0
 DAY = 86_400.0
 LETTER = "l1"
-SPREAD = spread(replay_id_of("q-dlq", LETTER))
 DEATH = Death(
     reason="no such colour",
     attempts=4,
@@ -43,6 +42,9 @@ def letter(counter: str | None = None, *, died: Death | None = DEATH, enqueued_a
     if counter is not None:
         attributes[COUNTER_ATTRIBUTE] = counter
     return Message(id=LETTER, body=b"{}", attributes=attributes, group=None, enqueued_at=enqueued_at)
+
+
+SPREAD = spread(letter_replay_id("q-dlq", letter()))
 
 
 def plan(
@@ -96,7 +98,7 @@ def test_a_first_replay_is_the_letters_own() -> None:
         1,
         False,
     )
-    assert replay.replay_id == replay_id_of("q-dlq", LETTER)
+    assert replay.replay_id == letter_replay_id("q-dlq", letter())
 
 
 def test_waits_double_with_the_replays_before() -> None:
@@ -155,7 +157,9 @@ def test_no_wait_outlives_the_letter() -> None:
     long = ReplayPolicy(base_seconds=1_000 * DAY)
     of = letter(enqueued_at=NOW - DAY)
     last = 4 * DAY * (1 - RETENTION_SHARE_KEPT) - DAY
-    assert due_in(of, long, retention=None, letter_retention=4 * DAY) == pytest.approx(SPREAD * last)
+    assert due_in(of, long, retention=None, letter_retention=4 * DAY) == pytest.approx(
+        spread(letter_replay_id("q-dlq", of)) * last
+    )
 
 
 def test_a_letter_at_the_end_of_its_retention_goes_back_now() -> None:
