@@ -1,7 +1,10 @@
 """A worker that replays looks after the letters near their end, too."""
 
+import os
 import signal
 import sqlite3
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -68,4 +71,20 @@ def test_they_are_told_of_and_archived(
     assert archived["file"] == file.as_uri()
     assert [letter["body"] for letter in penstock("dead", "list", "--json").document] == ["old"]
     assert penstock("dead", "import", file, "--json").document["imported"] == 1
+    assert {letter["body"] for letter in penstock("dead", "list", "--json").document} == {"old", "oldest"}
+
+
+def test_a_replayer_that_ends_by_itself_leaves_them_alone(here: Path, penstock: Call) -> None:
+    archive = {"PENSTOCK_DEAD_LETTERS_ARCHIVE": str(here / "kept")}
+    ran = subprocess.run(
+        [sys.executable, "-m", "penstock", "replayer", "shop_with_letters:app", "--once"],
+        cwd=here,
+        env={**os.environ, **archive},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert "dead.a" not in ran.stderr
+    assert not (here / "kept").exists()
     assert {letter["body"] for letter in penstock("dead", "list", "--json").document} == {"old", "oldest"}

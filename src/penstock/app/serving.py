@@ -106,7 +106,7 @@ def serve(
         host = replace(host, resources=lifespans.open())
         stack.callback(sessions.close)
         lines = [*_open(services, host, stack), *replay_lines(tiers, host)]
-        if resident:
+        if resident and until is None:  # else its look, on SQS, hides what is still to be sent
             stack.enter_context(ageing([queue for tier in tiers for queue in (tier.queue, tier.second_tier)], host))
         if resident and services:
             _tick(app, services, host, stack)
