@@ -34,10 +34,12 @@ class Unrecorded(NoLog):
     def _due_at(self, replay: Replay) -> float:
         letter = self._letters[replay.replay_id]
         wait_seconds = max(replay.due_at - self._now, 0.0)
+        first_received_at = min(letter.first_received_at, self._now)
         death = death_of(letter.message.attributes)
-        if death is not None:
-            return min(death.last_failed_at, self._now) + wait_seconds
+        if death is not None and letter.moved_from is None:
+            # Nobody can have received it before it died: a later death is forged, and would be put off with each look.
+            return min(death.last_failed_at, first_received_at) + wait_seconds
         # uniform(0, min(900, ceiling)), as where the ceiling is higher the draw is a share of 900 s.
         short_seconds = min(wait_seconds, spread(replay.replay_id) * DELAY_SECONDS_MAX)
-        began_at = min(letter.first_received_at, self._now) if is_fifo(letter.queue) else self._now
+        began_at = first_received_at if is_fifo(letter.queue) else self._now
         return began_at + short_seconds

@@ -24,7 +24,11 @@ _LOOK = select(replays).where(_THESE)
 _SENT = update(replays).values(sent_at=DatabaseNow()).where(_THESE, replays.c.sent_at.is_(None))
 _OLD = (
     select(replays.c.replay_id)
-    .where(replays.c.intended_at < DatabaseNow() - bindparam("older_than_seconds"))
+    .where(
+        replays.c.intended_at < DatabaseNow() - bindparam("older_than_seconds"),
+        # What waits in a tier of longer retention than those of the replayer that forgets: it would wait anew.
+        replays.c.due_at < DatabaseNow() - bindparam("older_than_seconds"),
+    )
     .order_by(replays.c.intended_at)
     .limit(bindparam("rows_max"))
 )
@@ -77,7 +81,7 @@ class Replays:
             self._database.transact(mark)
 
     def forget(self, *, older_than_seconds: float, limit: int) -> int:
-        """Delete the oldest that were intended so long ago; answers how many. Their letters have to be gone."""
+        """Delete the oldest that were intended and due so long ago; answers how many. Their letters have to be gone."""
 
         def forget(connection: Connection) -> int:
             binds = {"older_than_seconds": older_than_seconds, "rows_max": limit}

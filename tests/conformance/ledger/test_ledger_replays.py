@@ -1,5 +1,6 @@
 """The record of replays, on every database: the first word counts, a mark stays, and who asks at once agrees."""
 
+import time
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -87,6 +88,14 @@ def test_of_old_ones_the_oldest_are_forgotten_so_many_at_a_time(desk: Desk) -> N
     assert left == set(ids(everybody[3:]))
     assert forget(older_than_seconds=-3_600.0, limit=100) == 4
     assert forget(older_than_seconds=-3_600.0, limit=100) == 0
+
+
+def test_what_is_not_due_yet_is_not_forgotten_however_long_ago_it_was_intended(desk: Desk) -> None:
+    """Replayers of one ledger may serve tiers of different retentions: their letter would wait anew, and again."""
+    waits = replace(replay(1), due_at=time.time() + 86_400.0)
+    desk.ledger.replays.open([waits, replay(2)])
+    assert desk.ledger.replays.forget(older_than_seconds=-3_600.0, limit=100) == 1
+    assert desk.ledger.replays.open([replay(1)]) == {waits.replay_id: waits}
 
 
 # Many at once

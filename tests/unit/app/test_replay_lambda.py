@@ -2,6 +2,7 @@
 
 import copy
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -230,12 +231,19 @@ def due_at(one: Received, *, wait_seconds: float, now: float = NOW) -> float:
 
 
 def test_a_letter_that_tells_of_its_death_is_due_a_wait_after_it_whenever_it_is_looked_at() -> None:
-    one = letter(attributes=died(NOW - 100.0))
+    one = letter(attributes=died(NOW - 100.0), first=NOW)
     assert [due_at(one, wait_seconds=5_000.0, now=now) for now in (NOW, NOW + 3_000.0)] == [NOW + 4_900.0] * 2
 
 
-def test_a_death_in_the_future_is_forged_and_counts_from_now() -> None:
-    assert due_at(letter(attributes=died(NOW + 86_400.0)), wait_seconds=10.0) == NOW + 10.0
+def test_a_death_in_the_future_is_forged_and_counts_from_the_first_look() -> None:
+    """Not from each: it would never be due, nor what is behind it in its group."""
+    one = letter(attributes=died(NOW + 86_400.0), first=NOW)
+    assert [due_at(one, wait_seconds=10.0, now=now) for now in (NOW, NOW + 5.0)] == [NOW + 10.0] * 2
+
+
+def test_a_death_on_what_sqs_moved_is_not_of_this_time() -> None:
+    one = replace(letter(queue="orders-dlq.fifo", attributes=died(NOW - 9_000.0)), moved_from="orders.fifo")
+    assert due_at(one, wait_seconds=1.0) == NOW - 500.0 + 1.0
 
 
 def test_a_letter_that_sqs_moved_waits_no_longer_than_a_queue_delays() -> None:
