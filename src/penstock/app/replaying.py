@@ -73,7 +73,7 @@ def first_tiers(app: "App", queues: Sequence[str]) -> Sequence[FirstTier]:
     """Where the dead letters of these queues lie, one for those that share it. Other queues of the app whose letters
     lie there as well get theirs back, too.
 
-    Raises `ConfigurationError` where one has a handler.
+    Raises `ConfigurationError` where one has a handler, or where what is given up on would come back.
     """
     broker, settings = app.broker, app.settings
     handled = _handled(app)
@@ -86,7 +86,7 @@ def first_tiers(app: "App", queues: Sequence[str]) -> Sequence[FirstTier]:
             f"The dead letters in {taken[0]} have a handler in this app, which a replayer would take them from; set "
             "off = true for their queue in replay_queues, or let the handler go."
         )
-    return [
+    found = [
         FirstTier(
             queue=tier,
             second_tier=broker.dead_letter_queue(tier),
@@ -94,6 +94,13 @@ def first_tiers(app: "App", queues: Sequence[str]) -> Sequence[FirstTier]:
         )
         for tier in served
     ]
+    for each in found:
+        if listed_name(each.second_tier) in {listed_name(queue) for queue in (each.queue, *tiers)}:
+            raise ConfigurationError(
+                f"The dead letters in {each.queue} that no replay helps would go to {each.second_tier} and come back "
+                "for ever; let another queue be the dead-letter queue of their dead-letter queue."
+            )
+    return found
 
 
 def check_tiers(tiers: Sequence[FirstTier], settings: Settings, *, clock: Clock) -> None:

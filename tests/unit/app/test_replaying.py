@@ -21,6 +21,8 @@ SHARED = (
     QueueSettings(name="a", dead_letter_queue="both-dlq", retention_seconds=600),
     QueueSettings(name="b", dead_letter_queue="both-dlq"),
     QueueSettings(name="straight", dead_letter_queue="straight-dead"),
+    QueueSettings(name="round", dead_letter_queue="round-dlq"),
+    QueueSettings(name="round-dlq", dead_letter_queue="round"),
 )
 
 
@@ -63,6 +65,11 @@ def test_a_tier_with_a_handler_is_refused_and_so_is_a_tier_by_name() -> None:
         first_tiers(app("c", "c-dlq"), ["c", "c-dlq"])
     with pytest.raises(UsageError, match="c-dlq holds dead letters by its name"):
         replayed_queues(app(), ["c-dlq"])
+
+
+def test_tiers_in_a_circle_are_refused() -> None:
+    with pytest.raises(ConfigurationError, match="in round-dlq that no replay helps would go to round and come back"):
+        first_tiers(app("round"), ["round"])
 
 
 def test_what_is_named_goes_before_the_settings_and_those_before_the_handlers() -> None:
