@@ -310,6 +310,11 @@ def _does_not_fit(error: ValidationError, flag: str = "") -> ConfigurationError:
         close = difflib.get_close_matches(name, Settings.model_fields, n=1)
         meant = f"did you mean {close[0]}?" if close else "`penstock config show` lists those there are."
         return ConfigurationError(f"{SETTINGS_FILE} has no setting {name}; {meant}")
+    if first["type"] == "extra_forbidden":
+        return ConfigurationError(
+            f"{SETTINGS_FILE}, or {PREFIX}{name.upper()}, has {'.'.join(path)}, which is no part of {name}: "
+            f"{Settings.model_fields[name].description}."
+        )
     return ConfigurationError(
         f"The setting {'.'.join(path) or name} (flag, {PREFIX}{name.upper()} or {SETTINGS_FILE}) does not fit: "
         f"{first['msg']}, given {shown('.'.join(path), first.get('input'))!r}."

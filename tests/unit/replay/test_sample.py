@@ -68,6 +68,6 @@ def test_a_queue_may_differ_and_be_left_out(here: Path) -> None:
 
 def test_an_override_that_does_not_fit_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PENSTOCK_REPLAY_QUEUES", '{"orders": {"replay_max": 5}}')
-    with pytest.raises(ConfigurationError, match=r"replay_queues\.orders\.replay_max"):
+    with pytest.raises(ConfigurationError, match=r"replay_queues\.orders\.replay_max, which .*: .*replays_max"):
         load_settings()
     assert Settings.model_construct().replay_queues == {}
