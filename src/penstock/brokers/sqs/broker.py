@@ -223,7 +223,7 @@ class SqsBroker:
     def browse(self, queue: str, *, messages_max: int, after_id: str | None = None) -> Sequence[Message]:  # noqa: ARG002
         raise ConfigurationError(
             f"Messages of the queue {queue!r} cannot be looked at: on SQS that takes a receive, which counts as an "
-            "attempt; look at its dead-letter queue in AWS's console."
+            "attempt; `penstock dead list` does so with dead letters, and gives them back."
         )
 
     def queue_names(self) -> Sequence[str]:
