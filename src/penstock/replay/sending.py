@@ -19,7 +19,8 @@ class TriesEach(Protocol):
 
 
 def send_each(broker: Broker, queue: str, messages: Sequence[Outgoing]) -> Sequence[str | PenstockError]:
-    """As `TriesEach.try_send`, by every broker. One that is away took none of them, or nobody knows which."""
+    """As `TriesEach.try_send`, by every broker. One that is away took none of them, or nobody knows which. Raises what
+    is wrong with the queue, for a person to mend."""
     if isinstance(broker, TriesEach):
         try:
             return broker.try_send(queue, messages)
@@ -30,6 +31,8 @@ def send_each(broker: Broker, queue: str, messages: Sequence[Outgoing]) -> Seque
     except TemporaryError as error:
         return [error] * len(messages)
     except ConfigurationError as error:
+        if error.__cause__ is not None:  # the server's or the file's word, and not ours on a message
+            raise
         if len(messages) == 1:
             return [error]
     # Such a send is taken whole or not at all, so that nothing is sent twice by this.

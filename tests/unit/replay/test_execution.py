@@ -178,6 +178,17 @@ def test_a_letter_that_its_queue_never_takes_is_set_aside_and_the_others_go_on(
     assert len(scene.receive(SECOND)) == 1
 
 
+def test_what_a_server_holds_against_a_queue_is_no_fault_of_its_letters(scene: Scene) -> None:
+    """A foreign key in Redis where the queue's should be: letters that would do are not for people."""
+    scene.die(b"a", b"b")
+    refused = ConfigurationError("it holds something else under a key of ours")
+    refused.__cause__ = OSError("WRONGTYPE")
+    with pytest.raises(ConfigurationError, match="something else"):
+        run(scene, Sending(scene.broker, fails={b"a": refused, b"b": refused}))
+    scene.stand.advance(LEASE + 1)
+    assert len(scene.receive(FIRST)) == 2
+
+
 def test_a_send_is_one_call_as_long_as_nothing_is_refused(scene: Scene) -> None:
     broker = Sending(scene.broker, fails={})
     scene.die(*(b"%d" % n for n in range(20)))
