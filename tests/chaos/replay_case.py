@@ -11,6 +11,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
@@ -26,6 +27,7 @@ from penstock.messaging.message import Outgoing
 REPLAYS_MAX = 3
 ALWAYS = 99  # so many lives are not enough
 DEATH_SECONDS = 60.0  # within which a replayer comes to the step that kills it
+FEED_SECONDS = 5.0  # after which it is given more letters to come to it
 END_SECONDS = 240.0
 MOMENT_SECONDS = 0.8  # in which a replayer is killed at random, from its start on
 QUEUES = ("jobs", "once")
@@ -128,6 +130,7 @@ class ReplayCase:
         self._letters: dict[str, int] = {}  # lives that each one of `jobs` needs, by its id
         self._once: set[str] = set()
         self._kills = 0
+        self._fed_at = 0.0  # monotonic
 
     # --- what happens
 
@@ -143,7 +146,7 @@ class ReplayCase:
             let_pass(self._chance.uniform(0.0, MOMENT_SECONDS))
         else:
             self._start(kill_at=f"{step}:{self._chance.randint(1, 3)}")
-            wait_for(self._ended, f"the replayer has died at {step}", within=DEATH_SECONDS)
+            wait_for(self._comes_to_its_step, f"the replayer has died at {step}", within=DEATH_SECONDS)
         self._end()
         self._kills += 1
 
@@ -162,6 +165,7 @@ class ReplayCase:
 
     def _add_letters(self) -> None:
         """Of each kind one: it works at once, in the second life, in the last that is given to it, and in none."""
+        self._fed_at = time.monotonic()
         number = len(self._letters)
         lives = (0, 1, REPLAYS_MAX - 1, ALWAYS)
         jobs = {f"{number + n}": each for n, each in enumerate(lives)}
@@ -191,6 +195,14 @@ class ReplayCase:
         assert self._replayer is not None
         assert self._replayer.poll() is None, self._log.read_text()[-4000:]
         return '"worker.started"' in self._log.read_text()
+
+    def _comes_to_its_step(self) -> bool:
+        """Whether it has. What it was given may be done before: then there is more for it."""
+        if self._ended():
+            return True
+        if time.monotonic() - self._fed_at > FEED_SECONDS:
+            self._add_letters()
+        return False
 
     def _ended(self) -> bool:
         assert self._replayer is not None
