@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from itertools import chain, islice
 from typing import Literal
 
+from penstock.app.dead_homes import Homes
 from penstock.app.dead_letters import Asked, Done, audited, has_letters, letter_queues, tiers_of
 from penstock.app.inspect import View
 from penstock.app.queues import check_known
@@ -12,11 +13,8 @@ from penstock.ledger import Ledger
 from penstock.messaging.clock import Clock, SystemClock
 from penstock.messaging.steps import Probe, no_probe
 from penstock.replay.canary import Canary, Fate, watch
-from penstock.replay.filters import origin_of
 from penstock.replay.letters import Letter, Letters, letters_in
-from penstock.replay.operator import Errand, Pace, Sender, Sent, Stopped, matching
-
-Told = Callable[[int], None]  # of how many more are done
+from penstock.replay.operator import Errand, Pace, Sender, Sent, Stopped, Told, matching
 
 CANARY_SECONDS = 300.0
 
@@ -73,7 +71,7 @@ class Replaying:
         self._clock = clock or SystemClock()
         self._sender = Sender(seen.broker, ledger.replays, clock=self._clock, probe=probe)
         self._began_at = self._clock.now()
-        self._known = set(seen.broker.queue_names()) if seen.broker.capabilities.creates_queues else None
+        self._homes = Homes(seen.broker)
         self._report = ReplayReport()
 
     def run(self, *, say: Callable[[str], None]) -> ReplayReport:
@@ -167,8 +165,7 @@ class Replaying:
                 yield errands
 
     def _queue_of(self, letter: Letter) -> str | None:
-        queue = self._how.to or origin_of(letter)
-        return queue if self._known is None or queue in self._known else None
+        return self._how.to or self._homes.of(letter)
 
 
 def purge(seen: View, asked: Asked, *, ledger: Ledger, stopped: Stopped, told: Told) -> int:

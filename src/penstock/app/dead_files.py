@@ -1,7 +1,7 @@
 """Dead letters into a file, and back: for keeping what is to be deleted, and for looking at it with other tools."""
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from itertools import chain, groupby, islice
@@ -16,13 +16,11 @@ from penstock.messaging.broker import names_dead_letters
 from penstock.messaging.clock import SystemClock
 from penstock.replay.letter_lines import LINE_BYTES_MAX, Kept, line_of, read_line
 from penstock.replay.letters import PAGE, Letters, letters_in
-from penstock.replay.operator import CHUNK, Stopped, matching
+from penstock.replay.operator import CHUNK, Stopped, Told, matching
 from penstock.storage.address import check_address, is_s3, s3_address
 from penstock.storage.aws import Aws
 from penstock.storage.files import Files
 from penstock.storage.roots import files_at
-
-Told = Callable[[int], None]  # of how many more are done
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

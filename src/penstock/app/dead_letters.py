@@ -11,6 +11,7 @@ from itertools import islice
 from typing import Literal
 
 from penstock.app.backends import open_ledger
+from penstock.app.dead_homes import Homes
 from penstock.app.inspect import View
 from penstock.errors import UsageError
 from penstock.ledger import Ledger
@@ -18,7 +19,7 @@ from penstock.ledger.records import ObjectRow
 from penstock.messaging.broker import Broker, listed_name, names_dead_letters, names_second_tier
 from penstock.messaging.clock import Clock, SystemClock
 from penstock.messaging.replays import Replay, letter_replay_id
-from penstock.replay.filters import Wanted, objects_of, origin_of
+from penstock.replay.filters import Wanted, objects_of
 from penstock.replay.groups import Group, Grouping
 from penstock.replay.letters import PAGE, Letter, letters_in
 from penstock.replay.operator import Stopped, matching
@@ -170,11 +171,12 @@ def opened_ledger(seen: View) -> Ledger:
 def plan(seen: View, asked: Asked, *, to: str | None, clock: Clock | None = None) -> Plan:
     """Look at all that are meant, and count."""
     grouping = Grouping()
+    homes = Homes(seen.broker)
     by_queue: Counter[tuple[str, str | None]] = Counter()
     with closing(letters(seen, asked, clock=clock)) as found:
         for letter in found:
             grouping.add([letter])
-            by_queue[letter.queue, to or origin_of(letter)] += 1
+            by_queue[letter.queue, to or homes.of(letter)] += 1
     return Plan(letters=grouping.letters, by_queue=by_queue, groups=grouping.groups(), others=grouping.others)
 
 

@@ -1,6 +1,6 @@
 """All letters of a queue back at once, moved by the broker itself. SQS alone can."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from typing import Protocol, runtime_checkable
 
@@ -10,9 +10,7 @@ from penstock.errors import UsageError
 from penstock.ledger import Ledger
 from penstock.messaging.broker import listed_name, names_second_tier
 from penstock.replay.filters import source_of
-from penstock.replay.operator import Stopped
-
-Told = Callable[[int], None]  # of how many more are moved
+from penstock.replay.operator import Stopped, Told
 
 
 class Progress(Protocol):

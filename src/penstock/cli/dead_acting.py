@@ -58,7 +58,7 @@ def replay(
         float, typer.Option("--canary-timeout", metavar="SECONDS", min=1, help="How long a canary is watched.")
     ] = CANARY_SECONDS,
     move: Annotated[
-        bool, typer.Option("--move", help="On SQS: let it move whole queues, unchanged; only with --queue and --tier.")
+        bool, typer.Option("--move", help="On SQS: let it move whole queues, unchanged; only with --queue.")
     ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would go where, send nothing.")] = False,
     yes: dead_options.Yes = False,

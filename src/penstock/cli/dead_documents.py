@@ -20,7 +20,7 @@ def letter_document(letter: "Letter") -> dict[str, Any]:
     from penstock.messaging.death import DEATH_ATTRIBUTE, SET_ASIDE_ATTRIBUTE, set_aside_reason
     from penstock.messaging.past import PAST_ATTRIBUTE, past_of
     from penstock.messaging.replays import replays_so_far
-    from penstock.replay.filters import origin_of
+    from penstock.replay.filters import origins_of
 
     message, death = letter.message, letter.death
     told = {SET_ASIDE_ATTRIBUTE, PAST_ATTRIBUTE} | ({DEATH_ATTRIBUTE} if death is not None else set())
@@ -34,7 +34,7 @@ def letter_document(letter: "Letter") -> dict[str, Any]:
         "attempts": death.attempts if death else None,
         "worker": death.worker if death else None,
         "original_message_id": death.message_id if death else None,
-        "original_queue": death.queue if death else origin_of(letter),
+        "original_queue": death.queue if death else next(iter(origins_of(letter)), None),
         "enqueued_at": death.enqueued_at if death else None,
         "first_failed_at": death.first_failed_at if death else None,
         "last_failed_at": death.last_failed_at if death else None,

@@ -2,7 +2,7 @@
 
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from penstock.app.dead_letters import Asked
     from penstock.app.inspect import View
     from penstock.app.scope import Scope
+    from penstock.replay.operator import Told
     from penstock.worker.shutdown import StopSignal
 
 LINE_EVERY_SECONDS = 5.0
@@ -54,8 +55,6 @@ Object = Annotated[
 Ids = Annotated[list[str] | None, typer.Option("--id", metavar="ID", help="This one; may be given several times.")]
 Limit = Annotated[int | None, typer.Option("--limit", min=1, help="At most so many letters.")]
 Yes = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
-
-Told = Callable[[int], None]
 
 
 def asked_of(
@@ -133,7 +132,7 @@ def leave_interrupted(stop: "StopSignal") -> typer.Exit:
 
 
 @contextmanager
-def progress(doing: str, *, total: int | None, bar: bool = True) -> Iterator[Told]:
+def progress(doing: str, *, total: int | None, bar: bool = True) -> "Iterator[Told]":
     """A bar on a terminal, else a line now and then."""
     if not (bar and sys.stderr.isatty()):
         yield _Lines(doing, total)

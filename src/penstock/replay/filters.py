@@ -1,10 +1,10 @@
 """Which dead letters a person means, and where each of them came from."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from penstock.errors import InvalidMessage
-from penstock.messaging.broker import conventional_source, names_dead_letters
+from penstock.messaging.broker import conventional_source, listed_name, names_dead_letters
 from penstock.messaging.death import DEATH_ATTRIBUTE, set_aside_reason
 from penstock.messaging.message import Message
 from penstock.messaging.past import past_of
@@ -89,17 +89,17 @@ def objects_of(message: Message) -> frozenset[str]:
     return frozenset(ref.uri for ref in found.objects)
 
 
-def origin_of(letter: Letter) -> str | None:
-    """The queue it came from, as far as anything tells: its death, the broker, an earlier death, or the name of where
-    it lies. A queue of dead letters is none."""
+def origins_of(letter: Letter) -> Sequence[str]:
+    """The queues it may have come from, by whoever tells: the broker, its death, an earlier death, or the name of where
+    it lies. A queue of dead letters is none. Deaths may be forged."""
     death = letter.death
     told = [
-        None if death is None else death.queue,
         letter.moved_from,
+        None if death is None else death.queue,
         *(each.queue for each in reversed(past_of(letter.message.attributes))),
         source_of(letter.queue),
     ]
-    return next((queue for queue in told if queue and not names_dead_letters(queue)), None)
+    return [queue for queue in told if queue and not names_dead_letters(listed_name(queue))]
 
 
 def source_of(queue: str) -> str | None:

@@ -23,6 +23,7 @@ _NAP_SECONDS = 0.2  # waiting for the rate, between two such looks
 _NONE_SO_FAR = 0
 
 Stopped = Callable[[], bool]
+Told = Callable[[int], None]  # of how many more are done
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
