@@ -25,7 +25,7 @@ from pydantic_settings import (
     TomlConfigSettingsSource,
 )
 
-from penstock.errors import ConfigurationError, UsageError
+from penstock.errors import SettingUnfit, UsageError
 from penstock.messaging.addresses import MASK, masked
 from penstock.storage.address import check_folder
 from penstock.storage.aws import Aws
@@ -233,7 +233,7 @@ def load_settings(**given: Any) -> Settings:
     except SettingsError as error:  # a variable or secret that should hold JSON
         raise _no_json(error) from error
     except (OSError, ValueError) as error:  # TOML that is no TOML, or a file that cannot be read
-        raise ConfigurationError(f"{SETTINGS_FILE} in the current folder cannot be read: {error}.") from error
+        raise SettingUnfit(f"{SETTINGS_FILE} in the current folder cannot be read: {error}.") from error
 
 
 def load_effective(**given: Any) -> Effective:
@@ -292,7 +292,7 @@ def _secrets_folder() -> Path | None:
         return None
     folder = Path(named)
     if not folder.is_dir():
-        raise ConfigurationError(
+        raise SettingUnfit(
             f"{SECRETS_VARIABLE} names {named}, which is no folder; mount the secrets there, or unset the variable."
         )
     return folder
@@ -302,32 +302,32 @@ def _present(given: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in given.items() if value is not None}
 
 
-def _does_not_fit(error: ValidationError, flag: str = "") -> ConfigurationError:
+def _does_not_fit(error: ValidationError, flag: str = "") -> SettingUnfit:
     first = error.errors()[0]
     path = [part for part in (flag, *map(str, first["loc"])) if part]
     name = path[0] if path else "settings"
     if first["type"] == "extra_forbidden" and len(path) < 2:
         close = difflib.get_close_matches(name, Settings.model_fields, n=1)
         meant = f"did you mean {close[0]}?" if close else "`penstock config show` lists those there are."
-        return ConfigurationError(f"{SETTINGS_FILE} has no setting {name}; {meant}")
+        return SettingUnfit(f"{SETTINGS_FILE} has no setting {name}; {meant}")
     if first["type"] == "extra_forbidden":
-        return ConfigurationError(
+        return SettingUnfit(
             f"{SETTINGS_FILE}, or {PREFIX}{name.upper()}, has {'.'.join(path)}, which is no part of {name}: "
             f"{Settings.model_fields[name].description}."
         )
-    return ConfigurationError(
+    return SettingUnfit(
         f"The setting {'.'.join(path) or name} (flag, {PREFIX}{name.upper()} or {SETTINGS_FILE}) does not fit: "
         f"{first['msg']}, given {shown('.'.join(path), first.get('input'))!r}."
     )
 
 
-def _no_json(error: SettingsError) -> ConfigurationError:
+def _no_json(error: SettingsError) -> SettingUnfit:
     """A table that is no JSON; or a secret that could not be read at all."""
     found = _UNPARSED.search(str(error))
     if found is None:
-        return ConfigurationError(f"A {PREFIX} variable or secret in the environment cannot be read: {error}.")
+        return SettingUnfit(f"A {PREFIX} variable or secret in the environment cannot be read: {error}.")
     name = found["name"]
     of_secrets = found["source"] == SecretsSettingsSource.__name__
     where = f"The file {PREFIX.lower()}{name} in {SECRETS_VARIABLE}" if of_secrets else f"{PREFIX}{name.upper()}"
     example = f", such as {json.dumps(_TABLES[name])}" if name in _TABLES else ""
-    return ConfigurationError(f"{where} cannot be read: it holds JSON{example}.")
+    return SettingUnfit(f"{where} cannot be read: it holds JSON{example}.")

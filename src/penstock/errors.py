@@ -6,6 +6,7 @@
     ├── UserError                what a person did wrong; the CLI prints it as one sentence and exits with .exit_code
     │   ├── UsageError           2   wrong arguments: unknown format, missing folder, bad schema text
     │   ├── ConfigurationError   78  a setting, extra, Java or state file that this process cannot work with
+    │   │   └── SettingUnfit     78  what the environment, a secret or penstock.toml says of a setting
     │   ├── TableError           1   the table is not one we can write: other schema, unsupported features
     │   │   ├── TableNowhere     2   the place that was named for it is none: no such bucket
     │   │   └── TableDenied      78  we are not let in there: credentials or permissions
@@ -53,6 +54,10 @@ class ConfigurationError(UserError):
     """A setting, an extra, Java or a state file does not fit."""
 
     exit_code = 78
+
+
+class SettingUnfit(ConfigurationError):
+    """A setting cannot be read, or not be what it is said to be, whoever loads it."""
 
 
 class TableError(UserError):

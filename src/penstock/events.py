@@ -150,6 +150,7 @@ class DeadReplayed(Event):
     replay_id: str
     count: int  # this is its n-th replay in a row; how many it had, of one that is set aside
     due_at: float | None  # epoch seconds
+    new_message_id: str | None  # of what was sent now
     result: Literal["sent", "already_sent", "held", "put_back", "set_aside"]
     reason: str | None = None  # of what is put back or set aside
 

@@ -8,6 +8,7 @@ import pytest
 from tests.cli.conftest import Call
 
 from penstock.app.housekeeping import Presence
+from penstock.app.registry import WorkerRecord, Workers
 from penstock.brokers.sqlite import SqliteBroker
 from penstock.cli.queues import _age
 from penstock.config import load_settings
@@ -48,6 +49,7 @@ def test_every_queue_is_listed_with_its_numbers(penstock: Call, broker: SqliteBr
         "dead_letters": 1,
         "dead_letters_set_aside": 0,
         "paused": False,
+        "breaker": None,
         "workers": [],
     }
     assert (letters["queue"], letters["visible"], letters["dead_letters"]) == ("orders-dlq", 1, 0)
@@ -185,3 +187,27 @@ def test_dead_letters_are_told_by_tier_whatever_state_they_are_in(penstock: Call
     assert (orders["dead_letters"], orders["dead_letters_set_aside"]) == (3, 1)
     assert "3 (1 for people)" in penstock("queues", "show", "orders").out
     assert "dead letters: 3, 1 of them set aside for people" in penstock("status").out
+
+
+def test_a_queue_that_a_breaker_keeps_from_being_served_is_seen(
+    penstock: Call, broker: SqliteBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record = WorkerRecord(
+        worker="w",
+        host="here",
+        namespace="n",
+        pid=1,
+        version="1",
+        started_at=1.0,
+        state="serving",
+        queues=("orders",),
+        in_flight=0,
+        beat_at=1.0,
+        paused={"orders": "ConnectionRefusedError: no"},
+    )
+    monkeypatch.setattr(Workers, "records", lambda _: [record])
+    (orders, _) = penstock("queues", "list", "--json").document
+    assert orders["breaker"] == "ConnectionRefusedError: no"
+    assert "breaker" in penstock("queues", "list").out.splitlines()[1]
+    assert "by its breaker: ConnectionRefusedError: no" in penstock("queues", "show", "orders").out
+    assert "orders is paused by its breaker: ConnectionRefusedError: no" in penstock("status").out

@@ -8,7 +8,7 @@ from types import ModuleType
 from typing import Any
 
 from penstock.app.app import App
-from penstock.errors import UsageError
+from penstock.errors import SettingUnfit, UsageError
 from penstock.messaging.failure import is_library, place_of
 
 
@@ -37,7 +37,7 @@ def load_app(name: str) -> App:
 def import_here(module_name: str, *, attribute: str = "NAME") -> ModuleType:
     """The module of that name, also from the current folder; ``attribute`` is what is wanted of it, for hints.
 
-    Raises `UsageError` where there is none, or it raises.
+    Raises `UsageError` where there is none, or it raises; but `SettingUnfit` where that is a setting.
     """
     here = Path.cwd()
     if module_name.endswith(".py") and (file := here / module_name).is_file():
@@ -53,6 +53,8 @@ def import_here(module_name: str, *, attribute: str = "NAME") -> ModuleType:
                 f"There is no module {error.name}; it is looked for in {here} and where Python looks."
             ) from error
         raise _raised(module_name, error) from error
+    except SettingUnfit:  # which the module only reads: no line of its code is wrong
+        raise
     except (Exception, SystemExit) as error:  # a script without a guard may end the process
         raise _raised(module_name, error) from error
 

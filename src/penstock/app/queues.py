@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from penstock.app.backends import MEMORY, SQLITE, open_broker
-from penstock.app.registry import Workers
+from penstock.app.registry import WorkerRecord, Workers
 from penstock.config import Settings
 from penstock.errors import ConfigurationError, UsageError
 from penstock.messaging.broker import Broker, listed_name, names_dead_letters
@@ -25,6 +25,7 @@ class QueueStanding:
     dead_letters: int  # of both tiers, also those that wait for their replay
     dead_letters_set_aside: int  # those of the second tier, which nothing brings back by itself
     paused: bool
+    breaker: str | None  # the error for which a worker of this state folder serves it no more for now
     workers: tuple[str, ...]  # of this state folder; on a broker that hosts share there may be others
 
 
@@ -61,17 +62,13 @@ def check_shared(settings: Settings) -> None:
 def standings(settings: Settings, broker: Broker, names: Sequence[str] | None = None) -> Sequence[QueueStanding]:
     """Of these queues, or of every one that the broker knows of."""
     workers = Workers(Path(settings.state)).records()
-    return [
-        _standing(broker, name, tuple(record.worker for record in workers if name in record.queues))
-        for name in (broker.queue_names() if names is None else names)
-    ]
+    return [_standing(broker, name, workers) for name in (broker.queue_names() if names is None else names)]
 
 
 def standing_of(settings: Settings, broker: Broker, queue: str) -> QueueStanding:
     """Of one queue. Raises `UsageError` for one that the broker does not know of."""
     check_known(broker, queue)
-    workers = Workers(Path(settings.state)).records()
-    return _standing(broker, queue, tuple(record.worker for record in workers if queue in record.queues))
+    return _standing(broker, queue, Workers(Path(settings.state)).records())
 
 
 def check_known(broker: Broker, queue: str) -> None:
@@ -93,7 +90,7 @@ def messages_in(broker: Broker, queue: str) -> int:
     return stats.visible + stats.in_flight + stats.delayed
 
 
-def _standing(broker: Broker, queue: str, workers: tuple[str, ...]) -> QueueStanding:
+def _standing(broker: Broker, queue: str, workers: Sequence[WorkerRecord]) -> QueueStanding:
     stats = broker.stats(queue)
     letters = () if names_dead_letters(queue) else [messages_in(broker, tier) for tier in tiers(broker, queue)]
     return QueueStanding(
@@ -106,5 +103,6 @@ def _standing(broker: Broker, queue: str, workers: tuple[str, ...]) -> QueueStan
         dead_letters=sum(letters),
         dead_letters_set_aside=sum(letters[1:]),
         paused=broker.paused(queue),
-        workers=workers,
+        breaker=next((record.paused[queue] for record in workers if queue in record.paused), None),
+        workers=tuple(record.worker for record in workers if queue in record.queues),
     )

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from penstock.app.queues import check_shared
+from penstock.app.queues import check_known, check_shared
 from penstock.app.replay_settings import replay_policy
 from penstock.app.service import Host
 from penstock.app.sqs_address import is_sqs
@@ -57,9 +57,13 @@ def replayed_queues(app: "App", queues: Iterable[str] | None = None) -> Sequence
 
 
 def tiers_to_serve(app: "App", queues: Iterable[str] | None = None) -> Sequence[FirstTier]:
-    """As `first_tiers`, for a replayer that does nothing else. Raises `ConfigurationError` where there are none."""
+    """As `first_tiers`, for a replayer that does nothing else. Raises `ConfigurationError` where there are none, and
+    `UsageError` for a queue that the app has no handler for and the broker does not know of."""
     check_shared(app.settings)
     names = replayed_queues(app, queues)
+    for name in names:
+        if name not in _handled(app):
+            check_known(app.broker, name)
     tiers = first_tiers(app, names)
     if not tiers:
         raise ConfigurationError(
@@ -77,6 +81,7 @@ def first_tiers(app: "App", queues: Sequence[str]) -> Sequence[FirstTier]:
     """
     broker, settings = app.broker, app.settings
     handled = _handled(app)
+    _check_named(broker, settings, known={*queues, *handled})
     wanted = [queue for queue in queues if not _is_tier(queue) and replay_policy(settings, queue) is not None]
     tiers = {queue: broker.dead_letter_queue(queue) for queue in dict.fromkeys([*wanted, *handled])}
     served = dict.fromkeys(tiers[queue] for queue in wanted if not names_second_tier(tiers[queue]))
@@ -160,6 +165,19 @@ def replay_lines(tiers: Sequence[FirstTier], host: Host) -> Sequence[Line]:
         )
         for tier in tiers
     ]
+
+
+def _check_named(broker: Broker, settings: Settings, *, known: set[str]) -> None:
+    """Refuse a queue in the settings that is nobody's: a slip there would let its letters come back as all others."""
+    for queue in sorted(settings.replay_queues.keys() - known):
+        if _is_tier(queue):
+            raise ConfigurationError(
+                f"The setting replay_queues.{queue} names a queue of dead letters; name the queue whose they are."
+            )
+        if listed_name(queue) not in broker.queue_names():
+            raise ConfigurationError(
+                f"The setting replay_queues.{queue} names no queue: the app has none of that name, nor has the broker."
+            )
 
 
 def _is_tier(queue: str) -> bool:

@@ -76,6 +76,9 @@ class Standing:
         found = [f"table and ledger disagree: {why}" for why in self.disagreements]
         if not self.workers and not self.workers_elsewhere:
             found += self._waiting
+        found += [
+            f"{one.queue} is paused by its breaker: {one.breaker}" for one in self.queues if one.breaker is not None
+        ]
         if self.messages_unserved:
             found.append(f"messages in queues that no worker serves: {self.messages_unserved:,}")
         if dead := self.objects.get(ObjectState.DEAD, 0) - self.objects_replaced:

@@ -34,14 +34,14 @@ def list_(json_: Json = False) -> None:
     if json_:
         print_json([dataclasses.asdict(standing) for standing in found])
         return
-    some_paused = any(standing.paused for standing in found)
+    some_paused = any(map(_paused, found))
     state = ("state",) if some_paused else ()  # beside the name, where no narrow terminal cuts it off
     print_table(
         ("queue", *state, "visible", "in flight", "delayed", "oldest visible", "oldest", "dead letters", "workers"),
         [
             (
                 standing.queue,
-                *(("paused" if standing.paused else "",) if some_paused else ()),
+                *((_paused(standing),) if some_paused else ()),
                 standing.visible,
                 standing.in_flight,
                 standing.delayed,
@@ -73,7 +73,11 @@ def show(queue: Queue, json_: Json = False) -> None:
     print_fields(
         {
             "queue": standing.queue,
-            "paused": "yes" if standing.paused else "no",
+            "paused": ("by its breaker: " + standing.breaker)
+            if standing.breaker
+            else "yes"
+            if standing.paused
+            else "no",
             "visible": f"{standing.visible:,}",
             "in flight": f"{standing.in_flight:,}",
             "delayed": f"{standing.delayed:,}",
@@ -145,6 +149,10 @@ def _confirmed(standing: "QueueStanding") -> bool:
     messages = counted(standing.visible + standing.in_flight + standing.delayed, "message")
     talk(printable(f"Delete all {messages} of {standing.queue}, {standing.in_flight:,} of them in flight? [y/N]"))
     return sys.stdin.readline().strip().lower() in ("y", "yes")
+
+
+def _paused(standing: "QueueStanding") -> str:
+    return "paused" if standing.paused else "breaker" if standing.breaker is not None else ""
 
 
 def _letters(standing: "QueueStanding") -> str:

@@ -96,7 +96,8 @@ def _queue(one: "QueueStanding") -> str:
         oldest_seconds=one.oldest_visible_message_age_seconds,
     )
     letters = f"; {counted(one.dead_letters, 'dead letter')}" if one.dead_letters else ""
-    return f"{messages}{letters}{'; paused' if one.paused else ''}"
+    paused = "; paused" if one.paused else "; paused by its breaker" if one.breaker is not None else ""
+    return f"{messages}{letters}{paused}"
 
 
 def _workers(found: "Standing") -> str:

@@ -10,7 +10,12 @@ _WAIT: Mapping[str, Source] = {**_LETTER, "due_at": "due_at"}
 
 
 def _replayed(msg: str) -> Row:
-    return Row(name="dead.replayed", level="info", msg=msg, fields={**_WAIT, "result": "result"})
+    return Row(
+        name="dead.replayed",
+        level="info",
+        msg=msg,
+        fields={**_WAIT, "result": "result", "new_message_id": "new_message_id"},
+    )
 
 
 def _left(name: str, level: Level, msg: str) -> Row:

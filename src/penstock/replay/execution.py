@@ -107,7 +107,7 @@ class ReplayExecution:
             if isinstance(replay, SetAside):
                 answers[letter.receipt] = self._set_aside(letter, replay.reason)
             elif replay.sent:
-                answers[letter.receipt] = self._sent(_Planned(letter=letter, replay=replay), again=True)
+                answers[letter.receipt] = self._sent(_Planned(letter=letter, replay=replay), new_message_id=None)
             else:
                 one = _Planned(letter=letter, replay=replay)
                 step = self._next_step(one)
@@ -186,10 +186,10 @@ class ReplayExecution:
             return self._set_aside(one.letter, f"its queue {one.replay.queue} does not take it: {outcome}")
         if isinstance(outcome, PenstockError):
             return self._put_back(one.letter, one.replay, outcome, away)
-        return self._sent(one)
+        return self._sent(one, new_message_id=outcome)
 
-    def _sent(self, one: _Planned, *, again: bool = False) -> Settlement:
-        self._telling.sent(one.letter, one.replay, again=again)
+    def _sent(self, one: _Planned, *, new_message_id: str | None) -> Settlement:
+        self._telling.sent(one.letter, one.replay, new_message_id=new_message_id)
         return Ack()
 
     def _hold(self, one: _Planned, step: Hold) -> Settlement:

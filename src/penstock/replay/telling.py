@@ -19,9 +19,10 @@ class Telling:
         self._bus = bus
         self._sources = sources
 
-    def sent(self, letter: Delivery, replay: Replay, *, again: bool) -> None:
-        """It is in its queue; ``again``: and was before."""
-        self._tell(letter, replay, result="already_sent" if again else "sent")
+    def sent(self, letter: Delivery, replay: Replay, *, new_message_id: str | None) -> None:
+        """It is in its queue, as the message of that id; None: and was before."""
+        result: Result = "already_sent" if new_message_id is None else "sent"
+        self._tell(letter, replay, result=result, new_message_id=new_message_id)
 
     def held(self, letter: Delivery, replay: Replay) -> None:
         """It waits where it is."""
@@ -40,7 +41,15 @@ class Telling:
         ids = tuple(letter_replay_id(letter.queue, letter.message) for letter in letters)
         self._bus.emit(ReplaysUnmarked(replay_ids=ids, error=_said(error)))
 
-    def _tell(self, letter: Delivery, replay: Replay | None, *, result: Result, reason: str | None = None) -> None:
+    def _tell(
+        self,
+        letter: Delivery,
+        replay: Replay | None,
+        *,
+        result: Result,
+        reason: str | None = None,
+        new_message_id: str | None = None,
+    ) -> None:
         source = self._sources.of(letter)
         so_far = replays_so_far(letter.message.attributes)
         self._bus.emit(
@@ -51,6 +60,7 @@ class Telling:
                 replay_id=letter_replay_id(letter.queue, letter.message),
                 count=so_far if replay is None else replay.count,
                 due_at=None if replay is None else replay.due_at,
+                new_message_id=new_message_id,
                 result=result,
                 reason=reason,
             )

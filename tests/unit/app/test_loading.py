@@ -9,7 +9,7 @@ import pytest
 
 from penstock import App
 from penstock.app.loading import load_app
-from penstock.errors import UsageError
+from penstock.errors import SettingUnfit, UsageError
 
 _NUMBERS = itertools.count()
 Module = Callable[[str], str]
@@ -97,3 +97,12 @@ def test_an_attribute_that_is_not_there_or_no_app_names_the_apps_there_are(modul
         load_app(f"{name}:number")
     with pytest.raises(UsageError, match="there is no App in it"):
         load_app(f"{module('x = 1')}:app")
+
+
+def test_a_setting_that_does_not_fit_is_told_as_such_and_not_as_the_module_s_fault(
+    module: Module, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = module("from penstock import App\napp = App.from_config()\n")
+    monkeypatch.setenv("PENSTOCK_REPLAYS_MAX", "many")
+    with pytest.raises(SettingUnfit, match="The setting replays_max "):
+        load_app(f"{name}:app")

@@ -67,6 +67,15 @@ def test_a_tier_with_a_handler_is_refused_and_so_is_a_tier_by_name() -> None:
         replayed_queues(app(), ["c-dlq"])
 
 
+def test_a_slip_in_a_name_is_refused_and_not_passed_over() -> None:
+    with pytest.raises(UsageError, match="There is no queue nope; queues there are"):
+        tiers_to_serve(app("c"), ["nope"])
+    with pytest.raises(ConfigurationError, match=r"replay_queues\.nope names no queue"):
+        first_tiers(app("c", replay_queues={"nope": ReplayQueue(off=True)}), ["c"])
+    with pytest.raises(ConfigurationError, match=r"replay_queues\.c-dlq names a queue of dead letters"):
+        first_tiers(app("c", replay_queues={"c-dlq": ReplayQueue(off=True)}), ["c"])
+
+
 def test_tiers_in_a_circle_are_refused() -> None:
     with pytest.raises(ConfigurationError, match="in round-dlq that no replay helps would go to round and come back"):
         first_tiers(app("round"), ["round"])
@@ -119,6 +128,7 @@ def told(replay_id: str, result: str, queue: str | None = "q") -> DeadReplayed:
         replay_id=replay_id,
         count=1,
         due_at=None,
+        new_message_id=None,
         result=result,  # type: ignore[arg-type]  # one of its values
     )
 
