@@ -159,7 +159,7 @@ def test_dead_letters_go_where_the_redrive_policy_says_and_are_found_by_the_queu
     assert broker.stats("graves").visible == 1
     assert broker.stats("q-dlq").visible == 1
     assert bodies(take(broker, queue="q-dlq")) == ["poison"]
-    assert list(broker.queue_names()) == ["graves", "q"]
+    assert list(broker.queue_names()) == ["graves", "graves-dead", "q"]
 
 
 def test_without_a_dead_letter_queue_the_message_stays(scene: Scene) -> None:
@@ -346,7 +346,7 @@ def test_a_missing_queue_is_named_with_what_to_do_and_nothing_is_created(scene: 
     turn = broker.turn([], [Ask(queue="missing", messages_max=1)], lease_seconds=LEASE)
     assert turn.receive_error is not None
     assert isinstance(turn.receive_error[1], ConfigurationError)
-    assert list(broker.queue_names()) == ["q", "q-dlq"]
+    assert list(broker.queue_names()) == ["q", "q-dead", "q-dlq"]
 
 
 def test_a_queue_that_is_deleted_and_made_again_is_found_again(scene: Scene) -> None:
