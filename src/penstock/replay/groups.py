@@ -1,7 +1,7 @@
 """Dead letters by what they died of: a hundred thousand letters are mostly three reasons.
 
 Letters of one fingerprint are one group. Where a death has none, its reason is the group, without what differs from
-message to message: numbers, ids, quoted texts, paths.
+message to message: numbers, also those inside words, ids, quoted texts, paths.
 """
 
 import json
@@ -25,7 +25,8 @@ _PARTS = (
     (re.compile(r"(?<![\w<])(?:~|\.{1,2})?/[^\s:;,()]+"), "<path>"),
     (re.compile(r"\b[0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12}\b", re.IGNORECASE), "<id>"),
     (re.compile(r"\b(?:0x[0-9a-f]+|(?=[0-9a-f]*\d)[0-9a-f]{8,})\b", re.IGNORECASE), "<id>"),
-    (re.compile(r"(?<!\w)[-+]?\d[\d.,:_]*"), "<n>"),
+    (re.compile(r"\b(?=(?:[^\W\d]*\d){4})\w{12,}\b"), "<id>"),
+    (re.compile(r"[-+]?\d[\d.,:_]*"), "<n>"),
 )
 
 
