@@ -3,6 +3,7 @@
 import json
 import os
 import pty
+import re
 import select
 import signal
 import sys
@@ -143,7 +144,6 @@ def test_only_what_is_meant_goes_and_where_it_is_told_to(penstock: Call, scene: 
         ("--object", "s3://b/k"),
         ("--queue", "other"),
         ("--tier", "dead"),
-        ("--id", "nobody"),
     ):
         assert penstock("dead", "replay", "--yes", "--json", *options).document["sent"] == 0, options
     report = penstock("dead", "replay", "--yes", "--json", "--error", "keyerror", "--to", "other").document
@@ -291,7 +291,7 @@ def test_a_line_that_is_no_letter_is_named(penstock: Call, scene: DeadScene) -> 
         file.write("\n{}\n")
     said = penstock("dead", "import", "letters")
     assert said.exit_code == USAGE
-    assert "Line 3 is no dead letter" in said.err
+    assert re.search("Line 3 of .*letters is no dead letter .*: it has no penstock_letter", said.err)
 
 
 @pytest.mark.parametrize("kind", ["sqlite"])
@@ -398,6 +398,16 @@ def test_letters_that_were_looked_at_are_there_for_others_at_once(penstock: Call
         said = penstock("dead", *verb)
         assert scene.bodies(FIRST) == ["1", "2"], verb
         assert ("hidden from the replayer" in said.err) is not scene.broker.capabilities.browsable
+
+
+@pytest.mark.parametrize("kind", ["sqs"])
+def test_where_nobody_knows_where_to_look_nothing_is_said_of_a_look(
+    penstock: Call, scene: DeadScene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PENSTOCK_QUEUES")
+    for verb in (("show", "x"), ("groups",), ("replay", "--dry-run"), ("export",)):
+        said = penstock("dead", *verb)
+        assert (said.exit_code, "give --queue QUEUE" in said.err, "hidden" in said.err) == (USAGE, True, False), verb
 
 
 def _await(is_so: Callable[[], bool]) -> None:

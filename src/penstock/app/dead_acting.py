@@ -1,18 +1,19 @@
 """Sending dead letters back and deleting them, for the verbs: queue by queue, chunk by chunk, each queue on record."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from itertools import chain, islice
 from typing import Literal
 
 from penstock.app.dead_homes import Homes
-from penstock.app.dead_letters import Asked, Done, audited, has_letters, letter_queues, tiers_of
+from penstock.app.dead_letters import Asked, Done, audited, has_letters, letter_queues
+from penstock.app.dead_places import check_destination, tiers_of
 from penstock.app.inspect import View
-from penstock.app.queues import check_known
 from penstock.ledger import Ledger
 from penstock.messaging.clock import Clock, SystemClock
 from penstock.messaging.steps import Probe, no_probe
-from penstock.replay.canary import Canary, Fate, watch
+from penstock.replay.canary import Canary, Fate, unwatched, watch
 from penstock.replay.letters import Letter, Letters, letters_in
 from penstock.replay.operator import Errand, Pace, Sender, Sent, Stopped, Told, matching
 
@@ -44,7 +45,21 @@ class ReplayReport:
     homeless: int = 0  # left, as nothing tells where they belong, or their queue is not there
     by_queue: dict[str, int] = field(default_factory=dict)  # where they went
     fates: list[Fate] = field(default_factory=list)  # of the canaries
+    ids_met: set[str] = field(default_factory=set)  # of those that were asked for
     outcome: Literal["done", "interrupted", "canary died", "canary unknown"] = "done"
+
+    @property
+    def sent_none(self) -> bool:
+        """Whether letters were meant, and of none it is known where it belongs."""
+        return self.homeless > 0 and not (self.sent or self.sent_before)
+
+
+@dataclass(slots=True, kw_only=True)
+class Purged:
+    """What a purge came to."""
+
+    letters: int = 0
+    ids_met: set[str] = field(default_factory=set)  # of those that were asked for
 
 
 class Replaying:
@@ -72,36 +87,54 @@ class Replaying:
         self._sender = Sender(seen.broker, ledger.replays, clock=self._clock, probe=probe)
         self._began_at = self._clock.now()
         self._homes = Homes(seen.broker)
+        self._dones: list[Done] = []  # the entries in the audit so far
         self._report = ReplayReport()
 
     def run(self, *, say: Callable[[str], None]) -> ReplayReport:
-        """All of it. Raises `UsageError` for a queue to send to that is not there."""
+        """All of it. Raises `UsageError` for a queue that nothing can be sent to."""
         report, how = self._report, self._how
         if how.to is not None:
-            check_known(self._seen.broker, how.to)
+            check_destination(self._seen, how.to)
         if how.canaries:
-            for canary in self._canaries():
-                say(f"one letter is sent to {canary.queue} and watched")
-                fate = watch(
-                    canary, self._seen.broker, seconds=how.canary_seconds, clock=self._clock, stopped=self._stopped
-                )
-                report.fates.append(fate)
-                say(f"the canary: {fate.told}")
-                if fate.verdict != "settled":
-                    report.outcome = "canary died" if fate.verdict == "died" else "canary unknown"
-                    break
+            self._send_ahead(say)
         if report.outcome == "done" and not self._stopped():
-            for _ in self._sent(self._left):
-                pass
+            with ExitStack() as entries:
+                for _ in self._sent(self._left, entries):
+                    pass
         if self._stopped():
             report.outcome = "interrupted"
         return report
+
+    def _send_ahead(self, say: Callable[[str], None]) -> None:
+        """The canaries. What they come to is what their entries in the audit say."""
+        with ExitStack() as entries:
+            canaries = self._canaries(entries)
+            if canaries:
+                queues = ", ".join(dict.fromkeys(canary.queue for canary in canaries))
+                number = "one letter is" if len(canaries) == 1 else f"{len(canaries)} letters are"
+                say(f"{number} sent to {queues} and watched")
+            for canary in canaries:
+                self._report.fates.append(fate := self._watched(canary))
+                if fate.verdict != "not watched":
+                    say(f"the canary: {fate.told}")
+            if self._report.outcome != "done" and not self._stopped():
+                for done in self._dones:
+                    done.outcome = self._report.outcome
+
+    def _watched(self, canary: Canary) -> Fate:
+        if self._report.outcome != "done":
+            return unwatched(canary)
+        seconds = self._how.canary_seconds
+        fate = watch(canary, self._seen.broker, seconds=seconds, clock=self._clock, stopped=self._stopped)
+        if fate.verdict != "settled":
+            self._report.outcome = "canary died" if fate.verdict == "died" else "canary unknown"
+        return fate
 
     @property
     def _left(self) -> int | None:
         return None if self._asked.limit is None else max(0, self._asked.limit - self._report.sent)
 
-    def _canaries(self) -> Sequence[Canary]:
+    def _canaries(self, entries: ExitStack) -> Sequence[Canary]:
         """Sends them."""
         count = self._how.canaries if self._left is None else min(self._how.canaries, self._left)
         broker = self._seen.broker
@@ -112,12 +145,13 @@ class Replaying:
                 replay_id=errand.replay.replay_id,
                 dead_letter_queues=list(tiers_of(broker, errand.queue)),
             )
-            for sent in self._sent(count)
+            for sent in self._sent(count, entries)
             for errand, id in zip(sent.errands, sent.ids, strict=True)
         ]
 
-    def _sent(self, limit: int | None) -> Iterator[Sent]:
-        """Send at most so many, chunk by chunk. Those that were in their queues already do not count."""
+    def _sent(self, limit: int | None, entries: ExitStack) -> Iterator[Sent]:
+        """Send at most so many, chunk by chunk. Those that were in their queues already do not count. The queues'
+        entries in the audit end with ``entries``."""
         goal = None if limit is None else self._report.sent + limit
         self._report.homeless = 0  # counted anew with each look
         pace = Pace(self._how.rate, clock=self._clock, stopped=self._stopped)
@@ -129,11 +163,12 @@ class Replaying:
                 if goal == self._report.sent or (first := next(pages, None)) is None:
                     continue
                 details = {**self._asked.details, **self._how.details}
-                with audited(self._ledger, "replay", queue=queue, details=details, stopped=self._stopped) as done:
-                    for page in chain([first], pages):
-                        yield from self._chunks(letters, page, pace, done, goal)
-                        if goal == self._report.sent:
-                            break
+                entry = audited(self._ledger, "replay", queue=queue, details=details, stopped=self._stopped)
+                self._dones.append(done := entries.enter_context(entry))
+                for page in chain([first], pages):
+                    yield from self._chunks(letters, page, pace, done, goal)
+                    if goal == self._report.sent:
+                        break
 
     def _chunks(
         self, letters: Letters, page: Sequence[Errand], pace: Pace, done: Done, goal: int | None
@@ -159,6 +194,7 @@ class Replaying:
         """Page by page."""
         pages = matching(letters, self._asked.wanted, clock=self._clock, stopped=self._stopped, until=self._began_at)
         for page in pages:
+            self._report.ids_met.update(*map(self._asked.wanted.ids_met, page))
             errands = [Errand(letter=letter, queue=queue) for letter in page if (queue := self._queue_of(letter))]
             self._report.homeless += len(page) - len(errands)
             if errands:
@@ -168,12 +204,12 @@ class Replaying:
         return self._how.to or self._homes.of(letter)
 
 
-def purge(seen: View, asked: Asked, *, ledger: Ledger, stopped: Stopped, told: Told) -> int:
-    """Delete those that are meant and were dead letters when this began; answers how many."""
+def purge(seen: View, asked: Asked, *, ledger: Ledger, stopped: Stopped, told: Told) -> Purged:
+    """Delete those that are meant and were dead letters when this began."""
     clock = SystemClock()
     began_at = clock.now()
     left = asked.limit
-    deleted = 0
+    purged = Purged()
     for queue in letter_queues(seen, asked):
         if stopped() or left == 0 or not has_letters(seen.broker, queue):
             continue
@@ -183,10 +219,11 @@ def purge(seen: View, asked: Asked, *, ledger: Ledger, stopped: Stopped, told: T
                 continue
             with audited(ledger, "purge", queue=queue, details=asked.details, stopped=stopped) as done:
                 for page in chain([first], pages):
+                    purged.ids_met.update(*map(asked.wanted.ids_met, page))
                     done.messages += letters.remove([letter.id for letter in page[:left]])
                     told(len(page[:left]))
                     left = None if left is None else left - len(page[:left])
                     if left == 0:
                         break
-            deleted += done.messages
-    return deleted
+            purged.letters += done.messages
+    return purged

@@ -1,18 +1,20 @@
 """Dead letters into a file, and back: for keeping what is to be deleted, and for looking at it with other tools."""
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import lru_cache
 from itertools import chain, groupby, islice
 from pathlib import Path
 from typing import BinaryIO
 
 from penstock.app.dead_letters import Asked, Done, audited, has_letters, letter_queues
+from penstock.app.dead_places import place_of_letters
 from penstock.app.inspect import View
 from penstock.errors import UsageError
 from penstock.ledger import Ledger
-from penstock.messaging.broker import names_dead_letters
+from penstock.messaging.broker import listed_name
 from penstock.messaging.clock import SystemClock
 from penstock.replay.letter_lines import LINE_BYTES_MAX, Kept, line_of, read_line
 from penstock.replay.letters import PAGE, Letters, letters_in
@@ -21,6 +23,9 @@ from penstock.storage.address import check_address, is_s3, s3_address
 from penstock.storage.aws import Aws
 from penstock.storage.files import Files
 from penstock.storage.roots import files_at
+
+STDOUT = "-"
+PLACES_MAX = 1_000  # that are remembered: a file may name any number of queues
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,11 +43,12 @@ class Place:
 
 @dataclass(slots=True, kw_only=True)
 class Exported:
-    """What an export came to. ``interrupted``: there is no file, and every letter is where it was, unless some were
-    ``removed`` already: then the file is there."""
+    """What an export came to. Of no letters there is no file. ``interrupted``: there is none either, and every letter
+    is where it was, unless some were ``removed`` already: then the file is there."""
 
     letters: int = 0
     removed: int = 0
+    ids_met: set[str] = field(default_factory=set)  # of those that were asked for
     interrupted: bool = False
 
 
@@ -56,8 +62,8 @@ class Imported:
     interrupted: bool = False
 
 
-class _Stopped(Exception):
-    """Somebody asked to stop."""
+class _NoFile(Exception):
+    """Somebody asked to stop, or there is nothing to write."""
 
 
 def place_of(address: str, aws: Aws) -> Place:
@@ -81,7 +87,8 @@ def export_to_stream(
     """Write those that are meant, a line each."""
     with ExitStack() as opened:
         exported = Exported()
-        _write(seen, asked, stream, exported, _Opened(seen, asked, ledger, opened, stopped), told)
+        of_queues = _Opened(seen, asked, ledger, opened, stopped, details={"file": STDOUT})
+        _write(seen, asked, stream, exported, of_queues, told)
         exported.interrupted = stopped()
         return exported
 
@@ -97,14 +104,15 @@ def export_to_file(
         raise UsageError(f"There is a file {place.address} already: name another one, it may be the only copy.")
     exported = Exported()
     with ExitStack() as opened:
-        of_queues = _Opened(seen, asked, ledger, opened, stopped)
+        details = {"file": place.address, **({"remove": True} if remove else {})}
+        of_queues = _Opened(seen, asked, ledger, opened, stopped, details=details)
         try:
             with place.files.open_output(place.name) as stream:
                 _write(seen, asked, stream, exported, of_queues, told)
-                if stopped():
-                    raise _Stopped
-        except _Stopped:
-            return Exported(interrupted=True)
+                if stopped() or not exported.letters:
+                    raise _NoFile
+        except _NoFile:
+            return Exported(interrupted=stopped())
         if remove:
             exported.removed = _remove(place, of_queues, stopped)
             exported.interrupted = stopped()
@@ -114,12 +122,12 @@ def export_to_file(
 def import_file(
     seen: View, place: Place, *, queue: str | None, ledger: Ledger, stopped: Stopped, told: Told
 ) -> Imported:
-    """Put letters back to where they were exported from, or all into ``queue``; each once, however often.
+    """Put letters back to where they were exported from, or all to the letters of ``queue``; each once, however often.
 
     Raises `UsageError` for a line that no export wrote, or a queue that is not there: what came before it is put back.
     """
     imported = Imported()
-    known = set(seen.broker.queue_names())
+    places = _Places(seen)
     details = {"file": place.address}
     dones: dict[str, Done] = {}
     with ExitStack() as opened:
@@ -127,8 +135,7 @@ def import_file(
             if stopped():
                 imported.interrupted = True
                 break
-            for into, group in groupby(chunk, key=lambda kept: queue or kept.queue):
-                _check_holds_letters(into, known, named=queue is not None)
+            for into, group in groupby(chunk, key=lambda kept: places.of(queue or kept.queue)):
                 if into not in dones:
                     entered = audited(ledger, "import", queue=into, details=details, stopped=stopped)
                     dones[into] = opened.enter_context(entered)
@@ -145,9 +152,18 @@ def import_file(
 class _Opened:
     """The letters of each queue that is written from, and its entry in the audit; until the stack is closed."""
 
-    def __init__(self, seen: View, asked: Asked, ledger: Ledger, stack: ExitStack, stopped: Stopped) -> None:
+    def __init__(
+        self,
+        seen: View,
+        asked: Asked,
+        ledger: Ledger,
+        stack: ExitStack,
+        stopped: Stopped,
+        *,
+        details: Mapping[str, object],
+    ) -> None:
         self._seen = seen
-        self._asked = asked
+        self._details = {**asked.details, **details}
         self._ledger = ledger
         self._stack = stack
         self.stopped = stopped
@@ -155,9 +171,8 @@ class _Opened:
         self.dones: dict[str, Done] = {}
 
     def begin(self, queue: str) -> Letters:
-        details = self._asked.details
         self.letters[queue] = self._stack.enter_context(letters_in(self._seen.broker, queue))
-        entered = audited(self._ledger, "export", queue=queue, details=details, stopped=self.stopped)
+        entered = audited(self._ledger, "export", queue=queue, details=self._details, stopped=self.stopped)
         self.dones[queue] = self._stack.enter_context(entered)
         return self.letters[queue]
 
@@ -172,6 +187,7 @@ def _write(seen: View, asked: Asked, stream: BinaryIO, exported: Exported, opene
         for letter in islice(chain.from_iterable(pages), left):
             stream.write(line_of(letter))
             exported.letters += 1
+            exported.ids_met |= asked.wanted.ids_met(letter)
             opened.dones[queue].messages += 1
             told(1)
 
@@ -198,10 +214,21 @@ def _put(seen: View, ledger: Ledger, into: str, kept: Sequence[Kept]) -> int:
     return len(due)
 
 
-def _check_holds_letters(queue: str, known: set[str], *, named: bool) -> None:
-    if queue in known or (not named and names_dead_letters(queue)):
-        return
-    raise UsageError(f"There is no queue {queue} to put the letters into: name one with --queue.")
+class _Places:
+    """Where letters are put back: never into a queue that is worked on, whatever a line or a person says."""
+
+    def __init__(self, seen: View) -> None:
+        self._seen = seen
+        self._known = set(seen.broker.queue_names())
+        self.of = lru_cache(maxsize=PLACES_MAX)(self._of)
+
+    def _of(self, queue: str) -> str:
+        """Raises `UsageError` where there are no letters of such a queue, and nothing says that it is one."""
+        place = place_of_letters(self._seen, queue)
+        there = {listed_name(queue), listed_name(place)} & self._known
+        if not (there or (place == queue and self._seen.broker.capabilities.creates_queues)):
+            raise UsageError(f"There is no queue {place} to put the letters into: name one with --queue.")
+        return place
 
 
 def _lines(place: Place) -> Iterator[Kept]:
@@ -211,9 +238,9 @@ def _lines(place: Place) -> Iterator[Kept]:
             while line := stream.readline(LINE_BYTES_MAX + 1):
                 number += 1
                 if len(line) > LINE_BYTES_MAX:
-                    raise UsageError(f"Line {number:,} is longer than {LINE_BYTES_MAX:,} bytes.")
+                    raise UsageError(f"Line {number:,} of {place.address} is longer than {LINE_BYTES_MAX:,} bytes.")
                 if line.strip():
-                    yield read_line(line, number=number)
+                    yield read_line(line, number=number, file=place.address)
     except FileNotFoundError:
         raise UsageError(f"There is no file {place.address}.") from None
 

@@ -12,11 +12,11 @@ from typing import Literal
 
 from penstock.app.backends import open_ledger
 from penstock.app.dead_homes import Homes
+from penstock.app.dead_places import FIRST, SECOND, check_destination, tiers_asked
 from penstock.app.inspect import View
-from penstock.errors import UsageError
 from penstock.ledger import Ledger
 from penstock.ledger.records import ObjectRow
-from penstock.messaging.broker import Broker, listed_name, names_dead_letters, names_second_tier
+from penstock.messaging.broker import Broker
 from penstock.messaging.clock import Clock, SystemClock
 from penstock.messaging.replays import Replay, letter_replay_id
 from penstock.replay.filters import Wanted, objects_of
@@ -25,7 +25,6 @@ from penstock.replay.letters import PAGE, Letter, letters_in
 from penstock.replay.operator import Stopped, matching
 
 Tier = Literal["dlq", "dead"]
-FIRST, SECOND = "dlq", "dead"
 FIRST_PAGE_SECONDS = 0.5  # of groups: what was counted until then is worth a look while the rest is counted
 
 
@@ -74,6 +73,7 @@ class Plan:
     by_queue: Mapping[tuple[str, str | None], int]  # where they lie, and where they would go: None if nothing tells
     groups: Sequence[Group]
     others: int  # letters of groups beyond those that are told apart
+    ids_met: frozenset[str]  # of those that were asked for
 
     @property
     def homeless(self) -> int:
@@ -86,7 +86,7 @@ def letter_queues(seen: View, asked: Asked) -> Sequence[str]:
 
     Raises `UsageError` for a queue that the broker does not know of.
     """
-    tiers = _tiers_asked(seen, asked.queue)
+    tiers = tiers_asked(seen, asked.queue)
     return [
         name for tier in (FIRST, SECOND) for name, its in tiers.items() if its == tier and asked.tier in (None, its)
     ]
@@ -169,15 +169,25 @@ def opened_ledger(seen: View) -> Ledger:
 
 
 def plan(seen: View, asked: Asked, *, to: str | None, clock: Clock | None = None) -> Plan:
-    """Look at all that are meant, and count."""
+    """Look at all that are meant, and count. Raises `UsageError` for a queue that nothing can be sent to."""
+    if to is not None:
+        check_destination(seen, to)
     grouping = Grouping()
+    met: set[str] = set()
     homes = Homes(seen.broker)
     by_queue: Counter[tuple[str, str | None]] = Counter()
     with closing(letters(seen, asked, clock=clock)) as found:
         for letter in found:
             grouping.add([letter])
+            met |= asked.wanted.ids_met(letter)
             by_queue[letter.queue, to or homes.of(letter)] += 1
-    return Plan(letters=grouping.letters, by_queue=by_queue, groups=grouping.groups(), others=grouping.others)
+    return Plan(
+        letters=grouping.letters,
+        by_queue=by_queue,
+        groups=grouping.groups(),
+        others=grouping.others,
+        ids_met=frozenset(met),
+    )
 
 
 def who() -> str:
@@ -194,6 +204,7 @@ class Done:
 
     queue: str
     messages: int = 0
+    outcome: str | None = None  # None: done, or interrupted
 
 
 @contextmanager
@@ -209,46 +220,5 @@ def audited(
         with suppress(Exception):  # what went wrong is told, and not that it could not be written down
             ledger.audits.end(entry, messages=done.messages, outcome="failed")
         raise
-    ledger.audits.end(entry, messages=done.messages, outcome="interrupted" if stopped() else "done")
-
-
-def _tiers_asked(seen: View, queue: str | None) -> Mapping[str, str]:
-    """The queues that hold dead letters and are there, each with its tier."""
-    broker = seen.broker
-    if queue is None and seen.queues is not None:
-        if not seen.queues:
-            raise UsageError(
-                "No queue is named, and those here may be of others: give --queue QUEUE or --app APP, or set queues."
-            )
-        return _tiers_of_all(broker, seen.queues)
-    known = set(broker.queue_names())
-    if queue is None:
-        tiers = {name: _tier_by_name(name) for name in sorted(known) if names_dead_letters(name)}
-        tiers |= {n: t for n, t in _tiers_of_all(broker, sorted(known - tiers.keys())).items() if n not in tiers}
-    else:
-        named = listed_name(queue)
-        others = sorted(known - {named}) if seen.queues is None else seen.queues
-        held = {} if names_dead_letters(named) else _tiers_of_all(broker, others)
-        tiers = {named: held[named]} if named in held else _tiers_of_all(broker, [queue])
-        if not known & {named, *map(listed_name, tiers)}:
-            raise UsageError(f"There is no queue {named}; queues there are: {', '.join(sorted(known)) or 'none'}.")
-    return {name: tier for name, tier in tiers.items() if listed_name(name) in known}
-
-
-def _tiers_of_all(broker: Broker, queues: Sequence[str]) -> dict[str, str]:
-    """Where letters of these queues lie; one that holds letters itself is meant alone."""
-    tiers: dict[str, str] = {}
-    for queue in queues:
-        tiers |= {queue: _tier_by_name(queue)} if names_dead_letters(listed_name(queue)) else tiers_of(broker, queue)
-    return tiers
-
-
-def tiers_of(broker: Broker, queue: str) -> dict[str, str]:
-    """Both of a queue. One that is its own next has no second."""
-    first = broker.dead_letter_queue(queue)
-    second = broker.dead_letter_queue(first)
-    return {first: FIRST} if second == first else {first: FIRST, second: SECOND}
-
-
-def _tier_by_name(queue: str) -> str:
-    return SECOND if names_second_tier(queue) else FIRST
+    ended = "interrupted" if stopped() else "done"
+    ledger.audits.end(entry, messages=done.messages, outcome=done.outcome or ended)

@@ -5,6 +5,7 @@ from contextlib import AbstractContextManager
 from typing import Protocol, runtime_checkable
 
 from penstock.app.dead_letters import Asked, audited, has_letters, letter_queues
+from penstock.app.dead_places import check_destination
 from penstock.app.inspect import View
 from penstock.errors import UsageError
 from penstock.ledger import Ledger
@@ -33,17 +34,26 @@ class Mover(Protocol):
         ...
 
 
+def check_movable(seen: View, asked: Asked, *, to: str | None) -> Mover:
+    """Raises `UsageError` for a broker that cannot, for filters, of which a move knows none, and for a destination that
+    holds letters."""
+    if not isinstance(seen.broker, Mover):
+        raise UsageError("--move is for SQS, which has tasks for it; leave it out here.")
+    if asked.queue is None or not asked.wanted.asks_nothing or asked.limit is not None:
+        raise UsageError("--move takes whole queues: give --queue, and --tier if need be, and no other filter.")
+    if to is not None:
+        check_destination(seen, to)
+    return seen.broker
+
+
 def move(
     seen: View, asked: Asked, *, to: str | None, rate: float | None, ledger: Ledger, stopped: Stopped, told: Told
 ) -> int:
     """Let every letter of the queues that are meant be moved; answers how many were, about.
 
-    Raises `UsageError` for a broker that cannot, and for filters: a move knows none.
+    Raises `UsageError` as `check_movable` does.
     """
-    if not isinstance(seen.broker, Mover):
-        raise UsageError("--move is for SQS, which has tasks for it; leave it out here.")
-    if asked.queue is None or not asked.wanted.asks_nothing or asked.limit is not None:
-        raise UsageError("--move takes whole queues: give --queue, and --tier if need be, and no other filter.")
+    mover = check_movable(seen, asked, to=to)
     moved = 0
     for queue in letter_queues(seen, asked):
         if stopped() or not has_letters(seen.broker, queue):
@@ -51,7 +61,7 @@ def move(
         details = {**asked.details, "to": to, "rate": rate}
         with audited(ledger, "move", queue=queue, details=details, stopped=stopped) as done:
             per_second = None if rate is None else max(1, int(rate))
-            with seen.broker.move_all(queue, to or _destination(queue), per_second=per_second) as task:
+            with mover.move_all(queue, to or _destination(queue), per_second=per_second) as task:
                 for progress in task:
                     told(progress.moved - done.messages)
                     done.messages = progress.moved

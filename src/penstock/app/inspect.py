@@ -30,11 +30,12 @@ class DeadObject:
 
 class View:
     """A scope, looked at. Ledger and broker are opened when first asked for; one that nobody made yet is an empty one
-    in memory, since looking makes nothing."""
+    in memory, since looking makes nothing, unless told to ``make`` the broker's."""
 
-    def __init__(self, scope: Scope, closing: ExitStack) -> None:
+    def __init__(self, scope: Scope, closing: ExitStack, *, make: bool = False) -> None:
         self.scope = scope
         self._closing = closing
+        self._make = make
 
     @cached_property
     def ledger(self) -> Ledger:
@@ -48,7 +49,7 @@ class View:
         """Raises `ConfigurationError` for a broker that only lives inside a process."""
         settings = self.scope.settings
         check_shared(settings)
-        if settings.broker.startswith(SQLITE) and not is_there(settings.broker):
+        if not self._make and settings.broker.startswith(SQLITE) and not is_there(settings.broker):
             from penstock.brokers.memory import MemoryBroker
 
             broker: Broker = MemoryBroker()
@@ -108,10 +109,11 @@ class View:
 
 
 @contextmanager
-def view(scope: Scope) -> Iterator[View]:
-    """Look at what the scope means, until the block ends."""
+def view(scope: Scope, *, make: bool = False) -> Iterator[View]:
+    """Look at what the scope means, until the block ends; with a queue that is made if need be, for who puts something
+    there."""
     with ExitStack() as closing:
-        seen = View(scope, closing)
+        seen = View(scope, closing, make=make)
         if scope.table is not None:
             check_owner(seen.ledger, scope.table)
         yield seen

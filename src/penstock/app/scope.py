@@ -85,8 +85,9 @@ class Scope:
         return meant
 
 
-def find_scope(asked: Asked, *, here: Path) -> Scope:
-    """What is named; else the table here or the only one below, or the state of the app whose settings hold here.
+def find_scope(asked: Asked, *, here: Path, make: bool = False) -> Scope:
+    """What is named; else the table here or the only one below, or the state of the app whose settings hold here, which
+    need not be there yet for who is to ``make`` it.
 
     Raises `UsageError` where there is neither, or both.
     """
@@ -94,7 +95,7 @@ def find_scope(asked: Asked, *, here: Path) -> Scope:
         aws = load_settings().aws if asked.table is not None and is_s3(asked.table) else None
         return _of_table(find_table(asked.table, asked.state, here=here, aws=aws), asked.options)
     if asked.means_app:
-        return _of_app(asked)
+        return _of_app(asked, make=make)
     tables = tables_here(here)
     settings = _settings_here(needed=not tables)
     if settings is not None and _is_there(settings):
@@ -106,6 +107,8 @@ def find_scope(asked: Asked, *, here: Path) -> Scope:
             )
         return Scope(settings=settings)
     if settings is not None and not tables:
+        if make:
+            return Scope(settings=settings)
         raise UsageError(
             f"There is nothing to look at: no table with a state in {here} or below (--table names one), and nothing "
             f"where the settings let an app keep its state ({_addresses(settings)})."
@@ -150,7 +153,7 @@ def _of_table(where: Places, options: str = "") -> Scope:
     )
 
 
-def _of_app(asked: Asked) -> Scope:
+def _of_app(asked: Asked, *, make: bool) -> Scope:
     from penstock.app.loading import load_app
     from penstock.app.object_service import ObjectService
     from penstock.app.service import needs_ledger
@@ -159,7 +162,7 @@ def _of_app(asked: Asked) -> Scope:
     settings = load_settings() if app is None else app.settings
     if asked.state is not None:
         settings = settings.model_copy(update={"state": check_folder("state", asked.state)})
-    if not _is_there(settings):
+    if not make and not _is_there(settings):
         raise UsageError(
             f"The app has no state yet ({_addresses(settings)}): the first message that is sent, or the first worker, "
             "makes it."

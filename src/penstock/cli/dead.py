@@ -10,15 +10,14 @@ import typer
 
 from penstock.cli import dead_acting, dead_files, dead_options, dead_show
 from penstock.cli.dead_documents import (
-    GROUP_COLUMNS,
     group_document,
-    group_rows,
     letter_document,
     object_document,
+    print_groups,
     print_letter,
     print_object,
 )
-from penstock.cli.output import AppName, Json, Pipeline, StateFolder, Table, print_json, print_table, printable, talk
+from penstock.cli.output import AppName, Json, Pipeline, StateFolder, Table, print_json, printable, talk
 from penstock.errors import UsageError
 
 if TYPE_CHECKING:
@@ -76,15 +75,17 @@ def list_(
     unfiltered = asked.wanted.asks_nothing and queue is None and tier is None
     scope = dead_options.scope_of(table, state, pipeline, app_name)
     with view(scope) as seen:
-        letters, nowhere = _letters(seen, asked, limit)
-        pipelines = seen.pipelines() if unfiltered else ()
-        objects = [dead for one in pipelines for dead in islice(seen.dead_objects(one), limit)]
+        cut: list[str] = []
+        letters, nowhere = _letters(seen, asked, limit, cut)
+        objects = _objects(seen, limit, cut) if unfiltered else []
     if nowhere is not None and not (unfiltered and (pipeline or app_name or objects)):
         raise nowhere  # letters were all that could be shown
     if json_:
         print_json([*map(letter_document, letters), *map(object_document, objects)])
     else:
         _print(letters, objects, of_all=scope.table is None)
+    for more in cut:
+        talk(printable(f"And {more}; --limit shows more."))
     if nowhere is not None:
         talk(printable(str(nowhere)))
     elif not json_ and not letters and not objects:
@@ -128,7 +129,7 @@ def groups(
         ids=ids,
     )
     with view(dead_options.scope_of(table, state, pipeline, app_name)) as seen:
-        dead_options.say_hidden(seen)
+        dead_options.say_hidden(seen, asked)
         with dead_options.progress("grouping", total=None, bar=False) as told:
             grouping = grouped(seen, asked, told=told, first=_tell_first)
     found = grouping.groups()
@@ -136,7 +137,7 @@ def groups(
     if json_:
         print_json({"letters": grouping.letters, "groups": [*map(group_document, found[:limit])], "others": others})
         return
-    print_table(GROUP_COLUMNS, group_rows(found[:limit]), empty="No dead letters.")
+    print_groups(found[:limit], empty="No dead letters.")
     if others:
         talk(f"And {dead_options.letters_said(others)} of other errors; --limit shows more groups.")
 
@@ -157,8 +158,8 @@ def _tell_first(grouping: "Grouping") -> None:
         talk(printable(f"{group.count:>9,}  {group.key}"))
 
 
-def _letters(seen: "View", asked: "Asked", limit: int) -> tuple[list["Letter"], UsageError | None]:
-    """And why none could be looked for, where nobody says in which queues."""
+def _letters(seen: "View", asked: "Asked", limit: int, cut: list[str]) -> tuple[list["Letter"], UsageError | None]:
+    """And why none could be looked for, where nobody says in which queues; ``cut`` is told of more than are shown."""
     from penstock.app.dead_letters import letter_queues, letters_of_queue
 
     try:
@@ -171,9 +172,31 @@ def _letters(seen: "View", asked: "Asked", limit: int) -> tuple[list["Letter"], 
     for name in queues:
         with closing(letters_of_queue(seen.broker, name, asked.wanted)) as found:
             letters += islice(found, limit)
+            if next(found, None) is not None:
+                cut.append(_more(seen, asked, name, limit))
     if letters:
-        dead_options.say_hidden(seen)
+        dead_options.say_hidden(seen, asked)
     return letters, None
+
+
+def _more(seen: "View", asked: "Asked", queue: str, limit: int) -> str:
+    """How many, where that costs no look at each."""
+    from penstock.app.queues import messages_in
+
+    left = 0
+    if asked.wanted.asks_nothing and seen.broker.capabilities.exact_stats:
+        left = messages_in(seen.broker, queue) - limit
+    return f"{left:,} more in {queue}" if left > 0 else f"more in {queue}"
+
+
+def _objects(seen: "View", limit: int, cut: list[str]) -> list["DeadObject"]:
+    objects: list[DeadObject] = []
+    for pipeline in seen.pipelines():
+        found = seen.dead_objects(pipeline)
+        objects += islice(found, limit)
+        if next(found, None) is not None:
+            cut.append(f"more dead objects of {pipeline}")
+    return objects
 
 
 def _print(letters: "Sequence[Letter]", objects: "Sequence[DeadObject]", *, of_all: bool) -> None:

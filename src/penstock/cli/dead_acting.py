@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from penstock.cli import dead_options
-from penstock.cli.dead_documents import GROUP_COLUMNS, group_rows, plan_document
+from penstock.cli.dead_documents import plan_document, print_groups
 from penstock.cli.dead_moving import move_all
-from penstock.cli.exits import CHECK_FOUND_PROBLEMS, TEMPORARY_FAILURE
+from penstock.cli.exits import CHECK_FOUND_PROBLEMS, FAILED, TEMPORARY_FAILURE
 from penstock.cli.output import (
     AppName,
     Json,
@@ -24,9 +24,10 @@ from penstock.errors import UsageError
 
 if TYPE_CHECKING:
     from penstock.app.dead_acting import ReplayReport
-    from penstock.app.dead_letters import Plan
+    from penstock.app.dead_letters import Asked, Plan
 
 GROUPS_SHOWN = 10  # of a plan
+HOMELESS = "left: nothing tells where they belong, or that queue is not there; give --to QUEUE"
 CANARY_SECONDS = 300.0  # as in `penstock.app.dead_acting`; not imported from there, to keep `--help` quick
 
 
@@ -67,8 +68,8 @@ def replay(
     """Send dead letters back to the queues they came from, of both tiers, with their automatic replays counted anew.
 
     Asks first. With --canary 1 one letter goes ahead, and the others only once it is settled and not dead again. Run
-    twice it sends nothing twice. Exit code 3: a canary died; 75: it was not settled in time; 130: stopped, run it
-    again to go on.
+    twice it sends nothing twice. Exit code 1: of none it is known where it belongs; 3: a canary died; 75: it was not
+    settled in time; 130: stopped, run it again to go on.
     """
     from penstock.app.dead_acting import HowToReplay, Replaying
     from penstock.app.dead_letters import opened_ledger, plan
@@ -89,7 +90,8 @@ def replay(
         ids=ids,
         limit=limit,
     )
-    if not (yes or dry_run):
+    dead_options.must_say_something({"--to": to})
+    if not (yes or dry_run or move):
         dead_options.must_be_told("replay")
     scope = dead_options.scope_of(table, state, pipeline, app_name)
     if move:
@@ -99,10 +101,11 @@ def replay(
         return
     total: int | None = None
     with view(scope) as seen:
-        dead_options.say_hidden(seen)
+        dead_options.say_hidden(seen, asked)
         if not yes or dry_run:
             planned = plan(seen, asked, to=to)
             total = planned.letters - planned.homeless
+            _must_meet(asked, planned)
             if dry_run:
                 _print_plan(planned, json_=json_)
                 return
@@ -124,6 +127,10 @@ def replay(
         raise dead_options.leave_interrupted(stop)
     if report.outcome != "done":
         raise typer.Exit(CHECK_FOUND_PROBLEMS if report.outcome == "canary died" else TEMPORARY_FAILURE)
+    if dead_options.say_unmet(asked, report.ids_met, count=report.sent):
+        raise typer.Exit(UsageError.exit_code)
+    if report.sent_none:
+        raise typer.Exit(FAILED)
 
 
 def purge(
@@ -172,10 +179,11 @@ def purge(
         dead_options.must_be_told("purge")
     total: int | None = None
     with view(dead_options.scope_of(table, state, pipeline, app_name)) as seen:
-        dead_options.say_hidden(seen)
+        dead_options.say_hidden(seen, asked)
         if not yes or dry_run:
             planned = plan(seen, asked, to=None)
             total = planned.letters
+            _must_meet(asked, planned)
             if dry_run:
                 _print_plan(planned, json_=json_, goes=False)
                 return
@@ -186,13 +194,21 @@ def purge(
             closing(opened_ledger(seen)) as ledger,
             dead_options.progress("deleting", total=total) as told,
         ):
-            deleted = dead_acting.purge(seen, asked, ledger=ledger, stopped=lambda: stop.requested, told=told)
+            purged = dead_acting.purge(seen, asked, ledger=ledger, stopped=lambda: stop.requested, told=told)
     if json_:
-        print_json({"deleted": deleted, "interrupted": stop.requested})
+        print_json({"deleted": purged.letters, "interrupted": stop.requested})
     else:
-        print(f"{dead_options.letters_said(deleted)} deleted.")
+        print(f"{dead_options.letters_said(purged.letters)} deleted.")
     if stop.requested:
         raise dead_options.leave_interrupted(stop)
+    if dead_options.say_unmet(asked, purged.ids_met, count=purged.letters):
+        raise typer.Exit(UsageError.exit_code)
+
+
+def _must_meet(asked: "Asked", planned: "Plan") -> None:
+    """Ends the verb where ids are named and none of them is a letter's."""
+    if dead_options.say_unmet(asked, planned.ids_met, count=planned.letters):
+        raise typer.Exit(UsageError.exit_code)
 
 
 def _agreed(planned: "Plan", total: int) -> bool:
@@ -215,17 +231,17 @@ def _print_plan(planned: "Plan", *, json_: bool, goes: bool = True) -> None:
     columns = ("letters", "in", "to") if goes else ("letters", "in")
     print_table(
         columns,
-        [(count, source, to or "nothing tells; give --to")[: len(columns)] for (source, to), count in _flows(planned)],
+        [(count, source, to or HOMELESS)[: len(columns)] for (source, to), count in _flows(planned)],
         empty="No such dead letters.",
     )
     if planned.letters:
         print()
-        print_table(GROUP_COLUMNS, group_rows(planned.groups), empty="")
+        print_groups(planned.groups)
 
 
 def _tell_plan(planned: "Plan", *, goes: bool) -> None:
     for (source, to), count in _flows(planned):
-        way = f" -> {to or 'nothing tells where; give --to'}" if goes else ""
+        way = f" -> {to or HOMELESS}" if goes else ""
         talk(printable(f"{count:>9,}  {source}{way}"))
     for group in planned.groups[:GROUPS_SHOWN]:
         talk(printable(f"{group.count:>9,}  {group.key}"))
@@ -245,8 +261,7 @@ def _print_report(report: "ReplayReport", *, json_: bool) -> None:
         before = dead_options.letters_said(report.sent_before)
         print(f"{before} had been sent before, by a replay that was cut short: deleted.")
     if report.homeless:
-        homeless = dead_options.letters_said(report.homeless)
-        print(f"{homeless} left: nothing tells where they belong, or that queue is not there; give --to QUEUE.")
+        print(f"{dead_options.letters_said(report.homeless)} {HOMELESS}.")
 
 
 def _document(report: "ReplayReport") -> dict[str, Any]:

@@ -1,10 +1,11 @@
 """Dead letters as JSON documents, and in words."""
 
+import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from penstock.cli.output import counted, moment, printable
+from penstock.cli.output import counted, moment, print_table, printable
 
 if TYPE_CHECKING:
     from penstock.app.dead_letters import Plan
@@ -74,6 +75,7 @@ def plan_document(plan: "Plan") -> dict[str, Any]:
     """What would be done."""
     return {
         "letters": plan.letters,
+        "left_without_queue": plan.homeless,
         "queues": [{"from": source, "to": to, "letters": count} for (source, to), count in plan.by_queue.items()],
         "groups": [group_document(group) for group in plan.groups],
         "others": plan.others,
@@ -103,11 +105,12 @@ def print_object(dead: "DeadObject", *, whose: str) -> None:
     print(f"    {printable(dead.row.reason or 'no reason was recorded')}")
 
 
-def group_rows(groups: "Sequence[Group]") -> list[tuple[object, ...]]:
-    """For a table; the error's second line is a reason, where the group goes by another name."""
-    return [
+def print_groups(groups: "Sequence[Group]", *, empty: str = "") -> None:
+    """A row each for programs; for people a paragraph, so that no name or id is broken by a narrow terminal. The second
+    line is a reason, where the group goes by another name."""
+    rows = [
         (
-            group.count,
+            f"{group.count:,}",
             group.key,
             "" if group.reason == group.key else group.reason,
             moment(group.first_at),
@@ -117,9 +120,15 @@ def group_rows(groups: "Sequence[Group]") -> list[tuple[object, ...]]:
         )
         for group in groups
     ]
-
-
-GROUP_COLUMNS = ("letters", "error", "such as", "first", "last", "queues", "example")
+    if not rows or not sys.stdout.isatty():
+        print_table(("letters", "error", "such as", "first", "last", "queues", "example"), rows, empty=empty)
+        return
+    for count, key, reason, first, last, queues, example in rows:
+        print(f"{count:>9}  {printable(key)}")
+        when = first if first == last else f"{first} to {last}"
+        for line in (reason and f"such as: {reason}", f"{when} in {queues}", f"for example {example}"):
+            if line:
+                print(f"{'':>9}  {printable(line)}")
 
 
 def text_of(value: str | bytes) -> str:

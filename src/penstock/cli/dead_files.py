@@ -2,7 +2,7 @@
 
 import sys
 from contextlib import closing
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -10,7 +10,10 @@ from penstock.cli import dead_options
 from penstock.cli.output import AppName, Json, Pipeline, StateFolder, Table, print_json, printable, talk
 from penstock.errors import UsageError
 
-STDOUT = "-"
+if TYPE_CHECKING:
+    from penstock.app.dead_files import Exported, Place
+
+STDOUT = "-"  # as in `penstock.app.dead_files`; not imported from there, to keep `--help` quick
 
 
 def export(
@@ -35,10 +38,12 @@ def export(
     remove: Annotated[
         bool, typer.Option("--remove", help="Delete them from their queues once the file is safe.")
     ] = False,
+    json_: Json = False,
 ) -> None:
     """Write dead letters as JSON lines, losing nothing: `penstock dead import` puts them back.
 
-    The file is there as a whole or not at all. Where --remove is cut short, run purge for the rest, or import the file.
+    The file is there as a whole or not at all; of no letters there is none. Where --remove is cut short, run purge for
+    the rest, or import the file.
     """
     from penstock.app import dead_files
     from penstock.app.dead_letters import opened_ledger
@@ -57,10 +62,13 @@ def export(
         ids=ids,
         limit=limit,
     )
+    dead_options.must_say_something({"--to": to})
     if remove and to == STDOUT:
         raise UsageError("Standard output keeps nothing: --remove needs a file, with --to FILE.")
+    if json_ and to == STDOUT:
+        raise UsageError("Standard output has the letters, a line of JSON each: --json is for --to FILE.")
     with view(dead_options.scope_of(table, state, pipeline, app_name)) as seen:
-        dead_options.say_hidden(seen)
+        dead_options.say_hidden(seen, asked)
         place = None if to == STDOUT else dead_files.place_of(to, seen.scope.aws)
         with (
             stoppable() as stop,
@@ -75,12 +83,11 @@ def export(
                 done = dead_files.export_to_file(
                     seen, asked, place, ledger=ledger, remove=remove, stopped=lambda: stop.requested, told=told
                 )
-    removed = f", and {done.removed:,} of them deleted from their queues" if remove else ""
-    where = "" if place is None else f" to {place.address}"
-    if not done.interrupted or done.letters:
-        talk(printable(f"{dead_options.letters_said(done.letters)} exported{where}{removed}."))
+    _report(done, place, json_=json_, remove=remove)
     if done.interrupted:
         raise dead_options.leave_interrupted(stop)
+    if dead_options.say_unmet(asked, done.ids_met, count=done.letters):
+        raise typer.Exit(UsageError.exit_code)
 
 
 def import_(
@@ -90,7 +97,10 @@ def import_(
     pipeline: Pipeline = None,
     app_name: AppName = None,
     queue: Annotated[
-        str | None, typer.Option("--queue", metavar="QUEUE", help="Put all of them here; default: where they lay.")
+        str | None,
+        typer.Option(
+            "--queue", metavar="QUEUE", help="Make all of them letters of this queue; default: where they lay."
+        ),
     ] = None,
     json_: Json = False,
 ) -> None:
@@ -101,7 +111,8 @@ def import_(
     from penstock.app.inspect import view
     from penstock.cli.leaving import stoppable
 
-    with view(dead_options.scope_of(table, state, pipeline, app_name)) as seen:
+    dead_options.must_say_something({"FILE": file, "--queue": queue})
+    with view(dead_options.scope_of(table, state, pipeline, app_name, make=True), make=True) as seen:
         place = dead_files.place_of(file, seen.scope.aws)
         with (
             stoppable() as stop,
@@ -112,7 +123,14 @@ def import_(
                 seen, place, queue=queue, ledger=ledger, stopped=lambda: stop.requested, told=told
             )
     if json_:
-        print_json({"imported": done.letters, "imported_before": done.before, "by_queue": done.by_queue})
+        print_json(
+            {
+                "imported": done.letters,
+                "imported_before": done.before,
+                "by_queue": done.by_queue,
+                "interrupted": done.interrupted,
+            }
+        )
     else:
         where = ", ".join(f"{name} {count:,}" for name, count in done.by_queue.items() if count)
         print(printable(f"{dead_options.letters_said(done.letters)} put back{f' ({where})' if where else ''}."))
@@ -120,3 +138,14 @@ def import_(
             print(f"{dead_options.letters_said(done.before)} were imported before.")
     if done.interrupted:
         raise dead_options.leave_interrupted(stop)
+
+
+def _report(done: "Exported", place: "Place | None", *, json_: bool, remove: bool) -> None:
+    file = place.address if place is not None and done.letters else None
+    if json_:
+        fields = {"exported": done.letters, "removed": done.removed, "file": file, "interrupted": done.interrupted}
+        print_json(fields)
+    elif not done.interrupted or done.letters:
+        removed = f", and {done.removed:,} of them deleted from their queues" if remove and done.letters else ""
+        where = "" if file is None else f" to {file}"
+        talk(printable(f"{dead_options.letters_said(done.letters)} exported{where}{removed}."))

@@ -14,12 +14,14 @@ if TYPE_CHECKING:
 def move_all(scope: "Scope", asked: "Asked", *, to: str | None, rate: float | None, yes: bool, json_: bool) -> None:
     """Ask, move, and report."""
     from penstock.app.dead_letters import letter_queues, opened_ledger
-    from penstock.app.dead_moving import move
+    from penstock.app.dead_moving import check_movable, move
     from penstock.app.inspect import view
     from penstock.cli.leaving import stoppable
 
     with view(scope) as seen:
+        check_movable(seen, asked, to=to)
         if not yes:
+            dead_options.must_be_told("replay")
             queues = letter_queues(seen, asked)
             about = sum(seen.broker.stats(queue).visible for queue in queues)
             if not dead_options.confirmed(f"Move all letters of {', '.join(queues)}, about {about:,}?"):

@@ -2,7 +2,7 @@
 
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -77,9 +77,8 @@ def asked_of(
     pairs = [pair.partition("=") for pair in attribute or ()]
     if wrong := next(("".join(pair) for pair in pairs if not (pair[0] and pair[1])), None):
         raise UsageError(f"--attribute {wrong} is no NAME=VALUE.")
-    for option, given in (("--error", error), ("--handler", handler)):
-        if given == "":
-            raise UsageError(f"{option} is empty: say what to look for, or leave the option out.")
+    given = {"--error": error, "--handler": handler, "--queue": queue, "--object": object_}
+    must_say_something({**given, "--id": next((id for id in ids or () if not id), None)})
     wanted = Wanted(
         handler=handler,
         error=error,
@@ -92,17 +91,38 @@ def asked_of(
     return Asked(queue=queue, tier=tier, wanted=wanted, limit=limit)
 
 
-def scope_of(table: str | None, state: str | None, pipeline: str | None, app_name: str | None) -> "Scope":
-    """Where to look, as everywhere."""
+def must_say_something(given: Mapping[str, str | None]) -> None:
+    """Raise `UsageError` for an option that is empty: in a script, mostly a variable that is."""
+    for option, text in given.items():
+        if text == "":
+            raise UsageError(f"{option} is empty: say what is meant, or leave the option out.")
+
+
+def scope_of(
+    table: str | None, state: str | None, pipeline: str | None, app_name: str | None, *, make: bool = False
+) -> "Scope":
+    """Where to look, as everywhere; what is to be made need not be there."""
     from penstock.app.scope import Asked, find_scope
 
-    return find_scope(Asked(table=table, state=state, pipeline=pipeline, app=app_name), here=Path.cwd())
+    return find_scope(Asked(table=table, state=state, pipeline=pipeline, app=app_name), here=Path.cwd(), make=make)
 
 
-def say_hidden(seen: "View") -> None:
-    """What a look costs where there is no other way."""
-    if not seen.broker.capabilities.browsable:
+def say_hidden(seen: "View", asked: "Asked") -> None:
+    """What a look costs where there is no other way. Raises `UsageError` where nobody knows where to look."""
+    from penstock.app.dead_letters import letter_queues
+
+    if not seen.broker.capabilities.browsable and letter_queues(seen, asked):
         talk(HIDDEN)
+
+
+def say_unmet(asked: "Asked", met: Set[str], *, count: int) -> bool:
+    """Which of the ids that were named are of none of the letters, of which so many were met; answers whether all are
+    so. Where the limit ended the search nobody knows."""
+    unmet = sorted(asked.wanted.ids - met)
+    if not unmet or (asked.limit is not None and count >= asked.limit):
+        return False
+    talk(printable(f"There is no such dead letter: {', '.join(unmet)}; `penstock dead list` shows those there are."))
+    return not met
 
 
 def must_be_told(verb: str) -> None:

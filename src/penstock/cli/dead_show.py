@@ -27,7 +27,9 @@ BODY_LINES_SHOWN, BODY_CHARS_SHOWN = 40, 4_000
 
 
 def show(
-    id_: Annotated[str, typer.Argument(metavar="ID", help="The letter's id, or the one it had in its own queue.")],
+    id_: Annotated[
+        str, typer.Argument(metavar="ID", help="The letter's id, or one it had in its queue, now or before.")
+    ],
     table: Table = None,
     state: StateFolder = None,
     pipeline: Pipeline = None,
@@ -42,9 +44,11 @@ def show(
     from penstock.app.dead_letters import Asked, story_of
     from penstock.app.inspect import view
 
+    dead_options.must_say_something({"ID": id_, "--queue": queue})
+    asked = Asked(queue=queue, tier=tier)
     with view(dead_options.scope_of(table, state, pipeline, app_name)) as seen:
-        dead_options.say_hidden(seen)
-        story = story_of(seen, Asked(queue=queue, tier=tier), id_)
+        dead_options.say_hidden(seen, asked)
+        story = story_of(seen, asked, id_)
     if story is None:
         raise UsageError(f"There is no dead letter {id_}; `penstock dead list` shows those there are.")
     if json_:
@@ -122,7 +126,8 @@ def _try_line(each: dict[str, Any]) -> str:
 
 def _past_line(each: dict[str, Any]) -> str:
     attempts = counted(each["attempts"], "attempt")
-    return f"{moment(each['last_failed_at'])}  after {attempts} in {each['queue']}: {each['reason']}"
+    where = f"as {each['message_id']} in {each['queue']}"
+    return f"{moment(each['last_failed_at'])}  after {attempts} {where}: {each['reason']}"
 
 
 def _object_line(each: dict[str, Any]) -> str:

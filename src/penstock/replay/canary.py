@@ -36,8 +36,13 @@ class Canary:
 class Fate:
     """What became of it, as a sentence, too."""
 
-    verdict: Literal["settled", "died", "unknown"]
+    verdict: Literal["settled", "died", "unknown", "not watched"]
     told: str
+
+
+def unwatched(canary: Canary) -> Fate:
+    """Of one whose turn to be watched never came: it was sent all the same."""
+    return Fate(verdict="not watched", told=f"it was sent to {canary.queue} and not watched any more")
 
 
 def watch(canary: Canary, broker: Broker, *, seconds: float, clock: Clock, stopped: Callable[[], bool]) -> Fate:

@@ -7,7 +7,7 @@ from penstock.errors import InvalidMessage
 from penstock.messaging.broker import conventional_source, listed_name, names_dead_letters
 from penstock.messaging.death import DEATH_ATTRIBUTE, set_aside_reason
 from penstock.messaging.message import Message
-from penstock.messaging.past import past_of
+from penstock.messaging.past import PAST_ATTRIBUTE, past_of
 from penstock.objects.notification import parse
 from penstock.replay.groups import NO_REASON, key_of
 from penstock.replay.letters import Letter
@@ -23,7 +23,7 @@ class Wanted:
     younger_than_seconds: float | None = None
     attributes: Mapping[str, str] = field(default_factory=dict)
     object_uri: str | None = None  # that the body, a notification, announces
-    ids: frozenset[str] = frozenset()  # its own, or the one it had in the queue it died in
+    ids: frozenset[str] = frozenset()  # its own, or one that it had in the queue it died in, now or before
 
     @property
     def asks_nothing(self) -> bool:
@@ -39,6 +39,10 @@ class Wanted:
             and (self.object_uri is None or self.object_uri in objects_of(message))
         )
 
+    def ids_met(self, letter: Letter) -> frozenset[str]:
+        """Those of the ids asked for that are this letter's, of any of its lives."""
+        return self.ids & ids_of(letter) if self.ids else self.ids
+
     def _is_of_age(self, age_seconds: float) -> bool:
         if self.older_than_seconds is not None and age_seconds < self.older_than_seconds:
             return False
@@ -50,7 +54,7 @@ class Wanted:
         if not self._may_have_died_so(letter):
             return False
         death = letter.death
-        if self.ids and letter.id not in self.ids and (death is None or death.message_id not in self.ids):
+        if self.ids and not self.ids_met(letter):
             return False
         if self.handler is not None and (death is None or death.handler != self.handler):
             return False
@@ -65,8 +69,10 @@ class Wanted:
         text = letter.message.attributes.get(DEATH_ATTRIBUTE)
         if not isinstance(text, str):
             return True
-        if self.ids and letter.id not in self.ids and not any(not _is_plain(id) or id in text for id in self.ids):
-            return False
+        if self.ids and letter.id not in self.ids:
+            texts = (text, _text(letter.message.attributes.get(PAST_ATTRIBUTE)) or "")
+            if not any(not _is_plain(id) or any(id in each for each in texts) for id in self.ids):
+                return False
         if self.handler is not None and _is_plain(self.handler) and self.handler not in text:
             return False
         if self.error is None or not _is_plain(self.error) or self.error == NO_REASON:
@@ -78,6 +84,13 @@ class Wanted:
 def _is_plain(text: str) -> bool:
     """Whether it stands in JSON as it is, and is no name of a group of reasons, which stands nowhere."""
     return text.isascii() and text.isprintable() and not set(text) & set('"\\<>')
+
+
+def ids_of(letter: Letter) -> frozenset[str]:
+    """Its own, the one it had in the queue it died in, and those of the lives before."""
+    death = letter.death
+    before = [each.message_id for each in past_of(letter.message.attributes)]
+    return frozenset({letter.id, *before, *([] if death is None else [death.message_id])})
 
 
 def objects_of(message: Message) -> frozenset[str]:

@@ -4,7 +4,6 @@ A body or attribute that is no text is written as base64, and says so.
 """
 
 import base64
-import binascii
 import hashlib
 import json
 from collections.abc import Mapping
@@ -18,7 +17,7 @@ from penstock.replay.letters import Letter
 
 FORMAT = 1  # of a line
 LINE_BYTES_MAX = 16 * 1024 * 1024
-_IMPORTED = "import:"  # where such a letter lies, as far as the record of replays is concerned
+_IMPORTED = "import"  # where such a letter lies, as far as the record of replays is concerned
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,11 +29,10 @@ class Kept:
     digest: str  # of the line: the same letter has the same
 
     def intent(self, queue: str) -> Replay:
-        """To put it into that queue: on record once, however often its file is imported."""
-        place = f"{_IMPORTED}{queue}"
+        """To put it into that queue: on record once, however often its file is imported, and to wherever."""
         return Replay(
-            replay_id=replay_id_of(place, self.digest),
-            letter_queue=place,
+            replay_id=replay_id_of(_IMPORTED, self.digest),
+            letter_queue=_IMPORTED,
             letter_id=self.digest,
             queue=queue,
             count=0,
@@ -67,15 +65,28 @@ def line_of(letter: Letter) -> bytes:
     return json.dumps(fields).encode("ascii") + b"\n"
 
 
-def read_line(line: bytes, *, number: int) -> Kept:
-    """Raises `UsageError`, naming the line, for one that no export wrote."""
+def read_line(line: bytes, *, number: int, file: str) -> Kept:
+    """Raises `UsageError`, naming file and line, for one that no export wrote."""
     try:
         fields = json.loads(line)
+        if not isinstance(fields, dict):
+            raise _Garbled("it is no JSON object")
         if fields["penstock_letter"] != FORMAT:
-            raise ValueError(f"its format is {fields['penstock_letter']!r}, known is {FORMAT}")
+            raise _Garbled(f"it is of another format than {FORMAT}")
         return Kept(queue=_text(fields["queue"]), message=_message(fields), digest=_digest(line))
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, binascii.Error) as error:
-        raise UsageError(f"Line {number:,} is no dead letter that was exported: {error!r}.") from error
+    except _Garbled as error:
+        why = str(error)
+    except KeyError as error:
+        why = f"it has no {error.args[0]}"
+    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError):
+        why = "it is no JSON"
+    except (ValueError, TypeError, AttributeError, OverflowError):
+        why = "a field of it holds something else than an export writes there"
+    raise UsageError(f"Line {number:,} of {file} is no dead letter that was exported: {why}.")
+
+
+class _Garbled(Exception):
+    """What is wrong, in words."""
 
 
 def _message(fields: Mapping[str, Any]) -> Message:
@@ -119,5 +130,5 @@ def _attributes(values: Mapping[str, Any]) -> Attributes:
 
 def _text(value: object) -> str:
     if not isinstance(value, str):
-        raise TypeError(f"{value!r:.40} is no text")
+        raise TypeError
     return value

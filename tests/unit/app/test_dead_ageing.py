@@ -97,7 +97,7 @@ def scene(tmp_path: Path) -> Scene:
 
 def lines(folder: Path, queue: str = FIRST) -> list[str]:
     found = [line for path in sorted((folder / queue).rglob("*.jsonl")) for line in path.read_bytes().splitlines()]
-    return [read_line(line, number=1).message.body.decode() for line in found]
+    return [read_line(line, number=1, file="letters").message.body.decode() for line in found]
 
 
 def test_letters_that_wait_long_are_told_once_a_day_while_they_do() -> None:
@@ -226,7 +226,7 @@ def test_a_file_holds_what_an_import_takes(scene: Scene, tmp_path: Path) -> None
     scene.clock.advance(960)
     scene.duty.once()
     (path,) = (tmp_path / FIRST).rglob("*.jsonl")
-    kept = read_line(path.read_bytes(), number=1)
+    kept = read_line(path.read_bytes(), number=1, file="letters")
     assert (kept.message.body, kept.message.group) == (b"\xff", "g")
     assert dict(kept.message.attributes) == {"raw": b"\x00", "text": "é"}
     assert json.loads(path.read_bytes())["queue"] == FIRST

@@ -74,7 +74,7 @@ def seen(tmp_path: Path) -> Iterator[View]:
 
 def broker_of(seen: View, broker: MemoryBroker) -> Any:
     seen.__dict__["broker"] = broker  # in the place of the one that would be opened
-    for queue in ("orders", "orders-dlq", "orders-dead"):
+    for queue in ("orders", "orders-dlq", "orders-dead", "other"):
         broker.send(queue, [Outgoing(body=b"1")])
     return broker
 

@@ -44,7 +44,12 @@ KNOWN = letter(
     handler="bill",
     fingerprint="bill|KeyError|shop.py:f",
     body=BODY,
-    attributes={"tenant": "7", "raw": b"\xff", SET_ASIDE_ATTRIBUTE: "replayed often"},
+    attributes={
+        **with_past(letter(message_id="earlier").message.attributes),
+        "tenant": "7",
+        "raw": b"\xff",
+        SET_ASIDE_ATTRIBUTE: "replayed often",
+    },
 )
 
 
@@ -70,6 +75,8 @@ KNOWN = letter(
         (Wanted(attributes={"nothing": ""}), False),
         (Wanted(ids=frozenset({"l"})), True),
         (Wanted(ids=frozenset({"m"})), True),
+        (Wanted(ids=frozenset({"earlier"})), True),
+        (Wanted(ids=frozenset({"ear"})), False),
         (Wanted(ids=frozenset({"x"})), False),
         (Wanted(object_uri="s3://landing/a b/c"), True),
         (Wanted(object_uri="s3://landing/a"), False),

@@ -31,7 +31,7 @@ def test_nothing_is_lost(queue: str, message: Message) -> None:
     assert line.endswith(b"\n")
     assert line.isascii()
     assert len(line.splitlines()) == 1
-    kept = read_line(line, number=1)
+    kept = read_line(line, number=1, file="letters")
     assert (kept.queue, kept.message) == (queue, message)
 
 
@@ -42,13 +42,13 @@ def test_text_is_text_and_what_is_none_says_so() -> None:
     assert fields["attributes"] == {"a": {"base64": "AA=="}, "b": '{"base64": "AA=="}'}
 
 
-def test_a_letter_has_one_intent_a_queue_whatever_surrounds_its_line() -> None:
+def test_a_letter_has_one_intent_whatever_surrounds_its_line_and_wherever_it_goes() -> None:
     line = line_of(Letter(queue="q", message=Message(id="l", body=b"1", enqueued_at=1.0)))
     other = line_of(Letter(queue="q", message=Message(id="m", body=b"1", enqueued_at=1.0)))
-    once, again = read_line(line, number=1), read_line(line.strip() + b"\r\n", number=7)
+    once, again = read_line(line, number=1, file="letters"), read_line(line.strip() + b"\r\n", number=7, file="letters")
     assert once.intent("q") == again.intent("q")
-    assert once.intent("q").replay_id != once.intent("elsewhere").replay_id
-    assert once.intent("q").replay_id != read_line(other, number=1).intent("q").replay_id
+    assert once.intent("q").replay_id == once.intent("elsewhere").replay_id
+    assert once.intent("q").replay_id != read_line(other, number=1, file="letters").intent("q").replay_id
     assert once.outgoing(once.intent("q")).deduplication_id == once.intent("q").replay_id
 
 
@@ -78,12 +78,12 @@ GOOD: dict[str, Any] = {
     ],
 )
 def test_a_line_that_is_no_letter_is_named(change: dict[str, Any]) -> None:
-    assert read_line(json.dumps(GOOD).encode(), number=1).queue == "q"
-    with pytest.raises(UsageError, match="Line 12 is no dead letter"):
-        read_line(json.dumps({**GOOD, **change}).encode(), number=12)
+    assert read_line(json.dumps(GOOD).encode(), number=1, file="letters").queue == "q"
+    with pytest.raises(UsageError, match="Line 12 of letters is no dead letter"):
+        read_line(json.dumps({**GOOD, **change}).encode(), number=12, file="letters")
 
 
 @pytest.mark.parametrize("line", [b"", b"{}", b"[]", b"1", b"\xff", b"[" * 100_000, b'{"penstock_letter": 1}'])
 def test_nor_is_anything_else(line: bytes) -> None:
-    with pytest.raises(UsageError, match="Line 1 is no dead letter"):
-        read_line(line, number=1)
+    with pytest.raises(UsageError, match="Line 1 of letters is no dead letter"):
+        read_line(line, number=1, file="letters")
