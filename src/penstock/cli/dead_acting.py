@@ -1,13 +1,13 @@
 """`penstock dead replay` and `purge`: sending dead letters back, and deleting them."""
 
 from contextlib import closing
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from penstock.cli import dead_options
-from penstock.cli.dead_documents import plan_document, print_groups
 from penstock.cli.dead_moving import move_all
+from penstock.cli.dead_reports import print_plan, print_report, tell_plan
 from penstock.cli.exits import CHECK_FOUND_PROBLEMS, FAILED, TEMPORARY_FAILURE
 from penstock.cli.output import (
     AppName,
@@ -16,18 +16,14 @@ from penstock.cli.output import (
     StateFolder,
     Table,
     print_json,
-    print_table,
     printable,
     talk,
 )
 from penstock.errors import UsageError
 
 if TYPE_CHECKING:
-    from penstock.app.dead_acting import ReplayReport
     from penstock.app.dead_letters import Asked, Plan
 
-GROUPS_SHOWN = 10  # of a plan
-HOMELESS = "left: nothing tells where they belong, or that queue is not there; give --to QUEUE"
 CANARY_SECONDS = 300.0  # as in `penstock.app.dead_acting`; not imported from there, to keep `--help` quick
 
 
@@ -107,7 +103,7 @@ def replay(
             total = planned.letters - planned.homeless
             _must_meet(asked, planned)
             if dry_run:
-                _print_plan(planned, json_=json_)
+                print_plan(planned, json_=json_)
                 return
             if not _agreed(planned, total):
                 raise dead_options.declined("sent")
@@ -122,7 +118,7 @@ def replay(
                 seen, asked, how, ledger=ledger, stopped=lambda: stop.requested, told=told, probe=probe
             )
             report = replaying.run(say=lambda text: talk(printable(text)))
-    _print_report(report, json_=json_)
+    print_report(report, json_=json_)
     if report.outcome == "interrupted":
         raise dead_options.leave_interrupted(stop)
     if report.outcome != "done":
@@ -185,7 +181,7 @@ def purge(
             total = planned.letters
             _must_meet(asked, planned)
             if dry_run:
-                _print_plan(planned, json_=json_, goes=False)
+                print_plan(planned, json_=json_, goes=False)
                 return
             if not _agreed_to_delete(planned):
                 raise dead_options.declined("deleted")
@@ -213,63 +209,12 @@ def _must_meet(asked: "Asked", planned: "Plan") -> None:
 
 def _agreed(planned: "Plan", total: int) -> bool:
     """Where there is nothing to do nobody is asked."""
-    _tell_plan(planned, goes=True)
+    tell_plan(planned, goes=True)
     return not total or dead_options.confirmed(f"Send {dead_options.letters_said(total)} back?")
 
 
 def _agreed_to_delete(planned: "Plan") -> bool:
-    _tell_plan(planned, goes=False)
+    tell_plan(planned, goes=False)
     return not planned.letters or dead_options.confirmed(
         f"Delete {dead_options.letters_said(planned.letters)} for good?", typed=str(planned.letters)
     )
-
-
-def _print_plan(planned: "Plan", *, json_: bool, goes: bool = True) -> None:
-    if json_:
-        print_json(plan_document(planned))
-        return
-    columns = ("letters", "in", "to") if goes else ("letters", "in")
-    print_table(
-        columns,
-        [(count, source, to or HOMELESS)[: len(columns)] for (source, to), count in _flows(planned)],
-        empty="No such dead letters.",
-    )
-    if planned.letters:
-        print()
-        print_groups(planned.groups)
-
-
-def _tell_plan(planned: "Plan", *, goes: bool) -> None:
-    for (source, to), count in _flows(planned):
-        way = f" -> {to or HOMELESS}" if goes else ""
-        talk(printable(f"{count:>9,}  {source}{way}"))
-    for group in planned.groups[:GROUPS_SHOWN]:
-        talk(printable(f"{group.count:>9,}  {group.key}"))
-
-
-def _flows(planned: "Plan") -> list[tuple[tuple[str, str | None], int]]:
-    return sorted(planned.by_queue.items(), key=lambda flow: -flow[1])
-
-
-def _print_report(report: "ReplayReport", *, json_: bool) -> None:
-    if json_:
-        print_json(_document(report))
-        return
-    where = ", ".join(f"{queue} {count:,}" for queue, count in report.by_queue.items())
-    print(printable(f"{dead_options.letters_said(report.sent)} sent back{f' ({where})' if where else ''}."))
-    if report.sent_before:
-        before = dead_options.letters_said(report.sent_before)
-        print(f"{before} had been sent before, by a replay that was cut short: deleted.")
-    if report.homeless:
-        print(f"{dead_options.letters_said(report.homeless)} {HOMELESS}.")
-
-
-def _document(report: "ReplayReport") -> dict[str, Any]:
-    return {
-        "sent": report.sent,
-        "sent_before": report.sent_before,
-        "left_without_queue": report.homeless,
-        "by_queue": report.by_queue,
-        "canaries": [{"verdict": fate.verdict, "told": fate.told} for fate in report.fates],
-        "outcome": report.outcome,
-    }

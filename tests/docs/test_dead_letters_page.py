@@ -1,0 +1,41 @@
+"""What the verbs for dead letters print as JSON is written down, field by field."""
+
+import dataclasses
+import re
+from collections.abc import Collection
+from pathlib import Path
+from typing import get_args, get_type_hints
+
+import pytest
+
+from penstock.app.dead_acting import ReplayReport
+from penstock.app.dead_letters import Plan
+from penstock.cli.dead_documents import plan_document
+from penstock.cli.dead_reports import replay_document
+from penstock.ledger.audits import AuditRow
+from penstock.replay.canary import Fate
+from penstock.replay.groups import Group
+
+PAGE = (Path(__file__).parents[2] / "docs" / "dead-letters.md").read_text(encoding="utf-8")
+PLAN = Plan(letters=0, by_queue={}, groups=(), others=0, ids_met=frozenset())
+
+
+def row(verb: str) -> str:
+    """What the table says of it."""
+    (found,) = re.findall(rf"^\| (?:{verb}) \| (.*) \|$", PAGE, re.MULTILINE)
+    return str(found)
+
+
+@pytest.mark.parametrize(
+    ("verb", "fields"),
+    [
+        ("each group", [field.name for field in dataclasses.fields(Group)]),
+        ("`audit`", [field.name for field in dataclasses.fields(AuditRow)]),
+        ("`dead replay --dry-run`, `dead purge --dry-run`", plan_document(PLAN)),
+        ("`dead replay`", replay_document(ReplayReport())),
+        ("`dead replay`", get_args(get_type_hints(Fate)["verdict"])),
+        ("`dead replay`", get_args(get_type_hints(ReplayReport)["outcome"])),
+    ],
+)
+def test_every_field_is_written_down(verb: str, fields: Collection[str]) -> None:
+    assert [name for name in fields if f"`{name}`" not in row(verb)] == []
