@@ -11,7 +11,7 @@ from penstock.ledger.records import Failure
 from penstock.ledger.schema import metadata
 from penstock.ledger.work_records import WorkBegun, WorkDone
 
-SINCE_0001 = {"works", "tellings", "archives", "archived_objects", "progress", "reconciliations"}
+SINCE_0001 = {"works", "tellings", "archives", "archived_objects", "progress", "reconciliations", "replays", "audit"}
 COLUMNS_SINCE_0001 = {"spark_ui_url"}
 
 
