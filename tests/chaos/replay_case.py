@@ -12,6 +12,7 @@ import sqlite3
 import subprocess
 import sys
 import time
+from bisect import bisect
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
@@ -29,6 +30,7 @@ ALWAYS = 99  # so many lives are not enough
 DEATH_SECONDS = 60.0  # within which a replayer comes to the step that kills it
 FEED_SECONDS = 5.0  # after which it is given more letters to come to it
 END_SECONDS = 240.0
+LOOK_SECONDS = 0.2
 MOMENT_SECONDS = 0.8  # in which a replayer is killed at random, from its start on
 QUEUES = ("jobs", "once")
 FIRST_TIERS = tuple(f"{queue}-dlq" for queue in QUEUES)
@@ -53,23 +55,24 @@ def note(statement, *values):
         book.execute(statement, values)
 
 
-@app.handler(Queue("jobs", dict), max_attempts=1)
+@app.handler(Queue("jobs", dict), max_attempts=1, breaker_failures=0)
 def jobs(body, ctx):
     attributes = ctx.message.attributes
     count, replay = attributes.get("sqs-dlq-replay-nb"), attributes.get("penstock-replay-id")
-    note("INSERT OR IGNORE INTO arrivals VALUES (?, ?, ?, ?)", ctx.message.id, body["id"], count, replay)
+    sent_at = ctx.message.enqueued_at
+    note("INSERT OR IGNORE INTO arrivals VALUES (?, ?, ?, ?, ?)", ctx.message.id, body["id"], count, replay, sent_at)
     if int(count) <= body["lives"]:
         raise RuntimeError("not in this life")
     note("INSERT OR IGNORE INTO effects VALUES (?)", body["id"])
 
 
-@app.handler(Queue("once", dict), max_attempts=1, idempotency=lambda body: body["id"])
+@app.handler(Queue("once", dict), max_attempts=1, breaker_failures=0, idempotency=lambda body: body["id"])
 def once(body, ctx):
     note("INSERT INTO effects_once VALUES (?)", body["id"])
 '''
 _BOOK = """
 PRAGMA journal_mode = WAL;
-CREATE TABLE arrivals (message TEXT PRIMARY KEY, id TEXT, count TEXT, replay TEXT);
+CREATE TABLE arrivals (message TEXT PRIMARY KEY, id TEXT, count TEXT, replay TEXT, sent_at REAL);
 CREATE TABLE effects (id TEXT PRIMARY KEY);
 CREATE TABLE effects_once (id TEXT);
 """
@@ -130,6 +133,7 @@ class ReplayCase:
         self._letters: dict[str, int] = {}  # lives that each one of `jobs` needs, by its id
         self._once: set[str] = set()
         self._kills = 0
+        self._starts: list[float] = []  # epoch seconds, of each replayer
         self._fed_at = 0.0  # monotonic
 
     # --- what happens
@@ -153,7 +157,10 @@ class ReplayCase:
     def finish(self) -> Verdict:
         """A replayer that lives until nothing is left to do; then all that is promised is checked."""
         self._start()
-        wait_for(self._quiet, "nothing is left to do", within=END_SECONDS)
+        ends_at = time.monotonic() + END_SECONDS
+        while left := self._left():
+            assert time.monotonic() < ends_at, f"this is left after {END_SECONDS:.0f} s: {left}"
+            let_pass(LOOK_SECONDS)
         self._end()
         return self._judge()
 
@@ -177,6 +184,7 @@ class ReplayCase:
 
     def _start(self, *, kill_at: str | None = None) -> None:
         environment = {**self._fleet.environment, **({"PENSTOCK_KILL_AT": kill_at} if kill_at else {})}
+        self._starts.append(time.time())
         with self._log.open("wb") as log:
             self._replayer = subprocess.Popen(
                 [sys.executable, "-m", "penstock", "replayer", "fleet_app:app"],
@@ -217,16 +225,22 @@ class ReplayCase:
 
     # --- the oracle
 
-    def _quiet(self) -> bool:
-        if any(self._bodies(queue) for queue in (*FIRST_TIERS, *QUEUES)):
-            return False
+    def _left(self) -> Mapping[str, object]:
+        """What is still to be done."""
+        waiting = {queue: len(self._bodies(queue)) for queue in (*FIRST_TIERS, *QUEUES)}
         for_people = {id for id, lives in self._letters.items() if lives == ALWAYS}
         done = set(self._asked("SELECT id FROM effects UNION ALL SELECT id FROM effects_once"))
         told = {_id(body) for body in self._bodies("jobs-dead")}
-        return done >= (self._letters.keys() - for_people) | self._once and told >= for_people
+        left: Mapping[str, object] = {
+            **waiting,
+            "without an effect": sorted((self._letters.keys() - for_people | self._once) - done),
+            "not in the second tier": sorted(for_people - told),
+        }
+        return {what: value for what, value in left.items() if value}
 
     def _judge(self) -> Verdict:
         self._check_effects()
+        self._check_senders()
         sent = self._replays()
         doubles = {id: sum(times - 1 for times in of_one.values()) for id, of_one in sent.items()}
         aside = Counter(_id(body) for body in self._bodies("jobs-dead"))
@@ -253,6 +267,15 @@ class ReplayCase:
         works = {id for id, lives in self._letters.items() if lives != ALWAYS}
         assert set(self._asked("SELECT id FROM effects")) == works
         assert Counter(self._asked("SELECT id FROM effects_once")) == Counter(self._once), "not once each"
+
+    def _check_senders(self) -> None:
+        """A replayer sends a replay once in its life. So each one that arrives again had its death before it."""
+        senders: dict[str, list[int]] = {}
+        with closing(sqlite3.connect(self.book, timeout=60)) as book:
+            for replay, sent_at in book.execute("SELECT replay, sent_at FROM arrivals"):
+                senders.setdefault(replay, []).append(bisect(self._starts, sent_at))
+        twice = [replay for replay, numbers in senders.items() if len(set(numbers)) < len(numbers)]
+        assert twice == [], f"{len(twice)} replays were sent twice by one replayer"
 
     def _replays(self) -> Mapping[str, Counter[str]]:
         """How many messages each replay came to, by the letter's id in its body and the replay's."""
