@@ -279,7 +279,7 @@ def test_tables_that_are_taken_back_by_processes_that_die_are_taken_back(server:
                 deaths += 1
             finally:
                 revisions.close()
-    assert deaths == 5, "a column and four tables"
+    assert deaths == 7, "a column and six tables"
     assert revision_at(url) == "0003"
     Ledger.open(url).close()
 

@@ -223,7 +223,7 @@ def test_a_snapshot_that_is_older_than_the_first_is_never_told_that_the_message_
     app: App, user_database: UserDatabase, level: str
 ) -> None:
     if user_database.kind == "sqlite":
-        pytest.skip("SQLite has one level")
+        pytest.skip("not applicable: SQLite has one level")
     with user_database.engine(isolation_level=level) as engine, engine.connect() as second:
         second.execute(text("SELECT count(*) FROM effects")).one()  # the snapshot is taken
         with engine.begin() as first:

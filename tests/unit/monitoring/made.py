@@ -5,7 +5,7 @@ import inspect
 import io
 import json
 from collections.abc import Iterator, Mapping
-from typing import Any, get_type_hints
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from hypothesis import strategies as st
 
@@ -52,6 +52,8 @@ def made(kind: type[Event]) -> st.SearchStrategy[Event]:
 
 
 def _strategy(name: str, hint: Any) -> st.SearchStrategy[Any]:
+    if get_origin(hint) is Literal:
+        return st.sampled_from(get_args(hint))
     strategy = _STRATEGIES[hint]
     return strategy | st.sampled_from(_WORDS[name]) if name in _WORDS else strategy
 
