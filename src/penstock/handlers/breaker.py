@@ -20,6 +20,7 @@ PAUSE_BASE_SECONDS = 1.0
 FAILURES_DEFAULT = 10
 PAUSE_SECONDS_MAX_DEFAULT = 30.0
 FINGERPRINTS_MAX = 16  # that are counted at once; the ones met longest ago are forgotten
+AWAY_SECONDS_MAX = 300.0  # for which one message may stay away beyond the pause
 KIN_MIN = 2  # executions: so many failing in another way, since the last success, belong to the same outage
 
 Groups = tuple[frozenset[str], ...]  # the message ids of executions that have no message in common
@@ -156,11 +157,14 @@ def is_probe(state: Open, receipts: frozenset[str]) -> bool:
     return state.probe is not None and not state.probe.isdisjoint(receipts)
 
 
-def delay_seconds(state: State, *, policy: BreakerPolicy, now: float, random: Random) -> float:
-    """How long what was excused stays away: somewhat beyond the pause, so that another message is the next probe."""
+def delay_seconds(state: State, *, policy: BreakerPolicy, now: float, random: Random, tries: int = 1) -> float:
+    """How long what was excused stays away: somewhat beyond the pause, so that another message is the next probe; and
+    twice as long with each of its ``tries``, or a few that always fail, at the head of their queue, would be the probe
+    in turns and those behind them never."""
     rest_seconds = max(state.until - now, 0.0) if isinstance(state, Open) else 0.0
     probes = state.probes if isinstance(state, Open) else 0
-    return rest_seconds + policy.ceiling_seconds(probes) * (1.0 + random()) / 2.0
+    away_seconds = policy.ceiling_seconds(probes) * 2.0 ** (min(max(tries, 1), 16) - 1)
+    return rest_seconds + min(away_seconds, AWAY_SECONDS_MAX) * (1.0 + random()) / 2.0
 
 
 class Tried:
@@ -174,14 +178,21 @@ class Tried:
     def __init__(self, *, messages_max: int = 10_000) -> None:
         self._messages_max = messages_max
         self._passed_at: dict[str, int | None] = {}  # by message id: how many there were when it was passed over
+        self._tries: dict[str, int] = {}  # of the same
 
     def add(self, message_ids: frozenset[str]) -> None:
         """These were tried, in vain."""
         for message_id in message_ids:
             self._passed_at.pop(message_id, None)
             self._passed_at[message_id] = None
+            self._tries[message_id] = self._tries.get(message_id, 0) + 1
         while len(self._passed_at) > self._messages_max:
-            del self._passed_at[next(iter(self._passed_at))]
+            oldest = next(iter(self._passed_at))
+            del self._passed_at[oldest], self._tries[oldest]
+
+    def tries(self, message_ids: frozenset[str]) -> int:
+        """How often one of these was tried, at most; 0: none was."""
+        return max((self._tries.get(message_id, 0) for message_id in message_ids), default=0)
 
     def passes_over(self, message_id: str) -> bool:
         """Whether to look for another message first."""

@@ -99,7 +99,7 @@ class LineBreaker:
                 return 0.0
             tried = any(self._tried.passes_over(delivery.message.id) for delivery in party.deliveries)
             # Where each look costs an attempt the broker's order has to do: it is no order, or nearly none.
-            return self._delay_seconds() if tried and self._refunds else None
+            return self._delay_seconds(party.message_ids) if tried and self._refunds else None
 
     def spares(self, delivery: Delivery) -> bool:
         """Whether its attempts may have gone to an outage, so that their number says nothing."""
@@ -134,7 +134,7 @@ class LineBreaker:
             self._become(verdict.state)
             if verdict.excused:
                 self._tried.add(fault.message_ids)
-                delay_seconds = self._delay_seconds()
+                delay_seconds = self._delay_seconds(party.message_ids)
         self._tell(before, verdict.state)
         return delay_seconds
 
@@ -165,9 +165,14 @@ class LineBreaker:
                 self._tried.add(message_ids)
         self._state = after
 
-    def _delay_seconds(self) -> float:
-        now = self._clock.monotonic()
-        return breaker.delay_seconds(self._state, policy=self._policy, now=now, random=self._random)
+    def _delay_seconds(self, message_ids: frozenset[str]) -> float:
+        return breaker.delay_seconds(
+            self._state,
+            policy=self._policy,
+            now=self._clock.monotonic(),
+            random=self._random,
+            tries=self._tried.tries(message_ids),
+        )
 
     def _tell(self, before: State, after: State) -> None:
         again = isinstance(before, Open) and isinstance(after, Open) and before.fingerprint != after.fingerprint

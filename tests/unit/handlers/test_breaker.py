@@ -180,6 +180,16 @@ def test_what_was_excused_stays_away_longer_than_the_pause() -> None:
     assert 0.5 <= breaker.delay_seconds(CALM, policy=POLICY, now=NOW, random=lambda: 0.0) <= 1.0
 
 
+def test_what_was_excused_again_and_again_stays_away_longer_each_time() -> None:
+    state = opened()
+    away = [
+        breaker.delay_seconds(state, policy=POLICY, now=state.until, random=lambda: 0.0, tries=tries)
+        for tries in range(1, 30)
+    ]
+    assert away[:4] == [0.5, 1.0, 2.0, 4.0]
+    assert away[-1] == breaker.AWAY_SECONDS_MAX / 2
+
+
 def test_what_is_remembered_is_bounded() -> None:
     state = after(*[fault(number, fingerprint=f"kind {number}") for number in range(100)])
     assert len(state.streaks) == breaker.FINGERPRINTS_MAX
@@ -198,6 +208,14 @@ def test_a_tried_message_is_passed_over_while_others_are_found() -> None:
     assert tried.passes_over("m1"), "another one was found since"
     assert not tried.passes_over("m1"), "and now none was"
     assert tried.passes_over("m2")
+
+
+def test_tries_are_counted_by_message() -> None:
+    tried = Tried()
+    for _ in range(3):
+        tried.add(frozenset({"m1", "m2"}))
+    tried.add(frozenset({"m1"}))
+    assert [tried.tries(frozenset(ids)) for ids in ({"m1"}, {"m2"}, {"m1", "m2"}, {"m3"}, ())] == [4, 3, 4, 0, 0]
 
 
 def test_how_many_tried_messages_are_remembered_is_bounded() -> None:

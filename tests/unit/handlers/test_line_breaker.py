@@ -262,6 +262,21 @@ def test_a_probe_that_was_tried_is_passed_over_for_another() -> None:
     assert desk.called.count("m0") == 2, "there is no other, it seems"
 
 
+@pytest.mark.parametrize("refunds", [True, False])
+def test_messages_that_always_fail_make_way_for_those_behind_them(refunds: bool) -> None:
+    desk = Desk(refunds=refunds, max_attempts=50)
+    desk.open()
+    away: list[float] = []
+    for attempt in range(2, 10):
+        desk.wait()
+        end = desk.end_of(delivery(0, attempt=attempt))
+        if desk.breaker.admits() == 1:  # passed over: it was tried, and there is no other
+            end = desk.end_of(delivery(0, attempt=attempt))
+        assert isinstance(end, Release)
+        away.append(end.delay_seconds)
+    assert away[-1] > 60 > away[0], "it would be the probe for ever"
+
+
 def test_where_nothing_can_be_given_back_the_attempts_of_an_outage_do_not_kill() -> None:
     desk = Desk(refunds=False)
     desk.open()
