@@ -61,8 +61,8 @@ def tiers_to_serve(app: "App", queues: Iterable[str] | None = None) -> Sequence[
     `UsageError` for a queue that the app has no handler for and the broker does not know of."""
     check_shared(app.settings)
     names = replayed_queues(app, queues)
-    for name in names:
-        if name not in _handled(app):
+    if app.broker.capabilities.creates_queues:  # else `check_tiers` says what is not there
+        for name in set(names).difference(_handled(app)):
             check_known(app.broker, name)
     tiers = first_tiers(app, names)
     if not tiers:
