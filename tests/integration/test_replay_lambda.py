@@ -14,6 +14,7 @@ from tests.integration.lambda_mapping import SourceMapping, record
 from tests.integration.sqs_scene import Scene, bodies, scene, take, take_later
 from tests.services.aws_server import REGION, AwsServer
 
+from penstock.app.queues import messages_in
 from penstock.app.replay_lambda import ReplayFunction
 from penstock.brokers.sqs import SqsBroker
 from penstock.brokers.sqs.api import Api
@@ -276,7 +277,7 @@ def test_what_is_on_record_as_sent_is_only_deleted(recorded: Stage) -> None:
     with pytest.raises(RuntimeError):
         recorded.run(probe=crash)
     heard: list[Event] = []
-    while recorded.broker.stats("q-dlq").visible or recorded.broker.stats("q-dlq").in_flight:
+    while messages_in(recorded.broker, "q-dlq"):  # in one look: it becomes visible between two
         recorded.run(listen=heard.append)
     assert [each.result for each in heard if isinstance(each, DeadReplayed)] == ["already_sent"]
     assert bodies(recorded.waiting()) == ["once"]
