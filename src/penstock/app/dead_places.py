@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from penstock.app.inspect import View
+from penstock.app.queues import tiers
 from penstock.errors import UsageError
 from penstock.messaging.broker import Broker, listed_name, names_dead_letters, names_second_tier
 
@@ -23,15 +24,15 @@ def tiers_asked(seen: View, queue: str | None) -> Mapping[str, str]:
         return _tiers_of_all(broker, seen.queues)
     known = set(broker.queue_names())
     if queue is None:
-        tiers = {name: _tier_by_name(name) for name in sorted(known) if names_dead_letters(name)}
-        tiers |= {n: t for n, t in _tiers_of_all(broker, sorted(known - tiers.keys())).items() if n not in tiers}
+        found = {name: _tier_by_name(name) for name in sorted(known) if names_dead_letters(name)}
+        found |= {n: t for n, t in _tiers_of_all(broker, sorted(known - found.keys())).items() if n not in found}
     else:
         named = listed_name(queue)
         held = _held(seen, named)
-        tiers = {named: held[named]} if named in held else _tiers_of_all(broker, [queue])
-        if not known & {named, *map(listed_name, tiers)}:
+        found = {named: held[named]} if named in held else _tiers_of_all(broker, [queue])
+        if not known & {named, *map(listed_name, found)}:
             raise UsageError(f"There is no queue {named}; queues there are: {', '.join(sorted(known)) or 'none'}.")
-    return {name: tier for name, tier in tiers.items() if listed_name(name) in known}
+    return {name: tier for name, tier in found.items() if listed_name(name) in known}
 
 
 def holds_letters(seen: View, queue: str) -> bool:
@@ -64,8 +65,7 @@ def check_destination(seen: View, queue: str) -> None:
 
 def tiers_of(broker: Broker, queue: str) -> dict[str, str]:
     """Both of a queue. One that is its own next has no second."""
-    first = broker.dead_letter_queue(queue)
-    second = broker.dead_letter_queue(first)
+    first, second = tiers(broker, queue)
     return {first: FIRST} if second == first else {first: FIRST, second: SECOND}
 
 
@@ -79,10 +79,10 @@ def _held(seen: View, named: str) -> Mapping[str, str]:
 
 def _tiers_of_all(broker: Broker, queues: Sequence[str]) -> dict[str, str]:
     """Where letters of these queues lie; one that holds letters itself is meant alone."""
-    tiers: dict[str, str] = {}
+    found: dict[str, str] = {}
     for queue in queues:
-        tiers |= {queue: _tier_by_name(queue)} if names_dead_letters(listed_name(queue)) else tiers_of(broker, queue)
-    return tiers
+        found |= {queue: _tier_by_name(queue)} if names_dead_letters(listed_name(queue)) else tiers_of(broker, queue)
+    return found
 
 
 def _tier_by_name(queue: str) -> str:

@@ -174,7 +174,8 @@ def _check_named(broker: Broker, settings: Settings, *, known: set[str]) -> None
             raise ConfigurationError(
                 f"The setting replay_queues.{queue} names a queue of dead letters; name the queue whose they are."
             )
-        if listed_name(queue) not in broker.queue_names():
+        # On SQS a worker may not list queues, and there may be other apps' in the same settings.
+        if broker.capabilities.creates_queues and queue not in broker.queue_names():
             raise ConfigurationError(
                 f"The setting replay_queues.{queue} names no queue: the app has none of that name, nor has the broker."
             )
