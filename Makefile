@@ -32,7 +32,8 @@ bench: ## The benchmarks whose figures the README quotes, in environments of the
 	@.venv-bench/bin/python -m benchmarks
 
 docs: setup ## Write the tables of docs/ anew that are made from the code
-	@$(VENV)/bin/python scripts/broker_table.py
+	@$(VENV)/bin/python -m scripts.broker_table
+	@$(VENV)/bin/python -m scripts.ages_table
 
 check: ## As CI does it: make test, in which a test skipped for a missing service is a failed one
 	@CI=true $(MAKE) --no-print-directory test
@@ -51,4 +52,4 @@ clean: ## Remove the environments, caches and reports
 	@rm -rf $(VENV) $(VENV).lock .venv-spark40 .venv-spark40.lock build dist
 	@rm -rf .venv-bench .venv-bench.lock .venv-bench-older .venv-bench-older.lock
 	@rm -rf .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
-	@find src tests scripts -name __pycache__ -type d -prune -exec rm -rf {} +
+	@find src tests scripts benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +

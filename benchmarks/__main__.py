@@ -1,9 +1,22 @@
-"""`make bench`: every benchmark with its defaults, one after another, each in a process of its own."""
+"""`make bench`: these benchmarks with their defaults, one after another, each in a process of its own."""
 
 import subprocess
 import sys
 
-BENCHMARKS = ("chain", "s3", "reader", "broker", "worker", "ledger", "dead_letters", "redis", "sqs")
+BENCHMARKS = (
+    "chain",
+    "s3",
+    "reader",
+    "broker",
+    "worker",
+    "ledger",
+    "dead_letters",
+    "metrics",
+    "monitor",
+    "traces",
+    "redis",
+    "sqs",
+)
 
 
 def main() -> int:

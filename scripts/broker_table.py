@@ -1,15 +1,14 @@
 """Write the table of what brokers can do into docs/brokers.md, from what each says of itself.
 
-Usage: python scripts/broker_table.py [--check]
-
-With --check nothing is written; exit code 1 tells that the table is stale. `make docs` writes it.
+Usage: python -m scripts.broker_table, which `make docs` does.
 """
 
 import dataclasses
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
+
+from scripts.made_tables import DOCS, rewritten
 
 from penstock.brokers.memory import MemoryBroker
 from penstock.brokers.redis_streams import RedisStreamsBroker
@@ -18,8 +17,7 @@ from penstock.brokers.sqs import SqsBroker
 from penstock.messaging.broker import Broker, Capabilities
 from penstock.storage.aws import Aws
 
-PAGE = Path(__file__).resolve().parent.parent / "docs" / "brokers.md"
-BEGIN, END = "[//]: # (made by scripts/broker_table.py)\n\n", "\n[//]: # (end)\n"
+PAGE = DOCS / "brokers.md"
 ROWS = {
     "delay_seconds_max": "the longest delay of a message",
     "hold_seconds_max": "the longest delay of a message that is released",
@@ -39,16 +37,12 @@ ROWS = {
     "looks_cost": "asking an empty queue has its price",
     "settle_batch": "acks worth waiting for, to end them in one request",
     "settle_linger_seconds": "how long an ack may wait for others",
+    "system": "what traces call it",
 }
 
 
-def main() -> int:
-    page = PAGE.read_text(encoding="utf-8")
-    made = written(page, capabilities())
-    if "--check" in sys.argv:
-        return int(made != page)
-    PAGE.write_text(made, encoding="utf-8")
-    return 0
+def main() -> None:
+    PAGE.write_text(written(PAGE.read_text(encoding="utf-8"), capabilities()), encoding="utf-8")
 
 
 def capabilities() -> Mapping[str, Capabilities]:
@@ -68,11 +62,7 @@ def capabilities() -> Mapping[str, Capabilities]:
 
 def written(page: str, found: Mapping[str, Capabilities]) -> str:
     """The page with its table made anew."""
-    before, begin, rest = page.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not (begin and end):
-        raise SystemExit(f"{PAGE} has lost the marks that the table stands between")
-    return f"{before}{BEGIN}{table(found)}{END}{after}"
+    return rewritten(page, script="broker_table", table=table(found))
 
 
 def table(found: Mapping[str, Capabilities]) -> str:
@@ -86,6 +76,8 @@ def table(found: Mapping[str, Capabilities]) -> str:
 def _cell(name: str, value: object) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
+    if isinstance(value, str):
+        return f"`{value}`"
     assert isinstance(value, int | float)
     if name == "settle_linger_seconds":
         return f"{value:g} s"
@@ -100,4 +92,4 @@ def _cell(name: str, value: object) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -18,13 +18,14 @@ repository=$(cd "$(dirname "$0")/.." && pwd)
 python=$("${PYTHON:-python3}" -c 'import os, sys; print(os.path.realpath(sys._base_executable))')
 machine=$(mktemp -d)
 [ "${KEEP:-}" ] && echo "machine: $machine" >&2 || trap 'rm -rf "$machine"' EXIT
-mkdir "$machine/home" "$machine/tmp" "$machine/bin"
+mkdir "$machine/home" "$machine/bin"
 
 # The everyday tools: what a shell, git, make and Spark's start script call, and what tests start. Not java, whatever else
 # is beside it.
 for tool in as awk basename bash cat chmod cp cut date dirname env expr find gcc getconf git grep head id jq ld ln ls make \
-  mariadb-install-db mariadbd mkdir mktemp mv node nohup npm openssl ps pwd readlink redis-server rm rmdir sed setsid sh sleep sort tail tee timeout \
-  touch tr uname unshare wc which xargs; do
+  mariadb-install-db mariadbd mkdir mktemp mv node nohup npm openssl prometheus promtool ps pwd readlink \
+  redis-server rm rmdir sed setsid sh sleep sort systemd-analyze tail tee timeout touch tr uname unshare wc which \
+  xargs; do
   if found=$(command -v "$tool") && [ -x "$found" ]; then
     ln -s "$found" "$machine/bin/$tool"
   fi
@@ -47,6 +48,6 @@ git clone --quiet "$repository" "$machine/penstock"
 cd "$machine/penstock"
 started=$SECONDS
 code=0
-env -i "${kept[@]}" HOME="$machine/home" TMPDIR="$machine/tmp" PATH="$machine/bin" "$@" || code=$?
+env -i "${kept[@]}" HOME="$machine/home" PATH="$machine/bin" "$@" || code=$?
 echo "fresh clone: $* ended with $code after $((SECONDS - started)) s" >&2
 exit "$code"

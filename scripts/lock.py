@@ -23,6 +23,27 @@ COMPILE = [
     "--python-version=3.11",
     "--quiet",
 ]
+# What images install: the pins of dev.txt, without what only developing takes.
+IMAGE = [
+    "pyproject.toml",
+    "--constraint=locks/dev.txt",
+    *(
+        f"--extra={name}"
+        for name in (
+            "apprise",
+            "aws",
+            "emf",
+            "msgspec",
+            "mysql",
+            "otel",
+            "postgresql",
+            "redis",
+            "rollbar",
+            "sentry",
+            "uvloop",
+        )
+    ),
+]
 LOCKS = {
     "uv": ["locks/uv.in"],
     "build": ["locks/build.in"],
@@ -31,6 +52,9 @@ LOCKS = {
         "--all-extras",
         "--group=dev",
     ],
+    "image": IMAGE,
+    "image-spark": [*IMAGE, "--extra=spark"],
+    "local-aws": ["locks/local-aws.in", "--constraint=locks/dev.txt"],
     "spark40": [
         "pyproject.toml",
         "locks/spark40.in",

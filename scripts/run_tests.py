@@ -13,7 +13,8 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from xml.etree import ElementTree
@@ -36,12 +37,19 @@ TOOLS = {
     "unshare": "util-linux",
     "ps": "procps",
     "openssl": "openssl",
+    "systemd-analyze": "systemd",
     "gcc": "gcc libc6-dev",
     "redis-server": "redis-server",
     "mariadb-install-db": "mariadb-server",
     "pg_ctlcluster": "postgresql",  # the server itself is outside PATH; Debian's own cluster listens to localhost alone
+    "promtool": "prometheus",  # the server comes with it, and tests start it themselves
     "node": "nodejs npm",  # npm comes with Node elsewhere, and Debian's package of it does not go with such a Node
 }
+
+
+# What Debian's packages ask before they start a service. Images of containers have one that always says no.
+SERVICE_POLICY = Path("/usr/sbin/policy-rc.d")
+NO_SERVICE = "#!/bin/sh\nexit 101\n"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,8 +104,23 @@ def install_tools() -> None:
     missing = [name for tool, names in TOOLS.items() if shutil.which(tool) is None for name in names.split()]
     if missing and os.geteuid() == 0 and shutil.which("apt-get") is not None:
         say(f"apt-get install {' '.join(missing)}")
-        for command in (["update"], ["install", "--yes", "--no-install-recommends", *missing]):
-            subprocess.run(["apt-get", "--quiet", *command], check=False)
+        with services_stopped():
+            for command in (["update"], ["install", "--yes", "--no-install-recommends", *missing]):
+                subprocess.run(["apt-get", "--quiet", *command], check=False)
+
+
+@contextmanager
+def services_stopped() -> Iterator[None]:
+    """In the block no package starts its service: tests bring servers of their own, and nothing else may listen."""
+    if SERVICE_POLICY.exists():
+        yield
+        return
+    SERVICE_POLICY.write_text(NO_SERVICE)
+    SERVICE_POLICY.chmod(0o755)
+    try:
+        yield
+    finally:
+        SERVICE_POLICY.unlink()
 
 
 def lint() -> None:

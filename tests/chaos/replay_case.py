@@ -27,7 +27,7 @@ from penstock.messaging.message import Outgoing
 
 REPLAYS_MAX = 3
 ALWAYS = 99  # so many lives are not enough
-DEATH_SECONDS = 60.0  # within which a replayer comes to the step that kills it
+DEATH_SECONDS = 120.0  # within which a replayer comes to the step that kills it
 FEED_SECONDS = 5.0  # after which it is given more letters to come to it
 END_SECONDS = 240.0
 LOOK_SECONDS = 0.2
@@ -122,7 +122,9 @@ class ReplayCase:
             aside=aside,
             added={**(added or {}), "BOOK": str(self.book)},
             app=APP,
-            lease_seconds=3,
+            # SQS knows no holders: what a killed process held comes back when its lease ends. Elsewhere its host has
+            # proof of its death, and no lease of a living one needs to end on a busy machine.
+            lease_seconds=3 if aside is not None else 30,
             stop_timeout_seconds=12,
             replays_max=REPLAYS_MAX,
             replay_base_seconds=0.2,
@@ -221,7 +223,7 @@ class ReplayCase:
     def _end(self) -> None:
         if self._replayer is not None and self._replayer.poll() is None:
             os.killpg(self._replayer.pid, signal.SIGKILL)
-            self._replayer.wait(10)
+            self._replayer.wait(60)
 
     # --- the oracle
 

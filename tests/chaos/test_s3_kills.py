@@ -38,13 +38,13 @@ def prepared(case: S3Case) -> Truth:
     return case.truth()
 
 
-def killed_and_still_right(case: S3Case, whole: Truth, kill_at: str) -> None:
+def kill_and_check(case: S3Case, whole: Truth, kill_at: str) -> None:
     ended = case.ingest(*OPTIONS, code=KILLED, kill_at=kill_at)
     found = check_meanwhile(whole, case.mirror())
     print(f"killed at {kill_at} after {ended.seconds:.1f} s: {found}")  # noqa: T201 - shown when the test fails
 
 
-def finished_and_right(case: S3Case, whole: Truth) -> None:
+def finish_and_check(case: S3Case, whole: Truth) -> None:
     report = case.ingest(*OPTIONS).report
     check_done(whole, case.mirror())
     assert report["objects_dead"] == 0
@@ -55,8 +55,8 @@ def finished_and_right(case: S3Case, whole: Truth) -> None:
 def test_killed_at_every_step_one_after_another(case: S3Case) -> None:
     whole = prepared(case)
     for step in BY_QUEUE:
-        killed_and_still_right(case, whole, step.value)
-    finished_and_right(case, whole)
+        kill_and_check(case, whole, step.value)
+    finish_and_check(case, whole)
     assert attempts(case.table)["abandoned"] >= 5, "each death in a claim leaves an abandoned attempt"
 
 
@@ -65,8 +65,8 @@ def test_killed_while_it_lists(tmp_path: Path, moto: AwsServer) -> None:
     try:
         whole = prepared(case)
         for step in BY_LISTING:
-            killed_and_still_right(case, whole, step.value)
-        finished_and_right(case, whole)
+            kill_and_check(case, whole, step.value)
+        finish_and_check(case, whole)
     finally:
         case.close()
 
@@ -85,7 +85,7 @@ def test_killed_at_thirty_moments(tmp_path: Path, start_moto: StartAws) -> None:
             duration_seconds = case.ingest(*OPTIONS).seconds
         else:
             deaths += killed_after(case, whole, moments.uniform(0.0, duration_seconds))
-            finished_and_right(case, whole)
+            finish_and_check(case, whole)
         case.close()
         server.close()
     assert deaths >= 15, "most moments must lie before the end, or they prove nothing"

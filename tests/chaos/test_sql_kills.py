@@ -38,14 +38,14 @@ def prepared(case: SqlCase) -> Truth:
     return truth(case.source)
 
 
-def killed_and_still_right(case: SqlCase, whole: Truth, kill_at: str) -> None:
+def kill_and_check(case: SqlCase, whole: Truth, kill_at: str) -> None:
     ended = case.ingest(*OPTIONS, code=KILLED, kill_at=kill_at)
     found = check_meanwhile(whole, case.table, ledger=case.ledger)
     books.check_books(case.ledger)
     print(f"killed at {kill_at} after {ended.seconds:.1f} s: {found}")  # noqa: T201 - shown when the test fails
 
 
-def finished_and_right(case: SqlCase, whole: Truth) -> None:
+def finish_and_check(case: SqlCase, whole: Truth) -> None:
     case.ingest(*OPTIONS)
     check_done(whole, case.table, ledger=case.ledger)
     books.check_idle(case.ledger)
@@ -56,8 +56,8 @@ def finished_and_right(case: SqlCase, whole: Truth) -> None:
 def test_killed_at_what_the_ledger_is_told_one_after_another(case: SqlCase) -> None:
     whole = prepared(case)
     for step in LEDGERS:
-        killed_and_still_right(case, whole, step.value)
-    finished_and_right(case, whole)
+        kill_and_check(case, whole, step.value)
+    finish_and_check(case, whole)
     assert attempts(case.table, ledger=case.ledger)["abandoned"] >= 1, "a death in a claim leaves an abandoned attempt"
 
 
@@ -66,8 +66,8 @@ def test_killed_at_what_the_ledger_is_told_one_after_another(case: SqlCase) -> N
 def test_killed_at_every_step_one_after_another(case: SqlCase) -> None:
     whole = prepared(case)
     for step in ALL:
-        killed_and_still_right(case, whole, step.value)
-    finished_and_right(case, whole)
+        kill_and_check(case, whole, step.value)
+    finish_and_check(case, whole)
 
 
 @pytest.mark.slow
@@ -75,5 +75,5 @@ def test_killed_at_every_step_one_after_another(case: SqlCase) -> None:
 @pytest.mark.parametrize("step", TWICE)
 def test_killed_at_the_second_time_of_one_step(case: SqlCase, step: Step) -> None:
     whole = prepared(case)
-    killed_and_still_right(case, whole, f"{step.value}:2")
-    finished_and_right(case, whole)
+    kill_and_check(case, whole, f"{step.value}:2")
+    finish_and_check(case, whole)

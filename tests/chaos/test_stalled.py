@@ -26,7 +26,7 @@ def test_a_stalled_ingest_wakes_up_to_find_its_work_done(case: Case) -> None:
     stalled.send_group(signal.SIGSTOP)
     gate.unlink()
 
-    other = case.ingest(*OPTIONS, lease_seconds=LEASE_SECONDS).report  # its lock is held, so only its lease can end
+    other = case.ingest(*OPTIONS).report  # whose lock is held: only the lease of the stalled one can end
     assert other["rows_written"] == len(whole.good)
     stalled.send_group(signal.SIGCONT)
     report = stalled.end().but(0).report

@@ -25,7 +25,7 @@ def held(frame: DataFrame) -> DataFrame:
             deadline = time.monotonic() + 120
             while gate.exists() and time.monotonic() < deadline:
                 at_gate.touch()
-                time.sleep(0.02)
+                time.sleep(0.02)  # between two looks at a file that the test removes
             yield batch
 
     return frame.mapInArrow(wait, frame.schema)

@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,9 +31,20 @@ class Said:
 Call = Callable[..., Said]
 
 
+@pytest.fixture(autouse=True)
+def own_modules(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Modules that a test wrote are forgotten after it: others write theirs under the same names."""
+    yield
+    written = str(tmp_path_factory.getbasetemp())
+    for name, module in list(sys.modules.items()):
+        if (getattr(module, "__file__", None) or "").startswith(written):
+            del sys.modules[name]
+
+
 @pytest.fixture
 def penstock(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Call:
     monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setattr("penstock.cli.leaving.leave_within", lambda *_: None)  # this process is not its own
 
     def call(*arguments: object) -> Said:
         monkeypatch.setattr("sys.argv", ["penstock", *map(str, arguments)])

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 SRC = Path(__file__).parents[2] / "src"
-DEADLINE_SECONDS = 40.0
+DEADLINE_SECONDS = 60.0
 
 
 class Process:

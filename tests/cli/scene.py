@@ -143,15 +143,18 @@ class Scene:
             yield state.worker
 
     @contextmanager
-    def serving(self, *queues: str) -> Iterator[str]:
-        """A living worker of the app, which says that it serves these queues."""
+    def serving(self, *queues: str, drained: bool = False) -> Iterator[str]:
+        """A living worker of the app, which says that it serves these queues; or that it was told to drain."""
         worker = "here-1"
         settings = load_settings(state=str(self.where.state))
         with (
             closing(SqliteBroker(self.where.state / QUEUE_FILE, holder=worker)) as broker,
             closing(Ledger.open(self.where.state / LEDGER_FILE)) as ledger,
         ):
-            presence = Presence(settings=settings, broker=broker, worker=worker, stop=StopSignal(), clock=SystemClock())
+            stop = StopSignal()
+            if drained:
+                stop.pause()
+            presence = Presence(settings=settings, broker=broker, worker=worker, stop=stop, clock=SystemClock())
             (keeper,) = presence.listeners
             keeper(WorkerStarted(queues=queues, concurrency=1))
             with presence.kept(ledger=lambda: ledger, tell=lambda event: None, random=lambda: 0.5):

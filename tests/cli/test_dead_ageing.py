@@ -82,7 +82,7 @@ def test_a_replayer_that_ends_by_itself_leaves_them_alone(here: Path, penstock: 
         env={**os.environ, **archive},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=120,
         check=True,
     )
     assert "dead.a" not in ran.stderr

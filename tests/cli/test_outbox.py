@@ -102,7 +102,7 @@ def test_the_relay_alone_sends_until_sigterm(shop: Shop) -> None:
         shop.python("send(2)")
         wait_for(lambda: shop.count("penstock_outbox") == 0, "the next one too")
         process.send_signal(signal.SIGTERM)
-        _, log = process.communicate(timeout=20)
+        _, log = process.communicate(timeout=60)
     finally:
         process.kill()
     assert process.returncode == 0, log

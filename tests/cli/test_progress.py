@@ -10,7 +10,9 @@ from collections.abc import Callable
 import pytest
 
 from penstock.app.ingest import IngestReport
-from penstock.cli.progress import FAILURES_SHOWN, LINE_EVERY_SECONDS, IngestProgress, print_report, told
+from penstock.cli.ingest import print_report
+from penstock.cli.pace import LINE_EVERY_SECONDS
+from penstock.cli.progress import FAILURES_SHOWN, IngestProgress, told
 from penstock.events import (
     BatchCommitted,
     BatchProgressed,
@@ -56,7 +58,14 @@ def failed(number: int, *, outcome: str = "dead", reason: str = "it is bad") -> 
 
 def committed(objects: int, rows: int, lines_quarantined: int = 0) -> BatchCommitted:
     return BatchCommitted(
-        pipeline="p", attempt_id="a", seq=1, objects=objects, rows=rows, lines_quarantined=lines_quarantined
+        pipeline="p",
+        attempt_id="a",
+        seq=1,
+        objects=objects,
+        rows=rows,
+        lines_quarantined=lines_quarantined,
+        bytes=rows * 10,
+        seconds=0.1,
     )
 
 

@@ -10,7 +10,7 @@ from tests.cli.conftest import Call
 from penstock.app.housekeeping import Presence
 from penstock.app.registry import WorkerRecord, Workers
 from penstock.brokers.sqlite import SqliteBroker
-from penstock.cli.queues import _age
+from penstock.cli.queue_words import age_of
 from penstock.config import load_settings
 from penstock.events import WorkerStarted
 from penstock.messaging.clock import SystemClock
@@ -43,6 +43,8 @@ def test_every_queue_is_listed_with_its_numbers(penstock: Call, broker: SqliteBr
     assert all(0 <= age < 600 for age in ages)
     assert orders == {
         "queue": "orders",
+        "oldest_visible_message_age_source": "exact",
+        "oldest_message_age_source": "exact",
         "visible": 2,
         "in_flight": 1,
         "delayed": 1,
@@ -175,7 +177,7 @@ def test_a_queue_in_memory_cannot_be_looked_at(penstock: Call, monkeypatch: pyte
     [(None, ""), (0.4, "0 s"), (119.0, "119 s"), (120.0, "2 min"), (7_300.0, "2 h"), (400_000.0, "5 d")],
 )
 def test_ages_for_people(seconds: float | None, text: str) -> None:
-    assert _age(seconds) == text
+    assert age_of(seconds) == text
 
 
 def test_dead_letters_are_told_by_tier_whatever_state_they_are_in(penstock: Call, broker: SqliteBroker) -> None:

@@ -120,6 +120,14 @@ def test_doctor_looks_at_the_server(penstock: Call, here: Path) -> None:
     assert found["redis disk"]["hint"]
 
 
+@pytest.mark.usefixtures("here")
+def test_doctor_says_what_to_do_about_a_server_that_is_away(penstock: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PENSTOCK_BROKER", "redis://127.0.0.1:1")
+    (broker,) = (one for one in json.loads(penstock("doctor", "--json").out) if one["check"] == "broker")
+    assert (broker["verdict"], "refused" in broker["found"]) == ("failed", True)
+    assert "name that in the setting broker" in broker["hint"]
+
+
 def test_doctor_warns_of_a_ledger_of_this_host_beside_a_queue_of_all(penstock: Call, here: Path) -> None:
     def ledger() -> str:
         findings = penstock("doctor", "--json").document

@@ -81,7 +81,8 @@ def test_one_body_with_group_and_delay(penstock: Call) -> None:
 
 
 @pytest.mark.parametrize(
-    ("delay", "seconds"), [("2m", 120.0), ("5 min", 300.0), ("1h30m", 5_400.0), ("0.5", 0.5), ("60", 60.0), ("0", 0.0)]
+    ("delay", "seconds"),
+    [("2m", 120.0), ("5 min", 300.0), ("1h30m", 5_400.0), ("0.5", 0.5), ("60", 60.0), ("0", 0.0), ("0 min", 0.0)],
 )
 def test_a_delay_is_written_as_in_code(
     penstock: Call, monkeypatch: pytest.MonkeyPatch, delay: str, seconds: float
@@ -171,6 +172,7 @@ def test_nothing_to_send_says_so(penstock: Call, monkeypatch: pytest.MonkeyPatch
         (("--body", "1", "--delay", "soon"), "--delay 'soon' is no duration: write seconds, or such as 90s"),
         (("--body", "1", "--delay=-5"), "is no duration"),
         (("--body", "1", "--delay", "inf"), "is no duration"),
+        (("--body", "1", "--delay", "0 moments"), "--delay '0 moments' is no duration"),
         (("--body", "1", "--group", ""), "--group is empty"),
         (("--body", "1", "--deduplication-id", ""), "--deduplication-id is empty"),
         (("--app", "nope:app"), "There is no module nope"),

@@ -1,5 +1,7 @@
 """`penstock status`: the first line says what needs a person; and which table the verbs mean."""
 
+import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -7,9 +9,12 @@ from deltalake import DeltaTable
 from tests.cli.conftest import Call, Said
 from tests.cli.scene import SCHEMA, Scene
 
+from penstock.app.scope import Asked, Scope, find_scope
+from penstock.app.standing import Standing
+from penstock.app.status import standing
 from penstock.ledger.records import Failure
 
-USAGE, CONFIGURATION = 2, 78
+USAGE, CHECK_FOUND_PROBLEMS, CONFIGURATION = 2, 3, 78
 VERBS = [("status",), ("objects", "list"), ("objects", "show", "x"), ("batches", "list"), ("dead", "list"), ("gc",)]
 
 
@@ -30,7 +35,7 @@ def test_a_new_state_is_well(penstock: Call, scene: Scene) -> None:
 
 def test_what_is_committed_and_not_published_is_told_until_it_is(penstock: Call, scene: Scene) -> None:
     scene.process("a", "b")
-    assert verdict(penstock("status")) == "batches committed and not yet published: 1"
+    assert verdict(penstock("status")) == "late: batches committed and not yet published: 1"
     assert penstock("status", "--json").document["batches_unpublished"] == 1
     scene.publish()
     said = penstock("status")
@@ -48,9 +53,9 @@ def test_the_dead_are_told(penstock: Call, scene: Scene) -> None:
 
 def test_what_waits_is_a_trouble_only_where_nobody_works(penstock: Call, scene: Scene) -> None:
     scene.send("a", "b")
-    assert verdict(penstock("status")) == "messages waiting with no worker running: 2"
+    assert verdict(penstock("status")) == "unconsumed: messages waiting with no worker running: 2"
     scene.fail("a", Failure.RETRY, "once more")
-    assert verdict(penstock("status")) == "objects waiting with no worker running: 1"
+    assert verdict(penstock("status")) == "unconsumed: objects waiting with no worker running: 1"
     with scene.worker() as worker:
         said = penstock("status")
         assert verdict(said) == "at work"
@@ -141,7 +146,7 @@ def test_a_ledger_beside_a_table_of_another_is_not_well(penstock: Call, scene: S
         (scene.where.state / name).unlink(missing_ok=True)
     with scene.worker():
         pass
-    assert verdict(penstock("status")).startswith("table and ledger disagree: The table ")
+    assert verdict(penstock("status")).startswith("lost: table and ledger disagree: The table ")
     assert "`penstock repair` takes over what the table shows" in penstock("status").out
 
 
@@ -150,7 +155,7 @@ def test_a_fresh_state_given_for_a_table_that_was_there_before(penstock: Call, s
     scene.publish()
     other = Scene.at(scene.source.parent / "other")
     said = penstock("status", "--table", "clicks", "--state", other.where.state)
-    assert verdict(said).startswith("table and ledger disagree: ")
+    assert verdict(said).startswith("lost: table and ledger disagree: ")
 
 
 def test_a_delta_table_that_nobody_of_ours_wrote_is_not_well(penstock: Call, scene: Scene) -> None:
@@ -177,7 +182,7 @@ def test_an_app_tells_its_tables_and_what_is_not_published(
 ) -> None:
     app_scene.process("a")
     said = penstock("status", "--app", shop)
-    assert verdict(said) == "batches committed and not yet published: 1"
+    assert verdict(said) == "late: batches committed and not yet published: 1"
     assert f"table {app_scene.table} (no version yet)" in said.out
     app_scene.publish()
     said = penstock("status", "--app", shop)
@@ -192,7 +197,7 @@ def test_queues_of_an_app_with_what_waits_and_who_works(penstock: Call, app_scen
     app_scene.bury(b"?", "no JSON")
     app_scene.send("a", "b")
     said = penstock("status")
-    assert verdict(said) == "messages waiting with no worker running: 2; dead letters: 1"
+    assert verdict(said) == "unconsumed: messages waiting with no worker running: 2; dead letters: 1"
     assert "queue clicks-files  2 visible, 0 in flight, 0 delayed; the oldest visible one is 0 s old" in said.out
     assert "1 dead letter\n" in said.out
     with app_scene.serving("clicks-files") as worker:
@@ -201,7 +206,11 @@ def test_queues_of_an_app_with_what_waits_and_who_works(penstock: Call, app_scen
         assert document["workers"] == [worker]
         assert [(one["queue"], one["workers"]) for one in document["queues"]] == [("clicks-files", [worker])]
     with app_scene.serving("orders"):
-        assert verdict(penstock("status")) == "messages in queues that no worker serves: 2; dead letters: 1"
+        assert verdict(penstock("status")) == "unconsumed: messages in queues that no worker serves: 2; dead letters: 1"
+    with app_scene.serving("clicks-files", drained=True) as worker:  # it fetches no more, whatever waits
+        said = penstock("status")
+        assert verdict(said) == "unconsumed: messages in queues that no worker serves: 2; dead letters: 1"
+        assert f"{worker} (draining)\n" in said.out
     with app_scene.worker():  # a process that does not say what it serves
         assert verdict(penstock("status")) == "dead letters: 1"
 
@@ -211,7 +220,7 @@ def test_an_app_with_handlers_alone_has_no_ledger_and_none_is_made(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert penstock("send", "orders", "--body", "1").exit_code == 0
-    assert verdict(penstock("status")) == "messages waiting with no worker running: 1"
+    assert verdict(penstock("status")) == "unconsumed: messages waiting with no worker running: 1"
     assert penstock("objects", "list").err == "No such objects.\n"
     assert penstock("dead", "list").err == "No dead letters.\n"
     assert not (tmp_path / ".penstock" / "ledger.db").exists()
@@ -285,3 +294,81 @@ def test_settings_that_cannot_be_read_are_no_matter_for_a_table(
     assert verdict(penstock("status", "--table", "clicks")) == "all well"
     assert penstock("status", "--pipeline", "clicks").exit_code == CONFIGURATION
     assert penstock("status", "--table", "s3://lake/clicks").exit_code == CONFIGURATION
+
+
+# What it comes to, for programs
+
+
+def test_a_check_fails_where_something_needs_a_person_and_only_then(penstock: Call, app_scene: Scene) -> None:
+    assert penstock("status", "--check").exit_code == 0
+    app_scene.fail("a", Failure.DEAD, "bad")
+    said = penstock("status", "--check", "--json")
+    assert said.exit_code == CHECK_FOUND_PROBLEMS
+    document = json.loads(said.out)
+    assert (document["words"], document["troubles"], document["warnings"]) == (["dead"], ["dead objects: 1"], [])
+    assert penstock("status").exit_code == 0
+
+
+def test_a_queue_is_late_after_the_time_of_the_settings(
+    penstock: Call, app_scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app_scene.send("a")
+    monkeypatch.setenv("PENSTOCK_LATE_QUEUES", '{"clicks-files": 0.000001}')
+    with app_scene.serving("clicks-files"):
+        late = verdict(penstock("status"))
+        assert late.startswith("late: the oldest visible message of clicks-files is ")
+        (one,) = penstock("status", "--json").document["late"]
+        assert (one["queue"], one["after_seconds"], one["unconsumed"]) == ("clicks-files", 0.000001, False)
+        monkeypatch.delenv("PENSTOCK_LATE_QUEUES")
+        assert verdict(penstock("status")) == "all well"
+
+
+def test_a_line_of_a_queue_tells_ages_as_the_verdict_does(
+    penstock: Call, app_scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app_scene.send("a")
+
+    def later(scope: Scope) -> Standing:
+        found = standing(scope)
+        queues = [replace(one, oldest_visible_message_age_seconds=1285.0) for one in found.queues]
+        return replace(found, queues=queues)
+
+    monkeypatch.setattr("penstock.app.status.standing", later)
+    assert "queue clicks-files  1 visible, 0 in flight, 0 delayed; the oldest visible one is 21 min old\n" in (
+        penstock("status").out
+    )
+
+
+def test_an_object_that_waits_for_too_long_is_overdue(
+    penstock: Call, app_scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app_scene.fail("a", Failure.RETRY, "once more")
+    with app_scene.serving("clicks-files"):
+        assert verdict(penstock("status")) == "at work"
+        monkeypatch.setenv("PENSTOCK_OVERDUE_AFTER_SECONDS", "0.000001")
+        said = penstock("status")
+        assert verdict(said).startswith("lost: objects overdue: 1, the oldest for ")
+        assert "overdue: 1;" in said.out
+        assert penstock("status", "--json").document["pipelines"][0]["objects_overdue"] == 1
+
+
+def test_an_ingest_is_not_late_with_what_it_found(scene: Scene) -> None:
+    scene.send("a")
+    scene.fail("a", Failure.RETRY, "once more")
+    scope = find_scope(Asked(), here=Path.cwd())
+    impatient = scope.settings.model_copy(update={"late_after_seconds": 1e-6, "overdue_after_seconds": 1e-6})
+    with scene.worker():
+        found = standing(replace(scope, settings=impatient))
+        as_app = standing(replace(scope, settings=impatient, table=None))
+    assert (found.verdict, found.late, found.objects_overdue) == ("at work", (), 0)
+    assert as_app.words == ["lost", "late"], "of an app the same would be"
+
+
+def test_dead_letters_that_somebody_replays_are_a_warning(penstock: Call, app_scene: Scene) -> None:
+    app_scene.bury(b"?", "no JSON")
+    assert verdict(penstock("status")) == "dead letters: 1"
+    with app_scene.serving("clicks-files", "clicks-files-dlq"):
+        said = penstock("status")
+        assert verdict(said) == "all well; dead letters that wait for their replay: 1"
+        assert "1 (1 of them wait for their replay)" in said.out
+        assert penstock("status", "--check").exit_code == 0

@@ -1,6 +1,7 @@
 """`penstock publish`, `repair`, `compact` and `batches show`."""
 
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -31,6 +32,19 @@ def set_back(scene: Scene, backup: Path) -> None:
     for file in scene.where.state.glob(f"{LEDGER_FILE}*"):
         file.unlink()
     shutil.copy(backup, scene.where.state / LEDGER_FILE)
+
+
+class Terminal:
+    """Where somebody sits who answers."""
+
+    def __init__(self, *answers: str) -> None:
+        self._answers = iter(answers)
+
+    def isatty(self) -> bool:
+        return True
+
+    def readline(self, size: int = -1, /) -> str:
+        return next(self._answers)
 
 
 def test_what_is_committed_is_published_once(penstock: Call, scene: Scene) -> None:
@@ -74,6 +88,40 @@ def test_a_ledger_that_was_set_back_halts_and_is_repaired(penstock: Call, scene:
     assert rows(scene) == 6
 
 
+def test_who_says_no_is_told_of_whom_and_nobody_else_hears(
+    penstock: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "shop_that_asks.py").write_text(
+        "from pathlib import Path\n"
+        "from penstock import App, DeltaSink, ObjectSource\n"
+        "def tell(error, context):\n"
+        "    Path('heard.txt').write_text(context.error)\n"
+        "app = App(on_error=tell)\n"
+        "for name in ('clicks', 'views'):\n"
+        "    source = ObjectSource('landing', queue=f'{name}-files', schema='id long')\n"
+        "    app.pipeline(name, source=source, sink=DeltaSink(f'tables/{name}'))\n"
+    )
+    scenes = [Scene.of_app(tmp_path, name) for name in ("clicks", "views")]
+    for scene in scenes:
+        scene.process("a")
+        scene.publish()
+    kept = tmp_path / "backup.db"
+    shutil.copy(scenes[0].where.state / LEDGER_FILE, kept)
+    for scene in scenes:
+        scene.process("b")
+        scene.publish()
+    set_back(scenes[0], kept)  # it is that of both
+
+    monkeypatch.setattr(sys, "stdin", Terminal("y\n", "n\n"))
+    said = penstock("repair", "--app", "shop_that_asks:app")
+    assert said.exit_code == 1
+    assert "clicks: repaired" in said.err
+    assert said.err.endswith("Nothing was changed for views.\n")
+    assert not Path("heard.txt").exists(), "an answer is no failure"
+
+
 def test_another_tables_ledger_is_not_repaired_untold(penstock: Call, scene: Scene, tmp_path: Path) -> None:
     empty = tmp_path / "empty.db"
     with scene.worker():
@@ -89,9 +137,15 @@ def test_another_tables_ledger_is_not_repaired_untold(penstock: Call, scene: Sce
     assert "nothing to publish" in penstock("publish").out
 
 
+@pytest.mark.parametrize("verb", ["publish", "doctor"])
+def test_an_app_is_named_once(penstock: Call, scene: Scene, verb: str) -> None:
+    said = penstock(verb, "shop:app", "--app", "shop:app")
+    assert (said.exit_code, said.err) == (2, "penstock: Name the app once: APP, or --app.\n")
+
+
 def test_a_pipeline_is_named_once(penstock: Call, scene: Scene) -> None:
-    said = penstock("publish", "shop:app", "--app", "shop:app")
-    assert (said.exit_code, "Name the app and the pipeline once" in said.err) == (2, True)
+    said = penstock("publish", "shop:app", "clicks", "--pipeline", "clicks")
+    assert (said.exit_code, said.err) == (2, "penstock: Name the pipeline once: PIPELINE, or --pipeline.\n")
 
 
 def test_small_files_are_merged(penstock: Call, scene: Scene) -> None:

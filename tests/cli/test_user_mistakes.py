@@ -95,6 +95,13 @@ def test_arguments_that_are_missing_or_unknown(penstock: Call, here: Path, argum
     assert "Traceback" not in said.err
 
 
+@pytest.mark.parametrize("verb", [("outbox", "relay"), ("monitor",), ("replayer",)])
+def test_a_process_that_stays_up_has_no_document_to_print(penstock: Call, here: Path, verb: Sequence[str]) -> None:
+    said = penstock(*verb, "shop:app", "--json")
+    assert said.exit_code == USAGE
+    one_sentence(said, "--json", "--once")
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
     [

@@ -35,7 +35,7 @@ def call(tmp_path: Path) -> Call:
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=120,
             check=False,
         )
 

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,9 +15,11 @@ from tests.cli.process import Process, Start
 
 from penstock.app.registry import Workers
 from penstock.brokers.sqlite import SqliteBroker
+from penstock.cli import leaving
 from penstock.cli.worker import parse_queues
 from penstock.errors import UsageError
 from penstock.messaging.message import Outgoing
+from penstock.worker.shutdown import StopSignal
 
 USAGE, CONFIGURATION = 2, 78
 APP = """
@@ -81,8 +84,11 @@ def send(broker: SqliteBroker, queue: str, body: bytes = b"{}") -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_while_idle_ends_it_with_0(start: Start, number: signal.Signals) -> None:
-    worker = start("shop:app")
-    assert worker.expect("worker.started")["queues"] == ["orders", "slow"]
+    worker = start("shop:app", "--metrics", "127.0.0.1:0")
+    began = worker.expect("worker.started")
+    assert began["queues"] == ["orders", "slow"]
+    host, _, port = began["metrics"].partition(":")
+    assert (host, int(port) > 0) == ("127.0.0.1", True)
     worker.signal(number)
     worker.expect("worker.drained")
     assert worker.exit_code() == 0
@@ -117,7 +123,8 @@ def test_work_in_flight_is_finished(start: Start, broker: SqliteBroker, here: Pa
 def test_the_error_hook_of_the_app_is_called(start: Start, broker: SqliteBroker, here: Path) -> None:
     send(broker, "orders", b'"bad"')
     worker = start("shop:app", "--queues", "orders=2")
-    assert worker.expect("worker.started")["queues"] == ["orders"]
+    began = worker.expect("worker.started")
+    assert (began["queues"], "metrics" in began) == (["orders"], False)
     worker.expect("message.dead_lettered")
     worker.signal(signal.SIGTERM)
     assert worker.exit_code() == 0
@@ -130,6 +137,13 @@ def test_a_thread_of_a_library_does_not_keep_the_process(start: Start, here: Pat
     worker.expect("worker.started")
     worker.signal(signal.SIGTERM)
     assert worker.exit_code() == 0
+
+
+def test_nor_one_that_fails(start: Start, here: Path) -> None:
+    (here / "lingering").touch()
+    worker = start("shop:app", "--queues", "nope")
+    assert worker.exit_code() == CONFIGURATION
+    assert "The queue nope has no handler" in worker.sentence()
 
 
 @pytest.mark.parametrize(
@@ -239,7 +253,7 @@ def test_workers_whose_supervisor_was_killed_drain(start: Start, here: Path) -> 
 
 def may_number_processes_anew() -> bool:
     try:
-        return not subprocess.run(["unshare", "-pf", "true"], capture_output=True, timeout=10, check=False).returncode
+        return not subprocess.run(["unshare", "-pf", "true"], capture_output=True, timeout=60, check=False).returncode
     except OSError:
         return False
 
@@ -328,6 +342,19 @@ def test_the_dump_of_all_stacks_goes_to_the_log(start: Start) -> None:
     worker.expect("worker.started")
     worker.signal(signal.SIGUSR1)
     assert "penstock-io" in worker.expect("stacks.dumped")["stacks"]
+
+
+def test_neither_a_drain_nor_a_dump_of_stacks_begins_the_time_for_leaving(monkeypatch: pytest.MonkeyPatch) -> None:
+    left = threading.Event()
+    monkeypatch.setattr(leaving, "leave_now", lambda _exit_code: left.set())
+    stop = StopSignal()
+    leaving.leave_in_time(stop, 0.0, 1)
+    stop.ask_for_stacks()
+    assert not left.wait(0.2), "a worker that was asked for its stacks goes on"
+    stop.pause()
+    assert not left.wait(0.2), "one that drains stays up"
+    stop.request()
+    assert left.wait(10)
 
 
 def test_the_help_names_the_default_and_the_others(penstock: Call) -> None:

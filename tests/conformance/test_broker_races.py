@@ -28,6 +28,7 @@ from penstock.messaging.delivery import Delivery
 from penstock.messaging.message import Outgoing
 from penstock.messaging.settlement import Ack, Release
 
+DEADLINE_SECONDS = 60.0
 LEASE = 600.0
 MESSAGES = 2_000
 SOURCE = Path(__file__).parents[2] / "src"
@@ -93,7 +94,7 @@ def at_once(brokers: Sequence[Broker], work: Callable[[Broker], list[Delivery]])
     start = threading.Barrier(len(brokers))
 
     def run(broker: Broker) -> list[Delivery]:
-        start.wait(10)
+        start.wait(DEADLINE_SECONDS)
         return work(broker)
 
     with ThreadPoolExecutor(len(brokers)) as pool:
@@ -169,7 +170,7 @@ def test_a_waiting_receiver_is_woken_by_a_sender_in_its_process(brokers: list[Br
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(brokers[1].receive, "q", messages_max=1, lease_seconds=LEASE, wait_seconds=60)
         brokers[0].send("q", numbered(1))
-        assert len(waiting.result(timeout=20)) == 1
+        assert len(waiting.result(timeout=DEADLINE_SECONDS)) == 1
 
 
 # --- processes
@@ -254,7 +255,7 @@ def test_killing_senders_and_receivers_loses_nothing_accepted(tmp_path: Path, pl
         for process in processes.values():
             process.send_signal(signal.SIGKILL)
         for process in processes.values():
-            process.wait(30)
+            process.wait(DEADLINE_SECONDS)
     broker = opened(place)
     in_flight = broker.stats("q").in_flight
     assert sum(broker.release_holder(name) for name in processes) == in_flight
@@ -281,7 +282,7 @@ def test_processes_that_open_a_new_file_at_once_agree_on_it(tmp_path: Path) -> N
     finally:
         for process in processes:
             process.kill()
-            process.wait(30)
+            process.wait(DEADLINE_SECONDS)
     broker = SqliteBroker(path, holder="after")
     bodies = [message.body.decode() for message in broker.browse("q", messages_max=1_000_000)]
     broker.close()

@@ -11,7 +11,7 @@ from penstock.messaging.broker import Ask, Broker, Listening, Turn
 from penstock.messaging.delivery import Delivery
 from penstock.messaging.settlement import Ack, DeadLetter, Release, Settlement
 
-DEADLINE_SECONDS = 20.0
+DEADLINE_SECONDS = 60.0
 
 
 @pytest.fixture

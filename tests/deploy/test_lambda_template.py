@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 from cfnlint.api import lint_file
-from cfnlint.decode import decode
+from tests.deploy.reading import read_cloudformation
+from tests.deploy.tools import DEPLOY
 
 from penstock.config import Settings
 from penstock.replay.sample import sample_settings
 
-FOLDER = Path(__file__).parents[2] / "deploy/lambda"
+FOLDER = DEPLOY / "lambda"
 TEMPLATE = FOLDER / "template.yaml"
 RETENTION_LIMIT_SECONDS = 14 * 86_400  # SQS's own
 RECEIVES_LIMIT = 1_000  # as above
@@ -23,10 +24,7 @@ FIFO_END = {"Fn::If": ["IsFifo", ".fifo", ""]}
 
 @pytest.fixture(scope="module")
 def template() -> dict[str, Any]:
-    found, problems = decode(str(TEMPLATE))
-    assert not problems
-    plain: dict[str, Any] = json.loads(json.dumps(found))
-    return plain
+    return read_cloudformation(TEMPLATE)
 
 
 def resource(template: dict[str, Any], name: str) -> dict[str, Any]:
@@ -155,6 +153,14 @@ def test_the_handler_is_there_and_its_package_is_asked_for(template: dict[str, A
     assert callable(getattr(importlib.import_module(module), name))
     lines = (FOLDER / function["CodeUri"] / "requirements.txt").read_text().splitlines()
     assert [line for line in lines if not line.startswith("#")] == ["penstock[aws]"]
+
+
+def test_tiers_that_are_there_already_may_invoke_it(template: dict[str, Any]) -> None:
+    """AWS refuses a queue whose visibility timeout is shorter than the function's."""
+    function = template["Resources"]["Replay"]["Properties"]
+    assert function["Timeout"] <= Settings.model_fields["lease_seconds"].default
+    for tier in ("FirstTier", "SecondTier"):
+        assert template["Resources"][tier]["Properties"]["VisibilityTimeout"] == 6 * function["Timeout"]
 
 
 def test_the_redrive_policy_that_the_queue_is_to_have_is_json(template: dict[str, Any]) -> None:

@@ -4,24 +4,20 @@ Where a `terraform` is installed it is asked, too, for what it can say without A
 """
 
 import json
-import os
 import re
 import shutil
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import hcl2
 import pytest
-from hcl2 import SerializationOptions
+from tests.deploy.reading import read_hcl
+from tests.deploy.tools import STARTER, terraform
 
 from penstock.cli.aws_files import TEMPLATES, VALUES, Wanted, aws_files, wanted
 from penstock.config import Settings
 
-STARTER = Path(__file__).parents[2] / "src/penstock/cli/starter/aws"
 SOURCE, DLQ, DEAD = (f"${{aws_sqs_queue.{name}.arn}}" for name in ("source", "dlq", "dead"))
-TERRAFORM_SECONDS = 60.0
 RECEIVES_LIMIT = 1_000  # SQS's own
 RETENTION_LIMIT_SECONDS = 14 * 86_400  # as above
 TAKE = {
@@ -34,16 +30,10 @@ TAKE = {
 SEND = {"sqs:GetQueueAttributes", "sqs:GetQueueUrl", "sqs:SendMessage"}
 
 
-def parsed(name: str) -> dict[str, Any]:
-    options = SerializationOptions(strip_string_quotes=True, explicit_blocks=False, with_comments=False)
-    found: dict[str, Any] = hcl2.loads((STARTER / name).read_text(encoding="utf-8"), serialization_options=options)
-    return found
-
-
 def blocks(kind: str) -> Iterator[tuple[str, dict[str, Any]]]:
     """All blocks of a kind in all files: their labels with dots between them, and what they hold."""
     for name in TEMPLATES:
-        for block in parsed(name).get(kind, []):
+        for block in read_hcl(STARTER / name).get(kind, []):
             for first, inner in block.items():
                 if kind in ("resource", "data"):
                     yield from ((f"{first}.{second}", body) for second, body in inner.items())
@@ -78,7 +68,7 @@ def test_everything_that_is_referred_to_is_there() -> None:
     text = "\n".join((STARTER / name).read_text(encoding="utf-8") for name in TEMPLATES)
     code = "\n".join(line.partition("#")[0] for line in text.splitlines())
     assert set(re.findall(r"\bvar\.(\w+)", code)) == {name for name, _ in blocks("variable")}
-    local = {name for file in TEMPLATES for block in parsed(file).get("locals", []) for name in block}
+    local = {name for file in TEMPLATES for block in read_hcl(STARTER / file).get("locals", []) for name in block}
     assert set(re.findall(r"\blocal\.(\w+)", code)) == local
     resources = {name for name, _ in blocks("resource")}
     assert set(re.findall(r"(?<!data\.)\b(aws_\w+\.\w+)", code)) <= resources
@@ -198,7 +188,7 @@ def test_dead_letters_are_kept_for_longer_than_messages() -> None:
 
 
 def test_receives_leave_room_for_attempts_and_deploys_and_the_first_tier_for_all_of_them() -> None:
-    (local,) = parsed("queues.tf")["locals"]
+    (local,) = read_hcl(STARTER / "queues.tf")["locals"]
     assert local["max_receive_count"] == "${var.max_attempts + var.give_backs}"
     assert variable("give_backs") >= 3
     assert local["dead_letter_max_receive_count"] == RECEIVES_LIMIT
@@ -245,10 +235,8 @@ def test_every_value_has_a_variable(names: Wanted) -> None:
 
 
 @pytest.fixture
-def terraform(tmp_path: Path) -> Path:
-    """A folder with the variables, the numbers and nothing that needs a provider."""
-    if shutil.which("terraform") is None:
-        pytest.skip("not applicable: there is no terraform here, and the files are checked without it")
+def folder(tmp_path: Path) -> Path:
+    """With the variables, the numbers and nothing that needs a provider."""
     shutil.copy(STARTER / "variables.tf", tmp_path)
     numbers = re.search(r"^locals \{.*?^\}", (STARTER / "queues.tf").read_text(), re.DOTALL | re.MULTILINE)
     assert numbers is not None
@@ -256,32 +244,20 @@ def terraform(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def ask(folder: Path, *arguments: str, say: str = "") -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        ["terraform", f"-chdir={folder}", *arguments],
-        input=say,
-        env={**os.environ, "CHECKPOINT_DISABLE": "1", "TF_CLI_CONFIG_FILE": os.devnull},
-        capture_output=True,
-        text=True,
-        timeout=TERRAFORM_SECONDS,
-        check=False,
-    )
-
-
-def test_terraform_reads_the_files_and_finds_them_well_laid_out(terraform: Path) -> None:
+def test_terraform_reads_the_files_and_finds_them_well_laid_out(folder: Path) -> None:
     for name in TEMPLATES:
-        shutil.copy(STARTER / name, terraform)
-    (terraform / "numbers.tf").unlink()
-    said = ask(terraform, "fmt", "-check", "-diff")
+        shutil.copy(STARTER / name, folder)
+    (folder / "numbers.tf").unlink()
+    said = terraform(folder, "fmt", "-check", "-diff")
     assert said.returncode == 0, said.stdout + said.stderr
 
 
-def test_terraform_takes_the_values_and_does_the_same_sums(terraform: Path) -> None:
+def test_terraform_takes_the_values_and_does_the_same_sums(folder: Path) -> None:
     names = wanted(queue="orders", bucket="landing", prefixes=["a", "b/c"], table="s3://lake/clicks")
     settings = Settings.model_construct(max_attempts=7, lease_seconds=45.5)
-    (terraform / VALUES).write_text(aws_files(names, settings)[VALUES])
-    said = ask(
-        terraform,
+    (folder / VALUES).write_text(aws_files(names, settings)[VALUES])
+    said = terraform(
+        folder,
         "console",
         say="jsonencode([local.max_receive_count, ceil(var.lease_seconds), var.prefixes, var.table.prefix])",
     )
@@ -297,12 +273,13 @@ def test_terraform_takes_the_values_and_does_the_same_sums(terraform: Path) -> N
         ("prefixes", ["no-slash"]),
         ("prefixes", ["a*/"]),
         ("give_backs", 2),
+        ("give_backs", 3.5),
         ("table", {"bucket": "lake", "prefix": "t/"}),
     ],
 )
-def test_terraform_refuses_what_init_would_refuse(terraform: Path, name: str, value: object) -> None:
-    (terraform / VALUES).write_text(json.dumps({name: value}))
-    said = ask(terraform, "plan", "-no-color")
+def test_terraform_refuses_what_init_would_refuse(folder: Path, name: str, value: object) -> None:
+    (folder / VALUES).write_text(json.dumps({name: value}))
+    said = terraform(folder, "plan", "-no-color")
     assert said.returncode != 0
     assert "Invalid value for variable" in said.stderr
     assert f'{VALUES} line 1:\n   1: {{"{name}"' in said.stderr

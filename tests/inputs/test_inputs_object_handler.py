@@ -435,7 +435,7 @@ def test_row_65_two_workers_at_the_same_moment_are_one_run(scene: Scene) -> None
     ref = scene.put("a")
     scene.announce(ref, ref)
     handler = scene.handler(lambda obj: calls.append(obj.key))
-    gate = threading.Barrier(2, timeout=10)
+    gate = threading.Barrier(2, timeout=60)
     answers: list[object] = []
 
     def work(delivery: Any) -> None:
@@ -447,7 +447,7 @@ def test_row_65_two_workers_at_the_same_moment_are_one_run(scene: Scene) -> None
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(10)
+        thread.join(60)
     assert len(answers) == 2
     assert calls == [ref.key]
 

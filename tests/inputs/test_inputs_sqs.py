@@ -27,7 +27,7 @@ from penstock.messaging.settlement import Ack, Release
 from penstock.pipeline.objects.stream import IncomingObject
 
 PART_BYTES = 5 << 20  # the least of a part that is not the last
-PATIENCE_SECONDS = 30.0
+PATIENCE_SECONDS = 60.0
 LAST_MODIFIED = "Sat, 21 Nov 2026 20:00:00 GMT"
 
 Open = Callable[..., Case]

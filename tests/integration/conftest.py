@@ -13,10 +13,10 @@ from tests.services.redis_server import RedisServer
 
 from penstock.brokers.redis_streams import RedisStreamsBroker
 
-FLEET_LEASE_SECONDS = 3.0  # the shortest there is
+FLEET_LEASE_SECONDS = 5.0  # short, and yet a late machine does not end it
 STOP_TIMEOUT_SECONDS = 10.0
 
-OpenFleet = Callable[[Path, str], Fleet]
+OpenFleet = Callable[..., Fleet]
 
 
 @pytest.fixture
@@ -41,13 +41,14 @@ def proxy(redis_server: RedisServer) -> Iterator[FaultProxy]:
 
 @pytest.fixture
 def open_fleet() -> Iterator[OpenFleet]:
-    """Fleets in folders of their own, at a broker's address; their workers end with the test."""
+    """Fleets in folders of their own, at a broker's address, perhaps with another lease; their workers end with the
+    test."""
     opened: list[Fleet] = []
 
-    def open_one(folder: Path, address: str) -> Fleet:
+    def open_one(folder: Path, address: str, *, lease_seconds: float = FLEET_LEASE_SECONDS) -> Fleet:
         folder.mkdir(exist_ok=True)
         opened.append(
-            Fleet(folder, broker=address, lease_seconds=FLEET_LEASE_SECONDS, stop_timeout_seconds=STOP_TIMEOUT_SECONDS)
+            Fleet(folder, broker=address, lease_seconds=lease_seconds, stop_timeout_seconds=STOP_TIMEOUT_SECONDS)
         )
         return opened[-1]
 

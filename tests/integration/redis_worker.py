@@ -17,7 +17,7 @@ from penstock.worker.shutdown import StopSignal
 from penstock.worker.worker import Worker
 
 ACK = Ack()
-END_SECONDS = 30.0
+END_SECONDS = 60.0
 
 
 class QuickExecution:

@@ -12,7 +12,6 @@ from penstock.messaging.broker import QueueSettings
 
 LEASE_SECONDS = 3  # the shortest there is
 STOP_TIMEOUT_SECONDS = 12  # of which four are for draining, and five for a poll under way
-GONE_SECONDS = 5.0  # beyond its lease, after which what a dead worker held is at work again
 
 
 def sqs_fleet(

@@ -1,6 +1,7 @@
 """Processed, published, and only then cleaned up: the whole way, in processes that are killed on it."""
 
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
@@ -88,7 +89,12 @@ class Bucket:
         )
 
     def objects(self) -> dict[str, str]:
-        return {key.removeprefix("in/"): self._text(key) for key in self._keys("in/")}
+        """Those there are. The last request of a process that was killed may reach the server meanwhile."""
+        found = {}
+        for key in self._keys("in/"):
+            with suppress(self.s3.exceptions.NoSuchKey):
+                found[key.removeprefix("in/")] = self._text(key)
+        return found
 
     def moved(self) -> list[str]:
         return sorted(self._text(key) for key in self._keys("done/"))

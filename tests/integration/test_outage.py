@@ -143,6 +143,7 @@ def test_nobody_dies_of_an_outage_and_all_is_done_after_it(open_shop: Callable[.
     shop = open_shop(kind)
     books = shop.books
     shop.until_settled(shop.send(20))
+    before = Counter(books.charged)
     shop.dependency.refuse()
     waiting = shop.send(60)
     books.until(lambda: books.openings >= 1, "the breaker opens")
@@ -150,6 +151,9 @@ def test_nobody_dies_of_an_outage_and_all_is_done_after_it(open_shop: Callable[.
     shop.dependency.hang()
     shop.until_failed("TimeoutError", 2 * FAILURES)
     waiting += shop.send(10)
+    books.until(lambda: books.charged["TimeoutError"] > before["TimeoutError"], "the first that hung have gone back")
+    # On a busy machine a call may take too long while the dependency answers, too: that is no matter of the outage.
+    charged = books.charged - before
     shop.dependency.answer()
     shop.until_settled(waiting)
     books.until(lambda: books.closings == books.openings, "the breaker closes")
@@ -157,8 +161,8 @@ def test_nobody_dies_of_an_outage_and_all_is_done_after_it(open_shop: Callable[.
     assert set(books.acked.values()) == {1}
     assert len(books.acked) == 90
     # Only those before the breaker opened, for each way to be down, lost an attempt.
-    assert 0 < books.charged["ConnectionRefusedError"] < FAILURES
-    assert 0 < books.charged["TimeoutError"] < FAILURES
+    assert 0 < charged["ConnectionRefusedError"] < FAILURES
+    assert 0 < charged["TimeoutError"] < FAILURES
 
 
 def test_without_it_they_die(open_shop: Callable[..., Shop]) -> None:

@@ -11,7 +11,7 @@ from penstock.brokers.redis_streams import RedisStreamsBroker
 from penstock.messaging.broker import Ask
 from penstock.messaging.message import Outgoing
 
-SECONDS = 20.0  # far more than it takes
+SECONDS = 60.0  # far more than it takes
 
 
 def ears(server: RedisServer) -> set[str]:

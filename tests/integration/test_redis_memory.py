@@ -72,7 +72,7 @@ class Measured:
     def _settled(self, bound: float) -> int:
         """Buffers of clients that are gone, and of us, take some seconds to shrink."""
         before, now = 0, used(self._server)
-        give_up, tick = time.monotonic() + 10.0, threading.Event()
+        give_up, tick = time.monotonic() + 60.0, threading.Event()
         while time.monotonic() < give_up and not (now <= bound or (not bound and now == before)):
             tick.wait(0.2)
             before, now = now, used(self._server)

@@ -54,7 +54,7 @@ def test_many_threads_share_the_clients(files: S3Files) -> None:
     meet = threading.Barrier(8)
 
     def work(number: int) -> bytes:
-        meet.wait(10)
+        meet.wait(60)
         files.write(f"data/{number}", str(number).encode())
         with files.open_output(f"out/{number}") as file:
             file.write(b"x" * number)

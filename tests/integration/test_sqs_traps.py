@@ -23,7 +23,7 @@ from penstock.storage.aws import Aws
 
 __all__ = ["scene"]
 
-DEADLINE_SECONDS = 20.0
+DEADLINE_SECONDS = 60.0
 
 
 # --- the connection breaks

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from tests.integration.fleet import Fleet, wait_for
 
-EXIT_SECONDS = 15.0  # more than any stop timeout below
+EXIT_SECONDS = 60.0  # more than any stop timeout below, and than the machine may be late
 
 
 @pytest.fixture
@@ -32,7 +32,7 @@ def test_row_74_a_term_while_idle_ends_the_worker_within_a_poll(fleet: Fleet) ->
 def test_work_in_flight_that_ends_in_time_is_finished_and_nothing_more_is_begun(
     fleet: Fleet, number: signal.Signals
 ) -> None:
-    worker = fleet.start().ready()
+    worker = fleet.start("--stop-timeout", "60").ready()
     fleet.send("plain", *({"id": f"m{n}", "seconds": 0.8} for n in range(4)))
     wait_for(lambda: len(fleet.started()) == 4, "all slots are at work")
     worker.signal(number)
@@ -95,7 +95,7 @@ def test_tstp_stops_fetching_and_stays_up_until_a_term(fleet: Fleet) -> None:
 @pytest.mark.parametrize("number", [signal.SIGTTIN, signal.SIGUSR1])
 def test_ttin_and_usr1_log_what_every_thread_is_doing(fleet: Fleet, number: signal.Signals) -> None:
     worker = fleet.start().ready()
-    fleet.send("stubborn", {"id": "sleeper", "seconds": 3})
+    fleet.send("stubborn", {"id": "sleeper", "seconds": 600})
     wait_for(lambda: "sleeper" in fleet.started(), "the work begins")
     worker.signal(number)
     wait_for(lambda: worker.events("stacks.dumped"), "the stacks are logged")
@@ -117,7 +117,7 @@ def test_a_drain_that_cannot_fit_is_refused_at_the_start(fleet: Fleet) -> None:
 def may_number_processes_anew() -> bool:
     """Whether this machine grants a process id namespace."""
     try:
-        tried = subprocess.run(["unshare", "-pf", "--mount-proc", "true"], capture_output=True, timeout=10, check=False)
+        tried = subprocess.run(["unshare", "-pf", "--mount-proc", "true"], capture_output=True, timeout=60, check=False)
     except FileNotFoundError:
         return False
     return tried.returncode == 0
@@ -127,7 +127,8 @@ def may_number_processes_anew() -> bool:
     not may_number_processes_anew(), reason="not applicable: this machine grants no process id namespaces"
 )
 def test_as_pid_1_it_drains_gives_back_and_ends_with_0(fleet: Fleet) -> None:
-    worker = fleet.start(prefix=("unshare", "--pid", "--fork", "--mount-proc", "--kill-child=KILL")).ready()
+    prefix = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child=KILL")
+    worker = fleet.start("--stop-timeout", "13", prefix=prefix).ready()  # five seconds are for draining
     fleet.send("plain", {"id": "short", "seconds": 0.3}, {"id": "long", "seconds": 60})
     wait_for(lambda: fleet.started() >= {"short", "long"}, "the work begins")
     (inside,) = children_of(worker.pid)

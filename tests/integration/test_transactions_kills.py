@@ -13,7 +13,7 @@ from tests.integration.transactions_scene import KINDS, make_user_database
 from tests.integration.transactions_shop import STEPS, Keeper, Shop
 
 ORDERS = 12
-WITHIN_SECONDS = 90.0
+WITHIN_SECONDS = 180.0
 
 
 @pytest.fixture

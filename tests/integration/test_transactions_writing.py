@@ -18,6 +18,7 @@ from penstock import App, Message, Queue
 from penstock.errors import ConfigurationError, UsageError
 
 WAITS_SECONDS = 0.3  # that somebody who has to wait is seen waiting
+DEADLINE_SECONDS = 60.0
 
 
 class Order(BaseModel):
@@ -177,13 +178,13 @@ def test_a_duplicate_at_the_same_time_waits_for_the_first(
             assert app.inbox(first, message(), handler="ship")
             take_effect(first)
             answer = pool.submit(second)
-            assert asking.wait(10)
+            assert asking.wait(DEADLINE_SECONDS)
             assert is_waiting(answer), "nothing can be known before the first has ended"
             if commits:
                 transaction.commit()
             else:
                 transaction.rollback()
-        assert answer.result(20) is not commits
+        assert answer.result(DEADLINE_SECONDS) is not commits
     assert user_database.effects() == [1]
 
 
@@ -194,7 +195,7 @@ def test_a_crowd_of_duplicates_takes_effect_once_although_the_first_rolls_back(
 
     def one() -> int:
         clashes = 0
-        crowd.wait(20)
+        crowd.wait(DEADLINE_SECONDS)
         while True:
             try:
                 with engine.begin() as connection:
@@ -210,11 +211,11 @@ def test_a_crowd_of_duplicates_takes_effect_once_although_the_first_rolls_back(
             transaction = first.begin()
             assert app.inbox(first, message(), handler="ship")
             answers = [pool.submit(one) for _ in range(4)]
-            crowd.wait(20)
+            crowd.wait(DEADLINE_SECONDS)
             assert is_waiting(answers[0])
             transaction.rollback()
         for answer in answers:
-            answer.result(30)
+            answer.result(DEADLINE_SECONDS)
     assert (user_database.effects(), user_database.inbox_rows()) == ([1], 1)
 
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.handlers import breaker
-from penstock.handlers.breaker import CALM, BreakerPolicy, Closed, Fault, Open, State, Tried
+from penstock.handlers.breaker import CALM, PROBE_SECONDS_MAX, BreakerPolicy, Closed, Fault, Open, State, Tried
 
 KINDS = ("refused", "hung")
 MESSAGES = range(6)
@@ -27,7 +27,7 @@ steps = st.lists(
         what=st.sampled_from(["begin", "fail", "fail", "fail", "succeed", "answer", "leave", "wait"]),
         message=st.sampled_from(MESSAGES),
         kind=st.sampled_from(KINDS),
-        seconds=st.floats(0.0, 40.0),
+        seconds=st.floats(0.0, 100.0),
         random=st.floats(0.0, 1.0, exclude_max=True),
     ),
     max_size=60,
@@ -77,14 +77,24 @@ def test_whatever_happens(walk: list[Step], policy: BreakerPolicy) -> None:
             assert excused
             assert len(since_success[state.fingerprint]) >= policy.failures > 0
         if isinstance(state, Open):
-            # It never sticks: either a probe is at work, or one is admitted at a time that is known and near.
+            # It never sticks: whatever is at work, another probe is admitted at a time that is known and near.
             opens_at = breaker.opens_at(state, now=now)
-            assert (state.probe is not None) or breaker.admits(state, now=opens_at or now) == 1
-            assert opens_at is None or opens_at - now <= policy.pause_seconds_max
-            # While a probe is at work nothing else is admitted, and no other takes its place.
+            assert breaker.admits(state, now=now if opens_at is None else opens_at) == 1
+            near_seconds = policy.pause_seconds_max if state.probe is None else PROBE_SECONDS_MAX
+            assert opens_at is None or opens_at - now <= near_seconds
+            # For a while a probe is the only one: nothing else is admitted, and no other takes its place.
             if state.probe is not None:
-                assert breaker.admits(state, now=now + 10_000) == 0
-                assert breaker.began(state, frozenset({"another"}), now=now + 10_000) == state
+                alone_until = state.overdue_at - 0.001
+                assert breaker.admits(state, now=alone_until) == 0
+                assert breaker.began(state, frozenset({"another"}), now=alone_until) == state
+                # But not for ever, and who takes its place leaves it what it is.
+                assert alone_until - now < PROBE_SECONDS_MAX
+                assert breaker.admits(state, now=state.overdue_at) == 1
+                beside = breaker.began(state, frozenset({"another"}), now=state.overdue_at)
+                assert isinstance(beside, Open)
+                assert breaker.is_probe(beside, state.probe)
+                assert breaker.is_probe(beside, frozenset({"another"}))
+                assert breaker.admits(beside, now=state.overdue_at) == 0
         else:
             assert breaker.admits(state, now=now) is None
 
@@ -92,12 +102,15 @@ def test_whatever_happens(walk: list[Step], policy: BreakerPolicy) -> None:
 @given(steps, policies)
 def test_a_success_of_the_probe_brings_back_calm_from_any_state(walk: list[Step], policy: BreakerPolicy) -> None:
     state: State = CALM
+    now = 1_000.0
     for step in walk:
-        state, _ = taken(state, step, policy, 1_000.0)
+        now += step.seconds if step.what == "wait" else 0.0
+        state, _ = taken(state, step, policy, now)
     if isinstance(state, Open) and state.probe is None:
         state = breaker.began(state, frozenset({"p"}), now=state.until)
-    receipts = state.probe if isinstance(state, Open) and state.probe else frozenset({"p"})
-    assert breaker.succeeded(state, receipts) is CALM
+    tried = (*state.overdue, state.probe) if isinstance(state, Open) and state.probe else (frozenset({"p"}),)
+    for receipts in tried:  # of one that is overdue, too
+        assert breaker.succeeded(state, receipts) is CALM
 
 
 @given(st.integers(1, 9))

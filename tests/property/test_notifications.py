@@ -57,7 +57,7 @@ TOKENS = st.text(st.characters(min_codepoint=0x23, max_codepoint=0x7E), min_size
 SEQUENCERS = st.text("0123456789ABCDEF", min_size=1, max_size=20)
 
 
-def answers_or_refuses(body: bytes) -> Notification | None:
+def check_parsing(body: bytes) -> Notification | None:
     """Any other exception fails the test; so does a reason that is not one readable line."""
     try:
         notification = parse(body, buckets_allowed=None)
@@ -80,26 +80,26 @@ def check_reason(reason: str) -> None:
 
 @given(st.binary())
 def test_arbitrary_bytes(body: bytes) -> None:
-    answers_or_refuses(body)
+    check_parsing(body)
 
 
 @given(JSON | NEARLY)
 def test_arbitrary_json(value: object) -> None:
-    answers_or_refuses(json.dumps(value).encode())
+    check_parsing(json.dumps(value).encode())
 
 
 @given(st.dictionaries(NAMES, NEARLY), st.booleans())
 def test_nearly_notifications(document: dict[str, object], wrapped: bool) -> None:
     text = json.dumps(document)
-    answers_or_refuses(json.dumps({"Type": "Notification", "Message": text}).encode() if wrapped else text.encode())
+    check_parsing(json.dumps({"Type": "Notification", "Message": text}).encode() if wrapped else text.encode())
 
 
 @given(st.sampled_from(VALID_BODIES), st.data())
 def test_mutated_bytes(body: bytes, data: st.DataObject) -> None:
-    assert answers_or_refuses(body) is not None
+    assert check_parsing(body) is not None
     start = data.draw(st.integers(0, len(body)))
     end = data.draw(st.integers(start, min(len(body), start + 8)))
-    answers_or_refuses(body[:start] + data.draw(st.binary(max_size=8)) + body[end:])
+    check_parsing(body[:start] + data.draw(st.binary(max_size=8)) + body[end:])
 
 
 @given(st.sampled_from([VALID, BRIDGED]), st.data())
@@ -112,7 +112,7 @@ def test_a_mutated_value(document: dict[str, Any], data: st.DataObject) -> None:
             break
         place = place[step]
     place[step] = data.draw(SCALARS | VALUES | JSON)
-    answers_or_refuses(json.dumps(document).encode())
+    check_parsing(json.dumps(document).encode())
 
 
 @given(st.lists(st.sampled_from([True, False]), min_size=1, max_size=10))
@@ -123,7 +123,7 @@ def test_bad_records_never_take_good_ones_along(good: list[bool]) -> None:
         else {"eventVersion": "2.1"}
         for number, is_good in enumerate(good)
     ]
-    notification = answers_or_refuses(json.dumps({"Records": records}).encode())
+    notification = check_parsing(json.dumps({"Records": records}).encode())
     if not any(good):
         assert notification is None
         return

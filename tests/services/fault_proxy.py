@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 CHUNK_BYTES = 64 * 1024
-PATIENCE_SECONDS = 10.0
+PATIENCE_SECONDS = 60.0  # a bound; what is waited for comes at once on a machine with time to spare
 LOOK_UP_SECONDS = 0.05
 RESET_ON_CLOSE = struct.pack("ii", 1, 0)  # SO_LINGER: closing says RST
 

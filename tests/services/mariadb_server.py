@@ -26,8 +26,6 @@ START_SECONDS = 60.0  # far more than a start takes, recovery included
 STOP_SECONDS = 10.0
 PROGRAMS = ("mariadbd", "mariadb-install-db")
 SYSTEM_FOLDERS = "/usr/sbin:/usr/local/sbin:/usr/bin"  # servers are not on everybody's PATH
-MEMORY = Path("/dev/shm")  # a folder in memory: killing a server leaves it alone, and syncing it takes no time
-MEMORY_BYTES_MIN = 1024**3
 LOG_MB = 32  # of InnoDB; copied with every server
 USER = PASSWORD = "penstock"
 
@@ -35,12 +33,6 @@ USER = PASSWORD = "penstock"
 def mariadb_program(name: str) -> str | None:
     """Where a program of the server is; None if this machine has none."""
     return shutil.which(name) or shutil.which(name, path=SYSTEM_FOLDERS)
-
-
-def server_folder() -> Path:
-    """A new folder for servers: in memory where there is room, since most of a test is making tables on a disk."""
-    roomy = MEMORY.is_dir() and os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free > MEMORY_BYTES_MIN
-    return Path(tempfile.mkdtemp(prefix="mariadb-", dir=MEMORY if roomy else None))
 
 
 def install_template(folder: Path) -> Path:

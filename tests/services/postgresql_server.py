@@ -202,6 +202,7 @@ class PostgresqlServer:
         settings = {
             "unix_socket_directories": str(self.folder),
             "listen_addresses": "127.0.0.1" if self.tcp else "",
+            "dynamic_shared_memory_type": "mmap",  # in files beside the data, which go with it after a kill
             **({"port": str(self.port)} if self.tcp else {}),
             **self.configuration,
         }

@@ -25,6 +25,7 @@ from tests.services.fault_proxy import (
 from tests.services.sql_wire import MakeWire, MysqlWire, PostgresqlWire
 
 LATE_BY = 2  # requests of others that come before one that is late
+LATE_SECONDS = 10.0  # at most, where others wait for what it holds
 
 WIRES: dict[str, MakeWire] = {"mysql": MysqlWire, "mariadb": MysqlWire, "postgresql": PostgresqlWire}
 
@@ -224,7 +225,7 @@ class SqlProxy(FaultProxy):
         end(link.client)
         with self._changed:
             self._changed.wait_for(
-                lambda: link.ending or self._come > before or self._requests >= late.number + LATE_BY, PATIENCE_SECONDS
+                lambda: link.ending or self._come > before or self._requests >= late.number + LATE_BY, LATE_SECONDS
             )
         if sent(link, link.server, data):
             trap.sprung.wait(PATIENCE_SECONDS)

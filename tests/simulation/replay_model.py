@@ -41,6 +41,8 @@ class Mutation(Flag):
     CLAIM_TAKES_PROCESSED = auto()
     NO_FENCE = auto()  # a commit counts whoever has the objects now
     ACK_BEFORE_COMMIT = auto()
+    ANOTHER_CARRIES = auto()  # whoever claims an object that lives again is its carrier, as in its first life
+    NOBODY_ELSE_CARRIES = auto()  # who revived an object is its carrier, even where a replay of theirs comes
 
 
 class M(NamedTuple):
@@ -59,8 +61,8 @@ class O(NamedTuple):  # noqa: E742 - an object, as M is a message
     state: str = "free"  # free | held | done | dead
     holder: int = NOBODY
     attempts: int = 0
-    carrier: int = NONE
-    dead_at: int = 0
+    carrier: int = NONE  # of its death, and then of its next life
+    dead_at: int = 0  # its last death; 0: it never died
     spent: tuple[int, ...] = ()  # replay ids
     effects: int = 0
     twice: bool = False  # one replay, which was sent before the object died, gave it another life after that death
@@ -118,6 +120,7 @@ class State(NamedTuple):
     redrives: int = 0
     replays: int = 0  # by the person
     reconciles: int = 0
+    moved: int = 0  # messages that their broker itself makes letters of, as SQS does after too many receives
 
 
 Move = tuple[str, State]
@@ -152,7 +155,9 @@ def _claim(s: State, i: int, rules: Rules) -> Iterator[Move]:
     batch, dropped = s.workers[i].messages, rules.dropped
     if Mutation.REVIVE_OUTSIDE_CLAIM in dropped and s.workers[i].phase == "received":
         living = tuple(
-            o._replace(state="free", attempts=0) if _reviver(o, n, batch, dropped) else o
+            o._replace(state="free", attempts=0)
+            if o.state == "dead" and _reviver(o, [m for m in batch if n in m.names], dropped)
+            else o
             for n, o in enumerate(s.objects)
         )
         yield "revive", work(s._replace(objects=living), i, s.workers[i]._replace(phase="revived"))
@@ -173,25 +178,27 @@ def _claimed(o: O, n: int, i: int, batch: tuple[M, ...], dropped: Mutation) -> t
     if not carriers:
         return o, ("done", NONE)
     takes = o.state == "free" or (o.state == "done" and Mutation.CLAIM_TAKES_PROCESSED in dropped)
-    carrier: M | None = carriers[0] if takes else _reviver(o, n, batch, dropped)
-    if carrier is None:
+    reviver = _reviver(o, carriers, dropped) if o.dead_at else carriers[0]
+    if not takes and (o.state != "dead" or reviver is None):
         if o.state == "held":
             return o, ("later", NONE)
         told = ended(o.state, o.carrier)
         return o, ("done", NONE) if Mutation.CARRIER_ACKED in dropped else told
     charged = 1 if o.state == "dead" else o.attempts + 1
-    twice = o.state == "dead" and carrier.replay in o.spent and carrier.time < o.dead_at
-    spent = tuple(sorted({*o.spent, carrier.replay} - {NONE}))
-    held = o._replace(state="held", holder=i, attempts=charged, carrier=NONE, spent=spent, twice=o.twice or twice)
-    return held, ("ours", carrier.id)
+    taken = o._replace(state="held", holder=i, attempts=charged)
+    if o.dead_at and takes and Mutation.ANOTHER_CARRIES in dropped:
+        reviver = carriers[0]
+    if reviver is None or (o.dead_at and takes and Mutation.NOBODY_ELSE_CARRIES in dropped):
+        return taken, ("ours", o.carrier)
+    twice = o.state == "dead" and reviver.replay in o.spent and reviver.time < o.dead_at
+    spent = tuple(sorted({*o.spent, reviver.replay} - {NONE}))
+    carrier = reviver.id if o.dead_at else NONE
+    return taken._replace(carrier=carrier, spent=spent, twice=o.twice or twice), ("ours", reviver.id)
 
 
-def _reviver(o: O, n: int, batch: tuple[M, ...], dropped: Mutation) -> M | None:
-    if o.state != "dead":
-        return None
-    for m in batch:
-        if n not in m.names:
-            continue
+def _reviver(o: O, messages: list[M], dropped: Mutation) -> M | None:
+    """The first that may give the object another life: it carries it then, and so may others that might have."""
+    for m in messages:
         spent = () if Mutation.SPENT_REVIVES in dropped else o.spent
         old = Mutation.OLD_MESSAGES_REVIVE in dropped and m.id != o.carrier
         if old or gives_life(m.id, m.time, m.replay, carrier=o.carrier, dead_at=o.dead_at, spent=spent):
@@ -252,7 +259,7 @@ def _died(s: State, i: int) -> State:
 
 
 def free(o: O) -> O:
-    return o._replace(state="free", holder=NOBODY, carrier=NONE)
+    return o._replace(state="free", holder=NOBODY)
 
 
 def work(s: State, i: int, worker: W) -> State:

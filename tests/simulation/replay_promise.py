@@ -79,8 +79,7 @@ def _forgotten(s: State) -> State:
         if o.state == "done"
         else o._replace(
             attempts=ANY if o.state == "dead" else o.attempts,
-            dead_at=o.dead_at if o.state == "dead" else ANY,
-            carrier=o.carrier if o.state == "dead" and o.carrier in carriers else NONE,
+            carrier=o.carrier if o.carrier in carriers else NONE,
             spent=tuple(number for number in o.spent if number in carried),
         )
         for o in s.objects
@@ -96,12 +95,12 @@ def _held(r: R) -> R:
 
 def _timed(s: State) -> State:
     """Times only say which deaths a message is newer than: deaths are even, messages odd."""
-    deaths = sorted({o.dead_at for o in s.objects if o.state == "dead"})
+    deaths = sorted({o.dead_at for o in s.objects if o.dead_at})
 
     def timed(m: M) -> M:
         return m if m.place != MAIN else m._replace(time=2 * sum(death < m.time for death in deaths) + 1)
 
-    objects = tuple(o._replace(dead_at=2 * deaths.index(o.dead_at) + 2) if o.state == "dead" else o for o in s.objects)
+    objects = tuple(o._replace(dead_at=2 * deaths.index(o.dead_at) + 2) if o.dead_at else o for o in s.objects)
     return s._replace(
         objects=objects,
         messages=tuple(map(timed, s.messages)),

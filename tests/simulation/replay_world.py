@@ -33,6 +33,7 @@ def moves(s: State, rules: Rules) -> Iterator[Move]:
     yield from _replayer_moves(s, REPLAYER, s.replayer, rules)
     yield from _replayer_moves(s, PERSON, s.person, rules)
     yield from _console_moves(s, rules)
+    yield from _broker_moves(s)
     yield from _reconcile_moves(s, rules)
     yield from _lease_moves(s, rules)
 
@@ -194,6 +195,16 @@ def _console_moves(s: State, rules: Rules) -> Iterator[Move]:
         doubled = _record(s, m).sends > 0
         after = s._replace(messages=_with(s, m, message), redrives=s.redrives - 1, doubles=s.doubles + doubled)
         yield "redrive", after
+
+
+def _broker_moves(s: State) -> Iterator[Move]:
+    """A broker that counts receives makes a letter of a message whose objects have not ended."""
+    if not s.moved:
+        return
+    for m in s.messages:
+        if m.place == MAIN and m.holder == NOBODY:
+            letter = m._replace(place=FIRST)
+            yield "moved", s._replace(messages=_with(s, m, letter), moved=s.moved - 1, doubles=s.doubles + 1)
 
 
 def _reconcile_moves(s: State, rules: Rules) -> Iterator[Move]:

@@ -6,6 +6,7 @@ import random
 import re
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 from sqlalchemy import delete, insert
+from tests.integration.fleet import wait_for
 
 from penstock import App, DeltaSink, ObjectSource, Pipeline
 from penstock.app.announcing import announce_all
@@ -283,36 +285,32 @@ def test_a_stop_ends_it_without_a_record(scene: Scene, spark: SparkSession) -> N
 
 
 def test_a_stop_in_the_middle_of_spark_s_work_cancels_it(
-    scene: Scene, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+    scene: Scene, spark: SparkSession, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     scene.write("a")
-    real = known_frame
+    real, begun = known_frame, tmp_path / "begun"
 
     def slow(*arguments: Any) -> Any:
+        at_work = str(begun)  # by value: this runs in Spark's Python worker
+
         def wait(batches: Any) -> Any:
-            time.sleep(300)
+            Path(at_work).touch()
+            time.sleep(3_600)  # longer than this test may take: who waits for it fails
             yield from batches
 
-        scene.stop_soon()  # type: ignore[attr-defined]
         return real(*arguments).mapInArrow(wait, "known_id binary")
 
-    asked: list[float] = []
+    def stop_once_begun() -> None:
+        wait_for(begun.exists, "Spark is at work", within=120)
+        scene.stop.request()
 
-    def stop_soon() -> None:
-        import threading
-
-        def ask() -> None:
-            asked.append(time.monotonic())
-            scene.stop.request()
-
-        threading.Timer(3.0, ask).start()
-
-    scene.stop_soon = stop_soon  # type: ignore[attr-defined]
     monkeypatch.setattr("penstock.app.reconcile_look.known_frame", slow)
-    report = scene.reconcile(spark)
+    with ThreadPoolExecutor(1) as pool:
+        stopping = pool.submit(stop_once_begun)
+        report = scene.reconcile(spark)
+        stopping.result()
     assert report.stopped
     assert report.sent == 0
-    assert time.monotonic() - asked[0] < 20
 
 
 def test_no_password_is_in_the_plan(scene: Scene, spark: SparkSession) -> None:

@@ -22,7 +22,7 @@ from penstock.ledger.records import ObjectState
 pytestmark = pytest.mark.timeout(900)
 
 PATIENCE_SECONDS = 400.0
-STOP_SECONDS = 30.0
+STOP_SECONDS = 60.0
 SHOP = """
 from penstock import App, DeltaSink, ObjectSource
 

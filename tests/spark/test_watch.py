@@ -16,7 +16,7 @@ from penstock.worker.shutdown import StopSignal
 pytestmark = pytest.mark.timeout(400)
 
 PATIENCE_SECONDS = 120.0
-SETTLE_SECONDS = 1.0
+SETTLE_SECONDS = 2.5  # no writer here is that late
 LINES = 30
 
 
@@ -93,7 +93,7 @@ def test_a_file_that_is_written_slowly_is_taken_once_and_whole(tmp_path: Path, s
         for number in range(LINES):
             file.write(lines(number))
             file.flush()
-            pen.wait(SETTLE_SECONDS / 5)
+            pen.wait(SETTLE_SECONDS / 10)
     watched.wait_for(BatchCommitted, 2)
     report = watched.end()
     assert watched.ids() == [*range(LINES), 1_000]

@@ -13,7 +13,7 @@ from penstock.monitoring.logs import configure_logs
 from penstock.monitoring.plans import LogSettings
 from penstock.worker.shutdown import StopSignal
 
-LOST = LeaseLost(queue="q", message_id="m")
+LOST = LeaseLost(queue="q", message_id="m", attempt=1)
 DRAINING = WorkerDraining(reason="done", in_flight=0)
 
 
@@ -73,7 +73,7 @@ def test_a_workers_record_hears_of_what_it_holds_and_of_its_state(tmp_path: Path
     bus.emit(events.MessagesReceived(queue="q", message_ids=("m", "n", "o"), redelivered=0))
     assert keeper.record().in_flight == 3
     bus.emit(LOST)
-    bus.emit(SettleFailed(queue="q", message_id="n", reason="gone", lost=True))
+    bus.emit(SettleFailed(queue="q", message_id="n", attempt=1, operation="ack", reason="gone", lost=True))
     assert keeper.record().in_flight == 1
     assert ProcessKilled not in HEARD
     assert not bus.hears(events.MessageFinished)

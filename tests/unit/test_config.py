@@ -1,18 +1,22 @@
 """Settings: where they come from, and what a person is told of one that does not fit."""
 
+import re
+import traceback as tracebacks
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from penstock.config import (
-    _TABLES,
     SETTINGS_FILE,
+    Settings,
     load_effective,
     load_settings,
     shown,
     unknown_variables,
     with_flags,
 )
+from penstock.config.settings import EXAMPLES
 from penstock.errors import ConfigurationError
 from penstock.messaging.addresses import MASK
 
@@ -53,6 +57,17 @@ def test_a_variable_that_is_no_json_is_not_blamed_on_the_file(monkeypatch: pytes
     assert str(caught.value) == 'PENSTOCK_QUEUES cannot be read: it holds JSON, such as {"orders": 2}.'
 
 
+def test_a_list_where_a_table_belongs_is_told_how_to_write_it(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (here / "penstock.toml").write_text('queues = ["orders"]\n')
+    with pytest.raises(ConfigurationError, match="setting queues") as caught:
+        load_settings()
+    (example,) = re.findall(r"Write such as (.*) in penstock.toml, or PENSTOCK_QUEUES='(.*)'\.$", str(caught.value))
+    (here / "penstock.toml").write_text(example[0])
+    assert load_settings().queues == {"orders": 2}
+    monkeypatch.setenv("PENSTOCK_QUEUES", example[1])
+    assert load_settings().queues == {"orders": 2}
+
+
 def test_a_secret_that_is_no_json_is_named(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (here / "penstock_spark_conf").write_text("{bad")
     monkeypatch.setenv("PENSTOCK_SECRETS_DIR", str(here))
@@ -61,9 +76,9 @@ def test_a_secret_that_is_no_json_is_named(here: Path, monkeypatch: pytest.Monke
 
 
 def test_every_table_has_an_example_that_fits() -> None:
-    tables = {name for name, value in load_settings() if isinstance(value, dict)}
-    assert set(_TABLES) == tables
-    assert load_settings(**_TABLES).queues == _TABLES["queues"]
+    tables = {name for name, value in load_settings() if isinstance(value, dict | list)}
+    assert set(EXAMPLES) == tables
+    assert load_settings(**EXAMPLES).queues == EXAMPLES["queues"]
 
 
 def test_a_file_that_is_no_toml_is_named(here: Path) -> None:
@@ -150,7 +165,15 @@ def test_variables_that_name_no_setting(monkeypatch: pytest.MonkeyPatch) -> None
         ("ledger", "postgresql://db/x?user=me&password=hush&a=b", "postgresql://db/x?user=me&password=***&a=***"),
         ("ledger", "sqlite:///a@b:c.db", "sqlite:///a@b:c.db"),
         ("api_token", "hush", "***"),
+        ("api_token", {"a": "hush"}, "***"),
         ("db_password", None, None),
+        ("notify_urls", ["slack://hush"], "***"),
+        ("notify_urls", {"a": "slack://hush"}, "***"),
+        ("notify_urls.0", ["slack://hush"], "***"),
+        ("notify_urls", [], []),
+        ("broker", ["redis://:hush@host", "me:hush@host"], ["redis://:***@host", "***"]),
+        ("ledger", ("mysql://me:hush@db",), ["mysql://me:***@db"]),
+        ("spark_conf", [{"fs.s3a.secret.key": "hush"}], [{"fs.s3a.secret.key": "***"}]),
         ("spark_conf", {"fs.s3a.secret.key": "hush", "fs.s3a.access.key": "hush", "a": 1}, {"a": 1}),
     ],
 )
@@ -167,6 +190,19 @@ def test_a_secret_is_not_in_the_sentence_about_it(here: Path) -> None:
     with pytest.raises(ConfigurationError, match="spark_conf") as caught:
         load_settings()
     assert "12345" not in str(caught.value)
+
+
+def test_a_secret_is_not_in_the_traceback_of_an_error_that_nobody_caught(here: Path) -> None:
+    settings, secret = load_settings(), "hush"  # a traceback shows lines of this file, too
+    (here / SETTINGS_FILE).write_text(f'notify_urls = "slack://{secret}"\n')
+    loads: list[Callable[[], Settings]] = [
+        load_settings,
+        lambda: with_flags(settings, notify_urls=f"slack://{secret}"),
+    ]
+    for load in loads:
+        with pytest.raises(ConfigurationError, match=r"notify_urls .* does not fit: .*given '\*\*\*'") as caught:
+            load()
+        assert secret not in "".join(tracebacks.format_exception(caught.value))
 
 
 def test_the_region_may_be_named_as_most_of_awss_tools_do(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,8 @@ import sys
 
 import pytest
 
-HEAVY = ("pyspark", "boto3", "sqlalchemy", "pyarrow", "deltalake", "numpy", "pandas")
+SERVICES = ("sentry_sdk", "rollbar", "apprise")
+HEAVY = ("pyspark", "boto3", "sqlalchemy", "pyarrow", "deltalake", "numpy", "pandas", "opentelemetry", *SERVICES)
 
 REPORT = f"""
 import sys

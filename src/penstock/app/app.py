@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
 from penstock.app.handlers import Handlers
@@ -25,6 +25,7 @@ from penstock.messaging.message import (
 )
 from penstock.messaging.queue import Queue
 from penstock.messaging.schema import Codec
+from penstock.messaging.tracing import Tracing
 from penstock.monitoring.errors import ErrorHook
 
 SEND_CHUNK = 1_000  # messages handed to the broker in one call
@@ -69,6 +70,7 @@ class App(Handlers, Transactional):
         self._broker: Broker | None = None if broker is None or isinstance(broker, str) else broker  # under the lock
         self._ledger: Any | None = None if ledger is None or isinstance(ledger, str) else ledger  # as above
         self._opened_elsewhere = self._broker is not None  # as above
+        self._tracing: Tracing | None = None  # as above
         self._senders: dict[Queue[Any] | str, _Sender] = {}  # as above
 
     @classmethod
@@ -86,7 +88,15 @@ class App(Handlers, Transactional):
         with self._lock:
             if self._broker is None:
                 self._broker = open_broker(self.settings, holder=self.worker, tell=self.incidents)
+            if self.settings.traces:
+                self._broker = self._traces().broker(self._broker)
             return self._broker
+
+    @property
+    def tracing(self) -> Tracing:
+        """What traces, where the settings say so. Raises `ConfigurationError` where OpenTelemetry is missing."""
+        with self._lock:
+            return self._traces()
 
     @property
     def address(self) -> str | None:
@@ -233,6 +243,31 @@ class App(Handlers, Transactional):
             deduplication_id=deduplication_id,
             delay_seconds=0.0 if not delay else seconds_of("delay", delay),
         )
+
+    def outgoing_in_trace(
+        self,
+        queue: Queue[Any] | str,
+        body: Any,
+        *,
+        delay: Duration | None = None,
+        group: str | None = None,
+        deduplication_id: str | None = None,
+        attributes: Mapping[str, str | bytes] = NO_ATTRIBUTES,
+    ) -> Outgoing:
+        """As `outgoing`, with the trace that the caller is in: whoever sends it later is in none of the caller's."""
+        outgoing = self.outgoing(
+            queue, body, delay=delay, group=group, deduplication_id=deduplication_id, attributes=attributes
+        )
+        carrier = self.tracing.carrier()
+        return replace(outgoing, attributes={**carrier, **outgoing.attributes}) if carrier else outgoing
+
+    def _traces(self) -> Tracing:
+        """Under the lock."""
+        if self._tracing is None:
+            from penstock.app.tracing import tracing_of
+
+            self._tracing = tracing_of(self.settings, worker=self.worker)
+        return self._tracing
 
     def _sender(self, queue: Queue[Any] | str) -> _Sender:
         sender = self._senders.get(queue)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from penstock.app.redis_address import is_redis, parsed
 from penstock.app.sqs_address import aws_of, is_sqs
+from penstock.app.tracing import tracing_of
 from penstock.config import Settings, shown
 from penstock.errors import ConfigurationError
 from penstock.events import Listener, tell_nobody
@@ -24,27 +25,11 @@ MEMORY = "memory://"
 
 
 def open_broker(settings: Settings, *, holder: str, tell: Listener = tell_nobody) -> Broker:
-    """The broker at ``settings.broker``; ``tell`` hears of incidents there.
+    """The broker at ``settings.broker``, traced if they say so; ``tell`` hears of incidents there.
 
     Raises `ConfigurationError` for an address that is none.
     """
-    if settings.broker.startswith(SQLITE):
-        from penstock.brokers.sqlite import SqliteBroker
-
-        return SqliteBroker(_made(settings.broker.removeprefix(SQLITE), "broker"), holder=holder)
-    if settings.broker == MEMORY:
-        from penstock.brokers.memory import MemoryBroker
-
-        return MemoryBroker()
-    if is_redis(settings.broker):
-        return _redis_broker(settings.broker, holder=holder, tell=tell)
-    if is_sqs(settings.broker):
-        return _sqs_broker(settings, holder=holder)
-    raise ConfigurationError(
-        f"The broker {shown('broker', settings.broker)!r} is not known: write sqlite:///FILE, redis://HOST:PORT (or "
-        "rediss://, unix://, redis+cluster://), sqs:// (or sqs://REGION), or memory:// for a queue that ends with the "
-        "process."
-    )
+    return tracing_of(settings, worker=holder).broker(_broker(settings, holder=holder, tell=tell))
 
 
 def open_ledger(settings: Settings, *, probe: Probe = no_probe) -> "Ledger":
@@ -56,9 +41,18 @@ def open_ledger(settings: Settings, *, probe: Probe = no_probe) -> "Ledger":
     return Ledger.open(settings.ledger, probe=probe)
 
 
+def system_of(settings: Settings) -> str:
+    """What OpenTelemetry's conventions call the broker of the settings, as `Capabilities.system` does."""
+    if is_sqs(settings.broker):
+        return "aws_sqs"
+    if is_redis(settings.broker):
+        return "redis"
+    return "sqlite" if settings.broker.startswith(SQLITE) else "memory"
+
+
 def has_workers_elsewhere(settings: Settings) -> bool:
     """Whether workers of other hosts may be on this broker: no lock or record of this host tells of them."""
-    return is_redis(settings.broker) or is_sqs(settings.broker)
+    return not settings.one_host and (is_redis(settings.broker) or is_sqs(settings.broker))
 
 
 def has_ledger_apart(settings: Settings) -> bool:
@@ -74,7 +68,7 @@ def has_local_ledger(settings: Settings) -> bool:
 def require_shared_ledger(settings: Settings, *, recorded: Sequence[str]) -> None:
     """Raise `ConfigurationError` where each host would have its own truth about what these handlers and pipelines did:
     the ledger is a file of this host, the broker may be that of many, and nobody said that there is one host."""
-    if not recorded or settings.one_host or not has_ledger_apart(settings):
+    if not recorded or not has_ledger_apart(settings):
         return
     raise ConfigurationError(
         f"Other hosts may work on the queues of the broker {shown('broker', settings.broker)}, and the ledger "
@@ -92,6 +86,26 @@ def require_redis() -> None:
         )
 
 
+def _broker(settings: Settings, *, holder: str, tell: Listener) -> Broker:
+    if settings.broker.startswith(SQLITE):
+        from penstock.brokers.sqlite import SqliteBroker
+
+        return SqliteBroker(_made(settings.broker.removeprefix(SQLITE), "broker"), holder=holder)
+    if settings.broker == MEMORY:
+        from penstock.brokers.memory import MemoryBroker
+
+        return MemoryBroker()
+    if is_redis(settings.broker):
+        return _redis_broker(settings.broker, holder=holder, tell=tell)
+    if is_sqs(settings.broker):
+        return _sqs_broker(settings, holder=holder, tell=tell)
+    raise ConfigurationError(
+        f"The broker {shown('broker', settings.broker)!r} is not known: write sqlite:///FILE, redis://HOST:PORT (or "
+        "rediss://, unix://, redis+cluster://), sqs:// (or sqs://REGION), or memory:// for a queue that ends with the "
+        "process."
+    )
+
+
 def _redis_broker(address: str, *, holder: str, tell: Listener) -> Broker:
     found = parsed(address)
     require_redis()
@@ -100,7 +114,7 @@ def _redis_broker(address: str, *, holder: str, tell: Listener) -> Broker:
     return RedisStreamsBroker(found.url, holder=holder, prefix=found.prefix, tell=tell)
 
 
-def _sqs_broker(settings: Settings, *, holder: str) -> Broker:
+def _sqs_broker(settings: Settings, *, holder: str, tell: Listener) -> Broker:
     aws = aws_of(settings.broker, settings.aws)
     require_aws()
     from penstock.brokers.sqs import SqsBroker
@@ -110,7 +124,7 @@ def _sqs_broker(settings: Settings, *, holder: str) -> Broker:
     # over before anything is given back, which it would receive again.
     stopping = budget(stop_timeout_seconds=settings.stop_timeout_seconds, drain_seconds=settings.drain_seconds)
     tail_seconds = math.floor(stopping.drain_seconds)
-    return SqsBroker(aws, holder=holder, poll_seconds=max(min(POLL_SECONDS, tail_seconds), 1))
+    return SqsBroker(aws, holder=holder, poll_seconds=max(min(POLL_SECONDS, tail_seconds), 1), tell=tell)
 
 
 def _made(file: str, what: str) -> Path:

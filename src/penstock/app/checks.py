@@ -26,6 +26,7 @@ ONE_LEDGER = (
     "For idempotent handlers, object handlers and pipelines name a ledger that hosts share (mysql://, postgresql://), "
     "or set one_host = true where all workers run on this host."
 )
+AWAY = "Start it, or let this host reach it. If it is another one, name that in the setting {setting}."
 WITHOUT_SPARK = "Only pipelines and `penstock ingest` need it; with --app doctor knows whether the app does."
 FREE_BYTES_MIN = 2 * 1024**3
 
@@ -106,7 +107,7 @@ def _app_checks(scope: "Scope", name: str) -> Iterator[Finding]:
     for finding in _broker_checks(scope):
         failed = failed or (finding.check, finding.verdict) == ("broker", Verdict.FAILED)
         yield finding
-    ledger = guarded("ledger", partial(_ledger, scope), hint=ONE_LEDGER)
+    ledger = guarded("ledger", partial(_ledger, scope), hint=ONE_LEDGER, when_away=AWAY.format(setting="ledger"))
     yield ledger
     if not has_local_ledger(scope.settings) and ledger.verdict is not Verdict.FAILED:
         yield guarded("ledger server", partial(_ledger_server, scope))
@@ -147,7 +148,7 @@ def _standing(scope: "Scope", name: str) -> tuple[Verdict, str]:
 def _broker_checks(scope: "Scope") -> Iterator[Finding]:
     from penstock.app.redis_address import is_redis
 
-    broker = guarded("broker", partial(_broker, scope))
+    broker = guarded("broker", partial(_broker, scope), when_away=AWAY.format(setting="broker"))
     yield broker
     if is_redis(scope.settings.broker) and broker.verdict is not Verdict.FAILED:
         from penstock.app.redis_checks import redis_checks
@@ -176,7 +177,7 @@ def _ledger(scope: "Scope") -> tuple[Verdict, str]:
     address = scope.settings.ledger
     with view(scope) as seen:
         found = f"{shown('ledger', address)}; pipelines: {len(seen.ledger.pipelines()):,}"
-    if scope.settings.one_host or not has_ledger_apart(scope.settings):
+    if not has_ledger_apart(scope.settings):
         return Verdict.OK, found
     require_shared_ledger(scope.settings, recorded=scope.recorded)
     if is_there(address):

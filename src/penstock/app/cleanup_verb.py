@@ -8,6 +8,7 @@ from penstock.app.kill import killing_probe
 from penstock.app.places import declared_places
 from penstock.app.sources import source_of
 from penstock.app.tables import Tables
+from penstock.app.telemetry import open_reports
 from penstock.errors import UsageError
 from penstock.events import Bus
 from penstock.messaging.clock import SystemClock
@@ -50,7 +51,24 @@ def clean_up(
 ) -> CleanupReport:
     """Do it. Raises `UsageError` for a pipeline whose objects are kept, `ObjectDenied` and `TemporaryError` in the
     middle: what was done until then stays so, and the next one goes on from there."""
-    clock, bus = SystemClock(), Bus(*listeners)
+    heard = open_reports(
+        app.settings, worker=app.worker, process="cleanup", on_error=app.on_error, tell=Bus(*listeners).emit
+    )
+    with heard.told():
+        return _cleaned(app, pipeline, dry_run=dry_run, limit=limit, rate=rate, stop=stop, bus=Bus(*heard.listeners))
+
+
+def _cleaned(
+    app: "App",
+    pipeline: "Pipeline",
+    *,
+    dry_run: bool,
+    limit: int | None,
+    rate: float | None,
+    stop: StopSignal,
+    bus: Bus,
+) -> CleanupReport:
+    clock = SystemClock()
     began_at = clock.monotonic()
     declared = pipeline.declaration
     where = declared_places(declared.name, declared.sink.table, app.settings)

@@ -17,6 +17,7 @@ from penstock.app.service import Host
 from penstock.events import Bus, DeadLettersAgeing, DeadLettersArchived
 from penstock.messaging.broker import Broker, listed_name
 from penstock.messaging.clock import Clock
+from penstock.messaging.steps import Probe, Step, no_probe
 from penstock.messaging.waits import Random
 from penstock.replay.letter_lines import line_of
 from penstock.replay.letters import Letter, Letters, letters_in
@@ -56,6 +57,7 @@ class Ageing(Rounds):
         clock: Clock,
         random: Random,
         stop: StopSignal | None = None,
+        probe: Probe = no_probe,
     ) -> None:
         super().__init__(NAME, clock=clock, random=random, tell=bus.emit, stop=stop)
         self._queues = queues
@@ -63,6 +65,7 @@ class Ageing(Rounds):
         self._archive = archive
         self._warn_share = warn_share
         self._bus = bus
+        self._probe = probe
         self._told_at: dict[str, float] = {}  # monotonic, by queue; of the rounds' thread
 
     def once(self) -> float:
@@ -105,7 +108,7 @@ class Ageing(Rounds):
             self._told_at.pop(queue, None)
 
     def _aged(self, letters: Letters, now: float, retention_seconds: float) -> Aged:
-        archiving = None if self._archive is None else _Archiving(self._archive, letters, self._bus)
+        archiving = None if self._archive is None else _Archiving(self._archive, letters, self._bus, self._probe)
         count, oldest_at = 0, now
         for page in letters.pages():
             for letter in page:
@@ -141,10 +144,11 @@ class Ageing(Rounds):
 class _Archiving:
     """Letters on their way from a queue into files."""
 
-    def __init__(self, files: Files, letters: Letters, bus: Bus) -> None:
+    def __init__(self, files: Files, letters: Letters, bus: Bus, probe: Probe) -> None:
         self._files = files
         self._letters = letters
         self._bus = bus
+        self._probe = probe
         self._ids: list[str] = []
         self._lines: list[bytes] = []
         self._bytes = 0
@@ -167,10 +171,14 @@ class _Archiving:
         data = b"".join(self._lines)
         day = time.strftime("%Y-%m-%d", time.gmtime(self._first_at))
         path = f"{listed_name(self._letters.queue)}/{day}/{hashlib.sha256(data).hexdigest()[:32]}.jsonl"
-        self._files.write(path, data)
+        with self._files.open_output(path) as file:
+            file.write(data)
+            self._probe(Step.LETTERS_WRITTEN)
         if self._files.is_local:
             self._files.make_durable([path])
+        self._probe(Step.LETTERS_KEPT)
         self._letters.remove(self._ids)
+        self._probe(Step.LETTERS_REMOVED)
         self._bus.emit(
             DeadLettersArchived(queue=self._letters.queue, letters=len(self._ids), file=f"{self._files.uri}/{path}")
         )
@@ -195,5 +203,6 @@ def ageing(queues: Sequence[str], host: Host) -> AbstractContextManager[object]:
         clock=host.clock,
         random=host.random,
         stop=host.stop,
+        probe=host.probe,
     )
     return duty.beside()

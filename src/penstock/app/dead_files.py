@@ -12,10 +12,12 @@ from typing import BinaryIO
 from penstock.app.dead_letters import Asked, Done, audited, has_letters, letter_queues
 from penstock.app.dead_places import place_of_letters
 from penstock.app.inspect import View
+from penstock.app.kill import killing_probe
 from penstock.errors import UsageError
 from penstock.ledger import Ledger
 from penstock.messaging.broker import listed_name
 from penstock.messaging.clock import SystemClock
+from penstock.messaging.steps import Probe, Step
 from penstock.replay.letter_lines import LINE_BYTES_MAX, Kept, line_of, read_line
 from penstock.replay.letters import PAGE, Letters, letters_in
 from penstock.replay.operator import CHUNK, Stopped, Told, matching
@@ -103,6 +105,7 @@ def export_to_file(
     if place.files.stat(place.name) is not None:
         raise UsageError(f"There is a file {place.address} already: name another one, it may be the only copy.")
     exported = Exported()
+    probe = killing_probe(seen.scope.settings.kill_at)
     with ExitStack() as opened:
         details = {"file": place.address, **({"remove": True} if remove else {})}
         of_queues = _Opened(seen, asked, ledger, opened, stopped, details=details)
@@ -111,10 +114,11 @@ def export_to_file(
                 _write(seen, asked, stream, exported, of_queues, told)
                 if stopped() or not exported.letters:
                     raise _NoFile
+                probe(Step.LETTERS_WRITTEN)
         except _NoFile:
             return Exported(interrupted=stopped())
         if remove:
-            exported.removed = _remove(place, of_queues, stopped)
+            exported.removed = _remove(place, of_queues, stopped, probe)
             exported.interrupted = stopped()
     return exported
 
@@ -192,14 +196,18 @@ def _write(seen: View, asked: Asked, stream: BinaryIO, exported: Exported, opene
             told(1)
 
 
-def _remove(place: Place, opened: _Opened, stopped: Stopped) -> int:
+def _remove(place: Place, opened: _Opened, stopped: Stopped, probe: Probe) -> int:
     """What the file holds, which is read for it: so no list of ids is kept in memory."""
+    if place.files.is_local:
+        place.files.make_durable([place.name])
+    probe(Step.LETTERS_KEPT)
     removed = 0
     for chunk in _chunks(_lines(place), PAGE):
         if stopped():
             break
         for queue, group in groupby(chunk, key=lambda kept: kept.queue):
             removed += opened.letters[queue].remove([kept.message.id for kept in group])
+            probe(Step.LETTERS_REMOVED)
     return removed
 
 

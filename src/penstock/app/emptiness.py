@@ -22,8 +22,7 @@ class Emptiness:
 
     def messages(self) -> int:
         """How many there are, in any state, as near as the broker can tell."""
-        stats = self._broker.stats(self._queue)
-        return stats.visible + stats.in_flight + stats.delayed
+        return self._broker.stats(self._queue).messages
 
     def doubt(self) -> None:
         """Something was sent to it."""

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 
-from penstock.errors import PenstockError
+from penstock.errors import PenstockError, TemporaryError
 
 
 class Verdict(StrEnum):
@@ -25,10 +25,13 @@ class Finding:
     hint: str = ""
 
 
-def guarded(check: str, look: Callable[[], tuple[Verdict, str]], *, hint: str = "") -> Finding:
-    """Run a check. ``hint`` is given where the verdict is a warning: errors of ours say themselves what to do."""
+def guarded(check: str, look: Callable[[], tuple[Verdict, str]], *, hint: str = "", when_away: str = "") -> Finding:
+    """Run a check. ``hint`` is given where the verdict is a warning, ``when_away`` where a server did not answer: all
+    other errors of ours say themselves what to do."""
     try:
         verdict, found = look()
+    except TemporaryError as error:
+        return Finding(check=check, verdict=Verdict.FAILED, found=str(error), hint=when_away)
     except PenstockError as error:
         return Finding(check=check, verdict=Verdict.FAILED, found=str(error))
     except Exception as error:  # whatever is wrong with this machine, the other checks have their say

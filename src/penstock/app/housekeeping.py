@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from penstock.app.backends import SQLITE
+from penstock.app.identity import own_version
 from penstock.app.processes import PROCESSES_FOLDER, RECORD_SUFFIX, ProcessRegistry
 from penstock.app.registry import RecordKeeper
 from penstock.app.rounds import Rounds
@@ -22,6 +23,7 @@ from penstock.errors import ConfigurationError
 from penstock.events import Listener
 from penstock.messaging.broker import Broker
 from penstock.messaging.clock import Clock
+from penstock.messaging.tracing import unwrapped
 from penstock.messaging.waits import Random
 from penstock.worker.shutdown import StopSignal
 
@@ -92,15 +94,26 @@ class Presence:
     On a queue in this process's memory it is nothing at all, for that ends with its only worker.
     """
 
-    def __init__(self, *, settings: Settings, broker: Broker, worker: str, stop: StopSignal, clock: Clock) -> None:
+    def __init__(
+        self,
+        *,
+        settings: Settings,
+        broker: Broker,
+        worker: str,
+        stop: StopSignal,
+        clock: Clock,
+        metrics_address: Callable[[], str | None] = lambda: None,
+    ) -> None:
         self._settings = settings
-        self._broker = None if isinstance(broker, MemoryBroker) else broker
+        self._broker = None if isinstance(unwrapped(broker), MemoryBroker) else broker
         self._worker = worker
         self._clock = clock
         self._state = Path(settings.state)
         version = settings.service_version or own_version()
         path = self._state / PROCESSES_FOLDER / f"{worker}{RECORD_SUFFIX}"
-        self._keeper = RecordKeeper(path, worker=worker, version=version, stop=stop, clock=clock)
+        self._keeper = RecordKeeper(
+            path, worker=worker, version=version, stop=stop, clock=clock, metrics_address=metrics_address
+        )
 
     @property
     def listeners(self) -> Sequence[Listener]:
@@ -144,13 +157,3 @@ def _has_ledger(settings: Settings) -> bool:
     """Whether there is a ledger to free anything in: one on this host may never have been made."""
     file = settings.ledger.removeprefix(SQLITE)
     return file == settings.ledger or Path(file).is_file()
-
-
-def own_version() -> str:
-    """Of Penstock."""
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        return version("penstock")
-    except PackageNotFoundError:
-        return "source"

@@ -9,3 +9,13 @@ from ulid import ULID
 def worker_id() -> str:
     """A name no other process ever has: host, process id, and when."""
     return f"{socket.gethostname()}-{os.getpid()}-{ULID()}"
+
+
+def own_version() -> str:
+    """Of Penstock."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("penstock")
+    except PackageNotFoundError:
+        return "source"

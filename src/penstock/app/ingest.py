@@ -7,10 +7,11 @@ Run again after any death it goes on where the protocol stood; run again after s
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from penstock.app.goal import Goal
+from penstock.app.identity import worker_id
 from penstock.app.ingest_pipeline import IngestPipeline, IngestRequest, check, queue_of, shared_settings
 from penstock.app.kill import killing_probe
 from penstock.app.places import places
@@ -18,11 +19,13 @@ from penstock.app.sources import source_of
 from penstock.app.state import check_owner, open_state
 from penstock.app.tables import Tables
 from penstock.app.tally import Tally
+from penstock.app.telemetry import open_reports, open_telemetry
 from penstock.app.watching import Watching
 from penstock.app.wiring import Tools
 from penstock.events import Bus, Listener, SourceScanned, WatchBegan, WatchDisturbed
 from penstock.ledger.records import ObjectState
 from penstock.messaging.clock import SystemClock
+from penstock.messaging.tracing import NO_TRACING
 from penstock.objects.local import LocalStore
 from penstock.objects.reference import ObjectRef
 from penstock.objects.scan_report import ScanReport
@@ -68,15 +71,27 @@ def ingest(
     Raises `UserError` with a sentence for what a person has to mend; what was committed until then stays.
     """
     tally = Tally()
+    opened = open_telemetry if request.watch else open_reports
+    heard = opened(request.settings, worker=worker_id(), process="ingest", tell=Bus(*listeners).emit)
     tools = Tools(
-        stop=stop, clock=SystemClock(), bus=Bus(tally, *listeners), probe=killing_probe(request.settings.kill_at)
+        stop=stop,
+        clock=SystemClock(),
+        bus=Bus(tally, *heard.listeners),
+        probe=killing_probe(request.settings.kill_at),
+        tracing=heard.tracing or NO_TRACING,
     )
+    with heard.told():
+        return _ingested(request, tools, tally, spark=spark)
+
+
+def _ingested(request: IngestRequest, tools: Tools, tally: Tally, *, spark: Session | None) -> IngestReport:
     began_at = tools.clock.monotonic()
     where = places(request.table, request.state, aws=request.settings.aws)
     source = source_of(request.source, where)
     transform = check(request, source)
     shared = shared_settings(request)
     with open_state(where.state, shared=shared, probe=tools.probe) as state, queue_of(request, state, tools) as state:
+        state = replace(state, broker=tools.tracing.broker(state.broker))
         state.free_what_the_dead_held()
         if shared is None:
             check_owner(state.ledger, where)

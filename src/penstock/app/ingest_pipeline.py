@@ -16,6 +16,7 @@ from penstock.app.sqs_address import SQS
 from penstock.app.sqs_queues import check_queues
 from penstock.app.state import State
 from penstock.app.tables import Tables
+from penstock.app.tracing import traced
 from penstock.app.wiring import FAULTS_MAX, Blueprint, Numbers, Tools, worker_settings
 from penstock.config import Settings
 from penstock.errors import UsageError
@@ -106,7 +107,7 @@ class IngestPipeline:
                 line = blueprint.line(session, queue=self.queue)
                 Worker(
                     broker=state.broker,
-                    lines=[line],
+                    lines=traced([line], tools.tracing, system=state.broker.capabilities.system),
                     settings=worker_settings(settings),
                     clock=tools.clock,
                     bus=tools.bus,

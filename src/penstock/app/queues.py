@@ -1,32 +1,41 @@
 """How the queues of the settings' broker stand, and who works on them. For looking from outside, and for senders."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from penstock.app.ages import Ages, QueueAges
 from penstock.app.backends import MEMORY, SQLITE, open_broker
 from penstock.app.registry import WorkerRecord, Workers
 from penstock.config import Settings
-from penstock.errors import ConfigurationError, UsageError
-from penstock.messaging.broker import Broker, listed_name, names_dead_letters
+from penstock.errors import ConfigurationError, PenstockError, UsageError
+from penstock.messaging.broker import AgeSource, Broker, listed_name, names_dead_letters
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueStanding:
-    """How one queue stands now. Ages are None where nothing waits, or where the broker cannot tell."""
+    """How one queue stands now. Ages are None where nothing waits, or where nobody can tell; beside each stands who
+    tells it: the broker (exact), CloudWatch, or an estimate from what workers of this host received."""
 
     queue: str
     visible: int
     in_flight: int
     delayed: int
     oldest_visible_message_age_seconds: float | None
+    oldest_visible_message_age_source: AgeSource | None
     oldest_message_age_seconds: float | None
+    oldest_message_age_source: AgeSource | None
     dead_letters: int  # of both tiers, also those that wait for their replay
     dead_letters_set_aside: int  # those of the second tier, which nothing brings back by itself
     paused: bool
     breaker: str | None  # the error for which a worker of this state folder serves it no more for now
     workers: tuple[str, ...]  # of this state folder; on a broker that hosts share there may be others
+
+    @property
+    def messages(self) -> int:
+        """All that are there, in flight and delayed ones too."""
+        return self.visible + self.in_flight + self.delayed
 
 
 @contextmanager
@@ -59,16 +68,24 @@ def check_shared(settings: Settings) -> None:
         )
 
 
-def standings(settings: Settings, broker: Broker, names: Sequence[str] | None = None) -> Sequence[QueueStanding]:
-    """Of these queues, or of every one that the broker knows of."""
+def standings(
+    settings: Settings, broker: Broker, names: Sequence[str] | None = None, *, ages: Ages | None = None
+) -> Sequence[QueueStanding]:
+    """Of these queues, or of every one that the broker knows of. ``ages`` to look again and again with the same one, or
+    to ask CloudWatch too."""
+    ages = ages or Ages(broker)
     workers = Workers(Path(settings.state)).records()
-    return [_standing(broker, name, workers) for name in (broker.queue_names() if names is None else names)]
+    names = broker.queue_names() if names is None else names
+    told: Mapping[str, float] = {}
+    with suppress(PenstockError):  # then CloudWatch tells nothing, and all else can be seen
+        told = ages.asked(names)
+    return [_standing(broker, name, workers, ages, told) for name in names]
 
 
-def standing_of(settings: Settings, broker: Broker, queue: str) -> QueueStanding:
+def standing_of(settings: Settings, broker: Broker, queue: str, *, ages: Ages | None = None) -> QueueStanding:
     """Of one queue. Raises `UsageError` for one that the broker does not know of."""
     check_known(broker, queue)
-    return _standing(broker, queue, Workers(Path(settings.state)).records())
+    return standings(settings, broker, [queue], ages=ages)[0]
 
 
 def check_known(broker: Broker, queue: str) -> None:
@@ -86,20 +103,24 @@ def tiers(broker: Broker, queue: str) -> tuple[str, str]:
 
 def messages_in(broker: Broker, queue: str) -> int:
     """All that are there, in flight and delayed ones too; none in a queue that is not there."""
-    stats = broker.stats(queue)
-    return stats.visible + stats.in_flight + stats.delayed
+    return broker.stats(queue).messages
 
 
-def _standing(broker: Broker, queue: str, workers: Sequence[WorkerRecord]) -> QueueStanding:
+def _standing(
+    broker: Broker, queue: str, workers: Sequence[WorkerRecord], ages: Ages, told: Mapping[str, float]
+) -> QueueStanding:
     stats = broker.stats(queue)
+    age: QueueAges = ages.of(queue, stats, told=told, workers=workers)
     letters = () if names_dead_letters(queue) else [messages_in(broker, tier) for tier in tiers(broker, queue)]
     return QueueStanding(
         queue=queue,
         visible=stats.visible,
         in_flight=stats.in_flight,
         delayed=stats.delayed,
-        oldest_visible_message_age_seconds=stats.oldest_visible_message_age_seconds,
-        oldest_message_age_seconds=stats.oldest_message_age_seconds,
+        oldest_visible_message_age_seconds=age.oldest_visible_seconds,
+        oldest_visible_message_age_source=None if age.oldest_visible_seconds is None else ages.oldest_visible_source,
+        oldest_message_age_seconds=age.oldest_seconds,
+        oldest_message_age_source=None if age.oldest_seconds is None else ages.oldest_source,
         dead_letters=sum(letters),
         dead_letters_set_aside=sum(letters[1:]),
         paused=broker.paused(queue),

@@ -197,5 +197,4 @@ def _stoppable(tools: Tools, spark: "Session", tag: str) -> Iterator[None]:
 
 
 def _messages(target: Target) -> int:
-    stats = target.broker.stats(target.queue)
-    return stats.visible + stats.in_flight + stats.delayed
+    return target.broker.stats(target.queue).messages

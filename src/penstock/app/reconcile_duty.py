@@ -110,7 +110,7 @@ class ReconcileDuty:
         if last is None or not last.sent or seconds >= PATIENCE_PERIODS * self._every_seconds:
             return True
         stats = target.broker.stats(target.queue)
-        if not stats.visible + stats.in_flight + stats.delayed:
+        if not stats.messages:
             return True
         return stats.oldest_message_age_seconds is not None and stats.oldest_message_age_seconds < seconds
 

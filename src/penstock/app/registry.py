@@ -1,7 +1,7 @@
 """The workers of one state folder on this host: what each says of itself, and how to reach them.
 
-Every worker writes a small record beside its lock: at every change of its state, and every few seconds while it lives.
-The lock is the proof that it lives; the record says the rest.
+Every worker writes a small record beside its lock: before it takes its first message, soon after every change of its
+state, and every few seconds while it lives. The lock is the proof that it lives; the record says the rest.
 """
 
 import json
@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from penstock.app.processes import PROCESSES_FOLDER, ProcessRegistry, draft_of
+from penstock.app.seen_ages import SeenAges
 from penstock.events import (
     BreakerClosed,
     BreakerOpened,
@@ -23,14 +24,18 @@ from penstock.events import (
     Event,
     LeaseLost,
     MessagesReceived,
+    QueueSeenEmpty,
     SettleFailed,
     WorkerDraining,
     WorkerStarted,
 )
 from penstock.messaging.clock import Clock
+from penstock.messaging.estimate import Estimate
+from penstock.messaging.settlement import Release
 from penstock.worker.shutdown import StopSignal
 
-BEAT_SECONDS = 2.0
+BEAT_SECONDS = 2.0  # between two records while nothing changes
+GATHER_SECONDS = 0.2  # from a change until it is written, with what else changes meanwhile
 HEARD = frozenset(
     {
         BreakerClosed,
@@ -38,6 +43,7 @@ HEARD = frozenset(
         DeliverySettled,
         LeaseLost,
         MessagesReceived,
+        QueueSeenEmpty,
         SettleFailed,
         WorkerDraining,
         WorkerStarted,
@@ -61,24 +67,40 @@ class WorkerRecord:
     in_flight: int  # messages whose lease it holds
     beat_at: float
     paused: Mapping[str, str] = field(default_factory=dict)  # by queue: the error that keeps it from being served
+    seen: Mapping[str, Estimate] = field(default_factory=dict)  # by queue: what its receives say of ages
+    settled: Mapping[str, int] = field(default_factory=dict)  # by queue: messages that left it through this worker
+    metrics_address: str | None = None  # HOST:PORT where it answers for its metrics and its health, if it does
 
 
 class RecordKeeper(ChoosyListener):
     """Keeps the record of the worker in this process. A listener for the bus; a thread of its own writes."""
 
-    def __init__(self, path: Path, *, worker: str, version: str, stop: StopSignal, clock: Clock) -> None:
+    def __init__(
+        self,
+        path: Path,
+        *,
+        worker: str,
+        version: str,
+        stop: StopSignal,
+        clock: Clock,
+        metrics_address: Callable[[], str | None] = lambda: None,
+    ) -> None:
         self._path = path
         self._worker = worker
         self._version = version
         self._stop = stop
         self._clock = clock
+        self._metrics_address = metrics_address
         self._started_at = clock.now()
+        self._writing = threading.Lock()
         self._lock = threading.Lock()
         self._held: dict[str, set[str]] = {}  # under the lock: message ids by queue
         self._paused: dict[str, str] = {}  # under the lock: the error, by queue
+        self._seen = SeenAges(clock)
+        self._settled: dict[str, int] = {}  # under the lock, by queue
         self._queues: tuple[str, ...] = ()  # written by the thread that starts the worker
         self._changed = threading.Event()
-        self._ended = False  # written by whoever ends it
+        self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="penstock-record", daemon=True)
 
     def hears(self, kind: type[Event]) -> bool:
@@ -89,7 +111,12 @@ class RecordKeeper(ChoosyListener):
             case MessagesReceived():
                 with self._lock:
                     self._held.setdefault(event.queue, set()).update(event.message_ids)
-            case DeliverySettled() | LeaseLost():
+                self._seen(event)
+            case QueueSeenEmpty():
+                self._seen(event)
+            case DeliverySettled():
+                self._let_go(event.queue, event.message_id, left=not isinstance(event.settlement, Release))
+            case LeaseLost():
                 self._let_go(event.queue, event.message_id)
             case SettleFailed(lost=True):
                 self._let_go(event.queue, event.message_id)
@@ -101,9 +128,9 @@ class RecordKeeper(ChoosyListener):
                 with self._lock:
                     self._paused.pop(event.queue, None)
                 self._changed.set()
-            case WorkerStarted():
+            case WorkerStarted():  # whoever sees it at work finds in its record what it serves
                 self._queues = event.queues
-                self._changed.set()
+                self._try_to_write()
             case WorkerDraining():
                 self._changed.set()
             case _:
@@ -116,7 +143,7 @@ class RecordKeeper(ChoosyListener):
 
     def end(self) -> None:
         """Write no more. The file goes with the lock."""
-        self._ended = True
+        self._ended.set()
         self._changed.set()
         self._thread.join(BEAT_SECONDS)
 
@@ -124,7 +151,7 @@ class RecordKeeper(ChoosyListener):
         """What there is to say now."""
         with self._lock:
             in_flight = sum(map(len, self._held.values()))
-            paused = dict(self._paused)
+            paused, settled = dict(self._paused), dict(self._settled)
         return WorkerRecord(
             worker=self._worker,
             host=socket.gethostname(),
@@ -137,25 +164,36 @@ class RecordKeeper(ChoosyListener):
             in_flight=in_flight,
             beat_at=self._clock.now(),
             paused=paused,
+            seen=self._seen.estimates,
+            settled=settled,
+            metrics_address=self._metrics_address(),
         )
 
-    def _let_go(self, queue: str, message_id: str) -> None:
+    def _let_go(self, queue: str, message_id: str, *, left: bool = False) -> None:
         with self._lock:
             self._held.get(queue, set()).discard(message_id)
+            if left:
+                self._settled[queue] = self._settled.get(queue, 0) + 1
 
     def _run(self) -> None:
         while True:
-            self._clock.wait(self._changed, BEAT_SECONDS)
+            self._clock.wait(self._changed, BEAT_SECONDS - GATHER_SECONDS)
             self._changed.clear()
-            if self._ended:
+            # An idle worker that is told to stop has ended by then: it need not wait for a disk that has other things
+            # to do, to say for a moment that it is stopping.
+            if self._clock.wait(self._ended, GATHER_SECONDS):
                 return
-            with suppress(OSError):  # a full disk is no reason to end; the record grows old and shows it
-                self._write()
+            self._try_to_write()
+
+    def _try_to_write(self) -> None:
+        with suppress(OSError):  # a full disk is no reason to end; the record grows old and shows it
+            self._write()
 
     def _write(self) -> None:
-        draft = draft_of(self._path)
-        draft.write_text(json.dumps(asdict(self.record())), encoding="utf-8")
-        draft.replace(self._path)
+        with self._writing:
+            draft = draft_of(self._path)
+            draft.write_text(json.dumps(asdict(self.record())), encoding="utf-8")
+            draft.replace(self._path)
 
 
 class Workers:
@@ -229,6 +267,7 @@ def _send(pid: int, number: signal.Signals, *, only_if: Callable[[], bool]) -> b
 def _read(path: Path) -> WorkerRecord | None:
     try:
         fields = json.loads(path.read_text(encoding="utf-8"))
-        return WorkerRecord(**{**fields, "queues": tuple(fields["queues"])})
-    except (OSError, ValueError, TypeError, KeyError):  # gone meanwhile, or of another version
+        seen = {queue: Estimate(**estimate) for queue, estimate in fields.get("seen", {}).items()}
+        return WorkerRecord(**{**fields, "queues": tuple(fields["queues"]), "seen": seen})
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):  # gone meanwhile, or of another version
         return None

@@ -22,7 +22,7 @@ from penstock.messaging.broker import SettleFailure, is_fifo
 from penstock.messaging.clock import Clock, SystemClock
 from penstock.messaging.failure import end_of
 from penstock.messaging.replays import NoLog
-from penstock.messaging.settlement import Ack, Release, Settlement
+from penstock.messaging.settlement import Ack, Release, Settlement, operation_of
 from penstock.messaging.steps import Probe, no_probe
 from penstock.monitoring.errors import ErrorHook
 from penstock.replay.execution import NAME, Desk, ReplayExecution
@@ -100,10 +100,17 @@ class ReplayFunction:
             failures = desk.broker.settle(settlements)
         except TemporaryError as error:
             failures = [SettleFailure(delivery=letter, reason=str(error), lost=False) for letter, _ in settlements]
+        operations = {letter.receipt: operation_of(settlement) for letter, settlement in settlements}
         for each in failures:
-            message_id = each.delivery.message.id
             desk.bus.emit(
-                SettleFailed(queue=each.delivery.queue, message_id=message_id, reason=each.reason, lost=each.lost)
+                SettleFailed(
+                    queue=each.delivery.queue,
+                    message_id=each.delivery.message.id,
+                    attempt=each.delivery.attempt,
+                    operation=operations[each.delivery.receipt],
+                    reason=each.reason,
+                    lost=each.lost,
+                )
             )
         return {each.delivery.receipt for each in failures}
 
@@ -117,20 +124,15 @@ class ReplayFunction:
                 self._tell(error)
             raise
         else:
-            self._flush()
+            self._parts.telemetry.flush(REPORTS_SECONDS)
 
     def _tell(self, error: Exception) -> None:
         failure = end_of(error)
         self._parts.bus.emit(
             WorkerFailed(error_type=failure.error_type, error=failure.error, traceback=failure.traceback)
         )
-        if self._parts.reporter is not None:
-            self._parts.reporter.report(error, handler=NAME)
-        self._flush()
-
-    def _flush(self) -> None:
-        if self._parts.reporter is not None:
-            self._parts.reporter.flush(REPORTS_SECONDS)
+        self._parts.telemetry.report(error, handler=NAME)
+        self._parts.telemetry.flush(REPORTS_SECONDS)
 
 
 def _firsts(letters: "Sequence[Received]") -> "Sequence[Received]":

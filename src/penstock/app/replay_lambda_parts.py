@@ -13,8 +13,9 @@ from penstock.app.backends import has_local_ledger, open_ledger
 from penstock.app.identity import worker_id
 from penstock.app.listeners import guarded
 from penstock.app.replay_settings import replay_policy, with_sample
-from penstock.app.running import open_log
 from penstock.app.sqs_address import SQS, aws_of, is_sqs
+from penstock.app.telemetry import Telemetry, open_telemetry
+from penstock.app.tracing import tracing_of
 from penstock.config import Settings, load_settings, shown
 from penstock.errors import ConfigurationError
 from penstock.events import Bus, Listener
@@ -22,8 +23,7 @@ from penstock.messaging.broker import listed_name
 from penstock.messaging.clock import Clock
 from penstock.messaging.replays import NoLog
 from penstock.messaging.steps import Probe
-from penstock.monitoring.errors import ErrorHook, ErrorReporter
-from penstock.monitoring.logs import LogListener
+from penstock.monitoring.errors import ErrorHook
 from penstock.replay.execution import Desk
 from penstock.replay.sample import SampleSettings, sample_settings
 from penstock.replay.sources import Source, Sources
@@ -48,13 +48,13 @@ class LambdaParts:
     @cached_property
     def bus(self) -> Bus:
         """Log, error hook and listeners are at it."""
-        heard_by: list[Listener] = [self._log, *guarded(self._listeners, tell=self._log)]
-        return Bus(*heard_by) if self.reporter is None else Bus(*heard_by, self.reporter)
+        heard = self.telemetry.listeners
+        return Bus(*guarded(self._listeners, tell=Bus(*heard).emit), *heard)
 
     @cached_property
-    def reporter(self) -> ErrorReporter | None:
-        """Where there is an error hook."""
-        return None if self._on_error is None else ErrorReporter(self._on_error, worker=self._worker, tell=self._log)
+    def telemetry(self) -> Telemetry:
+        """What the settings ask for, and the error hook."""
+        return open_telemetry(self._settings, worker=self._worker, process="lambda", on_error=self._on_error)
 
     @cached_property
     def broker(self) -> "SqsBroker":
@@ -80,7 +80,7 @@ class LambdaParts:
             self._desks[arn] = Desk(
                 sources=sources,
                 retention_seconds=self.broker.retention_seconds(arn.rpartition(":")[2]),
-                broker=self.broker,
+                broker=tracing_of(self._settings, worker=self._worker).broker(self.broker),
                 log=log,
                 bus=self.bus,
                 clock=self._clock,
@@ -109,10 +109,6 @@ class LambdaParts:
     @cached_property
     def _worker(self) -> str:
         return worker_id()
-
-    @cached_property
-    def _log(self) -> LogListener:
-        return open_log(self._settings, worker=self._worker)
 
     @cached_property
     def _ledger(self) -> "Ledger | None":

@@ -15,6 +15,7 @@ from penstock.app.places import LEDGER_FILE, Places, declared_places, find_table
 from penstock.app.state import QUEUE_FILE
 from penstock.config import Settings, load_settings, shown
 from penstock.errors import ConfigurationError, UsageError
+from penstock.monitoring.error_context import ErrorHook
 from penstock.storage.address import LOCAL, S3, check_folder, is_s3
 from penstock.storage.aws import Aws
 
@@ -53,6 +54,7 @@ class Scope:
     tables: Mapping[str, Places] = field(default_factory=dict)  # as far as they are known, by pipeline
     tableless: frozenset[str] = frozenset()  # object handlers, as far as they are known
     served: frozenset[str] = frozenset()  # queues that something of the app is fed from, as far as they are known
+    on_error: ErrorHook | None = None  # the app's, as far as it is known
     recorded: Sequence[str] = ()  # what of the app records in the ledger what it did, as far as that is known
     options: str = ""  # what leads another verb here: empty, or beginning with a space
 
@@ -179,6 +181,7 @@ def _of_app(asked: Asked, *, make: bool) -> Scope:
         tables=tables,
         tableless=frozenset(one.name for one in services if isinstance(one, ObjectService)),
         served=frozenset(one.queue_name for one in services),
+        on_error=None if app is None else app.on_error,
         recorded=[one.name for one in services if needs_ledger(one)],
         options=asked.options,
     )

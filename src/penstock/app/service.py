@@ -15,6 +15,7 @@ from penstock.messaging.broker import Broker
 from penstock.messaging.call_context import NO_RESOURCES
 from penstock.messaging.clock import Clock
 from penstock.messaging.steps import Probe
+from penstock.messaging.tracing import NO_TRACING, Tracing
 from penstock.messaging.waits import Random
 from penstock.worker.batcher import EACH_ALONE, Limits
 from penstock.worker.line import Line
@@ -58,6 +59,7 @@ class Host:
     spark: Callable[[], Any] = _no_spark  # the session that the worker's pipelines share, started when first asked for
     handled: frozenset[str] = frozenset()  # every queue of the app that has a handler, served here or elsewhere
     resources: Mapping[str, Any] = field(default_factory=lambda: NO_RESOURCES)
+    tracing: Tracing = NO_TRACING
     breaks: bool = True  # whether handlers that fail again and again have their queues paused
 
 
@@ -124,6 +126,7 @@ class FunctionService:
             outage=host.outage,
             breaker=breaker,
             resources=host.resources,
+            tracing=host.tracing,
         )
         line = Line(
             queue=self.queue_name,

@@ -1,16 +1,16 @@
 """A worker over an app: what is served, who is beside it, and in which order all of it is opened and closed."""
 
-import random
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from penstock.app.awaiting import await_ledger
 from penstock.app.backends import require_shared_ledger
 from penstock.app.dead_ageing import ageing
+from penstock.app.hosting import host_of
 from penstock.app.housekeeping import Presence
-from penstock.app.kill import killing_probe
 from penstock.app.lifespans import Lifespans
 from penstock.app.listeners import guarded
 from penstock.app.reconcile_serving import reconciling
@@ -18,15 +18,17 @@ from penstock.app.replaying import FirstTier, check_tiers, first_tiers, replay_l
 from penstock.app.service import Host, Service, needs_ledger, needs_objects
 from penstock.app.spark import app_spark
 from penstock.app.sqs_queues import check_queues
+from penstock.app.task_protection import protections
+from penstock.app.tracing import traced
 from penstock.app.transactions_running import CLOSE_SECONDS as RELAY_CLOSE_SECONDS
 from penstock.app.transactions_running import relaying
 from penstock.errors import ConfigurationError
 from penstock.events import Bus, Listener
-from penstock.handlers.outage import Outage
 from penstock.handlers.ticker import Ticker
 from penstock.messaging.clock import SystemClock
 from penstock.worker.line import Line
 from penstock.worker.places import EventLoop
+from penstock.worker.pulse import Pulse
 from penstock.worker.settings import WorkerSettings
 from penstock.worker.shift import Conclusion
 from penstock.worker.shutdown import StopSignal
@@ -50,79 +52,75 @@ def serve(
     resident: bool = True,
     spark: "Session | None" = None,
     tiers: Sequence[FirstTier] | None = None,
+    pulse: Pulse | None = None,
+    metrics_address: Callable[[], str | None] = lambda: None,
 ) -> Conclusion:
     """Run a worker on the app's queues until ``stop``, or until ``until`` (asked when idle) answers True.
 
     ``queues`` names those to serve with their weights; by default those of the settings, else all that have a handler.
     A worker that is not ``resident`` leaves no trace in the state folder and sends no ticks: for tests. ``spark`` is a
     session for its pipelines that is not stopped; without one they share one of the worker's own. With ``tiers`` it is
-    a replayer of these and serves nothing else; without, it replays besides if the settings say so. Raises
-    `ConfigurationError` for a queue without a handler or one that is not there, for a ledger of this host beside a
-    broker of many, and what stopped the worker.
+    a replayer of these and serves nothing else; without, it replays besides if the settings say so. ``pulse`` is that
+    of the worker, for those who ask how it is, and ``metrics_address`` where they do. Raises `ConfigurationError` for a
+    queue without a handler or one that is not there, for a ledger of this host beside a broker of many, and what
+    stopped the worker.
     """
-    services = chosen(app, queues) if tiers is None else ()
     clock = SystemClock()
+    services = chosen(app, queues) if tiers is None else ()
+    served = [service.queue_name for service, _ in services]
     if resident:
         recorded = [service.name for service, _ in services if needs_ledger(service)]
         require_shared_ledger(app.settings, recorded=recorded)
-        check_queues([service.queue_name for service, _ in services], app.settings, clock=clock, waits=True)
+        check_queues(served, app.settings, clock=clock, waits=True)
     if tiers is None:
-        served = [service.queue_name for service, _ in services]
         tiers = first_tiers(app, served) if resident and app.settings.replay else ()
     check_tiers(tiers, app.settings, clock=clock)
-    presence = Presence(settings=app.settings, broker=app.broker, worker=app.worker, stop=stop, clock=clock)
-    own = (*listeners, *(presence.listeners if resident else ()))
-    bus = Bus(*guarded(app.listeners, tell=Bus(*own).emit), *own)
-    sessions = app_spark(app.settings, worker=app.worker, clock=clock, bus=bus, stop=stop, given=spark)
-    host = Host(
-        worker=app.worker,
+    presence = Presence(
         settings=app.settings,
         broker=app.broker,
-        ledger=lambda: app.ledger,
-        bus=bus,
-        clock=clock,
-        random=random.random,
-        probe=killing_probe(app.settings.kill_at),
+        worker=app.worker,
         stop=stop,
-        outage=Outage(bus=bus, clock=clock),
-        spark=sessions.session,
-        handled=frozenset(service.queue_name for service in app.services),
-        breaks=resident,  # a test would wait for the pauses, and never see a message die
+        clock=clock,
+        metrics_address=metrics_address,
     )
     numbers = settings or worker_settings(app)
+    drain_seconds = numbers.budget.drain_seconds
+    protection = protections(app.settings, long_seconds=drain_seconds, stop=stop, clock=clock) if resident else ()
+    own: Sequence[Listener] = (*listeners, *protection, *(presence.listeners if resident else ()))
+    bus = Bus(*guarded(app.listeners, tell=Bus(*own).emit), *own)
+    sessions = app_spark(app.settings, worker=app.worker, clock=clock, bus=bus, stop=stop, given=spark)
+    # A test would wait for the pauses of a breaker, and never see a message die.
+    host = host_of(app, sessions=sessions, bus=bus, clock=clock, stop=stop, tracing=app.tracing, breaks=resident)
+    event_loop = EventLoop()
     with ExitStack() as stack:
         stack.enter_context(app.incidents.passing_to(bus.emit))
+        for one in protection:
+            stack.enter_context(one.beside(bus.emit))
         if resident:
-            stack.enter_context(presence.kept(ledger=host.ledger, tell=host.bus.emit, random=host.random))
-        event_loop = EventLoop()
+            stack.enter_context(presence.kept(ledger=host.ledger, tell=bus.emit, random=host.random))
+        if resident and until is None and any(needs_ledger(service) for service, _ in services):
+            await_ledger(host.ledger, outage=host.outage, stop=stop, clock=clock, random=host.random)
         stack.callback(event_loop.close)
-        lifespans = Lifespans(
-            app.lifespans if services else (),
-            loop_of=event_loop.started,
-            bus=host.bus,
-            close_seconds=LIFESPAN_CLOSE_SECONDS,
-        )
-        stack.callback(lifespans.close)
-        host = replace(host, resources=lifespans.open())
+        if services:
+            host = replace(host, resources=_resources(app, host, event_loop, stack))
         stack.callback(sessions.close)
         lines = [*_open(services, host, stack), *replay_lines(tiers, host)]
         if resident and until is None:  # else its look, on SQS, hides what is still to be sent
             stack.enter_context(ageing([queue for tier in tiers for queue in (tier.queue, tier.second_tier)], host))
         if resident and services:
-            _tick(app, services, host, stack)
-            _archive(app, services, host, stack)
-            stack.enter_context(reconciling(app, [service for service, _ in services], host))
-            stack.enter_context(relaying(app, tell=bus.emit, clock=clock, random=host.random))
+            _begin_duties(app, [service for service, _ in services], host, stack)
         worker = Worker(
             broker=host.broker,
-            lines=lines,
+            lines=traced(lines, host.tracing, system=host.broker.capabilities.system),
             settings=numbers,
-            clock=host.clock,
-            bus=host.bus,
+            clock=clock,
+            bus=bus,
             probe=host.probe,
             random=host.random,
+            pulse=pulse,
             event_loop=event_loop,
             address=app.address,
+            metrics_address=metrics_address(),
         )
         return worker.run(stop, until)
 
@@ -159,6 +157,13 @@ def worker_settings(app: "App") -> WorkerSettings:
     )
 
 
+def _resources(app: "App", host: Host, event_loop: EventLoop, stack: ExitStack) -> Mapping[str, Any]:
+    """What the app's lifespans yield; they are left with the stack."""
+    lifespans = Lifespans(app.lifespans, loop_of=event_loop.started, bus=host.bus, close_seconds=LIFESPAN_CLOSE_SECONDS)
+    stack.callback(lifespans.close)
+    return lifespans.open()
+
+
 def _open(services: Sequence[tuple[Service, int]], host: Host, stack: ExitStack) -> Sequence[Line]:
     lines: list[Line] = []
     for service, weight in services:
@@ -168,22 +173,17 @@ def _open(services: Sequence[tuple[Service, int]], host: Host, stack: ExitStack)
     return lines
 
 
-def _archive(app: "App", services: Sequence[tuple[Service, int]], host: Host, stack: ExitStack) -> None:
-    """Let rows of objects that were processed long ago leave the ledger, where the settings say so."""
-    days = app.settings.archive_after_days
-    if days is None or not any(needs_objects(service) for service, _ in services):
-        return
-    from penstock.pipeline.extra import require_arrow
-
-    require_arrow()
-    from penstock.app.archive_keeper import keeper_of
-
-    stack.enter_context(keeper_of([service for service, _ in services], host, days=days).beside())
+def _begin_duties(app: "App", services: Sequence[Service], host: Host, stack: ExitStack) -> None:
+    """What a worker does beside its queues, until the stack is left."""
+    _tick(app, services, host, stack)
+    _archive(services, host, stack)
+    stack.enter_context(reconciling(app, services, host))
+    stack.enter_context(relaying(app, tell=host.bus.emit, clock=host.clock, random=host.random))
 
 
-def _tick(app: "App", services: Sequence[tuple[Service, int]], host: Host, stack: ExitStack) -> None:
+def _tick(app: "App", services: Sequence[Service], host: Host, stack: ExitStack) -> None:
     """Send what the clock sends, for the queues that are served here."""
-    served = {service.queue_name for service, _ in services}
+    served = {service.queue_name for service in services}
     scheduled = [one for one in app.declarations if one.schedule is not None and one.queue.name in served]
     if not scheduled:
         return
@@ -191,3 +191,16 @@ def _tick(app: "App", services: Sequence[tuple[Service, int]], host: Host, stack
     thread = threading.Thread(target=ticker.run, name="penstock-ticker", daemon=True)
     thread.start()
     stack.callback(ticker.end)
+
+
+def _archive(services: Sequence[Service], host: Host, stack: ExitStack) -> None:
+    """Let rows of objects that were processed long ago leave the ledger, where the settings say so."""
+    days = host.settings.archive_after_days
+    if days is None or not any(map(needs_objects, services)):
+        return
+    from penstock.pipeline.extra import require_arrow
+
+    require_arrow()
+    from penstock.app.archive_keeper import keeper_of
+
+    stack.enter_context(keeper_of(services, host, days=days).beside())

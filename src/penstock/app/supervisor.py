@@ -31,7 +31,7 @@ KILLED_BEFORE_SECONDS = 1.0  # of the stop timeout: the platform must not come f
 HOPELESS = frozenset({ConfigurationError.exit_code, UsageError.exit_code})  # another try would end the same way
 FORWARDED = (*STOPPING, *PAUSING, *DUMPING)
 
-Spawn = Callable[[], int]
+Spawn = Callable[[int], int]
 
 
 @dataclass(slots=True)
@@ -45,7 +45,8 @@ class _Place:
 
 
 class Supervisor:
-    """Runs children until they have ended. ``spawn`` starts one and answers its process id.
+    """Runs children until they have ended. ``spawn`` starts the one with this number, the first being 0, and answers
+    its process id.
 
     Without ``restarts`` it only stands before its children: it passes on what they are told and reaps.
     """
@@ -88,9 +89,9 @@ class Supervisor:
         """Reap, start and kill what is due; answers whether there is anything left to wait for."""
         self._reap()
         now = self._clock.monotonic()
-        for place in self._places:
+        for number, place in enumerate(self._places):
             if place.start_at is not None and place.start_at <= now:
-                place.pid, place.started_at, place.start_at = self._spawn(), now, None
+                place.pid, place.started_at, place.start_at = self._spawn(number), now, None
         if self._kill_at is not None and now >= self._kill_at:
             self._kill()
         return any(place.pid is not None or place.start_at is not None for place in self._places)
@@ -172,16 +173,20 @@ class Supervisor:
         return self._restarts and exit_code != 0 and exit_code not in HOPELESS and not told
 
 
-def spawner(arguments: Sequence[str], *, executable: str, environment: Mapping[str, str]) -> Spawn:
-    """Starts `python ARGUMENTS` in a process group of its own, with our streams.
+def spawner(arguments: Callable[[int], Sequence[str]], *, executable: str, environment: Mapping[str, str]) -> Spawn:
+    """Starts `python ARGUMENTS` in a process group of its own, with our streams; they may tell children apart.
 
     What is passed on is blocked at first: a signal that comes before the child is ready for it waits, and does not do
     what it does to a process that knows nothing of it. `ready_for_signals` ends that.
     """
 
-    def spawn() -> int:
+    def spawn(number: int) -> int:
         return os.posix_spawn(
-            executable, [executable, *arguments], environment, setpgroup=0, setsigmask=[int(one) for one in FORWARDED]
+            executable,
+            [executable, *arguments(number)],
+            environment,
+            setpgroup=0,
+            setsigmask=[int(one) for one in FORWARDED],
         )
 
     return spawn

@@ -52,7 +52,7 @@ class Answer:
 class Transactional:
     """Effects that are one commit with what the user writes."""
 
-    outgoing: "Make"  # of the `App`
+    outgoing_in_trace: "Make"  # of the `App`
 
     def __init__(self) -> None:
         self._relays: tuple[RelayDeclaration, ...] = ()  # written where the app is declared
@@ -80,7 +80,7 @@ class Transactional:
         if self._wakers:
             tell_commits(session, self._committed)
         face: Any = AsyncOutbox if is_async(session) else Outbox
-        made: Outbox | AsyncOutbox = face(session, self.outgoing)
+        made: Outbox | AsyncOutbox = face(session, self.outgoing_in_trace)
         return made
 
     @overload

@@ -5,7 +5,7 @@ import threading
 
 from penstock.app.app import App
 from penstock.app.listeners import guarded
-from penstock.app.running import open_log
+from penstock.app.telemetry import open_telemetry
 from penstock.app.transactions_running import CLOSE_SECONDS, relaying, stores
 from penstock.events import Bus
 from penstock.messaging.clock import SystemClock
@@ -15,10 +15,11 @@ from penstock.worker.shutdown import StopSignal
 def run_relays(app: App, *, stop: StopSignal) -> None:
     """Relay until asked to stop, with the log on stderr; then close the app. Raises `UsageError` without a relay."""
     stores(app)
-    log = open_log(app.settings, worker=app.worker)
-    bus = Bus(*guarded(app.listeners, tell=log), log)
+    heard = open_telemetry(app.settings, worker=app.worker, process="relay", on_error=app.on_error)
+    bus = Bus(*guarded(app.listeners, tell=Bus(*heard.listeners).emit), *heard.listeners)
     close_seconds = app.settings.stop_timeout_seconds - CLOSE_SECONDS
     with (
+        heard.told(),
         app,
         app.incidents.passing_to(bus.emit),
         relaying(app, tell=bus.emit, clock=SystemClock(), random=random.random, close_seconds=close_seconds),

@@ -14,6 +14,7 @@ from penstock.ledger import Ledger
 from penstock.messaging.broker import Broker
 from penstock.messaging.clock import Clock
 from penstock.messaging.steps import Probe
+from penstock.messaging.tracing import NO_TRACING, Tracing
 from penstock.objects.own_files import parse_others
 from penstock.pipeline.attempt import AttemptSettings, Surroundings
 from penstock.pipeline.declaration import Declaration
@@ -26,7 +27,7 @@ from penstock.pipeline.table_schema import agreement, check_partitions
 from penstock.storage.address import S3Address, s3_address
 from penstock.worker.batcher import Limits
 from penstock.worker.line import Line
-from penstock.worker.settings import WorkerSettings
+from penstock.worker.settings import WorkerSettings, budget
 from penstock.worker.shutdown import StopSignal
 
 FAULTS_MAX = 3  # infrastructure faults in a row that a bounded job bears before it tells a person
@@ -42,6 +43,7 @@ class Tools:
     clock: Clock
     bus: Bus
     probe: Probe
+    tracing: Tracing = NO_TRACING
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,6 +136,8 @@ class Blueprint:
             publish=self.publish,
             streak=FailureStreak(faults_max=self.faults_max),
             bus=self.tools.bus,
+            clock=self.tools.clock,
+            tracing=self.tools.tracing,
             watched=self.watched,
         )
 
@@ -144,11 +148,15 @@ class Blueprint:
 
 
 def worker_settings(settings: Settings) -> WorkerSettings:
-    """Of a worker that serves one pipeline alone."""
+    """Of a worker that serves one pipeline alone. A drain that was set is kept, or cut to what Spark's end leaves."""
+    stop_timeout_seconds = settings.stop_timeout_seconds - SESSION_END_SECONDS
+    longest_seconds = budget(stop_timeout_seconds=stop_timeout_seconds).drain_seconds
+    asked_seconds = settings.drain_seconds
     return WorkerSettings(
         lease_seconds=settings.lease_seconds,
         backoff_base_seconds=settings.retry_base_seconds,
         backoff_cap_seconds=settings.retry_cap_seconds,
-        stop_timeout_seconds=settings.stop_timeout_seconds - SESSION_END_SECONDS,
+        stop_timeout_seconds=stop_timeout_seconds,
+        drain_seconds=longest_seconds if asked_seconds is None else min(asked_seconds, longest_seconds),
         upkeep_seconds=1.0,
     )

@@ -170,6 +170,7 @@ class Line:
 
     def stats(self, now: float) -> QueueStats:
         oldest_from = min((entry.age_from for entry in self.entries.values()), default=now)
+        enqueued_from = min((entry.enqueued_at for entry in self.entries.values()), default=None)
         ready = [entry.enqueued_at for entry in self.entries.values() if entry.ready]
         in_flight = sum(entry.leased for entry in self.entries.values())
         return QueueStats(
@@ -178,4 +179,5 @@ class Line:
             delayed=len(self.entries) - len(ready) - in_flight,
             oldest_visible_message_age_seconds=max(0.0, now - min(ready)) if ready else None,
             oldest_message_age_seconds=max(0.0, now - oldest_from),
+            oldest_enqueued_age_seconds=None if enqueued_from is None else max(0.0, now - enqueued_from),
         )

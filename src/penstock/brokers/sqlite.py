@@ -22,6 +22,7 @@ lets one of the two settle it.
 
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from os import PathLike
 from pathlib import Path
 
@@ -43,6 +44,9 @@ from penstock.messaging.message import Message, Outgoing
 from penstock.messaging.settlement import Ack, Release, Settlement
 
 __all__ = ["SqliteBroker"]
+
+
+_CAPABILITIES = replace(rules.CAPABILITIES, system="sqlite")
 
 
 class SqliteBroker:
@@ -84,7 +88,7 @@ class SqliteBroker:
 
     @property
     def capabilities(self) -> Capabilities:
-        return rules.CAPABILITIES
+        return _CAPABILITIES
 
     def send(self, queue: str, messages: Sequence[Outgoing]) -> Sequence[str]:
         """All or none, in one transaction that is on the disk when this returns.
@@ -159,7 +163,7 @@ class SqliteBroker:
         with self._file.reading() as connection:
             row = connection.execute(self._sql["stats"], {"queue_id": found.id}).fetchone()
         now = self._clock.now()
-        visible, in_flight, delayed, visible_from, *ages_from = row
+        visible, in_flight, delayed, visible_from, enqueued_from, *ages_from = row
         oldest_from = min((at for at in ages_from if at is not None), default=now)
         return QueueStats(
             visible=visible,
@@ -167,6 +171,7 @@ class SqliteBroker:
             delayed=delayed,
             oldest_visible_message_age_seconds=None if visible_from is None else max(0.0, now - visible_from),
             oldest_message_age_seconds=max(0.0, now - oldest_from),
+            oldest_enqueued_age_seconds=None if enqueued_from is None else max(0.0, now - enqueued_from),
         )
 
     def browse(self, queue: str, *, messages_max: int, after_id: str | None = None) -> Sequence[Message]:

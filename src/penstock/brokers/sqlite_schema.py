@@ -12,9 +12,7 @@ _APPLICATION_ID = 0x50_53_54_4B  # "PSTK", as the first step writes it
 
 def version_of(connection: sqlite3.Connection, path: Path) -> int:
     """The version of the file, 0 while it is empty; raises where it is not ours or newer than this program."""
-    version = int(connection.execute("PRAGMA user_version").fetchone()[0])
-    application = connection.execute("PRAGMA application_id").fetchone()[0]
-    tables = connection.execute("SELECT COUNT(*) FROM sqlite_master").fetchone()[0]
+    version, application, tables = _at_one_moment(connection)
     if application == 0 and version == 0 and tables == 0:
         return 0
     if application != _APPLICATION_ID:
@@ -25,6 +23,22 @@ def version_of(connection: sqlite3.Connection, path: Path) -> int:
             "name another file"
         )
     return version
+
+
+def _at_one_moment(connection: sqlite3.Connection) -> tuple[int, int, int]:
+    """The file's version, whose it is, and how many tables and indexes it has. Asked one after the other, they would
+    contradict each other while another process makes the first tables."""
+    alone = not connection.in_transaction
+    if alone:
+        connection.execute("BEGIN")
+    try:
+        version = int(connection.execute("PRAGMA user_version").fetchone()[0])
+        application = int(connection.execute("PRAGMA application_id").fetchone()[0])
+        tables = int(connection.execute("SELECT COUNT(*) FROM sqlite_master").fetchone()[0])
+    finally:
+        if alone and connection.in_transaction:
+            connection.execute("ROLLBACK")
+    return version, application, tables
 
 
 def bring_up_to_date(connection: sqlite3.Connection, path: Path) -> None:

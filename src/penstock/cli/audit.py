@@ -6,15 +6,14 @@ from typing import Annotated
 
 import typer
 
-from penstock.cli import dead_options
-from penstock.cli.output import AppName, Json, Pipeline, StateFolder, Table, moment, print_json, print_table
+from penstock.cli.option_groups import grouped_options
+from penstock.cli.output import Json, moment, print_json, print_table
+from penstock.cli.where import Where
 
 
+@grouped_options
 def audit(
-    table: Table = None,
-    state: StateFolder = None,
-    pipeline: Pipeline = None,
-    app_name: AppName = None,
+    where: Where,
     limit: Annotated[int, typer.Option("--limit", min=1, max=100_000, help="At most so many, the newest.")] = 100,
     json_: Json = False,
 ) -> None:
@@ -24,7 +23,7 @@ def audit(
     """
     from penstock.app.inspect import view
 
-    with view(dead_options.scope_of(table, state, pipeline, app_name)) as seen:
+    with view(where.scope()) as seen:
         rows = seen.ledger.audits.latest(limit=limit)
     if json_:
         print_json([dataclasses.asdict(row) for row in rows])

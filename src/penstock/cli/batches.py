@@ -1,17 +1,13 @@
 """`penstock batches`: what was committed."""
 
 from heapq import merge
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from penstock.cli.option_groups import grouped_options
 from penstock.cli.output import (
-    AppName,
     Json,
-    Pipeline,
-    StateFolder,
-    Table,
     counted,
     moment,
     print_fields,
@@ -20,6 +16,7 @@ from penstock.cli.output import (
     printable,
     talk,
 )
+from penstock.cli.where import Where
 
 if TYPE_CHECKING:
     from penstock.app.batch_details import BatchDetails, Shown
@@ -34,19 +31,16 @@ def _group() -> None:
 
 
 @app.command("list")
+@grouped_options
 def list_(
-    table: Table = None,
-    state: StateFolder = None,
-    pipeline: Pipeline = None,
-    app_name: AppName = None,
+    where: Where,
     limit: Annotated[int, typer.Option("--limit", min=1, max=100_000, help="At most so many, the newest.")] = 50,
     json_: Json = False,
 ) -> None:
     """List committed batches in the order in which they were committed."""
     from penstock.app.inspect import view
-    from penstock.app.scope import Asked, find_scope
 
-    scope = find_scope(Asked(table=table, state=state, pipeline=pipeline, app=app_name), here=Path.cwd())
+    scope = where.scope()
     with view(scope) as seen:
         rows = [seen.ledger.pipeline(one) for one in seen.pipelines()]
         newest = {row.id: row.next_seq - 1 for row in rows if row is not None}
@@ -83,21 +77,18 @@ def list_(
 
 
 @app.command()
+@grouped_options
 def show(
     seq: Annotated[int, typer.Argument(metavar="BATCH", min=1, help="The batch's number in its pipeline.")],
-    table: Table = None,
-    state: StateFolder = None,
-    pipeline: Pipeline = None,
-    app_name: AppName = None,
+    where: Where,
     limit: Annotated[int, typer.Option("--limit", min=0, max=100_000, help="At most so many objects.")] = 20,
     json_: Json = False,
 ) -> None:
     """Show one batch: what it brought, how long it took, which files hold it, and where its Spark run can be seen."""
     from penstock.app.batch_details import details_of
     from penstock.app.inspect import view
-    from penstock.app.scope import Asked, find_scope
 
-    scope = find_scope(Asked(table=table, state=state, pipeline=pipeline, app=app_name), here=Path.cwd())
+    scope = where.scope()
     with view(scope) as seen:
         found = details_of(seen, seq, objects_max=limit)
     if json_:

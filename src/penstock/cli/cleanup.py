@@ -1,12 +1,10 @@
 """`penstock cleanup`: tag, move or delete what a pipeline has processed and published."""
 
 import dataclasses
-import signal
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from penstock.cli.exits import INTERRUPTED, TEMPORARY_FAILURE
 from penstock.cli.output import Json, counted, print_json, printable, talk
 from penstock.cli.progress import CLEANED, told
 
@@ -35,7 +33,7 @@ def cleanup(
     require_spark()  # the tables are asked what they show
     from penstock.app.cleanup_verb import clean_up
     from penstock.app.loading import load_app
-    from penstock.cli.leaving import stoppable
+    from penstock.cli.leaving import stoppable, stopped_code
     from penstock.cli.run import named
 
     with stoppable() as stop, load_app(app_name) as app:
@@ -54,7 +52,7 @@ def cleanup(
         for line in summary(report):
             print(printable(line))
     if report.stopped:
-        raise typer.Exit(INTERRUPTED if stop.signal_number == signal.SIGINT else TEMPORARY_FAILURE)
+        raise typer.Exit(stopped_code(stop))
 
 
 def summary(report: "CleanupReport") -> list[str]:

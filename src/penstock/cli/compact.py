@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from penstock.cli.output import AppName, Json, Pipeline, StateFolder, Table, counted, print_json, printable, talk
+from penstock.cli.option_groups import grouped_options
+from penstock.cli.output import Json, counted, print_json, printable, talk
 from penstock.cli.upkeep import App, DryRun, Name, pipelines
+from penstock.cli.where import Where
 from penstock.errors import UsageError
 
 if TYPE_CHECKING:
@@ -17,13 +19,11 @@ if TYPE_CHECKING:
 TARGET = "128 MiB"
 
 
+@grouped_options
 def compact(
+    where: Where,
     app: App = None,
     name: Name = None,
-    table: Table = None,
-    state: StateFolder = None,
-    pipeline: Pipeline = None,
-    app_name: AppName = None,
     target_size: Annotated[
         str, typer.Option("--target-size", metavar="SIZE", help="How large merged files may become.")
     ] = TARGET,
@@ -46,7 +46,7 @@ def compact(
         raise UsageError("--retention-hours is for --vacuum: without it nothing is deleted.")
     target_bytes = bytes_of("--target-size", target_size)
     documents = []
-    with pipelines(app=app, name=name, table=table, state=state, pipeline=pipeline, app_name=app_name) as found:
+    with pipelines(app=app, name=name, where=where) as found:
         for kept in found.values():
             done = kept.compact(target_bytes=target_bytes, dry_run=dry_run, progress=_progress)
             deleted = kept.vacuum(retention_hours=retention_hours, dry_run=dry_run) if vacuum else {}

@@ -17,7 +17,10 @@ from penstock.cli.dead_documents import (
     print_letter,
     print_object,
 )
-from penstock.cli.output import AppName, Json, Pipeline, StateFolder, Table, print_json, printable, talk
+from penstock.cli.dead_which import Which
+from penstock.cli.option_groups import grouped_options
+from penstock.cli.output import Json, print_json, printable, talk
+from penstock.cli.where import Where
 from penstock.errors import UsageError
 
 if TYPE_CHECKING:
@@ -38,20 +41,10 @@ def _group() -> None:
 
 
 @app.command("list")
+@grouped_options
 def list_(
-    table: Table = None,
-    state: StateFolder = None,
-    pipeline: Pipeline = None,
-    app_name: AppName = None,
-    queue: dead_options.Queue = None,
-    tier: dead_options.TierOption = None,
-    handler: dead_options.Handler = None,
-    error: dead_options.Error = None,
-    older_than: dead_options.OlderThan = None,
-    younger_than: dead_options.YoungerThan = None,
-    attribute: dead_options.Attribute = None,
-    object_: dead_options.Object = None,
-    ids: dead_options.Ids = None,
+    where: Where,
+    which: Which,
     limit: Annotated[
         int, typer.Option("--limit", min=1, max=100_000, help="At most so many a queue, and a pipeline.")
     ] = 100,
@@ -61,24 +54,14 @@ def list_(
     attributes. With a filter: letters alone."""
     from penstock.app.inspect import view
 
-    asked = dead_options.asked_of(
-        queue=queue,
-        tier=tier,
-        handler=handler,
-        error=error,
-        older_than=older_than,
-        younger_than=younger_than,
-        attribute=attribute,
-        object_=object_,
-        ids=ids,
-    )
-    unfiltered = asked.wanted.asks_nothing and queue is None and tier is None
-    scope = dead_options.scope_of(table, state, pipeline, app_name)
+    asked = which.asked()
+    unfiltered = asked.wanted.asks_nothing and asked.queue is None and asked.tier is None
+    scope = where.scope()
     with view(scope) as seen:
         cut: list[str] = []
         letters, nowhere = _letters(seen, asked, limit, cut)
         objects = _objects(seen, limit, cut) if unfiltered else []
-    if nowhere is not None and not (unfiltered and (pipeline or app_name or objects)):
+    if nowhere is not None and not (unfiltered and (where.pipeline or where.app_name or objects)):
         raise nowhere  # letters were all that could be shown
     if json_:
         print_json([*map(letter_document, letters), *map(object_document, objects)])
@@ -93,20 +76,10 @@ def list_(
 
 
 @app.command()
+@grouped_options
 def groups(
-    table: Table = None,
-    state: StateFolder = None,
-    pipeline: Pipeline = None,
-    app_name: AppName = None,
-    queue: dead_options.Queue = None,
-    tier: dead_options.TierOption = None,
-    handler: dead_options.Handler = None,
-    error: dead_options.Error = None,
-    older_than: dead_options.OlderThan = None,
-    younger_than: dead_options.YoungerThan = None,
-    attribute: dead_options.Attribute = None,
-    object_: dead_options.Object = None,
-    ids: dead_options.Ids = None,
+    where: Where,
+    which: Which,
     limit: Annotated[int, typer.Option("--limit", min=1, max=1_000, help="At most so many groups.")] = GROUPS_SHOWN,
     json_: Json = False,
 ) -> None:
@@ -117,18 +90,8 @@ def groups(
     from penstock.app.dead_letters import grouped
     from penstock.app.inspect import view
 
-    asked = dead_options.asked_of(
-        queue=queue,
-        tier=tier,
-        handler=handler,
-        error=error,
-        older_than=older_than,
-        younger_than=younger_than,
-        attribute=attribute,
-        object_=object_,
-        ids=ids,
-    )
-    with view(dead_options.scope_of(table, state, pipeline, app_name)) as seen:
+    asked = which.asked()
+    with view(where.scope()) as seen:
         dead_options.say_hidden(seen, asked)
         with dead_options.progress("grouping", total=None, bar=False) as told:
             grouping = grouped(seen, asked, told=told, first=_tell_first)

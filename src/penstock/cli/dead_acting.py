@@ -5,43 +5,28 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from penstock.cli import dead_options
+from penstock.cli import asking, dead_options
 from penstock.cli.dead_moving import move_all
 from penstock.cli.dead_reports import print_plan, print_report, tell_plan
+from penstock.cli.dead_which import Limit, Which
 from penstock.cli.exits import CHECK_FOUND_PROBLEMS, FAILED, TEMPORARY_FAILURE
-from penstock.cli.output import (
-    AppName,
-    Json,
-    Pipeline,
-    StateFolder,
-    Table,
-    print_json,
-    printable,
-    talk,
-)
+from penstock.cli.option_groups import grouped_options
+from penstock.cli.output import Json, print_json, printable, talk
+from penstock.cli.where import Where
 from penstock.errors import UsageError
 
 if TYPE_CHECKING:
     from penstock.app.dead_letters import Asked, Plan
+    from penstock.app.inspect import View
 
 CANARY_SECONDS = 300.0  # as in `penstock.app.dead_acting`; not imported from there, to keep `--help` quick
 
 
+@grouped_options
 def replay(
-    table: Table = None,
-    state: StateFolder = None,
-    pipeline: Pipeline = None,
-    app_name: AppName = None,
-    queue: dead_options.Queue = None,
-    tier: dead_options.TierOption = None,
-    handler: dead_options.Handler = None,
-    error: dead_options.Error = None,
-    older_than: dead_options.OlderThan = None,
-    younger_than: dead_options.YoungerThan = None,
-    attribute: dead_options.Attribute = None,
-    object_: dead_options.Object = None,
-    ids: dead_options.Ids = None,
-    limit: dead_options.Limit = None,
+    where: Where,
+    which: Which,
+    limit: Limit = None,
     to: Annotated[
         str | None, typer.Option("--to", metavar="QUEUE", help="Send them here; default: where each came from.")
     ] = None,
@@ -58,7 +43,7 @@ def replay(
         bool, typer.Option("--move", help="On SQS: let it move whole queues, unchanged; only with --queue.")
     ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would go where, send nothing.")] = False,
-    yes: dead_options.Yes = False,
+    yes: asking.Yes = False,
     json_: Json = False,
 ) -> None:
     """Send dead letters back to the queues they came from, of both tiers, with their automatic replays counted anew.
@@ -68,28 +53,17 @@ def replay(
     settled in time; 130: stopped, run it again to go on.
     """
     from penstock.app.dead_acting import HowToReplay, Replaying
-    from penstock.app.dead_letters import opened_ledger, plan
+    from penstock.app.dead_letters import opened_ledger
     from penstock.app.inspect import view
     from penstock.app.kill import killing_probe
-    from penstock.cli.leaving import stoppable
+    from penstock.cli.leaving import stoppable, stopped_code
     from penstock.config import load_settings
 
-    asked = dead_options.asked_of(
-        queue=queue,
-        tier=tier,
-        handler=handler,
-        error=error,
-        older_than=older_than,
-        younger_than=younger_than,
-        attribute=attribute,
-        object_=object_,
-        ids=ids,
-        limit=limit,
-    )
+    asked = which.asked(limit=limit)
     dead_options.must_say_something({"--to": to})
     if not (yes or dry_run or move):
-        dead_options.must_be_told("replay")
-    scope = dead_options.scope_of(table, state, pipeline, app_name)
+        asking.must_be_told("dead replay")
+    scope = where.scope()
     if move:
         if canary or dry_run:
             raise UsageError("--move takes neither --canary nor --dry-run: SQS moves the whole queue at once.")
@@ -99,14 +73,10 @@ def replay(
     with view(scope) as seen:
         dead_options.say_hidden(seen, asked)
         if not yes or dry_run:
-            planned = plan(seen, asked, to=to)
+            planned = _planned(seen, asked, to=to, goes=True, dry_run=dry_run, json_=json_)
             total = planned.letters - planned.homeless
-            _must_meet(asked, planned)
-            if dry_run:
-                print_plan(planned, json_=json_)
-                return
-            if not _agreed(planned, total):
-                raise dead_options.declined("sent")
+            if total and not asking.confirmed(f"Send {dead_options.letters_said(total)} back?"):
+                raise asking.declined("sent")
         how = HowToReplay(to=to, rate=rate, canaries=canary, canary_seconds=canary_timeout)
         probe = killing_probe(load_settings().kill_at)
         with (
@@ -120,7 +90,7 @@ def replay(
             report = replaying.run(say=lambda text: talk(printable(text)))
     print_report(report, json_=json_)
     if report.outcome == "interrupted":
-        raise dead_options.leave_interrupted(stop)
+        raise typer.Exit(stopped_code(stop))
     if report.outcome != "done":
         raise typer.Exit(CHECK_FOUND_PROBLEMS if report.outcome == "canary died" else TEMPORARY_FAILURE)
     if dead_options.say_unmet(asked, report.ids_met, count=report.sent):
@@ -129,23 +99,13 @@ def replay(
         raise typer.Exit(FAILED)
 
 
+@grouped_options
 def purge(
-    table: Table = None,
-    state: StateFolder = None,
-    pipeline: Pipeline = None,
-    app_name: AppName = None,
-    queue: dead_options.Queue = None,
-    tier: dead_options.TierOption = None,
-    handler: dead_options.Handler = None,
-    error: dead_options.Error = None,
-    older_than: dead_options.OlderThan = None,
-    younger_than: dead_options.YoungerThan = None,
-    attribute: dead_options.Attribute = None,
-    object_: dead_options.Object = None,
-    ids: dead_options.Ids = None,
-    limit: dead_options.Limit = None,
+    where: Where,
+    which: Which,
+    limit: Limit = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be deleted, delete nothing.")] = False,
-    yes: dead_options.Yes = False,
+    yes: asking.Yes = False,
     json_: Json = False,
 ) -> None:
     """Delete dead letters for good. Asks for their number first; without any filter --queue or --tier is needed.
@@ -153,38 +113,23 @@ def purge(
     `penstock dead export --remove` keeps them in a file.
     """
     from penstock.app import dead_acting
-    from penstock.app.dead_letters import opened_ledger, plan
+    from penstock.app.dead_letters import opened_ledger
     from penstock.app.inspect import view
-    from penstock.cli.leaving import stoppable
+    from penstock.cli.leaving import stoppable, stopped_code
 
-    asked = dead_options.asked_of(
-        queue=queue,
-        tier=tier,
-        handler=handler,
-        error=error,
-        older_than=older_than,
-        younger_than=younger_than,
-        attribute=attribute,
-        object_=object_,
-        ids=ids,
-        limit=limit,
-    )
-    if asked.wanted.asks_nothing and queue is None and tier is None:
+    asked = which.asked(limit=limit)
+    if asked.wanted.asks_nothing and asked.queue is None and asked.tier is None:
         raise UsageError("That would delete every dead letter of every queue: say which, such as --queue or --error.")
     if not (yes or dry_run):
-        dead_options.must_be_told("purge")
+        asking.must_be_told("dead purge")
     total: int | None = None
-    with view(dead_options.scope_of(table, state, pipeline, app_name)) as seen:
+    with view(where.scope()) as seen:
         dead_options.say_hidden(seen, asked)
         if not yes or dry_run:
-            planned = plan(seen, asked, to=None)
-            total = planned.letters
-            _must_meet(asked, planned)
-            if dry_run:
-                print_plan(planned, json_=json_, goes=False)
-                return
-            if not _agreed_to_delete(planned):
-                raise dead_options.declined("deleted")
+            total = _planned(seen, asked, to=None, goes=False, dry_run=dry_run, json_=json_).letters
+            question = f"Delete {dead_options.letters_said(total)} for good?"
+            if total and not asking.confirmed(question, typed=str(total)):
+                raise asking.declined("deleted")
         with (
             stoppable() as stop,
             closing(opened_ledger(seen)) as ledger,
@@ -196,25 +141,21 @@ def purge(
     else:
         print(f"{dead_options.letters_said(purged.letters)} deleted.")
     if stop.requested:
-        raise dead_options.leave_interrupted(stop)
+        raise typer.Exit(stopped_code(stop))
     if dead_options.say_unmet(asked, purged.ids_met, count=purged.letters):
         raise typer.Exit(UsageError.exit_code)
 
 
-def _must_meet(asked: "Asked", planned: "Plan") -> None:
-    """Ends the verb where ids are named and none of them is a letter's."""
+def _planned(seen: "View", asked: "Asked", *, to: str | None, goes: bool, dry_run: bool, json_: bool) -> "Plan":
+    """What would be done, told to who is about to be asked. Ends the verb where that was all that was wanted, and where
+    ids are named and none of them is a letter's."""
+    from penstock.app.dead_letters import plan
+
+    planned = plan(seen, asked, to=to)
     if dead_options.say_unmet(asked, planned.ids_met, count=planned.letters):
         raise typer.Exit(UsageError.exit_code)
-
-
-def _agreed(planned: "Plan", total: int) -> bool:
-    """Where there is nothing to do nobody is asked."""
-    tell_plan(planned, goes=True)
-    return not total or dead_options.confirmed(f"Send {dead_options.letters_said(total)} back?")
-
-
-def _agreed_to_delete(planned: "Plan") -> bool:
-    tell_plan(planned, goes=False)
-    return not planned.letters or dead_options.confirmed(
-        f"Delete {dead_options.letters_said(planned.letters)} for good?", typed=str(planned.letters)
-    )
+    if dry_run:
+        print_plan(planned, json_=json_, goes=goes)
+        raise typer.Exit
+    tell_plan(planned, goes=goes)
+    return planned

@@ -7,7 +7,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from penstock.cli import dead_options
-from penstock.cli.output import AppName, Json, Pipeline, StateFolder, Table, print_json, printable, talk
+from penstock.cli.dead_which import Limit, Which
+from penstock.cli.option_groups import grouped_options
+from penstock.cli.output import Json, print_json, printable, talk
+from penstock.cli.where import Where
 from penstock.errors import UsageError
 
 if TYPE_CHECKING:
@@ -16,21 +19,11 @@ if TYPE_CHECKING:
 STDOUT = "-"  # as in `penstock.app.dead_files`; not imported from there, to keep `--help` quick
 
 
+@grouped_options
 def export(
-    table: Table = None,
-    state: StateFolder = None,
-    pipeline: Pipeline = None,
-    app_name: AppName = None,
-    queue: dead_options.Queue = None,
-    tier: dead_options.TierOption = None,
-    handler: dead_options.Handler = None,
-    error: dead_options.Error = None,
-    older_than: dead_options.OlderThan = None,
-    younger_than: dead_options.YoungerThan = None,
-    attribute: dead_options.Attribute = None,
-    object_: dead_options.Object = None,
-    ids: dead_options.Ids = None,
-    limit: dead_options.Limit = None,
+    where: Where,
+    which: Which,
+    limit: Limit = None,
     to: Annotated[
         str,
         typer.Option("--to", metavar="FILE", help="A new file, or s3://BUCKET/KEY; default, and -: standard output."),
@@ -42,32 +35,21 @@ def export(
 ) -> None:
     """Write dead letters as JSON lines, losing nothing: `penstock dead import` puts them back.
 
-    The file is there as a whole or not at all; of no letters there is none. Where --remove is cut short, run purge for
-    the rest, or import the file.
+    The file is there as a whole or not at all; of no letters there is none. Where --remove is cut short, export the
+    rest into another file: what is in both is imported once.
     """
     from penstock.app import dead_files
     from penstock.app.dead_letters import opened_ledger
     from penstock.app.inspect import view
-    from penstock.cli.leaving import stoppable
+    from penstock.cli.leaving import stoppable, stopped_code
 
-    asked = dead_options.asked_of(
-        queue=queue,
-        tier=tier,
-        handler=handler,
-        error=error,
-        older_than=older_than,
-        younger_than=younger_than,
-        attribute=attribute,
-        object_=object_,
-        ids=ids,
-        limit=limit,
-    )
+    asked = which.asked(limit=limit)
     dead_options.must_say_something({"--to": to})
     if remove and to == STDOUT:
         raise UsageError("Standard output keeps nothing: --remove needs a file, with --to FILE.")
     if json_ and to == STDOUT:
         raise UsageError("Standard output has the letters, a line of JSON each: --json is for --to FILE.")
-    with view(dead_options.scope_of(table, state, pipeline, app_name)) as seen:
+    with view(where.scope()) as seen:
         dead_options.say_hidden(seen, asked)
         place = None if to == STDOUT else dead_files.place_of(to, seen.scope.aws)
         with (
@@ -85,17 +67,15 @@ def export(
                 )
     _report(done, place, json_=json_, remove=remove)
     if done.interrupted:
-        raise dead_options.leave_interrupted(stop)
+        raise typer.Exit(stopped_code(stop))
     if dead_options.say_unmet(asked, done.ids_met, count=done.letters):
         raise typer.Exit(UsageError.exit_code)
 
 
+@grouped_options
 def import_(
     file: Annotated[str, typer.Argument(metavar="FILE", help="What an export wrote; a path, or s3://BUCKET/KEY.")],
-    table: Table = None,
-    state: StateFolder = None,
-    pipeline: Pipeline = None,
-    app_name: AppName = None,
+    where: Where,
     queue: Annotated[
         str | None,
         typer.Option(
@@ -109,10 +89,10 @@ def import_(
     from penstock.app import dead_files
     from penstock.app.dead_letters import opened_ledger
     from penstock.app.inspect import view
-    from penstock.cli.leaving import stoppable
+    from penstock.cli.leaving import stoppable, stopped_code
 
     dead_options.must_say_something({"FILE": file, "--queue": queue})
-    with view(dead_options.scope_of(table, state, pipeline, app_name, make=True), make=True) as seen:
+    with view(where.scope(make=True), make=True) as seen:
         place = dead_files.place_of(file, seen.scope.aws)
         with (
             stoppable() as stop,
@@ -132,12 +112,12 @@ def import_(
             }
         )
     else:
-        where = ", ".join(f"{name} {count:,}" for name, count in done.by_queue.items() if count)
-        print(printable(f"{dead_options.letters_said(done.letters)} put back{f' ({where})' if where else ''}."))
+        into = ", ".join(f"{name} {count:,}" for name, count in done.by_queue.items() if count)
+        print(printable(f"{dead_options.letters_said(done.letters)} put back{f' ({into})' if into else ''}."))
         if done.before:
             print(f"{dead_options.letters_said(done.before)} were imported before.")
     if done.interrupted:
-        raise dead_options.leave_interrupted(stop)
+        raise typer.Exit(stopped_code(stop))
 
 
 def _report(done: "Exported", place: "Place | None", *, json_: bool, remove: bool) -> None:

@@ -3,7 +3,9 @@
 from contextlib import closing
 from typing import TYPE_CHECKING
 
-from penstock.cli import dead_options
+import typer
+
+from penstock.cli import asking, dead_options
 from penstock.cli.output import print_json
 
 if TYPE_CHECKING:
@@ -16,16 +18,16 @@ def move_all(scope: "Scope", asked: "Asked", *, to: str | None, rate: float | No
     from penstock.app.dead_letters import letter_queues, opened_ledger
     from penstock.app.dead_moving import check_movable, move
     from penstock.app.inspect import view
-    from penstock.cli.leaving import stoppable
+    from penstock.cli.leaving import stoppable, stopped_code
 
     with view(scope) as seen:
         check_movable(seen, asked, to=to)
         if not yes:
-            dead_options.must_be_told("replay")
+            asking.must_be_told("dead replay --move", options="--yes")
             queues = letter_queues(seen, asked)
             about = sum(seen.broker.stats(queue).visible for queue in queues)
-            if not dead_options.confirmed(f"Move all letters of {', '.join(queues)}, about {about:,}?"):
-                raise dead_options.declined("moved")
+            if not asking.confirmed(f"Move all letters of {', '.join(queues)}, about {about:,}?"):
+                raise asking.declined("moved")
         with (
             stoppable() as stop,
             closing(opened_ledger(seen)) as ledger,
@@ -37,4 +39,4 @@ def move_all(scope: "Scope", asked: "Asked", *, to: str | None, rate: float | No
     else:
         print(f"{dead_options.letters_said(moved)} moved.")
     if stop.requested:
-        raise dead_options.leave_interrupted(stop)
+        raise typer.Exit(stopped_code(stop))

@@ -14,7 +14,7 @@ GROUPS_SHOWN = 10  # of a plan
 HOMELESS = "left: nothing tells where they belong, or that queue is not there; give --to QUEUE"
 
 
-def print_plan(planned: "Plan", *, json_: bool, goes: bool = True) -> None:
+def print_plan(planned: "Plan", *, json_: bool, goes: bool) -> None:
     """What would be done; ``goes``: and where to."""
     if json_:
         print_json(plan_document(planned))

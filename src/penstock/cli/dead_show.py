@@ -6,18 +6,10 @@ import typer
 
 from penstock.cli import dead_options
 from penstock.cli.dead_documents import letter_document, text_of
-from penstock.cli.output import (
-    AppName,
-    Json,
-    Pipeline,
-    StateFolder,
-    Table,
-    counted,
-    moment,
-    print_fields,
-    print_json,
-    printable,
-)
+from penstock.cli.dead_which import Queue, TierOption
+from penstock.cli.option_groups import grouped_options
+from penstock.cli.output import Json, counted, moment, print_fields, print_json, printable
+from penstock.cli.where import Where
 from penstock.errors import UsageError
 
 if TYPE_CHECKING:
@@ -26,16 +18,14 @@ if TYPE_CHECKING:
 BODY_LINES_SHOWN, BODY_CHARS_SHOWN = 40, 4_000
 
 
+@grouped_options
 def show(
     id_: Annotated[
         str, typer.Argument(metavar="ID", help="The letter's id, or one it had in its queue, now or before.")
     ],
-    table: Table = None,
-    state: StateFolder = None,
-    pipeline: Pipeline = None,
-    app_name: AppName = None,
-    queue: dead_options.Queue = None,
-    tier: dead_options.TierOption = None,
+    where: Where,
+    queue: Queue = None,
+    tier: TierOption = None,
     full: Annotated[bool, typer.Option("--full", help="All of the body, however long.")] = False,
     json_: Json = False,
 ) -> None:
@@ -46,7 +36,7 @@ def show(
 
     dead_options.must_say_something({"ID": id_, "--queue": queue})
     asked = Asked(queue=queue, tier=tier)
-    with view(dead_options.scope_of(table, state, pipeline, app_name)) as seen:
+    with view(where.scope()) as seen:
         dead_options.say_hidden(seen, asked)
         story = story_of(seen, asked, id_)
     if story is None:

@@ -41,13 +41,13 @@ def demo(
     talk(f"one gzip file cut off, and {DUPLICATED} of them announced three times over.\n")
     talk(f"First run, to be killed with SIGKILL in its second batch (at the step {KILL_AT.partition(':')[0]!r}):")
     if run_ingest(where, kill_at=KILL_AT) is not None:
-        raise typer.Exit(1)
+        raise typer.Exit(FAILED)
     unfinished_line = "\n" if sys.stderr.isatty() else ""  # the bar of the process that was killed
     talk(f"{unfinished_line}Killed. The files of that batch lie there, and nothing names them.")
     talk("\nThe same command again:")
     report = run_ingest(where)
     if report is None:
-        raise typer.Exit(1)
+        raise typer.Exit(FAILED)
     proof = prove(where, data, report)
     if json_:
         print_json({"report": dict(report), "proof": dataclasses.asdict(proof), "holds": proof.holds})

@@ -2,15 +2,20 @@
 
 import dataclasses
 import os
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from penstock.cli.exits import CHECK_FOUND_PROBLEMS
-from penstock.cli.output import AppName, Json, Pipeline, StateFolder, Table, print_json, printable
+from penstock.cli.option_groups import grouped_options
+from penstock.cli.output import Json, print_json, printable
+from penstock.cli.where import Where
+from penstock.errors import UsageError
 
 if TYPE_CHECKING:
     from penstock.app.findings import Finding
+    from penstock.app.scope import Asked
 
 TryNotification = Annotated[
     bool,
@@ -19,30 +24,33 @@ TryNotification = Annotated[
         help="Let S3 send a test event to the queue of each source: its bucket's notifications are written again.",
     ),
 ]
+SendTestError = Annotated[
+    bool,
+    typer.Option(
+        "--send-test-error",
+        help="Instead: send a test error as each kind of process does, to the hook and every service.",
+    ),
+]
 
 
+@grouped_options
 def doctor(
-    table: Table = None,
-    state: StateFolder = None,
-    pipeline: Pipeline = None,
-    app_name: AppName = None,
+    where: Where,
+    app: Annotated[str | None, typer.Argument(metavar="[APP]", help="The same as --app.")] = None,
     try_notification: TryNotification = False,
+    send_test_error: SendTestError = False,
     json_: Json = False,
 ) -> None:
     """Check Python, settings, disk, Java and Spark where they are needed, the table or the app's state here, or what is
-    named, and what of it is in AWS. Exit code 3: something failed."""
-    from itertools import chain
+    named, and what of it is in AWS. Exit code 3: something failed.
 
-    from penstock.app.checks import machine_checks, spark_need, state_checks
+    With --send-test-error only that is done: a test error goes to the app's on_error and to every service that the
+    settings name, once from each kind of process."""
     from penstock.app.findings import Finding, Verdict
-    from penstock.app.scope import Asked
 
-    asked = Asked(table=table, state=state, pipeline=pipeline, app=app_name)
-
+    asked = where.led_by(app).asked
     findings: list[Finding] = []
-    for finding in chain(
-        machine_checks(os.environ, spark=spark_need(asked)), state_checks(asked, try_notification=try_notification)
-    ):
+    for finding in _test_errors(asked) if send_test_error else _checks(asked, try_notification=try_notification):
         findings.append(finding)
         if not json_:
             _print_finding(finding)
@@ -50,6 +58,23 @@ def doctor(
         print_json([dataclasses.asdict(finding) for finding in findings])
     if any(finding.verdict is Verdict.FAILED for finding in findings):
         raise typer.Exit(CHECK_FOUND_PROBLEMS)
+
+
+def _checks(asked: "Asked", *, try_notification: bool) -> "Iterator[Finding]":
+    from penstock.app.checks import machine_checks, spark_need, state_checks
+
+    yield from machine_checks(os.environ, spark=spark_need(asked))
+    yield from state_checks(asked, try_notification=try_notification)
+
+
+def _test_errors(asked: "Asked") -> "Iterator[Finding]":
+    from penstock.app.trial_errors import trial_errors
+
+    if asked.table is not None or asked.state is not None or asked.pipeline is not None:
+        raise UsageError(
+            "A test error is sent of an app, or of the settings here: leave --table, --state and --pipeline out."
+        )
+    return trial_errors(asked.app)
 
 
 def _print_finding(finding: "Finding") -> None:

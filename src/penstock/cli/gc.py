@@ -1,35 +1,39 @@
 """`penstock gc`: delete the files of abandoned attempts."""
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from penstock.cli.output import AppName, Json, Pipeline, StateFolder, Table, counted, print_json, printable, talk
+from penstock.cli.option_groups import grouped_options
+from penstock.cli.output import Json, counted, print_json, printable, talk
+from penstock.cli.where import Where
 
 
+@grouped_options
 def gc(
-    table: Table = None,
-    state: StateFolder = None,
-    pipeline: Pipeline = None,
-    app_name: AppName = None,
+    where: Where,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would go, delete nothing.")] = False,
     json_: Json = False,
 ) -> None:
     """Delete what abandoned attempts left behind. Nothing that a table names is ever deleted.
 
     The pipelines of an app need --app: their tables' folders stand in its code."""
+    from penstock.app.identity import worker_id
     from penstock.app.inspect import view
-    from penstock.app.scope import Asked, find_scope
-    from penstock.events import Bus
+    from penstock.app.telemetry import open_reports
+    from penstock.config import load_settings
+    from penstock.events import Bus, tell_nobody
     from penstock.pipeline.extra import require_spark
 
-    scope = find_scope(Asked(table=table, state=state, pipeline=pipeline, app=app_name), here=Path.cwd())
+    scope = where.scope()
     tables = scope.tables_meant
     require_spark()
     from penstock.app.tables import Tables
 
-    with view(scope) as seen:
+    heard = open_reports(
+        load_settings(), worker=worker_id(), process="upkeep", on_error=scope.on_error, tell=tell_nobody
+    )
+    with heard.told(), view(scope) as seen:
         collected = {
             name: Tables(places, seen.ledger, partition_by=None, bus=Bus()).collect_garbage(dry_run=dry_run)
             for name, places in tables.items()

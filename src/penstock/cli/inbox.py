@@ -4,8 +4,8 @@ from typing import Annotated
 
 import typer
 
+from penstock.cli.durations import duration
 from penstock.cli.output import Json, counted, print_json
-from penstock.errors import UsageError
 
 app = typer.Typer(help="The inboxes of an app: which messages took effect in its own database.", no_args_is_help=True)
 
@@ -26,12 +26,8 @@ def forget(
     """Delete what was recorded longer ago. A message that comes again after that takes effect again."""
     from penstock.app.loading import load_app
     from penstock.app.transactions_running import forget_inbox
-    from penstock.handlers.durations import seconds_of
 
-    try:
-        seconds = seconds_of("--older-than", older_than)
-    except UsageError as error:
-        raise UsageError(f"--older-than {older_than!r} is no duration above 0: write such as 14d or 36h.") from error
+    seconds = duration("--older-than", older_than)
     with load_app(app_name) as found:
         count = forget_inbox(found, older_than_seconds=seconds)
     if json_:

@@ -1,15 +1,17 @@
 """`penstock ingest`: the main job without writing code."""
 
 import dataclasses
-import signal
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from penstock.cli.exits import CHECK_FOUND_PROBLEMS, INTERRUPTED, TEMPORARY_FAILURE
-from penstock.cli.output import Json, print_json
+from penstock.cli.output import Json, counted, print_json, printable
+from penstock.cli.progress import IngestProgress, losses
 from penstock.errors import UsageError
+
+if TYPE_CHECKING:
+    from penstock.app.ingest import IngestReport
 
 SETTLE_SECONDS = 2.0  # as in the request; not imported from there, to keep `--help` quick
 
@@ -93,6 +95,9 @@ def ingest(
     stop_timeout: Annotated[
         float | None, typer.Option("--stop-timeout", min=10, help="Seconds from SIGTERM to the platform's SIGKILL.")
     ] = None,
+    metrics: Annotated[
+        str | None, typer.Option("--metrics", metavar="HOST:PORT", help="With --watch: answer here for metrics.")
+    ] = None,
     json_: Json = False,
 ) -> None:
     """Bring every file of SOURCE into TABLE exactly once, on Spark.
@@ -113,12 +118,13 @@ def ingest(
     from penstock.app.ingest import ingest as run
     from penstock.app.ingest_pipeline import IngestRequest
     from penstock.app.scope import Asked, options_for
-    from penstock.cli.leaving import leave_now, stoppable
-    from penstock.cli.progress import IngestProgress, print_report
+    from penstock.cli.leaving import leave_job, stoppable
     from penstock.config import load_settings
 
     if queue is None and (ledger is not None or one_host is not None):
         raise UsageError("--ledger and --one-host are for --queue: without one the ledger is a file beside the table.")
+    if metrics is not None and not watch:
+        raise UsageError("--metrics is for --watch: an ingest without it ends before it is asked.")
     request = IngestRequest(
         source=source,
         table=table,
@@ -142,6 +148,7 @@ def ingest(
             max_attempts=max_attempts,
             max_quarantine_ratio=max_quarantine_ratio,
             stop_timeout_seconds=stop_timeout,
+            metrics_address=metrics,
         ),
     )
     with stoppable() as stop, IngestProgress(options=Asked(table=table, state=state).options) as progress:
@@ -150,13 +157,27 @@ def ingest(
         print_json(dataclasses.asdict(report))
     else:
         print_report(report, options=options_for(report.table, state=state, here=Path.cwd()))
-    stopped = INTERRUPTED if stop.signal_number == signal.SIGINT else TEMPORARY_FAILURE
-    if progress.forced:  # something does not end, and waiting for it would outlast the stop timeout
-        leave_now(stopped)
-    if report.stopped:
-        raise typer.Exit(stopped)
-    if report.objects_dead:
-        raise typer.Exit(CHECK_FOUND_PROBLEMS)
+    leave_job(report, stop, forced=progress.forced)
+
+
+def print_report(report: "IngestReport", *, options: str = "") -> None:
+    """The end of an ingest for people: what is in the table now, and what is not and where to look. ``options`` lead
+    the verbs of a hint to this table."""
+    if report.objects_found and report.objects_skipped == report.objects_found:
+        print(f"Nothing new: all {counted(report.objects_found, 'object')} are in the table already. 0 rows added.")
+    elif not report.objects_found:
+        empty = "the source holds no objects" if report.queue is None else f"the queue {report.queue} announced nothing"
+        print(printable(f"Nothing to do: {empty}. 0 rows added."))
+    else:
+        print(
+            f"{counted(report.objects_processed, 'object')} processed, {report.objects_skipped:,} skipped (already in "
+            f"the table), {counted(report.rows_written, 'row')} written in "
+            f"{counted(report.batches, 'batch', 'batches')}, {report.seconds:.1f} s."
+        )
+    version = "no version yet" if report.table_version is None else f"version {report.table_version}"
+    print(f"Table: {printable(report.table)} ({version})")
+    for line in _remarks(report, options):
+        print(printable(line))
 
 
 def _columns(text: str) -> tuple[str, ...]:
@@ -169,3 +190,20 @@ def _columns(text: str) -> tuple[str, ...]:
     if twice:
         raise UsageError(f"--partition-by {text!r} names {twice[0]} more than once.")
     return names
+
+
+def _remarks(report: "IngestReport", options: str) -> list[str]:
+    remarks: list[str] = []
+    if report.objects_new_versions:
+        remarks.append(f"Files seen before in another version: {report.objects_new_versions:,}.")
+    remarks += losses(report, options)
+    if report.objects_superseded:
+        changed = counted(report.objects_superseded, "object")
+        remarks.append(f"Superseded: {changed}, changed before they were read; run it again for them.")
+    if report.objects_unfinished:
+        left = counted(report.objects_unfinished, "object")
+        remarks.append(f"Stopped with {left} left; run the same command again to go on.")
+    if report.files_ignored:
+        kinds = ", ".join(f"{number:,} {reason}" for reason, number in report.files_ignored.items())
+        remarks.append(f"Left out: {kinds}.")
+    return remarks + [f"Could not be looked at: {problem}" for problem in report.problems]

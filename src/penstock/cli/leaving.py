@@ -1,13 +1,20 @@
 """Leaving in order: SIGTERM and Ctrl-C ask for it, and nothing hangs the process afterwards."""
 
 import os
+import signal
 import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, NoReturn
 
+import typer
+
+from penstock.cli.exits import CHECK_FOUND_PROBLEMS, INTERRUPTED, TEMPORARY_FAILURE
+
 if TYPE_CHECKING:
+    from penstock.app.ingest import IngestReport
+    from penstock.app.pipelines.running import RunReport
     from penstock.worker.shutdown import StopSignal
 
 
@@ -22,6 +29,21 @@ def stoppable() -> "Iterator[StopSignal]":
         yield stop
     finally:
         stop.remove()
+
+
+def stopped_code(stop: "StopSignal") -> int:
+    """The exit code of a job that was stopped before all of it was done."""
+    return INTERRUPTED if stop.signal_number == signal.SIGINT else TEMPORARY_FAILURE
+
+
+def leave_job(report: "IngestReport | RunReport", stop: "StopSignal", *, forced: bool) -> None:
+    """End a job on Spark with its exit code. ``forced``: something of it does not end."""
+    if forced:  # waiting for it would outlast the stop timeout
+        leave_now(stopped_code(stop))
+    if report.stopped:
+        raise typer.Exit(stopped_code(stop))
+    if report.objects_dead:
+        raise typer.Exit(CHECK_FOUND_PROBLEMS)
 
 
 def leave_now(exit_code: int) -> NoReturn:
@@ -40,7 +62,9 @@ def leave_in_time(stop: "StopSignal", seconds: float, exit_code: int) -> None:
 def _leave_after(stop: "StopSignal", seconds: float, exit_code: int) -> None:
     asked = threading.Event()
     with stop.watched_by(asked):
-        asked.wait()
+        while not stop.requested:  # a pause and a call for stacks wake it, too, and are no stop
+            asked.wait()
+            asked.clear()
     threading.Event().wait(seconds)
     leave_now(exit_code)
 

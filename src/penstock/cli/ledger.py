@@ -2,22 +2,20 @@
 
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from penstock.cli.durations import duration
+from penstock.cli.option_groups import grouped_options
 from penstock.cli.output import (
-    AppName,
     Json,
-    Pipeline,
-    StateFolder,
-    Table,
     counted,
     print_fields,
     print_json,
     printable,
 )
+from penstock.cli.where import Where
 from penstock.errors import UsageError
 
 if TYPE_CHECKING:
@@ -29,15 +27,13 @@ ToRevision = Annotated[str | None, typer.Argument(metavar="[REVISION]", help="Su
 
 
 @app.command()
+@grouped_options
 def show(
-    table: Table = None,
-    state: StateFolder = None,
-    pipeline: Pipeline = None,
-    app_name: AppName = None,
+    where: Where,
     json_: Json = False,
 ) -> None:
     """Show the ledger's address, server, revision, how many rows its tables have, and its archive."""
-    with _revisions(table, state, pipeline, app_name) as revisions:
+    with _revisions(where) as revisions:
         facts = revisions.facts()
     if json_:
         print_json(
@@ -67,28 +63,24 @@ def show(
 
 
 @app.command()
+@grouped_options
 def upgrade(
+    where: Where,
     revision: ToRevision = None,
-    table: Table = None,
-    state: StateFolder = None,
-    pipeline: Pipeline = None,
-    app_name: AppName = None,
     json_: Json = False,
 ) -> None:
     """Make the ledger's tables, or bring them up to date. Workers do so themselves where their user may."""
-    with _revisions(table, state, pipeline, app_name) as revisions:
+    with _revisions(where) as revisions:
         before, after = revisions.upgrade(revision or "head")
     _tell(before, after, json_=json_)
 
 
 @app.command()
+@grouped_options
 def downgrade(
+    where: Where,
     revision: ToRevision = None,
     yes: Annotated[bool, typer.Option("--yes", help="Do it: what only the later tables hold is lost.")] = False,
-    table: Table = None,
-    state: StateFolder = None,
-    pipeline: Pipeline = None,
-    app_name: AppName = None,
     json_: Json = False,
 ) -> None:
     """Take the ledger's tables back to an earlier revision, for an earlier Penstock. Stop all workers first."""
@@ -101,36 +93,32 @@ def downgrade(
             f"Taking the ledger back to {revision} loses what only the later tables hold, and "
             "needs all workers stopped: make a backup, and give --yes."
         )
-    with _revisions(table, state, pipeline, app_name) as revisions:
+    with _revisions(where) as revisions:
         before, after = revisions.downgrade(revision)
     _tell(before, after, json_=json_)
 
 
 @app.command()
+@grouped_options
 def archive(
+    where: Where,
     older_than: Annotated[
         str, typer.Option("--older-than", metavar="AGE", help="Batches committed so long ago; at least 15 days.")
     ] = "90 days",
-    table: Table = None,
-    state: StateFolder = None,
-    pipeline: Pipeline = None,
-    app_name: AppName = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would go, change nothing.")] = False,
     json_: Json = False,
 ) -> None:
     """Move rows of objects that were processed long ago from the ledger to Parquet files.
 
     They are known for ever: nothing of them is processed again. The pipelines of an app need --app."""
-    from penstock.app.scope import Asked, find_scope
-    from penstock.handlers.durations import seconds_of
     from penstock.pipeline.extra import require_arrow
 
-    older_than_seconds = seconds_of("--older-than", older_than)
-    scope = find_scope(Asked(table=table, state=state, pipeline=pipeline, app=app_name), here=Path.cwd())
+    older_than_seconds = duration("--older-than", older_than)
+    scope = where.scope()
     require_arrow()
     from penstock.app.archive_verb import archive_scope
 
-    done = archive_scope(scope, app=app_name, older_than_seconds=older_than_seconds, dry_run=dry_run)
+    done = archive_scope(scope, app=where.app_name, older_than_seconds=older_than_seconds, dry_run=dry_run)
     if json_:
         print_json(
             [
@@ -150,18 +138,16 @@ def archive(
     for name, one in done.items():
         whose = f"{printable(name)}: " if len(done) > 1 else ""
         verb = "would be archived" if dry_run else "archived"
-        where = f"{counted(one.files, 'file')}" + ("" if dry_run else f", {one.bytes:,} bytes")
-        print(f"{whose}{counted(one.objects, 'object')} of {counted(one.batches, 'batch', 'batches')} {verb}: {where}.")
+        files = counted(one.files, "file") + ("" if dry_run else f", {one.bytes:,} bytes")
+        print(f"{whose}{counted(one.objects, 'object')} of {counted(one.batches, 'batch', 'batches')} {verb}: {files}.")
 
 
 @contextmanager
-def _revisions(
-    table: str | None, state: str | None, pipeline: str | None, app_name: str | None
-) -> "Iterator[Revisions]":
-    from penstock.app.scope import Asked, find_scope, is_there
+def _revisions(where: Where) -> "Iterator[Revisions]":
+    from penstock.app.scope import is_there
     from penstock.ledger.revisions import Revisions
 
-    scope = find_scope(Asked(table=table, state=state, pipeline=pipeline, app=app_name), here=Path.cwd())
+    scope = where.scope()
     if not is_there(scope.settings.ledger):
         raise UsageError(f"There is no ledger {scope.name} yet: the first worker, or ingest, makes it.")
     with closing(Revisions.open(scope.settings.ledger)) as revisions:

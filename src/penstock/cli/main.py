@@ -23,6 +23,8 @@ from penstock.cli import (
     ingest,
     init,
     ledger,
+    logs,
+    monitor,
     objects,
     outbox,
     publish,
@@ -33,6 +35,7 @@ from penstock.cli import (
     run,
     send,
     status,
+    top,
     worker,
 )
 from penstock.cli.exits import FAILED, INTERRUPTED, TEMPORARY_FAILURE
@@ -54,6 +57,7 @@ app.command("ingest")(ingest.ingest)
 app.command("run")(run.run)
 app.command("demo")(demo.demo)
 app.command("status")(status.status)
+app.command("top")(top.top)
 app.command("doctor")(doctor.doctor)
 app.command("gc")(gc.gc)
 app.command("reconcile")(reconcile.reconcile)
@@ -61,6 +65,7 @@ app.command("compact")(compact.compact)
 app.command("publish")(publish.publish)
 app.command("repair")(repair.repair)
 app.command("replayer")(replayer.replayer)
+app.command("monitor")(monitor.monitor)
 app.command("cleanup")(cleanup.cleanup)
 app.command("init")(init.init)
 app.command("send")(send.send)
@@ -74,6 +79,7 @@ app.add_typer(queues.app, name="queues")
 app.add_typer(outbox.app, name="outbox")
 app.add_typer(inbox.app, name="inbox")
 app.add_typer(config.app, name="config")
+app.add_typer(logs.app, name="logs")
 
 
 def _print_version(wanted: bool) -> None:

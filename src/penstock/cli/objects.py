@@ -2,18 +2,14 @@
 
 from collections.abc import Iterator, Sequence
 from itertools import islice
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from penstock.cli.objects_import import import_
+from penstock.cli.option_groups import grouped_options
 from penstock.cli.output import (
-    AppName,
     Json,
-    Pipeline,
-    StateFolder,
-    Table,
     counted,
     moment,
     print_fields,
@@ -22,9 +18,9 @@ from penstock.cli.output import (
     printable,
     talk,
 )
+from penstock.cli.where import Where, object_uri
 from penstock.errors import UsageError
 from penstock.ledger.records import ObjectAttempt, ObjectRow, ObjectState
-from penstock.objects.reference import LOCAL_BUCKET, uri_of
 
 if TYPE_CHECKING:
     from penstock.app.archive_reading import ArchivedVersion
@@ -37,11 +33,9 @@ app.command("import")(import_)
 
 
 @app.command("list")
+@grouped_options
 def list_(
-    table: Table = None,
-    state: StateFolder = None,
-    pipeline: Pipeline = None,
-    app_name: AppName = None,
+    where: Where,
     only: Annotated[ObjectState | None, typer.Option("--only", help="Objects in this state alone.")] = None,
     filter_: Annotated[str | None, typer.Option("--filter", help="Objects whose address contains this text.")] = None,
     archived: Annotated[
@@ -52,11 +46,10 @@ def list_(
 ) -> None:
     """List objects, with their state. Archived ones were processed long ago, or imported as processed."""
     from penstock.app.inspect import view
-    from penstock.app.scope import Asked, find_scope
 
     if archived and only not in (None, ObjectState.PROCESSED):
         raise UsageError(f"Archived objects are processed, so --only {only} leaves none of them.")
-    scope = find_scope(Asked(table=table, state=state, pipeline=pipeline, app=app_name), here=Path.cwd())
+    scope = where.scope()
     found: list[tuple[str, ObjectRow]] = []
     with view(scope) as seen:
         archives = [archive for one in seen.pipelines() for archive in seen.ledger.archives.all(one)]
@@ -105,20 +98,17 @@ def list_(
 
 
 @app.command()
+@grouped_options
 def show(
     uri: Annotated[str, typer.Argument(metavar="OBJECT", help="The object's address (file:///...), or its path.")],
-    table: Table = None,
-    state: StateFolder = None,
-    pipeline: Pipeline = None,
-    app_name: AppName = None,
+    where: Where,
     json_: Json = False,
 ) -> None:
     """Show one object: every version of it that was seen, with all attempts."""
     from penstock.app.inspect import view
-    from penstock.app.scope import Asked, find_scope
 
-    scope = find_scope(Asked(table=table, state=state, pipeline=pipeline, app=app_name), here=Path.cwd())
-    address = uri if "://" in uri else uri_of(LOCAL_BUCKET, str(Path(uri).resolve()))
+    scope = where.scope()
+    address = object_uri(uri)
     with view(scope) as seen:
         meant = seen.pipelines()
         versions: list[tuple[str, ObjectRow, Sequence[ObjectAttempt], bool]] = [

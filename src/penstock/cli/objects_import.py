@@ -1,17 +1,17 @@
 """`penstock objects import`: objects that somebody else processed are known from now on, and not processed again."""
 
-import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from penstock.cli.output import Json, StateFolder, counted, print_json, printable, talk
+from penstock.cli.output import Json, counted, print_json, printable, talk
+from penstock.cli.pace import Pace
+from penstock.cli.where import StateFolder
 
 if TYPE_CHECKING:
     from penstock.app.importing import Imported
 
-LINE_EVERY_SECONDS = 5.0
 BUSY_SHOWN = 20
 
 
@@ -73,12 +73,10 @@ def import_(
 
 def _teller() -> "Callable[[Imported], None]":
     """A line every few seconds, for lists of millions."""
-    told_at = time.monotonic()
+    pace = Pace()
 
     def tell(done: "Imported") -> None:
-        nonlocal told_at
-        if time.monotonic() - told_at >= LINE_EVERY_SECONDS:
-            told_at = time.monotonic()
+        if pace.is_due():
             talk(f"{done.new + done.known + len(done.busy):,} of {counted(done.listed, 'object')}")
 
     return tell

@@ -7,6 +7,7 @@ import typer
 
 from penstock.cli.exits import CHECK_FOUND_PROBLEMS
 from penstock.cli.output import Json, counted, print_json, print_table, talk
+from penstock.errors import UsageError
 
 if TYPE_CHECKING:
     from penstock.transactions.store import Waiting
@@ -31,6 +32,8 @@ def relay(
     if once:
         _once(app_name, json_=json_)
         return
+    if json_:
+        raise UsageError("--json is for the report of --once; without it there is none, and the log tells.")
     from penstock.app.loading import load_app
     from penstock.app.transactions_process import run_relays
     from penstock.cli.leaving import stoppable
@@ -78,11 +81,16 @@ def list_(
 
 def _once(app_name: str, *, json_: bool) -> None:
     from penstock.app.loading import load_app
+    from penstock.app.telemetry import open_reports
     from penstock.app.transactions_running import counts, relay_once
-    from penstock.events import tell_nobody
+    from penstock.events import Bus, tell_nobody
 
     with load_app(app_name) as found:
-        relayed = relay_once(found, tell=tell_nobody)
+        heard = open_reports(
+            found.settings, worker=found.worker, process="relay", on_error=found.on_error, tell=tell_nobody
+        )
+        with heard.told():
+            relayed = relay_once(found, tell=Bus(*heard.listeners).emit)
         left, refused = counts(found)
     if json_:
         print_json({"sent": relayed.sent, "left": left, "refused": refused})

@@ -10,22 +10,6 @@ from typing import Annotated, Any
 import typer
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document to stdout.")]
-Table = Annotated[
-    str | None,
-    typer.Option(
-        "--table", metavar="FOLDER", help="The table's folder; by default the one here or the only one below here."
-    ),
-]
-StateFolder = Annotated[
-    str | None, typer.Option("--state", metavar="FOLDER", help="The state folder, where it is not TABLE/_penstock.")
-]
-Pipeline = Annotated[
-    str | None, typer.Option("--pipeline", metavar="NAME", help="A pipeline, or object handler, of the app here.")
-]
-AppName = Annotated[
-    str | None, typer.Option("--app", metavar="APP", help="module:attribute, as in shop:app; where its state is told.")
-]
-
 UNFOLDED_COLUMNS = 100_000  # wider than any table: what is read by a program has a row a line
 
 

@@ -1,4 +1,4 @@
-"""What a person sees of a long job: a bar on a terminal, a line now and then elsewhere; and the report at its end."""
+"""What a person sees of a long job: a bar on a terminal, a line now and then elsewhere; and what it lost."""
 
 import sys
 import threading
@@ -9,10 +9,12 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from penstock.cli.output import counted, printable, talk
+from penstock.cli.pace import Pace
 from penstock.events import (
     BatchClaimed,
     BatchCommitted,
     BatchProgressed,
+    ErrorHookFailed,
     Event,
     ExecutionFailed,
     HeartbeatFailed,
@@ -34,11 +36,9 @@ if TYPE_CHECKING:
     from penstock.app.ingest import IngestReport
     from penstock.app.pipelines.running import RunReport
 
-LINE_EVERY_SECONDS = 5.0
 CLEANUP = "cleanup"  # what a failed upkeep names, where the source was being cleaned up
 CLEANED = {"tag": "tagged", "move": "moved", "delete": "deleted"}  # a cleanup's action, done
 FAILURES_SHOWN = 20
-
 
 _DOING = {
     ExecutionFailed: "a batch",
@@ -54,7 +54,7 @@ class IngestProgress:
     def __init__(self, *, options: str = "", monotonic: Callable[[], float] = time.monotonic) -> None:
         """``options`` lead the verbs of a hint to what is worked on."""
         self._options = options
-        self._monotonic = monotonic
+        self._pace = Pace(at_once=True, monotonic=monotonic)
         self.forced = False  # a thread would not end: written once, read when the job is over
         self._terminal = sys.stderr.isatty()
         self._lock = threading.Lock()
@@ -63,7 +63,6 @@ class IngestProgress:
         self._done = 0
         self._rows = 0
         self._failures = 0
-        self._line_at = 0.0
 
     def __enter__(self) -> Self:
         return self
@@ -108,9 +107,7 @@ class IngestProgress:
 
     def _progress(self, text: str) -> None:
         """Something moved; worth a line only now and then."""
-        now = self._monotonic()
-        if self._bar is None and text and now - self._line_at >= LINE_EVERY_SECONDS:
-            self._line_at = now
+        if self._bar is None and self._pace.is_due():
             total = f" of {self._objects:,}" if self._objects > self._done else ""  # more may come than were found
             talk(f"{self._done:,}{total} objects, {self._rows:,} rows; this batch: {text}")
 
@@ -143,14 +140,22 @@ def told(event: Event) -> list[str]:
             bad = f", {counted(event.lines_quarantined, 'line')} quarantined" if event.lines_quarantined else ""
             objects, rows = counted(event.objects, "object"), counted(event.rows, "row")
             return [f"batch {event.seq} committed: {objects}, {rows}{bad}"]
-        case RunFailed():
-            return [f"a run of {counted(event.objects, 'object')} failed: {event.error}"]
         case SourceCleaned():
             return [_cleaned(event)]
-        case ExecutionFailed() | UpkeepFailed() | ReceiveFailed() | HeartbeatFailed():
-            return [f"{_doing(event)} failed and is tried again: {event.error}"]
         case WorkerDraining() if event.reason != "done":
             return [f"stopping: what is in flight ({counted(event.in_flight, 'message')}) is finished or given back"]
+        case _:
+            return _trouble(event)
+
+
+def _trouble(event: Event) -> list[str]:
+    match event:
+        case RunFailed():
+            return [f"a run of {counted(event.objects, 'object')} failed: {event.error}"]
+        case ExecutionFailed() | UpkeepFailed() | ReceiveFailed() | HeartbeatFailed():
+            return [f"{_doing(event)} failed and is tried again: {event.error}"]
+        case ErrorHookFailed():
+            return [f"a failure could not be told ({event.hook}): {event.error}"]
         case _:
             return []
 
@@ -205,26 +210,6 @@ class _Bar:
         self._progress.stop()
 
 
-def print_report(report: "IngestReport", *, options: str = "") -> None:
-    """The end of an ingest for people: what is in the table now, and what is not and where to look. ``options`` lead
-    the verbs of a hint to this table."""
-    if report.objects_found and report.objects_skipped == report.objects_found:
-        print(f"Nothing new: all {counted(report.objects_found, 'object')} are in the table already. 0 rows added.")
-    elif not report.objects_found:
-        empty = "the source holds no objects" if report.queue is None else f"the queue {report.queue} announced nothing"
-        print(printable(f"Nothing to do: {empty}. 0 rows added."))
-    else:
-        print(
-            f"{counted(report.objects_processed, 'object')} processed, {report.objects_skipped:,} skipped (already in "
-            f"the table), {counted(report.rows_written, 'row')} written in "
-            f"{counted(report.batches, 'batch', 'batches')}, {report.seconds:.1f} s."
-        )
-    version = "no version yet" if report.table_version is None else f"version {report.table_version}"
-    print(f"Table: {printable(report.table)} ({version})")
-    for line in _remarks(report, options):
-        print(printable(line))
-
-
 def losses(report: "IngestReport | RunReport", options: str) -> list[str]:
     """What did not become rows, a line each."""
     told: list[str] = []
@@ -237,20 +222,3 @@ def losses(report: "IngestReport | RunReport", options: str) -> list[str]:
     if report.objects_gone:
         told.append(f"Gone: {counted(report.objects_gone, 'object')}, deleted before they were read.")
     return told
-
-
-def _remarks(report: "IngestReport", options: str) -> list[str]:
-    remarks: list[str] = []
-    if report.objects_new_versions:
-        remarks.append(f"Files seen before in another version: {report.objects_new_versions:,}.")
-    remarks += losses(report, options)
-    if report.objects_superseded:
-        changed = counted(report.objects_superseded, "object")
-        remarks.append(f"Superseded: {changed}, changed before they were read; run it again for them.")
-    if report.objects_unfinished:
-        left = counted(report.objects_unfinished, "object")
-        remarks.append(f"Stopped with {left} left; run the same command again to go on.")
-    if report.files_ignored:
-        kinds = ", ".join(f"{number:,} {reason}" for reason, number in report.files_ignored.items())
-        remarks.append(f"Left out: {kinds}.")
-    return remarks + [f"Could not be looked at: {problem}" for problem in report.problems]

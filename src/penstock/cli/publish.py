@@ -1,20 +1,20 @@
 """`penstock publish`: make committed batches visible."""
 
-from penstock.cli.output import AppName, Json, Pipeline, StateFolder, Table, counted, print_json, printable
+from penstock.cli.option_groups import grouped_options
+from penstock.cli.output import Json, counted, print_json, printable
 from penstock.cli.upkeep import App, Name, pipelines
+from penstock.cli.where import Where
 
 
+@grouped_options
 def publish(
+    where: Where,
     app: App = None,
     name: Name = None,
-    table: Table = None,
-    state: StateFolder = None,
-    pipeline: Pipeline = None,
-    app_name: AppName = None,
     json_: Json = False,
 ) -> None:
     """Make visible what is committed: what a worker does by itself after each batch, when it starts, and when idle."""
-    with pipelines(app=app, name=name, table=table, state=state, pipeline=pipeline, app_name=app_name) as found:
+    with pipelines(app=app, name=name, where=where) as found:
         done = {one: kept.publish() for one, kept in found.items()}
     if json_:
         print_json([{"pipeline": one, "batches": batches} for one, batches in done.items()])

@@ -1,14 +1,14 @@
 """`penstock queues`: how the queues stand; pause, resume and purge them."""
 
 import dataclasses
-import sys
+from contextlib import closing
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from penstock.cli.exits import FAILED
+from penstock.cli.asking import Yes, confirmed, declined, must_be_told
 from penstock.cli.output import Json, counted, print_fields, print_json, print_table, printable, talk
-from penstock.errors import UsageError
+from penstock.cli.queue_words import oldest, oldest_visible, state_of
 
 if TYPE_CHECKING:
     from penstock.app.queues import QueueStanding
@@ -24,29 +24,30 @@ Queue = Annotated[str, typer.Argument(metavar="QUEUE", help="The queue's name.")
 @app.command("list")
 def list_(json_: Json = False) -> None:
     """List the queues: depths, ages, dead letters, workers of this state folder on this host."""
+    from penstock.app.ages import ages_of
     from penstock.app.queues import opened, standings
     from penstock.config import load_settings
 
     settings = load_settings()
-    with opened(settings) as broker:
-        found = standings(settings, broker)
+    with opened(settings) as broker, closing(ages_of(settings, broker)) as ages:
+        found = standings(settings, broker, ages=ages)
         makes = broker.capabilities.creates_queues
     if json_:
         print_json([dataclasses.asdict(standing) for standing in found])
         return
-    some_paused = any(map(_paused, found))
+    some_paused = any(map(state_of, found))
     state = ("state",) if some_paused else ()  # beside the name, where no narrow terminal cuts it off
     print_table(
         ("queue", *state, "visible", "in flight", "delayed", "oldest visible", "oldest", "dead letters", "workers"),
         [
             (
                 standing.queue,
-                *((_paused(standing),) if some_paused else ()),
+                *((state_of(standing),) if some_paused else ()),
                 standing.visible,
                 standing.in_flight,
                 standing.delayed,
-                _age(standing.oldest_visible_message_age_seconds),
-                _oldest(standing),
+                oldest_visible(standing),
+                oldest(standing),
                 _letters(standing),
                 len(standing.workers),
             )
@@ -61,12 +62,13 @@ def list_(json_: Json = False) -> None:
 @app.command()
 def show(queue: Queue, json_: Json = False) -> None:
     """Show one queue, and the workers of this state folder on this host that serve it."""
+    from penstock.app.ages import ages_of
     from penstock.app.queues import opened, standing_of
     from penstock.config import load_settings
 
     settings = load_settings()
-    with opened(settings) as broker:
-        standing = standing_of(settings, broker, queue)
+    with opened(settings) as broker, closing(ages_of(settings, broker)) as ages:
+        standing = standing_of(settings, broker, queue, ages=ages)
     if json_:
         print_json(dataclasses.asdict(standing))
         return
@@ -81,9 +83,8 @@ def show(queue: Queue, json_: Json = False) -> None:
             "visible": f"{standing.visible:,}",
             "in flight": f"{standing.in_flight:,}",
             "delayed": f"{standing.delayed:,}",
-            "oldest visible": _age(standing.oldest_visible_message_age_seconds)
-            or ("not known" if standing.visible else "nothing waits"),
-            "oldest": _oldest(standing),
+            "oldest visible": oldest_visible(standing) or ("not known" if standing.visible else "nothing waits"),
+            "oldest": oldest(standing),
             "dead letters": _letters(standing),
             "workers": ", ".join(standing.workers) or "none of this state folder on this host",
         }
@@ -105,7 +106,7 @@ def resume(queue: Queue, json_: Json = False) -> None:
 @app.command()
 def purge(
     queue: Queue,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    yes: Yes = False,
     json_: Json = False,
 ) -> None:
     """Delete every message of the queue, those that workers hold too. Asks first."""
@@ -115,9 +116,10 @@ def purge(
     settings = load_settings()
     with opened(settings) as broker:
         standing = standing_of(settings, broker, queue)
-        if not yes and not _confirmed(standing):
-            talk("Nothing was deleted.")
-            raise typer.Exit(FAILED)
+        if not yes:
+            must_be_told(f"queues purge {queue}", options="--yes")
+            if not confirmed(_question(standing)):
+                raise declined("deleted")
         deleted = broker.purge(queue)
     if json_:
         print_json({"queue": queue, "deleted": deleted})
@@ -143,34 +145,11 @@ def _set_paused(queue: str, *, paused: bool, json_: bool) -> None:
         print(printable(f"{queue} is {'paused' if paused else 'handed over'}."))
 
 
-def _confirmed(standing: "QueueStanding") -> bool:
-    if not sys.stdin.isatty():
-        raise UsageError(f"Purging {standing.queue} deletes its messages and nobody is there to ask; give --yes.")
-    messages = counted(standing.visible + standing.in_flight + standing.delayed, "message")
-    talk(printable(f"Delete all {messages} of {standing.queue}, {standing.in_flight:,} of them in flight? [y/N]"))
-    return sys.stdin.readline().strip().lower() in ("y", "yes")
-
-
-def _paused(standing: "QueueStanding") -> str:
-    return "paused" if standing.paused else "breaker" if standing.breaker is not None else ""
+def _question(standing: "QueueStanding") -> str:
+    messages = counted(standing.messages, "message")
+    return f"Delete all {messages} of {standing.queue}, {standing.in_flight:,} of them in flight?"
 
 
 def _letters(standing: "QueueStanding") -> str:
     aside = standing.dead_letters_set_aside
     return f"{standing.dead_letters:,}" + (f" ({aside:,} for people)" if aside else "")
-
-
-def _oldest(standing: "QueueStanding") -> str:
-    """Brokers call the age of no message 0; to people it is none."""
-    there = standing.visible or standing.in_flight or standing.delayed
-    return _age(standing.oldest_message_age_seconds) if there else ""
-
-
-def _age(seconds: float | None) -> str:
-    """An age for people: seconds, then minutes, hours, days."""
-    if seconds is None:
-        return ""
-    for unit, size in (("d", 86_400.0), ("h", 3_600.0), ("min", 60.0)):
-        if seconds >= 2 * size:
-            return f"{seconds / size:,.0f} {unit}"
-    return f"{seconds:.0f} s"

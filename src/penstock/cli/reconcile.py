@@ -1,27 +1,29 @@
 """`penstock reconcile`: find objects that are there and were never processed, and announce them anew."""
 
 import dataclasses
-import signal
-import time
 from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from contextlib import AbstractContextManager, contextmanager
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from penstock.cli.exits import CHECK_FOUND_PROBLEMS, INTERRUPTED, TEMPORARY_FAILURE
-from penstock.cli.output import Json, StateFolder, counted, moment, print_json, printable, talk
+from penstock.cli.durations import duration
+from penstock.cli.exits import CHECK_FOUND_PROBLEMS
+from penstock.cli.output import Json, counted, moment, print_json, printable, talk
+from penstock.cli.pace import Pace
+from penstock.cli.where import StateFolder, Where
 from penstock.errors import UsageError
 from penstock.events import Event, ReconcileProgressed
 
 if TYPE_CHECKING:
     from penstock.app.reconcile import ReconcileReport, ReconcileRequest
     from penstock.app.reconcile_target import Target
+    from penstock.app.telemetry import Telemetry
     from penstock.config import Settings
     from penstock.worker.shutdown import StopSignal
 
-LINE_EVERY_SECONDS = 5.0
+    _Opened = tuple[Target, Settings, Telemetry]
+
 PREFIXES_SHOWN = 5
 
 
@@ -75,12 +77,14 @@ def reconcile(
     """
     from penstock.pipeline.extra import require_spark
 
-    _check(app_name, pipeline, table, source, listing=listing, inventory=inventory)
+    if listing and inventory is not None:
+        raise UsageError("Give --listing or --inventory, not both.")
+    named = _named(app_name, pipeline, table, source, state=state, master=master)
     require_spark()
     from penstock.app.reconcile import ReconcileRequest
-    from penstock.cli.leaving import stoppable
+    from penstock.cli.leaving import stoppable, stopped_code
 
-    with stoppable() as stop, _target(app_name, pipeline, table, source, state, master) as (target, settings):
+    with stoppable() as stop, named as (target, settings, heard):
         request = ReconcileRequest(
             inventory=inventory,
             older_than_seconds=_seconds(older_than, settings),
@@ -89,13 +93,13 @@ def reconcile(
             limit=limit,
             rate=rate,
         )
-        report = _run(target, request, settings, stop)
+        report = _run(target, request, settings, stop, heard)
     if json_:
         print_json(dataclasses.asdict(report))
     else:
         print_reconcile_report(report)
     if report.stopped:
-        raise typer.Exit(INTERRUPTED if stop.signal_number == signal.SIGINT else TEMPORARY_FAILURE)
+        raise typer.Exit(stopped_code(stop))
     if report.sent < report.missing or report.problems:
         raise typer.Exit(CHECK_FOUND_PROBLEMS)
 
@@ -136,58 +140,64 @@ def _remarks(report: "ReconcileReport") -> Iterator[str]:
         yield f"Could not be looked at: {problem}"
 
 
-def _check(
+def _named(
     app_name: str | None,
     pipeline: str | None,
     table: str | None,
     source: str | None,
     *,
-    listing: bool,
-    inventory: str | None,
-) -> None:
-    if listing and inventory is not None:
-        raise UsageError("Give --listing or --inventory, not both.")
-    if table is not None and (app_name is not None or source is None):
-        raise UsageError("A table made by ingest is named by --table FOLDER --source SOURCE, and an app is not.")
-    if table is None and (app_name is None or pipeline is None or source is not None):
+    state: str | None,
+    master: str | None,
+) -> "AbstractContextManager[_Opened]":
+    """What the command line names, to be opened. Raises `UsageError` where it is neither of the two."""
+    if table is not None:
+        if app_name is not None or source is None:
+            raise UsageError("A table made by ingest is named by --table FOLDER --source SOURCE, and an app is not.")
+        return _of_table(table, source, state=state, master=master)
+    if app_name is None or pipeline is None or source is not None:
         raise UsageError(
             "Name an app and a pipeline, as in `penstock reconcile shop:app clicks`; or --table and --source."
         )
+    return _of_app(app_name, pipeline, state=state, master=master)
 
 
 @contextmanager
-def _target(
-    app_name: str | None,
-    pipeline: str | None,
-    table: str | None,
-    source: str | None,
-    state: str | None,
-    master: str | None,
-) -> "Iterator[tuple[Target, Settings]]":
-    from penstock.app.queues import check_shared
-    from penstock.app.reconcile_target import target_in, target_of_table
-    from penstock.config import load_settings, with_flags
+def _of_table(table: str, source: str, *, state: str | None, master: str | None) -> "Iterator[_Opened]":
+    from penstock.app.identity import worker_id
+    from penstock.app.reconcile_target import target_of_table
+    from penstock.app.telemetry import open_reports
+    from penstock.config import load_settings
 
-    if table is not None and source is not None:
-        from penstock.app.scope import Asked, find_scope
+    scope = Where(table=table, state=state).scope()
+    here = load_settings(spark_master=master).model_copy(update={"state": scope.settings.state})
+    heard = open_reports(here, worker=worker_id(), process="reconcile", tell=_Progress())
+    with heard.told(), target_of_table(scope, source) as target:
+        yield target, here, heard
 
-        scope = find_scope(Asked(table=table, state=state), here=Path.cwd())
-        here = load_settings(spark_master=master).model_copy(update={"state": scope.settings.state})
-        with target_of_table(scope, source) as target:
-            yield target, here
-        return
+
+@contextmanager
+def _of_app(app_name: str, pipeline: str, *, state: str | None, master: str | None) -> "Iterator[_Opened]":
     from penstock.app.loading import load_app
+    from penstock.app.queues import check_shared
+    from penstock.app.reconcile_target import target_in
+    from penstock.app.telemetry import open_reports
+    from penstock.config import with_flags
 
-    assert app_name is not None, "checked before"
-    assert pipeline is not None, "as above"
     app = load_app(app_name)
     app.settings = with_flags(app.settings, spark_master=master, state=state)
-    check_shared(app.settings)
-    with app:
-        yield target_in(app, pipeline), app.settings
+    heard = open_reports(app.settings, worker=app.worker, process="reconcile", on_error=app.on_error, tell=_Progress())
+    with heard.told(), app:
+        check_shared(app.settings)
+        yield target_in(app, pipeline), app.settings, heard
 
 
-def _run(target: "Target", request: "ReconcileRequest", settings: "Settings", stop: "StopSignal") -> "ReconcileReport":
+def _run(
+    target: "Target",
+    request: "ReconcileRequest",
+    settings: "Settings",
+    stop: "StopSignal",
+    heard: "Telemetry",
+) -> "ReconcileReport":
     from penstock.app.identity import worker_id
     from penstock.app.kill import killing_probe
     from penstock.app.reconcile import reconcile as run_reconcile
@@ -197,7 +207,7 @@ def _run(target: "Target", request: "ReconcileRequest", settings: "Settings", st
     from penstock.events import Bus
     from penstock.messaging.clock import SystemClock
 
-    clock, bus = SystemClock(), Bus(_Progress())
+    clock, bus = SystemClock(), Bus(*heard.listeners_of(look=request.dry_run))
     if not request.dry_run:
         check_queues([target.queue], settings, clock=clock)
     own = app_spark(settings, worker=worker_id(), clock=clock, bus=bus, stop=stop)
@@ -209,25 +219,22 @@ def _run(target: "Target", request: "ReconcileRequest", settings: "Settings", st
 
 
 def _seconds(given: str | None, settings: "Settings") -> float:
-    from penstock.handlers.durations import seconds_of
-
     if given is None:
         return settings.reconcile_older_than_seconds
-    return 0.0 if given.strip().rstrip("sm ") == "0" else seconds_of("--older-than", given)
+    return duration("--older-than", given, zero=True)
 
 
 class _Progress:
     """A line on stderr now and then."""
 
     def __init__(self) -> None:
-        self._line_at = 0.0  # written by whoever emits
+        self._pace = Pace(at_once=True)
 
     def __call__(self, event: Event) -> None:
         from penstock.cli.progress import told
 
-        lines: list[Any] = told(event)
-        if isinstance(event, ReconcileProgressed) and time.monotonic() - self._line_at >= LINE_EVERY_SECONDS:
-            self._line_at = time.monotonic()
+        lines = told(event)
+        if isinstance(event, ReconcileProgressed) and self._pace.is_due():
             lines = [f"{event.done:,} of {event.total:,} {event.what}"]
         for line in lines:
             talk(printable(line))

@@ -1,13 +1,14 @@
 """`penstock repair`: bring a ledger that was rolled back up to its table."""
 
-import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from penstock.cli.output import AppName, Json, Pipeline, StateFolder, Table, counted, print_json, printable, talk
+from penstock.cli.asking import Yes, confirmed, declined, must_be_told
+from penstock.cli.option_groups import grouped_options
+from penstock.cli.output import Json, counted, print_json, printable, talk
 from penstock.cli.upkeep import App, DryRun, Name, pipelines
-from penstock.errors import UsageError
+from penstock.cli.where import Where
 
 if TYPE_CHECKING:
     from penstock.pipeline.repair import Findings
@@ -15,15 +16,13 @@ if TYPE_CHECKING:
 SHOWN = 10  # addresses of objects that have to be announced again
 
 
+@grouped_options
 def repair(
+    where: Where,
     app: App = None,
     name: Name = None,
-    table: Table = None,
-    state: StateFolder = None,
-    pipeline: Pipeline = None,
-    app_name: AppName = None,
     dry_run: DryRun = False,
-    yes: Annotated[bool, typer.Option("--yes", help="Repair without asking.")] = False,
+    yes: Yes = False,
     adopt: Annotated[
         bool, typer.Option("--adopt", help="Take over a table with which the ledger has nothing in common.")
     ] = False,
@@ -34,7 +33,8 @@ def repair(
     What the table shows is imported, and every open attempt is given up: workers that still run can commit nothing more
     of what they began. Where ledger and table agree nothing is done."""
     documents = []
-    with pipelines(app=app, name=name, table=table, state=state, pipeline=pipeline, app_name=app_name) as found:
+    refused: str | None = None
+    with pipelines(app=app, name=name, where=where) as found:
         for kept in found.values():
             repairer = kept.repairer(adopt=adopt)
             findings = repairer.find()
@@ -42,10 +42,16 @@ def repair(
                 talk(printable(line))
             repaired = False
             if findings.repair is not None and not dry_run:
-                _ask(yes=yes)
+                if not yes:
+                    must_be_told("repair")
+                    if not confirmed("Repair the ledger?"):
+                        refused = kept.pipeline
+                        break
                 repaired = repairer.apply(findings, kept.bus) is not None
                 talk(printable(f"{kept.pipeline}: repaired; workers, or penstock publish, go on from here."))
             documents.append(document(findings, repaired=repaired))
+    if refused is not None:  # out here: an answer is no failure that anybody is told of
+        raise declined(f"changed for {printable(refused)}")
     if json_:
         print_json(documents)
 
@@ -120,12 +126,3 @@ def document(findings: "Findings", *, repaired: bool) -> dict[str, Any]:
         "forgotten_objects": list(findings.forgotten_objects),
         "log_is_whole": findings.log_is_whole,
     }
-
-
-def _ask(*, yes: bool) -> None:
-    if yes:
-        return
-    if not sys.stdin.isatty():
-        raise UsageError("A repair asks before it changes anything, and there is nobody to ask: give --yes.")
-    if not typer.confirm("Repair the ledger?", err=True):
-        raise typer.Exit(1)

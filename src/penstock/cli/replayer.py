@@ -29,6 +29,9 @@ def replayer(
     stop_timeout: Annotated[
         float | None, typer.Option("--stop-timeout", min=10, help="Seconds from SIGTERM to the platform's SIGKILL.")
     ] = None,
+    metrics: Annotated[
+        str | None, typer.Option("--metrics", metavar="HOST:PORT", help="Answer here for metrics and health.")
+    ] = None,
     json_: Json = False,
 ) -> None:
     """Send dead letters back to their queues, each after its wait, until SIGTERM or Ctrl-C; those that were replayed
@@ -51,7 +54,8 @@ def replayer(
 
     run_here(
         app_name,
-        {"stop_timeout_seconds": stop_timeout},
+        {"stop_timeout_seconds": stop_timeout, "metrics_address": metrics},
+        process="replayer",
         prepare=prepare,
         conclude=lambda: _report(tally[0].report(), json_=json_) if once else 0,
     )

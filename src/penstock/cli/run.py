@@ -1,14 +1,12 @@
 """`penstock run`: one pipeline of an app, alone in this process."""
 
 import dataclasses
-import signal
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from penstock.cli.exits import CHECK_FOUND_PROBLEMS, INTERRUPTED, TEMPORARY_FAILURE
 from penstock.cli.output import Json, counted, print_json, printable
-from penstock.cli.progress import losses
+from penstock.cli.progress import IngestProgress, losses
 from penstock.errors import UsageError
 
 if TYPE_CHECKING:
@@ -33,6 +31,9 @@ def run(
     stop_timeout: Annotated[
         float | None, typer.Option("--stop-timeout", min=10, help="Seconds from SIGTERM to the platform's SIGKILL.")
     ] = None,
+    metrics: Annotated[
+        str | None, typer.Option("--metrics", metavar="HOST:PORT", help="Answer here for metrics and health.")
+    ] = None,
     json_: Json = False,
 ) -> None:
     """Serve one pipeline of an app: until SIGTERM or Ctrl-C, or with --available-now until its queue is empty and all
@@ -42,17 +43,20 @@ def run(
     """
     from penstock.pipeline.extra import require_spark
 
+    if available_now and metrics is not None:
+        raise UsageError("--metrics is for a run that stays up; one with --available-now ends before it is asked.")
     require_spark()
     from penstock.app.loading import load_app
     from penstock.app.scope import Asked
-    from penstock.cli.leaving import leave_now, stoppable
-    from penstock.cli.progress import IngestProgress
+    from penstock.cli.leaving import leave_job, stoppable
     from penstock.config import with_flags
 
     options = Asked(app=app_name, pipeline=pipeline).options
     with stoppable() as stop, IngestProgress(options=options) as progress:
         app = load_app(app_name)
-        app.settings = with_flags(app.settings, spark_master=master, stop_timeout_seconds=stop_timeout)
+        app.settings = with_flags(
+            app.settings, spark_master=master, stop_timeout_seconds=stop_timeout, metrics_address=metrics
+        )
         with app:
             report = named(app, pipeline, app_name).run(
                 available_now=available_now, source=source, stop=stop, listeners=(progress,)
@@ -61,13 +65,7 @@ def run(
         print_json(dataclasses.asdict(report))
     else:
         print_run_report(report, options=options)
-    stopped = INTERRUPTED if stop.signal_number == signal.SIGINT else TEMPORARY_FAILURE
-    if progress.forced:  # something does not end, and waiting for it would outlast the stop timeout
-        leave_now(stopped)
-    if report.stopped:
-        raise typer.Exit(stopped)
-    if report.objects_dead:
-        raise typer.Exit(CHECK_FOUND_PROBLEMS)
+    leave_job(report, stop, forced=progress.forced)
 
 
 def print_run_report(report: "RunReport", *, options: str = "") -> None:

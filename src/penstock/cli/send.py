@@ -1,7 +1,6 @@
 """`penstock send`: put messages into a queue, a line each."""
 
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -9,9 +8,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from penstock.cli.durations import duration
 from penstock.cli.exits import INTERRUPTED
 from penstock.cli.lines import Line, chunks_of, only_one
 from penstock.cli.output import Json, counted, print_json, printable, talk
+from penstock.cli.pace import Pace
 from penstock.cli.tally import Tally
 from penstock.errors import InvalidMessage, PenstockError, UnknownOutcome, UsageError
 
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from penstock.messaging.message import Outgoing
 
 STDIN = "-"
-LINE_EVERY_SECONDS = 5.0
 
 Sent = Callable[[int, int], None]  # told of messages and bytes
 
@@ -61,7 +61,7 @@ def send(
     for option, given in (("--group", group), ("--deduplication-id", deduplication_id)):
         if given == "":
             raise UsageError(f"{option} is empty: name one, or leave the option out.")
-    delay_seconds = _delay_seconds(delay)
+    delay_seconds = 0.0 if delay is None else duration("--delay", delay, zero=True)
     one = deduplication_id is not None
     typed = body is None and file in (None, STDIN) and sys.stdin.isatty()
     with _sender(app, queue) as sender, _progress(_size(file) if body is None else None, bar=not typed) as told:
@@ -93,18 +93,6 @@ def _drops_duplicates(sender: "App", queue: str) -> bool:
     from penstock.messaging.broker import is_fifo
 
     return sender.broker.capabilities.deduplicates or is_fifo(queue)
-
-
-def _delay_seconds(text: str | None) -> float:
-    """As in code, and 0 for none."""
-    from penstock.handlers.durations import seconds_of
-
-    if text is None or text.strip() in ("0", "0s"):
-        return 0.0
-    try:
-        return seconds_of("--delay", text)
-    except UsageError as error:
-        raise UsageError(f"--delay {text!r} is no duration: write seconds, or such as 90s, 2m or 1h30m.") from error
 
 
 class _Interrupted(PenstockError):
@@ -258,11 +246,9 @@ class _Lines:
 
     def __init__(self) -> None:
         self._sent = 0
-        self._said_at = time.monotonic()
+        self._pace = Pace()
 
     def __call__(self, messages: int, _size_bytes: int) -> None:
         self._sent += messages
-        now = time.monotonic()
-        if now - self._said_at >= LINE_EVERY_SECONDS:
-            self._said_at = now
+        if self._pace.is_due():
             talk(f"{counted(self._sent, 'message')} sent so far")

@@ -1,47 +1,86 @@
-"""`penstock status`: one screen that says whether anything is late, lost or dead."""
+"""`penstock status`: one screen that says whether anything is late, lost, dead or unconsumed."""
 
 import dataclasses
 from collections.abc import Mapping
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
+import typer
+
+from penstock.cli.exits import CHECK_FOUND_PROBLEMS
+from penstock.cli.option_groups import grouped_options
 from penstock.cli.output import (
-    AppName,
     Json,
-    Pipeline,
-    StateFolder,
-    Table,
     counted,
     moment,
     print_fields,
     print_json,
     printable,
 )
+from penstock.cli.queue_words import age_of
+from penstock.cli.where import Where
 from penstock.ledger.records import ObjectState
 
 if TYPE_CHECKING:
     from penstock.app.queues import QueueStanding
-    from penstock.app.status import PipelineStanding, Standing
+    from penstock.app.standing import PipelineStanding, Standing
 
 
+@grouped_options
 def status(
-    table: Table = None,
-    state: StateFolder = None,
-    pipeline: Pipeline = None,
-    app_name: AppName = None,
+    where: Where,
+    check: Annotated[bool, typer.Option("--check", help="Exit code 3 where something needs a person.")] = False,
     json_: Json = False,
 ) -> None:
-    """Is anything late, unpublished or dead? The first line says so."""
-    from penstock.app.scope import Asked, find_scope
+    """Is anything late, lost, dead or unconsumed? The first line says so."""
     from penstock.app.status import standing
 
-    scope = find_scope(Asked(table=table, state=state, pipeline=pipeline, app=app_name), here=Path.cwd())
+    scope = where.scope()
     found = standing(scope)
     if json_:
-        print_json(_document(found))
-        return
-    print(printable(found.verdict))
-    print_fields(_of_app(found, ledger=scope.name) if found.table is None else _of_table(found))
+        print_json(document_of(found))
+    else:
+        print(printable(found.verdict))
+        print_fields(_of_app(found, ledger=scope.name) if found.table is None else _of_table(found))
+    if check and found.findings:
+        raise typer.Exit(CHECK_FOUND_PROBLEMS)
+
+
+def document_of(found: "Standing") -> dict[str, Any]:
+    """All of it as JSON."""
+    return {
+        "verdict": found.verdict,
+        "words": list(found.words),
+        "troubles": list(found.troubles),
+        "warnings": list(found.warnings),
+        "table": found.table,
+        "table_version": found.table_version,
+        "objects": objects_by_state(found.objects),
+        "objects_replaced": found.objects_replaced,
+        "batches_committed": found.batches_committed,
+        "batches_unpublished": found.batches_unpublished,
+        "messages": {
+            "visible": found.messages_visible,
+            "in_flight": found.messages_in_flight,
+            "delayed": found.messages_delayed,
+            "oldest_visible_age_seconds": found.oldest_visible_message_age_seconds,
+        },
+        "objects_missing": found.objects_missing,
+        "objects_overdue": found.objects_overdue,
+        "dead_letters": found.dead_letters,
+        "dead_letters_replaced": found.dead_letters_replaced,
+        "dead_letters_set_aside": found.dead_letters_set_aside,
+        "dead_letters_replayed": found.dead_letters_replayed,
+        "late": [dataclasses.asdict(one) for one in found.late],
+        "workers": list(found.workers),
+        "workers_elsewhere": found.workers_elsewhere,
+        "pipelines": [dataclasses.asdict(one) | {"objects": objects_by_state(one.objects)} for one in found.pipelines],
+        "queues": [dataclasses.asdict(one) for one in found.queues],
+    }
+
+
+def objects_by_state(counts: Mapping[ObjectState, int]) -> dict[str, int]:
+    """Every state has its number."""
+    return {state.value: counts.get(state, 0) for state in ObjectState}
 
 
 def _of_table(found: "Standing") -> Mapping[str, object]:
@@ -76,7 +115,8 @@ def _pipeline(one: "PipelineStanding") -> str:
     objects = _objects(one.objects, one.objects_replaced)
     reconciled = f"; reconciled: {text}" if (text := _reconciled(one)) else ""
     batches = _batches(one.batches_committed, one.batches_unpublished)
-    return f"objects: {objects}; batches: {batches}{table}{reconciled}"
+    overdue = f"; overdue: {one.objects_overdue:,}" if one.objects_overdue else ""
+    return f"objects: {objects}{overdue}; batches: {batches}{table}{reconciled}"
 
 
 def _reconciled(one: "PipelineStanding") -> str:
@@ -101,7 +141,11 @@ def _queue(one: "QueueStanding") -> str:
 
 
 def _workers(found: "Standing") -> str:
-    return ", ".join(found.workers) or ("none on this host" if found.workers_elsewhere else "none running")
+    from penstock.app.registry import SERVING
+
+    states = {record.worker: record.state for record in found.records if record.state != SERVING}
+    told = [f"{worker} ({states[worker]})" if worker in states else worker for worker in found.workers]
+    return ", ".join(told) or ("none on this host" if found.workers_elsewhere else "none running")
 
 
 def _version(version: int | None) -> str:
@@ -126,40 +170,11 @@ def _letters(found: "Standing") -> str:
     aside = found.dead_letters_set_aside
     notes = [f"{aside:,} of them set aside for people"] if aside else []
     notes += [f"{replaced:,} of them for objects replaced since"] if replaced else []
+    waiting = found.dead_letters_replayed
+    notes += [f"{waiting:,} of them wait for their replay"] if waiting else []
     return f"{found.dead_letters:,}" + (f" ({', '.join(notes)})" if notes else "")
 
 
 def _messages(*, visible: int, in_flight: int, delayed: int, oldest_seconds: float | None) -> str:
-    age = "" if oldest_seconds is None else f"; the oldest visible one is {oldest_seconds:,.0f} s old"
+    age = "" if oldest_seconds is None else f"; the oldest visible one is {age_of(oldest_seconds)} old"
     return f"{visible:,} visible, {in_flight:,} in flight, {delayed:,} delayed{age}"
-
-
-def _document(found: "Standing") -> dict[str, Any]:
-    return {
-        "verdict": found.verdict,
-        "troubles": list(found.troubles),
-        "table": found.table,
-        "table_version": found.table_version,
-        "objects": _by_state(found.objects),
-        "objects_replaced": found.objects_replaced,
-        "batches_committed": found.batches_committed,
-        "batches_unpublished": found.batches_unpublished,
-        "messages": {
-            "visible": found.messages_visible,
-            "in_flight": found.messages_in_flight,
-            "delayed": found.messages_delayed,
-            "oldest_visible_age_seconds": found.oldest_visible_message_age_seconds,
-        },
-        "objects_missing": found.objects_missing,
-        "dead_letters": found.dead_letters,
-        "dead_letters_replaced": found.dead_letters_replaced,
-        "dead_letters_set_aside": found.dead_letters_set_aside,
-        "workers": list(found.workers),
-        "workers_elsewhere": found.workers_elsewhere,
-        "pipelines": [dataclasses.asdict(one) | {"objects": _by_state(one.objects)} for one in found.pipelines],
-        "queues": [dataclasses.asdict(one) for one in found.queues],
-    }
-
-
-def _by_state(counts: Mapping[ObjectState, int]) -> dict[str, int]:
-    return {state.value: counts.get(state, 0) for state in ObjectState}

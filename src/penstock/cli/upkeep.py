@@ -2,12 +2,11 @@
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from penstock.errors import UsageError
+from penstock.cli.where import Where
 
 if TYPE_CHECKING:
     from penstock.app.upkeep import Kept
@@ -20,28 +19,25 @@ DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would be done,
 
 
 @contextmanager
-def pipelines(
-    *,
-    app: str | None,
-    name: str | None,
-    table: str | None,
-    state: str | None,
-    pipeline: str | None,
-    app_name: str | None,
-) -> Iterator[Mapping[str, "Kept"]]:
+def pipelines(*, app: str | None, name: str | None, where: Where) -> Iterator[Mapping[str, "Kept"]]:
     """The pipelines that a command line means. Their log goes to stderr, as a worker's does."""
-    from penstock.app.scope import Asked, find_scope
     from penstock.pipeline.extra import require_spark
 
-    if (app and app_name) or (name and pipeline):
-        raise UsageError("Name the app and the pipeline once: APP PIPELINE, or --app and --pipeline.")
-    asked = Asked(table=table, state=state, pipeline=name or pipeline, app=app or app_name)
-    scope = find_scope(asked, here=Path.cwd())
+    scope = where.led_by(app, name).scope()
     require_spark()
-    from penstock.app.running import open_log
+    from penstock.app.identity import worker_id
+    from penstock.app.telemetry import open_log, open_reports
     from penstock.app.upkeep import kept
     from penstock.config import load_settings
     from penstock.events import Bus
 
-    with kept(scope, bus=Bus(open_log(load_settings(), worker=None))) as found:
+    settings = load_settings()
+    heard = open_reports(
+        settings,
+        worker=worker_id(),
+        process="upkeep",
+        on_error=scope.on_error,
+        tell=open_log(settings, worker=None),
+    )
+    with heard.told(), kept(scope, bus=Bus(*heard.listeners)) as found:
         yield found

@@ -3,7 +3,8 @@
 Closed: everything runs. Once enough executions in a row failed in the same way (one fingerprint), no message in two of
 them and no success in between, it is open: nothing begins for a while, and what fails in that way meanwhile is not the
 messages' fault. When the pause is over one message is a probe. If it fails in the same way, the next pause may be
-longer; anything else closes the breaker.
+longer; anything else closes the breaker. A probe that does not end is not waited for without end: after a minute
+another message is tried beside it, after two more the next, and so on, and whichever succeeds closes the breaker.
 
 What failed in a row is only forgotten after a success. So a breaker that was closed by a message of its own mind (one
 that was rejected, say) opens again at the first failure, if the outage is not over.
@@ -21,6 +22,8 @@ FAILURES_DEFAULT = 10
 PAUSE_SECONDS_MAX_DEFAULT = 30.0
 FINGERPRINTS_MAX = 16  # that are counted at once; the ones met longest ago are forgotten
 AWAY_SECONDS_MAX = 300.0  # for which one message may stay away beyond the pause
+PROBE_SECONDS = 60.0  # for which a probe is the only one; twice as long with each that has not ended
+PROBE_SECONDS_MAX = 3_600.0
 KIN_MIN = 2  # executions: so many failing in another way, since the last success, belong to the same outage
 
 Groups = tuple[frozenset[str], ...]  # the message ids of executions that have no message in common
@@ -68,7 +71,8 @@ class Closed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Open:
-    """Nothing begins before ``until`` (monotonic, as all times), and then one execution at a time: the ``probe``."""
+    """Nothing begins before ``until`` (monotonic, as all times), and then one execution at a time: the ``probe``, and
+    after ``overdue_at`` the next one, beside those that are overdue."""
 
     streaks: Streaks
     fingerprint: str  # that opened it
@@ -78,6 +82,8 @@ class Open:
     until: float
     probes: int = 0  # that failed
     probe: frozenset[str] | None = None  # the receipts of what is being tried
+    overdue_at: float = 0.0  # when it has been tried for so long that it is not the only one any more
+    overdue: Groups = ()  # the receipts of those that are; the ends of each still count, but for its failures
 
     def explains(self, fingerprint: str) -> bool:
         """Whether failures of that kind are the outage's: those that opened it, and others that came with them, since
@@ -130,31 +136,35 @@ def answered(state: State, receipts: frozenset[str]) -> State:
 
 def left(state: State, receipts: frozenset[str]) -> State:
     """The execution ended without having called the function, or was broken off: another one may be the probe."""
-    return replace(state, probe=None) if isinstance(state, Open) and is_probe(state, receipts) else state
+    return _without(state, receipts) if isinstance(state, Open) else state
 
 
 def began(state: State, receipts: frozenset[str], *, now: float) -> State:
     """An execution begins: it is the probe, if one is due."""
-    return replace(state, probe=receipts) if isinstance(state, Open) and admits(state, now=now) else state
+    if not isinstance(state, Open) or not admits(state, now=now):
+        return state
+    overdue = state.overdue if state.probe is None else (*state.overdue, state.probe)
+    alone_seconds = backoff_seconds(
+        attempt=len(overdue) + 1, base_seconds=PROBE_SECONDS, cap_seconds=PROBE_SECONDS_MAX, random=_at_most
+    )
+    return replace(state, probe=receipts, overdue_at=now + alone_seconds, overdue=overdue)
 
 
 def admits(state: State, *, now: float) -> int | None:
     """How many messages may be at hand for what begins next; None: any number."""
     if isinstance(state, Closed):
         return None
-    return 1 if state.probe is None and now >= state.until else 0
+    return 1 if now >= _next_at(state) else 0
 
 
 def opens_at(state: State, *, now: float) -> float | None:
     """When a probe may begin; None where that is not a matter of time."""
-    if isinstance(state, Open) and state.probe is None and now < state.until:
-        return state.until
-    return None
+    return _next_at(state) if isinstance(state, Open) and now < _next_at(state) else None
 
 
 def is_probe(state: Open, receipts: frozenset[str]) -> bool:
-    """Whether that is what is being tried."""
-    return state.probe is not None and not state.probe.isdisjoint(receipts)
+    """Whether that is what is being tried, however long."""
+    return any(not tried.isdisjoint(receipts) for tried in (*state.overdue, state.probe or frozenset()))
 
 
 def delay_seconds(state: State, *, policy: BreakerPolicy, now: float, random: Random, tries: int = 1) -> float:
@@ -205,15 +215,29 @@ class Tried:
         return True
 
 
+def _next_at(state: Open) -> float:
+    """When the next probe may begin."""
+    return state.until if state.probe is None else state.overdue_at
+
+
+def _without(state: Open, receipts: frozenset[str]) -> Open:
+    """The same without this probe."""
+    overdue = tuple(tried for tried in state.overdue if tried.isdisjoint(receipts))
+    ended = state.probe is not None and not state.probe.isdisjoint(receipts)
+    return replace(state, probe=None if ended else state.probe, overdue=overdue)
+
+
 def _failed_while_open(state: Open, fault: Fault, *, policy: BreakerPolicy, now: float, random: Random) -> Verdict:
     probing, same = is_probe(state, fault.receipts), state.explains(fault.fingerprint)
     if not probing:
         return Verdict(state=state, excused=same)
     if not same:  # so the outage is over, unless the next failure says otherwise
         return failed(Closed(streaks=state.streaks), fault, policy=policy, now=now, random=random)
+    rest = _without(state, fault.receipts)
+    if rest.overdue != state.overdue:  # the pause is that of those that answer in time
+        return Verdict(state=rest, excused=True)
     pause_seconds = policy.ceiling_seconds(state.probes + 1) * random()
-    again = replace(state, probe=None, probes=state.probes + 1, until=now + pause_seconds)
-    return Verdict(state=again, excused=True)
+    return Verdict(state=replace(rest, probes=state.probes + 1, until=now + pause_seconds), excused=True)
 
 
 def _counted(streaks: Streaks, fault: Fault, *, groups_max: int) -> Streaks:

@@ -38,6 +38,7 @@ from penstock.messaging.function import takes_context
 from penstock.messaging.handler import Answer
 from penstock.messaging.schema import Codec
 from penstock.messaging.settlement import Ack, DeadLetter, Release, Settlement
+from penstock.messaging.tracing import NO_TRACING, Tracing
 from penstock.messaging.waits import Random, backoff_seconds
 
 GIVEN_BACK = Release(refund=True)
@@ -58,6 +59,7 @@ class Surroundings:
     random: Random
     outage: Outage
     breaker: LineBreaker
+    tracing: Tracing = NO_TRACING
     keys: Keys | None = None  # of an idempotent handler
     resources: Mapping[str, Any] = field(default_factory=lambda: NO_RESOURCES)
 
@@ -118,7 +120,7 @@ class Call:
             self._claim.give_back()
         if first:
             self._around.breaker.left(self._party)
-            self._emit(MessageGivenBack)
+            self._emit(MessageGivenBack, duration_seconds=self._duration_seconds())
 
     def interrupt(self) -> None:
         if self._ends():
@@ -297,7 +299,7 @@ class Call:
                 self._claim.give_back()
         if first:  # else whoever broke it off has told so
             self._around.breaker.left(self._party)
-            self._emit(MessageGivenBack)
+            self._emit(MessageGivenBack, duration_seconds=self._duration_seconds())
         return GIVEN_BACK
 
     def _newer(self, newer: NewerMessage) -> Settlement:

@@ -9,7 +9,7 @@ import os
 import pickle
 import signal
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import Connection, wait
@@ -25,6 +25,7 @@ from penstock.messaging.failure import Failure, failure_of
 from penstock.messaging.message import Message
 from penstock.messaging.queue import Queue
 from penstock.messaging.schema import Codec
+from penstock.messaging.tracing import Carrier, Continuing
 
 _PARENTS = (signal.SIGINT, signal.SIGTERM, signal.SIGTSTP)  # signals that are the parent's to answer
 
@@ -39,6 +40,7 @@ class SentCall:
     attempt: int
     previous_attempt: PreviousAttempt | None
     key: str | None
+    carrier: Carrier  # of the span that it is made in
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +68,13 @@ class Raised:
     delay_seconds: float | None
 
 
-def serve(connection: Connection, function: Callable[..., Any], queue: Queue[Any], wants_context: bool) -> None:
+def serve(
+    connection: Connection,
+    function: Callable[..., Any],
+    queue: Queue[Any],
+    wants_context: bool,
+    continuing: Continuing | None,
+) -> None:
     """The child's life. A terminal's Ctrl-C and a group's SIGTERM are the parent's to answer."""
     with suppress(OSError):
         os.setsid()  # a group of its own, so that it can be killed with what it starts
@@ -80,8 +88,12 @@ def serve(connection: Connection, function: Callable[..., Any], queue: Queue[Any
         try:
             call: SentCall = connection.recv()
         except (EOFError, OSError):
+            if continuing is not None:
+                continuing.close()
             os._exit(0)  # the parent is gone, or wants no more
-        connection.send(_run(call, function, codec, wants_context, partial(_tell_retry, connection)))
+        with nullcontext() if continuing is None else continuing(call.carrier):
+            answer = _run(call, function, codec, wants_context, partial(_tell_retry, connection))
+        connection.send(answer)
 
 
 def _left_to_the_parent(_number: int, _frame: FrameType | None) -> None:

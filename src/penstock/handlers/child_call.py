@@ -43,6 +43,7 @@ class ChildCall(PlainCall):
             attempt=context.attempt,
             previous_attempt=context.previous_attempt,
             key=context.key,
+            carrier=self._around.tracing.carrier(),
         )
         child = self._child = self._children.take()
         try:

@@ -25,6 +25,7 @@ from penstock.handlers.child import Raised, Retrying, Returned, SentCall, serve
 from penstock.messaging.call_context import TellRetry
 from penstock.messaging.failure import Failure
 from penstock.messaging.queue import Queue
+from penstock.messaging.tracing import Continuing
 
 END_SECONDS = 0.5  # for children that were asked to end, all together
 
@@ -44,11 +45,13 @@ class ChildDied(PenstockError):
 class Child:
     """One process, driven by the thread that took it."""
 
-    def __init__(self, function: Callable[..., Any], queue: Queue[Any], wants_context: bool) -> None:
+    def __init__(
+        self, function: Callable[..., Any], queue: Queue[Any], wants_context: bool, continuing: Continuing | None
+    ) -> None:
         context = multiprocessing.get_context("spawn")
         self._connection, theirs = context.Pipe()
         self._process = context.Process(
-            target=serve, args=(theirs, function, queue, wants_context), name="penstock-child", daemon=True
+            target=serve, args=(theirs, function, queue, wants_context, continuing), name="penstock-child", daemon=True
         )
         self._process.start()
         theirs.close()
@@ -119,11 +122,19 @@ class Child:
 class Children:
     """The children of one handler: made when they are needed, kept for the next call. Any thread may call it."""
 
-    def __init__(self, function: Callable[..., Any], queue: Queue[Any], *, wants_context: bool) -> None:
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        queue: Queue[Any],
+        *,
+        wants_context: bool,
+        continuing: Continuing | None = None,
+    ) -> None:
         _check_importable(function)
         self._function = function
         self._queue = queue
         self._wants_context = wants_context
+        self._continuing = continuing
         self._lock = threading.Lock()
         self._idle: list[Child] = []  # under the lock, as is the next
         self._closed = False
@@ -135,7 +146,7 @@ class Children:
                 child = self._idle.pop()
                 if child.alive:
                     return child
-        return Child(self._function, self._queue, self._wants_context)
+        return Child(self._function, self._queue, self._wants_context, self._continuing)
 
     def put_back(self, child: Child) -> None:
         """The call is over."""

@@ -20,6 +20,7 @@ from penstock.messaging.clock import Clock
 from penstock.messaging.delivery import Delivery
 from penstock.messaging.handler import Execution, Place
 from penstock.messaging.schema import Codec
+from penstock.messaging.tracing import NO_TRACING, Tracing
 from penstock.messaging.waits import Random
 
 FORGET_SECONDS = 600.0  # between two looks for old completions
@@ -39,6 +40,7 @@ class FunctionHandler:
         outage: Outage | None = None,
         breaker: LineBreaker | None = None,
         resources: Mapping[str, Any] = NO_RESOURCES,
+        tracing: Tracing = NO_TRACING,
     ) -> None:
         if (declaration.idempotency is not None) != (keys is not None):
             raise ConfigurationError(f"The handler {declaration.name} is idempotent and was given no ledger.")
@@ -60,9 +62,15 @@ class FunctionHandler:
             ),
             keys=keys,
             resources=resources,
+            tracing=tracing,
         )
         self._children = (
-            Children(declaration.function, declaration.queue, wants_context=declaration.wants_context)
+            Children(
+                declaration.function,
+                declaration.queue,
+                wants_context=declaration.wants_context,
+                continuing=tracing.continuing,
+            )
             if declaration.isolation == "process"
             else None
         )

@@ -24,7 +24,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from operator import itemgetter
 
-from sqlalchemy import Connection, Update, bindparam, delete, func, insert, literal_column, or_, select, update
+from sqlalchemy import Connection, Update, bindparam, case, delete, func, insert, literal_column, or_, select, update
 
 from penstock.errors import PenstockError, TemporaryError
 from penstock.ledger.abandonments import EXPIRED_ATTEMPTS, Abandonments
@@ -40,7 +40,7 @@ from penstock.ledger.records import (
     EndedObject,
     ObjectState,
 )
-from penstock.ledger.revivals import revive
+from penstock.ledger.revivals import carry, revive
 from penstock.ledger.rows import AnyRow, Values, carrier_of, new_claimed_object, wanted_object
 from penstock.ledger.rules import is_later, storable
 from penstock.ledger.schema import archived_objects, attempts, object_attempts, objects, wanted
@@ -49,15 +49,16 @@ from penstock.messaging.steps import Probe, Step
 
 _OURS = (objects.c.attempt_id == bindparam("fresh")) & (objects.c.state == ObjectState.PROCESSING.value)
 
+_NEVER_DEAD = objects.c.dead_at.is_(None)  # of the others `revivals` says who carries them
 _TAKE = (
     update(objects)
     .values(
         state=ObjectState.PROCESSING.value,
         attempt_id=bindparam("fresh"),
         charged=objects.c.charged + 1,
-        carrier_message_id=wanted.c.message_id,
-        carrier_enqueued_at=wanted.c.enqueued_at,
-        carrier_replay_id=wanted.c.replay_id,
+        carrier_message_id=case((_NEVER_DEAD, wanted.c.message_id), else_=objects.c.carrier_message_id),
+        carrier_enqueued_at=case((_NEVER_DEAD, wanted.c.enqueued_at), else_=objects.c.carrier_enqueued_at),
+        carrier_replay_id=case((_NEVER_DEAD, wanted.c.replay_id), else_=objects.c.carrier_replay_id),
     )
     .where(
         of_pipeline(objects),
@@ -259,7 +260,7 @@ class Claims:
             if opened and connection.execute(_EXTEND, holding).rowcount != 1:
                 raise TemporaryError(f"attempt {opening['fresh']} was given up while it claimed: claim again")
             fill(connection, wanted, first)
-            revivers = revive(connection, opening["in_pipeline"], carriers)
+            revive(connection, opening["in_pipeline"], carriers)
             taken = connection.execute(_TAKE, opening).rowcount
             archived = set(connection.scalars(ARCHIVED, opening))
             if taken and archived:
@@ -270,9 +271,10 @@ class Claims:
                 taken -= len(overtaken)
             if taken and not opened:
                 connection.execute(_OPEN, opening)
+            carried = carry(connection, opening, carriers) if taken else {}
             if taken:
                 connection.execute(_NOTE_TAKEN, opening)
-            chosen = {id: revivers.get(id, named[0]) for id, named in carriers.items()}
+            chosen = {id: carried.get(id, named[0]) for id, named in carriers.items()}
             return _read_back(connection, opening, chosen, claimed=taken, archived=archived)
 
         return self._database.transact(take)

@@ -55,7 +55,7 @@ _LEAVE = (
         refunds=objects.c.refunds + leaving.c.refund,
         unattributed_failures=objects.c.unattributed_failures + leaving.c.unattributed,
         ended_at=case((_is_free, null()), else_=DatabaseNow()),
-        dead_at=case((leaving.c.state == ObjectState.DEAD.value, DatabaseNow())),
+        dead_at=case((leaving.c.state == ObjectState.DEAD.value, DatabaseNow()), (_is_free, objects.c.dead_at)),
     )
     .where(_HELD, objects.c.object_id == leaving.c.object_id)
 )

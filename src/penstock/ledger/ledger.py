@@ -10,6 +10,7 @@ from typing import Self
 
 from penstock.ledger.abandonments import Abandonments
 from penstock.ledger.adoptions import Adoptions
+from penstock.ledger.ages import Ages
 from penstock.ledger.archives import Archives
 from penstock.ledger.audits import Audits
 from penstock.ledger.claims import Claims
@@ -62,6 +63,7 @@ class Ledger:
         self.adoptions = Adoptions(database)  # objects that somebody else processed
         self.replays = Replays(database)  # dead letters on their way back
         self.audits = Audits(database)  # what people did to queues
+        self.ages = Ages(database)  # how long objects and batches wait
         self._reconciliations = Reconciliations(database)
         self._works = Works(database)
         self._work_queries = WorkQueries(database)

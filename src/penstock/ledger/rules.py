@@ -10,7 +10,8 @@ REASON_CHARS_MAX = 4_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeadObject:
-    """What decides whether a dead object lives again: its carrier, when it died, and every replay spent on it."""
+    """What decides whether a dead object lives again, and who carries it then: the carrier on record, when it died
+    last, and every replay spent on it."""
 
     carrier: Carrier
     dead_at: float
@@ -28,7 +29,7 @@ def is_later(sequencer: str, than: str) -> bool:
 
 
 def revives(carrier: Carrier, dead: DeadObject) -> bool:
-    """Whether a message gives a dead object another life.
+    """Whether a message gives a dead object another life, or carries one that lives again.
 
     It does with a replay id not yet spent on the object, or when it was enqueued after the death (sent back from a
     console, which knows no replay ids). The carrier itself, redelivered, never does, even where the broker's clock is

@@ -110,12 +110,12 @@ objects = Table(
     Column("rows", BigInteger),
     Column("lines_quarantined", BigInteger),
     Column("reason", Text),
-    Column("carrier_message_id", Text),  # the message that named it at its last claim
+    Column("carrier_message_id", Text),  # the message that named it at its last claim; in a later life see `revivals`
     Column("carrier_enqueued_at", Double),
     Column("carrier_replay_id", Text),
     Column("first_seen_at", Double, nullable=False),
     Column("ended_at", Double),
-    Column("dead_at", Double),
+    Column("dead_at", Double),  # of its last death, also while it lives again
     # By state first: begun with the pipeline it would tempt SQLite to read all of it to find a few ids (measured).
     # PostgreSQL has it begun with the pipeline; see the first migration.
     Index("ix_objects_state", "state", "pipeline", "object_id"),

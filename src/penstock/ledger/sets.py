@@ -105,8 +105,18 @@ def _look_up_each(element: among, compiler: SQLCompiler, **options: Any) -> str:
 def by_uri(statement: Select[Any], versions: FromClause) -> Select[Any]:
     """Lead MySQL from an object to others of its uri by their index: until its statistics know the table it would read
     every object for each of them (measured: 0.8 s for 1,000 in a new ledger)."""
+    return _led(statement, versions, "ix_objects_uri")
+
+
+def by_state(statement: Select[Any]) -> Select[Any]:
+    """Lead MySQL through the index of states, which is all that is asked for: of a pipeline with many objects it would
+    read every row instead (measured: 2.6 times as long, with all of them in memory)."""
+    return _led(statement, objects, "ix_objects_state")
+
+
+def _led(statement: Select[Any], through: FromClause, index: str) -> Select[Any]:
     for dialect in ("mysql", "mariadb"):
-        statement = statement.with_hint(versions, "FORCE INDEX (ix_objects_uri)", dialect)
+        statement = statement.with_hint(through, f"FORCE INDEX ({index})", dialect)
     return statement
 
 

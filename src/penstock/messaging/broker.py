@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 from penstock.messaging.delivery import Delivery
 from penstock.messaging.message import Message, Outgoing
@@ -70,6 +70,7 @@ class Capabilities:
     browsable: bool  # `browse` works: messages can be looked at without being received
     remembers_attempts: bool  # `Delivery.previous` tells of the hand-over before
     pausable: bool  # `pause` and `resume` work
+    system: str = "memory"  # what OpenTelemetry's conventions call what is behind it
     creates_queues: bool = True  # a queue is there once it is named; else a `ConfigurationError` says that it is not
     ordered: bool = True  # the older comes first, and groups take turns; else nearly so, or as the broker likes
     exact_stats: bool = True  # counts are right at any moment, and ages are told; else both as near as the broker can
@@ -89,17 +90,22 @@ class QueueSettings:
     retention_seconds: float = 14 * 86_400.0
 
 
+AgeSource = Literal["exact", "cloudwatch", "estimated"]  # who tells a queue's age: the broker itself, AWS, or a guess
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueStats:
-    """How a queue stands.
+    """How a queue stands. The ages are exact, or None where the broker cannot tell.
 
     ``oldest_visible_message_age_seconds`` is None while nothing is visible, even if messages are in flight or delayed:
     no message waits. Who needs a number there shows 0.
 
     ``oldest_message_age_seconds`` is what SQS calls ApproximateAgeOfOldestMessage, as it was measured: over all
     messages not deleted, delayed and in flight too; an age counts from the enqueueing, and again from 0 after every
-    third hand-over that ended without an ack; a dead letter's counts from its death. 0 where the queue is empty, None
-    where the broker cannot tell.
+    third hand-over that ended without an ack; a dead letter's counts from its death. 0 where the queue is empty.
+
+    ``oldest_enqueued_age_seconds`` is over the same messages, without resets: of dead letters, since the first of them
+    died. None where the queue is empty.
     """
 
     visible: int
@@ -107,6 +113,12 @@ class QueueStats:
     delayed: int
     oldest_visible_message_age_seconds: float | None
     oldest_message_age_seconds: float | None
+    oldest_enqueued_age_seconds: float | None = None
+
+    @property
+    def messages(self) -> int:
+        """All that are there, in flight and delayed ones too."""
+        return self.visible + self.in_flight + self.delayed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

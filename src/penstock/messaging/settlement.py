@@ -1,11 +1,18 @@
 """The three ways a delivery ends. The type is closed: nothing else ends one."""
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ack:
-    """The work is done and recorded: the message leaves the queue."""
+    """The work is done and recorded: the message leaves the queue.
+
+    What follows is told in the log, and makes no other settlement of it.
+    """
+
+    objects: tuple[str, ...] | None = field(default=None, compare=False)  # addresses, where the message announced any
+    reason: str | None = field(default=None, compare=False)  # where there was nothing to work on
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,3 +43,16 @@ class DeadLetter:
 
 
 Settlement = Ack | Release | DeadLetter
+
+Operation = Literal["ack", "release", "dead_letter"]
+
+
+def operation_of(settlement: Settlement) -> Operation:
+    """What a settlement is called in logs and metrics."""
+    match settlement:
+        case Ack():
+            return "ack"
+        case Release():
+            return "release"
+        case DeadLetter():
+            return "dead_letter"

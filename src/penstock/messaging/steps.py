@@ -39,6 +39,9 @@ class Step(StrEnum):
     REPLAY_INTENDED = "replay_intended"  # replays are on record, none is sent
     REPLAY_SENT = "replay_sent"  # they are in their queues, and nothing says so
     REPLAY_MARKED = "replay_marked"  # the record says so, and their letters are still there
+    LETTERS_WRITTEN = "letters_written"  # an archive or an export of dead letters is written, and no file of its name
+    LETTERS_KEPT = "letters_kept"  # the file is durable, and all of its letters are in their queues
+    LETTERS_REMOVED = "letters_removed"  # some of them are deleted from there, and nothing says so
     REPAIRING = "repairing"  # every statement of a repair is sent, COMMIT is not
     REPAIRED = "repaired"  # COMMIT returned
 

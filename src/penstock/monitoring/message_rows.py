@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from penstock import events
 from penstock.messaging.settlement import Ack, DeadLetter
-from penstock.monitoring.rows import ERROR, IDS, Cases, Level, Row, Rows, Source, same
+from penstock.monitoring.rows import ERROR, IDS, Cases, Level, Row, Rows, Source, same, with_error
 
 _DELIVERY = same("queue", "message_id", "attempt")
 _MESSAGE = same("queue", "handler", "message_id", "attempt")
@@ -17,7 +17,7 @@ _FAILED: Mapping[str, Source] = {
     "final": "final",
     "delay_s": "delay_seconds",
 }
-_QUEUE_ERROR: Mapping[str, Source] = {"queue": "queue", "error.message": "error"}
+_QUEUE_ERROR = with_error("queue")
 
 
 def _failed(level: Level, msg: str) -> Row:
@@ -75,12 +75,17 @@ MESSAGE_ROWS: Rows = {
         name="message.given_back",
         level="info",
         msg="A stop broke the handler off; another worker goes on.",
-        fields=_MESSAGE,
+        fields={**_MESSAGE, "duration_s": "duration_seconds"},
     ),
     events.DeliverySettled: Cases(
         by=lambda event: type(event.settlement),
         rows={
-            Ack: Row(name="message.acked", level="info", msg="The message left the queue.", fields=_DELIVERY),
+            Ack: Row(
+                name="message.acked",
+                level="info",
+                msg="The message left the queue.",
+                fields={**_DELIVERY, "reason": "settlement.reason", "objects": "settlement.objects"},
+            ),
             DeadLetter: Row(
                 name="message.dead_lettered",
                 level="warning",
@@ -99,7 +104,7 @@ MESSAGE_ROWS: Rows = {
         name="settle.failed",
         level="warning",
         msg="The broker did not take the settlement; it is tried again, unless the lease is lost.",
-        fields=same("queue", "message_id", "reason", "lost"),
+        fields=same("queue", "message_id", "attempt", "operation", "reason", "lost"),
     ),
     events.SettlementMissing: Row(
         name="settlement.missing",
@@ -114,7 +119,7 @@ MESSAGE_ROWS: Rows = {
         name="lease.lost",
         level="warning",
         msg="The lease is not ours any more: it ended, or the broker no longer knows the delivery.",
-        fields=same("queue", "message_id"),
+        fields=same("queue", "message_id", "attempt"),
     ),
     events.HeartbeatFailed: Row(
         name="heartbeat.failed",

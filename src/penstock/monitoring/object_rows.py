@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from penstock import events
-from penstock.monitoring.rows import ERROR, Cases, Level, Row, Rows, Source, same
+from penstock.monitoring.rows import ERROR, Cases, Level, Row, Rows, Source, same, with_error
 
 _OBJECT: Mapping[str, Source] = {"pipeline": "pipeline", "object": "object_uri", "attempt_id": "attempt_id"}
 _NAMED: Mapping[str, Source] = {"pipeline": "pipeline", "object": "object_uri", "reason": "reason"}
@@ -63,7 +63,7 @@ OBJECT_ROWS: Rows = {
         name="lines.quarantined",
         level="warning",
         msg="Lines of the object could not be read and are in the quarantine.",
-        fields={"pipeline": "pipeline", "object": "object_uri", "count": "count", "sample": _sample},
+        fields={"pipeline": "pipeline", "object": "object_uri", **same("count", "reasons"), "sample": _sample},
     ),
 }
 
@@ -72,7 +72,7 @@ BATCH_ROWS: Rows = {
         name="batch.claimed",
         level="info",
         msg="An attempt holds the objects of the batch.",
-        fields={**_BATCH, **same("objects", "bytes")},
+        fields={**_BATCH, **same("objects", "bytes"), "duration_s": "seconds"},
     ),
     events.BatchProgressed: Row(
         name="batch.progressed",
@@ -84,19 +84,19 @@ BATCH_ROWS: Rows = {
         name="batch.written",
         level="info",
         msg="The files of the batch are written and not yet committed.",
-        fields={**_BATCH, **same("rows", "lines_quarantined")},
+        fields={**_BATCH, **same("rows", "lines_quarantined"), "duration_s": "seconds"},
     ),
     events.BatchCommitted: Row(
         name="batch.committed",
         level="info",
         msg="The batch counts.",
-        fields={**_BATCH, **same("seq", "objects", "rows", "lines_quarantined")},
+        fields={**_BATCH, **same("seq", "objects", "rows", "lines_quarantined", "bytes"), "duration_s": "seconds"},
     ),
     events.BatchPublished: Row(
         name="batch.published",
         level="info",
         msg="All batches up to this one are visible in the table.",
-        fields=same("pipeline", "sink", "seq", "table_version"),
+        fields={**same("pipeline", "sink", "seq", "table_version"), "duration_s": "seconds"},
     ),
     events.LedgerRepairBegan: Row(
         name="ledger.repair_began",
@@ -120,7 +120,7 @@ BATCH_ROWS: Rows = {
         name="run.failed",
         level="error",
         msg="A run failed, and no object could be named as the cause.",
-        fields={**_BATCH, "objects": "objects", "error.message": "error"},
+        fields={**_BATCH, **with_error("objects")},
     ),
     events.AttemptAbandoned: Row(
         name="attempt.abandoned",
@@ -184,6 +184,16 @@ RECONCILE_ROWS: Rows = {
         level="error",
         msg="Objects are there that were never processed: their announcements were lost.",
         fields=same("pipeline", "source", "as_of", "missing", "where"),
+    ),
+    events.ObjectsOverdue: Row(
+        name="objects.overdue",
+        level="error",
+        msg="Objects wait to be processed for longer than they should.",
+        fields={
+            **same("pipeline", "overdue"),
+            "oldest_age_s": "oldest_age_seconds",
+            "after_s": "after_seconds",
+        },
     ),
     events.ReconcileFinished: Row(
         name="reconcile.finished",

@@ -9,7 +9,6 @@ from types import MappingProxyType
 from typing import Any
 
 from penstock import events
-from penstock.errors import Interrupted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +26,7 @@ class Occurrence:
     attempt: int | None = None
     object_uri: str | None = None
     attempt_id: str | None = None
+    subject: str | None = None  # what it is, in a few words, where it is not that the handler failed
 
 
 def may_fail(kind: type[events.Event]) -> bool:
@@ -40,9 +40,7 @@ def occurrence_of(event: events.Event) -> Occurrence | None:
     return None if describe is None else describe(event)
 
 
-def _message_failed(event: events.MessageFailed) -> Occurrence | None:
-    if isinstance(event.exception, Interrupted):
-        return None
+def _message_failed(event: events.MessageFailed) -> Occurrence:
     return Occurrence(
         handler=event.handler,
         error_type=event.error_type,
@@ -112,6 +110,75 @@ def _upkeep_failed(event: events.UpkeepFailed) -> Occurrence:
     )
 
 
+def _line_halted(event: events.LineHalted) -> Occurrence:
+    return Occurrence(
+        handler=event.handler,
+        error_type=_type_in(event.error, otherwise="QueueHalted"),
+        error=f"The queue is served no more by this worker: {event.error}",
+        final=True,
+        queue=event.queue,
+        subject=f"the queue {event.queue} is served no more",
+    )
+
+
+def _process_ended(event: events.ProcessEnded) -> Occurrence | None:
+    """One that a signal ended could not tell of it itself; the others have."""
+    if event.exit_code >= 0:
+        return None
+    again = "it is not started again" if event.restart_in_seconds is None else "it is started again"
+    return Occurrence(
+        handler="",
+        error_type="ProcessEnded",
+        error=f"The worker process {event.process} was ended by signal {-event.exit_code}; {again}",
+        final=event.restart_in_seconds is None,
+        subject=f"a worker process was ended by signal {-event.exit_code}",
+    )
+
+
+def _objects_overdue(event: events.ObjectsOverdue) -> Occurrence:
+    return Occurrence(
+        handler=event.pipeline,
+        error_type="ObjectsOverdue",
+        error=(
+            f"{_counted(event.overdue, 'object waits', 'objects wait')} to be processed for more than "
+            f"{event.after_seconds:,.0f} s, the oldest for {event.oldest_age_seconds:,.0f} s"
+        ),
+        final=True,
+        subject=f"{_counted(event.overdue, 'object', 'objects')} overdue",
+    )
+
+
+def _objects_missing(event: events.ObjectsMissing) -> Occurrence:
+    return Occurrence(
+        handler=event.pipeline,
+        error_type="ObjectsMissing",
+        error=(
+            f"{_counted(event.missing, 'object', 'objects')} of {event.source} "
+            f"{'was' if event.missing == 1 else 'were'} never processed"
+        ),
+        final=True,
+        subject=f"{_counted(event.missing, 'object', 'objects')} missing",
+    )
+
+
+def _dead_letters_ageing(event: events.DeadLettersAgeing) -> Occurrence:
+    end = "archived before they are deleted" if event.archived else "deleted soon if nobody replays them"
+    letters = _counted(event.letters, "dead letter", "dead letters")
+    subject = f"{letters} of {event.queue} {'grows' if event.letters == 1 else 'grow'} old"
+    return Occurrence(
+        handler="",
+        error_type="DeadLettersAgeing",
+        error=f"{subject}, the oldest has waited for {event.oldest_age_seconds:,.0f} s; they are {end}",
+        final=True,
+        queue=event.queue,
+        subject=subject,
+    )
+
+
+def _counted(number: int, one: str, several: str) -> str:
+    return f"{number:,} {one if number == 1 else several}"
+
+
 def _type_in(error: str, *, otherwise: str) -> str:
     """The type, in texts of the form ``Type: message``."""
     name = error.partition(":")[0]
@@ -126,5 +193,10 @@ _FAILURES: Mapping[type[events.Event], Callable[[Any], Occurrence | None]] = Map
         events.RunFailed: _run_failed,
         events.ExecutionFailed: _execution_failed,
         events.UpkeepFailed: _upkeep_failed,
+        events.LineHalted: _line_halted,
+        events.ProcessEnded: _process_ended,
+        events.ObjectsOverdue: _objects_overdue,
+        events.ObjectsMissing: _objects_missing,
+        events.DeadLettersAgeing: _dead_letters_ageing,
     }
 )

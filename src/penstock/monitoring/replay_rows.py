@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from penstock import events
-from penstock.monitoring.rows import Cases, Level, Row, Rows, Source, same
+from penstock.monitoring.rows import Cases, Level, Row, Rows, Source, same, with_error
 
 _LETTER = same("queue", "letter_queue", "message_id", "replay_id", "count")
 _WAIT: Mapping[str, Source] = {**_LETTER, "due_at": "due_at"}
@@ -37,7 +37,7 @@ REPLAY_ROWS: Rows = {
         name="replay.unmarked",
         level="warning",
         msg="Messages are in their queues again, and the ledger could not be told.",
-        fields={"count": lambda event: len(event.replay_ids), "ids": "replay_ids", "error.message": "error"},
+        fields={"count": lambda event: len(event.replay_ids), "ids": "replay_ids", **with_error()},
     ),
     events.DeadLettersAgeing: Row(
         name="dead.ageing",

@@ -47,6 +47,11 @@ def same(*names: str) -> Mapping[str, Source]:
     return MappingProxyType({name: name for name in names})
 
 
+def with_error(*names: str) -> Mapping[str, Source]:
+    """As `same`, and what went wrong, in words."""
+    return MappingProxyType({**same(*names), "error.message": "error"})
+
+
 IDS: Mapping[str, Source] = {"count": lambda event: len(event.message_ids), "ids": "message_ids"}
-ERROR: Mapping[str, Source] = {"error.type": "error_type", "error.message": "error"}
-HANDLER_ERROR: Mapping[str, Source] = {"handler": "handler", "error.message": "error"}
+ERROR: Mapping[str, Source] = {"error.type": "error_type", **with_error()}
+HANDLER_ERROR = with_error("handler")

@@ -5,8 +5,9 @@ from collections.abc import Iterable
 from datetime import UTC, datetime
 from functools import lru_cache
 
+from penstock.messaging.failure import TRACEBACK_CHARS_MAX
+
 TEXT_CHARS_MAX = 8_000
-TRACEBACK_CHARS_MAX = 32_000
 ITEMS_MAX = 1_000
 TRIMMED = "[... trimmed ...]"
 

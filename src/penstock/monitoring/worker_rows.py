@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from penstock import events
-from penstock.monitoring.rows import ERROR, HANDLER_ERROR, IDS, Cases, Level, Row, Rows, Source, same
+from penstock.monitoring.rows import ERROR, HANDLER_ERROR, IDS, Cases, Level, Row, Rows, Source, same, with_error
 
 _GIVEN_BACK: Mapping[str, Source] = {"count": lambda event: len(event.given_back), "ids": "given_back"}
 
@@ -19,7 +19,10 @@ def _ended(level: Level, msg: str) -> Row:
 
 WORKER_ROWS: Rows = {
     events.WorkerStarted: Row(
-        name="worker.started", level="info", msg="The worker serves.", fields=same("queues", "concurrency", "broker")
+        name="worker.started",
+        level="info",
+        msg="The worker serves.",
+        fields=same("queues", "concurrency", "broker", "metrics"),
     ),
     events.WorkerDraining: Row(
         name="worker.draining",
@@ -84,13 +87,13 @@ WORKER_ROWS: Rows = {
         name="relay.failed",
         level="warning",
         msg="The outbox cannot be relayed; nothing is lost, and it is tried again.",
-        fields={"database": "database", "error.message": "error", "delay_s": "delay_seconds"},
+        fields={**with_error("database"), "delay_s": "delay_seconds"},
     ),
     events.LedgerAway: Row(
         name="ledger.away",
         level="warning",
         msg="The ledger takes no claims; messages go back to their queues and are tried again.",
-        fields={"error.message": "error"},
+        fields=with_error(),
     ),
     events.LedgerBack: Row(
         name="ledger.back",
@@ -102,7 +105,7 @@ WORKER_ROWS: Rows = {
         name="breaker.opened",
         level="error",
         msg="Message after message fails in the same way; the queue is paused here, but for one probe at a time.",
-        fields={"queue": "queue", **HANDLER_ERROR, **same("fingerprint", "failures")},
+        fields={**with_error("queue", "handler"), **same("fingerprint", "failures")},
     ),
     events.BreakerClosed: Row(
         name="breaker.closed",
@@ -126,19 +129,19 @@ WORKER_ROWS: Rows = {
         name="lifespan.failed",
         level="warning",
         msg="A lifespan did not put its resources away; the others were left nevertheless.",
-        fields={"lifespan": "lifespan", "error.message": "error"},
+        fields=with_error("lifespan"),
     ),
     events.LineHalted: Row(
         name="queue.halted",
         level="error",
         msg="A handler met what no further try can mend; its queue is served no more here.",
-        fields={"queue": "queue", **HANDLER_ERROR},
+        fields=with_error("queue", "handler"),
     ),
     events.ListenerFailed: Row(
         name="listener.failed",
         level="error",
         msg="A listener of the app raised; this is told once, and nothing else suffers for it.",
-        fields={"listener": "listener", "error.message": "error"},
+        fields=with_error("listener"),
     ),
     events.ThreadLeftBehind: Row(
         name="thread.left_behind",
@@ -151,6 +154,18 @@ WORKER_ROWS: Rows = {
         rows={True: _ended("info", "A worker process ended.")},
         otherwise=_ended("error", "A worker process ended with a failure."),
     ),
+    events.TaskProtected: Row(
+        name="task.protected",
+        level="info",
+        msg="Work that takes long is under way; ECS neither scales this task in nor replaces it.",
+        fields={"expires_s": "expires_in_seconds"},
+    ),
+    events.TaskProtectionFailed: Row(
+        name="task_protection.failed",
+        level="warning",
+        msg="ECS's agent does not protect this task from being scaled in; work goes on, and it is asked again.",
+        fields=with_error(),
+    ),
     events.ProcessKilled: Row(
         name="process.killed",
         level="error",
@@ -161,16 +176,28 @@ WORKER_ROWS: Rows = {
     events.StacksDumped: Row(
         name="stacks.dumped", level="warning", msg="What every thread is doing.", fields=same("stacks")
     ),
+    events.MetricsExportFailed: Row(
+        name="metrics_export.failed",
+        level="warning",
+        msg="Metrics could not be sent; what is counted goes on.",
+        fields=with_error("outlet"),
+    ),
+    events.TracesExportFailed: Row(
+        name="traces_export.failed",
+        level="warning",
+        msg="Traces could not be sent; the work goes on.",
+        fields=with_error(),
+    ),
     events.ErrorHookFailed: Row(
         name="error_hook.failed",
         level="warning",
-        msg="The error hook raised; what it was to report is lost.",
-        fields={"count": "count", "error.message": "error"},
+        msg="An error hook raised; what it was to report is lost.",
+        fields=with_error("hook", "count"),
     ),
     events.ErrorReportsDropped: Row(
         name="error_reports.dropped",
         level="warning",
-        msg="The error hook is too slow; the oldest reports were dropped.",
-        fields=same("count"),
+        msg="An error hook is too slow; the oldest reports were dropped.",
+        fields=same("hook", "count"),
     ),
 }

@@ -8,7 +8,7 @@ one outcome an object, in one place.
 import random
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from ulid import ULID
 
@@ -16,7 +16,9 @@ from penstock.errors import ClaimLost, SchemaMoved, TemporaryError, TransformErr
 from penstock.events import Bus
 from penstock.ledger import Ledger
 from penstock.ledger.records import BatchOutcome, Claim, FailedObject, Failure
+from penstock.messaging.clock import Clock, SystemClock
 from penstock.messaging.failure import Failure as Raised
+from penstock.messaging.tracing import NO_TRACING, Tracing
 from penstock.messaging.waits import Random, backoff_seconds
 from penstock.pipeline.engine import (
     Engine,
@@ -69,6 +71,8 @@ class Surroundings:
     publish: Callable[[], object]  # both tables; raises TemporaryError or PublishHalted
     streak: FailureStreak
     bus: Bus
+    clock: Clock = field(default_factory=SystemClock)
+    tracing: Tracing = NO_TRACING
     random: Random = random.random
     new_attempt_id: Callable[[], str] = lambda: str(ULID())
     watched: Callable[[], AbstractContextManager[None]] = nullcontext  # around a claim: who hears of a ledger away
@@ -91,13 +95,15 @@ class Attempts:
         but a person can mend.
         """
         refs = {ref.object_id: ref for parcel in group for ref in parcel.objects}
+        began_at = self._around.clock.monotonic()
         claim, work = self._hold.take(lambda: self._claim(group), refs)
+        seconds = self._around.clock.monotonic() - began_at
         if claim is None:
             return dict.fromkeys(refs, self._later(1))
         self._telling.skipped(claim, refs)
         outcomes = self._unclaimed(claim)
         if work is not None:
-            outcomes |= self._work(work)
+            outcomes |= self._work(work, claim_seconds=seconds)
             self._worked = True
         return outcomes
 
@@ -153,9 +159,10 @@ class Attempts:
         }
         return busy | {object_id: ended_outcome(ended) for object_id, ended in claim.ended.items()}
 
-    def _work(self, work: Work) -> dict[bytes, ObjectOutcome]:
+    def _work(self, work: Work, *, claim_seconds: float) -> dict[bytes, ObjectOutcome]:
         """Run and commit what is claimed; every way it can end is an outcome for each object."""
         try:
+            self._telling.claimed(work, seconds=claim_seconds)
             return self._run_and_commit(work)
         except RunBroken as broken:
             return self._broken(work, broken)
@@ -181,10 +188,11 @@ class Attempts:
             return self._broken(work, RunBroken(text, fingerprint=text))
 
     def _run_and_commit(self, work: Work) -> dict[bytes, ObjectOutcome]:
-        self._telling.claimed(work)
         request = RunRequest(attempt_id=work.attempt_id, objects=tuple(work.refs.values()), claimed=work.claim.claimed)
-        result = self._around.engine.run(request)
-        self._telling.written(work, result)
+        began_at = self._around.clock.monotonic()
+        with self._stage("spark run", work):
+            result = self._around.engine.run(request)
+        self._telling.written(work, result, seconds=self._around.clock.monotonic() - began_at)
         failed = [
             verdict(work.claim.claimed[object_id], failure, attempts_max=self._settings.attempts_max)
             for object_id, failure in result.failed.items()
@@ -200,26 +208,34 @@ class Attempts:
         return outcomes
 
     def _commit(self, work: Work, result: RunResult, failed: Sequence[FailedObject]) -> None:
-        seq = self._hold.commit(
-            work,
-            BatchOutcome(
-                pipeline=self._settings.pipeline,
-                attempt_id=work.attempt_id,
-                processed=result.processed,
-                failed=failed,
-                rows=result.rows,
-                lines_quarantined=result.lines_quarantined,
-                bytes=result.bytes,
-                manifest=result.manifest,
-                quarantine_manifest=result.quarantine_manifest,
-                schema_id=result.schema_id,
-                new_schema=result.new_schema,
-                stage_seconds=result.stage_seconds,
-                spark_ui_url=result.spark_ui_url,
-            ),
+        began_at = self._around.clock.monotonic()
+        outcome = BatchOutcome(
+            pipeline=self._settings.pipeline,
+            attempt_id=work.attempt_id,
+            processed=result.processed,
+            failed=failed,
+            rows=result.rows,
+            lines_quarantined=result.lines_quarantined,
+            bytes=result.bytes,
+            manifest=result.manifest,
+            quarantine_manifest=result.quarantine_manifest,
+            schema_id=result.schema_id,
+            new_schema=result.new_schema,
+            stage_seconds=result.stage_seconds,
+            spark_ui_url=result.spark_ui_url,
         )
+        with self._stage("commit", work):
+            seq = self._hold.commit(work, outcome)
         if seq is not None:
-            self._telling.committed(work, result, seq)
+            self._telling.committed(work, result, seq, seconds=self._around.clock.monotonic() - began_at)
+
+    def _stage(self, name: str, work: Work) -> AbstractContextManager[None]:
+        """A span, where batches are worth one beside that of their messages."""
+        if not self._settings.tells_batches:
+            return nullcontext()
+        return self._around.tracing.stage(
+            name, pipeline=self._settings.pipeline, attempt_id=work.attempt_id, objects=len(work.refs)
+        )
 
     def _broken(self, work: Work, broken: RunBroken) -> dict[bytes, ObjectOutcome]:
         """Nobody could be blamed: everybody is a suspect, and nobody dies of it in company."""

@@ -55,6 +55,7 @@ class ReadFailure:
 
 
 Samples = Mapping[bytes, Sequence[tuple[int, str]]]  # some quarantined lines by object id: offset, reason
+Reasons = Mapping[bytes, Mapping[str, int]]  # all quarantined lines by object id: how many for which reason
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +66,7 @@ class RunResult:
     failed: Mapping[bytes, ReadFailure]  # by object id
     rows: int
     lines_quarantined: int
-    bytes: int
+    bytes: int  # of the objects processed, as stored
     manifest: str
     quarantine_manifest: str
     schema_id: int  # the table schema the run was checked against
@@ -74,6 +75,7 @@ class RunResult:
     spark_ui_url: str | None = None  # where the run can be looked at
     works: bool = False  # what was processed shows that the user's code works, even where there is no row
     samples: Samples = field(default_factory=dict)
+    reasons: Reasons = field(default_factory=dict)
 
 
 class Engine(Protocol):

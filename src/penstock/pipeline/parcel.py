@@ -8,7 +8,7 @@ from penstock.ledger.records import Candidate, Carrier
 from penstock.messaging.delivery import Delivery
 from penstock.messaging.replays import replay_id_in
 from penstock.messaging.settlement import Ack, DeadLetter, Release, Settlement
-from penstock.objects.notification import Notification
+from penstock.objects.notification import Kind, Notification
 from penstock.objects.reference import ObjectRef
 
 Parse = Callable[[bytes], Notification]
@@ -60,6 +60,8 @@ def open_parcel(delivery: Delivery, parse: Parse) -> Parcel | Settlement:
         notification = parse(delivery.message.body)
     except InvalidMessage as invalid:
         return DeadLetter(reason=str(invalid), poison=True)
+    if not notification.objects and not notification.problems:
+        return Ack(reason="test_event" if notification.kind is Kind.TEST_EVENT else "no_objects")
     if not notification.objects:
         return settle_by(problems=notification.problems, outcomes=(), message_id=delivery.message.id)
     return Parcel(delivery=delivery, objects=notification.objects, problems=notification.problems)
@@ -67,11 +69,12 @@ def open_parcel(delivery: Delivery, parse: Parse) -> Parcel | Settlement:
 
 def settle_parcel(parcel: Parcel, outcomes: Mapping[bytes, ObjectOutcome]) -> Settlement:
     """A delivery stays whole: how it ends follows from the outcomes of all its objects."""
-    return settle_by(
+    settlement = settle_by(
         problems=parcel.problems,
         outcomes=[outcomes[ref.object_id] for ref in parcel.objects],
         message_id=parcel.delivery.message.id,
     )
+    return Ack(objects=tuple(ref.uri for ref in parcel.objects)) if isinstance(settlement, Ack) else settlement
 
 
 def settle_by(*, problems: Sequence[str], outcomes: Sequence[ObjectOutcome], message_id: str) -> Settlement:

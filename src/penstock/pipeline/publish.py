@@ -85,6 +85,7 @@ def publish(
     """
     look = _Look()
     conflicts = 0
+    began_at = clock.monotonic()
     while True:
         try:
             chunk = _publish_some(ledger, sink, pipeline, manifest_of, schema_of, probe, look, after)
@@ -103,9 +104,17 @@ def publish(
         conflicts = 0
         look.batches += chunk.batches
         probe(step)
+        published_at = clock.monotonic()
         bus.emit(
-            BatchPublished(pipeline=pipeline, sink=sink.uri, seq=chunk.tip.seq, table_version=look.table_version or 0)
+            BatchPublished(
+                pipeline=pipeline,
+                sink=sink.uri,
+                seq=chunk.tip.seq,
+                table_version=look.table_version or 0,
+                seconds=published_at - began_at,
+            )
         )
+        began_at = published_at
 
 
 def rows_schema(batch: BatchRow, *, partition_by: Sequence[str] | None) -> pa.Schema:

@@ -102,6 +102,7 @@ class Run:
             new_schema=agreement.new_schema,
             stage_seconds=self._stopwatch.seconds,
             spark_ui_url=self._tools.ui(self._attempt_id),
+            reasons=self.by_object({index: reading.reasons for index, reading in summary.readings.items()}),
         )
         if result.processed:
             save(self._declaration.table, self._record(result, agreement.schema))

@@ -22,7 +22,7 @@ from penstock.events import (
     ObjectStarted,
     RunFailed,
 )
-from penstock.ledger.records import Claim, FailedObject, ObjectState
+from penstock.ledger.records import Claim, FailedObject, ObjectResult, ObjectState
 from penstock.messaging.failure import failure_of
 from penstock.objects.reference import ObjectRef
 from penstock.pipeline.engine import ReadFailure, RunBroken, RunResult
@@ -58,13 +58,17 @@ class Telling:
         self._bus = bus
         self._batches = batches
 
-    def claimed(self, work: Work) -> None:
+    def claimed(self, work: Work, *, seconds: float) -> None:
         """The attempt is open, and what it holds is begun."""
         if self._batches:
             size_bytes = sum(ref.size_bytes for ref in work.refs.values())
             self._bus.emit(
                 BatchClaimed(
-                    pipeline=self._pipeline, attempt_id=work.attempt_id, objects=len(work.refs), bytes=size_bytes
+                    pipeline=self._pipeline,
+                    attempt_id=work.attempt_id,
+                    objects=len(work.refs),
+                    bytes=size_bytes,
+                    seconds=seconds,
                 )
             )
         for object_id, ref in work.refs.items():
@@ -77,7 +81,7 @@ class Telling:
                 )
             )
 
-    def written(self, work: Work, result: RunResult) -> None:
+    def written(self, work: Work, result: RunResult, *, seconds: float) -> None:
         """The run has written its files."""
         if self._batches:
             self._bus.emit(
@@ -86,6 +90,7 @@ class Telling:
                     attempt_id=work.attempt_id,
                     rows=result.rows,
                     lines_quarantined=result.lines_quarantined,
+                    seconds=seconds,
                 )
             )
 
@@ -96,7 +101,7 @@ class Telling:
         for object_id, ended in claim.ended.items():
             self._skip(refs[object_id], _SKIPPED[ended.state])
 
-    def committed(self, work: Work, result: RunResult, seq: int) -> None:
+    def committed(self, work: Work, result: RunResult, seq: int, *, seconds: float) -> None:
         """The batch counts."""
         if self._batches:
             self._bus.emit(
@@ -107,6 +112,8 @@ class Telling:
                     objects=len(result.processed),
                     rows=result.rows,
                     lines_quarantined=result.lines_quarantined,
+                    bytes=result.bytes,
+                    seconds=seconds,
                 )
             )
         for processed in result.processed:
@@ -121,8 +128,7 @@ class Telling:
                 )
             )
             if processed.lines_quarantined:
-                sample = tuple(result.samples.get(processed.object_id, ()))
-                self._quarantined(uri, processed.lines_quarantined, sample)
+                self._quarantined(uri, processed, result)
 
     def failed(
         self, work: Work, failed: Sequence[FailedObject], causes: Mapping[bytes, ReadFailure] | None = None
@@ -195,5 +201,13 @@ class Telling:
     def _skip(self, ref: ObjectRef, reason: str) -> None:
         self._bus.emit(ObjectSkipped(pipeline=self._pipeline, object_uri=ref.uri, reason=reason))
 
-    def _quarantined(self, uri: str, count: int, sample: tuple[tuple[int, str], ...]) -> None:
-        self._bus.emit(LinesQuarantined(pipeline=self._pipeline, object_uri=uri, count=count, sample=sample))
+    def _quarantined(self, uri: str, processed: ObjectResult, result: RunResult) -> None:
+        self._bus.emit(
+            LinesQuarantined(
+                pipeline=self._pipeline,
+                object_uri=uri,
+                count=processed.lines_quarantined,
+                reasons=result.reasons.get(processed.object_id, {}),
+                sample=tuple(result.samples.get(processed.object_id, ())),
+            )
+        )

@@ -6,6 +6,6 @@ queue is asked when), `hearing` (being told of arrivals), `rotation` (whose turn
 not begun), `batcher` (when a batch is full), `executors` (the executions of a line), `places` (the threads they run
 on), `flight` (one batch at work), `endings` (what becomes of it), `upkeep` (what handlers do when idle), `heartbeat`
 (leases and claims), `settler` (how deliveries end), `shutdown` (signals, giving back), `stacks` (what every thread is
-doing), `helper` (a thread of the worker's own), and `settings` (arithmetic). `parts` and `served_line` put them
-together.
+doing), `pulse` (when the threads last moved), `lag` (how late they move), `helper` (a thread of the worker's own), and
+`settings` (arithmetic). `parts` and `served_line` put them together.
 """

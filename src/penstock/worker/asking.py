@@ -135,13 +135,14 @@ class Asking:
     def _arrived(self, served: ServedLine, turn: Turn) -> None:
         self._alarmed, self._calm_until = False, 0.0
         served.receive_failures = 0
-        served.intake.came(turn.deliveries, self._clock.monotonic())
+        served.polled_at = self._clock.monotonic()
+        served.intake.came(turn.deliveries, served.polled_at)
         self._hasten()
 
     def _was_empty(self, served: ServedLine, *, heard: bool) -> None:
         served.receive_failures = 0
         served.unheard = served.unheard and not heard
-        now = self._clock.monotonic()
+        now = served.polled_at = self._clock.monotonic()
         served.intake.came((), now)
         served.ask_at = now + self._settings.idle_floor_seconds
 

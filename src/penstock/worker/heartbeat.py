@@ -15,6 +15,7 @@ from penstock.messaging.broker import Broker
 from penstock.messaging.clock import Clock
 from penstock.messaging.delivery import Delivery
 from penstock.messaging.waits import Random
+from penstock.worker.pulse import CALL_SECONDS_MAX, Sign
 from penstock.worker.settings import WorkerSettings
 
 TRIES = 5
@@ -135,6 +136,7 @@ class Heartbeat:
         clock: Clock,
         bus: Bus,
         random: Random,
+        sign: Sign,
     ) -> None:
         self._broker = broker
         self._book = book
@@ -143,12 +145,16 @@ class Heartbeat:
         self._clock = clock
         self._bus = bus
         self._random = random
+        self._sign = sign
         self._ended = threading.Event()  # set by the thread that runs the worker
 
     def run(self) -> None:
         """Beat until told to end."""
-        while not self._clock.wait(self._ended, self._pause_seconds()):
-            self.beat()
+        try:
+            while not self._clock.wait(self._ended, self._pause_seconds()):
+                self.beat()
+        finally:
+            self._sign.end()
 
     def end(self) -> None:
         """Beat no more."""
@@ -157,15 +163,20 @@ class Heartbeat:
     def beat(self) -> None:
         """Extend everything once: claims, then leases. What fails is tried again, up to `TRIES` times in all."""
         claims, leases = self._claims(), list(self._lease_groups())
-        for _ in range(TRIES):
-            claims = self._extend_claims(claims)
-            leases = [group for group in leases if not self._extend_leases(group)]
+        for left in reversed(range(TRIES)):
+            claims = self._extend_claims(claims, last=not left)
+            leases = [group for group in leases if not self._extend_leases(group, last=not left)]
             if not (claims or leases) or self._clock.wait(self._ended, TRY_AGAIN_SECONDS):
                 return
 
     def _pause_seconds(self) -> float:
         # Never longer than the interval; shorter by up to a fifth, so that workers started together drift apart.
+        self._sign.give(self._settings.lease_seconds, "waiting for its next beat")
         return self._settings.heartbeat_interval_seconds * (0.8 + 0.2 * self._random())
+
+    def _calls(self) -> None:
+        """A sign of life before each call: of a server that is away one call may take long, and a beat many of them."""
+        self._sign.give(max(self._settings.lease_seconds, CALL_SECONDS_MAX), "extending what is held")
 
     def _lease_groups(self) -> Iterator[Sequence[Delivery]]:
         by_queue: dict[str, list[Delivery]] = {}
@@ -175,7 +186,7 @@ class Heartbeat:
             for start in range(0, len(deliveries), self._settings.settle_max):
                 yield deliveries[start : start + self._settings.settle_max]
 
-    def _extend_claims(self, claims: Sequence[Claimed]) -> Sequence[Claimed]:
+    def _extend_claims(self, claims: Sequence[Claimed], *, last: bool) -> Sequence[Claimed]:
         """Answers those to try again, what was not tried yet before what failed.
 
         A ledger that is away may take its time to say so, and would take it for each of them, while the leases of all
@@ -184,39 +195,41 @@ class Heartbeat:
         failed: list[Claimed] = []
         ends_at = self._clock.monotonic() + CLAIMS_SECONDS
         for number, claim in enumerate(claims, start=1):
-            if not self._extend_claim(claim):
+            if not self._extend_claim(claim, last=last):
                 failed.append(claim)
                 if self._clock.monotonic() >= ends_at:
                     return [*claims[number:], *failed]
         return failed
 
-    def _extend_claim(self, claim: Claimed) -> bool:
+    def _extend_claim(self, claim: Claimed, *, last: bool) -> bool:
+        self._calls()
         try:
             held = claim.extend()
         except Exception as error:
-            return self._failed(claim.queue, error)
+            return self._failed(claim.queue, error, last=last)
         if not held:
             claim.lose()
         return True
 
-    def _extend_leases(self, group: Sequence[Delivery]) -> bool:
+    def _extend_leases(self, group: Sequence[Delivery], *, last: bool) -> bool:
         queue = group[0].queue
         with self._book.calling(group) as held:
             if not held:
                 return True
+            self._calls()
             try:
                 lost = self._broker.extend(held, lease_seconds=self._settings.lease_seconds)
             except Exception as error:
-                return self._failed(queue, error)
+                return self._failed(queue, error, last=last)
             gone = self._book.extended(held, lost)
         for delivery in gone:
-            self._bus.emit(LeaseLost(queue=delivery.queue, message_id=delivery.message.id))
+            self._bus.emit(LeaseLost(queue=delivery.queue, message_id=delivery.message.id, attempt=delivery.attempt))
         lost_receipts = {delivery.receipt for delivery in lost}
         extended = tuple(delivery.message.id for delivery in held if delivery.receipt not in lost_receipts)
         if extended:
             self._bus.emit(LeasesExtended(queue=queue, message_ids=extended))
         return True
 
-    def _failed(self, queue: str, error: Exception) -> bool:
-        self._bus.emit(HeartbeatFailed(queue=queue, error=f"{type(error).__name__}: {error}"))
+    def _failed(self, queue: str, error: Exception, *, last: bool) -> bool:
+        self._bus.emit(HeartbeatFailed(queue=queue, error=f"{type(error).__name__}: {error}", last=last))
         return False

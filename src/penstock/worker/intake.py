@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from penstock.events import Bus, MessagesReceived
 from penstock.messaging.broker import Ask
-from penstock.messaging.delivery import Delivery
+from penstock.messaging.delivery import AttemptEnd, Delivery
 from penstock.messaging.steps import Probe, Step
 from penstock.worker.batcher import NOTHING, collect, due
 from penstock.worker.heartbeat import Book
@@ -76,8 +76,16 @@ class Intake:
         self._probe(Step.RECEIVED)
         if self._bus.hears(MessagesReceived):
             ids = tuple(delivery.message.id for delivery in arrived)
-            redelivered = sum(delivery.attempt > 1 for delivery in arrived)
-            self._bus.emit(MessagesReceived(queue=self._line.queue, message_ids=ids, redelivered=redelivered))
+            first = [delivery.message.enqueued_at for delivery in arrived if delivery.attempt == 1]
+            self._bus.emit(
+                MessagesReceived(
+                    queue=self._line.queue,
+                    message_ids=ids,
+                    redelivered=len(arrived) - len(first),
+                    orphaned=sum(_orphaned(delivery) for delivery in arrived),
+                    first_enqueued_at=min(first, default=None),
+                )
+            )
 
     def next_batches(self, count: int, now: float) -> Sequence[Sequence[Delivery]]:
         """At most that many batches to begin now, without the deliveries whose lease was lost meanwhile."""
@@ -114,3 +122,7 @@ class Intake:
                     self._collecting = NOTHING
                     taken.append(batch.deliveries)
         return taken
+
+
+def _orphaned(delivery: Delivery) -> bool:
+    return delivery.previous is not None and delivery.previous.end is AttemptEnd.EXPIRED

@@ -11,7 +11,9 @@ from penstock.errors import PublishHalted, TemporaryError, UserError
 from penstock.events import Bus, UpkeepFailed
 from penstock.messaging.clock import Clock
 from penstock.worker.exchange import Exchange
+from penstock.worker.pulse import Sign
 from penstock.worker.served_line import ServedLine
+from penstock.worker.settings import WorkerSettings
 from penstock.worker.settler import Settler
 from penstock.worker.shutdown import UNSTARTED
 
@@ -30,8 +32,10 @@ class Loop:
         lines: Sequence[ServedLine],
         exchange: Exchange,
         settler: Settler,
+        settings: WorkerSettings,
         clock: Clock,
         bus: Bus,
+        sign: Sign,
         wake: threading.Event,
         until: Until | None,
         until_met: Callable[[], None],
@@ -41,8 +45,11 @@ class Loop:
         self._lines = lines
         self._exchange = exchange
         self._settler = settler
+        self._turn_seconds_max = settings.turn_seconds_max
+        self._upkeep_seconds_max = settings.upkeep_seconds_max
         self._clock = clock
         self._bus = bus
+        self._sign = sign
         self._wake = wake
         self._until = until
         self._until_met = until_met
@@ -53,9 +60,11 @@ class Loop:
         self._quitting = False  # written by the thread that runs the worker; never unset
         self._met = False  # this and the rest: written by the I/O thread only
         self._concluded_at_until = 0
+        self._looked_at = 0.0  # monotonic; when something was to be begun last
 
     def run(self) -> None:
         """Serve until told to leave, then until everything is settled."""
+        self._moves()
         self._guarded(self._exchange.open)
         self._guarded(self._care)
         while not self._over():
@@ -63,6 +72,7 @@ class Loop:
         if self._met and not self._quitting:
             self._guarded(self._last_care)
         self._guarded(self._exchange.close)
+        self._sign.end()
 
     def pause(self) -> None:
         """Receive and begin no more; what is at work goes on, and so does this thread."""
@@ -88,10 +98,15 @@ class Loop:
             self._fail(error)
 
     def _turn(self) -> None:
+        self._moves()
         self._wake.clear()
         for served in self._lines:
             served.executors.end_overdue()
         self._rest(self._put_back() if self._leaving else self._serve())
+
+    def _moves(self) -> None:
+        """Whoever looks at this thread sees that it goes on."""
+        self._sign.give(self._turn_seconds_max, "exchanging messages with the broker")
 
     def _over(self) -> bool:
         return self._quitting or (self._leaving and self._idle)
@@ -135,8 +150,9 @@ class Loop:
     def _begin_due(self) -> bool:
         """Begin what may begin now; answers whether anything did."""
         begun = False
+        self._looked_at = self._clock.monotonic()
         for served in self._lines:
-            while not (self._leaving or self._paused) and (batches := served.due_batches(self._clock.monotonic())):
+            while not (self._leaving or self._paused) and (batches := served.due_batches(self._looked_at)):
                 served.executors.begin(batches)
                 begun = True
         return begun
@@ -158,7 +174,8 @@ class Loop:
         due_at = [self._settler.next_due_at()]
         for served in self._lines:
             due_at.append(served.executors.next_deadline())
-            if not served.intake.empty and served.executors.not_before > now:
+            # What was held back when it was looked at is due by now, perhaps: then there is no rest at all.
+            if not served.intake.empty and served.executors.not_before > self._looked_at:
                 due_at.append(served.executors.not_before)
             if self._paused and not self._leaving:
                 due_at.append(served.upkeep.due_at)
@@ -166,6 +183,7 @@ class Loop:
                 due_at.append(served.opens_at)
         seconds = min([seconds, *(at - now for at in due_at if at is not None)])
         if seconds > 0:
+            self._sign.give(seconds + self._turn_seconds_max, "resting")
             self._clock.wait(self._wake, seconds)
 
     def _finished_by_batches(self) -> bool:
@@ -200,11 +218,13 @@ class Loop:
             concluded = served.executors.concluded
             if served.upkeep.due(concluded) and served.idle and not served.halted:
                 self._settler.apply_due()  # upkeep may take long, and settlements should not wait for it
+                self._sign.give(self._upkeep_seconds_max, f"in the upkeep of {served.line.handler.name}")
                 try:
                     served.upkeep.care(concluded)
                 except (UserError, PublishHalted) as error:
                     if not self._halt(served.line.queue, error):
                         raise
+                self._moves()
 
     def _last_care(self) -> None:
         """Upkeep before a worker that is done leaves. Raises the last failure: its work is not finished then."""

@@ -1,6 +1,7 @@
 """What a worker was given, and how its parts are made of it."""
 
 import threading
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -21,6 +22,7 @@ from penstock.worker.intake import Intake
 from penstock.worker.line import Line
 from penstock.worker.loop import Loop, Until
 from penstock.worker.places import EventLoop, Places
+from penstock.worker.pulse import LineStanding, Pulse
 from penstock.worker.served_line import ServedLine
 from penstock.worker.settings import WorkerSettings
 from penstock.worker.settler import Settler
@@ -38,8 +40,10 @@ class Tools:
     bus: Bus
     probe: Probe
     random: Random
+    pulse: Pulse
     event_loop: EventLoop | None = None
     address: str | None = None  # the broker's, for people
+    metrics_address: str | None = None  # where somebody answers for the worker
 
 
 Halt = Callable[[str, BaseException], bool]  # a queue is served no more; False: it was the last, so the worker ends
@@ -94,11 +98,27 @@ class Parts:
             clock=tools.clock,
             bus=tools.bus,
             random=tools.random,
+            sign=tools.pulse.heartbeat,
         )
 
     def unended(self) -> Sequence[Flight]:
         """The batches whose end is open."""
         return [flight for served in self.lines for flight in served.executors.unended()]
+
+    def standings(self) -> Sequence[LineStanding]:
+        """How each line stands now. Any thread may ask."""
+        held = Counter(delivery.queue for delivery in self.book.deliveries())
+        to_wall = self._tools.clock.now() - self._tools.clock.monotonic()
+        return [
+            LineStanding(
+                queue=served.line.queue,
+                in_flight=held[served.line.queue],
+                slots=served.line.places(self._tools.settings),
+                polled_at=None if served.polled_at is None else served.polled_at + to_wall,
+                halted=served.halted,
+            )
+            for served in self.lines
+        ]
 
     def _intake(self, line: Line) -> Intake:
         tools = self._tools
@@ -151,8 +171,10 @@ class Parts:
             lines=self.lines,
             exchange=self._exchange(wake),
             settler=self.settler,
+            settings=tools.settings,
             clock=tools.clock,
             bus=tools.bus,
+            sign=tools.pulse.io,
             wake=wake,
             until=until,
             until_met=self._calls.until_met,

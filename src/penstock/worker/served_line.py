@@ -19,6 +19,7 @@ class ServedLine:
     executors: Executors
     upkeep: Upkeep
     ask_at: float  # monotonic: not before
+    polled_at: float | None = None  # monotonic: when the broker last answered for it
     receive_failures: int = 0  # in a row
     unheard: bool = False  # something may have arrived since it was asked last
     halted: bool = False  # set once, by whichever thread meets what nothing can mend

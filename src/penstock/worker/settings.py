@@ -42,7 +42,8 @@ def budget(
     if drain + rest > stop_timeout_seconds:
         raise ConfigurationError(
             f"draining for {drain:g} s does not fit a stop timeout of {stop_timeout_seconds:g} s: the rest of stopping "
-            f"takes {rest:g} s; drain at most {max(stop_timeout_seconds - rest, 0.0):g} s or raise the stop timeout"
+            f"takes {rest:g} s; drain at most {max(stop_timeout_seconds - rest, 0.0):g} s or raise the stop timeout "
+            "(settings drain_seconds and stop_timeout_seconds)"
         )
     if poll_wait_seconds > INTAKE_SECONDS + drain:
         raise ConfigurationError(
@@ -80,6 +81,8 @@ class WorkerSettings:
     drain_seconds: float | None = None  # None: what the stop timeout leaves
     release_seconds: float = 3.0
     flush_seconds: float = 2.0
+    turn_seconds_max: float = 300.0  # no turn at the broker takes longer; one that does is stuck
+    upkeep_seconds_max: float = 3_600.0  # the same of an upkeep, which publishes, sweeps and cleans up
 
     def __post_init__(self) -> None:
         for name in ("concurrency", "fetch_max", "settle_max"):

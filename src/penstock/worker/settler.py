@@ -6,15 +6,15 @@ the second delivery.
 """
 
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from penstock.errors import UserError
-from penstock.events import Bus, DeliverySettled, SettleFailed
+from penstock.events import Bus, DeliverySettled, SettleFailed, SettlementsTaken
 from penstock.messaging.broker import Broker, SettleFailure
 from penstock.messaging.clock import Clock
 from penstock.messaging.delivery import Delivery
-from penstock.messaging.settlement import Release, Settlement
+from penstock.messaging.settlement import Release, Settlement, operation_of
 from penstock.messaging.steps import Probe, Step
 from penstock.messaging.waits import Random, backoff_seconds
 from penstock.worker.heartbeat import Book
@@ -198,9 +198,11 @@ class Settler:
         if isinstance(error, UserError):
             raise error
         self._probe(Step.SETTLED)
+        refused = {failure.delivery.receipt: failure for failure in failures}
+        if error is None:
+            self._counted(group.settlements, refused)
         if error is None and not failures and not self._bus.hears(DeliverySettled):
             return []
-        refused = {failure.delivery.receipt: failure for failure in failures}
         again: list[Pending] = []
         for delivery, settlement in group.settlements:
             failure = refused.get(delivery.receipt)
@@ -209,24 +211,43 @@ class Settler:
                 failure = SettleFailure(delivery=delivery, reason=reason, lost=False)
             if failure is None:
                 self._settled(delivery, settlement)
-            elif self._refused(group, failure):
+            elif self._refused(group, settlement, failure):
                 again.append(self._later(group, delivery, settlement))
         return again
 
+    def _counted(self, settlements: Sequence[tuple[Delivery, Settlement]], refused: Container[str]) -> None:
+        if not self._bus.hears(SettlementsTaken):
+            return
+        taken: dict[str, list[Settlement]] = {}
+        for delivery, settlement in settlements:
+            if delivery.receipt not in refused:
+                taken.setdefault(delivery.queue, []).append(settlement)
+        for queue, of_queue in taken.items():
+            self._bus.emit(SettlementsTaken(queue=queue, settlements=tuple(of_queue)))
+
     def _settled(self, delivery: Delivery, settlement: Settlement) -> None:
+        if not self._bus.hears(DeliverySettled):
+            return
         self._bus.emit(
             DeliverySettled(
                 queue=delivery.queue, message_id=delivery.message.id, attempt=delivery.attempt, settlement=settlement
             )
         )
 
-    def _refused(self, group: Group, failure: SettleFailure) -> bool:
+    def _refused(self, group: Group, settlement: Settlement, failure: SettleFailure) -> bool:
         """Tell it; answers whether another try can help."""
         delivery = failure.delivery
         now = self._clock.monotonic()
         lost = failure.lost or now >= group.lease_ends_at.get(delivery.receipt, now)
         self._bus.emit(
-            SettleFailed(queue=delivery.queue, message_id=delivery.message.id, reason=failure.reason, lost=lost)
+            SettleFailed(
+                queue=delivery.queue,
+                message_id=delivery.message.id,
+                attempt=delivery.attempt,
+                operation=operation_of(settlement),
+                reason=failure.reason,
+                lost=lost,
+            )
         )
         return not lost
 

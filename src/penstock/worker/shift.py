@@ -26,6 +26,7 @@ from penstock.worker.helper import Helper
 from penstock.worker.loop import Until
 from penstock.worker.parts import Calls, Parts, Tools
 from penstock.worker.places import LOOP_THREAD
+from penstock.worker.pulse import Phase
 from penstock.worker.shutdown import BROKER_SHARE, UNSTARTED, StopSignal, give_back
 from penstock.worker.stacks import stacks
 
@@ -51,6 +52,7 @@ class Shift:
         self._budget = tools.settings.budget
         self._clock = tools.clock
         self._bus = tools.bus
+        self._pulse = tools.pulse
         self._stop = stop
         self._until = until
         self._halting = threading.Lock()  # so that two lines halted at once cannot each take the other for living
@@ -67,6 +69,8 @@ class Shift:
         self._outcome: Outcome = "forced"
         calls = Calls(freed=self.freed, changed=self.changed, until_met=self.until_met, fail=self.fail, halt=self.halt)
         self._parts = Parts(tools, calls, wake=self._wake, until=until)
+        self._pulse.lines = self._parts.standings
+        self._pulse.loop = lambda: self._parts.places.loop.loop
         self._io = self._helper("penstock-io", self._parts.loop.run)
         self._beating = self._helper("penstock-heartbeat", self._parts.heartbeat.run)
         self._telling = self._helper("penstock-drain", self._tell_drain)
@@ -126,6 +130,7 @@ class Shift:
             with suppress(Exception):  # it may be the listener that raised, and would again
                 self._tell_failure()
         finally:
+            self._pulse.phase = Phase.STOPPING
             self._end_threads()
 
     def conclusion(self) -> Conclusion:
@@ -137,15 +142,23 @@ class Shift:
     def _serve(self) -> None:
         queues = tuple(line.queue for line in self._tools.lines)
         self._bus.emit(
-            WorkerStarted(queues=queues, concurrency=self._tools.settings.concurrency, broker=self._tools.address)
+            WorkerStarted(
+                queues=queues,
+                concurrency=self._tools.settings.concurrency,
+                broker=self._tools.address,
+                metrics=self._tools.metrics_address,
+            )
         )
         self._beating.start()
         self._io.start()
+        self._pulse.phase = Phase.SERVING
         self._await(lambda: self._reason() is not None or self._stop.paused, self._never)
         if self._reason() is None:
+            self._pulse.phase = Phase.PAUSED
             self._parts.loop.pause()
             self._bus.emit(WorkerDraining(reason="asked to pause", in_flight=self._in_flight()))
             self._await(lambda: self._reason() is not None, self._never)
+        self._pulse.phase = Phase.STOPPING
         in_flight = self._in_flight()
         self._parts.loop.leave()
         self._tell_failure()

@@ -13,6 +13,7 @@ from penstock.worker.line import Line, check_lines
 from penstock.worker.loop import Until
 from penstock.worker.parts import Tools
 from penstock.worker.places import EventLoop
+from penstock.worker.pulse import Pulse
 from penstock.worker.settings import WorkerSettings
 from penstock.worker.shift import Conclusion, Shift
 from penstock.worker.shutdown import StopSignal
@@ -24,7 +25,8 @@ class Worker:
     """Feeds the messages of queues to their handlers. Raises `ConfigurationError` for two lines of one queue.
 
     ``event_loop`` is one that others use too, before and after; without it the worker has one of its own.
-    ``address`` is the broker's, as people may see it: told at start.
+    ``pulse`` is for those who ask how the worker is. ``address`` is the broker's, as people may see it,
+    ``metrics_address`` where somebody answers for the worker: both are told at start.
     """
 
     def __init__(
@@ -37,8 +39,10 @@ class Worker:
         bus: Bus,
         probe: Probe = no_probe,
         random: Random = system_random,
+        pulse: Pulse | None = None,
         event_loop: EventLoop | None = None,
         address: str | None = None,
+        metrics_address: str | None = None,
     ) -> None:
         check_lines(tuple(lines))
         self._tools = Tools(
@@ -49,8 +53,10 @@ class Worker:
             bus=bus,
             probe=probe,
             random=random,
+            pulse=pulse or Pulse(clock),
             event_loop=event_loop,
             address=address,
+            metrics_address=metrics_address,
         )
 
     def run(self, stop: StopSignal, until: Until | None = None) -> Conclusion:

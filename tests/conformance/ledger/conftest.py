@@ -52,3 +52,9 @@ def shared_url(request: pytest.FixtureRequest) -> str:
 @pytest.fixture
 def shared_desk(shared_url: str) -> Iterator[Desk]:
     yield from _desk(shared_url)
+
+
+@pytest.fixture(params=["mariadb_url", "postgresql_url"])
+def server_desk(request: pytest.FixtureRequest) -> Iterator[Desk]:
+    """A database that lets one transaction write while another is at work."""
+    yield from _desk(request.getfixturevalue(request.param))

@@ -1,10 +1,15 @@
-"""Many at once: threads let go at one moment, and processes of their own."""
+"""Many at once: threads let go at one moment, processes of their own, and one who comes between two statements."""
 
 import multiprocessing
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+from sqlalchemy import event
+
+from penstock.ledger import Ledger
 
 CLAIMERS = 8
 DEADLINE_SECONDS = 120.0
@@ -24,3 +29,24 @@ def together(work: Callable[[int], T]) -> list[T]:
 
     with ThreadPoolExecutor(CLAIMERS) as pool:
         return list(pool.map(start, range(CLAIMERS)))
+
+
+@contextmanager
+def once_after(ledger: Ledger, words: str, then: Callable[[], object]) -> Iterator[list[str]]:
+    """Do something, on another connection, as soon as a statement with these words was executed.
+
+    Not in the transaction that inserts: on MySQL it holds the rows that it leaves alone, and an archiver waits for it.
+    """
+    done: list[str] = []
+
+    def hook(_connection: Any, _cursor: Any, statement: str, *_: Any) -> None:
+        if all(part in statement for part in words.split(" ... ")) and not done:
+            done.append(statement)
+            then()
+
+    engine = ledger.database.engine
+    event.listen(engine, "after_cursor_execute", hook)
+    try:
+        yield done
+    finally:
+        event.remove(engine, "after_cursor_execute", hook)

@@ -1,12 +1,7 @@
 """Claimers against the archiver and against imports: whenever either commits, no object is processed twice."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any
-
 import pytest
-from sqlalchemy import event
-from tests.conformance.ledger.crowd import CLAIMERS, together
+from tests.conformance.ledger.crowd import CLAIMERS, once_after, together
 from tests.conformance.ledger.desk import PIPELINE, Desk, candidate, candidates, object_id_of, outcome
 from tests.conformance.ledger.shelf import adopt, archive, hot, ids
 
@@ -17,36 +12,6 @@ from penstock.messaging.steps import Step
 
 ROUNDS = 6
 NAMES = [f"object {number}" for number in range(40)]
-
-
-@contextmanager
-def once_after(ledger: Ledger, words: str, then: Callable[[], object]) -> Iterator[list[str]]:
-    """Do something, on another connection, as soon as a statement with these words was executed.
-
-    Not in the transaction that inserts: on MySQL it holds the rows that it leaves alone, and an archiver waits for it.
-    """
-    done: list[str] = []
-
-    def hook(_connection: Any, _cursor: Any, statement: str, *_: Any) -> None:
-        if all(part in statement for part in words.split(" ... ")) and not done:
-            done.append(statement)
-            then()
-
-    engine = ledger.database.engine
-    event.listen(engine, "after_cursor_execute", hook)
-    try:
-        yield done
-    finally:
-        event.remove(engine, "after_cursor_execute", hook)
-
-
-@pytest.fixture(params=["mariadb_url", "postgresql_url"])
-def server_desk(request: pytest.FixtureRequest) -> Iterator[Desk]:
-    """A database that lets one transaction write while another is at work."""
-    ledger = Ledger.open(request.getfixturevalue(request.param))
-    ledger.ensure_pipeline(PIPELINE)
-    yield Desk(ledger)
-    ledger.close()
 
 
 def ends_as_processed(desk: Desk, name: str) -> None:

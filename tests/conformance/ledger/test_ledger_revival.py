@@ -1,17 +1,35 @@
 """Dead objects, their carriers, and the messages that give them another life."""
 
 import pytest
-from tests.conformance.ledger.desk import AFTER, BEFORE, PIPELINE, Desk, candidate, object_id_of
+from tests.conformance.ledger.crowd import once_after
+from tests.conformance.ledger.desk import AFTER, BEFORE, PIPELINE, Desk, candidate, object_id_of, outcome
 
-from penstock.ledger.records import Carrier, Failure, ObjectState
+from penstock.ledger.records import Carrier, Claim, Failure, ObjectRow, ObjectState
 
+REPLAYS_LOOKED_UP = "object_attempts.replay_id ... IS NOT NULL"  # of objects seen dead
 A = object_id_of("a")
+REVIVER = Carrier(message_id="m-2", enqueued_at=BEFORE, replay_id="r-1")
 
 
 def die(desk: Desk, *, message: str = "m-1", replay: str | None = None, enqueued_at: float = BEFORE) -> None:
     wanted = candidate("a", message=message, replay=replay, enqueued_at=enqueued_at)
     desk.fail(Failure.DEAD, wanted, "a")
     assert desk.state("a") is ObjectState.DEAD
+
+
+def live_again(desk: Desk, *, message: str = "m-2", replay: str = "r-1") -> None:
+    """Revived, failed once, and free between two attempts."""
+    desk.fail(Failure.RETRY, candidate("a", message=message, replay=replay), "a")
+    assert desk.state("a") is ObjectState.UNPROCESSED
+
+
+def give_back(desk: Desk, claim: Claim) -> None:
+    desk.ledger.abandon(claim.attempt_id, reason="", outcome="given_back", refund=True, unattributed=False)
+
+
+def row_of(desk: Desk) -> ObjectRow:
+    (row,) = desk.ledger.objects(PIPELINE)
+    return row
 
 
 @pytest.mark.parametrize(
@@ -50,11 +68,7 @@ def test_a_carrier_whose_broker_is_ahead_of_the_database_does_not_revive_what_it
 def test_of_several_messages_the_first_that_may_revives_and_carries(desk: Desk) -> None:
     die(desk)
     claim = desk.claim([candidate("a", message="m-1"), candidate("a", message="m-2", replay="r-1")])
-    carrier = claim.claimed[A].carrier
-    assert carrier is not None
-    assert carrier.message_id == "m-2"
-    (row,) = desk.ledger.objects(PIPELINE)
-    assert row.carrier == carrier
+    assert claim.claimed[A].carrier == REVIVER == row_of(desk).carrier
 
 
 def test_a_revived_object_counts_its_attempts_anew_and_keeps_its_history(desk: Desk) -> None:
@@ -67,9 +81,101 @@ def test_a_revived_object_counts_its_attempts_anew_and_keeps_its_history(desk: D
 
 def test_a_revival_given_back_can_be_claimed_by_any_message(desk: Desk) -> None:
     die(desk)
-    claim = desk.claim([candidate("a", replay="r-1")])
-    desk.ledger.abandon(claim.attempt_id, reason="", outcome="given_back", refund=True, unattributed=False)
-    assert set(desk.claim([candidate("a", message="m-3")]).claimed) == {A}
+    claim = desk.claim([candidate("a", message="m-2", replay="r-1")])
+    give_back(desk, claim)
+    again = desk.claim([candidate("a", message="m-3")])
+    assert again.claimed[A].carrier == REVIVER, "who claims it need not be who carries it"
+
+
+# A second life, and a message of before the death that somebody slept over
+
+
+def test_a_message_of_before_the_death_takes_part_in_the_next_life_and_does_not_carry_it(desk: Desk) -> None:
+    die(desk)
+    live_again(desk)
+    slept = desk.claim([candidate("a", message="m-1")])
+    assert slept.claimed[A].carrier == REVIVER
+    desk.ledger.commit(outcome(slept, failed={"a": Failure.DEAD}))
+    for message, replay in (("m-1", None), ("m-2", "r-1")):
+        found = desk.claim([candidate("a", message=message, replay=replay)])
+        assert found.ended[A].carrier == REVIVER, "so the one is acked, and the other is the letter"
+
+
+@pytest.mark.parametrize("failure", [Failure.RETRY, Failure.DEAD])
+def test_an_object_that_never_died_is_carried_by_who_claimed_it_last(desk: Desk, failure: Failure) -> None:
+    desk.fail(Failure.RETRY, candidate("a", message="m-1", enqueued_at=AFTER), "a")
+    claim = desk.claim([candidate("a", message="m-2")])
+    assert claim.claimed[A].carrier.message_id == "m-2"
+    desk.ledger.commit(outcome(claim, failed={"a": failure}))
+    assert row_of(desk).carrier == Carrier(message_id="m-2", enqueued_at=BEFORE)
+
+
+@pytest.mark.parametrize(
+    ("message", "replay", "enqueued_at"),
+    [
+        pytest.param("m-3", "r-2", BEFORE, id="a replay, of the letter that its carrier became"),
+        pytest.param("m-3", None, AFTER, id="sent after the death, by a reconcile or a console"),
+        pytest.param("m-3", "r-1", AFTER, id="the replay sent a second time"),
+    ],
+)
+def test_who_might_have_revived_it_takes_it_over(
+    desk: Desk, message: str, replay: str | None, enqueued_at: float
+) -> None:
+    die(desk)
+    live_again(desk)
+    newer = candidate("a", message=message, replay=replay, enqueued_at=enqueued_at)
+    claim = desk.claim([candidate("a", message="m-1"), newer])
+    assert claim.claimed[A].carrier == newer.carrier == row_of(desk).carrier
+    desk.ledger.commit(outcome(claim, failed={"a": Failure.RETRY}))
+    old = desk.claim([candidate("a", message="m-1")])
+    assert old.claimed[A].carrier == newer.carrier
+
+
+def test_a_third_life_is_carried_by_whom_the_second_death_lets(desk: Desk) -> None:
+    die(desk)
+    die(desk, message="m-2", replay="r-1")
+    live_again(desk, message="m-3", replay="r-2")
+    spent = desk.claim([candidate("a", message="m-2", replay="r-1")])
+    assert spent.claimed[A].carrier == Carrier(message_id="m-3", enqueued_at=BEFORE, replay_id="r-2")
+
+
+def test_a_replay_that_did_not_carry_is_not_spent(desk: Desk) -> None:
+    die(desk)
+    live_again(desk)
+    both = desk.claim([candidate("a", message="m-3", replay="r-2"), candidate("a", message="m-4", replay="r-3")])
+    desk.ledger.commit(outcome(both, failed={"a": Failure.DEAD}))
+    assert set(desk.claim([candidate("a", message="m-4", replay="r-3")]).claimed) == {A}
+
+
+def test_lives_of_several_objects_of_a_claim_are_carried_each_by_its_own(desk: Desk) -> None:
+    die(desk)
+    live_again(desk)
+    desk.fail(Failure.RETRY, candidate("b"), "b")
+    claim = desk.claim([candidate(name, message="m-9") for name in "abc"])
+    carriers = {name: claim.claimed[object_id_of(name)].carrier.message_id for name in "abc"}
+    assert carriers == {"a": "m-2", "b": "m-9", "c": "m-9"}
+
+
+# Between two statements of a claim
+
+
+def test_a_claimer_that_slept_over_a_life_by_the_same_replay_gives_no_other(server_desk: Desk) -> None:
+    die(server_desk)
+    with once_after(
+        server_desk.ledger, REPLAYS_LOOKED_UP, lambda: die(server_desk, message="m-2", replay="r-1")
+    ) as done:
+        claim = server_desk.claim([candidate("a", message="m-2", replay="r-1")])
+    assert done, "the claim has such a statement"
+    assert set(claim.ended) == {A}
+    assert claim.ended[A].carrier == REVIVER
+
+
+def test_a_claimer_that_slept_over_a_revival_does_not_carry_it(server_desk: Desk) -> None:
+    die(server_desk)
+    with once_after(server_desk.ledger, REPLAYS_LOOKED_UP, lambda: live_again(server_desk)) as done:
+        claim = server_desk.claim([candidate("a", message="m-1")])
+    assert done
+    assert claim.claimed[A].carrier == REVIVER == row_of(server_desk).carrier
 
 
 @pytest.mark.parametrize("failure", [Failure.GONE, Failure.SUPERSEDED])

@@ -22,7 +22,7 @@ from penstock.pipeline import archive as archiving
 from penstock.storage.local_files import LocalFiles
 from penstock.worker.shutdown import StopSignal
 
-DEADLINE_SECONDS = 30.0
+DEADLINE_SECONDS = 60.0
 
 
 @pytest.fixture

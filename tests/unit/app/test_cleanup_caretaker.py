@@ -13,7 +13,7 @@ from penstock.events import Bus, Event, UpkeepFailed
 from penstock.pipeline.cleanup import Pass, SourceCleanup, Swept
 from penstock.worker.shutdown import StopSignal
 
-DEADLINE_SECONDS = 10.0
+DEADLINE_SECONDS = 60.0
 
 
 class Rests:

@@ -2,9 +2,11 @@
 
 import json
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import BinaryIO
 
 import pytest
 
@@ -27,10 +29,12 @@ class Files(LocalFiles):
 
     __slots__ = ()
 
-    def write(self, path: str, data: bytes) -> None:
+    @contextmanager
+    def open_output(self, path: str) -> Iterator[BinaryIO]:
         if (self.root / "away").exists():
             raise TemporaryError("the archive is away")
-        super().write(path, data)
+        with super().open_output(path) as file:
+            yield file
 
 
 class Broker(MemoryBroker):

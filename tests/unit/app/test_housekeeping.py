@@ -21,7 +21,7 @@ from penstock.messaging.clock import SystemClock
 from penstock.messaging.message import Outgoing
 from penstock.worker.shutdown import StopSignal
 
-DEADLINE_SECONDS = 20.0
+DEADLINE_SECONDS = 60.0
 
 
 def presence(tmp_path: Path, broker: Broker, *, state: Path | None = None) -> Presence:

@@ -13,7 +13,7 @@ from penstock.errors import UserError
 from penstock.events import Bus, Event, LifespanFailed
 from penstock.worker.places import EventLoop
 
-DEADLINE_SECONDS = 10.0
+DEADLINE_SECONDS = 60.0
 
 
 @pytest.fixture

@@ -5,14 +5,25 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 
 from penstock.app.processes import PROCESSES_FOLDER, ProcessRegistry
-from penstock.app.registry import DRAINING, SERVING, STOPPING, RecordKeeper, WorkerRecord, Workers, is_local
+from penstock.app.registry import (
+    BEAT_SECONDS,
+    DRAINING,
+    GATHER_SECONDS,
+    SERVING,
+    STOPPING,
+    RecordKeeper,
+    WorkerRecord,
+    Workers,
+    is_local,
+)
 from penstock.events import (
     BreakerClosed,
     BreakerOpened,
@@ -20,12 +31,14 @@ from penstock.events import (
     LeaseLost,
     MessagesReceived,
     SettleFailed,
+    WorkerDraining,
     WorkerStarted,
 )
 from penstock.messaging.clock import SystemClock
-from penstock.messaging.settlement import Ack
+from penstock.messaging.settlement import Ack, DeadLetter, Release, Settlement
 from penstock.worker.shutdown import StopSignal
 
+PATIENCE_SECONDS = 60.0
 WORKER = "here-1-A"
 
 
@@ -55,12 +68,21 @@ def test_in_flight_is_what_came_and_did_not_go(keeper: RecordKeeper) -> None:
     keeper(WorkerStarted(queues=("q", "r"), concurrency=1))
     keeper(received("a", "b", "c", "d"))
     keeper(DeliverySettled(queue="q", message_id="a", attempt=1, settlement=Ack()))
-    keeper(SettleFailed(queue="q", message_id="b", reason="away", lost=False))
-    keeper(SettleFailed(queue="q", message_id="c", reason="gone", lost=True))
+    keeper(SettleFailed(queue="q", message_id="b", attempt=1, operation="ack", reason="away", lost=False))
+    keeper(SettleFailed(queue="q", message_id="c", attempt=1, operation="ack", reason="gone", lost=True))
     assert keeper.record().in_flight == 2
-    keeper(LeaseLost(queue="q", message_id="d"))
+    keeper(LeaseLost(queue="q", message_id="d", attempt=1))
     record = keeper.record()
     assert (record.in_flight, record.queues, record.version, record.pid) == (1, ("q", "r"), "1.2", os.getpid())
+
+
+def test_messages_that_left_are_counted_by_queue_and_those_that_go_back_are_not(keeper: RecordKeeper) -> None:
+    settlements: Sequence[Settlement] = (Ack(), DeadLetter(reason="bad"), Release(), Ack())
+    for number, settlement in enumerate(settlements):
+        queue = "q" if number < 3 else "r"
+        keeper(DeliverySettled(queue=queue, message_id=f"m{number}", attempt=1, settlement=settlement))
+    keeper(LeaseLost(queue="q", message_id="m9", attempt=1))
+    assert keeper.record().settled == {"q": 2, "r": 1}
 
 
 def test_a_queue_is_paused_from_the_opening_of_its_breaker_to_the_closing(keeper: RecordKeeper) -> None:
@@ -78,6 +100,83 @@ def test_the_state_is_what_the_worker_was_asked(keeper: RecordKeeper, stop: Stop
     assert keeper.record().state == DRAINING
     stop.request()
     assert keeper.record().state == STOPPING
+
+
+class Held(SystemClock):
+    """Time goes on when a test lets it."""
+
+    def __init__(self) -> None:
+        self.gathering = threading.Event()
+        self.resting = threading.Semaphore(0)
+        self.gathered = threading.Event()
+
+    def wait(self, event: threading.Event, seconds: float) -> bool:
+        if seconds != GATHER_SECONDS:
+            self.resting.release()
+            return event.wait(PATIENCE_SECONDS)
+        self.gathering.set()
+        while not (event.is_set() or self.gathered.is_set()):
+            event.wait(0.01)
+        return event.is_set()
+
+
+def held_keeper(tmp_path: Path, stop: StopSignal, clock: Held) -> RecordKeeper:
+    keeper = RecordKeeper(tmp_path / "record.json", worker=WORKER, version="1.2", stop=stop, clock=clock)
+    keeper.start()
+    assert clock.resting.acquire(timeout=PATIENCE_SECONDS)
+    stop.request()
+    keeper(WorkerDraining(reason="SIGTERM", in_flight=0))
+    return keeper
+
+
+def test_a_worker_that_is_seen_at_work_is_seen_with_what_it_serves(tmp_path: Path, stop: StopSignal) -> None:
+    clock = Held()
+    keeper = RecordKeeper(tmp_path / "record.json", worker=WORKER, version="1.2", stop=stop, clock=clock)
+    keeper.start()
+    keeper(WorkerStarted(queues=("q", "r"), concurrency=1))
+    assert json.loads((tmp_path / "record.json").read_text())["queues"] == ["q", "r"]
+    keeper.end()
+
+
+def test_a_worker_that_ends_at_once_writes_nothing_on_its_way(tmp_path: Path, stop: StopSignal) -> None:
+    clock = Held()
+    keeper = held_keeper(tmp_path, stop, clock)
+    assert clock.gathering.wait(PATIENCE_SECONDS)
+    keeper.end()
+    assert json.loads((tmp_path / "record.json").read_text())["state"] == SERVING
+
+
+def test_a_worker_that_drains_for_a_while_says_so(tmp_path: Path, stop: StopSignal) -> None:
+    clock = Held()
+    keeper = held_keeper(tmp_path, stop, clock)
+    clock.gathered.set()
+    assert clock.resting.acquire(timeout=PATIENCE_SECONDS)
+    assert json.loads((tmp_path / "record.json").read_text())["state"] == STOPPING
+    keeper.end()
+
+
+class OneBeat(SystemClock):
+    """Waits are over at once, until a record was written."""
+
+    def __init__(self) -> None:
+        self.seconds: list[float] = []  # of the waits before that
+        self.over = threading.Event()
+
+    def wait(self, event: threading.Event, seconds: float) -> bool:
+        if len(self.seconds) < 2:
+            self.seconds.append(seconds)
+            return event.is_set()
+        self.over.set()
+        return event.wait(PATIENCE_SECONDS)
+
+
+def test_while_nothing_changes_it_is_written_once_a_beat(tmp_path: Path, stop: StopSignal) -> None:
+    clock = OneBeat()
+    keeper = RecordKeeper(tmp_path / "record.json", worker=WORKER, version="1.2", stop=stop, clock=clock)
+    keeper.start()
+    assert clock.over.wait(PATIENCE_SECONDS)
+    keeper.end()
+    assert sum(clock.seconds) == pytest.approx(BEAT_SECONDS)
 
 
 def registered(state: Path, record: WorkerRecord) -> ProcessRegistry:

@@ -10,7 +10,7 @@ from penstock.events import Event, UpkeepFailed
 from penstock.messaging.clock import SystemClock
 from penstock.worker.shutdown import StopSignal
 
-DEADLINE_SECONDS = 20.0
+DEADLINE_SECONDS = 60.0
 LONG_SECONDS = 3_600.0
 
 

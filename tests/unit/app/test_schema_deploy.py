@@ -13,7 +13,7 @@ from penstock.events import Event, MessageSkipped
 from penstock.testing import FakeClock
 from penstock.worker.shutdown import StopSignal
 
-DEADLINE_SECONDS = 30.0
+DEADLINE_SECONDS = 60.0
 
 
 class OrderV1(BaseModel):

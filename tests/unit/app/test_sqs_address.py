@@ -47,7 +47,9 @@ def test_a_poll_is_over_before_a_worker_has_to_be(
     monkeypatch: pytest.MonkeyPatch, stop: float, drain: float | None, poll: float
 ) -> None:
     opened: list[float] = []
-    monkeypatch.setattr(SqsBroker, "__init__", lambda self, aws, *, holder, poll_seconds: opened.append(poll_seconds))
+    monkeypatch.setattr(
+        SqsBroker, "__init__", lambda self, aws, *, holder, poll_seconds, tell: opened.append(poll_seconds)
+    )
     open_broker(Settings(broker="sqs://", stop_timeout_seconds=stop, drain_seconds=drain), holder="me")
     assert opened == [poll]
 

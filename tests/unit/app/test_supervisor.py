@@ -21,13 +21,13 @@ def tell(event):
     print(json.dumps({"event": type(event).__name__, **dataclasses.asdict(event)}), flush=True)
 
 options = json.loads(sys.argv[1])
-spawn = spawner(["-c", sys.argv[2]], executable=sys.executable, environment=dict(os.environ))
+spawn = spawner(lambda number: ["-c", sys.argv[2]], executable=sys.executable, environment=dict(os.environ))
 sys.exit(Supervisor(spawn, clock=SystemClock(), random=lambda: 0.5, tell=tell, **options).run())
 """
 # Children take the signals as the worker does: blocked at first, and heard once they are ready.
 READY = "import signal, sys; from penstock.app.supervisor import ready_for_signals as ready\n"
 SAY = 'print(\'{"event": "ready"}\', flush=True)\n'
-DEADLINE_SECONDS = 30
+DEADLINE_SECONDS = 60.0
 
 
 class Toy:

@@ -3,7 +3,6 @@
 import re
 import sqlite3
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -19,6 +18,8 @@ from penstock.messaging.clock import SystemClock
 from penstock.messaging.message import Outgoing
 from penstock.messaging.settlement import Ack
 from penstock.testing import FakeClock
+
+DEADLINE_SECONDS = 60.0
 
 
 def opened(path: Path, **fields: float) -> SqliteBroker:
@@ -213,15 +214,15 @@ def test_a_thread_that_waits_too_long_for_this_process_gets_a_temporary_error(tm
     def hold() -> None:
         with broker._file.reading():
             entered.set()
-            leave.wait(10)
+            leave.wait(DEADLINE_SECONDS)
 
     thread = threading.Thread(target=hold)
     thread.start()
-    assert entered.wait(10)
+    assert entered.wait(DEADLINE_SECONDS)
     with pytest.raises(TemporaryError, match="busy in this process"):
         broker.stats("q")
     leave.set()
-    thread.join(10)
+    thread.join(DEADLINE_SECONDS)
     broker.close()
 
 
@@ -240,12 +241,10 @@ def test_a_send_wakes_a_receiver_of_its_process_long_before_the_next_poll(tmp_pa
     clock = TellingClock()
     broker = SqliteBroker(tmp_path / "queue.db", holder="w", clock=clock, poll_seconds=600)
     with ThreadPoolExecutor(1) as pool:
-        receiving = pool.submit(broker.receive, "q", messages_max=1, lease_seconds=1, wait_seconds=30)
-        assert clock.waiting.wait(10)
-        started = time.monotonic()
+        receiving = pool.submit(broker.receive, "q", messages_max=1, lease_seconds=1, wait_seconds=600)
+        assert clock.waiting.wait(DEADLINE_SECONDS)
         broker.send("q", [Outgoing(body=b"a")])
         assert len(receiving.result(timeout=60)) == 1
-    assert time.monotonic() - started < 20
     broker.close()
 
 

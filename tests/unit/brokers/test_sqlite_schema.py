@@ -3,6 +3,7 @@
 `queue_version_1.sql` is what the program of that version wrote; nothing here makes it anew.
 """
 
+import contextlib
 import os
 import sqlite3
 import subprocess
@@ -15,14 +16,16 @@ from pathlib import Path
 import pytest
 
 from penstock.brokers.sqlite import SqliteBroker
-from penstock.brokers.sqlite_schema import SCHEMA_VERSION
+from penstock.brokers.sqlite_schema import SCHEMA_VERSION, version_of
 from penstock.brokers.sqlite_script import schema_step
+from penstock.errors import TemporaryError
 from penstock.messaging.death import death_of, set_aside_reason
 from penstock.messaging.delivery import Delivery
 from penstock.messaging.message import Message, Outgoing
 from penstock.messaging.settlement import Ack, DeadLetter, Release
 from penstock.testing import FakeClock
 
+DEADLINE_SECONDS = 60.0
 DUMP = Path(__file__).with_name("queue_version_1.sql")
 SOURCE = Path(__file__).parents[3] / "src"
 WRITTEN_AFTER_SECONDS = 30.0
@@ -213,7 +216,7 @@ def test_many_open_an_old_file_at_once_and_one_mends_it(path: Path, clock: FakeC
     start = threading.Barrier(6)
 
     def open_and_count(n: int) -> int:
-        start.wait(10)
+        start.wait(DEADLINE_SECONDS)
         broker = SqliteBroker(path, holder=f"w{n}", clock=clock)
         stats = broker.stats("q")
         broker.close()
@@ -283,3 +286,23 @@ def test_a_process_that_dies_in_the_middle_leaves_the_old_version(
     assert version(path) == SCHEMA_VERSION
     assert [delivery.message.body for delivery in receive(broker)] == [b"ready"]
     broker.close()
+
+
+def test_a_file_whose_tables_are_being_made_is_not_taken_for_another_programs(tmp_path: Path) -> None:
+    path = tmp_path / "new.db"
+    made: list[bool] = []
+
+    def make_tables(statement: str) -> None:
+        """Another process's work, between two of our questions."""
+        if "sqlite_master" in statement and not made:
+            made.append(True)
+            with contextlib.suppress(TemporaryError):  # it has to wait until we have asked all of them
+                SqliteBroker(path, holder="w", busy_timeout_seconds=0.05).close()
+
+    connection = sqlite3.connect(path, isolation_level=None)
+    connection.set_trace_callback(make_tables)
+    assert version_of(connection, path) == 0
+    assert made
+    connection.close()
+    SqliteBroker(path, holder="w").close()
+    assert version(path) == SCHEMA_VERSION

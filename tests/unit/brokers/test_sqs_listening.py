@@ -13,7 +13,7 @@ from penstock.brokers.sqs.received import Received
 from penstock.errors import TemporaryError
 from penstock.testing import FakeClock
 
-DEADLINE_SECONDS = 10.0
+DEADLINE_SECONDS = 60.0
 
 
 def eventually(condition: Callable[[], object]) -> None:

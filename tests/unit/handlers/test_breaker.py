@@ -4,7 +4,18 @@ import pytest
 
 from penstock.errors import UsageError
 from penstock.handlers import breaker
-from penstock.handlers.breaker import CALM, BreakerPolicy, Closed, Fault, Open, State, Tried, Verdict
+from penstock.handlers.breaker import (
+    CALM,
+    PROBE_SECONDS,
+    PROBE_SECONDS_MAX,
+    BreakerPolicy,
+    Closed,
+    Fault,
+    Open,
+    State,
+    Tried,
+    Verdict,
+)
 
 POLICY = BreakerPolicy(failures=3, pause_seconds_max=8.0)
 NOW = 100.0
@@ -95,7 +106,7 @@ def test_nothing_is_admitted_until_the_pause_is_over_and_then_one() -> None:
     assert (breaker.admits(state, now=NOW), breaker.opens_at(state, now=NOW)) == (0, NOW + 0.5)
     assert breaker.admits(state, now=NOW + 0.5) == 1
     assert breaker.opens_at(state, now=NOW + 0.5) is None
-    assert (breaker.admits(probing(), now=NOW + 99), breaker.opens_at(probing(), now=NOW + 99)) == (0, None)
+    assert breaker.admits(probing(), now=NOW + 10) == 0
     assert (breaker.admits(CALM, now=NOW), breaker.opens_at(CALM, now=NOW)) == (None, None)
 
 
@@ -160,6 +171,70 @@ def test_a_probe_that_was_broken_off_makes_room_for_another() -> None:
     state = breaker.left(probing(), frozenset({"r9"}))
     assert breaker.admits(state, now=NOW + 10) == 1
     assert breaker.left(probing(), frozenset({"r1"})) == probing()
+
+
+# A probe that hangs
+
+
+def beside_one_that_hangs() -> Open:
+    """Message 9 hangs since `NOW` + 10, and message 10 is tried beside it."""
+    state = breaker.began(probing(), frozenset({"r10"}), now=NOW + 10 + PROBE_SECONDS)
+    assert isinstance(state, Open)
+    assert (state.probe, state.overdue) == (frozenset({"r10"}), (frozenset({"r9"}),))
+    return state
+
+
+def test_a_probe_is_the_only_one_for_a_while_and_after_that_another_is_tried_beside_it() -> None:
+    due_at = NOW + 10 + PROBE_SECONDS
+    assert breaker.admits(probing(), now=due_at - 1) == 0
+    assert breaker.opens_at(probing(), now=due_at - 1) == due_at
+    assert breaker.admits(probing(), now=due_at) == 1
+    assert breaker.opens_at(probing(), now=due_at) is None
+    assert breaker.admits(beside_one_that_hangs(), now=due_at) == 0
+
+
+def test_the_more_probes_hang_the_longer_it_is_until_the_next() -> None:
+    state: State = opened()
+    began_at, waits = [NOW + 10], []
+    for number in range(12):
+        state = breaker.began(state, frozenset({f"hung {number}"}), now=began_at[-1])
+        next_at = breaker.opens_at(state, now=began_at[-1])
+        assert next_at is not None
+        waits.append(next_at - began_at[-1])
+        began_at.append(next_at)
+    assert waits[:4] == [PROBE_SECONDS, 2 * PROBE_SECONDS, 4 * PROBE_SECONDS, 8 * PROBE_SECONDS]
+    assert waits[-1] == PROBE_SECONDS_MAX
+
+
+@pytest.mark.parametrize("receipt", ["r9", "r10"])
+def test_whichever_of_them_succeeds_closes_it(receipt: str) -> None:
+    assert breaker.succeeded(beside_one_that_hangs(), frozenset({receipt})) is CALM
+    assert isinstance(breaker.answered(beside_one_that_hangs(), frozenset({receipt})), Closed)
+
+
+def test_one_that_hung_and_fails_at_last_is_excused_and_holds_up_nobody() -> None:
+    verdict = failed(beside_one_that_hangs(), fault(9), now=NOW + 200)
+    assert verdict.excused
+    assert isinstance(verdict.state, Open)
+    assert (verdict.state.probe, verdict.state.overdue, verdict.state.probes) == (frozenset({"r10"}), (), 0)
+
+
+def test_one_that_fails_beside_one_that_hangs_is_followed_by_the_usual_pause() -> None:
+    verdict = failed(beside_one_that_hangs(), fault(10), now=NOW + 200)
+    assert verdict.excused
+    assert breaker.opens_at(verdict.state, now=NOW + 200) == NOW + 201
+    assert breaker.admits(verdict.state, now=NOW + 201) == 1
+    at_last = failed(verdict.state, fault(9), now=NOW + 200.5)
+    assert breaker.opens_at(at_last.state, now=NOW + 200.5) == NOW + 201
+
+
+def test_either_may_be_broken_off() -> None:
+    state = beside_one_that_hangs()
+    hung_left = breaker.left(state, frozenset({"r9"}))
+    assert isinstance(hung_left, Open)
+    assert (hung_left.probe, hung_left.overdue) == (state.probe, ())
+    other_left = breaker.left(state, frozenset({"r10"}))
+    assert breaker.admits(other_left, now=NOW + 80) == 1
 
 
 def test_a_breaker_of_one_failure_opens_for_each_kind() -> None:

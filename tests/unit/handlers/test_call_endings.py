@@ -18,7 +18,7 @@ from penstock.messaging.delivery import Delivery
 from penstock.messaging.message import Message
 from penstock.messaging.settlement import Ack, DeadLetter, Release
 
-DEADLINE_SECONDS = 10.0
+DEADLINE_SECONDS = 60.0
 
 
 class Claim:

@@ -24,7 +24,7 @@ from penstock.messaging.delivery import Delivery
 from penstock.messaging.message import Message
 from penstock.messaging.settlement import Ack, DeadLetter, Release
 
-DEADLINE_SECONDS = 30.0
+DEADLINE_SECONDS = 60.0
 BOMB = re.compile(r"(a+)+$")
 
 

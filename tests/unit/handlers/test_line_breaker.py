@@ -140,6 +140,29 @@ def test_a_success_of_the_probe_closes_it_and_is_told_once() -> None:
     assert desk.told(BreakerClosed) == [BreakerClosed(queue="q", handler="works", open_seconds=PAUSE_SECONDS, probes=1)]
 
 
+def test_a_probe_that_hangs_does_not_keep_the_queue_shut() -> None:
+    """Message 9 has no end yet while message 10 is tried, which works."""
+    ends: list[Settlement] = []
+
+    def hangs(message: Message) -> None:
+        if message.id == "m9":
+            assert desk.breaker.admits() == 0
+            opens_at = desk.breaker.opens_at()
+            assert opens_at is not None
+            desk.clock.advance(opens_at - desk.clock.monotonic())
+            assert desk.breaker.admits() == 1
+            ends.append(desk.end_of(delivery(10)))
+            assert desk.breaker.admits() is None
+        elif message.id != "m10":
+            raise ConnectionError("refused")
+
+    desk = Desk(hangs)
+    desk.open()
+    desk.wait()
+    assert (desk.end_of(delivery(9)), ends) == (Ack(), [Ack()])
+    assert len(desk.told(BreakerClosed)) == 1
+
+
 @pytest.mark.parametrize("fault", [Reject("no such order"), ValueError("a bug"), Retry("soon", delay_seconds=5)])
 def test_a_probe_with_a_failure_of_its_own_closes_it(fault: Exception) -> None:
     desk = Desk()

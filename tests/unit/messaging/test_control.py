@@ -8,7 +8,7 @@ import pytest
 from penstock.errors import Interrupted
 from penstock.messaging.control import Control
 
-DEADLINE_SECONDS = 10.0
+DEADLINE_SECONDS = 60.0
 LONG_SECONDS = 60.0
 
 

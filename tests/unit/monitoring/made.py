@@ -16,6 +16,11 @@ from penstock.messaging.settlement import Ack, DeadLetter, Release, Settlement
 _NASTY = "\n\r\t\0\x1b\x7f\x85\x9b\u2028\u202e\ufeff\ud800\udcff\"'\\ =|{}"
 ANY_TEXT = st.text(alphabet=st.characters(exclude_categories=()) | st.sampled_from(_NASTY), max_size=60)
 _INTEGERS = st.integers(min_value=-(2**63), max_value=2**63)
+_SETTLEMENTS: st.SearchStrategy[Settlement] = (
+    st.just(Ack())
+    | st.builds(Release, delay_seconds=st.floats(), reason=st.none() | ANY_TEXT)
+    | st.builds(DeadLetter, reason=ANY_TEXT, exception=st.none() | ANY_TEXT, traceback=st.none() | ANY_TEXT)
+)
 _STRATEGIES: dict[Any, st.SearchStrategy[Any]] = {
     str: ANY_TEXT,
     str | None: st.none() | ANY_TEXT,
@@ -27,9 +32,8 @@ _STRATEGIES: dict[Any, st.SearchStrategy[Any]] = {
     tuple[tuple[int, str], ...]: st.lists(st.tuples(_INTEGERS, ANY_TEXT), max_size=3).map(tuple),
     Mapping[str, int]: st.dictionaries(ANY_TEXT, _INTEGERS, max_size=3),
     BaseException | None: st.none() | ANY_TEXT.map(ValueError),
-    Settlement: st.just(Ack())
-    | st.builds(Release, delay_seconds=st.floats(), reason=st.none() | ANY_TEXT)
-    | st.builds(DeadLetter, reason=ANY_TEXT, exception=st.none() | ANY_TEXT, traceback=st.none() | ANY_TEXT),
+    Settlement: _SETTLEMENTS,
+    tuple[Settlement, ...]: st.lists(_SETTLEMENTS, max_size=3).map(tuple),
 }
 _WORDS = {  # values that choose a row, so that each is met often
     "outcome": ("retry", "dead", "gone", "superseded", "drained", "given_back", "forced"),

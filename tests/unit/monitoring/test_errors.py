@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 
 from penstock import events
-from penstock.errors import Interrupted, TransformError
+from penstock.errors import TransformError
 from penstock.events import Event, MessageFailed
-from penstock.monitoring.errors import FINGERPRINTS_MAX, WAITING_MAX, ErrorContext, ErrorReporter
+from penstock.monitoring.errors import FINGERPRINTS_MAX, ErrorContext, ErrorReporter
+from penstock.monitoring.outlets import WAITING_MAX
 from penstock.testing import FakeClock
 
-DEADLINE_SECONDS = 10.0
+DEADLINE_SECONDS = 60.0
 
 
 class Scene:
@@ -144,6 +145,9 @@ def test_another_kind_is_told_at_once(scene: Scene) -> None:
         ),
         (events.RunFailed(pipeline="p", attempt_id="a", objects=3, error="it all broke"), "p", "RunFailed", False),
         (events.ExecutionFailed(handler="h", message_ids=("m",), error="OSError: disk"), "h", "OSError", False),
+        (events.LineHalted(queue="q", handler="h", error="TableDenied: no"), "h", "TableDenied", True),
+        (events.ProcessEnded(process=7, exit_code=-9, restart_in_seconds=1.0), "", "ProcessEnded", False),
+        (events.ProcessEnded(process=7, exit_code=-9, restart_in_seconds=None), "", "ProcessEnded", True),
         (events.UpkeepFailed(handler="gc", error="OSError: disk"), "gc", "OSError", False),
         (
             events.MessageInvalid(queue="q", handler="h", message_id="m", attempt=1, reason="no JSON"),
@@ -165,8 +169,7 @@ def test_what_counts_as_a_failure(scene: Scene, event: Event, handler: str, erro
     [
         left("gone"),
         left("superseded"),
-        failed(exception=Interrupted("given back")),
-        events.MessageGivenBack(queue="q", handler="h", message_id="m", attempt=1),
+        events.MessageGivenBack(queue="q", handler="h", message_id="m", attempt=1, duration_seconds=0.5),
         events.ObjectGivenBack(pipeline="p", object_uri="o", attempt_id="a", reason="a stop"),
         events.HeartbeatFailed(queue="q", error="away"),
     ],
@@ -200,11 +203,10 @@ def test_a_slow_hook_holds_nobody_up_and_loses_the_oldest(scene: Scene) -> None:
     with scene.stuck():
         for number in range(WAITING_MAX + 3):
             scene.reporter(failed(final=True, message_id=str(number)))
-        assert scene.reporter.dropped == 3
         assert not scene.reporter.flush(0)
     told = [context.message_id for context in scene.flushed()][1:]
     assert told == [str(number) for number in range(3, WAITING_MAX + 3)]
-    assert scene.told == [events.ErrorReportsDropped(count=3)]
+    assert scene.told == [events.ErrorReportsDropped(hook="on_error", count=3)]
 
 
 def test_drops_are_told_once_a_minute_and_each_once(scene: Scene) -> None:
@@ -214,7 +216,10 @@ def test_drops_are_told_once_a_minute_and_each_once(scene: Scene) -> None:
             for _ in range(WAITING_MAX + 2):
                 scene.reporter(failed(final=True))
         scene.flushed()
-    assert scene.told == [events.ErrorReportsDropped(count=2), events.ErrorReportsDropped(count=4)]
+    assert scene.told == [
+        events.ErrorReportsDropped(hook="on_error", count=2),
+        events.ErrorReportsDropped(hook="on_error", count=4),
+    ]
 
 
 def test_reports_wait_for_nobody_when_there_are_none(scene: Scene) -> None:
@@ -226,12 +231,11 @@ def test_what_is_known_of_fingerprints_is_bounded(scene: Scene) -> None:
         for number in range(FINGERPRINTS_MAX + 1):
             scene.reporter(failed(error_type=f"E{number}"))
             scene.reporter(failed(error_type="Frequent"))  # met all the time, so never forgotten
-        dropped = scene.reporter.dropped
         scene.reporter(failed(error_type=f"E{FINGERPRINTS_MAX}"))  # known: it only counts
         scene.reporter(failed(error_type="Frequent"))
-        assert scene.reporter.dropped == dropped
         scene.reporter(failed(error_type="E0"))  # forgotten: the first of its kind again
-        assert scene.reporter.dropped == dropped + 1
+    told = [context.fingerprint.split("|")[1] for context in scene.flushed()]
+    assert told[-3:] == [f"E{FINGERPRINTS_MAX - 1}", f"E{FINGERPRINTS_MAX}", "E0"]
 
 
 def test_an_exception_that_cannot_be_looked_at_does_not_reach_the_work(scene: Scene) -> None:
@@ -247,3 +251,32 @@ def test_an_exception_that_cannot_be_looked_at_does_not_reach_the_work(scene: Sc
     scene.reporter(failed(final=True, message_id="m2"))
     assert [context.message_id for context in scene.flushed()] == ["m2"]
     assert isinstance(scene.told[0], events.ErrorHookFailed)
+
+
+@pytest.mark.parametrize(
+    ("event", "subject", "error"),
+    [
+        (
+            events.ObjectsOverdue(pipeline="clicks", overdue=1, oldest_age_seconds=7_200.0, after_seconds=3_600.0),
+            "1 object overdue",
+            "1 object waits to be processed for more than 3,600 s",
+        ),
+        (
+            events.ObjectsOverdue(pipeline="clicks", overdue=2_000, oldest_age_seconds=7_200.0, after_seconds=3_600.0),
+            "2,000 objects overdue",
+            "2,000 objects wait",
+        ),
+        (
+            events.ProcessEnded(process=1, exit_code=-9, restart_in_seconds=1.0),
+            "a worker process was ended by signal 9",
+            "The worker process 1 was ended by signal 9",
+        ),
+        (failed(), None, ""),
+    ],
+)
+def test_what_is_no_failure_of_a_handler_says_what_it_is(event: Event, subject: str | None, error: str) -> None:
+    scene = Scene()
+    scene.reporter(event)
+    [context] = scene.flushed()
+    assert context.subject == subject
+    assert context.error.startswith(error)

@@ -149,7 +149,8 @@ def test_each_message_of_a_receive_has_its_line() -> None:
 
 def test_a_lost_lease_does_not_say_that_somebody_has_the_message() -> None:
     lost = log_of(
-        LeaseLost(queue="q", message_id="m"), SettleFailed(queue="q", message_id="m", reason="it is gone", lost=True)
+        LeaseLost(queue="q", message_id="m", attempt=1),
+        SettleFailed(queue="q", message_id="m", attempt=1, operation="ack", reason="it is gone", lost=True),
     )
     assert [line["event"] for line in lost] == ["lease.lost", "settle.failed"]
     assert lost[0]["msg"] == "The lease is not ours any more: it ended, or the broker no longer knows the delivery."
@@ -258,7 +259,9 @@ def test_a_message_whose_id_is_no_unicode_can_be_sampled() -> None:
 
 
 def test_nothing_and_everything_are_shares_too() -> None:
-    facts = [BatchClaimed(pipeline="p", attempt_id=str(number), objects=1, bytes=1) for number in range(100)]
+    facts = [
+        BatchClaimed(pipeline="p", attempt_id=str(number), objects=1, bytes=1, seconds=0.1) for number in range(100)
+    ]
     assert len(log_of(*facts, sampling={"batch.claimed": 1.0})) == 100
     assert log_of(*facts, sampling={"batch.claimed": 0.0}) == []
 

@@ -1,6 +1,7 @@
 """docs/logs.md says what the table says, and its queries find what they promise."""
 
 import io
+import json
 import os
 import re
 import shutil
@@ -8,12 +9,14 @@ import subprocess
 from collections import defaultdict
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
 from penstock import events
+from penstock.app.telemetry import Process
 from penstock.events import Event
+from penstock.messaging.settlement import Ack, DeadLetter
 from penstock.monitoring.errors import ErrorContext
 from penstock.monitoring.logs import configure_logs
 from penstock.monitoring.plans import LogSettings
@@ -21,7 +24,9 @@ from penstock.monitoring.rows import Row, rows_of
 from penstock.monitoring.table import ROWS
 from penstock.testing import FakeClock
 
-PAGE = (Path(__file__).parents[3] / "docs" / "logs.md").read_text(encoding="utf-8")
+DOCS = Path(__file__).parents[3] / "docs"
+PAGE = (DOCS / "logs.md").read_text(encoding="utf-8")
+ERRORS = (DOCS / "errors.md").read_text(encoding="utf-8")
 COMMON = {"ts", "level", "event", "msg", "service", "version", "environment", "worker", "pid", "trace_id", "span_id"}
 
 
@@ -53,7 +58,13 @@ def test_the_page_has_every_field_that_lines_share() -> None:
 
 @pytest.mark.parametrize("field", [field.name for field in fields(ErrorContext)])
 def test_the_page_has_every_field_of_the_hooks_context(field: str) -> None:
-    assert f"`{field}`" in PAGE.split("## The error hook")[1]
+    assert f"`{field}`" in ERRORS.split("## What is told")[1].split("## ")[0]
+
+
+@pytest.mark.parametrize("kind", get_args(Process))
+def test_the_page_has_every_kind_of_process(kind: str) -> None:
+    (row,) = [line for line in ERRORS.splitlines() if line.startswith("| `process` |")]
+    assert f"`{kind}`" in row
 
 
 def test_the_settings_on_the_page_are_settings() -> None:
@@ -96,7 +107,7 @@ def message(message_id: str, attempt: int = 1) -> dict[str, Any]:
 
 
 def given_back(message_id: str) -> Event:
-    return events.MessageGivenBack(queue="q", handler="h", message_id=message_id, attempt=1)
+    return events.MessageGivenBack(queue="q", handler="h", message_id=message_id, attempt=1, duration_seconds=0.5)
 
 
 def finished(message_id: str, attempt: int = 1) -> Event:
@@ -109,6 +120,10 @@ def started(uri: str, attempt_id: str, attempt: int = 1) -> Event:
 
 def processed(uri: str, attempt_id: str) -> Event:
     return events.ObjectFinished(pipeline="p", object_uri=uri, attempt_id=attempt_id, rows=1, lines_quarantined=0)
+
+
+def object_back(uri: str, attempt_id: str) -> Event:
+    return events.ObjectGivenBack(pipeline="p", object_uri=uri, attempt_id=attempt_id, reason="a stop")
 
 
 def skipped(uri: str, reason: str = "already_processed") -> Event:
@@ -153,11 +168,24 @@ def test_what_a_shutdown_interrupted(tmp_path: Path) -> None:
     assert '"finished_by":null' in interrupted[1]
 
 
+def test_which_objects_a_shutdown_interrupted(tmp_path: Path) -> None:
+    history = [object_back("o", "1"), object_back("left", "2"), processed("o", "3"), processed("o", "4")]
+    first, second = map(json.loads, answer(tmp_path, "What a shutdown interrupted", history))
+    assert (first["object"], first["finished_by"]["attempt_id"]) == ("o", "3")
+    assert (second["object"], second["finished_by"]) == ("left", None)
+
+
 def test_what_was_wrongly_marked_as_processed(tmp_path: Path) -> None:
-    history = [skipped("a"), processed("b", "x"), skipped("b"), skipped("c", "in_progress")]
-    wrong = answer(tmp_path, "Wrongly marked as processed", history)
-    assert len(wrong) == 1
-    assert '"object":"a"' in wrong[0]
+    history = [
+        skipped("a"),
+        processed("a", "late"),
+        processed("b", "x"),
+        skipped("b"),
+        skipped("c", "in_progress"),
+        events.ObjectSkipped(pipeline="another", object_uri="b", reason="already_processed"),
+    ]
+    wrong = [json.loads(line) for line in answer(tmp_path, "Wrongly marked as processed: skipped as", history)]
+    assert [(one["pipeline"], one["object"]) for one in wrong] == [("p", "a"), ("another", "b")]
 
 
 def test_what_finished(tmp_path: Path) -> None:
@@ -176,8 +204,108 @@ def test_what_died_suddenly(tmp_path: Path) -> None:
         started("lost", "4"),
         processed("other", "4"),
         started("back", "5"),
-        events.ObjectGivenBack(pipeline="p", object_uri="back", attempt_id="5", reason="a stop"),
+        object_back("back", "5"),
+        events.ObjectStarted(pipeline="another", object_uri="lost", attempt_id="6", attempt=1),
+        events.ObjectFinished(pipeline="another", object_uri="lost", attempt_id="6", rows=1, lines_quarantined=0),
     ]
-    died = answer(tmp_path, "Sudden death", history)
+    died = answer(tmp_path, "Sudden death without another attempt: an `object", history)
     assert len(died) == 1
     assert '"object":"lost"' in died[0]
+
+
+def test_messages_that_died_with_their_worker(tmp_path: Path) -> None:
+    def begun(message_id: str, attempt: int = 1) -> Event:
+        return events.MessageStarted(**message(message_id, attempt))
+
+    where: dict[str, Any] = {"queue": "q", "attempt": 2}
+    history = [
+        *(begun("fine"), finished("fine")),
+        *(begun("lost"), events.MessagesReceived(queue="q", message_ids=("lost",), redelivered=0)),
+        *(begun("again"), begun("again", 2), finished("again", 2)),
+        *(begun("back"), given_back("back")),
+        *(begun("done"), events.DeliverySettled(**where, message_id="done", settlement=Ack())),
+        *(begun("grave"), events.DeliverySettled(**where, message_id="grave", settlement=DeadLetter(reason="no"))),
+    ]
+    died = answer(tmp_path, "The same of messages: a `message.started`", history)
+    assert [json.loads(line)["message_id"] for line in died] == ["lost"]
+
+
+# The same for tools that are not at hand: what they name has to be there
+
+
+FIELDS = COMMON | {field for _, fields in table_in_code().values() for field in fields}
+INSIGHTS_WORDS = {
+    *("fields", "filter", "stats", "sort", "by", "as", "and", "or", "in", "asc", "desc"),
+    *("count", "earliest", "latest", "min", "max", "sum", "coalesce", "strcontains"),
+}
+LOGQL_WORDS = {"json", "sum", "by", "count_over_time", "unless", "and", "h"}
+
+
+def queries(language: str) -> list[str]:
+    found = re.findall(rf"```{language}\n(.+?)```", PAGE, re.DOTALL)
+    assert len(found) >= 6, "the diagnoses, and what failed for good"
+    return found
+
+
+def events_named(query: str) -> set[str]:
+    """Also those in a pattern, as in object[.](finished|failed)."""
+    plain = set(re.findall(r'"([a-z_]+\.[a-z_]+)"', query))
+    patterns = re.findall(r'"([a-z_]+)\[\.\]\(([a-z_|]+)\)"', query)
+    return plain | {f"{room}.{name}" for room, names in patterns for name in names.split("|")}
+
+
+@pytest.mark.parametrize("language", ["insights", "logql", "sh"])
+def test_queries_name_events_that_there_are(language: str) -> None:
+    named = set().union(*map(events_named, queries(language)))
+    assert {"object.skipped", "object.finished", "object.failed", "object.started"} <= named
+    assert named <= set(table_in_code())
+
+
+def test_insights_queries_name_fields_that_there_are() -> None:
+    for query in queries("insights"):
+        made = set(re.findall(r"\bas (\w+)", query))
+        bare = re.sub(r'"[^"]*"', "", query)
+        quoted = set(re.findall(r"`([^`]+)`", bare))
+        words = set(re.findall(r"(?<![@\w.])[a-z_]+(?![\w.])", re.sub(r"`[^`]+`", "", bare)))
+        assert (words | quoted) - made - INSIGHTS_WORDS <= FIELDS, query
+        assert set(re.findall(r"@\w+", bare)) <= {"@timestamp"}
+        assert "." not in "".join(re.sub(r"`[^`]+`", "", bare)), "a name with a dot stands in backquotes"
+
+
+def test_logql_queries_name_fields_that_there_are() -> None:
+    flat = {field.replace(".", "_") for field in FIELDS}
+    for query in queries("logql"):
+        bare = re.sub(r'"[^"]*"', "", query)
+        assert set(re.findall(r"[a-z_]+", bare)) - LOGQL_WORDS <= flat, query
+        assert bare.count("(") == bare.count(")")
+
+
+def test_each_diagnosis_is_asked_in_each_language() -> None:
+    for language in ("### jq", "### CloudWatch Logs Insights", "### Loki"):
+        section = PAGE.split(language)[1].split("\n### ")[0]
+        for heading in (
+            "Wrongly marked as processed",
+            "Which objects failed",
+            "Finished, but wrong",
+            "Sudden death",
+            "What a",
+        ):
+            assert f"\n{heading}" in section, (language, heading)
+
+
+OPERATIONS = """worker.started worker.draining worker.drained worker.given_back worker.forced message.received
+message.started message.finished message.failed message.retrying message.skipped message.invalid message.acked
+message.released message.dead_lettered object.started object.finished object.failed object.retrying object.given_back
+object.skipped object.gone object.superseded lease.extended heartbeat.failed lease.lost lines.quarantined batch.claimed
+batch.written batch.committed batch.published dead.replayed reconcile.missing"""
+
+
+def test_the_names_that_queries_and_alerts_hang_on_are_there() -> None:
+    table = table_in_code()
+    assert set(OPERATIONS.split()) <= set(table)
+    assert {"queue", "message_id", "attempt", "attempt_id", "object", "handler", "enqueued_at", "duration_s"} <= FIELDS
+    assert {"error.type", "exception", "environment", "trace_id", "span_id"} <= FIELDS
+    assert "signal" in table["worker.draining"][1]
+    assert {"count", "ids"} <= table["worker.given_back"][1]
+    assert "objects" in table["message.acked"][1]
+    assert "reason" in table["object.skipped"][1]

@@ -16,7 +16,7 @@ from penstock.objects.s3 import S3Store
 from penstock.objects.store import ObjectStore
 from penstock.storage.address import s3_address
 
-PATIENCE_SECONDS = 10.0
+PATIENCE_SECONDS = 60.0
 
 
 class Shop:

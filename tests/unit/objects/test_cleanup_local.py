@@ -16,6 +16,7 @@ from penstock.objects.cleanup_local import FileDeleter, FileMover
 from penstock.objects.local import LocalStore
 from penstock.objects.reference import ObjectRef
 
+DEADLINE_SECONDS = 60.0
 Make = Callable[..., Cleaner]
 
 
@@ -252,7 +253,7 @@ def test_many_cleaners_and_a_writer_at_once_lose_no_newer_file(make: Make, sourc
         (source / ".new").rename(path)
     done.set()
     for thread in threads:
-        thread.join(10)
+        thread.join(DEADLINE_SECONDS)
     assert not failures
     assert make().clean(asked) in (CHANGED, GONE)
     assert "299 is newer" in files(source).values()

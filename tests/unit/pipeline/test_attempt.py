@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -28,6 +29,7 @@ from penstock.events import (
 )
 from penstock.ledger import Ledger
 from penstock.ledger.records import Failure, ObjectResult, ObjectState
+from penstock.messaging.clock import Clock, SystemClock
 from penstock.messaging.delivery import Delivery
 from penstock.messaging.message import Message
 from penstock.messaging.settlement import Ack, DeadLetter, Release, Settlement
@@ -38,6 +40,7 @@ from penstock.pipeline.attempt import AttemptSettings, Surroundings
 from penstock.pipeline.batch import BatchExecution
 from penstock.pipeline.engine import ReadFailure, RunBroken, RunCancelled, RunRequest, RunResult
 from penstock.pipeline.streak import FailureStreak
+from penstock.testing.fake_clock import FakeClock
 
 PIPELINE = "file:///table"
 Answer = Callable[[RunRequest], RunResult]
@@ -95,6 +98,7 @@ class Pipeline:
         objects_max: int = 100,
         listen: Listener = lambda event: None,
         watched: Callable[[], AbstractContextManager[None]] = nullcontext,
+        clock: Clock | None = None,
     ) -> None:
         self.ledger = ledger
         self.events: list[Event] = []
@@ -114,6 +118,7 @@ class Pipeline:
             publish=lambda: None,
             streak=FailureStreak(faults_max=3),
             bus=Bus(self.events.append, listen),
+            clock=SystemClock() if clock is None else clock,
             random=lambda: 0.5,
             watched=watched,
         )
@@ -450,7 +455,9 @@ def objects_told(pipeline: Pipeline) -> list[tuple[str, str]]:
 def test_every_object_is_told_started_and_finished_or_failed(ledger: Ledger) -> None:
     def some_bad_lines(request: RunRequest) -> RunResult:
         whole = unreadable("bad")(request)
-        return replace(whole, processed=[replace(one, lines_quarantined=3) for one in whole.processed])
+        processed = [replace(one, lines_quarantined=3) for one in whole.processed]
+        reasons = {one.object_id: {"malformed": 1, "wrong type": 2} for one in processed}
+        return replace(whole, processed=processed, reasons=reasons)
 
     pipeline = Pipeline(ledger, Engine(some_bad_lines))
     pipeline.run("a", "bad")
@@ -461,6 +468,8 @@ def test_every_object_is_told_started_and_finished_or_failed(ledger: Ledger) -> 
         ("LinesQuarantined", "a"),
         ("ObjectFailed", "bad"),
     ]
+    [told] = [event for event in pipeline.events if isinstance(event, LinesQuarantined)]
+    assert (told.count, told.reasons) == (3, {"malformed": 1, "wrong type": 2})
     [batch] = ledger.batches(PIPELINE)
     assert {event.attempt_id for event in pipeline.events if isinstance(event, ObjectEvent)} == {batch.attempt_id}
     pipeline.events.clear()
@@ -468,6 +477,32 @@ def test_every_object_is_told_started_and_finished_or_failed(ledger: Ledger) -> 
     assert objects_told(pipeline) == [("ObjectSkipped", "a"), ("ObjectStarted", "bad"), ("ObjectFailed", "bad")]
     [second] = [event.attempt for event in pipeline.events if isinstance(event, ObjectStarted)]
     assert second == 2
+
+
+def test_each_stage_of_a_batch_tells_how_long_it_took_and_the_commit_how_many_bytes(ledger: Ledger) -> None:
+    clock = FakeClock()
+
+    def lasting(seconds: float, call: Callable[..., Any]) -> Callable[..., Any]:
+        def wrapped(*given: Any, **named: Any) -> Any:
+            clock.advance(seconds)
+            return call(*given, **named)
+
+        return wrapped
+
+    pipeline = Pipeline(ledger, Engine(lasting(20.0, unreadable("bad"))), clock=clock)
+    with (
+        mock.patch.object(ledger, "claim", lasting(1.0, ledger.claim)),
+        mock.patch.object(ledger, "commit", lasting(300.0, ledger.commit)),
+    ):
+        pipeline.run("a", "bad", "c")
+    claimed, written, committed = (
+        event for event in pipeline.events if isinstance(event, BatchClaimed | BatchWritten | BatchCommitted)
+    )
+    assert (claimed.seconds, written.seconds, committed.seconds) == (1.0, 20.0, 300.0)
+    assert isinstance(claimed, BatchClaimed)
+    assert isinstance(committed, BatchCommitted)
+    [batch] = ledger.batches(PIPELINE)
+    assert (claimed.bytes, committed.bytes, batch.bytes) == (30, 20, 20)
 
 
 def test_objects_are_told_after_the_ledger_has_recorded_them(ledger: Ledger) -> None:

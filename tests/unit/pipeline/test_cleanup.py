@@ -19,6 +19,7 @@ from penstock.objects.reference import ObjectRef
 from penstock.pipeline import cleanup
 from penstock.pipeline.cleanup import TASK, Pass, SourceCleanup, Swept
 
+DEADLINE_SECONDS = 60.0
 CLICKS, VIEWS = "clicks", "views"
 DAY_SECONDS = 86_400.0
 EVERYTHING = 1_000_000
@@ -338,7 +339,7 @@ def test_two_at_once_end_as_one_would(site: Site) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join(DEADLINE_SECONDS)
     assert (set(site.hand.done), site.done_to) == (set(keys), 3)
 
 

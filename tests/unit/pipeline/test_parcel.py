@@ -75,6 +75,12 @@ def test_a_delivery_ends_by_the_outcomes_of_all_its_objects(
     assert settle_parcel(parcel(A, B), {A.object_id: outcomes[0], B.object_id: outcomes[1]}) == expected
 
 
+def test_an_ack_names_the_objects_that_the_message_announced() -> None:
+    settlement = settle_parcel(parcel(A, B), {A.object_id: Done(), B.object_id: Done()})
+    assert isinstance(settlement, Ack)
+    assert settlement.objects == (A.uri, B.uri)
+
+
 def test_a_bad_record_makes_a_dead_letter_once_its_siblings_are_done() -> None:
     bad = parcel(A, problems=("record 2 has no key",))
     assert settle_parcel(bad, {A.object_id: Done()}) == DeadLetter(reason="record 2 has no key")
@@ -82,7 +88,12 @@ def test_a_bad_record_makes_a_dead_letter_once_its_siblings_are_done() -> None:
 
 
 def test_a_message_without_objects_is_settled_when_opened() -> None:
-    assert open_parcel(delivery(), lambda body: Notification(kind=Kind.TEST_EVENT)) == Ack()
+    tried = open_parcel(delivery(), lambda body: Notification(kind=Kind.TEST_EVENT))
+    empty = open_parcel(delivery(), lambda body: Notification(kind=Kind.EMPTY))
+    assert tried == empty == Ack()
+    assert isinstance(tried, Ack)
+    assert isinstance(empty, Ack)
+    assert (tried.reason, empty.reason) == ("test_event", "no_objects")
     bad = Notification(kind=Kind.RECORDS, problems=("record 1 has no key",))
     assert open_parcel(delivery(), lambda body: bad) == DeadLetter(reason="record 1 has no key")
 

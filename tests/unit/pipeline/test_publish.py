@@ -131,7 +131,7 @@ def test_each_step_is_told_in_its_order() -> None:
     assert heard == [
         Step.PUBLISHING,
         Step.ROWS_PUBLISHED,
-        BatchPublished(pipeline=PIPELINE, sink="file:///lake/clicks", seq=1, table_version=1),
+        BatchPublished(pipeline=PIPELINE, sink="file:///lake/clicks", seq=1, table_version=1, seconds=0.0),
     ]
 
 

@@ -15,7 +15,7 @@ from penstock.replay.letters import HELD_SECONDS, PAGE, BrowsedLetters, HeldLett
 from penstock.testing import FakeClock
 
 QUEUE = "orders-dlq"
-DEADLINE_SECONDS = 10.0
+DEADLINE_SECONDS = 60.0
 
 
 class Broker(MemoryBroker):

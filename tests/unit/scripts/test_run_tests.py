@@ -1,4 +1,5 @@
 import importlib.util
+import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -63,6 +64,15 @@ def test_a_run_that_ended_well_is_none(runner: ModuleType) -> None:
     assert runner.totals([runner.judge(0, report(PASSED))], in_ci=False) == (1, 0, 0)
 
 
+@pytest.fixture
+def policy(runner: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """What packages ask before they start a service, on a machine that has no such thing."""
+    path = tmp_path / "policy-rc.d"
+    monkeypatch.setattr(runner, "SERVICE_POLICY", path)
+    return path
+
+
+@pytest.mark.usefixtures("policy")
 def test_what_the_tests_call_is_installed_where_it_is_missing_and_root_may(
     runner: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -79,6 +89,27 @@ def test_what_the_tests_call_is_installed_where_it_is_missing_and_root_may(
     assert not {"jq", "nodejs", "npm"} & set(install)
 
 
+def test_no_package_starts_its_service(runner: ModuleType, monkeypatch: pytest.MonkeyPatch, policy: Path) -> None:
+    answers: list[int] = []
+    run = subprocess.run
+    monkeypatch.setattr(runner.shutil, "which", lambda tool: None if tool == "promtool" else f"/bin/{tool}")
+    monkeypatch.setattr(runner.os, "geteuid", lambda: 0)
+    # Bound before it is replaced: apt-get is what a package would be installed by, and asks as a package would.
+    asks = lambda *_, **__: answers.append(run([policy, "prometheus", "start"], check=False).returncode)  # noqa: E731
+    monkeypatch.setattr(runner.subprocess, "run", asks)
+    runner.install_tools()
+    assert answers == [101, 101]
+    assert not policy.exists()
+
+
+def test_a_policy_of_the_machine_is_left_alone(runner: ModuleType, policy: Path) -> None:
+    policy.write_text("the machine's own")
+    with runner.services_stopped():
+        assert policy.read_text() == "the machine's own"
+    assert policy.read_text() == "the machine's own"
+
+
+@pytest.mark.usefixtures("policy")
 def test_npm_is_installed_only_together_with_node(runner: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     ran: list[list[str]] = []
     missing = {"npm"}

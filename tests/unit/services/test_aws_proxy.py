@@ -9,7 +9,7 @@ from tests.services.aws_server import AwsServer, Kind
 from tests.services.fault_proxy import Way
 from tests.services.plugin import StartAwsProxy
 
-PATIENCE_SECONDS = 10.0
+PATIENCE_SECONDS = 60.0
 
 both_kinds = pytest.mark.parametrize("kind", ["moto", "fauxqs"])
 

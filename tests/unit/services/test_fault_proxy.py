@@ -15,6 +15,7 @@ from tests.services.fault_proxy import Afterwards, FaultProxy, Way
 from tests.services.plugin import Servers
 from tests.services.redis_server import RedisServer
 
+DEADLINE_SECONDS = 60.0
 PING = b"PING\r\n"
 PATIENT_SECONDS = 10.0
 IMPATIENT_SECONDS = 1.0
@@ -93,7 +94,7 @@ def test_what_was_stalled_goes_on_when_healed(
         assert not asked.done()
         assert server.cli("GET", "a") is None
         proxy.heal()
-        assert asked.result(timeout=10) == 1
+        assert asked.result(timeout=DEADLINE_SECONDS) == 1
 
 
 def test_stalled_replies_let_requests_through(server: RedisServer, proxy: FaultProxy, impatient: Connect) -> None:
@@ -136,7 +137,7 @@ def test_cut_connections_are_reset_and_new_ones_welcome(
         wait_for(lambda: server.client.info("clients")["blocked_clients"] == 1, "somebody is blocked")
         proxy.cut()
         with pytest.raises(redis.ConnectionError, match="reset"):
-            blocked.result(timeout=5)
+            blocked.result(timeout=DEADLINE_SECONDS)
     assert proxy.connections == 0
     wait_for(lambda: server.client.info("clients")["blocked_clients"] == 0, "the server knows, too")
     assert connect().ping()

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from tests.services.moto_server import InTurns, Turn
 
-PATIENCE_SECONDS = 10.0
+PATIENCE_SECONDS = 60.0
 
 
 class Stage:

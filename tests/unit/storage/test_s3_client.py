@@ -23,6 +23,7 @@ from penstock.storage.s3_client import (
     service_client,
 )
 
+DEADLINE_SECONDS = 60.0
 REGIONS = itertools.count()  # what is found is kept for each value of `Aws`: each test has one of its own
 SECRET = "very-secret"
 
@@ -65,7 +66,7 @@ def test_threads_that_begin_together_share_one_client(aws: Aws, stub: S3Stub) ->
     aws, together = replace(aws, endpoint_url=stub.url), threading.Barrier(8)
 
     def clients(_: int) -> Sequence[object]:
-        together.wait(10)
+        together.wait(DEADLINE_SECONDS)
         return bucket_client("lake", aws), service_client(aws)
 
     with ThreadPoolExecutor(8) as pool:

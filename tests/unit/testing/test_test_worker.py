@@ -13,6 +13,8 @@ from penstock.errors import ConfigurationError, UsageError, UserError
 from penstock.events import LifespanFailed, MessageSkipped
 from penstock.testing import TestWorker
 
+DEADLINE_SECONDS = 60.0
+
 
 class Order(BaseModel):
     id: int
@@ -277,7 +279,7 @@ def test_a_handler_that_hangs_does_not_hang_the_test(colour: str) -> None:
     app, gate = App(), threading.Event()
 
     def hang(message: Message) -> None:
-        gate.wait(30)
+        gate.wait(DEADLINE_SECONDS)
 
     async def hang_async(message: Message) -> None:
         await asyncio.sleep(30)

@@ -5,7 +5,7 @@ import threading
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
@@ -21,12 +21,15 @@ from penstock.messaging.settlement import Ack, Release, Settlement
 from penstock.worker.batcher import Limits
 from penstock.worker.line import Line
 from penstock.worker.places import EventLoop
+from penstock.worker.pulse import Pulse
 from penstock.worker.settings import WorkerSettings
 from penstock.worker.shift import Conclusion
 from penstock.worker.shutdown import StopSignal
 from penstock.worker.worker import Worker
 
-DEADLINE_SECONDS = 10.0
+DEADLINE_SECONDS = 60.0
+
+Kind = TypeVar("Kind", bound=Event)
 
 
 def eventually(condition: Callable[[], object], what: str = "") -> None:
@@ -396,6 +399,7 @@ class Life:
         self.until: Callable[[], bool] | None = None
         self.lines: Sequence[Line] = ()
         self.event_loop: EventLoop | None = None
+        self.pulse: Pulse | None = None
         self.conclusion: Conclusion | None = None
         self.error: BaseException | None = None
         self._thread: threading.Thread | None = None
@@ -419,6 +423,7 @@ class Life:
             bus=Bus(self.events.append),
             probe=self.steps.append,
             random=lambda: 0.5,
+            pulse=self.pulse,
             event_loop=self.event_loop,
         )
 
@@ -458,7 +463,7 @@ class Life:
     def handlers(self) -> list[ToyHandler]:
         return [line.handler for line in self.lines if isinstance(line.handler, ToyHandler)]
 
-    def told(self, kind: type[Event]) -> list[Event]:
+    def told(self, kind: type[Kind]) -> list[Kind]:
         return [event for event in list(self.events) if type(event) is kind]
 
 

@@ -55,7 +55,7 @@ def test_one_line_is_halted_and_its_messages_go_back_uncharged(
     life.stop.request()
     assert life.end() == "drained"
     assert life.error is None
-    assert [event.queue for event in life.told(LineHalted)] == ["broken"]  # type: ignore[attr-defined]
+    assert [event.queue for event in life.told(LineHalted)] == ["broken"]
     assert all(release.refund for release in life.broker.released().values())
     assert not life.broker.leased
 

@@ -10,7 +10,10 @@ from penstock.errors import TemporaryError
 from penstock.events import Bus, Event, HeartbeatFailed, LeaseLost, LeasesExtended
 from penstock.messaging.delivery import Delivery
 from penstock.worker.heartbeat import TRIES, Book, Claimed, Heartbeat
+from penstock.worker.pulse import Sign
 from penstock.worker.settings import WorkerSettings
+
+DEADLINE_SECONDS = 60.0
 
 if TYPE_CHECKING:
     from tests.unit.worker.conftest import FakeBroker, FakeClock, SkippingClock
@@ -44,6 +47,7 @@ class Beating:
         self.claims: list[Claimed] = []
         self.book = Book(clock=clock, lease_seconds=LEASE_SECONDS)
         self.broker = broker
+        self.sign = Sign("penstock-heartbeat", clock)
         self.heartbeat = Heartbeat(
             broker=broker,
             book=self.book,
@@ -52,6 +56,7 @@ class Beating:
             clock=clock,
             bus=Bus(self.events.append),
             random=lambda: 0.0,
+            sign=self.sign,
         )
 
     def receive(self, count: int) -> list[Delivery]:
@@ -138,7 +143,7 @@ def test_a_lost_lease_leaves_the_book_and_is_told(beating: Beating, broker: "Fak
     broker.steal("m0")
     beating.heartbeat.beat()
     assert beating.events == [
-        LeaseLost(queue="q", message_id="m0"),
+        LeaseLost(queue="q", message_id="m0", attempt=1),
         LeasesExtended(queue="q", message_ids=("m1",)),
     ]
     assert not beating.book.holds(first)
@@ -180,7 +185,7 @@ def test_taking_a_delivery_out_awaits_the_call_in_flight_for_it(
     broker.extend_gate = threading.Event()
     beat = threading.Thread(target=beating.heartbeat.beat, daemon=True)
     beat.start()
-    assert broker.extending.wait(10)
+    assert broker.extending.wait(DEADLINE_SECONDS)
     out = threading.Event()
 
     def take_out() -> None:
@@ -192,7 +197,7 @@ def test_taking_a_delivery_out_awaits_the_call_in_flight_for_it(
     eventually(lambda: not beating.book.holds(only))
     assert not out.is_set()
     broker.extend_gate.set()
-    assert out.wait(10)
+    assert out.wait(DEADLINE_SECONDS)
     assert broker.journal == ["extend", "out"]
 
 
@@ -204,8 +209,8 @@ def test_it_does_not_await_a_call_for_others(
     broker.extend_gate = threading.Event()
     beat = threading.Thread(target=beating.heartbeat.beat, daemon=True)
     beat.start()
-    assert broker.extending.wait(10)
+    assert broker.extending.wait(DEADLINE_SECONDS)
     beating.book.unregister([delivery(99)], wait_seconds=60)  # would wait for ever: the clock stands still
     broker.extend_gate.set()
-    beat.join(10)
+    beat.join(DEADLINE_SECONDS)
     assert not beat.is_alive()

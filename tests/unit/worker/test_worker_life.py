@@ -1,5 +1,6 @@
 """A worker from start to end, on doubles: serving, failing, draining, giving back."""
 
+import sys
 import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
@@ -17,8 +18,11 @@ from penstock.events import (
     WorkerDraining,
     WorkerStopped,
 )
+from penstock.messaging.clock import SystemClock
 from penstock.messaging.delivery import Delivery
 from penstock.messaging.settlement import Ack, DeadLetter, Release, Settlement
+
+DEADLINE_SECONDS = 60.0
 
 if TYPE_CHECKING:
     from tests.unit.worker.conftest import Life
@@ -161,6 +165,32 @@ def test_a_run_that_raises_costs_a_wait_and_the_worker_goes_on(life: "Life", err
     assert "give back" in life.journal, "what the failed batch held is freed"
 
 
+class LateClock(SystemClock):
+    """The I/O thread comes to its rest a moment late, as on a busy machine."""
+
+    def monotonic(self) -> float:
+        if sys._getframe(1).f_code.co_name == "_rest":
+            threading.Event().wait(0.02)
+        return super().monotonic()
+
+
+def test_a_wait_that_ends_between_two_looks_keeps_nothing_that_is_held(life: "Life") -> None:
+    calls: list[int] = []
+
+    def answer(deliveries: Sequence[Delivery]) -> dict[str, Settlement]:
+        calls.append(1)
+        if len(calls) <= 10:
+            raise ValueError("not yet")
+        return {delivery.receipt: Ack() for delivery in deliveries}
+
+    life.handler.answer = answer
+    life.clock = LateClock()
+    life.broker.put(*range(11))
+    life.until = lambda: bool(life.broker.acked())
+    assert life.start(batch_messages_max=1, backoff_base_seconds=0.02, backoff_cap_seconds=0.02).end() == "drained"
+    assert len(calls) == 11
+
+
 def test_failures_in_a_row_make_the_worker_wait_longer_each_time(life: "Life", eventually: Eventually) -> None:
     def answer(deliveries: Sequence[Delivery]) -> dict[str, Settlement]:
         raise ValueError("always")
@@ -237,7 +267,7 @@ def test_a_lost_claim_ends_the_batch_without_a_settlement_of_its_own(life: "Life
     life.start(lease_seconds=0.2, heartbeat_seconds=0.01)
     execution = life.running()
     execution.held = False
-    assert execution.interrupted.wait(10)
+    assert execution.interrupted.wait(DEADLINE_SECONDS)
     eventually(lambda: life.broker.released())
     execution.go_on.set()  # it answers an ack, too late
     life.stop.request()
@@ -328,7 +358,7 @@ def test_a_worker_that_is_done_puts_back_what_it_has_not_begun(life: "Life") -> 
 
 def test_row_74_a_stop_while_idle_ends_it_within_the_poll_wait(life: "Life") -> None:
     life.start(idle_floor_seconds=50.0, idle_ceiling_seconds=60.0)
-    assert life.broker.receiving.wait(10)
+    assert life.broker.receiving.wait(DEADLINE_SECONDS)
     life.stop.request()
     assert life.end() == "drained"
 
@@ -397,7 +427,7 @@ def test_giving_back_awaits_a_heartbeat_in_flight(life: "Life", eventually: Even
     life.broker.extend_gate = threading.Event()
     life.start(lease_seconds=0.2, heartbeat_seconds=0.01)
     life.running()
-    assert life.broker.extending.wait(10)
+    assert life.broker.extending.wait(DEADLINE_SECONDS)
     life.stop.request()
     life.stop.request()
     eventually(lambda: life.told(WorkerDraining))
@@ -437,7 +467,7 @@ def test_row_76_what_the_poll_in_flight_brings_is_put_back(
 ) -> None:
     life.broker.receive_gate = threading.Event()
     life.start(batch_messages_max=batch_messages_max)
-    assert life.broker.receiving.wait(10)
+    assert life.broker.receiving.wait(DEADLINE_SECONDS)
     life.stop.request()
     eventually(lambda: life.told(WorkerDraining))
     life.broker.put(0)
@@ -456,7 +486,7 @@ def test_a_poll_that_does_not_come_back_keeps_nothing_that_was_collected(life: "
     eventually(lambda: len(life.broker.leased) == 2)
     gate = life.broker.receive_gate = threading.Event()
     life.broker.receiving.clear()
-    assert life.broker.receiving.wait(10)  # this poll meets the gate
+    assert life.broker.receiving.wait(DEADLINE_SECONDS)  # this poll meets the gate
     life.stop.request()
     assert life.end() == "forced"
     assert life.broker.released() == {"m0": UNSTARTED, "m1": UNSTARTED}

@@ -13,6 +13,8 @@ from penstock.messaging.handler import Place
 from penstock.worker.batcher import Limits
 from penstock.worker.line import Line
 
+DEADLINE_SECONDS = 60.0
+
 if TYPE_CHECKING:
     from tests.unit.worker.conftest import Life
 
@@ -73,7 +75,10 @@ def test_what_a_receive_brought_is_told(life: "Life") -> None:
     life.broker.queues["mail"] = [(0, 1), (1, 2)]
     life.until = lambda: len(life.broker.acked()) == 2
     life.start().end()
-    assert life.told(MessagesReceived) == [MessagesReceived(queue="mail", message_ids=("m0", "m1"), redelivered=1)]
+    [received] = life.told(MessagesReceived)
+    assert (received.queue, received.message_ids, received.redelivered) == ("mail", ("m0", "m1"), 1)
+    assert received.first_enqueued_at is not None
+    assert received.orphaned == 0, "nothing is known of the hand-over before"
 
 
 @pytest.mark.parametrize("place", SHARED)
@@ -96,7 +101,7 @@ def test_two_lines_share_the_slots_and_the_bound_is_hard(life: "Life", eventuall
     mail.blocking = images.blocking = False
     for execution in (*mail.executions, *images.executions):
         if execution is not finished:
-            assert execution.started.wait(10)
+            assert execution.started.wait(DEADLINE_SECONDS)
             execution.let_go()
     eventually(lambda: len(life.broker.acked()) == 20)
     life.stop.request()
@@ -138,7 +143,7 @@ def test_full_queues_are_read_in_proportion_to_their_weights(life: "Life", event
     eventually(lambda: len(life.broker.settled) >= 400)
     life.stop.request()
     life.end()
-    received = [event for event in life.told(MessagesReceived) if isinstance(event, MessagesReceived)]
+    received = life.told(MessagesReceived)
     got, total = Counter[str](), 0
     for event in received:
         if total < 400:
@@ -175,7 +180,7 @@ def test_when_all_are_empty_it_rests_for_all_together(life: "Life") -> None:
     for queue in ("a", "b", "c"):
         life.serve(Place.LOOP, queue=queue)
     life.start(idle_floor_seconds=50.0, idle_ceiling_seconds=60.0, poll_wait_seconds=15.0)
-    assert life.broker.receiving.wait(10)
+    assert life.broker.receiving.wait(DEADLINE_SECONDS)
     life.stop.request()
     assert life.end() == "drained"
     assert Counter(life.broker.asked_of) <= Counter("abc"), "each was asked once at most"

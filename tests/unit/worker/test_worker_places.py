@@ -14,6 +14,8 @@ from penstock.messaging.handler import Answer, Place
 from penstock.messaging.settlement import Ack, Release
 from penstock.worker.places import EventLoop
 
+DEADLINE_SECONDS = 60.0
+
 if TYPE_CHECKING:
     from tests.unit.worker.conftest import Life
 
@@ -115,14 +117,14 @@ def test_a_handler_that_blocks_the_loop_disturbs_neither_heartbeats_nor_settling
 
     def answer(deliveries: Sequence[Delivery]) -> Answer:
         blocked.set()
-        assert let_go.wait(10)  # in the loop's thread: nothing else runs there
+        assert let_go.wait(DEADLINE_SECONDS)  # in the loop's thread: nothing else runs there
         return {delivery.receipt: Ack() for delivery in deliveries}
 
     life.serve(Place.LOOP, queue="rude", handler={"answer": answer})
     life.serve(Place.POOL, queue="mail")
     life.broker.put(0, queue="rude")
     life.start(lease_seconds=0.2, heartbeat_seconds=0.01)
-    assert blocked.wait(10)
+    assert blocked.wait(DEADLINE_SECONDS)
     told = len(life.told(LeasesExtended))
     life.broker.put(*range(1, 20), queue="mail")
     eventually(lambda: len(life.broker.acked()) == 19, "the other line is served and settled")
@@ -160,7 +162,7 @@ def test_a_lost_claim_interrupts_and_its_late_answer_is_ignored(
     life.start(lease_seconds=0.2, heartbeat_seconds=0.01)
     execution = life.running(0, mail)
     execution.held = False
-    assert execution.interrupted.wait(10)
+    assert execution.interrupted.wait(DEADLINE_SECONDS)
     eventually(lambda: life.broker.released())
     life.stop.request()
     assert life.end() == "drained"

@@ -11,7 +11,7 @@ from penstock.worker.places import Pool
 if TYPE_CHECKING:
     from penstock.worker.flight import Flight
 
-DEADLINE_SECONDS = 10.0
+DEADLINE_SECONDS = 60.0
 Eventually = Callable[..., None]
 
 

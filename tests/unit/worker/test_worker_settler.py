@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from penstock.errors import ConfigurationError, TemporaryError
-from penstock.events import Bus, DeliverySettled, Event, SettleFailed
+from penstock.events import Bus, DeliverySettled, Event, SettleFailed, SettlementsTaken
 from penstock.messaging.broker import SettleFailure
 from penstock.messaging.delivery import Delivery
 from penstock.messaging.settlement import Ack, Release, Settlement
@@ -25,6 +25,7 @@ LEASE_SECONDS = 30.0
 class Settling:
     def __init__(self, broker: "FakeBroker", clock: "SkippingClock") -> None:
         self.events: list[Event] = []
+        self.taken: list[SettlementsTaken] = []
         self.steps: list[Step] = []
         self.book = Book(clock=clock, lease_seconds=LEASE_SECONDS)
         self.broker = broker
@@ -34,10 +35,16 @@ class Settling:
             book=self.book,
             settings=WorkerSettings(lease_seconds=LEASE_SECONDS, settle_max=500),
             clock=clock,
-            bus=Bus(self.events.append),
+            bus=Bus(self._tell),
             probe=self.steps.append,
             random=lambda: 0.5,
         )
+
+    def _tell(self, event: Event) -> None:
+        if isinstance(event, SettlementsTaken):
+            self.taken.append(event)
+        else:
+            self.events.append(event)
 
     def receive(self, count: int) -> list[Delivery]:
         self.broker.put(*range(count))
@@ -68,6 +75,7 @@ def test_five_thousand_are_settled_in_groups(settling: Settling) -> None:
     assert len(settling.broker.acked()) == 5_000
     assert settling.settler.next_due_at() is None
     assert len(settling.events) == 5_000
+    assert settling.taken == [SettlementsTaken(queue="q", settlements=(Ack(),) * 500)] * 10
 
 
 def test_the_probe_hears_before_and_after_and_the_event_comes_last(settling: Settling) -> None:
@@ -87,6 +95,7 @@ def test_only_what_failed_is_tried_again(settling: Settling) -> None:
     settling.apply_until(5)
     assert settling.broker.journal == ["settle 3", "settle 1"]
     assert settling.broker.acked() == ["m0", "m2", "m1"]
+    assert [len(taken.settlements) for taken in settling.taken] == [2, 1], "what was refused is not counted"
 
 
 def test_a_lost_lease_is_told_and_not_tried_again(settling: Settling) -> None:
@@ -94,7 +103,9 @@ def test_a_lost_lease_is_told_and_not_tried_again(settling: Settling) -> None:
     settling.broker.steal("m0")
     settling.settler.submit([(only, Ack())])
     settling.settler.apply_due()
-    assert settling.events == [SettleFailed(queue="q", message_id="m0", reason="the lease is gone", lost=True)]
+    assert settling.events == [
+        SettleFailed(queue="q", message_id="m0", attempt=1, operation="ack", reason="the lease is gone", lost=True)
+    ]
     assert settling.settler.next_due_at() is None
 
 

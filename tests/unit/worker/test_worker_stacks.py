@@ -8,6 +8,8 @@ import pytest
 
 from penstock.worker.stacks import stacks
 
+DEADLINE_SECONDS = 60.0
+
 
 async def _innermost(gate: asyncio.Event) -> None:
     password = "opensesame"
@@ -41,11 +43,11 @@ def test_threads_are_shown_by_name() -> None:
 
     def wait_here() -> None:
         waiting.set()
-        gate.wait(10)
+        gate.wait(DEADLINE_SECONDS)
 
     thread = threading.Thread(target=wait_here, name="the thread", daemon=True)
     thread.start()
-    assert waiting.wait(10)
+    assert waiting.wait(DEADLINE_SECONDS)
     told = stacks(None)
     gate.set()
     assert "Thread the thread:" in told

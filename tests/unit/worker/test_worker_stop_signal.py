@@ -8,6 +8,8 @@ import pytest
 
 from penstock.worker.shutdown import DUMPING, PAUSING, STOPPING, StopSignal
 
+DEADLINE_SECONDS = 60.0
+
 
 def test_one_request_drains_and_the_second_is_urgent() -> None:
     stop = StopSignal()
@@ -57,7 +59,7 @@ def test_a_request_that_interrupts_another_neither_deadlocks_nor_is_missed() -> 
     with stop.watched_by(event):
         asking = threading.Thread(target=stop.request, daemon=True)
         asking.start()
-        asking.join(10)
+        asking.join(DEADLINE_SECONDS)
         assert not asking.is_alive(), "deadlocked"
     assert stop.urgent
     assert event.sets == 2

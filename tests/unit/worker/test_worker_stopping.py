@@ -12,6 +12,8 @@ from penstock.messaging.handler import Place
 from penstock.messaging.settlement import Release
 from penstock.worker.shift import Conclusion
 
+DEADLINE_SECONDS = 60.0
+
 if TYPE_CHECKING:
     from tests.unit.worker.conftest import Life
 
@@ -76,7 +78,7 @@ def test_the_group_is_out_of_the_book_before_any_claim_is_freed(life: "Life", ev
     life.start(lease_seconds=0.2, heartbeat_seconds=0.01)
     for number in range(2):
         life.running(number, mail)
-    assert life.broker.extending.wait(10)
+    assert life.broker.extending.wait(DEADLINE_SECONDS)
     life.stop.request()
     life.stop.request()
     eventually(lambda: life.told(WorkerDraining))
@@ -215,13 +217,13 @@ def test_stacks_are_told_while_a_handler_blocks_the_loop(life: "Life", eventuall
 
     def the_culprit(deliveries: object) -> dict[str, Release]:
         blocked.set()
-        assert let_go.wait(10)
+        assert let_go.wait(DEADLINE_SECONDS)
         return {}
 
     life.serve(Place.LOOP, queue="mail", handler={"answer": the_culprit})
     life.broker.put(0, queue="mail")
     life.start()
-    assert blocked.wait(10)
+    assert blocked.wait(DEADLINE_SECONDS)
     life.stop.ask_for_stacks()
     eventually(lambda: "in the_culprit" in str(life.told(StacksDumped)))
     let_go.set()

@@ -9,6 +9,8 @@ from penstock.events import ExecutionFailed, ThreadLeftBehind
 from penstock.messaging.handler import Place
 from penstock.messaging.settlement import Release
 
+DEADLINE_SECONDS = 60.0
+
 if TYPE_CHECKING:
     from tests.unit.worker.conftest import Life
 
@@ -24,7 +26,7 @@ def test_past_its_timeout_work_is_settled_first_and_interrupted_then(
     life.broker.put(0, queue="mail")
     life.start(idle_floor_seconds=50.0, idle_ceiling_seconds=60.0)  # only the deadline itself can wake it in time
     execution = life.running(0, mail)
-    assert execution.interrupted.wait(10)
+    assert execution.interrupted.wait(DEADLINE_SECONDS)
     eventually(lambda: life.broker.released() == {"m0": Release(delay_seconds=5.0)})
     life.stop.request()
     assert life.end() == "drained"
@@ -61,7 +63,7 @@ def test_other_work_goes_on_while_one_is_past_its_timeout(life: "Life", eventual
     life.broker.put(0, queue="mail")
     life.start()
     execution = life.running(0, mail)
-    assert execution.interrupted.wait(10)
+    assert execution.interrupted.wait(DEADLINE_SECONDS)
     life.broker.put(*range(1, 10), queue="images")
     eventually(lambda: len(life.broker.acked()) == 9)
     execution.go_on.set()
@@ -74,7 +76,7 @@ def test_a_stop_does_not_wait_out_the_drain_for_a_hung_thread_and_names_it(life:
     life.broker.put(0, queue="mail")
     life.start(stop_timeout_seconds=3_600.0, flush_seconds=0.6)
     execution = life.running(0, mail)
-    assert execution.interrupted.wait(10)
+    assert execution.interrupted.wait(DEADLINE_SECONDS)
     life.stop.request()
     assert life.end() == "drained"
     assert life.conclusion is not None
@@ -87,7 +89,7 @@ def test_timing_out_that_raises_puts_the_message_off(life: "Life", eventually: E
     mail = life.serve(Place.POOL, queue="mail", handler={**SHORT, "time_out_fault": OSError("the ledger is away")})
     life.broker.put(0, queue="mail")
     life.start(backoff_base_seconds=4.0, backoff_cap_seconds=60.0)
-    assert life.running(0, mail).interrupted.wait(10)
+    assert life.running(0, mail).interrupted.wait(DEADLINE_SECONDS)
     eventually(lambda: life.broker.released() == {"m0": Release(delay_seconds=2.0)})
     life.stop.request()
     assert life.end() == "drained"
@@ -108,6 +110,6 @@ def test_a_timeout_counts_while_it_drains(life: "Life") -> None:
     life.start(stop_timeout_seconds=3_600.0)
     execution = life.running(0, mail)
     life.stop.request()
-    assert execution.interrupted.wait(10)
+    assert execution.interrupted.wait(DEADLINE_SECONDS)
     assert life.end() == "drained"
     assert life.broker.released() == {"m0": Release(delay_seconds=5.0)}

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from penstock.app.cleanup.cleaning import moved_to, source_cleanup
+from penstock.app.cleanup.cleaning import Caretaker, moved_to, source_cleanup
 from penstock.app.pipelines.declaration import ObjectSource, PipelineDeclaration
 from penstock.app.pipelines.published import Herald
 from penstock.app.places import Places, declared_places
@@ -25,6 +25,12 @@ class Plan:
     where: Places
     blueprint: Blueprint
     cleanup: SourceCleanup | None  # None: objects are kept
+
+    def caretaker(self, host: Host) -> Caretaker | None:
+        """Whoever cleans up the source, not begun yet; None where objects are kept."""
+        if self.cleanup is None:
+            return None
+        return Caretaker(self.cleanup, stop=host.stop, bus=host.bus, clock=host.clock, random=host.random)
 
 
 def plan_of(declaration: PipelineDeclaration, host: Host, *, faults_max: int | None) -> Plan:
@@ -55,7 +61,7 @@ def plan_of(declaration: PipelineDeclaration, host: Host, *, faults_max: int | N
         tables=tables,
         publish=_publish(declaration, host, where, tables),
         faults_max=faults_max,
-        tools=Tools(stop=host.stop, clock=host.clock, bus=host.bus, probe=host.probe),
+        tools=Tools(stop=host.stop, clock=host.clock, bus=host.bus, probe=host.probe, tracing=host.tracing),
         watched=host.outage.watched,
         moved_to=moved_to(chosen),
     )

@@ -1,16 +1,15 @@
 """One declared pipeline, served alone in this process: what is in its queue and then an end, or until it is stopped."""
 
-import random
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from os import PathLike
 
-from penstock.app.cleanup.cleaning import Caretaker
 from penstock.app.emptiness import Emptiness
 from penstock.app.goal import Goal
+from penstock.app.health import gauged, worker_health
+from penstock.app.hosting import host_of
 from penstock.app.housekeeping import Presence
-from penstock.app.kill import killing_probe
 from penstock.app.listeners import guarded
 from penstock.app.pipelines.declaration import PipelineDeclaration
 from penstock.app.pipelines.home import Home
@@ -20,17 +19,16 @@ from penstock.app.sources import Scan, source_of
 from penstock.app.spark import app_spark
 from penstock.app.sqs_queues import check_queues
 from penstock.app.tally import Tally
+from penstock.app.telemetry import open_telemetry
+from penstock.app.tracing import traced, tracing_of
 from penstock.app.wiring import FAULTS_MAX, worker_settings
 from penstock.errors import UsageError
 from penstock.events import Bus, Listener, SourceScanned
-from penstock.handlers.outage import Outage
 from penstock.messaging.clock import SystemClock
-from penstock.monitoring.errors import ErrorReporter
 from penstock.pipeline.session import Session
+from penstock.worker.pulse import Pulse
 from penstock.worker.shutdown import StopSignal
 from penstock.worker.worker import Worker
-
-REPORTS_SECONDS = 1.0  # for what the error hook has not heard of yet
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,53 +67,45 @@ def run(
     """See `penstock.app.pipelines.pipeline.Pipeline.run`."""
     clock, tally = SystemClock(), Tally()
     began_at = clock.monotonic()
-    check_queues([declaration.source.queue], home.settings, clock=clock, waits=not available_now)
-    presence = Presence(settings=home.settings, broker=home.broker, worker=home.worker, stop=stop, clock=clock)
-    heard_by: tuple[Listener, ...] = (tally, *guarded(home.listeners, tell=Bus(*listeners).emit), *listeners)
-    reporter = None
-    if home.on_error is not None:
-        reporter = ErrorReporter(home.on_error, worker=home.worker, tell=Bus(*heard_by).emit)
-        heard_by = (*heard_by, reporter)
-    bus = Bus(*heard_by, *presence.listeners)
-    own = app_spark(home.settings, worker=home.worker, clock=clock, bus=bus, stop=stop, given=spark)
-    host = Host(
+    tell = Bus(*listeners).emit
+    pulse = Pulse(clock)
+    heard = open_telemetry(
+        # What ends by itself answers nobody, and may run beside a worker whose address it has.
+        home.settings.model_copy(update={"metrics_address": None}) if available_now else home.settings,
         worker=home.worker,
-        settings=home.settings,
-        broker=home.broker,
-        ledger=lambda: home.ledger,
-        bus=bus,
-        clock=clock,
-        random=random.random,
-        probe=killing_probe(home.settings.kill_at),
-        stop=stop,
-        outage=Outage(bus=bus, clock=clock),
-        spark=own.session,
-        handled=frozenset(service.queue_name for service in home.services),
+        process="run",
+        on_error=home.on_error,
+        tell=tell,
+        health=worker_health(pulse, stop),
+        queues={declaration.name: declaration.source.queue},
     )
     with ExitStack() as stack:
+        stack.enter_context(heard.told())
+        stack.enter_context(gauged(pulse, heard.meters, worker=home.worker))
+        check_queues([declaration.source.queue], home.settings, clock=clock, waits=not available_now)
+        presence = Presence(
+            settings=home.settings,
+            broker=home.broker,
+            worker=home.worker,
+            stop=stop,
+            clock=clock,
+            metrics_address=lambda: heard.metrics_address,
+        )
+        bus = Bus(tally, *guarded(home.listeners, tell=tell), *heard.listeners, *presence.listeners)
+        own = app_spark(home.settings, worker=home.worker, clock=clock, bus=bus, stop=stop, given=spark)
+        tracing = tracing_of(home.settings, worker=home.worker)
+        host = host_of(home, sessions=own, bus=bus, clock=clock, stop=stop, tracing=tracing)
         stack.enter_context(home.incidents.passing_to(bus.emit))
-        if reporter is not None:
-            stack.enter_context(_reporting(reporter))
         stack.enter_context(presence.kept(ledger=host.ledger, tell=bus.emit, random=host.random))
         stack.callback(own.close)
         plan = plan_of(declaration, host, faults_max=FAULTS_MAX if available_now else None)
         plan.blueprint.check_columns()
-        caretaker = None
-        if plan.cleanup is not None:
-            caretaker = Caretaker(plan.cleanup, stop=stop, bus=bus, clock=clock, random=host.random)
+        caretaker = plan.caretaker(host)
         errand = _Errand(plan, host, queue=declaration.source.queue, source=source)
         plan.blueprint.publish()  # what an earlier process committed and did not live to publish
         errand.begin()
         if not (available_now and errand.done()) and not stop.requested:
-            line = plan.blueprint.line(host.spark(), queue=errand.queue)
-            worker = Worker(
-                broker=host.broker,
-                lines=[line],
-                settings=worker_settings(host.settings),
-                clock=clock,
-                bus=bus,
-                probe=host.probe,
-            )
+            worker = _worker(plan, host, queue=errand.queue, pulse=pulse)
             if not stop.requested:
                 if caretaker is not None and not available_now:
                     stack.enter_context(caretaker.beside())
@@ -127,16 +117,18 @@ def run(
         return errand.report(tally, stopped=available_now and stop.requested, seconds=seconds)
 
 
-@contextmanager
-def _reporting(reporter: ErrorReporter) -> Iterator[None]:
-    """The error hook hears of what ends the run, too."""
-    try:
-        yield
-    except Exception as error:
-        reporter.report(error)
-        raise
-    finally:
-        reporter.flush(REPORTS_SECONDS)
+def _worker(plan: Plan, host: Host, *, queue: str, pulse: Pulse) -> Worker:
+    """With Spark started, which may take its time."""
+    line = plan.blueprint.line(host.spark(), queue=queue)
+    return Worker(
+        broker=host.broker,
+        lines=traced([line], host.tracing, system=host.broker.capabilities.system),
+        settings=worker_settings(host.settings),
+        clock=host.clock,
+        bus=host.bus,
+        probe=host.probe,
+        pulse=pulse,
+    )
 
 
 class _Errand:

@@ -31,14 +31,13 @@ class PipelineService:
         from penstock.pipeline.extra import require_spark
 
         require_spark()
-        from penstock.app.cleanup.cleaning import Caretaker
         from penstock.app.pipelines.plan import plan_of
 
         plan = plan_of(self.pipeline.declaration, host, faults_max=None)
         plan.blueprint.check_columns()
         line = plan.blueprint.line(host.spark(), queue=self.queue_name, weight=weight)
-        if plan.cleanup is None:
+        caretaker = plan.caretaker(host)
+        if caretaker is None:
             return Opened(line=line, close=lambda: None)
-        caretaker = Caretaker(plan.cleanup, stop=host.stop, bus=host.bus, clock=host.clock, random=host.random)
         caretaker.start()
         return Opened(line=line, close=caretaker.end)

@@ -50,6 +50,7 @@ EXTEND_MAX = 1_000  # deliveries in one script
 LEASE_SECONDS = 60.0  # what who only looks takes for a lease: it says how often to sweep
 _WAIT_SECONDS_MAX = 1.0  # of one blocking call: none is ever broken off, so closing waits that long
 _WAIT_SECONDS_MIN = 0.02
+_CAPABILITIES = replace(rules.CAPABILITIES, system="redis")
 
 
 class RedisStreamsBroker:
@@ -104,7 +105,7 @@ class RedisStreamsBroker:
 
     @property
     def capabilities(self) -> Capabilities:
-        return rules.CAPABILITIES
+        return _CAPABILITIES
 
     # --- sending
 
@@ -194,12 +195,12 @@ class RedisStreamsBroker:
 
     def stats(self, queue: str) -> QueueStats:
         """Leases that are over are put back first. What others put into the stream counts as visible."""
-        self._turns.sweep_due([queue], LEASE_SECONDS)
+        self._turns.sweep_due([queue], LEASE_SECONDS, tidy=False)
         return read_stats(self._server, self._keys, queue)
 
     def browse(self, queue: str, *, messages_max: int, after_id: str | None = None) -> Sequence[Message]:
         """Messages in any state, by the age of their ids. An id that has left the queue is a fine place to go on."""
-        self._turns.sweep_due([queue], LEASE_SECONDS)
+        self._turns.sweep_due([queue], LEASE_SECONDS, tidy=False)
         return read_messages(self._server, self._keys, queue, messages_max=messages_max, after_id=after_id)
 
     def queue_names(self) -> Sequence[str]:

@@ -19,13 +19,14 @@ def read_stats(server: Server, keys: Keys, queue: str) -> QueueStats:
     if not answer:
         return rules.NEVER_HEARD_OF
     now, visible, in_flight, delayed = (int(value) for value in answer[:4])
-    visible_from, age_from = (int(value) if value else None for value in answer[4:])
+    visible_from, age_from, enqueued_from = (int(value) if value else None for value in answer[4:])
     return QueueStats(
         visible=visible,
         in_flight=in_flight,
         delayed=delayed,
         oldest_visible_message_age_seconds=None if visible_from is None else max(0, now - visible_from) / 1000,
         oldest_message_age_seconds=0.0 if age_from is None else max(0, now - age_from) / 1000,
+        oldest_enqueued_age_seconds=None if enqueued_from is None else max(0, now - enqueued_from) / 1000,
     )
 
 

@@ -237,8 +237,9 @@ class Server:
         if isinstance(error, NoPermissionError | AuthorizationError | AuthenticationError):
             if self._known:  # it let us in before: somebody is changing users or passwords at this moment
                 return TemporaryError(f"the broker at {self.shown_url} refuses us: {error}")
+            why = str(error).rstrip(".")  # some of Redis's sentences end with a full stop
             return ConfigurationError(
-                f"The broker at {self.shown_url} refuses us: {error}; check the user, the password and its rights."
+                f"The broker at {self.shown_url} refuses us: {why}; check the user, the password and its rights."
             )
         if "WRONGTYPE" in str(error):
             return ConfigurationError(

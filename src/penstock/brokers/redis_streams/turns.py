@@ -87,11 +87,15 @@ class Turns:
         with self._taking(asks, lease_seconds):
             return self._live(asks, self._answers(self._take(asks, lease_seconds)), lease_seconds)
 
-    def sweep_due(self, queues: Sequence[str], lease_seconds: float) -> None:
-        """Put back what is held past its lease, in the queues where it is time to look."""
+    def sweep_due(self, queues: Sequence[str], lease_seconds: float, *, tidy: bool = True) -> None:
+        """Put back what is held past its lease, in the queues where it is time to look.
+
+        Who only looks need not ``tidy`` up after workers that are long dead.
+        """
         for queue in self.sweeping.due(queues, lease_seconds):
             self.bury_exhausted(self.sweeping.sweep(queue))
-            self.sweeping.tidy(queue)
+            if tidy:
+                self.sweeping.tidy(queue)
 
     def bury_exhausted(self, exhausted: Sequence[Exhausted]) -> None:
         """Dead-letter what was handed over too often, fenced as every settlement is."""

@@ -274,6 +274,7 @@ SELECT
     CASE WHEN ready.messages > 0 THEN
         (SELECT enqueued_at FROM messages WHERE queue_id = :queue_id AND +state = 0 ORDER BY enqueued_at LIMIT 1)
     END,
+    (SELECT enqueued_at FROM messages WHERE queue_id = :queue_id ORDER BY enqueued_at LIMIT 1),
     (SELECT enqueued_at FROM messages WHERE queue_id = :queue_id AND +age_from IS NULL ORDER BY enqueued_at LIMIT 1),
     (SELECT age_from FROM messages WHERE queue_id = :queue_id AND age_from IS NOT NULL ORDER BY age_from LIMIT 1)
 FROM

@@ -36,6 +36,7 @@ from penstock.brokers.sqs.settled import Settled
 from penstock.brokers.sqs.settling import Settling
 from penstock.brokers.sqs.taking import Taking
 from penstock.errors import ConfigurationError, PenstockError
+from penstock.events import Listener, tell_nobody
 from penstock.messaging.broker import (
     Ask,
     Capabilities,
@@ -66,7 +67,7 @@ class SqsBroker:
     ``holder`` names this worker in dead letters. ``queues`` are created if need be, with these settings from now on;
     nothing else ever creates a queue. ``pollers`` is how many receive calls are made at once, of ten messages each.
     ``poll_seconds`` is how long a poll waits for an arrival, in whole seconds up to 20: no poll is ever cut short, so a
-    worker that stops waits as long.
+    worker that stops waits as long. ``tell`` hears of receives that waited in vain.
 
     Without ``queues`` nothing is connected to before the first call.
     """
@@ -81,6 +82,7 @@ class SqsBroker:
         poll_seconds: float = POLL_SECONDS,
         clock: Clock | None = None,
         random: Random = random_numbers.random,
+        tell: Listener = tell_nobody,
     ) -> None:
         for settings in queues:
             rules.check_settings(settings)
@@ -108,7 +110,9 @@ class SqsBroker:
         self._sending = Sending(self._api, self._queues, batches)
         self._taking = Taking(
             held=self._held,
-            receiving=Receiving(self._api, self._queues, self._receivers, pollers=pollers, clock=self._clock),
+            receiving=Receiving(
+                self._api, self._queues, self._receivers, pollers=pollers, clock=self._clock, tell=tell
+            ),
             leases=self._leases,
             poll_seconds=poll_seconds,
             clock=self._clock,
@@ -150,6 +154,12 @@ class SqsBroker:
         self._api.check_open()
         with self._forgetting([queue]):
             return self._sending.try_send(queue, messages)
+
+    def takes(self, queue: str, message: Outgoing) -> bool:
+        """Whether a message of that size is taken, as far as can be told without sending it."""
+        self._api.check_open()
+        with self._forgetting([queue]):
+            return self._sending.takes(queue, message)
 
     # --- receiving and settling
 

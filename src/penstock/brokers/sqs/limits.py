@@ -32,6 +32,7 @@ def capabilities(*, pollers: int) -> Capabilities:
         browsable=False,
         remembers_attempts=False,
         pausable=False,
+        system="aws_sqs",
         creates_queues=False,
         ordered=False,
         exact_stats=False,

@@ -45,4 +45,4 @@ def purge(api: Api, queues: Queues, queue: str) -> int:
             f"the queue {queue!r} was purged within the last {PURGE_SECONDS} s, and SQS purges once in that time: "
             "purge again when it is over"
         ) from error
-    return stats.visible + stats.in_flight + stats.delayed
+    return stats.messages

@@ -15,18 +15,30 @@ from penstock.brokers.sqs.limits import whole_seconds
 from penstock.brokers.sqs.names import messages_a_call
 from penstock.brokers.sqs.queues import Queues
 from penstock.brokers.sqs.received import Received, received, source_of
+from penstock.events import Listener, QueueSeenEmpty, tell_nobody
 from penstock.messaging.clock import Clock
 
 
 class Receiving:
     """Any thread may call it."""
 
-    def __init__(self, api: Api, queues: Queues, at_once: AtOnce, *, pollers: int, clock: Clock) -> None:
+    def __init__(
+        self,
+        api: Api,
+        queues: Queues,
+        at_once: AtOnce,
+        *,
+        pollers: int,
+        clock: Clock,
+        tell: Listener = tell_nobody,
+    ) -> None:
+        """``tell`` hears of polls that waited in vain."""
         self._api = api
         self._queues = queues
         self._at_once = at_once
         self._pollers = pollers
         self._clock = clock
+        self._tell = tell
         self._widths: dict[str, int] = {}  # calls at once, by queue; any thread's, the last counts
 
     def take(self, queue: str, messages_max: int, lease_seconds: float) -> Sequence[Received]:
@@ -72,7 +84,10 @@ class Receiving:
         )
         if self._clock.monotonic() - asked_at >= whole_seconds(wait_seconds) + lease_seconds:
             return ()
-        return [self._received(queue, raw) for raw in answer.get("Messages", ())]
+        messages = answer.get("Messages", ())
+        if wait_seconds and not messages and not found.is_fifo:  # there a group in work hides what waits behind it
+            self._tell(QueueSeenEmpty(queue=queue))
+        return [self._received(queue, raw) for raw in messages]
 
     def _received(self, queue: str, raw: Mapping[str, Any]) -> Received:
         source = source_of(raw)

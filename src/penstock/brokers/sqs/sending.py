@@ -69,6 +69,12 @@ class Sending:
             answers[place] = answer
         return answers
 
+    def takes(self, queue: str, message: Outgoing) -> bool:
+        """Whether the queue takes a message of that size, by what it was told when it was asked last."""
+        found = self._queues.find(queue)
+        entry = sealed(message.body, message.attributes, message.group, fifo=found.is_fifo)
+        return size_bytes(entry) <= min(self._queues.bytes_max(found), MESSAGE_BYTES_MAX)
+
     def try_all(self, queue: QueueRef, entries: Sequence[Entry]) -> Sequence[str | PenstockError]:
         """The id of each, or why it was not taken; nobody's failure keeps the next from being sent."""
         answers: list[str | PenstockError] = []

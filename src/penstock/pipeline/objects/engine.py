@@ -172,6 +172,7 @@ def _processed(ref: ObjectRef, obj: IncomingObject) -> RunResult:
         new_schema=None,
         works=True,
         samples={ref.object_id: obj.quarantine_sample},
+        reasons={ref.object_id: obj.quarantine_reasons},
     )
 
 

@@ -5,7 +5,7 @@ an object cannot be undone. It is kept in memory up to a bound, and in a tempora
 reading is remembered here as well as raised: a function that catches everything does not make an object readable.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, NamedTuple
@@ -15,7 +15,7 @@ from penstock.ledger.records import Carrier
 from penstock.objects.reference import ObjectRef
 from penstock.objects.store import ObjectReader, ObjectStore
 from penstock.pipeline.objects.declaration import ObjectHandlerDeclaration
-from penstock.pipeline.objects.quarantine import Quarantine, QuarantinedLine
+from penstock.pipeline.objects.quarantine import Quarantine, QuarantinedLine, invalid
 from penstock.pipeline.objects.spool import spooled
 from penstock.pipeline.source.inflate import codec_of, inflate
 
@@ -165,6 +165,11 @@ class IncomingObject:
         return self._quarantine.count
 
     @property
+    def quarantine_reasons(self) -> Mapping[str, int]:
+        """Why lines are among them, in a word, and how many."""
+        return self._quarantine.reasons
+
+    @property
     def quarantine_sample(self) -> Sequence[tuple[int, str]]:
         """Offset and reason of a few of them."""
         return self._quarantine.sample
@@ -254,7 +259,7 @@ class IncomingObject:
             return line.decode(self._declaration.encoding)
         except UnicodeDecodeError as error:
             reason = f"invalid {self._declaration.encoding.upper()} at byte {error.start} of the line: {error.reason}"
-            self._quarantine.add(number, offset, reason, line)
+            self._quarantine.add(number, offset, reason, line, word=invalid(self._declaration.encoding))
             return None
 
     def _lasting(self, reason: str) -> ObjectUnreadable:

@@ -5,8 +5,9 @@ much, measured), rows get their provenance back from where their lines stood in 
 and a failing object leaves its siblings alone.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -82,7 +83,7 @@ class _Tally:
     """What a piece gave so far. Written by the one thread that reads the partition."""
 
     rows: int = 0
-    lines_quarantined: int = 0
+    reasons: Counter[str] = field(default_factory=Counter)  # of the lines in quarantine
     parts: int = 0
     failure: ObjectFailure | None = None
 
@@ -118,7 +119,8 @@ class _Scan:
             PieceReading(
                 piece=piece,
                 rows=tally.rows,
-                lines_quarantined=tally.lines_quarantined,
+                lines_quarantined=tally.reasons.total(),
+                reasons=dict(tally.reasons),
                 failure=tally.failure,
                 broken_midway=tally.failure is not None and tally.parts > 0,
             )
@@ -168,7 +170,7 @@ class _Scan:
             slot, part = origin.pack[owner]
             raw = BOM + bad.raw if part.marked and offset == 0 else bad.raw
             self._quarantine.add(self._uris[slot], offset, raw, bad.reason.value, bad.detail)
-            self._tallies[slot].lines_quarantined += 1
+            self._tallies[slot].reasons[bad.reason.value] += 1
 
 
 def _too_large(ref: ObjectRef, bytes_max: int) -> ObjectFailure | None:

@@ -60,6 +60,9 @@ class PieceReading:
     piece: Piece
     rows: int = 0
     lines_quarantined: int = 0
+    reasons: Mapping[str, int] = field(
+        default_factory=dict
+    )  # the same lines by `penstock.pipeline.source.lines.Reason`
     failure: ObjectFailure | None = None
     broken_midway: bool = False  # it failed after some of its lines had left
 
@@ -139,6 +142,7 @@ def _reading(values: Mapping[str, Any]) -> PieceReading:
         piece=Piece(**values["piece"]),
         rows=values["rows"],
         lines_quarantined=values["lines_quarantined"],
+        reasons=values["reasons"],
         failure=ObjectFailure(kind=FailureKind(failure["kind"]), reason=failure["reason"]) if failure else None,
         broken_midway=values["broken_midway"],
     )

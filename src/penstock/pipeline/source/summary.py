@@ -1,5 +1,6 @@
 """What a run read, object by object, made of its reports: what counts, what failed, what has to be done again."""
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -21,6 +22,7 @@ class ObjectReading:
 
     rows: int
     lines_quarantined: int
+    reasons: Mapping[str, int]  # the same lines by `penstock.pipeline.source.lines.Reason`
     bytes: int  # of the object as stored
 
 
@@ -128,9 +130,13 @@ def _let_out(piece: PieceReading) -> bool:
 
 
 def _sum(pieces: Sequence[PieceReading]) -> ObjectReading:
+    reasons: Counter[str] = Counter()
+    for piece in pieces:
+        reasons.update(piece.reasons)
     return ObjectReading(
         rows=sum(piece.rows for piece in pieces),
         lines_quarantined=sum(piece.lines_quarantined for piece in pieces),
+        reasons=dict(reasons),
         bytes=sum(piece.piece.stop - piece.piece.start for piece in pieces),
     )
 

@@ -31,6 +31,7 @@ from penstock.pipeline.engine import RunCancelled
 from penstock.pipeline.objects.context import ObjectContext
 from penstock.pipeline.objects.stream import IncomingObject
 
+DEADLINE_SECONDS = 60.0
 Seen = list[PreviousAttempt | None]
 
 
@@ -312,7 +313,7 @@ def test_an_async_function_is_cancelled_where_it_waits(scene: Scene) -> None:
             raise
 
     def stop() -> None:
-        waits.wait(10)
+        waits.wait(DEADLINE_SECONDS)
         execution.give_back()
         execution.interrupt()
 
@@ -323,7 +324,7 @@ def test_an_async_function_is_cancelled_where_it_waits(scene: Scene) -> None:
     stopper.start()
     with pytest.raises(RunCancelled):
         run(execution)
-    stopper.join(10)
+    stopper.join(DEADLINE_SECONDS)
     assert cancelled == [True]
     assert scene.state(ref) is ObjectState.UNPROCESSED
 

@@ -187,6 +187,15 @@ def test_a_carriage_return_in_the_middle_ends_no_line() -> None:
     assert [line.text for line in incoming(b"a\rb\r\nc\r").lines()] == ["a\rb", "c\r"]
 
 
+@pytest.mark.parametrize(
+    ("encoding", "word"), [("utf-8", "invalid UTF-8"), ("UTF8", "invalid UTF-8"), ("ascii", "invalid encoding")]
+)
+def test_the_reason_of_quarantined_lines_is_one_word_whatever_the_line(encoding: str, word: str) -> None:
+    obj = incoming(b"\xff\na\n\xfe\xff\n", encoding=encoding)
+    assert [line.text for line in obj.lines()] == ["a"]
+    assert obj.quarantine_reasons == {word: 2}
+
+
 def test_quarantined_lines_are_counted_all_and_kept_within_bounds() -> None:
     obj = incoming(b"".join(b"\xff" * 1_000 + b"\n" for _ in range(LINES_KEPT_MAX + 5)))
     assert list(obj.lines()) == []

@@ -31,7 +31,7 @@ from penstock.worker.shutdown import StopSignal
 from penstock.worker.worker import Worker
 
 HANDLER, QUEUE = "thumbnails", "landing"
-DEADLINE_SECONDS = 30.0
+DEADLINE_SECONDS = 60.0
 
 
 class Site:

@@ -92,6 +92,7 @@ def test_readings_repeated_count_once_and_name_one_quarantine_file(tmp_path: Pat
     assert file.size_bytes == (tmp_path / "q" / file.path).stat().st_size
     assert (summary.rows, summary.lines_quarantined, summary.bytes) == (1, 1, len(LINE) + 4)
     assert summary.readings[1].rows == 0
+    assert [dict(summary.readings[index].reasons) for index in (0, 1)] == [{"malformed": 1}, {}]
 
 
 def test_readings_that_disagree_exclude_the_object(tmp_path: Path) -> None:

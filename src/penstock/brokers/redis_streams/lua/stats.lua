@@ -1,5 +1,6 @@
 -- KEYS: stream. Answers {now, ready, in flight, delayed, when the oldest visible message was enqueued, from when the
--- oldest message's age counts}; times are empty where there is none. An empty answer: no such queue.
+-- oldest message's age counts, when the oldest of all was enqueued}; times are empty where there is none. An empty
+-- answer: no such queue.
 -- Ages are looked for at the heads of the first thousand groups, in what is in flight, and in what is due first.
 
 local stream, base, now = KEYS[1], base_of(KEYS[1]), now_ms()
@@ -9,12 +10,13 @@ end
 move_due(base, now)
 drop_expired(base, now)
 
-local visible_from, age_from = nil, nil
+local visible_from, age_from, enqueued_from = nil, nil, nil
 
 local function look(state, is_visible)
   local enqueued = enqueued_of(state)
   local age = tonumber(string.match(state, '^%d+ %d+ (%d+)') or enqueued)
   age_from = math.min(age_from or age, age)
+  enqueued_from = math.min(enqueued_from or enqueued, enqueued)
   if is_visible then
     visible_from = math.min(visible_from or enqueued, enqueued)
   end
@@ -47,4 +49,5 @@ end
 return {
   int(now), ready + math.max(foreign, 0), pending, redis.call('ZCARD', base .. ':delayed'),
   visible_from and int(visible_from) or '', age_from and int(age_from) or '',
+  enqueued_from and int(enqueued_from) or '',
 }

@@ -68,6 +68,11 @@ variable "max_attempts" {
   description = "Penstock's setting max_attempts, or the largest of your handlers: after so many a message is a dead letter."
   type        = number
   default     = 4
+
+  validation {
+    condition     = var.max_attempts >= 1 && var.max_attempts <= 100 && floor(var.max_attempts) == var.max_attempts
+    error_message = "A whole number from 1 to 100, as the setting."
+  }
 }
 
 variable "give_backs" {
@@ -76,8 +81,8 @@ variable "give_backs" {
   default     = 16
 
   validation {
-    condition     = var.give_backs >= 3
-    error_message = "At least 3: else a few deploys in a row make dead letters of messages that nothing is wrong with."
+    condition     = var.give_backs >= 3 && floor(var.give_backs) == var.give_backs
+    error_message = "A whole number from 3 on: else a few deploys make dead letters of messages that nothing is wrong with."
   }
 }
 
@@ -85,24 +90,44 @@ variable "lease_seconds" {
   description = "Penstock's setting lease_seconds. Workers give it with each receive; the queue's own is for all who do not."
   type        = number
   default     = 60
+
+  validation {
+    condition     = var.lease_seconds >= 3 && var.lease_seconds <= 43200
+    error_message = "From 3 seconds to 12 hours, the longest that SQS lets a message be held."
+  }
 }
 
 variable "stop_timeout_seconds" {
   description = "Penstock's setting stop_timeout_seconds: the stopTimeout of the ECS task."
   type        = number
   default     = 30
+
+  validation {
+    condition     = var.stop_timeout_seconds >= 10
+    error_message = "At least 10: stopping, giving back and flushing take 8 of them."
+  }
 }
 
 variable "retention_seconds" {
   description = "How long a message may wait in the queue."
   type        = number
   default     = 345600 # 4 days
+
+  validation {
+    condition     = var.retention_seconds >= 60 && var.retention_seconds < 1209600
+    error_message = "From 60 seconds to less than 14 days: dead letters have to be kept for longer, and 14 days is the most."
+  }
 }
 
 variable "dead_letter_retention_seconds" {
   description = "How long in the two others, counted from the sending and not from the death: so it has to be longer."
   type        = number
   default     = 1209600 # 14 days, the most there is
+
+  validation {
+    condition     = var.dead_letter_retention_seconds > 60 && var.dead_letter_retention_seconds <= 1209600
+    error_message = "Up to 14 days, and longer than retention_seconds."
+  }
 }
 
 variable "worker_roles" {

@@ -1,63 +1,49 @@
-"""Settings: read once, checked loudly, then frozen.
+"""What can be set: every setting with its bounds, its default and a sentence."""
 
-Precedence: what the caller gives (flags) > environment (``PENSTOCK_...``) > secrets directory > ``penstock.toml`` >
-default. No other room reads the environment.
-"""
-
-import difflib
-import json
 import os
-import re
 from collections.abc import Mapping
-from dataclasses import dataclass
-from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from pydantic_settings import (
     BaseSettings,
-    EnvSettingsSource,
     PydanticBaseSettingsSource,
-    SecretsSettingsSource,
     SettingsConfigDict,
-    SettingsError,
     TomlConfigSettingsSource,
 )
 
-from penstock.errors import SettingUnfit, UsageError
-from penstock.messaging.addresses import MASK, masked
+from penstock.errors import UsageError
 from penstock.storage.address import check_folder
 from penstock.storage.aws import Aws
 
 SETTINGS_FILE = "penstock.toml"
 PREFIX = "PENSTOCK_"
-SECRETS_VARIABLE = "PENSTOCK_SECRETS_DIR"
 GIB = 1024**3
 STOP_TIMEOUT_SECONDS_MIN = 10.0
 STOP_TIMEOUT_SECONDS_MAX = 86_400.0
 
-_BROKER_WORDS = (
-    "where messages wait: sqlite:///FILE, redis://USER:PASSWORD@HOST:PORT/NUMBER (rediss:// with TLS, unix:// for "
-    "a socket, redis+cluster:// and rediss+cluster:// for a cluster), sqs:// or memory://"
-)
-
+MetricsExport = Literal["otel", "emf", "cloudwatch"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 
-_SECRET_NAME = re.compile(r"(password|passwd|secret|token|credential|access[._-]?key)", re.IGNORECASE)
-_UNPARSED = re.compile(r'parsing value for field "(?P<name>\w+)" from source "(?P<source>\w+)"')
-_ADDRESSES = frozenset({"broker", "ledger"})  # settings that are addresses as a whole
-
-_TABLES: Mapping[str, Mapping[str, object]] = MappingProxyType(
+EXAMPLES: Mapping[str, object] = MappingProxyType(
     {
         "queues": {"orders": 2},
         "spark_conf": {"spark.sql.shuffle.partitions": "8"},
         "log_levels": {"message.received": "debug"},
         "log_sampling": {"message.finished": 0.01},
         "replay_queues": {"orders": {"replays_max": 5}},
+        "metrics_export": ["otel"],
+        "late_queues": {"orders": 60},
+        "notify_urls": ["slack://TOKEN_A/TOKEN_B/TOKEN_C"],
     }
 )
 """The settings that are JSON in the environment, each with an example for people."""
+
+_BROKER_WORDS = (
+    "where messages wait: sqlite:///FILE, redis://USER:PASSWORD@HOST:PORT/NUMBER (rediss:// with TLS, unix:// for "
+    "a socket, redis+cluster:// and rediss+cluster:// for a cluster), sqs:// or memory://"
+)
 
 
 def _folder(text: str) -> str:
@@ -82,7 +68,13 @@ class Settings(BaseSettings):
     """What can be set. Every field is also ``PENSTOCK_<FIELD>`` in the environment, a file ``penstock_<field>`` in the
     secrets directory, and ``<field>`` in penstock.toml."""
 
-    model_config = SettingsConfigDict(env_prefix=PREFIX, frozen=True, extra="forbid", toml_file=SETTINGS_FILE)
+    model_config = SettingsConfigDict(
+        env_prefix=PREFIX,
+        frozen=True,
+        extra="forbid",
+        toml_file=SETTINGS_FILE,
+        hide_input_in_errors=True,  # a traceback has pydantic's error beside ours, and the value may be a secret
+    )
 
     broker: str = Field("sqlite:///.penstock/queue.db", description=_BROKER_WORDS)
     ledger: str = Field(
@@ -189,6 +181,42 @@ class Settings(BaseSettings):
     service: str = Field("penstock", description="what the log calls this service")
     service_version: str | None = Field(None, description="which version of the service the log names")
     environment: str | None = Field(None, description="which environment the log names, such as production")
+    metrics_address: str | None = Field(
+        None, description="HOST:PORT where a worker answers for its metrics and its health; unset: nowhere"
+    )
+    metrics_export: list[MetricsExport] = Field(
+        default_factory=list,
+        description="where metrics go besides: otel, emf (a line for CloudWatch Logs), cloudwatch",
+    )
+    metrics_export_seconds: float = Field(
+        60.0, ge=1, le=3_600, allow_inf_nan=False, description="how often metrics are sent"
+    )
+    cloudwatch_namespace: str = Field("Penstock", min_length=1, description="what CloudWatch files the metrics under")
+    traces: bool = Field(False, description="tell OpenTelemetry what becomes of each message")
+    monitor_address: str = Field(
+        "127.0.0.1:9564", description="HOST:PORT where `penstock monitor` answers for its metrics and its health"
+    )
+    monitor_seconds: float = Field(
+        20.0, ge=1, le=60, allow_inf_nan=False, description="how often `penstock monitor` looks at queues and ledger"
+    )
+    late_after_seconds: float = Field(
+        300.0, gt=0, allow_inf_nan=False, description="a queue whose oldest visible message is older is late"
+    )
+    late_queues: dict[str, Annotated[float, Field(gt=0, allow_inf_nan=False)]] = Field(
+        default_factory=dict, description="queues that are late after other times, in seconds"
+    )
+    overdue_after_seconds: float = Field(
+        3_600.0, gt=0, allow_inf_nan=False, description="an object that waits longer to be processed is overdue"
+    )
+    ecs_task_protection: bool = Field(
+        False, description="on ECS: a task that works on what a drain is too short for is not scaled in meanwhile"
+    )
+    sentry_dsn: str | None = Field(None, description="the project in Sentry that failures are told to")
+    rollbar_token: str | None = Field(None, description="the access token of the project in Rollbar")
+    notify_urls: list[str] = Field(
+        default_factory=list,
+        description="chats and mailboxes that failures are told to, as Apprise writes addresses",
+    )
     kill_at: str | None = Field(None, description="for crash tests: SIGKILL the process group at this step, `step[:n]`")
 
     @property
@@ -201,6 +229,11 @@ class Settings(BaseSettings):
             requester_pays=self.aws_requester_pays,
         )
 
+    @property
+    def ecs_agent_uri(self) -> str | None:
+        """Where the agent of ECS answers the containers of a task. None: this is no task of ECS."""
+        return os.environ.get("ECS_AGENT_URI")
+
     @classmethod
     def settings_customise_sources(
         cls,
@@ -211,123 +244,3 @@ class Settings(BaseSettings):
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         return init_settings, env_settings, file_secret_settings, TomlConfigSettingsSource(settings_cls)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Effective:
-    """The settings, and where each of them comes from."""
-
-    settings: Settings
-    origins: Mapping[str, str]  # by setting: flag, the variable, the secrets directory, penstock.toml or default
-
-
-def load_settings(**given: Any) -> Settings:
-    """The effective settings; ``given`` are flags, None for those that were not.
-
-    Raises `ConfigurationError` naming the first setting that does not fit, or a penstock.toml that cannot be read.
-    """
-    try:
-        return Settings(_secrets_dir=_secrets_folder(), **_present(given))
-    except ValidationError as error:
-        raise _does_not_fit(error) from error
-    except SettingsError as error:  # a variable or secret that should hold JSON
-        raise _no_json(error) from error
-    except (OSError, ValueError) as error:  # TOML that is no TOML, or a file that cannot be read
-        raise SettingUnfit(f"{SETTINGS_FILE} in the current folder cannot be read: {error}.") from error
-
-
-def load_effective(**given: Any) -> Effective:
-    """As `load_settings`, and where each of them comes from."""
-    settings = load_settings(**given)
-    folder = _secrets_folder()
-    origins = dict.fromkeys(Settings.model_fields, "default")
-    origins |= dict.fromkeys(TomlConfigSettingsSource(Settings)(), SETTINGS_FILE)
-    if folder is not None:
-        origins |= dict.fromkeys(SecretsSettingsSource(Settings, secrets_dir=folder)(), f"secrets directory {folder}")
-    origins |= {name: f"{PREFIX}{name.upper()}" for name in EnvSettingsSource(Settings)()}
-    origins |= dict.fromkeys(_present(given), "flag")
-    return Effective(settings=settings, origins=origins)
-
-
-def with_flags(settings: Settings, **given: Any) -> Settings:
-    """These settings with what a command line gave, None for what it did not. Raises `ConfigurationError`."""
-    update: dict[str, Any] = {}
-    for name, value in _present(given).items():
-        field = Settings.model_fields[name]
-        annotated: Any = Annotated[field.annotation, field]
-        try:
-            update[name] = TypeAdapter(annotated).validate_python(value)
-        except ValidationError as error:
-            raise _does_not_fit(error, name) from error
-    return settings.model_copy(update=update)
-
-
-def shown(name: str, value: Any) -> Any:
-    """A setting's value for people and logs: what looks like a secret is masked, also inside addresses and tables."""
-    if isinstance(value, BaseModel):
-        value = value.model_dump(exclude_unset=True)
-    if isinstance(value, Mapping):
-        return {key: shown(str(key), inner) for key, inner in value.items()}
-    if value is None or value == "":
-        return value
-    if _SECRET_NAME.search(name):
-        return MASK
-    if isinstance(value, str):
-        if name in _ADDRESSES and "://" not in value and ("@" in value or "?" in value):
-            # the slip hides where the password begins
-            return MASK
-        return masked(value)
-    return value
-
-
-def unknown_variables() -> list[str]:
-    """The PENSTOCK_ variables that name no setting: slips, or what Kubernetes injects for a service called penstock."""
-    known = {f"{PREFIX}{name.upper()}" for name in Settings.model_fields} | {SECRETS_VARIABLE}
-    return sorted(name for name in os.environ if name.upper().startswith(PREFIX) and name.upper() not in known)
-
-
-def _secrets_folder() -> Path | None:
-    named = os.environ.get(SECRETS_VARIABLE)
-    if not named:
-        return None
-    folder = Path(named)
-    if not folder.is_dir():
-        raise SettingUnfit(
-            f"{SECRETS_VARIABLE} names {named}, which is no folder; mount the secrets there, or unset the variable."
-        )
-    return folder
-
-
-def _present(given: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in given.items() if value is not None}
-
-
-def _does_not_fit(error: ValidationError, flag: str = "") -> SettingUnfit:
-    first = error.errors()[0]
-    path = [part for part in (flag, *map(str, first["loc"])) if part]
-    name = path[0] if path else "settings"
-    if first["type"] == "extra_forbidden" and len(path) < 2:
-        close = difflib.get_close_matches(name, Settings.model_fields, n=1)
-        meant = f"did you mean {close[0]}?" if close else "`penstock config show` lists those there are."
-        return SettingUnfit(f"{SETTINGS_FILE} has no setting {name}; {meant}")
-    if first["type"] == "extra_forbidden":
-        return SettingUnfit(
-            f"{SETTINGS_FILE}, or {PREFIX}{name.upper()}, has {'.'.join(path)}, which is no part of {name}: "
-            f"{Settings.model_fields[name].description}."
-        )
-    return SettingUnfit(
-        f"The setting {'.'.join(path) or name} (flag, {PREFIX}{name.upper()} or {SETTINGS_FILE}) does not fit: "
-        f"{first['msg']}, given {shown('.'.join(path), first.get('input'))!r}."
-    )
-
-
-def _no_json(error: SettingsError) -> SettingUnfit:
-    """A table that is no JSON; or a secret that could not be read at all."""
-    found = _UNPARSED.search(str(error))
-    if found is None:
-        return SettingUnfit(f"A {PREFIX} variable or secret in the environment cannot be read: {error}.")
-    name = found["name"]
-    of_secrets = found["source"] == SecretsSettingsSource.__name__
-    where = f"The file {PREFIX.lower()}{name} in {SECRETS_VARIABLE}" if of_secrets else f"{PREFIX}{name.upper()}"
-    example = f", such as {json.dumps(_TABLES[name])}" if name in _TABLES else ""
-    return SettingUnfit(f"{where} cannot be read: it holds JSON{example}.")

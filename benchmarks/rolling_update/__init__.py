@@ -1,0 +1,1 @@
+"""A rolling update acted out: see `__main__`."""

@@ -1,0 +1,124 @@
+"""The account of a rolling update, in Markdown."""
+
+from collections import Counter
+from collections.abc import Sequence
+from datetime import datetime
+from statistics import median
+
+from tests.integration.fleet import Fleet
+
+from benchmarks.rolling_update.scraper import Sample
+from benchmarks.rolling_update.story import LEASE_SECONDS, STOP_TIMEOUT_SECONDS, WORKERS, Moment, Story
+
+HEAD = """# A rolling update, acted out
+
+[//]: # (written by `python -m benchmarks.rolling_update --write docs/rolling-update.md`: do not edit)
+
+What a deploy looks like in the logs and the metrics, when it goes well and when it does not. Three workers serve one
+queue in Redis, each with a state folder of its own, as on a host of its own, while messages come all the time. They
+are replaced one by one, three times over: the new one is ready before the old one is told to go. The figures are
+those of the metrics in the second nearest to each moment, counters since the act began. What was lost or done twice
+is judged by a journal that the handlers write, and that nothing of Penstock's knows of. Run it yourself:
+`python -m benchmarks.rolling_update`. What the numbers of a deploy have to be is in [deploying](deploying.md), what
+the metrics mean in [metrics](metrics.md).
+
+"""
+
+
+def page(stories: Sequence[Story], fleet: Fleet, sent: Sequence[str], *, rate: float) -> str:
+    """The whole account, in Markdown."""
+    lines = fleet.lines()
+    ended = Counter(line.id for line in lines if line.what == "end")
+    lost = set(sent) - set(ended)
+    twice = sum(count > 1 for count in ended.values())
+    told = (
+        f"{WORKERS} workers, {rate:g} messages a second, a lease of {LEASE_SECONDS} s, a stop timeout of "
+        f"{STOP_TIMEOUT_SECONDS} s: {len(sent)} messages were sent, **{len(lost)} lost**, {twice} done twice."
+    )
+    parts = [
+        told,
+        "",
+        "| act | exit after (most) | given back | picked up after, median / most | orphaned | done twice |",
+        "|---|---|---|---|---|---|",
+        *(_summary(story, fleet) for story in stories),
+    ]
+    for story in stories:
+        parts += ["", f"## {story.act.title}", "", story.act.says, "", *_timeline(story, fleet)]
+    return "\n".join(parts) + "\n"
+
+
+def _summary(story: Story, fleet: Fleet) -> str:
+    lines = fleet.lines()
+    waits = [at - _left_at(story, fleet, pid) for pid, starts in _starts_again(story, fleet).items() for at in starts]
+    held = {line.message for line in lines if line.pid in story.names}
+    ends = Counter(line.message for line in lines if line.what == "end" and line.message in held)
+    given_back = sum(
+        event["count"]
+        for worker in fleet.workers
+        if worker.pid in story.names
+        for event in worker.events("worker.given_back")
+    )
+    orphaned = story.samples[-1].orphaned - story.samples[0].orphaned
+    picked_up = f"{median(waits):.1f} s / {max(waits):.1f} s" if waits else "-"
+    return (
+        f"| {story.act.title} | {max(story.exits):.1f} s | {given_back} | {picked_up} | {orphaned:.0f} | "
+        f"{sum(count > 1 for count in ends.values())} |"
+    )
+
+
+def _starts_again(story: Story, fleet: Fleet) -> dict[int, list[float]]:
+    """When others began again what somebody who was replaced had begun and did not end, by who that was."""
+    lines = fleet.lines()
+    ended = {(line.message, line.pid) for line in lines if line.what == "end"}
+    again: dict[int, list[float]] = {}
+    for line in lines:
+        if line.what == "start" and line.pid in story.names and (line.message, line.pid) not in ended:
+            starts = [
+                one.at for one in lines if (one.what, one.message) == ("start", line.message) and one.at > line.at
+            ]
+            again.setdefault(line.pid, []).append(min(starts))
+    return again
+
+
+def _begun_again(story: Story, fleet: Fleet) -> list[Moment]:
+    return [
+        Moment(
+            at=max(starts), who="the others", what=f"have begun again what {story.names[pid]} had begun: {len(starts)}"
+        )
+        for pid, starts in _starts_again(story, fleet).items()
+    ]
+
+
+def _left_at(story: Story, fleet: Fleet, pid: int) -> float:
+    """When a worker let go of what it held: when it gave it back, or when it was killed."""
+    [worker] = [worker for worker in fleet.workers if worker.pid == pid]
+    released = [datetime.fromisoformat(line["ts"]).timestamp() for line in worker.events("message.released")]
+    after = [at for at in released if at >= story.gone_at[pid]]
+    return max(after, default=story.gone_at[pid])
+
+
+def _timeline(story: Story, fleet: Fleet) -> list[str]:
+    rows = [
+        "| s | who | what | visible | in flight | oldest visible | received | acked | released | orphaned |",
+        "|---:|---|---|---:|---:|---:|---:|---:|---:|---:|",
+    ]
+    start = story.samples[0]
+    end = Moment(at=story.samples[-1].at, who="all", what="at the end")
+    moments = sorted([*story.moments, *_begun_again(story, fleet)], key=lambda moment: moment.at)
+    for moment in (*moments, end):
+        nearest = min(story.samples, key=lambda sample: abs(sample.at - moment.at))
+        rows.append(_row(story, nearest, start, moment))
+    return rows
+
+
+def _row(story: Story, sample: Sample, start: Sample, moment: Moment) -> str:
+    figures = (
+        f"{sample.visible:.0f}",
+        f"{sample.in_flight:.0f}",
+        f"{sample.oldest_visible_seconds:.1f} s",
+        f"{sample.received - start.received:.0f}",
+        f"{sample.acked - start.acked:.0f}",
+        f"{sample.released - start.released:.0f}",
+        f"{sample.orphaned - start.orphaned:.0f}",
+    )
+    return f"| {moment.at - story.began_at:.1f} | {moment.who} | {moment.what} | {' | '.join(figures)} |"

@@ -1,0 +1,69 @@
+"""What is acted out, and what an act comes to."""
+
+import signal
+from dataclasses import dataclass, field
+
+from benchmarks.rolling_update.scraper import Sample
+
+WORKERS = 3
+CONCURRENCY = 20
+LEASE_SECONDS = 6
+STOP_TIMEOUT_SECONDS = 10  # of which work in flight has 2 s: all but 8
+SHORT_SECONDS = (0.05, 0.1, 0.3, 0.5, 1.0)
+LONG_SECONDS = 6.0
+LONG_SHARE = 0.05
+
+
+@dataclass(frozen=True, kw_only=True)
+class Act:
+    """How the three are replaced, and by what work they are kept busy."""
+
+    title: str
+    says: str
+    signal: signal.Signals
+    long_share: float
+
+
+ACTS = (
+    Act(
+        title="By SIGTERM",
+        says="Every handler is done within a second, which is less than the two seconds that a stop timeout of ten "
+        "leaves for work in flight. The worker fetches no more, finishes what it holds, and ends.",
+        signal=signal.SIGTERM,
+        long_share=0.0,
+    ),
+    Act(
+        title="By SIGTERM, with handlers that take too long",
+        says="One message in twenty takes six seconds. What is not done at the drain deadline goes back to the queue "
+        "first and is interrupted after; another worker has it at once, and no attempt is spent.",
+        signal=signal.SIGTERM,
+        long_share=LONG_SHARE,
+    ),
+    Act(
+        title="By SIGKILL",
+        says="Nobody says a word. What the worker held is in flight until its leases end; then the others take it, and "
+        "count it as orphaned: that is all there is to see of a worker that was killed.",
+        signal=signal.SIGKILL,
+        long_share=0.0,
+    ),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Moment:
+    at: float
+    who: str
+    what: str
+
+
+@dataclass(kw_only=True)
+class Story:
+    """What one act came to."""
+
+    act: Act
+    began_at: float
+    moments: list[Moment] = field(default_factory=list)
+    samples: list[Sample] = field(default_factory=list)
+    names: dict[int, str] = field(default_factory=dict)  # of those that were replaced, by pid
+    gone_at: dict[int, float] = field(default_factory=dict)  # when they were told, by pid
+    exits: list[float] = field(default_factory=list)  # seconds from the signal to the end

@@ -1,0 +1,50 @@
+# A queue that a bucket announces its objects in, and roles for the tasks of deploy/ecs.
+
+terraform {
+  required_version = ">= 1.3"
+
+  required_providers {
+    aws = {
+      source  = "hashicorp/aws"
+      version = ">= 5.0"
+    }
+  }
+}
+
+provider "aws" {
+  region = "eu-west-1"
+
+  default_tags {
+    tags = {
+      service = "shop"
+    }
+  }
+}
+
+module "orders" {
+  source = "../.."
+
+  queue    = "orders"
+  bucket   = "shop-landing"
+  prefixes = ["orders/"]
+  table = {
+    bucket = "shop-lake"
+    prefix = "orders"
+  }
+
+  # stopTimeout of deploy/ecs/worker.task.json.
+  stop_timeout_seconds = 120
+
+  make_roles  = true
+  ecs_cluster = "shop"
+}
+
+output "worker_environment" {
+  description = "For the worker's container."
+  value       = module.orders.worker_environment
+}
+
+output "task_role_arns" {
+  description = "taskRoleArn of worker, replayer and monitor, and of an operator's run-task."
+  value       = module.orders.role_arns
+}

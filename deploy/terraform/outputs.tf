@@ -1,0 +1,55 @@
+output "worker_environment" {
+  description = "For the worker's container; give its task a stopTimeout of PENSTOCK_STOP_TIMEOUT_SECONDS."
+  value = {
+    PENSTOCK_BROKER               = "sqs://${split(":", aws_sqs_queue.source.arn)[3]}"
+    PENSTOCK_LEASE_SECONDS        = tostring(var.lease_seconds)
+    PENSTOCK_MAX_ATTEMPTS         = tostring(var.max_attempts)
+    PENSTOCK_STOP_TIMEOUT_SECONDS = tostring(var.stop_timeout_seconds)
+  }
+}
+
+output "queue_urls" {
+  description = "The queue, and the two for its dead letters."
+  value = {
+    source = aws_sqs_queue.source.url
+    dlq    = aws_sqs_queue.dlq.url
+    dead   = aws_sqs_queue.dead.url
+  }
+}
+
+output "policy_arns" {
+  description = "To attach to the roles of workers and of senders."
+  value = {
+    worker = aws_iam_policy.worker.arn
+    sender = aws_iam_policy.sender.arn
+  }
+}
+
+output "policy_documents" {
+  description = "The same as documents, for whoever makes roles elsewhere."
+  value = {
+    worker   = data.aws_iam_policy_document.worker.json
+    sender   = data.aws_iam_policy_document.sender.json
+    replay   = data.aws_iam_policy_document.replay.json
+    monitor  = data.aws_iam_policy_document.monitor.json
+    operator = data.aws_iam_policy_document.operator.json
+  }
+}
+
+output "replay_role_arn" {
+  description = "The role that sends dead letters back; null unless replay_role is true."
+  value       = var.replay_role ? aws_iam_role.replay[0].arn : null
+}
+
+output "role_arns" {
+  description = "With make_roles: of worker, sender, replayer, monitor and operator; taskRoleArn of an ECS task, or a pod's role."
+  value       = { for name, role in aws_iam_role.own : name => role.arn }
+}
+
+output "redrive" {
+  description = "How often a message is received before SQS moves it to the first tier, and a letter to the second."
+  value = {
+    max_receive_count             = local.max_receive_count
+    dead_letter_max_receive_count = local.dead_letter_max_receive_count
+  }
+}

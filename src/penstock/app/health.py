@@ -1,0 +1,81 @@
+"""How a worker process is, for the platform that runs it: what its probes are answered, and the gauges of its lines.
+
+No answer asks a broker or a ledger: an outage of theirs is told by metrics and by the log, and a restart would mend
+nothing and lose what is at work.
+"""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from penstock.monitoring.health import Answer, Health
+from penstock.monitoring.metrics.meters import Meters
+from penstock.worker.lag import Lag
+from penstock.worker.pulse import Phase, Pulse
+from penstock.worker.shutdown import StopSignal
+
+IN_FLIGHT, SLOTS = "worker_in_flight_messages", "worker_slots"
+LAST_POLL, LAG = "worker_last_poll_timestamp_seconds", "loop_lag_seconds"
+
+
+def worker_health(pulse: Pulse, stop: StopSignal) -> Health:
+    """Of the worker with this pulse, in the process that ``stop`` ends."""
+    return Health(live=lambda: live(pulse), ready=lambda: ready(pulse, stop), started=lambda: started(pulse))
+
+
+def live(pulse: Pulse) -> Answer:
+    """Whether it moves: a restart would help it only if not. While it starts and stops it is alive."""
+    troubles = pulse.troubles
+    return not troubles, "; ".join(troubles) or f"the worker is {pulse.phase}"
+
+
+def ready(pulse: Pulse, stop: StopSignal) -> Answer:
+    """Whether it takes messages."""
+    if stop.requested or pulse.phase is Phase.STOPPING:
+        return False, "the worker is stopping"
+    if stop.paused or pulse.phase is Phase.PAUSED:
+        return False, "the worker was asked to take no more messages"
+    if pulse.phase is Phase.STARTING:
+        return False, "the worker is starting"
+    lines = pulse.lines()
+    serving = [line.queue for line in lines if not line.halted]
+    halted = [line.queue for line in lines if line.halted]
+    aside = f"; halted until a restart: {', '.join(halted)}" if halted else ""
+    return bool(serving), (f"serving {', '.join(serving)}" if serving else "no queue is served any more") + aside
+
+
+def started(pulse: Pulse) -> Answer:
+    """Whether it has begun to serve: its lifespans are entered then, and its queues are known."""
+    begun = pulse.phase is not Phase.STARTING
+    return begun, "the worker has started" if begun else "the worker is starting"
+
+
+@contextmanager
+def gauged(pulse: Pulse, meters: Meters | None, *, worker: str) -> Iterator[None]:
+    """Until the block ends: how its lines stand is looked up when the meters are read, and its lag is sampled. Without
+    meters nobody wants to know, and nothing is done."""
+    if meters is None:
+        yield
+        return
+    lag = Lag(
+        clock=pulse.clock, observe=lambda seconds: meters.observe(LAG, (worker,), seconds), loop=lambda: pulse.loop()
+    )
+    thread = threading.Thread(target=lag.run, name="penstock-lag", daemon=True)
+    forget = meters.before_reading(lambda: look_up(pulse, meters, worker=worker))
+    thread.start()
+    try:
+        yield
+    finally:
+        lag.end()
+        forget()
+        for name in (IN_FLIGHT, SLOTS, LAST_POLL):  # else the last of what is sent would tell what was so before
+            meters.replace(name, {})
+
+
+def look_up(pulse: Pulse, meters: Meters, *, worker: str) -> None:
+    """Set the gauges of the worker's lines to what is so now."""
+    lines = pulse.lines()
+    meters.replace(IN_FLIGHT, {(line.queue, worker): line.in_flight for line in lines})
+    meters.replace(SLOTS, {(line.queue, worker): line.slots for line in lines})
+    polled = {(line.queue, worker): line.polled_at for line in lines}
+    meters.replace(LAST_POLL, {labels: at for labels, at in polled.items() if at is not None})

@@ -1,0 +1,35 @@
+"""What the services of a worker stand on, put together: for workers, and for a pipeline that is run alone."""
+
+import random
+
+from penstock.app.kill import killing_probe
+from penstock.app.pipelines.home import Home
+from penstock.app.service import Host
+from penstock.app.spark import Spark
+from penstock.events import Bus
+from penstock.handlers.outage import Outage
+from penstock.messaging.clock import Clock
+from penstock.messaging.tracing import Tracing
+from penstock.worker.shutdown import StopSignal
+
+
+def host_of(
+    home: Home, *, sessions: Spark, bus: Bus, clock: Clock, stop: StopSignal, tracing: Tracing, breaks: bool = True
+) -> Host:
+    """Without resources, which are added when they are entered."""
+    return Host(
+        worker=home.worker,
+        settings=home.settings,
+        broker=home.broker,
+        ledger=lambda: home.ledger,
+        bus=bus,
+        clock=clock,
+        random=random.random,
+        probe=killing_probe(home.settings.kill_at),
+        stop=stop,
+        outage=Outage(bus=bus, clock=clock),
+        spark=sessions.session,
+        handled=frozenset(service.queue_name for service in home.services),
+        tracing=tracing,
+        breaks=breaks,
+    )

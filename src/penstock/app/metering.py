@@ -1,0 +1,170 @@
+"""The metrics of one process: what is counted, who may ask for it, and where it is sent."""
+
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from penstock.app.identity import own_version
+from penstock.config import Settings
+from penstock.events import Listener
+from penstock.messaging.clock import Clock, SystemClock
+from penstock.monitoring.address import address_of
+from penstock.monitoring.health import Health
+from penstock.monitoring.metrics.exporter import Exporter, Outlet
+from penstock.monitoring.metrics.listener import MetricsListener
+from penstock.monitoring.metrics.meters import Meters
+
+if TYPE_CHECKING:
+    from penstock.monitoring.endpoint import Endpoint
+    from penstock.monitoring.metrics.otel import Otel
+
+SETTING = "metrics_address"
+
+
+class Metering:
+    """One process's. ``listener`` is for its bus."""
+
+    def __init__(
+        self, meters: Meters, *, listener: Listener, endpoint: "Endpoint | None", exporters: Sequence[Exporter]
+    ) -> None:
+        self.meters = meters
+        self.listener = listener
+        self._endpoint = endpoint
+        self._exporters = exporters
+
+    @property
+    def address(self) -> str | None:
+        """HOST:PORT of the endpoint, with the port it got once it is open."""
+        return None if self._endpoint is None else self._endpoint.address
+
+    @contextmanager
+    def beside(self) -> Iterator[None]:
+        """Answer and send until the block ends. Raises `ConfigurationError` where the address is not to be had."""
+        if self._endpoint is not None:
+            self._endpoint.open()
+        for exporter in self._exporters:
+            exporter.start()
+        try:
+            yield
+        finally:
+            for exporter in self._exporters:
+                exporter.end()
+            if self._endpoint is not None:
+                self._endpoint.close()
+
+    def begin_flush(self) -> None:
+        """Send now what there is, without waiting for it. Works outside `beside` too."""
+        for exporter in self._exporters:
+            exporter.begin_flush()
+
+    def await_flush(self, seconds: float) -> bool:
+        """Wait, at most so long, until it is sent."""
+        ends_at = time.monotonic() + seconds
+        return all(exporter.await_flush(ends_at - time.monotonic()) for exporter in self._exporters)
+
+
+def open_metering(
+    settings: Settings,
+    *,
+    worker: str,
+    health: Health | None,
+    queues: Mapping[str, str],
+    tell: Listener,
+    clock: Clock | None = None,
+    setting: str = SETTING,
+) -> Metering:
+    """What the settings ask for. ``health`` is what the endpoint answers of the process; without one: that it is there.
+    ``setting`` is where people wrote the address.
+
+    Raises `ConfigurationError` for an address that is none, and for an extra that is not installed.
+    """
+    clock = SystemClock() if clock is None else clock
+    otel = _otel(settings, worker=worker) if "otel" in settings.metrics_export else None
+    meters = Meters() if otel is None else otel.meters
+    endpoint = None
+    if settings.metrics_address is not None:
+        from penstock.monitoring.endpoint import Endpoint
+
+        address = address_of(settings.metrics_address, setting=setting)
+        endpoint = Endpoint(address, meters=meters, health=health or running(), setting=setting)
+    outlets = [*_outlets(settings, worker=worker, meters=meters, clock=clock)]
+    if otel is not None and otel.outlet is not None:
+        outlets.append(otel.outlet)
+    every_seconds = settings.metrics_export_seconds
+    exporters = [Exporter(meters, outlet, every_seconds=every_seconds, clock=clock, tell=tell) for outlet in outlets]
+    return Metering(meters, listener=MetricsListener(meters, queues=queues), endpoint=endpoint, exporters=exporters)
+
+
+def metrics_beside(settings: Settings, number: int) -> Settings:
+    """For the process with this number, from 0: it answers so many ports further on.
+
+    Raises `ConfigurationError` where there is no such port.
+    """
+    if settings.metrics_address is None or not number:
+        return settings
+    address = address_of(settings.metrics_address, setting=SETTING).beside(number)
+    return settings.model_copy(update={SETTING: str(address)})
+
+
+def running() -> Health:
+    """Of a process of which nothing more is known than that it answers."""
+
+    def answer() -> tuple[bool, str]:
+        return True, "The process runs."
+
+    return Health(live=answer, ready=answer, started=answer)
+
+
+def _otel(settings: Settings, *, worker: str) -> "Otel":
+    from penstock.app.tracing import otel_service, require_otel
+
+    require_otel("The setting metrics_export names otel")
+    from penstock.app.backends import system_of
+    from penstock.monitoring.metrics.otel import open_otel
+    from penstock.monitoring.traces.provider import resource_of
+
+    resource = resource_of(otel_service(settings, worker=worker))
+    return open_otel(resource, version=own_version(), system=system_of(settings))
+
+
+def _outlets(settings: Settings, *, worker: str, meters: Meters, clock: Clock) -> Sequence[Outlet]:
+    outlets: list[Outlet] = []
+    wanted = set(settings.metrics_export)
+    if "emf" in wanted:
+        from penstock.monitoring.lines import LineWriter
+        from penstock.monitoring.metrics.emf import EmfOutlet
+
+        outlets.append(
+            EmfOutlet(
+                LineWriter(sys.stderr),  # where the log goes: standard output is for what commands print
+                namespace=settings.cloudwatch_namespace,
+                properties=_properties(settings, worker),
+                catalogue=meters.catalogue,
+                clock=clock,
+            )
+        )
+    if "cloudwatch" in wanted:
+        from penstock.monitoring.metrics.cloudwatch import CloudWatchOutlet, require_boto3
+
+        require_boto3()
+        outlets.append(
+            CloudWatchOutlet(
+                lambda: settings.aws.client("cloudwatch"),
+                namespace=settings.cloudwatch_namespace,
+                catalogue=meters.catalogue,
+                clock=clock,
+            )
+        )
+    return outlets
+
+
+def _properties(settings: Settings, worker: str) -> Mapping[str, str]:
+    found = {
+        "service": settings.service,
+        "version": settings.service_version,
+        "environment": settings.environment,
+        "worker": worker,
+    }
+    return {name: value for name, value in found.items() if value is not None}

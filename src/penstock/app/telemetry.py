@@ -1,0 +1,206 @@
+"""Who hears of what a process does: its log, its metrics and traces, and whoever is told of failures.
+
+Every kind of process has the same: workers, replayers, the monitor, ingests, runs, reconciles, relays and functions.
+"""
+
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal
+
+from penstock.app.tracing import open_tracing, trace_ids_of
+from penstock.config import Settings
+from penstock.errors import UserError
+from penstock.events import Listener
+from penstock.monitoring.errors import ErrorHook, ErrorReporter
+from penstock.monitoring.health import Health
+from penstock.monitoring.logs import LogListener, configure_logs
+from penstock.monitoring.plans import LogSettings
+
+if TYPE_CHECKING:
+    from penstock.app.metering import Metering
+    from penstock.monitoring.metrics.meters import Meters
+    from penstock.monitoring.traces.tracing import OtelTracing
+
+FLUSH_SECONDS = 1.0  # of the stop timeout's margin: for what has not been told yet
+REPORT_SECONDS = 5.0  # for what ends a process by itself: then no platform is waiting
+
+Process = Literal[
+    "worker", "supervisor", "replayer", "monitor", "relay", "run", "ingest", "reconcile", "upkeep", "cleanup", "lambda"
+]
+"""The kinds of processes that tell of failures; upkeep is publish, gc, compact and repair."""
+
+
+def attended() -> bool:
+    """Whether somebody sits at a terminal, and reads what this process says in the end."""
+    try:
+        return sys.stdin.isatty() and sys.stderr.isatty()
+    except (AttributeError, ValueError):  # there is none, or it was closed
+        return False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Telemetry:
+    """Of one process. ``listeners`` are for its bus."""
+
+    listeners: Sequence[Listener]
+    reporter: ErrorReporter | None
+    metering: "Metering | None" = None  # None: the settings ask for no metrics
+    tracing: "OtelTracing | None" = None  # None: the settings ask for no traces
+    attended: Callable[[], bool] = attended
+
+    @property
+    def meters(self) -> "Meters | None":
+        """What is counted; None where nobody asks for it."""
+        return None if self.metering is None else self.metering.meters
+
+    @property
+    def metrics_address(self) -> str | None:
+        """HOST:PORT where metrics and health are answered for, while `told` is at work; None where they are not."""
+        return None if self.metering is None else self.metering.address
+
+    def report(self, error: BaseException, *, handler: str = "", subject: str | None = None) -> None:
+        """Tell of what no event tells: what ends a command, or a worker before it is one. ``subject``: what it is, in a
+        few words, where it is no failure."""
+        if self.reporter is not None:
+            self.reporter.report(error, handler=handler, subject=subject)
+
+    def listeners_of(self, *, look: bool) -> Sequence[Listener]:
+        """For the bus; of a mere ``look`` nobody else is told where whoever takes it sits at the terminal."""
+        if look and self.attended():
+            return tuple(listener for listener in self.listeners if listener is not self.reporter)
+        return self.listeners
+
+    @contextmanager
+    def told(self) -> Iterator[None]:
+        """Until the block ends: what ends it early is told of, and at the end everything is flushed. A mistake is not
+        told of to anybody else where whoever made it sits at the terminal.
+
+        Metrics are answered for and sent meanwhile. Raises `ConfigurationError` where that cannot be.
+        """
+        seconds = FLUSH_SECONDS
+        with ExitStack() as stack:
+            try:
+                if self.metering is not None:
+                    stack.enter_context(self.metering.beside())
+                yield
+            except Exception as error:
+                if not (isinstance(error, UserError) and self.attended()):
+                    self.report(error)
+                seconds = REPORT_SECONDS
+                raise
+            finally:
+                self.flush(seconds)
+
+    def flush(self, seconds: float) -> None:
+        """Wait, at most so long, until everything is told. Does not close: what comes later is told, too."""
+        ends_at = time.monotonic() + seconds
+        if self.metering is not None:
+            self.metering.begin_flush()
+        await_traces = None if self.tracing is None else self.tracing.begin_flush()
+        if self.reporter is not None:
+            self.reporter.flush(seconds)
+        if self.metering is not None:
+            self.metering.await_flush(ends_at - time.monotonic())
+        if await_traces is not None:
+            await_traces(ends_at - time.monotonic())
+
+
+def open_telemetry(
+    settings: Settings,
+    *,
+    worker: str,
+    process: Process = "worker",
+    on_error: ErrorHook | None = None,
+    tell: Listener | None = None,
+    health: Health | None = None,
+    queues: Mapping[str, str] | None = None,
+) -> Telemetry:
+    """What the settings ask for. ``tell`` hears in the log's place, of commands that show people what they do.
+    ``process`` is told with each failure; ``on_error`` is the user's own hook beside the services of the settings.
+    ``health`` answers its platform; ``queues`` names the queue of each pipeline and object handler, for metrics.
+
+    Raises `ConfigurationError` for what makes no sense, and for an extra that is not installed.
+    """
+    told = open_log(settings, worker=worker) if tell is None else tell
+    reports = open_reports(settings, worker=worker, process=process, on_error=on_error, tell=told)
+    if settings.metrics_address is None and not settings.metrics_export:
+        return reports
+    from penstock.app.metering import open_metering
+
+    metering = open_metering(
+        settings,
+        worker=worker,
+        health=health,
+        queues=queues or {},
+        tell=told,
+        setting="monitor_address" if process == "monitor" else "metrics_address",
+    )
+    return replace(reports, listeners=(*reports.listeners, metering.listener), metering=metering)
+
+
+def open_reports(
+    settings: Settings,
+    *,
+    worker: str,
+    process: Process,
+    on_error: ErrorHook | None = None,
+    tell: Listener | None = None,
+) -> Telemetry:
+    """As `open_telemetry`, for commands that end by themselves and may run beside a worker: without metrics."""
+    told = open_log(settings, worker=worker) if tell is None else tell
+    reporter = open_reporter(settings, worker=worker, process=process, on_error=on_error, tell=told)
+    tracing = open_tracing(settings, worker=worker, tell=told)
+    heard = (told, reporter, None if tracing is None else tracing.listener)
+    return Telemetry(
+        listeners=tuple(listener for listener in heard if listener is not None), reporter=reporter, tracing=tracing
+    )
+
+
+def open_reporter(
+    settings: Settings, *, worker: str, process: Process, on_error: ErrorHook | None, tell: Listener
+) -> ErrorReporter | None:
+    """Who hears of failures: the user's hook, and the services that the settings name. None where there is neither.
+
+    Raises `ConfigurationError` as `penstock.monitoring.reporting.services` does.
+    """
+    hooks = _services(settings)
+    if on_error is None and not hooks:
+        return None
+    return ErrorReporter(on_error, worker=worker, process=process, tell=tell, services=hooks)
+
+
+def _services(settings: Settings) -> Mapping[str, ErrorHook]:
+    if not (settings.sentry_dsn or settings.rollbar_token or settings.notify_urls):
+        return {}
+    from penstock.monitoring.reporting import ReportingSettings, services
+
+    return services(
+        ReportingSettings(
+            sentry_dsn=settings.sentry_dsn,
+            rollbar_token=settings.rollbar_token,
+            notify_urls=tuple(settings.notify_urls),
+            service=settings.service,
+            version=settings.service_version,
+            environment=settings.environment,
+        )
+    )
+
+
+def open_log(settings: Settings, *, worker: str | None) -> LogListener:
+    """The log as the settings say, on stderr. Raises `ConfigurationError` for events and levels there are none of."""
+    return configure_logs(
+        LogSettings(
+            format=settings.log_format,
+            level=settings.log_level,
+            levels=settings.log_levels,
+            sampling=settings.log_sampling,
+            service=settings.service,
+            version=settings.service_version,
+            worker=worker,
+            environment=settings.environment,
+        ),
+        trace_ids=trace_ids_of(settings),
+    )

@@ -1,0 +1,119 @@
+"""What CloudWatch tells of queues: how old their oldest messages are, which SQS itself tells nobody.
+
+SQS writes the number once a minute, and none for a queue that is not active: one without messages that nobody has asked
+for six hours. It takes the right cloudwatch:GetMetricData, and costs what AWS charges for a metric that is asked for.
+"""
+
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from botocore.config import Config
+
+from penstock.brokers.sqs import faults
+from penstock.errors import ConfigurationError, PenstockError
+from penstock.messaging.broker import listed_name
+from penstock.messaging.clock import Clock
+from penstock.storage.aws import Aws
+
+ASKED_EVERY_SECONDS = 60.0  # AWS has one number a minute
+REFUSED_SECONDS = 900.0  # after which somebody may have given the right
+WINDOW_SECONDS = 600.0  # what is older is no number of now; AWS's own come a few minutes late
+QUERIES_MAX = 500  # in one call
+PAGES_MAX = 20  # of its answer: all of it fits on one, if AWS gives no more than it says
+ACTION = "cloudwatch:GetMetricData"
+
+
+class CloudWatch:
+    """The ages of one account's queues. Any thread may ask; AWS is asked once a minute at most."""
+
+    def __init__(self, aws: Aws, *, clock: Clock) -> None:
+        self._aws = aws
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._client: Any = None  # this and the next three: under the lock
+        self._asked_at: float | None = None  # monotonic
+        self._ages: dict[str, float | None] = {}  # by the queue's name
+        self._error: PenstockError | None = None
+
+    def oldest_ages(self, queues: Sequence[str]) -> Mapping[str, float]:
+        """ApproximateAgeOfOldestMessage in seconds, by queue as it is named here; without those that have none.
+
+        Raises `ConfigurationError` where we may not ask, and `TemporaryError` where CloudWatch is away; the same again
+        until it is time for another try.
+        """
+        names = {queue: listed_name(queue) for queue in queues}
+        with self._lock:
+            if self._is_due(names.values()):
+                self._ask(sorted(set(names.values()) | self._ages.keys()))
+            if self._error is not None:
+                raise self._error
+            known = {queue: self._ages[name] for queue, name in names.items()}
+        return {queue: age for queue, age in known.items() if age is not None}
+
+    def close(self) -> None:
+        """Give back connections."""
+        with self._lock:
+            if self._client is not None:
+                self._client.close()
+
+    def _is_due(self, names: Iterable[str]) -> bool:
+        if self._asked_at is None:
+            return True
+        since = self._clock.monotonic() - self._asked_at
+        if self._error is not None:
+            refused = isinstance(self._error, ConfigurationError)
+            return since >= (REFUSED_SECONDS if refused else ASKED_EVERY_SECONDS)
+        return since >= ASKED_EVERY_SECONDS or not self._ages.keys() >= set(names)
+
+    def _ask(self, names: Sequence[str]) -> None:
+        self._asked_at, self._error = self._clock.monotonic(), None
+        try:
+            for at in range(0, len(names), QUERIES_MAX):
+                page = names[at : at + QUERIES_MAX]
+                self._ages |= dict.fromkeys(page) | dict(self._answers(page))
+        except PenstockError as error:  # no client can be made
+            self._error = error
+        except (*faults.ERRORS, ValueError) as error:
+            self._error = faults.meant(error, action=ACTION, queue="", place="CloudWatch", known=False, final=False)
+
+    def _answers(self, names: Sequence[str]) -> Iterator[tuple[str, float]]:
+        now = self._clock.now()
+        request: dict[str, Any] = {
+            "MetricDataQueries": [_query(n, name) for n, name in enumerate(names)],
+            "StartTime": datetime.fromtimestamp(now - WINDOW_SECONDS, UTC),
+            "EndTime": datetime.fromtimestamp(now, UTC),
+            "ScanBy": "TimestampDescending",
+        }
+        latest: dict[int, float] = {}
+        for _ in range(PAGES_MAX):
+            answer = self._connected().get_metric_data(**request)
+            for result in answer.get("MetricDataResults", ()):
+                if result.get("Values"):
+                    latest.setdefault(int(result["Id"].removeprefix("q")), float(result["Values"][0]))
+            if not answer.get("NextToken"):
+                break
+            request["NextToken"] = answer["NextToken"]
+        for n, age in latest.items():
+            yield names[n], age
+
+    def _connected(self) -> Any:
+        if self._client is None:
+            config = Config(
+                connect_timeout=2.0,
+                read_timeout=5.0,
+                retries={"mode": "standard", "total_max_attempts": 2},
+                user_agent_extra="penstock",
+            )
+            self._client = self._aws.client("cloudwatch", config=config)
+        return self._client
+
+
+def _query(n: int, name: str) -> Mapping[str, Any]:
+    metric = {
+        "Namespace": "AWS/SQS",
+        "MetricName": "ApproximateAgeOfOldestMessage",
+        "Dimensions": [{"Name": "QueueName", "Value": name}],
+    }
+    return {"Id": f"q{n}", "MetricStat": {"Metric": metric, "Period": 60, "Stat": "Maximum"}, "ReturnData": True}

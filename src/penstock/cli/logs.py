@@ -1,0 +1,240 @@
+"""`penstock logs`: what went wrong, from the lines of the log."""
+
+import gzip
+import io
+import sys
+import tempfile
+import time
+import zlib
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
+
+import typer
+
+from penstock.cli.exits import CHECK_FOUND_PROBLEMS
+from penstock.cli.output import Json, counted, print_json, talk
+from penstock.cli.pace import Pace
+from penstock.cli.where import object_uri
+from penstock.errors import UsageError
+
+if TYPE_CHECKING:
+    from penstock.monitoring.diagnoses import Diagnoser, Line, Story
+
+app = typer.Typer(help="What workers and ingests wrote about their work.", no_args_is_help=True)
+
+STDIN = "-"
+GZIP = b"\x1f\x8b"
+SPOOL_BYTES = 16 * 1024 * 1024  # before it goes to the disk
+SHOWN = 20
+
+
+@app.callback()
+def _root() -> None:
+    """What workers and ingests wrote about their work."""
+
+
+@app.command()
+def diagnose(
+    files: Annotated[
+        list[str], typer.Argument(metavar="FILE...", help="Logs of any number of workers, also .gz; - for stdin.")
+    ],
+    object_: Annotated[
+        str | None, typer.Option("--object", metavar="URI", help="The story of this object, over attempts and workers.")
+    ] = None,
+    since: Annotated[
+        str | None,
+        typer.Option("--since", metavar="TIME", help="Only lines from then on: 2026-11-22T07:00Z, or 2h for ago."),
+    ] = None,
+    until: Annotated[str | None, typer.Option("--until", metavar="TIME", help="Only lines before that.")] = None,
+    limit: Annotated[int, typer.Option("--limit", min=1, max=1_000_000, help="At most so many of a kind.")] = SHOWN,
+    json_: Json = False,
+) -> None:
+    """Which objects and messages failed, died with their worker, or were interrupted, and who finished them later;
+    which objects were wrongly marked as processed, or finished.
+
+    Lines that are not Penstock's are passed over and counted. What CloudWatch, Docker, journald or Kubernetes wrap
+    around a line is taken off. Exit code 3: something died with its worker, or was wrongly marked as processed; or
+    nothing is said of the object.
+    """
+    from penstock.cli.diagnoses import document, print_diagnoses, print_story
+    from penstock.monitoring.diagnoses import Diagnoser, Story
+
+    window = _Window(since=_moment("--since", since), until=_moment("--until", until))
+    for file in files:
+        _check(file)
+    story = None if object_ is None else Story(object_uri(object_))
+    with tempfile.SpooledTemporaryFile(SPOOL_BYTES, "w+", encoding="ascii") as spool:
+        diagnoser = Diagnoser(spool)  # type: ignore[arg-type]  # a text file, which typeshed does not say of it
+        read = _Read(window)
+        for line in read.all(files):
+            _take(line, diagnoser, story)
+        found = diagnoser.diagnoses()
+    read.check()
+    summary = read.summary(len(files), diagnoser)
+    told = None if story is None else story.lines()
+    if json_:
+        print_json(document(found, summary=summary, story=told, limit=limit))
+    else:
+        talk(_sentence(summary))
+        if object_ is None or told is None:
+            print_diagnoses(found, limit=limit, lines=read.ours)
+        else:
+            print_story(told, found, uri=object_uri(object_))
+    if found.is_wrong or (told is not None and not told):
+        raise typer.Exit(CHECK_FOUND_PROBLEMS)
+
+
+def _take(line: "Line", diagnoser: "Diagnoser", story: "Story | None") -> None:
+    if story is None or story.take(line):
+        diagnoser.take(line)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Window:
+    """From then and before that, as the log writes times."""
+
+    since: str | None
+    until: str | None
+
+    def holds(self, ts: str) -> bool:
+        return (self.since is None or ts >= self.since) and (self.until is None or ts < self.until)
+
+
+class _Read:
+    """Reads files, and counts."""
+
+    def __init__(self, window: _Window) -> None:
+        self.ours = 0  # of Penstock, in the window
+        self._window = window
+        self._pace = Pace()
+        self._lines = 0
+        self._others = 0  # of other programs, or torn
+        self._metrics = 0  # of ours, among the log
+        self._outside = 0
+
+    def all(self, files: Sequence[str]) -> "Iterator[Line]":
+        from penstock.monitoring.diagnoses import Unwrapping
+
+        for file in files:
+            unwrapping = Unwrapping()
+            with _opened(file) as stream:
+                for raw in _raw_lines(stream):
+                    self._lines += 1
+                    self._progress()
+                    for line in unwrapping.lines(raw):
+                        if line is None:
+                            self._others += 1
+                        elif not self._window.holds(line.ts):
+                            self._outside += 1
+                        else:
+                            self.ours += 1
+                            yield line
+            self._metrics += unwrapping.metrics
+
+    def check(self) -> None:
+        """Raise `UsageError` where no line is one of our log, which nobody should take for good news."""
+        if not self.ours and not self._outside:
+            raise UsageError(
+                f"Of {counted(self._lines, 'line')} none is Penstock's log in JSON, so there is nothing to diagnose: "
+                "lines for people cannot be read again: processes log JSON with PENSTOCK_LOG_FORMAT=json (setting "
+                "log_format), and by themselves where standard error is no terminal."
+            )
+
+    def summary(self, files: int, diagnoser: "Diagnoser") -> dict[str, int | str | None]:
+        """What was read."""
+        return {
+            "files": files,
+            "lines": self._lines,
+            "ours": self.ours,
+            "others": self._others,
+            "metrics": self._metrics,
+            "outside": self._outside,
+            "first": diagnoser.first_ts,
+            "last": diagnoser.last_ts,
+        }
+
+    def _progress(self) -> None:
+        if self._lines % 10_000 == 0 and self._pace.is_due():
+            talk(f"{self._lines:,} lines read")
+
+
+def _sentence(summary: dict[str, int | str | None]) -> str:
+    lines, ours, others = (int(summary[name] or 0) for name in ("lines", "ours", "others"))
+    span = f", from {summary['first']} to {summary['last']}" if summary["first"] else ""
+    metrics = f"; {counted(int(summary['metrics'] or 0), 'line')} of metrics" if summary["metrics"] else ""
+    passed = f"; {counted(others, 'line')} of other programs passed over" if others else ""
+    outside = f"; {int(summary['outside'] or 0):,} outside --since and --until" if summary["outside"] else ""
+    files = counted(int(summary["files"] or 0), "file")
+    return f"{counted(lines, 'line')} of {files} read, {ours:,} of Penstock{span}{metrics}{passed}{outside}."
+
+
+def _raw_lines(stream: BinaryIO) -> Iterator[bytes]:
+    """Lines that are not blank. One that is too long to be ours is cut, and so it is none of ours."""
+    from penstock.monitoring.diagnoses.lines import LINE_BYTES_MAX
+
+    while raw := stream.readline(LINE_BYTES_MAX):
+        rest = raw
+        while len(rest) == LINE_BYTES_MAX and not rest.endswith(b"\n"):
+            rest = stream.readline(LINE_BYTES_MAX)
+            raw = b"(too long)"
+        if not raw.isspace():
+            yield raw
+
+
+def _check(file: str) -> None:
+    if file == STDIN:
+        return
+    path = Path(file)
+    if path.is_dir():
+        raise UsageError(f"{file} is a folder; name the log files in it, as in {file.rstrip('/')}/*.log.")
+    if not path.exists():
+        raise UsageError(f"There is no file {file}.")
+
+
+@contextmanager
+def _opened(file: str) -> Iterator[BinaryIO]:
+    """The file's lines, inflated if need be. Raises `UsageError` for one that cannot be opened."""
+    with ExitStack() as stack, _readable(file):
+        raw: Any = sys.stdin.buffer if file == STDIN else stack.enter_context(Path(file).open("rb"))
+        buffered = raw if isinstance(raw, io.BufferedReader) else io.BufferedReader(raw)
+        packed = buffered.peek(len(GZIP))[: len(GZIP)] == GZIP
+        opened: Any = stack.enter_context(gzip.open(buffered)) if packed else buffered
+        yield opened
+
+
+@contextmanager
+def _readable(file: str) -> Iterator[None]:
+    """What a damaged file does to its reader, in a sentence."""
+    name = "standard input" if file == STDIN else file
+    try:
+        yield
+    except EOFError as error:
+        raise UsageError(f"{name} ends in the middle of what gzip packed; is it still being written?") from error
+    except (zlib.error, gzip.BadGzipFile) as error:
+        raise UsageError(f"{name} is damaged: gzip cannot read it ({error}).") from error
+    except OSError as error:
+        raise UsageError(f"{name} cannot be read: {error.strerror or error}.") from error
+
+
+def _moment(option: str, text: str | None) -> str | None:
+    """A time as the log writes it; of a duration, so long ago. Raises `UsageError` for what is neither."""
+    from penstock.handlers.durations import seconds_of
+    from penstock.monitoring.text import moment
+
+    if text is None:
+        return None
+    try:
+        given = datetime.fromisoformat(text)
+        epoch_seconds = (given if given.tzinfo is not None else given.replace(tzinfo=UTC)).timestamp()
+    except (ValueError, OverflowError):
+        try:
+            epoch_seconds = time.time() - seconds_of(option, text)
+        except UsageError as error:
+            raise UsageError(
+                f"{option} {text!r} is no time: write such as 2026-11-22T07:00Z, or 2h for two hours ago."
+            ) from error
+    return moment(epoch_seconds)

@@ -1,0 +1,29 @@
+"""Settings: read once, checked loudly, then frozen.
+
+Precedence: what the caller gives (flags) > environment (``PENSTOCK_...``) > secrets directory > ``penstock.toml`` >
+default. No other room reads the environment.
+"""
+
+from penstock.config.reading import Effective, load_effective, load_settings, unknown_variables, with_flags
+from penstock.config.settings import (
+    SETTINGS_FILE,
+    STOP_TIMEOUT_SECONDS_MAX,
+    STOP_TIMEOUT_SECONDS_MIN,
+    ReplayQueue,
+    Settings,
+)
+from penstock.config.showing import shown
+
+__all__ = [
+    "SETTINGS_FILE",
+    "STOP_TIMEOUT_SECONDS_MAX",
+    "STOP_TIMEOUT_SECONDS_MIN",
+    "Effective",
+    "ReplayQueue",
+    "Settings",
+    "load_effective",
+    "load_settings",
+    "shown",
+    "unknown_variables",
+    "with_flags",
+]

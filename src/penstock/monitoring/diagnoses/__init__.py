@@ -1,0 +1,11 @@
+"""What went wrong, from the lines of the log: of any number of workers, in any order, in whatever wrapping they come.
+
+Pure: lines go in, findings come out. `docs/logs.md` has the same questions as queries for other tools.
+"""
+
+from penstock.monitoring.diagnoses.diagnoser import Diagnoser
+from penstock.monitoring.diagnoses.findings import Diagnoses, Found, Later
+from penstock.monitoring.diagnoses.lines import Line, Unwrapping
+from penstock.monitoring.diagnoses.story import Story
+
+__all__ = ["Diagnoser", "Diagnoses", "Found", "Later", "Line", "Story", "Unwrapping"]

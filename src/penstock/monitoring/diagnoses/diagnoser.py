@@ -1,0 +1,150 @@
+"""The five diagnoses, from lines in any order.
+
+What is kept grows with the objects and their attempts, and with the messages that something befell; not with lines.
+"""
+
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from typing import TextIO
+
+from penstock.monitoring.diagnoses.findings import Diagnoses, Found
+from penstock.monitoring.diagnoses.lines import Line
+from penstock.monitoring.diagnoses.messages import Messages
+from penstock.monitoring.diagnoses.order import after, before, found_in, in_time
+
+Key = tuple[str | None, str]  # pipeline and object
+
+_ENDS = frozenset(f"object.{end}" for end in ("finished", "failed", "retrying", "given_back", "gone", "superseded"))
+
+
+class _Object:
+    """One object of one pipeline."""
+
+    __slots__ = ("ended", "failed", "finished", "given_back", "open", "skipped", "started_last")
+
+    def __init__(self) -> None:
+        self.open: dict[str, Found] = {}  # attempts that began and have not come to an end, as far as is known
+        self.ended: tuple[str, ...] = ()  # attempts; an end may come before its beginning, from another file
+        self.started_last = ""
+        self.skipped: Found | None = None  # the first time, as already processed
+        self.finished: tuple[Found, ...] = ()
+        self.failed: tuple[Found, ...] = ()
+        self.given_back: tuple[Found, ...] = ()
+
+
+class Diagnoser:
+    """Takes lines, then answers once. One thread uses it."""
+
+    def __init__(self, spool: TextIO) -> None:
+        """``spool`` is an empty file that can be written and read again."""
+        self._objects: dict[Key, _Object] = {}
+        self._messages = Messages(spool)
+        self._last_of: dict[str, str] = {}  # by worker, when it wrote its last line
+        self._seen: set[str] = set()  # events
+        self.first_ts: str | None = None
+        self.last_ts: str | None = None
+        self._takes: Mapping[str, Callable[[_Object, Found], None]] = {
+            "object.started": _started,
+            "object.finished": _finished,
+            "object.failed": _failed,
+            "object.given_back": _given_back,
+            "object.skipped": _skipped,
+        }
+
+    def take(self, line: Line) -> None:
+        """One line of ours."""
+        ts = line.ts
+        self.first_ts = ts if self.first_ts is None or ts < self.first_ts else self.first_ts
+        self.last_ts = ts if self.last_ts is None or ts > self.last_ts else self.last_ts
+        worker = line.name("worker")
+        if worker is not None and ts > self._last_of.get(worker, ""):
+            self._last_of[sys.intern(worker)] = ts
+        if line.event.startswith("object."):
+            self._seen.add(line.event)
+            self._take_object(line)
+        else:
+            self._messages.take(line)
+
+    def diagnoses(self) -> Diagnoses:
+        """What all the lines together say."""
+        found: dict[str, list[Found]] = {name: [] for name in ("wrong", "failed", "finished", "died", "back")}
+        for one in self._objects.values():
+            found["wrong"] += _wrong(one)
+            found["failed"] += (replace(each, later=after(each, one.finished)) for each in one.failed)
+            found["finished"] += (replace(one.finished[0], times=len(one.finished)),) if one.finished else ()
+            found["died"] += self._died(one)
+            found["back"] += (replace(each, later=after(each, one.finished)) for each in one.given_back)
+        for name, messages in self._messages.diagnoses(self._last_of).items():
+            found[name] += messages
+        for each in found.values():
+            each.sort(key=lambda one: (one.ts, one.name))
+        return Diagnoses(
+            wrongly_processed=found["wrong"],
+            failed=found["failed"],
+            finished=found["finished"],
+            died=found["died"],
+            interrupted=found["back"],
+            remarks=tuple(self._remarks()),
+        )
+
+    def _take_object(self, line: Line) -> None:
+        uri, attempt_id = line.name("object"), line.name("attempt_id")
+        if uri is None:
+            return
+        key = (line.name("pipeline"), uri)
+        one = self._objects.get(key)
+        if one is None:
+            one = self._objects[key] = _Object()
+        take = self._takes.get(line.event)
+        if take is not None:
+            take(one, found_in("object", uri, line.name("pipeline"), line))
+        if line.event in _ENDS and attempt_id is not None and attempt_id not in one.ended:
+            one.ended += (sys.intern(attempt_id),)
+            one.open.pop(attempt_id, None)
+
+    def _died(self, one: _Object) -> Iterator[Found]:
+        for attempt in one.open.values():
+            if attempt.ts >= one.started_last:
+                yield replace(attempt, worker_last_ts=self._last_of.get(attempt.worker or ""))
+
+    def _remarks(self) -> Iterator[str]:
+        yield from self._messages.remarks()
+        if "object.started" in self._seen and not self._seen & _ENDS:
+            yield (
+                "These logs have beginnings of attempts and not one end: if the settings log_level, log_levels or "
+                "log_sampling keep object.finished out, sudden deaths cannot be told."
+            )
+        if "object.finished" in self._seen and "object.started" not in self._seen:
+            yield (
+                "These logs have ends of attempts and no beginning: if the settings log_level, log_levels or "
+                "log_sampling keep object.started out, sudden deaths cannot be seen."
+            )
+
+
+def _started(one: _Object, found: Found) -> None:
+    one.started_last = max(one.started_last, found.ts)
+    if found.attempt_id is not None and found.attempt_id not in one.ended:
+        one.open[found.attempt_id] = found
+
+
+def _finished(one: _Object, found: Found) -> None:
+    one.finished = in_time((*one.finished, found))
+
+
+def _failed(one: _Object, found: Found) -> None:
+    one.failed = in_time((*one.failed, found))
+
+
+def _given_back(one: _Object, found: Found) -> None:
+    one.given_back = in_time((*one.given_back, found))
+
+
+def _skipped(one: _Object, found: Found) -> None:
+    if found.reason == "already_processed" and (one.skipped is None or found.ts < one.skipped.ts):
+        one.skipped = found
+
+
+def _wrong(one: _Object) -> Iterator[Found]:
+    if one.skipped is not None and not (one.finished and before(one.finished[0].ts, one.skipped.ts)):
+        yield one.skipped

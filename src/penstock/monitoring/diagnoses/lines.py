@@ -1,0 +1,133 @@
+"""Lines of files, as they are found on hosts and in archives -> lines of our log.
+
+A line of ours is a JSON object with a time, an event of the table and the fields of that event. It may stand behind a
+prefix (CloudWatch's export, `aws logs tail`, `kubectl logs --prefix`, `docker compose logs`, a container runtime's own
+files) or inside another JSON object, as text (Docker's json-file, `journalctl -o json`, `logcli -o jsonl`). Container
+runtimes cut long lines into several; those are put together again.
+"""
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from penstock.monitoring.rows import rows_of
+from penstock.monitoring.table import ROWS
+
+EVENTS = frozenset(row.name for entry in ROWS.values() for row in rows_of(entry))
+LINE_BYTES_MAX = 4 * 1024 * 1024  # far beyond what the log writes
+DEPTH_MAX = 3  # wrappings in one another
+
+_TS = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z", re.ASCII)
+_RUNTIME = re.compile(rb"\S+ (?:stdout|stderr) ([FP])(?:\S*) (.*)", re.DOTALL)
+_TEXTS = ("log", "MESSAGE", "message", "line", "@message")  # where other programs put the text of a line
+_NAMES = ("object", "attempt_id", "message_id", "pipeline", "queue", "worker", "handler")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """One line of our log. Whatever its fields hold was written by anybody: show it with care."""
+
+    ts: str  # in UTC to the microsecond, so that texts sort as times do
+    event: str
+    fields: Mapping[str, Any]
+
+    def name(self, field: str) -> str | None:
+        """A field that is a name; None where the line has none."""
+        value: str | None = self.fields.get(field)
+        return value
+
+
+class Unwrapping:
+    """Of one file: what is left of a line that was cut is kept until its end comes."""
+
+    def __init__(self) -> None:
+        self.metrics = 0  # lines so far that are metrics of ours, in CloudWatch's embedded format
+        self._cut = b""
+
+    def lines(self, raw: bytes) -> Iterator[Line | None]:
+        """What this line of the file holds: lines of ours, None for one that is not; nothing where it goes on, and for
+        metrics of ours, which are counted."""
+        runtime = _RUNTIME.fullmatch(raw.rstrip(b"\r\n"))
+        if runtime is not None:
+            whole = self._whole(runtime[2], ends=runtime[1] == b"F")
+            if whole is not None:
+                yield from self._told(_document(whole))
+            return
+        document = _document(raw)
+        text = _text(document)
+        if document is not None and isinstance(document.get("log"), str) and "stream" in document:  # Docker's own
+            whole = self._whole(document["log"].encode("utf-8", "replace"), ends=document["log"].endswith("\n"))
+            if whole is not None:
+                yield from self._told(_document(whole))
+        elif document is not None and isinstance(document.get("logEvents"), list):  # what CloudWatch sends on
+            for event in document["logEvents"]:
+                yield from self._told(
+                    _document(str(event.get("message")).encode()) if isinstance(event, dict) else None
+                )
+        else:
+            yield from self._told(document if text is None else _unwrapped(document))
+
+    def _told(self, document: Mapping[str, Any] | None) -> Iterator[Line | None]:
+        if _is_metrics(document):
+            self.metrics += 1
+        else:
+            yield _ours(document)
+
+    def _whole(self, part: bytes, *, ends: bool) -> bytes | None:
+        self._cut += part
+        if not ends and len(self._cut) <= LINE_BYTES_MAX:
+            return None
+        whole, self._cut = self._cut, b""
+        return whole
+
+
+def _document(raw: bytes) -> dict[str, Any] | None:
+    """The JSON object of a line, behind whatever stands before it."""
+    begin = raw.find(b"{")
+    if begin < 0:
+        return None
+    try:
+        document = json.loads(raw[begin:])
+    except (ValueError, RecursionError):
+        return None
+    return document if isinstance(document, dict) else None
+
+
+def _text(document: Mapping[str, Any] | None) -> str | None:
+    """The text that it wraps, if it wraps one."""
+    if document is None or "ts" in document:
+        return None
+    for name in _TEXTS:
+        value = document.get(name)
+        if isinstance(value, str):
+            return value
+        if name == "MESSAGE" and isinstance(value, list):  # the journal's way with what is not plain text
+            return bytes(one for one in value if isinstance(one, int) and 0 <= one < 256).decode("utf-8", "replace")
+    return None
+
+
+def _unwrapped(document: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    inner: dict[str, Any] | None = None
+    for _ in range(DEPTH_MAX):
+        text = _text(document)
+        if text is None:
+            return inner
+        document = inner = _document(text.encode("utf-8", "replace"))
+    return inner
+
+
+def _is_metrics(document: Mapping[str, Any] | None) -> bool:
+    return document is not None and "_aws" in document and any(name.startswith("penstock_") for name in document)
+
+
+def _ours(document: Mapping[str, Any] | None) -> Line | None:
+    if document is None:
+        return None
+    ts, event = document.get("ts"), document.get("event")
+    if not isinstance(ts, str) or not isinstance(event, str) or event not in EVENTS or not _TS.fullmatch(ts):
+        return None
+    if any(not isinstance(document[name], str) for name in _NAMES if name in document):
+        return None
+    return Line(ts=ts, event=event, fields=document)

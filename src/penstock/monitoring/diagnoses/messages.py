@@ -1,0 +1,120 @@
+"""What befell plain messages, from lines in any order: which a stop interrupted, which failed for good, and which died
+with their worker.
+
+What is kept grows with what went wrong and with what is in flight at once. Which message began and ended when is
+written to a spool, since most of them are never asked for: what is left open at the end is looked up there.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import TextIO
+
+from penstock.monitoring.diagnoses.findings import Found
+from penstock.monitoring.diagnoses.lines import Line
+from penstock.monitoring.diagnoses.order import after, found_in
+
+Place = tuple[str | None, str]  # queue and message
+
+START = "message.started"
+ENDS = frozenset(
+    f"message.{end}" for end in ("finished", "failed", "given_back", "released", "acked", "dead_lettered", "invalid")
+)
+_LEAVES = frozenset({"message.acked", "message.dead_lettered"})  # the queue, whoever says so
+_FEW = 20  # starts without an end: as many may be in flight
+
+
+class Messages:
+    """Takes lines, then answers once. One thread uses it."""
+
+    def __init__(self, spool: TextIO) -> None:
+        """``spool`` is an empty file that can be written and read again."""
+        self._spool = spool
+        self._open: dict[tuple[Place, str | None, int | None], Found] = {}  # by worker and attempt, the last start
+        self._dead: dict[tuple[Place, int | None], Found] = {}
+        self._backs: dict[Place, list[Found]] = {}
+        self._starts = 0
+        self._ends = 0
+
+    def take(self, line: Line) -> None:
+        """One line of ours; most are none of a message's."""
+        message_id = line.name("message_id")
+        if message_id is None or (line.event != START and line.event not in ENDS):
+            return
+        place = (line.name("queue"), message_id)
+        found = found_in("message", message_id, place[0], line)
+        self._spool.write(json.dumps([*place, line.event, found.ts, found.worker, found.attempt]) + "\n")
+        self._take_course(place, found, line.event)
+        if line.event == "message.given_back":
+            self._backs.setdefault(place, []).append(found)
+        elif line.event in ("message.invalid", "message.dead_lettered") or line.fields.get("final") is True:
+            self._take_death(place, found, line)
+
+    def diagnoses(self, last_of: Mapping[str, str]) -> Mapping[str, list[Found]]:
+        """Those that failed, died and were interrupted. ``last_of``: when each worker wrote its last line."""
+        by_place: dict[Place, list[Found]] = {}
+        for (place, _, _), found in self._open.items():
+            by_place.setdefault(place, []).append(found)
+        finished: dict[Place, list[Found]] = {}
+        asked = {*self._backs, *(place for place, _ in self._dead)}
+        for place, event, told in self._spooled() if by_place or asked else ():
+            if place in by_place:
+                by_place[place] = [one for one in by_place[place] if not _ended(one, event, told)]
+            if event == "message.finished" and place in asked:
+                finished.setdefault(place, []).append(told)
+        died = [one for left in by_place.values() for one in left]
+        dead = [replace(one, later=after(one, finished.get(place, ()))) for (place, _), one in self._dead.items()]
+        return {
+            "failed": dead,
+            "died": [replace(one, worker_last_ts=last_of.get(one.worker or "")) for one in died],
+            "back": [
+                replace(one, later=after(one, finished.get(place, ())))
+                for place, of in self._backs.items()
+                for one in of
+            ],
+        }
+
+    def remarks(self) -> Iterator[str]:
+        """What these logs cannot tell."""
+        if self._starts > _FEW + 2 * self._ends:
+            yield (
+                "These logs have far more beginnings of messages than ends: if the settings log_level, log_levels or "
+                "log_sampling keep message.finished and message.acked out and message.started in, what seems to have "
+                "died with its worker did not."
+            )
+
+    def _take_course(self, place: Place, found: Found, event: str) -> None:
+        key = (place, found.worker, found.attempt)
+        known = self._open.get(key)
+        if event == START:
+            self._starts += 1
+            if known is None or known.ts < found.ts:
+                self._open[key] = found
+            return
+        self._ends += event != "message.acked"
+        if known is not None and known.ts <= found.ts:
+            del self._open[key]
+
+    def _take_death(self, place: Place, found: Found, line: Line) -> None:
+        """The handler's word and the settlement's are of one death; the handler's says more."""
+        key, known = (place, found.attempt), self._dead.get((place, found.attempt))
+        error = ": ".join(str(line.fields[name]) for name in ("error.type", "error.message") if name in line.fields)
+        told = replace(
+            found, reason=error if line.event == "message.failed" and error else found.reason or error or None
+        )
+        if known is None or line.event != "message.dead_lettered":
+            self._dead[key] = told
+
+    def _spooled(self) -> Iterator[tuple[Place, str, Found]]:
+        self._spool.seek(0)
+        for text in self._spool:
+            queue, message_id, event, ts, worker, attempt = json.loads(text)
+            told = Found(kind="message", name=message_id, place=queue, ts=ts, worker=worker, attempt=attempt)
+            yield (queue, message_id), event, told
+
+
+def _ended(one: Found, event: str, told: Found) -> bool:
+    """Whether this says that the attempt came to its end, or that another one began after it."""
+    if event == START or event in _LEAVES:
+        return told.ts > one.ts
+    return (told.worker, told.attempt) == (one.worker, one.attempt) and told.ts >= one.ts

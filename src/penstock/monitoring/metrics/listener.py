@@ -1,0 +1,242 @@
+"""Events become counts.
+
+A listener for the bus: what happens to every message costs one look into a dictionary and one addition. Any thread may
+call it. Which event is counted where is the table at the end of the class; `docs/metrics.md` says it in words.
+"""
+
+import threading
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Hashable, Mapping
+from itertools import product
+from typing import Any
+
+from penstock import events
+from penstock.messaging.clock import Clock, SystemClock
+from penstock.messaging.settlement import Ack, DeadLetter, Release, Settlement
+from penstock.monitoring.metrics.catalogue import Metric
+from penstock.monitoring.metrics.meters import Meters
+
+REMEMBERED_MAX = 10_000  # of what is open: attempts on objects, and leases that a heartbeat found lost
+
+COUNTED_BY_QUEUE = frozenset(
+    {
+        *("messages_received_total", "messages_redelivered_total", "messages_settled_total", "orphaned_leases_total"),
+        *("settle_failures_total", "heartbeats_total"),
+    }
+)
+
+FINISHED, RETRIED, FAILED, GIVEN_BACK = "finished", "retried", "failed", "given_back"  # how work ended
+
+_ENDS: Mapping[type[Settlement], str] = {Ack: "acked", DeadLetter: "dead_lettered"}
+_OBJECT_OUTCOMES = {"retry": RETRIED, "dead": FAILED}  # the others are no fault of the work, and no work either
+
+
+class MetricsListener(events.ChoosyListener):
+    """``queues`` names the queue of each pipeline and object handler, whose events do not."""
+
+    def __init__(self, meters: Meters, *, queues: Mapping[str, str] | None = None, clock: Clock | None = None) -> None:
+        self._meters = meters
+        self._queues = {} if queues is None else dict(queues)
+        self._clock = SystemClock() if clock is None else clock
+        self._losing = threading.Lock()
+        self._lost = _Remembered()  # under the lock: (queue, message id, attempt) of leases found lost
+        self._runs = _Remembered()  # when a batch's attempt began, by its id
+        self._calls = _Remembered()  # when a function for an object was called, by attempt and object
+        self._heard: Mapping[type[events.Event], Callable[[Any], None]] = {
+            events.MessagesReceived: self._received,
+            events.SettlementsTaken: self._settled,
+            events.MessageFinished: self._finished,
+            events.MessageFailed: self._failed,
+            events.MessageGivenBack: self._given_back,
+            events.SettleFailed: self._settle_failed,
+            events.LeasesExtended: self._extended,
+            events.LeaseLost: self._lease_lost,
+            events.HeartbeatFailed: self._heartbeat_failed,
+            events.WorkerStarted: self._started,
+            events.WorkerStopped: self._stopped,
+            events.DeadReplayed: self._replayed,
+            events.BatchClaimed: self._claimed,
+            events.BatchWritten: self._written,
+            events.BatchCommitted: self._committed,
+            events.BatchPublished: self._published,
+            events.RunFailed: self._run_failed,
+            events.AttemptAbandoned: self._abandoned,
+            events.ObjectStarted: self._object_started,
+            events.ObjectFinished: self._object_finished,
+            events.ObjectFailed: self._object_failed,
+            events.ObjectGivenBack: self._object_given_back,
+            events.LinesQuarantined: self._quarantined,
+        }
+
+    def hears(self, kind: type[events.Event]) -> bool:
+        return kind in self._heard
+
+    def __call__(self, event: events.Event) -> None:
+        self._heard[type(event)](event)
+
+    # -- messages ------------------------------------------------------------------------------------------------
+
+    def _received(self, event: events.MessagesReceived) -> None:
+        queue = (event.queue,)
+        self._meters.count("messages_received_total", queue, len(event.message_ids))
+        if event.redelivered:
+            self._meters.count("messages_redelivered_total", queue, event.redelivered)
+        if event.orphaned:
+            self._meters.count("orphaned_leases_total", queue, event.orphaned)
+
+    def _settled(self, event: events.SettlementsTaken) -> None:
+        kinds = Counter(map(type, event.settlements))  # most often there is one
+        for kind, times in kinds.items():
+            if kind is not Release:
+                self._meters.count("messages_settled_total", (event.queue, _ENDS[kind]), times)
+        if kinds[Release]:
+            refunds = Counter(each.refund for each in event.settlements if isinstance(each, Release))
+            for refund, times in refunds.items():
+                self._meters.count("messages_settled_total", (event.queue, "released" if refund else "retried"), times)
+
+    def _finished(self, event: events.MessageFinished) -> None:
+        # Written out: it is what a worker does most.
+        self._meters.observe("process_duration_seconds", (event.queue, event.handler, FINISHED), event.duration_seconds)
+
+    def _failed(self, event: events.MessageFailed) -> None:
+        self._worked(event.queue, event.handler, FAILED if event.final else RETRIED, event.duration_seconds)
+
+    def _given_back(self, event: events.MessageGivenBack) -> None:
+        self._worked(event.queue, event.handler, GIVEN_BACK, event.duration_seconds)
+
+    def _worked(self, queue: str, handler: str, outcome: str, seconds: float) -> None:
+        self._meters.observe("process_duration_seconds", (queue, handler, outcome), seconds)
+
+    # -- leases --------------------------------------------------------------------------------------------------
+
+    def _settle_failed(self, event: events.SettleFailed) -> None:
+        self._meters.count("settle_failures_total", (event.queue, event.operation))
+        if event.lost:
+            self._found_lost(event.queue, event.message_id, event.attempt)
+
+    def _extended(self, event: events.LeasesExtended) -> None:
+        self._meters.count("heartbeats_total", (event.queue, "ok"))
+
+    def _lease_lost(self, event: events.LeaseLost) -> None:
+        self._meters.count("heartbeats_total", (event.queue, "lost"))
+        self._found_lost(event.queue, event.message_id, event.attempt)
+
+    def _found_lost(self, queue: str, message_id: str, attempt: int) -> None:
+        """Heartbeat and settlement both find it, each in a thread of its own; the first of them counts it."""
+        with self._losing:
+            known = (queue, message_id, attempt) in self._lost
+            self._lost.put((queue, message_id, attempt), 0.0)
+        if not known:
+            self._meters.count("messages_settled_total", (queue, "lease_lost"))
+
+    def _heartbeat_failed(self, event: events.HeartbeatFailed) -> None:
+        self._meters.count("heartbeats_total", (event.queue, "failed" if event.last else "retried"))
+
+    # -- workers and replayers -----------------------------------------------------------------------------------
+
+    def _started(self, event: events.WorkerStarted) -> None:
+        """What has not happened yet is there as 0: whoever looks for an increase sees the first one, too."""
+        for metric in self._meters.catalogue.values():
+            if metric.name in COUNTED_BY_QUEUE:
+                for queue in event.queues:
+                    self._begin(metric, queue)
+            elif metric.name == "shutdowns_total":
+                self._begin(metric)
+
+    def _begin(self, metric: Metric, *declared: str) -> None:
+        listed = [metric.values[label] for label in metric.labels if label in metric.values]
+        for values in product(*listed):
+            self._meters.count(metric.name, (*declared, *values), 0)
+
+    def _stopped(self, event: events.WorkerStopped) -> None:
+        self._meters.count("shutdowns_total", (event.outcome,))
+
+    def _replayed(self, event: events.DeadReplayed) -> None:
+        self._meters.count("replays_total", (event.queue or "", event.result))
+
+    # -- batches -------------------------------------------------------------------------------------------------
+
+    def _claimed(self, event: events.BatchClaimed) -> None:
+        self._runs.put(event.attempt_id, self._clock.monotonic())
+        self._stage(event.pipeline, "claim", event.seconds)
+
+    def _written(self, event: events.BatchWritten) -> None:
+        self._stage(event.pipeline, "run", event.seconds)
+        if self._runs.take(event.attempt_id) is not None:
+            self._worked(self._queue_of(event.pipeline), event.pipeline, FINISHED, event.seconds)
+
+    def _committed(self, event: events.BatchCommitted) -> None:
+        pipeline = (event.pipeline,)
+        self._stage(event.pipeline, "commit", event.seconds)
+        self._meters.count("batch_rows_total", pipeline, event.rows)
+        self._meters.count("batch_bytes_total", pipeline, event.bytes)
+
+    def _published(self, event: events.BatchPublished) -> None:
+        self._stage(event.pipeline, "publish", event.seconds)
+
+    def _run_failed(self, event: events.RunFailed) -> None:
+        self._run_ended(event.pipeline, event.attempt_id, RETRIED)
+
+    def _abandoned(self, event: events.AttemptAbandoned) -> None:
+        self._run_ended(event.pipeline, event.attempt_id, GIVEN_BACK)
+
+    def _run_ended(self, pipeline: str, attempt_id: str, outcome: str) -> None:
+        """Of a run that wrote nothing. Whoever ends it first says how."""
+        began_at = self._runs.take(attempt_id)
+        if began_at is not None:
+            self._worked(self._queue_of(pipeline), pipeline, outcome, self._clock.monotonic() - began_at)
+
+    def _stage(self, pipeline: str, stage: str, seconds: float) -> None:
+        self._meters.observe("batch_duration_seconds", (pipeline, stage), seconds)
+
+    # -- objects -------------------------------------------------------------------------------------------------
+
+    def _object_started(self, event: events.ObjectStarted) -> None:
+        if event.attempt_id not in self._runs:  # of a batch the run is what is worked on
+            self._calls.put((event.attempt_id, event.object_uri), self._clock.monotonic())
+
+    def _object_finished(self, event: events.ObjectFinished) -> None:
+        self._object_ended(event, FINISHED)
+
+    def _object_failed(self, event: events.ObjectFailed) -> None:
+        # Of a batch that has not written yet: it ran out of time, or its claim was lost, and no other event says so.
+        self._run_ended(event.pipeline, event.attempt_id, RETRIED)
+        self._object_ended(event, _OBJECT_OUTCOMES.get(event.outcome))
+
+    def _object_given_back(self, event: events.ObjectGivenBack) -> None:
+        self._object_ended(event, GIVEN_BACK)
+
+    def _object_ended(self, event: events.ObjectEvent, outcome: str | None) -> None:
+        began_at = self._calls.take((event.attempt_id, event.object_uri))
+        if began_at is not None and outcome is not None:
+            seconds = self._clock.monotonic() - began_at
+            self._worked(self._queue_of(event.pipeline), event.pipeline, outcome, seconds)
+
+    def _quarantined(self, event: events.LinesQuarantined) -> None:
+        for reason, lines in event.reasons.items():
+            self._meters.count("quarantined_lines_total", (event.pipeline, reason), lines)
+
+    def _queue_of(self, handler: str) -> str:
+        return self._queues.get(handler, "")
+
+
+class _Remembered:
+    """Numbers by what they belong to, as many as fit; the oldest is forgotten for a new one. Any thread may use it."""
+
+    def __init__(self) -> None:
+        self._numbers: OrderedDict[Hashable, float] = OrderedDict()  # each step below is one of the interpreter's
+
+    def __contains__(self, key: Hashable) -> bool:
+        return key in self._numbers
+
+    def put(self, key: Hashable, number: float) -> None:
+        self._numbers[key] = number
+        if len(self._numbers) > REMEMBERED_MAX:
+            try:
+                self._numbers.popitem(last=False)
+            except KeyError:  # others were quicker, and it is empty
+                return
+
+    def take(self, key: Hashable) -> float | None:
+        """Forget it, and answer it; None where it is not known."""
+        return self._numbers.pop(key, None)

@@ -1,0 +1,219 @@
+"""The counts of one process, which its metrics are read from. Any thread may write and read them.
+
+Each thread counts for itself, and a reading adds that up: with one lock for all, the threads of a pool paid more for
+waiting than for counting (measured). What is held is bounded: a metric has at most so many series. What a further one
+would count is counted in a series whose declared labels say ``other``, where everybody sees it.
+"""
+
+import threading
+import weakref
+from bisect import bisect_left
+from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+
+from penstock.monitoring.metrics.catalogue import METRICS, OTHER, Metric
+
+SERIES_MAX = 1_000  # of one metric
+VALUE_CHARACTERS_MAX = 200  # of a label
+THREADS_LOOK = 100  # so many new threads that count are a reason to look which have ended
+
+Labels = tuple[str, ...]  # the values, in the order of the metric's labels
+_Key = tuple[str, Labels]  # metric and labels
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Distribution:
+    """What a histogram saw. ``counts``: by bucket, not cumulated; the last is of what is above all bounds."""
+
+    counts: tuple[int, ...]
+    sum: float
+
+    @property
+    def count(self) -> int:
+        return sum(self.counts)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """All meters at one moment. A metric that was never written is there, without series."""
+
+    values: Mapping[str, Mapping[Labels, float]]  # of counters and gauges, by the metric's name
+    distributions: Mapping[str, Mapping[Labels, Distribution]]  # of histograms
+
+
+class Meters:
+    """Counters, gauges and histograms, by the names of the catalogue.
+
+    Counters and histograms only grow; whoever wants what came since its last look takes the difference of two readings.
+    A name that the catalogue does not have, or with another kind, is a defect of the caller: KeyError.
+    """
+
+    def __init__(self, *, catalogue: Mapping[str, Metric] = METRICS, series_max: int = SERIES_MAX) -> None:
+        self._catalogue = catalogue
+        self._series_max = series_max
+        self._counters = [metric.name for metric in catalogue.values() if metric.kind == "counter"]
+        self._bounds = {metric.name: metric.bounds for metric in catalogue.values() if metric.kind == "histogram"}
+        self._lock = threading.Lock()
+        # All under the lock; the first is replaced whole.
+        self._collectors: tuple[Callable[[], None], ...] = ()
+        self._gauges: dict[str, Mapping[Labels, float]] = {
+            metric.name: {} for metric in catalogue.values() if metric.kind == "gauge"
+        }
+        self._known: dict[str, set[Labels]] = {metric.name: set() for metric in catalogue.values()}
+        self._tallies: list[tuple[weakref.ref[_Thread], _Tally]] = []
+        self._past = _Tally()  # of threads that have ended
+        self._own = _Own(self._join)
+
+    @property
+    def catalogue(self) -> Mapping[str, Metric]:
+        """What the meters count."""
+        return self._catalogue
+
+    def count(self, name: str, labels: Labels, amount: float = 1.0) -> None:
+        """Add to a counter."""
+        counts, key = self._own.tally.counts, (name, labels)
+        if key not in counts:
+            if name not in self._counters:
+                raise KeyError(name)
+            key = (name, self._admitted(name, labels))
+            counts.setdefault(key, 0.0)
+        counts[key] += amount
+
+    def observe(self, name: str, labels: Labels, value: float) -> None:
+        """Note a value in a histogram."""
+        bounds = self._bounds[name]
+        cells, key = self._own.tally.cells, (name, labels)
+        cell = cells.get(key)
+        if cell is None:
+            key = (name, self._admitted(name, labels))
+            cell = cells.setdefault(key, [0.0] * (len(bounds) + 2))
+        cell[bisect_left(bounds, value)] += 1
+        cell[-1] += value
+
+    def replace(self, name: str, samples: Mapping[Labels, float]) -> None:
+        """Set a gauge: it has these series from now on, and no others.
+
+        Of series beyond the bound, those in seconds come to the greatest of them, others to their sum.
+        """
+        if name not in self._gauges:
+            raise KeyError(name)
+        greatest = self._catalogue[name].unit == "seconds"
+        fresh: dict[Labels, float] = {}
+        for given, value in samples.items():
+            labels = self._series(name, given, fresh)
+            if labels not in fresh:
+                fresh[labels] = value
+            else:
+                fresh[labels] = max(fresh[labels], value) if greatest else fresh[labels] + value
+        with self._lock:
+            self._gauges[name] = fresh
+
+    def before_reading(self, collect: Callable[[], None]) -> Callable[[], None]:
+        """Call this before each reading, in the thread that reads: for gauges that are only looked up when somebody
+        wants to know. It must not wait. Answers what to call when it is to be called no more."""
+        with self._lock:
+            self._collectors = (*self._collectors, collect)
+        return partial(self._forget, collect)
+
+    def read(self) -> Reading:
+        """What they hold now. What a thread is counting at this moment may be in it, or in the next one."""
+        for collect in self._collectors:
+            with suppress(Exception):  # one gauge that stays as it was is no reason to tell nothing at all
+                collect()
+        values: dict[str, Mapping[Labels, float]] = {}
+        with self._lock:
+            values.update(self._gauges)
+            total = self._total()
+        counts: dict[str, dict[Labels, float]] = {name: {} for name in self._counters}
+        for (name, labels), count in total.counts.items():
+            counts[name][labels] = count
+        distributions: dict[str, dict[Labels, Distribution]] = {name: {} for name in self._bounds}
+        for (name, labels), cell in total.cells.items():
+            distributions[name][labels] = Distribution(counts=tuple(map(int, cell[:-1])), sum=cell[-1])
+        return Reading(values={**values, **counts}, distributions=distributions)
+
+    def _total(self) -> "_Tally":
+        """Of all threads; what those that have ended counted becomes one. Under the lock."""
+        total, living = _Tally(), []
+        for thread, tally in self._tallies:
+            if thread() is None:  # nobody writes it any more
+                self._past.add(tally)
+            else:
+                living.append((thread, tally))
+                total.add(tally)
+        self._tallies = living
+        total.add(self._past)
+        return total
+
+    def _join(self, thread: "_Thread", tally: "_Tally") -> None:
+        with self._lock:
+            self._tallies.append((weakref.ref(thread), tally))
+            if len(self._tallies) % THREADS_LOOK == 0:  # threads come and go, and perhaps nobody reads
+                self._total()
+
+    def _forget(self, collect: Callable[[], None]) -> None:
+        with self._lock:
+            self._collectors = tuple(one for one in self._collectors if one is not collect)
+
+    def _admitted(self, name: str, labels: Labels) -> Labels:
+        """The series to count these labels in, for a thread that has none for them yet."""
+        with self._lock:
+            known = self._known[name]
+            if labels not in known:
+                labels = self._series(name, labels, known)
+                known.add(labels)
+            return labels
+
+    def _series(self, name: str, labels: Labels, known: Collection[Labels]) -> Labels:
+        """The one that these labels come to. A value that is not on its list is another, and so is what would be a
+        series beyond the bound."""
+        metric = self._catalogue[name]
+        if len(labels) != len(metric.labels):
+            raise ValueError(f"{name} has the labels {metric.labels}, and was given {labels!r}")
+        pairs = [(metric.values.get(label), value) for label, value in zip(metric.labels, labels, strict=True)]
+        series = tuple(_said(listed, value) for listed, value in pairs)
+        if series in known or len(known) < self._series_max:
+            return series
+        return tuple(OTHER if listed is None else _said(listed, value) for listed, value in pairs)
+
+
+class _Tally:
+    """What one thread has counted. It alone writes it, others read copies."""
+
+    def __init__(self) -> None:
+        self.counts: dict[_Key, float] = {}
+        self.cells: dict[_Key, list[float]] = {}  # of each bucket how many values, and last their sum
+
+    def add(self, other: "_Tally") -> None:
+        """Count what another one has, whose thread may go on meanwhile."""
+        for key, amount in other.counts.copy().items():
+            self.counts[key] = self.counts.get(key, 0.0) + amount
+        for key, cell in other.cells.copy().items():
+            mine = self.cells.get(key)
+            self.cells[key] = cell.copy() if mine is None else [a + b for a, b in zip(mine, cell, strict=True)]
+
+
+class _Thread:
+    """Lives as long as the thread that it is of, or as its meters."""
+
+
+class _Own(threading.local):
+    """The tally of the thread that asks, made at its first question."""
+
+    def __init__(self, join: Callable[[_Thread, _Tally], None]) -> None:
+        self._thread = _Thread()
+        self.tally = _Tally()
+        join(self._thread, self.tally)
+
+
+def _said(listed: tuple[str, ...] | None, value: str) -> str:
+    if listed is None:
+        return _plain(value)
+    return value if value in listed else OTHER
+
+
+def _plain(value: str) -> str:
+    """As it can be written anywhere: what stands for half a character would end every scrape."""
+    return value[:VALUE_CHARACTERS_MAX].encode("utf-8", "backslashreplace").decode("utf-8")

@@ -1,0 +1,160 @@
+"""A handler whose executions are spans: current while the function runs, so that its own spans are within.
+
+A span begins with the run, as a root of its own that links to the senders, and ends once: with the run's answer, or
+when the execution is timed out, given back or lost from outside. What a function still does after that is nobody's.
+"""
+
+import inspect
+import threading
+from collections import Counter
+from collections.abc import Coroutine, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from opentelemetry import context as contexts
+from opentelemetry import trace
+from opentelemetry.context import Context
+from opentelemetry.trace import Span, SpanKind, Tracer
+from opentelemetry.util.types import AttributeValue
+
+from penstock.messaging.delivery import Delivery
+from penstock.messaging.handler import Answer, BatchHandler, Execution, Place
+from penstock.messaging.settlement import operation_of
+from penstock.monitoring.traces.names import ATTEMPT, HANDLER, OUTCOME, PROCESS, operation, ours
+from penstock.monitoring.traces.spans import links_and_names, note_error
+
+
+class TracedHandler:
+    """A `penstock.messaging.handler.BatchHandler` around another one."""
+
+    def __init__(self, inner: BatchHandler, tracer: Tracer, *, queue: str, system: str) -> None:
+        self._inner = inner
+        self._tracer = tracer
+        self._name = f"{PROCESS} {queue}"
+        self._attributes = {**operation(PROCESS, system=system, queue=queue), HANDLER: inner.name}
+
+    @property
+    def name(self) -> str:
+        return self._inner.name
+
+    @property
+    def place(self) -> Place:
+        return self._inner.place
+
+    @property
+    def timeout_seconds(self) -> float | None:
+        return self._inner.timeout_seconds
+
+    def weigh(self, delivery: Delivery) -> int:
+        return self._inner.weigh(delivery)
+
+    def begin(self, deliveries: Sequence[Delivery]) -> Execution:
+        return TracedExecution(self._inner.begin(deliveries), deliveries, self)
+
+    def upkeep(self) -> None:
+        self._inner.upkeep()
+
+    def span_of(self, deliveries: Sequence[Delivery]) -> Span:
+        """Begin the span of an execution."""
+        links, told = links_and_names(deliveries)
+        attributes: dict[str, AttributeValue] = {**self._attributes, **told}
+        if len(deliveries) == 1:
+            attributes[ATTEMPT] = deliveries[0].attempt
+        return self._tracer.start_span(
+            self._name, context=Context(), kind=SpanKind.CONSUMER, attributes=attributes, links=links
+        )
+
+
+class TracedExecution:
+    """A `penstock.messaging.handler.Execution` around another one."""
+
+    def __init__(self, inner: Execution, deliveries: Sequence[Delivery], handler: TracedHandler) -> None:
+        self._inner = inner
+        self._deliveries = deliveries
+        self._handler = handler
+        self._lock = threading.Lock()
+        self._span: Span | None = None  # under the lock; None before the run and after the end
+
+    def run(self) -> Answer | Coroutine[Any, Any, Answer]:
+        span = self._handler.span_of(self._deliveries)
+        with self._lock:
+            self._span = span
+        try:
+            with _within(span):
+                answer = self._inner.run()
+        except BaseException as error:
+            self._failed(error)
+            raise
+        if inspect.iscoroutine(answer):
+            return self._awaited(answer, span)
+        self._answered(answer)  # type: ignore[arg-type] # the protocol knows no other coroutines
+        return answer
+
+    def extend(self) -> bool:
+        return self._inner.extend()
+
+    def drain(self) -> None:
+        self._inner.drain()
+
+    def time_out(self) -> Answer:
+        with _within(self._span):  # what is told of the failure belongs there
+            answer = self._inner.time_out()
+        self._answered(answer)
+        return answer
+
+    def give_back(self) -> None:
+        try:
+            self._inner.give_back()
+        finally:
+            self._end("given_back")
+
+    def interrupt(self) -> None:
+        try:
+            self._inner.interrupt()
+        finally:
+            self._end("lost")  # unless it ended by a timeout or was given back, which comes first
+
+    async def _awaited(self, coroutine: Coroutine[Any, Any, Answer], span: Span) -> Answer:
+        try:
+            with _within(span):
+                answer = await coroutine
+        except BaseException as error:
+            self._failed(error)
+            raise
+        self._answered(answer)
+        return answer
+
+    def _answered(self, answer: Answer) -> None:
+        """Note how the deliveries are to be settled."""
+        count = Counter(operation_of(settlement) for settlement in answer.values())
+        several = {ours(f"settled.{name}"): number for name, number in count.items()} if len(answer) > 1 else {}
+        self._end(next(iter(count)) if len(count) == 1 else "mixed" if count else None, several)
+
+    def _failed(self, error: BaseException) -> None:
+        span = self._span
+        if span is not None:
+            note_error(span, type(error).__name__, str(error))
+        self._end(None)
+
+    def _end(self, outcome: str | None, attributes: dict[str, int] | None = None) -> None:
+        with self._lock:
+            span, self._span = self._span, None
+        if span is None:
+            return
+        if outcome is not None:
+            span.set_attribute(OUTCOME, outcome)
+        span.set_attributes(dict(attributes or {}))
+        span.end()
+
+
+@contextmanager
+def _within(span: Span | None) -> Iterator[None]:
+    """The span is the current one until the block ends; its end is another's to decide."""
+    if span is None:
+        yield
+        return
+    token = contexts.attach(trace.set_span_in_context(span, Context()))
+    try:
+        yield
+    finally:
+        contexts.detach(token)

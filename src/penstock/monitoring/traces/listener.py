@@ -1,0 +1,79 @@
+"""What events add to spans: failures, which no handler raises but tells, and what was published.
+
+Events are told in the thread that works, where the span of the work is the current one.
+"""
+
+import time
+
+from opentelemetry import trace
+from opentelemetry.trace import Span, SpanKind, Tracer
+from opentelemetry.util.types import AttributeValue
+
+from penstock.events import BatchPublished, ChoosyListener, Event, MessageFailed, MessageInvalid, ObjectFailed
+from penstock.monitoring.occurrences import Occurrence, occurrence_of
+from penstock.monitoring.text import block
+from penstock.monitoring.traces.names import (
+    ERROR_TYPE,
+    EXCEPTION_MESSAGE,
+    EXCEPTION_STACKTRACE,
+    EXCEPTION_TYPE,
+    MESSAGE_ID,
+    OBJECT,
+    PIPELINE,
+    SEQ,
+    SINK,
+    said,
+)
+from penstock.monitoring.traces.spans import note_error
+
+_HEARD = (MessageFailed, MessageInvalid, ObjectFailed, BatchPublished)
+
+
+class TraceListener(ChoosyListener):
+    """Any thread may call it."""
+
+    def __init__(self, tracer: Tracer) -> None:
+        self._tracer = tracer
+
+    def hears(self, kind: type[Event]) -> bool:
+        return issubclass(kind, _HEARD)
+
+    def __call__(self, event: Event) -> None:
+        if isinstance(event, BatchPublished):
+            self._published(event)
+        elif (failed := occurrence_of(event)) is not None:
+            _note(failed)
+
+    def _published(self, event: BatchPublished) -> None:
+        """A span for what is over, since most looks for something to publish find nothing."""
+        now = time.time_ns()
+        attributes: dict[str, AttributeValue] = {PIPELINE: said(event.pipeline), SINK: said(event.sink), SEQ: event.seq}
+        self._tracer.start_span(
+            "publish",
+            kind=SpanKind.INTERNAL,
+            attributes=attributes,
+            start_time=now - round(event.seconds * 1e9),
+        ).end(now)
+
+
+def _note(failed: Occurrence) -> None:
+    """Add an exception to the current span; the first of them is what the span failed by."""
+    span = trace.get_current_span()
+    if not span.is_recording():
+        return
+    told = {
+        EXCEPTION_TYPE: failed.error_type,
+        EXCEPTION_MESSAGE: failed.error,
+        MESSAGE_ID: failed.message_id,
+        OBJECT: failed.object_uri,
+    }
+    noted = {name: said(value) for name, value in told.items() if value is not None}
+    if failed.traceback:
+        noted[EXCEPTION_STACKTRACE] = block(failed.traceback)
+    span.add_event("exception", noted)
+    if not _has_failed(span):
+        note_error(span, failed.error_type, failed.error)
+
+
+def _has_failed(span: Span) -> bool:
+    return ERROR_TYPE in (getattr(span, "attributes", None) or {})

@@ -1,0 +1,95 @@
+"""How a worker is, for those who look from other threads: when its own threads last moved, and what its lines hold.
+
+The threads leave signs in passing, a write each turn; nothing here waits, locks or asks a server. Whether a broker or
+a ledger answers is no part of it: a thread that waits for one moves again when the call's own patience is over.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from penstock.messaging.clock import Clock
+
+CALL_SECONDS_MAX = 120.0  # longer than any single call to a broker or ledger waits before it gives up
+ENDING_SECONDS_MAX = 10.0  # from the end of a thread until the worker knows of it
+
+
+class Phase(StrEnum):
+    """Where a worker is in its life."""
+
+    STARTING = "starting"
+    SERVING = "serving"
+    PAUSED = "paused"
+    STOPPING = "stopping"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LineStanding:
+    """How one line of a worker stands now."""
+
+    queue: str
+    in_flight: int  # messages whose lease it holds
+    slots: int  # executions it may have at once, whatever the other lines do
+    polled_at: float | None  # epoch seconds: when the broker last answered for its queue
+    halted: bool
+
+
+class Sign:
+    """Signs of life of one thread: with each one it says how long it may take until the next."""
+
+    def __init__(self, thread: str, clock: Clock) -> None:
+        self.thread = thread
+        self._clock = clock
+        self._given: tuple[float, float, str] | None = None  # this and the next: written by the thread
+        self._over = False
+
+    def give(self, seconds_max: float, doing: str) -> None:
+        """Move: the next sign comes within so many seconds."""
+        self._given = (self._clock.monotonic(), seconds_max, doing)
+
+    def end(self) -> None:
+        """The thread is at its end, as the worker will be."""
+        self._over = True
+        self.give(ENDING_SECONDS_MAX, "ending")
+
+    @property
+    def trouble(self) -> str | None:
+        """Why no further sign is to be expected; None where all is well, or where the thread has not begun."""
+        given = self._given
+        if given is None:
+            return None
+        at, seconds_max, doing = given
+        silent_seconds = self._clock.monotonic() - at
+        if silent_seconds <= seconds_max:
+            return None
+        if self._over:
+            return f"the thread {self.thread} has ended, and the worker has not"
+        return (
+            f"the thread {self.thread} has not moved for {silent_seconds:,.0f} s while {doing}, which takes "
+            f"{seconds_max:,.0f} s at most"
+        )
+
+
+class Pulse:
+    """The pulse of one worker. Made before it, and still there when it has ended."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.clock = clock
+        self.io = Sign("penstock-io", clock)
+        self.heartbeat = Sign("penstock-heartbeat", clock)
+        self.phase = Phase.STARTING  # this and the rest: written by the shift's thread
+        self.lines: Callable[[], Sequence[LineStanding]] = tuple
+        self.loop: Callable[[], asyncio.AbstractEventLoop | None] = _no_loop  # while one runs
+
+    @property
+    def troubles(self) -> Sequence[str]:
+        """What no waiting mends: threads that ended, or did not move for longer than they may. None while the worker
+        starts or stops, each of which has a bound of its own."""
+        if self.phase in (Phase.STARTING, Phase.STOPPING):
+            return ()
+        return [trouble for sign in (self.io, self.heartbeat) if (trouble := sign.trouble) is not None]
+
+
+def _no_loop() -> None:
+    return None

@@ -1,0 +1,224 @@
+"""Exports and archives of dead letters, killed at each step: a letter is in its queue, in a file, or in both.
+
+What lies in a queue and in a file is read past the product, with bare clients and a JSON parser.
+"""
+
+import json
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from tests.cli.process import SRC
+from tests.integration.fleet import wait_for
+from tests.services.aws_server import AwsServer, environment_for
+
+from penstock.app.dead_ageing import FILE_LETTERS_MAX
+from penstock.brokers.sqlite import SqliteBroker
+from penstock.brokers.sqs import SqsBroker
+from penstock.errors import UsageError
+from penstock.messaging.broker import Broker, QueueSettings
+from penstock.messaging.message import Outgoing
+from penstock.messaging.steps import Step
+from penstock.replay.letters import PAGE
+
+STEPS = (Step.LETTERS_WRITTEN, Step.LETTERS_KEPT, Step.LETTERS_REMOVED)
+QUEUE = "orders-dead"  # for people alone: a replayer sends nothing of it back
+RETENTION_SECONDS = 100_000.0
+FEW = 20
+PROCESS_SECONDS = 120.0
+APP = """
+from penstock import App
+
+app = App.from_config()
+
+@app.handler("orders")
+def bill(message):
+    pass
+"""
+# Where a look is a receive it hides the letters for some minutes, beyond the death of who looks: here for seconds.
+PENSTOCK = """
+import runpy
+from penstock.replay.letters import HeldLetters
+HeldLetters.__init__.__kwdefaults__["held_seconds"] = 5.0
+runpy.run_module("penstock", run_name="__main__")
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scene:
+    """A folder with an app and a queue of letters; ``lying`` reads that queue past the product."""
+
+    folder: Path
+    broker: Broker
+    lying: Callable[[], Sequence[str]]
+    settled: Callable[[int], bool]  # whether so many letters can be looked at again
+    environment: dict[str, str] = field(default_factory=dict)
+
+    def bury(self, count: int) -> set[str]:
+        bodies = [f"letter {number}" for number in range(count)]
+        for first in range(0, count, 500):
+            self.broker.send(QUEUE, [Outgoing(body=body.encode()) for body in bodies[first : first + 500]])
+        return set(bodies)
+
+    def start(self, *arguments: object, kill_at: str | None = None) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, "-c", PENSTOCK, *map(str, arguments)],
+            cwd=self.folder,
+            env={
+                **os.environ,
+                "PYTHONPATH": str(SRC),
+                **self.environment,
+                **({"PENSTOCK_KILL_AT": kill_at} if kill_at else {}),
+            },
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,  # dying at a step kills the process group
+        )
+
+    def run(self, *arguments: object, kill_at: str | None = None, code: int = 0) -> None:
+        process = self.start(*arguments, kill_at=kill_at)
+        _, said = process.communicate(timeout=PROCESS_SECONDS)
+        assert process.returncode == (-signal.SIGKILL if kill_at else code), said
+
+    def kept(self) -> dict[str, Counter[str]]:
+        """The bodies in each file."""
+        return {
+            path.name: Counter(json.loads(line)["body"] for line in path.read_text(encoding="utf-8").splitlines())
+            for path in sorted(self.folder.rglob("[!.]*.jsonl"))
+        }
+
+    def import_all(self) -> None:
+        for path in sorted(self.folder.rglob("[!.]*.jsonl")):
+            self.run("dead", "import", path)
+
+
+def on_sqlite(request: pytest.FixtureRequest, folder: Path) -> Scene:
+    file = folder / ".penstock" / "queue.db"
+    file.parent.mkdir()
+    broker = SqliteBroker(file, holder="test", queues=[QueueSettings(name=QUEUE, retention_seconds=RETENTION_SECONDS)])
+    request.addfinalizer(broker.close)
+
+    def lying() -> Sequence[str]:
+        asked = "SELECT body FROM messages JOIN queues ON queues.id = queue_id WHERE name = ?"
+        with closing(sqlite3.connect(file, timeout=60)) as connection:
+            return [body.decode() for (body,) in connection.execute(asked, (QUEUE,))]
+
+    return Scene(folder=folder, broker=broker, lying=lying, settled=lambda count: len(lying()) == count)
+
+
+def on_sqs(request: pytest.FixtureRequest, folder: Path) -> Scene:
+    server: AwsServer = request.getfixturevalue("moto")
+    raw = server.client("sqs")
+    urls = {name: raw.create_queue(QueueName=name)["QueueUrl"] for name in ("orders", "orders-dlq", QUEUE)}
+    broker = SqsBroker(server.aws, holder="test", queues=[QueueSettings(name="orders")], poll_seconds=1)
+    request.addfinalizer(broker.close)
+
+    def counted(*which: str) -> int:
+        found = raw.get_queue_attributes(QueueUrl=urls[QUEUE], AttributeNames=["All"])["Attributes"]
+        return sum(int(found[f"ApproximateNumberOfMessages{of}"]) for of in which)
+
+    def visible_again(count: int) -> bool:
+        return counted("") == count and counted("NotVisible") == 0
+
+    def lying() -> Sequence[str]:
+        wait_for(lambda: counted("NotVisible") == 0, "all letters are visible")
+        held = []
+        while batch := raw.receive_message(QueueUrl=urls[QUEUE], MaxNumberOfMessages=10).get("Messages"):
+            held += batch
+        for one in held:
+            raw.change_message_visibility(QueueUrl=urls[QUEUE], ReceiptHandle=one["ReceiptHandle"], VisibilityTimeout=0)
+        return [one["Body"] for one in held]
+
+    environment = {**environment_for(server.url), "PENSTOCK_BROKER": "sqs://", "PENSTOCK_ONE_HOST": "true"}
+    return Scene(folder=folder, broker=broker, lying=lying, settled=visible_again, environment=environment)
+
+
+OPENERS = {"sqlite": on_sqlite, "sqs": on_sqs}
+
+
+SLOWLY = ("sqs", Step.LETTERS_REMOVED)  # hundreds of letters, on a server that has to serve each by itself
+EXPORTS = [
+    pytest.param(broker, step, marks=[pytest.mark.slow] if (broker, step) == SLOWLY else [])
+    for broker in OPENERS
+    for step in STEPS
+]
+
+
+@pytest.fixture
+def scene(request: pytest.FixtureRequest, tmp_path: Path) -> Scene:
+    (tmp_path / "shop_with_letters.py").write_text(APP)
+    return OPENERS[getattr(request, "param", "sqlite")](request, tmp_path)
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(("scene", "step"), EXPORTS, indirect=["scene"])
+def test_an_export_that_removes(scene: Scene, step: Step) -> None:
+    export = ("dead", "export", "--queue", "orders", "--remove", "--to")
+    letters = scene.bury(PAGE + FEW if step is Step.LETTERS_REMOVED else FEW)
+    scene.run(*export, "letters.jsonl", kill_at=step)
+    left = FEW  # of a page that was removed, and of none
+    wait_for(lambda: scene.settled(left), "the letters can be looked at again")
+    in_queue, in_files = Counter(scene.lying()), scene.kept()
+    assert in_queue.keys() | in_files.get("letters.jsonl", Counter()).keys() == letters, "nothing is lost"
+    assert in_files == ({} if step is Step.LETTERS_WRITTEN else {"letters.jsonl": Counter(letters)})
+    assert (in_queue.total(), set(in_queue.values())) == (left, {1})
+
+    again = "letters.jsonl"
+    if step is not Step.LETTERS_WRITTEN:
+        scene.run(*export, again, code=UsageError.exit_code)
+        assert Counter(scene.lying()) == in_queue
+        again = "rest.jsonl"
+    scene.run(*export, again)
+    assert scene.lying() == []
+    assert scene.kept() == {**in_files, again: in_queue}
+    scene.import_all()
+    assert Counter(scene.lying()) == Counter(letters), "each once, from however many files"
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("one_more", [False, True], ids=["alone", "with one more meanwhile"])
+@pytest.mark.parametrize("step", STEPS)
+def test_an_archive_of_letters_near_their_end(scene: Scene, step: Step, one_more: bool) -> None:
+    scene.environment["PENSTOCK_DEAD_LETTERS_ARCHIVE"] = str(scene.folder / "archive")
+    letters = scene.bury(FILE_LETTERS_MAX + FEW if step is Step.LETTERS_REMOVED else FEW)
+    grow_old(scene)
+    scene.run("replayer", "shop_with_letters:app", kill_at=step)
+    in_queue, first = Counter(scene.lying()), scene.kept()
+    in_files = sum(first.values(), Counter())
+    assert in_queue.keys() | in_files.keys() == letters, "nothing is lost"
+    assert set(in_queue.values()) == {1}
+    assert in_queue.total() == FEW
+    assert in_files.total() == {Step.LETTERS_WRITTEN: 0, Step.LETTERS_KEPT: FEW}.get(step, FILE_LETTERS_MAX)
+
+    if one_more:
+        scene.broker.send(QUEUE, [Outgoing(body=b"one more")])
+        grow_old(scene, but=letters)
+    process = scene.start("replayer", "shop_with_letters:app")
+    try:
+        wait_for(lambda: not scene.lying(), "the archive has all of them")
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=PROCESS_SECONDS)
+    letters |= {"one more"} if one_more else set()
+    in_files = sum(scene.kept().values(), Counter())
+    twice = in_queue if one_more and step is Step.LETTERS_KEPT else Counter[str]()  # the file is another one then
+    assert in_files == Counter(letters) + twice
+    scene.import_all()
+    assert Counter(scene.lying()) == Counter(letters), "each once, from however many files"
+
+
+def grow_old(scene: Scene, *, but: set[str] | None = None) -> None:
+    """Let letters be near their end, as if time had passed."""
+    rows = [(0.97 * RETENTION_SECONDS, body.encode()) for body in scene.lying() if body not in (but or ())]
+    with closing(sqlite3.connect(scene.folder / ".penstock" / "queue.db", timeout=60)) as connection, connection:
+        connection.executemany("UPDATE messages SET enqueued_at = enqueued_at - ? WHERE body = ?", rows)

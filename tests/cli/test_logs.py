@@ -1,0 +1,385 @@
+"""`penstock logs diagnose`: over the logs of real workers, and over files of every kind."""
+
+import gzip
+import io
+import json
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.cli.conftest import Call
+from tests.cli.process import Process, Start
+
+from penstock import events
+from penstock.events import Event
+from penstock.messaging.clock import SystemClock
+from penstock.messaging.settlement import DeadLetter
+from penstock.monitoring.logs import configure_logs
+from penstock.monitoring.plans import LogSettings
+from penstock.objects.reference import LOCAL_BUCKET, uri_of
+from penstock.testing import FakeClock
+
+CHECK_FOUND_PROBLEMS = 3
+UNFIT = 2
+
+SHOP = """
+import time
+from pathlib import Path
+from penstock import App
+
+app = App.from_config()
+
+@app.object_handler("landed", source="landing", name="parse", on_stop="give_back")
+def parse(incoming, context):
+    Path(f"began-{time.time_ns()}").touch()
+    while not Path("go").exists():
+        context.checkpoint()
+        time.sleep(0.02)  # between two looks at a file that the test makes
+"""
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return tmp_path
+
+
+@pytest.fixture
+def start(here: Path) -> Iterator[Start]:
+    begun: list[Process] = []
+
+    def started(*arguments: object) -> Process:
+        begun.append(Process(here, *arguments))
+        return begun[-1]
+
+    yield started
+    for process in begun:
+        process.kill()
+
+
+# Real workers
+
+
+@pytest.fixture
+def shop(here: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], str]:
+    """An app, and one object announced to it; calling it answers the object's address."""
+    monkeypatch.setenv("PENSTOCK_LEASE_SECONDS", "600")  # a worker that was killed is known to be dead, with no wait
+    name = f"shop_{here.name}"
+    (here / f"{name}.py").write_text(SHOP)
+    (here / "landing").mkdir()
+    (here / "landing" / "a.jsonl").write_text("{}\n")
+
+    def announced() -> str:
+        __import__(name)
+        assert sys.modules[name].app.announce("landed", "landing") == 1
+        sys.modules[name].app.close()
+        return (here / "landing" / "a.jsonl").resolve().as_uri()
+
+    return announced
+
+
+def worked(start: Start, here: Path, log: str, *, until: str, then: signal.Signals) -> None:
+    """A worker that is signalled once its log has that event, and the log it leaves."""
+    worker = start("worker", f"shop_{here.name}:app")
+    worker.expect(until)
+    worker.signal(then)
+    worker.exit_code()
+    (here / log).write_text("".join(worker.said))
+
+
+def test_what_a_kill_leaves_is_named_until_somebody_finishes_it(
+    penstock: Call, start: Start, here: Path, shop: Callable[[], str]
+) -> None:
+    uri = shop()
+    worked(start, here, "first.log", until="object.started", then=signal.SIGKILL)
+    said = penstock("logs", "diagnose", "first.log")
+    assert said.exit_code == CHECK_FOUND_PROBLEMS
+    assert "Died with their worker: 1 object " in said.out
+    assert uri in said.out
+
+    (here / "go").touch()
+    worked(start, here, "second.log", until="object.finished", then=signal.SIGTERM)
+    found = penstock("logs", "diagnose", "second.log", "first.log", "--json").document
+    assert found["died"]["count"] == found["wrongly_processed"]["count"] == 0
+    (finished,) = found["finished"]["first"]
+    assert finished["name"] == uri
+
+    said = penstock("logs", "diagnose", "first.log", "second.log", "--object", "landing/a.jsonl")
+    assert said.exit_code == 0
+    starts = [line for line in said.out.splitlines() if "object.started" in line]
+    assert len(starts) == 2
+    assert finished["attempt_id"] in starts[1]
+    assert finished["attempt_id"] not in starts[0]
+
+
+def test_what_a_stop_interrupted_is_named_with_the_attempt_that_finished_it(
+    penstock: Call, start: Start, here: Path, shop: Callable[[], str]
+) -> None:
+    uri = shop()
+    worked(start, here, "first.log", until="object.started", then=signal.SIGTERM)
+    found = penstock("logs", "diagnose", "first.log", "--json").document
+    (before,) = [one for one in found["interrupted"]["first"] if one["kind"] == "object"]
+    assert before["name"] == uri
+    assert "later" not in before
+
+    (here / "go").touch()
+    worked(start, here, "second.log", until="object.finished", then=signal.SIGTERM)
+    found = penstock("logs", "diagnose", "second.log", "first.log", "--json").document
+    (after,) = [one for one in found["interrupted"]["first"] if one["kind"] == "object"]
+    assert after["attempt_id"] == before["attempt_id"]
+    assert after["later"]["attempt_id"] == found["finished"]["first"][0]["attempt_id"]
+    assert found["died"]["count"] == 0
+
+
+# Made-up logs
+
+
+class Log:
+    """Writes lines as a worker does, a second apart."""
+
+    def __init__(self, began_at: float = 1_764_000_000.0) -> None:
+        self._stream = io.StringIO()
+        self._clock = FakeClock(began_at)
+        self._log = configure_logs(LogSettings(worker="w1", format="json"), self._stream, clock=self._clock)
+
+    def tell(self, *told: Event) -> "Log":
+        for event in told:
+            self._log(event)
+            self._clock.advance(1)
+        return self
+
+    @property
+    def text(self) -> str:
+        return self._stream.getvalue()
+
+
+def started(uri: str, attempt_id: str = "a") -> Event:
+    return events.ObjectStarted(pipeline="p", object_uri=uri, attempt_id=attempt_id, attempt=1)
+
+
+def finished(uri: str, attempt_id: str = "a") -> Event:
+    return events.ObjectFinished(pipeline="p", object_uri=uri, attempt_id=attempt_id, rows=1, lines_quarantined=0)
+
+
+def skipped(uri: str) -> Event:
+    return events.ObjectSkipped(pipeline="p", object_uri=uri, reason="already_processed")
+
+
+def test_a_log_in_which_all_is_well(penstock: Call, here: Path) -> None:
+    (here / "w.log").write_text(Log().tell(started("o"), finished("o"), skipped("o")).text)
+    said = penstock("logs", "diagnose", "w.log")
+    assert said.exit_code == 0
+    assert said.out.splitlines()[:4] == [
+        "Wrongly marked as processed: none.",
+        "Died with their worker: none.",
+        "Failed: none.",
+        "Interrupted by a stop: none.",
+    ]
+    assert "Finished: 1 object" in said.out
+    assert "3 lines of 1 file read, 3 of Penstock" in said.err
+
+
+@pytest.mark.parametrize(("ahead_seconds", "wrong"), [(-60, 0), (0, 0), (4, 0), (6, 1), (3_600, 1)])
+def test_clocks_of_two_hosts_differ_a_little(penstock: Call, here: Path, ahead_seconds: int, wrong: int) -> None:
+    (here / "one.log").write_text(Log(1_764_000_000.0 + ahead_seconds).tell(finished("o")).text)
+    (here / "other.log").write_text(Log().tell(skipped("o")).text)
+    said = penstock("logs", "diagnose", "one.log", "other.log")
+    assert f"Wrongly marked as processed: {wrong or 'none'}" in said.out
+    assert said.exit_code == (CHECK_FOUND_PROBLEMS if wrong else 0)
+
+
+def test_each_section_says_how_to_go_on(penstock: Call, here: Path) -> None:
+    failed = events.ObjectFailed(pipeline="p", object_uri="bad", attempt_id="x", outcome="dead", reason="no JSON")
+    back = events.MessageGivenBack(queue="q", handler="h", message_id="m", attempt=1, duration_seconds=1.0)
+    log = Log().tell(skipped("odd"), started("lost"), started("bad", "x"), failed, back, finished("fine"))
+    (here / "w.log").write_text(log.text)
+    said = penstock("logs", "diagnose", "w.log")
+    assert said.exit_code == CHECK_FOUND_PROBLEMS
+    for words in (
+        "Wrongly marked as processed: 1",
+        "Died with their worker: 1",
+        "Failed: 1",
+        "1 message ",
+        "Finished: 1",
+    ):
+        assert words in said.out
+    assert said.out.count("  -> ") == 5
+    assert "no JSON" in said.out
+
+
+def test_only_the_first_are_shown_and_all_are_counted(penstock: Call, here: Path) -> None:
+    (here / "w.log").write_text(Log().tell(*(started(f"o{number}", f"a{number}") for number in range(25))).text)
+    said = penstock("logs", "diagnose", "w.log", "--limit", "3")
+    assert "Died with their worker: 25 objects" in said.out
+    assert "... and 22 more" in said.out
+    said = penstock("logs", "diagnose", "w.log", "--json")
+    found = json.loads(said.out)
+    assert (said.exit_code, found["died"]["count"], len(found["died"]["first"])) == (3, 25, 20)
+    assert "not one end" in found["remarks"][0]
+
+
+def test_names_from_a_log_are_shown_and_not_obeyed(penstock: Call, here: Path) -> None:
+    evil = "s3://b/\x1b]0;owned\x07\n2026 all is well\u202e"
+    failed = events.ObjectFailed(pipeline="p\x1b[2J", object_uri=evil, attempt_id="x", outcome="dead", reason="\x9b31m")
+    (here / "w.log").write_text(Log().tell(started(evil), failed, skipped(evil)).text)
+    for arguments in ((), ("--object", evil)):
+        said = penstock("logs", "diagnose", "w.log", *arguments)
+        assert said.exit_code == CHECK_FOUND_PROBLEMS
+        assert not {"\x1b", "\x07", "\x9b", "\u202e"} & set(said.out + said.err)
+        assert r"\x1b]0;owned\x07\n2026 all is well\u202e" in said.out
+
+
+def test_a_window(penstock: Call, here: Path) -> None:
+    (here / "w.log").write_text(Log().tell(started("early", "1"), started("mid", "2"), started("late", "3")).text)
+    window = ("--since", "2025-11-24T16:00:01Z", "--until", "2025-11-24T18:00:02+02:00")
+    said = penstock("logs", "diagnose", "w.log", *window, "--json")
+    found = json.loads(said.out)
+    assert [one["name"] for one in found["died"]["first"]] == ["mid"]
+    assert found["read"]["outside"] == 2
+
+
+def test_a_window_of_the_last_hours(penstock: Call, here: Path) -> None:
+    old, new = Log(), Log(SystemClock().now() - 60)
+    (here / "w.log").write_text(old.tell(started("old")).text + new.tell(started("new")).text)
+    said = penstock("logs", "diagnose", "w.log", "--since", "1h", "--json")
+    assert [one["name"] for one in json.loads(said.out)["died"]["first"]] == ["new"]
+
+
+def test_packed_files_and_standard_input(penstock: Call, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = Log().tell(started("o")).text.encode(), Log(1_764_000_100.0).tell(finished("o")).text.encode()
+    (here / "w.log.1").write_bytes(gzip.compress(first[:50]) + gzip.compress(first[50:]))  # the ending is no guide
+    for packed in (second, gzip.compress(second)):
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(packed)))
+        said = penstock("logs", "diagnose", "w.log.1", "-")
+        assert said.exit_code == 0, said.out
+        assert "Finished: 1 object" in said.out
+
+
+def test_lines_of_others_are_passed_over(penstock: Call, here: Path) -> None:
+    (here / "w.log").write_bytes(
+        b"hello\n\xff\xfe\n\n" + b"x" * 5_000_000 + b"\n" + Log().tell(started("o"), finished("o")).text.encode()[:-1]
+    )
+    said = penstock("logs", "diagnose", "w.log")
+    assert said.exit_code == 0
+    assert "5 lines of 1 file read, 2 of Penstock" in said.err
+    assert "3 lines of other programs passed over" in said.err
+
+
+@pytest.mark.parametrize("content", [b"", b"nothing\nof ours\n"], ids=["empty", "others"])
+def test_a_file_without_a_line_of_ours(penstock: Call, here: Path, content: bytes) -> None:
+    (here / "w.log").write_bytes(content)
+    for arguments in ((), ("--json",), ("--object", "s3://b/o")):
+        said = penstock("logs", "diagnose", "w.log", *arguments)
+        assert (said.exit_code, said.out, said.err.count("\n")) == (UNFIT, "", 1)
+        assert "nothing to diagnose" in said.err
+        assert "PENSTOCK_LOG_FORMAT=json" in said.err
+
+
+def test_a_window_without_a_line_is_no_mistake(penstock: Call, here: Path) -> None:
+    (here / "w.log").write_text(Log().tell(started("o")).text)
+    said = penstock("logs", "diagnose", "w.log", "--until", "2000-01-01")
+    assert said.exit_code == 0
+    assert "No line of Penstock is within --since and --until" in said.out
+
+
+def test_metrics_among_the_log_are_ours(penstock: Call, here: Path) -> None:
+    metrics = '{"queue":"q","_aws":{"Timestamp":1,"CloudWatchMetrics":[]},"penstock_messages_received_total":1}\n'
+    (here / "w.log").write_text(Log().tell(started("o"), finished("o")).text + metrics)
+    said = penstock("logs", "diagnose", "w.log")
+    assert said.exit_code == 0
+    assert "3 lines of 1 file read, 2 of Penstock" in said.err
+    assert "1 line of metrics" in said.err
+    assert "other programs" not in said.err
+
+
+ABOUT: dict[str, Any] = {"queue": "orders", "handler": "take", "attempt": 1}
+WORKED: dict[str, Any] = {**ABOUT, "enqueued_at": 1_764_000_000.0, "duration_seconds": 1.0}
+
+
+def test_messages_that_died_or_failed_for_good_are_named(penstock: Call, here: Path) -> None:
+    error: dict[str, Any] = {"error_type": "ValueError", "error": "no such order", "traceback": None, "exception": None}
+    log = Log().tell(
+        *(events.MessageStarted(**ABOUT, message_id=name, enqueued_at=1.0) for name in ("lost", "bad", "fine", "slow")),
+        events.MessageFailed(**WORKED, message_id="bad", **error, final=True, delay_seconds=None),
+        events.MessageFailed(**WORKED, message_id="slow", **error, final=False, delay_seconds=5.0),
+        events.MessageFinished(**WORKED, message_id="fine"),
+        events.DeliverySettled(
+            queue="orders", message_id="bad", attempt=1, settlement=DeadLetter(reason="failed 5 times")
+        ),
+    )
+    (here / "w.log").write_text(log.text)
+    said = penstock("logs", "diagnose", "w.log")
+    assert said.exit_code == CHECK_FOUND_PROBLEMS
+    assert "Died with their worker: 1 message " in said.out
+    assert "Failed: 1 message " in said.out
+    found = json.loads(penstock("logs", "diagnose", "w.log", "--json").out)
+    assert [(one["name"], one["place"]) for one in found["died"]["first"]] == [("lost", "orders")]
+    assert [(one["name"], one["reason"]) for one in found["failed"]["first"]] == [("bad", "ValueError: no such order")]
+
+
+def test_ends_that_are_sampled_out_are_remarked_on(penstock: Call, here: Path) -> None:
+    names = [f"m{number}" for number in range(30)]
+    begun = [events.MessageStarted(**ABOUT, message_id=name, enqueued_at=1.0) for name in names]
+    (here / "w.log").write_text(Log().tell(*begun).text)
+    said = penstock("logs", "diagnose", "w.log")
+    assert "far more beginnings of messages than ends" in said.err
+
+
+def test_an_object_is_named_by_its_path_however_that_is_written(penstock: Call, here: Path) -> None:
+    path = str(here / "landing" / "caf\udce9.jsonl")  # Latin-1
+    (here / "w.log").write_text(Log().tell(started(uri_of(LOCAL_BUCKET, path)), started("file:///other", "b")).text)
+    said = penstock("logs", "diagnose", "w.log", "--object", path, "--json")
+    assert [line["event"] for line in json.loads(said.out)["story"]] == ["object.started"]
+
+
+def test_an_object_that_nobody_speaks_of(penstock: Call, here: Path) -> None:
+    (here / "w.log").write_text(Log().tell(started("o")).text)
+    said = penstock("logs", "diagnose", "w.log", "--object", "s3://b/other")
+    assert (said.exit_code, said.out) == (CHECK_FOUND_PROBLEMS, "")
+    assert "These logs say nothing of s3://b/other" in said.err
+
+
+def test_the_story_has_what_befell_its_attempts(penstock: Call, here: Path) -> None:
+    committed: dict[str, Any] = {"seq": 7, "objects": 2, "rows": 9, "lines_quarantined": 0, "bytes": 1, "seconds": 0.1}
+    log = Log().tell(
+        started("s3://b/o"),
+        started("other", "b"),
+        events.BatchCommitted(pipeline="p", attempt_id="a", **committed),
+        events.BatchCommitted(pipeline="p", attempt_id="b", **committed),
+        finished("s3://b/o"),
+    )
+    (here / "w.log").write_text(log.text)
+    found = penstock("logs", "diagnose", "w.log", "--object", "s3://b/o", "--json").document
+    assert [line["event"] for line in found["story"]] == ["object.started", "batch.committed", "object.finished"]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        pytest.param("nowhere.log", None, "There is no file nowhere.log", id="none"),
+        pytest.param(".", None, "is a folder", id="folder"),
+        pytest.param("cut.gz", gzip.compress(b"x" * 10_000)[:-20], "ends in the middle", id="cut"),
+        pytest.param("torn.gz", b"\x1f\x8b" + b"\0" * 100, "is damaged", id="torn"),
+    ],
+)
+def test_a_file_that_cannot_be_read_is_one_sentence(
+    penstock: Call, here: Path, name: str, content: bytes | None, words: str
+) -> None:
+    if content is not None:
+        (here / name).write_bytes(content)
+    said = penstock("logs", "diagnose", name)
+    assert said.exit_code == UNFIT
+    assert said.err.count("\n") == 1
+    assert words in said.err
+
+
+@pytest.mark.parametrize("text", ["yesterday", "2026-13-01", "-1h", ""])
+def test_a_time_that_is_none_is_one_sentence(penstock: Call, here: Path, text: str) -> None:
+    (here / "w.log").write_text("")
+    said = penstock("logs", "diagnose", "w.log", f"--since={text}")
+    assert said.exit_code == UNFIT
+    assert "is no time" in said.err

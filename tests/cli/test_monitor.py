@@ -1,0 +1,263 @@
+"""`penstock monitor`: a real process asked over HTTP, and one look printed."""
+
+import signal
+import sqlite3
+import time
+import urllib.request
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+from tests.cli.conftest import Call
+from tests.cli.process import DEADLINE_SECONDS, Process, Start
+from tests.cli.scene import Scene
+
+from penstock.brokers.sqlite import SqliteBroker
+from penstock.ledger.records import Failure
+from penstock.messaging.message import Outgoing
+from penstock.messaging.settlement import DeadLetter
+
+USAGE, TEMPORARY, CONFIGURATION = 2, 75, 78
+HOUR = 3_600.0
+APP = """
+from pathlib import Path
+from penstock import App, DeltaSink, ObjectSource
+
+def note(exception, context):
+    with Path("reported").open("a") as file:
+        file.write(f"{context.fingerprint.split('|')[1]}: {context.error}\\n")
+
+app = App.from_config(on_error=note)
+
+@app.handler("orders")
+def take(message):
+    pass
+
+app.pipeline(
+    "clicks",
+    source=ObjectSource("landing", queue="clicks-files", schema="id long"),
+    sink=DeltaSink("tables/clicks"),
+)
+"""
+SETTINGS = 'monitor_address = "127.0.0.1:0"\nmonitor_seconds = 1\n'
+Samples = Mapping[tuple[str, frozenset[tuple[str, str]]], float]
+
+
+@pytest.fixture
+def here(app_scene: Scene, tmp_path: Path) -> Path:
+    (tmp_path / "shop.py").write_text(APP)
+    (tmp_path / "penstock.toml").write_text(SETTINGS)
+    return tmp_path
+
+
+@pytest.fixture
+def start(here: Path) -> Iterator[Start]:
+    started: list[Process] = []
+
+    def begin(*arguments: object, **options: object) -> Process:
+        process = Process(here, *arguments, **options)  # type: ignore[arg-type]  # as the caller gave them
+        started.append(process)
+        return process
+
+    yield begin
+    for process in started:
+        process.kill()
+
+
+@pytest.fixture
+def broker(here: Path) -> Iterator[SqliteBroker]:
+    broker = SqliteBroker(here / ".penstock" / "queue.db", holder="test")
+    yield broker
+    broker.close()
+
+
+def ask(address: str, path: str) -> str:
+    with urllib.request.urlopen(f"http://{address}{path}", timeout=DEADLINE_SECONDS) as answer:
+        return str(answer.read().decode())
+
+
+def samples(address: str) -> Samples:
+    return {
+        (sample.name, frozenset(sample.labels.items())): sample.value
+        for family in text_string_to_metric_families(ask(address, "/metrics"))
+        for sample in family.samples
+    }
+
+
+def value(found: Samples, name: str, **labels: str) -> float | None:
+    return found.get((f"penstock_{name}", frozenset(labels.items())))
+
+
+def wait_ready(address: str) -> None:
+    deadline = time.monotonic() + DEADLINE_SECONDS
+    while True:
+        try:
+            ask(address, "/readyz")
+            return
+        except OSError:  # 503 until the first look is over
+            assert time.monotonic() < deadline
+            time.sleep(0.05)  # between two questions to another process
+
+
+def late(here: Path, seconds: float) -> None:
+    """Let the ledger have heard of every object so long ago."""
+    with sqlite3.connect(here / ".penstock" / "ledger.db") as connection:
+        connection.execute("UPDATE objects SET first_seen_at = first_seen_at - ?", [seconds])
+
+
+def test_a_monitor_answers_for_queues_letters_ledger_and_table(
+    start: Start, here: Path, broker: SqliteBroker, app_scene: Scene
+) -> None:
+    broker.send("orders", [Outgoing(body=b"dies")])
+    (delivery,) = broker.receive("orders", messages_max=1, lease_seconds=600)
+    assert not broker.settle([(delivery, DeadLetter(reason="no"))])
+    broker.send("orders", [Outgoing(body=b"1"), Outgoing(body=b"2"), Outgoing(body=b"3", delay_seconds=600)])
+    assert broker.receive("orders", messages_max=1, lease_seconds=600)
+    app_scene.process("a", "b")
+    app_scene.fail("c", Failure.RETRY, "again")
+    late(here, 2 * HOUR)
+
+    monitor = start("monitor", "shop:app")
+    began = monitor.expect("monitor.started")
+    assert (began["queues"], began["pipelines"]) == (["clicks-files", "orders"], ["clicks"])
+    address = began["address"]
+    wait_ready(address)
+    found = samples(address)
+    for state, count in (("visible", 1), ("in_flight", 1), ("delayed", 1)):
+        assert value(found, "queue_messages", queue="orders", state=state) == count
+    for name in ("queue_oldest_message_age_seconds", "queue_oldest_visible_message_age_seconds"):
+        age = value(found, name, queue="orders", source="exact")
+        assert age is not None
+        assert 0 < age < 300
+    assert value(found, "dead_letters", queue="orders", tier="dlq") == 1
+    assert value(found, "dead_letters", queue="orders", tier="dead") == 0
+    letter_age = value(found, "dead_letter_oldest_age_seconds", queue="orders", tier="dlq")
+    assert letter_age is not None
+    assert 0 < letter_age < 300
+    assert value(found, "objects", pipeline="clicks", state="processed") == 2
+    assert value(found, "objects", pipeline="clicks", state="unprocessed") == 1
+    assert value(found, "objects_overdue", pipeline="clicks") == 1
+    oldest = value(found, "object_oldest_unprocessed_age_seconds", pipeline="clicks")
+    assert oldest is not None
+    assert 2 * HOUR <= oldest < 2 * HOUR + 300
+    assert value(found, "objects_missing", pipeline="clicks") is None  # nobody reconciled
+    lag = value(found, "commit_to_publish_lag_seconds", pipeline="clicks")
+    assert lag is not None
+    assert 0 < lag < 300
+    assert {dict(labels)["source"]: up for (name, labels), up in found.items() if name == "penstock_monitor_up"} == {
+        "broker": 1,
+        "ledger": 1,
+        "tables": 1,
+    }
+    told = monitor.expect("objects.overdue")
+    assert (told["level"], told["pipeline"], told["overdue"], told["after_s"]) == ("error", "clicks", 1, HOUR)
+
+    app_scene.publish()
+    deadline = time.monotonic() + DEADLINE_SECONDS
+    while value(samples(address), "commit_to_publish_lag_seconds", pipeline="clicks") != 0:
+        assert time.monotonic() < deadline
+        time.sleep(0.1)  # as above
+    assert ask(address, "/livez")
+
+    monitor.signal(signal.SIGTERM)
+    assert monitor.exit_code() == 0
+    assert sum('"objects.overdue"' in line for line in monitor.said) == 1  # told once, over all these looks
+    (reported,) = (here / "reported").read_text().splitlines()
+    assert reported.startswith("ObjectsOverdue: 1 object waits to be processed for more than 3,600 s")
+    assert broker.stats("orders").in_flight == 1  # it looked, and took nothing
+
+
+def test_a_stop_does_not_wait_for_the_next_look(start: Start, here: Path) -> None:
+    (here / "penstock.toml").write_text(SETTINGS.replace("monitor_seconds = 1", "monitor_seconds = 60"))
+    monitor = start("monitor", "shop:app")
+    wait_ready(monitor.expect("monitor.started")["address"])
+    asked_at = time.monotonic()
+    monitor.signal(signal.SIGTERM)
+    assert monitor.exit_code() == 0
+    assert time.monotonic() - asked_at < 45, "it rests for a minute between two looks"
+
+
+def test_one_look_is_printed(penstock: Call, here: Path, app_scene: Scene, shop: str) -> None:
+    app_scene.send("a", "b")
+    app_scene.process("a")
+    document = penstock("monitor", shop, "--once", "--json").document
+    queues = {one["queue"]: one for one in document["queues"]}
+    assert (queues["clicks-files"]["visible"], queues["views-files"]["visible"]) == (2, 0)
+    assert queues["clicks-files"]["oldest_message_age_source"] == "exact"
+    clicks = next(one for one in document["pipelines"] if one["pipeline"] == "clicks")
+    assert clicks["objects"]["processed"] == 1
+    assert 0 < clicks["commit_to_publish_lag_seconds"] < 300
+    assert document["up"] == {"broker": True, "ledger": True, "tables": True}
+    app_scene.publish()
+    document = penstock("monitor", shop, "--once", "--json").document
+    lags = {one["pipeline"]: one["commit_to_publish_lag_seconds"] for one in document["pipelines"]}
+    assert lags == {"clicks": 0.0, "views": 0.0}
+    said = penstock("monitor", shop, "--once").out
+    assert "clicks-files" in said
+    assert "1 processed" in said
+
+
+def test_what_cannot_be_seen_fails_the_one_look_and_hides_nothing_else(
+    penstock: Call, here: Path, app_scene: Scene, shop: str
+) -> None:
+    app_scene.send("a")
+    (here / ".penstock" / "ledger.db").write_bytes(b"this is no database at all, but long enough to be taken for one")
+    said = penstock("monitor", shop, "--once")
+    assert said.exit_code == TEMPORARY
+    assert "The ledger cannot be seen: " in said.err
+    assert "clicks-files" in said.out
+
+
+KEYS_ALONE = """
+from penstock import App
+
+app = App.from_config()
+
+@app.handler("orders", idempotency=lambda message: "k")
+def take(message):
+    pass
+"""
+
+
+def test_a_ledger_of_nothing_but_keys_is_looked_at_too(penstock: Call, start: Start, here: Path) -> None:
+    (here / "keys.py").write_text(KEYS_ALONE)
+    (here / "penstock.toml").write_text(SETTINGS + 'ledger = "postgresql://penstock@127.0.0.1:1/away"\n')
+    said = penstock("monitor", "keys:app", "--once")
+    assert said.exit_code == TEMPORARY
+    assert "The ledger cannot be seen: " in said.err
+
+    monitor = start("monitor", "keys:app")
+    began = monitor.expect("monitor.started")
+    assert (began["sources"], began["queues"], began["pipelines"]) == (["broker", "ledger"], ["orders"], [])
+    assert monitor.expect("look.failed")["source"] == "ledger"
+    wait_ready(began["address"])
+    assert value(samples(began["address"]), "monitor_up", source="ledger") == 0
+
+
+def test_an_app_that_records_nothing_has_no_ledger_to_look_at(penstock: Call, here: Path) -> None:
+    (here / "plain.py").write_text(KEYS_ALONE.replace(', idempotency=lambda message: "k"', ""))
+    (here / "penstock.toml").write_text(SETTINGS + 'ledger = "postgresql://penstock@127.0.0.1:1/away"\n')
+    assert penstock("monitor", "plain:app", "--once", "--json").document["up"] == {"broker": True}
+
+
+def test_of_a_broker_that_is_away_nobody_says_that_no_queue_is_there(
+    penstock: Call, here: Path, app_scene: Scene, shop: str
+) -> None:
+    (here / ".penstock" / "queue.db").write_bytes(b"this is no database at all, but long enough to be taken for one")
+    said = penstock("monitor", shop, "--once")
+    assert said.exit_code == TEMPORARY
+    assert "The broker cannot be seen: " in said.err
+    assert "No queue is there" not in said.out
+
+
+def test_mistakes_are_told(penstock: Call, here: Path, shop: str) -> None:
+    said = penstock("monitor", shop, "--json")
+    assert (said.exit_code, "--once" in said.err) == (USAGE, True)
+    (here / "empty.py").write_text("from penstock import App\napp = App()\nmemory = App(broker='memory://')\n")
+    said = penstock("monitor", "empty:app", "--once")
+    assert (said.exit_code, "nothing to look at" in said.err) == (CONFIGURATION, True)
+    said = penstock("monitor", "empty:memory", "--once")
+    assert (said.exit_code, "memory://" in said.err) == (CONFIGURATION, True)
+    said = penstock("monitor", shop, "--address", "nowhere")
+    assert (said.exit_code, "The setting monitor_address is 'nowhere'" in said.err) == (CONFIGURATION, True)

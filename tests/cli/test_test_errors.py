@@ -1,0 +1,99 @@
+"""`penstock doctor --send-test-error`: who took it, from which kind of process, and who did not."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import get_args
+
+import pytest
+from tests.cli.conftest import Call
+from tests.integration.receivers import Receiver, receiver
+
+from penstock.app.telemetry import Process
+
+KINDS = {*get_args(Process), "child"}
+CHECK_FOUND_PROBLEMS = 3
+
+
+@pytest.fixture
+def there() -> Iterator[Receiver]:
+    with receiver() as one:
+        yield one
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return tmp_path
+
+
+def app(here: Path, name: str, body: str = "") -> str:
+    """An app whose hook writes down what it is called with."""
+    (here / f"{name}.py").write_text(
+        "from pathlib import Path\nfrom penstock import App\n"
+        "def tell(error, context):\n"
+        f"    {body or 'pass'}\n"
+        "    with Path('heard.txt').open('a') as file:\n"
+        "        file.write(f'{context.process} {context.error}\\n')\n"
+        "app = App.from_config(on_error=tell)\n"
+    )
+    return f"{name}:app"
+
+
+def test_nobody_is_told_of(penstock: Call) -> None:
+    said = penstock("doctor", "--send-test-error")
+    assert said.exit_code == 0
+    assert said.out.startswith("warning  errors       nobody is told of failures")
+    assert "sentry_dsn" in said.out
+
+
+def test_each_kind_of_process_reaches_the_hook_and_every_service(
+    penstock: Call, here: Path, there: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PENSTOCK_SENTRY_DSN", there.sentry_dsn)
+    monkeypatch.setenv("PENSTOCK_ENVIRONMENT", "prod")
+    with receiver() as chat:
+        monkeypatch.setenv("PENSTOCK_NOTIFY_URLS", json.dumps([chat.chat_url]))
+        said = penstock("doctor", "--send-test-error", app(here, "told_shop"), "--json")
+        found = {finding["check"]: (finding["verdict"], finding["found"]) for finding in said.document}
+        assert set(found) == KINDS
+        hooked = {kind for kind, (_, words) in found.items() if "on_error" in words}
+        assert hooked == KINDS - {"supervisor", "ingest", "lambda"}  # these know no app
+        assert all(
+            verdict == "ok" and words.endswith("sentry, notify_urls 1 (json)") for verdict, words in found.values()
+        )
+        events = there.sentry_events(len(KINDS))
+        assert len(chat.documents(len(KINDS))) == len(KINDS)
+    values = [event["exception"]["values"][-1] for event in events]
+    assert {value["value"].partition("as by: ")[2].partition(".")[0] for value in values} == KINDS
+    assert {event["tags"]["process"] for event in events} == set(get_args(Process))
+    heard = (here / "heard.txt").read_text().splitlines()
+    assert len(heard) == len(hooked)
+
+
+def test_who_does_not_take_it_is_named(
+    penstock: Call, here: Path, there: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there.status = 500
+    monkeypatch.setenv("PENSTOCK_NOTIFY_URLS", json.dumps([there.chat_url.replace("//", "//user:hunter2@")]))
+    said = penstock("doctor", "--send-test-error", "--app", app(here, "failing_shop", "raise ValueError('a slip')"))
+    assert said.exit_code == CHECK_FOUND_PROBLEMS
+    assert "failed   worker       on_error: ValueError: a slip" in said.out
+    assert "failed   ingest       notify_urls 1 (json): NotTaken: notify_urls 1 (json) did not take" in said.out
+    assert "hunter2" not in said.out + said.err
+    assert "taken by" not in said.out
+
+
+def test_a_setting_that_does_not_fit_is_told_once(penstock: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PENSTOCK_SENTRY_DSN", "http://hunter2")
+    said = penstock("doctor", "--send-test-error")
+    assert said.exit_code == CHECK_FOUND_PROBLEMS
+    assert said.out.startswith("failed   settings     The setting sentry_dsn is no DSN")
+    assert said.out.count("\n") == 1
+    assert "hunter2" not in said.out
+
+
+def test_what_belongs_to_other_checks_is_refused(penstock: Call) -> None:
+    assert penstock("doctor", "--send-test-error", "--table", "x").exit_code == 2
+    assert penstock("doctor", "shop:app", "--app", "shop:app").exit_code == 2

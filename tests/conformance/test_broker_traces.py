@@ -1,0 +1,135 @@
+"""A trace goes with its message, whatever the broker does to it: redelivery, death, replay; and never in its way."""
+
+import pytest
+from tests.conformance.broker_stands import LEASE, Stand, receive
+from tests.traced import Traces, context_in, linked, traceparent
+
+from penstock.messaging.broker import Ask, Broker, QueueSettings
+from penstock.messaging.message import Outgoing
+from penstock.messaging.replays import Replay, letter_replay_id, replayed
+from penstock.messaging.settlement import Ack, DeadLetter, Release
+from penstock.messaging.tracing import unwrapped
+from penstock.replay.sending import send_each
+
+TIERS = (QueueSettings(name="q"), QueueSettings(name="q-dlq"))
+OTHERS = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"  # W3C's own example
+
+
+@pytest.fixture
+def traces() -> Traces:
+    return Traces()
+
+
+@pytest.fixture
+def broker(stand: Stand, traces: Traces) -> Broker:
+    return traces.tracing.broker(stand.broker(queues=TIERS))
+
+
+def test_a_message_takes_the_context_of_its_sending_along(broker: Broker, traces: Traces) -> None:
+    (id,) = broker.send("q", [Outgoing(body=b"1")])
+    sent = traces.only("send q")
+    (delivery,) = receive(broker)
+    assert context_in(delivery.message.attributes) == traceparent(sent)
+    received = traces.only("receive q")
+    assert linked(received) == [traceparent(sent)]
+    system = unwrapped(broker).capabilities.system
+    named = {"messaging.system": system, "messaging.destination.name": "q", "messaging.message.id": id}
+    assert dict(sent.attributes or {}) == named | {
+        "messaging.operation.name": "send",
+        "messaging.operation.type": "send",
+    }
+    assert dict(received.attributes or {}) == named | {
+        "messaging.operation.name": "receive",
+        "messaging.operation.type": "receive",
+    }
+
+
+def test_a_turn_that_brings_something_is_a_receive_and_one_that_does_not_leaves_nothing(
+    broker: Broker, traces: Traces
+) -> None:
+    assert not broker.turn([], [Ask(queue="q", messages_max=10)], lease_seconds=LEASE).deliveries
+    assert not traces.spans
+    broker.send("q", [Outgoing(body=b"1")])
+    turn = broker.turn([], [Ask(queue="q", messages_max=10)], lease_seconds=LEASE)
+    assert len(turn.deliveries) == 1
+    assert linked(traces.only("receive q")) == [traceparent(traces.only("send q"))]
+
+
+def test_messages_sent_together_have_one_context_and_keep_one_that_they_brought(broker: Broker, traces: Traces) -> None:
+    broker.send("q", [Outgoing(body=b"1"), Outgoing(body=b"2", attributes={"traceparent": OTHERS, "a": "b"})])
+    sent = traces.only("send q")
+    assert linked(sent) == [OTHERS]
+    assert (sent.attributes or {})["messaging.batch.message_count"] == 2
+    found = {delivery.message.body: dict(delivery.message.attributes) for delivery in receive(broker)}
+    assert found == {b"1": {"traceparent": traceparent(sent)}, b"2": {"traceparent": OTHERS, "a": "b"}}
+
+
+def test_it_survives_a_release_the_dead_letters_and_a_replay(broker: Broker, stand: Stand, traces: Traces) -> None:
+    broker.send("q", [Outgoing(body=b"1", attributes={"a": "b"})])
+    origin = traceparent(traces.only("send q"))
+    (first,) = receive(broker)
+    broker.settle([(first, Release())])
+    (second,) = receive(broker)
+    assert context_in(second.message.attributes) == origin
+    broker.settle([(second, DeadLetter(reason="it is bad"))])
+    (letter,) = receive(broker, queue="q-dlq")
+    assert context_in(letter.message.attributes) == origin
+    replay = Replay(
+        replay_id=letter_replay_id("q-dlq", letter.message),
+        letter_queue="q-dlq",
+        letter_id=letter.message.id,
+        queue="q",
+        count=1,
+        due_at=stand.clock.now(),
+    )
+    send_each(broker, "q", [replayed(letter.message, replay, delay_seconds=0.0)])
+    broker.settle([(letter, Ack())])
+    assert linked(traces.named("send q")[-1]) == [origin], "the replay's span leads to where the message came from"
+    (again,) = receive(broker)
+    assert context_in(again.message.attributes) == origin
+    assert again.message.attributes["a"] == "b"
+
+
+def test_full_attributes_leave_room_for_it(broker: Broker, traces: Traces) -> None:
+    attributes: dict[str, str | bytes] = {f"a{n}": b"\x00\xff" if n % 2 else "text" for n in range(10)}
+    broker.send("q", [Outgoing(body=b"\xfe", attributes=attributes, group="g")])
+    (delivery,) = receive(broker)
+    assert dict(delivery.message.attributes) == attributes | {"traceparent": traceparent(traces.only("send q"))}
+    assert (delivery.message.body, delivery.message.group) == (b"\xfe", "g")
+
+
+def test_the_largest_message_is_sent_with_it_or_without(broker: Broker, traces: Traces) -> None:
+    broker.send("q", [Outgoing(body=b"x" * broker.capabilities.body_bytes_max)])
+    (delivery,) = receive(broker)
+    sent = traces.only("send q")
+    untraced = (sent.attributes or {}).get("penstock.untraced_messages", 0)
+    assert (untraced, context_in(delivery.message.attributes)) in [(0, traceparent(sent)), (1, None)]
+    assert untraced == (1 if broker.capabilities.system == "aws_sqs" else 0)
+
+
+def test_a_duplicate_is_one_with_it_too(broker: Broker, traces: Traces) -> None:
+    if not broker.capabilities.deduplicates:
+        pytest.skip("not applicable: this broker does not deduplicate")
+    (first,) = broker.send("q", [Outgoing(body=b"1", deduplication_id="tick")])
+    (second,) = broker.send("q", [Outgoing(body=b"1", deduplication_id="tick")])
+    assert first == second
+    assert broker.stats("q").visible == 1
+    (delivery,) = receive(broker)
+    assert context_in(delivery.message.attributes) == traceparent(traces.named("send q")[0])
+
+
+def test_a_context_that_is_none_is_handed_on_and_linked_to_by_nobody(broker: Broker, traces: Traces) -> None:
+    broker.send("q", [Outgoing(body=b"1", attributes={"traceparent": "nonsense"})])
+    (delivery,) = receive(broker)
+    assert context_in(delivery.message.attributes) == "nonsense"
+    assert [len(span.links) for span in traces.spans] == [0, 0]
+
+
+def test_a_traced_broker_can_do_all_that_the_other_one_can(stand: Stand, traces: Traces) -> None:
+    plain = stand.broker(queues=TIERS)
+    broker = traces.tracing.broker(plain)
+    assert unwrapped(broker) is plain
+    assert traces.tracing.broker(broker) is broker, "once is enough"
+    abilities = {name for name in dir(plain) if not name.startswith("_")}
+    assert abilities <= {name for name in dir(broker) if not name.startswith("_")}
+    assert broker.queue_names() == plain.queue_names()

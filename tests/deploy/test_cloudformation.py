@@ -1,0 +1,201 @@
+"""The CloudFormation template: cfn-lint finds nothing, and it makes what the Terraform makes."""
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cfnlint.api import lint_file
+from tests.deploy.reading import read_cloudformation, read_hcl
+from tests.deploy.tools import DEPLOY
+
+TEMPLATE = DEPLOY / "cloudformation/penstock.yaml"
+TERRAFORM = DEPLOY / "terraform"
+QUEUES = {"Source": "source", "FirstTier": "dlq", "SecondTier": "dead"}
+POLICIES = ("AWS::IAM::ManagedPolicy", "AWS::IAM::Policy", "AWS::IAM::RolePolicy", "AWS::SQS::QueuePolicy")
+RETENTION_LIMIT_SECONDS = 14 * 86_400  # SQS's own
+RECEIVES_LIMIT = 1_000  # as above
+
+
+@pytest.fixture(scope="module")
+def template() -> dict[str, Any]:
+    return read_cloudformation(TEMPLATE)
+
+
+def resource(template: dict[str, Any], name: str) -> dict[str, Any]:
+    properties: dict[str, Any] = template["Resources"][name]["Properties"]
+    return properties
+
+
+def listed(one: Any) -> list[Any]:
+    return one if isinstance(one, list) else [one]
+
+
+def queue_of(arn: Any) -> str:
+    """The queue of an ARN in a statement, by its name in the Terraform; anything else as it is."""
+    if isinstance(arn, dict) and "Fn::GetAtt" in arn and arn["Fn::GetAtt"][0] in QUEUES:
+        return QUEUES[arn["Fn::GetAtt"][0]]
+    named = re.fullmatch(r"\$\{aws_sqs_queue\.(\w+)\.arn\}", str(arn))
+    return named[1] if named else "elsewhere"
+
+
+Grants = Mapping[str, tuple[frozenset[str], frozenset[str]]]
+
+
+def granted(template: dict[str, Any]) -> Grants:
+    """Actions, and the queues they are for, by the id of the statement: of all policies of the template."""
+    found: dict[str, tuple[frozenset[str], frozenset[str]]] = {}
+    for one in template["Resources"].values():
+        properties = one["Properties"]
+        documents = [each["PolicyDocument"] for each in properties.get("Policies", [])]
+        if one["Type"] in POLICIES:
+            documents.append(properties["PolicyDocument"])
+        for statement in (each for document in documents for each in document["Statement"]):
+            assert (statement["Effect"], statement["Sid"] in found) == ("Allow", False)
+            queues = frozenset(map(queue_of, listed(statement["Resource"])))
+            found[statement["Sid"]] = (frozenset(listed(statement["Action"])), queues)
+    return found
+
+
+def granted_by_terraform() -> Grants:
+    found: dict[str, tuple[frozenset[str], frozenset[str]]] = {}
+    for file in ("policies.tf", "bucket.tf", "roles.tf"):
+        for block in read_hcl(TERRAFORM / file)["data"]:
+            for body in block["aws_iam_policy_document"].values():
+                dynamic = [one["statement"]["content"] for one in body.get("dynamic", [])]
+                contents = [each for one in dynamic for each in listed(one)]
+                for one in (*body.get("statement", []), *contents):
+                    queues = frozenset(map(queue_of, listed(one.get("resources", "elsewhere"))))
+                    found[one["sid"]] = (frozenset(one["actions"]), queues)
+    return found
+
+
+def test_cfn_lint_has_nothing_to_say() -> None:
+    assert [f"{match.rule.id} line {match.linenumber}: {match.message}" for match in lint_file(TEMPLATE)] == []
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong"),
+    [
+        ("SqsManagedSseEnabled:", "SqsManagedSse:"),
+        ("!GetAtt SecondTier.Arn", "!GetAtt ThirdTier.Arn"),
+        ("DependsOn: BucketSends", "DependsOn: Sends"),
+        ("Condition: HasTable", "Condition: HasTables"),
+    ],
+)
+def test_cfn_lint_would_say_something(tmp_path: Path, right: str, wrong: str) -> None:
+    text = TEMPLATE.read_text()
+    assert right in text
+    spoilt = tmp_path / "template.yaml"
+    spoilt.write_text(text.replace(right, wrong))
+    assert lint_file(spoilt)
+
+
+def test_the_rights_are_those_of_the_terraform(template: dict[str, Any]) -> None:
+    here, there = granted(template), granted_by_terraform()
+    # Of its own the Terraform has what this template has no parameters for: metrics, people who replay, pods.
+    assert there.keys() - here.keys() == {"Metrics", "Pods", "TakeOn", "Tasks"}
+    assert here == {sid: there[sid] for sid in here}
+
+
+def test_no_right_is_for_everything_but_what_knows_no_resources(template: dict[str, Any]) -> None:
+    for sid, (actions, _) in granted(template).items():
+        assert not [action for action in actions if "*" in action], sid
+    assert TEMPLATE.read_text().count('Resource: ["*"]') == 2  # cloudwatch:GetMetricData, sqs:ListQueues
+
+
+def test_only_tasks_of_this_account_take_the_roles_on(template: dict[str, Any]) -> None:
+    roles = {name for name, one in template["Resources"].items() if one["Type"] == "AWS::IAM::Role"}
+    assert roles == {"WorkerRole", "ReplayerRole", "MonitorRole", "OperatorRole"}
+    for name in roles:
+        (trust,) = resource(template, name)["AssumeRolePolicyDocument"]["Statement"]
+        assert trust["Principal"] == {"Service": "ecs-tasks.amazonaws.com"}
+        assert trust["Condition"]["StringEquals"] == {"aws:SourceAccount": {"Ref": "AWS::AccountId"}}
+
+
+def test_the_operator_shares_the_rights_of_monitor_and_replayer(template: dict[str, Any]) -> None:
+    shared = {
+        name: [role["Ref"] for role in one["Properties"]["Roles"]]
+        for name, one in template["Resources"].items()
+        if one["Type"] == "AWS::IAM::Policy"
+    }
+    assert shared == {
+        "Replays": ["ReplayerRole", "OperatorRole"],
+        **{name: ["MonitorRole", "OperatorRole"] for name in ("Looks", "SeesTable", "SeesKeys")},
+    }
+
+
+def test_only_this_bucket_of_this_account_may_send(template: dict[str, Any]) -> None:
+    (one,) = resource(template, "BucketSends")["PolicyDocument"]["Statement"]
+    assert one["Principal"] == {"Service": "s3.amazonaws.com"}
+    assert one["Condition"] == {
+        "ArnEquals": {"aws:SourceArn": {"Fn::Sub": "arn:${AWS::Partition}:s3:::${BucketName}"}},
+        "StringEquals": {"aws:SourceAccount": {"Ref": "AWS::AccountId"}},
+    }
+
+
+def test_a_bucket_announces_what_the_terraforms_does(template: dict[str, Any]) -> None:
+    (one,) = resource(template, "Bucket")["NotificationConfiguration"]["QueueConfigurations"]
+    assert one["Event"] == "s3:ObjectCreated:*"
+    assert template["Resources"]["Bucket"]["DependsOn"] == "BucketSends"
+    text, names = template["Outputs"]["NotificationConfiguration"]["Value"]["Fn::Sub"]
+    (by_hand,) = json.loads(text)["QueueConfigurations"]
+    assert (by_hand["QueueArn"], by_hand["Events"]) == ("${Source.Arn}", [one["Event"]])
+    assert names == {"Folder": one["Filter"]["S3Key"]["Rules"][0]["Value"]}
+
+
+def test_receives_leave_room_for_attempts_and_deploys_and_the_first_tier_for_all_of_them(
+    template: dict[str, Any],
+) -> None:
+    variables = {name: one for block in read_hcl(TERRAFORM / "variables.tf")["variable"] for name, one in block.items()}
+    parameter = template["Parameters"]["MaxReceiveCount"]
+    assert parameter["Default"] == variables["max_attempts"]["default"] + variables["give_backs"]["default"]
+    assert parameter["MinValue"] == variables["max_attempts"]["default"] + 3  # the least that give_backs may be
+    assert parameter["MaxValue"] < RECEIVES_LIMIT
+    redrive = {name: resource(template, name).get("RedrivePolicy") for name in QUEUES}
+    assert redrive == {
+        "Source": {
+            "deadLetterTargetArn": {"Fn::GetAtt": ["FirstTier", "Arn"]},
+            "maxReceiveCount": {"Ref": "MaxReceiveCount"},
+        },
+        "FirstTier": {
+            "deadLetterTargetArn": {"Fn::GetAtt": ["SecondTier", "Arn"]},
+            "maxReceiveCount": RECEIVES_LIMIT,
+        },
+        "SecondTier": None,
+    }
+
+
+def test_dead_letters_are_kept_for_longer_than_messages_and_everything_outlives_the_stack(
+    template: dict[str, Any],
+) -> None:
+    parameter = template["Parameters"]["RetentionSeconds"]
+    assert parameter["Default"] < parameter["MaxValue"] < RETENTION_LIMIT_SECONDS
+    for name, suffix in {"FirstTier": "-dlq", "SecondTier": "-dead"}.items():
+        queue = resource(template, name)
+        assert queue["MessageRetentionPeriod"] == RETENTION_LIMIT_SECONDS
+        assert queue["QueueName"] == {"Fn::Sub": f"${{QueueName}}{suffix}"}
+        letters_of = "" if name == "FirstTier" else "-dlq"
+        arn = f"arn:${{AWS::Partition}}:sqs:${{AWS::Region}}:${{AWS::AccountId}}:${{QueueName}}{letters_of}"
+        assert queue["RedriveAllowPolicy"] == {"redrivePermission": "byQueue", "sourceQueueArns": [{"Fn::Sub": arn}]}
+    for name in (*QUEUES, "Bucket"):
+        made = template["Resources"][name]
+        assert (made["DeletionPolicy"], made["UpdateReplacePolicy"]) == ("Retain", "Retain")
+
+
+def test_numbers_and_settings_of_every_queue_are_the_terraforms(template: dict[str, Any]) -> None:
+    variables = {name: one for block in read_hcl(TERRAFORM / "variables.tf")["variable"] for name, one in block.items()}
+    for parameter, variable in {"LeaseSeconds": "lease_seconds", "RetentionSeconds": "retention_seconds"}.items():
+        assert template["Parameters"][parameter]["Default"] == variables[variable]["default"]
+    made = {
+        name: body
+        for block in read_hcl(TERRAFORM / "queues.tf")["resource"]
+        for name, body in block.get("aws_sqs_queue", {}).items()
+    }
+    for name, same in QUEUES.items():
+        queue = resource(template, name)
+        assert queue["SqsManagedSseEnabled"] is made[same]["sqs_managed_sse_enabled"] is True
+        assert queue["ReceiveMessageWaitTimeSeconds"] == made[same]["receive_wait_time_seconds"]
+        assert queue["VisibilityTimeout"] == {"Ref": "LeaseSeconds"}

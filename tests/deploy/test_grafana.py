@@ -1,0 +1,188 @@
+"""The dashboard: Grafana can lay it out, promtool can read what it asks, and what it asks for is there."""
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from tests.deploy.promql import ask, metric_of, problems, selectors
+from tests.deploy.tools import DEPLOY
+
+from penstock.config import Settings
+from penstock.monitoring.metrics.catalogue import METRICS
+
+FILE = DEPLOY / "grafana/penstock.json"
+COLUMNS = 24
+OLDEST_SCHEMA = 36  # in which a data source is named by type and uid, as it is here
+KINDS = {"row", "stat", "table", "timeseries", "heatmap"}
+# What Grafana puts in the place of its variables, or could.
+FILLED_IN = {"$__rate_interval": "5m", "$job": ".*", "$queue": ".*", "$pipeline": ".*", "$late": "300"}
+
+
+def dashboard() -> Mapping[str, Any]:
+    found: Mapping[str, Any] = json.loads(FILE.read_text(encoding="utf-8"))
+    return found
+
+
+def panels() -> Sequence[Mapping[str, Any]]:
+    found: Sequence[Mapping[str, Any]] = dashboard()["panels"]
+    return found
+
+
+def titled(panel: Mapping[str, Any]) -> str:
+    return str(panel["title"])
+
+
+def asking() -> Sequence[Mapping[str, Any]]:
+    return [panel for panel in panels() if panel["type"] != "row"]
+
+
+def expressions() -> Iterator[tuple[str, str]]:
+    """Everything that Prometheus is asked: by whom, and what."""
+    for panel in asking():
+        yield from ((titled(panel), target["expr"]) for target in panel["targets"])
+    yield from ((one["name"], one["expr"]) for one in dashboard()["annotations"]["list"] if "expr" in one)
+    for variable in dashboard()["templating"]["list"]:
+        if variable["type"] == "query":
+            selector = re.fullmatch(r"label_values\((.+), (\w+)\)", variable["query"]["query"])
+            assert selector is not None
+            yield variable["name"], f"count by ({selector[2]}) ({selector[1]})"
+
+
+def filled_in(expression: str) -> str:
+    for name, value in FILLED_IN.items():
+        expression = re.sub(rf"{re.escape(name)}\b", value, expression)
+    return expression
+
+
+# -- Grafana
+
+
+def test_it_can_be_provisioned_and_has_what_grafana_wants() -> None:
+    found = dashboard()
+    assert (found["uid"], found["title"]) == ("penstock", "Penstock")
+    assert found["schemaVersion"] >= OLDEST_SCHEMA
+    assert not {"id", "__inputs", "__requires"} & found.keys()  # of an export for somebody to import by hand
+    assert {panel["type"] for panel in panels()} <= KINDS
+
+
+def test_every_panel_has_an_id_of_its_own_and_a_title() -> None:
+    ids = [panel["id"] for panel in panels()]
+    assert len(ids) == len(set(ids))
+    assert len({titled(panel) for panel in panels()}) == len(ids)
+
+
+def test_no_panel_lies_on_another_and_none_outside() -> None:
+    places = [panel["gridPos"] for panel in panels()]
+    for place in places:
+        assert 0 <= place["x"] < place["x"] + place["w"] <= COLUMNS
+        assert place["h"] >= 1
+    for one, other in combinations(places, 2):
+        beside = one["x"] + one["w"] <= other["x"] or other["x"] + other["w"] <= one["x"]
+        above = one["y"] + one["h"] <= other["y"] or other["y"] + other["h"] <= one["y"]
+        assert beside or above, (one, other)
+
+
+def test_rows_leave_no_gap() -> None:
+    lines = {
+        y for panel in panels() for y in range(panel["gridPos"]["y"], panel["gridPos"]["y"] + panel["gridPos"]["h"])
+    }
+    assert lines == set(range(max(lines) + 1))
+
+
+def test_the_verdict_comes_first() -> None:
+    first, *rest = panels()
+    assert (first["type"], first["gridPos"]["y"]) == ("row", 0)
+    assert [titled(panel) for panel in rest[:4]] == ["Late", "Lost", "Dead, for people", "Unconsumed"]
+    assert {panel["gridPos"]["y"] for panel in rest[:6]} == {1}
+
+
+@pytest.mark.parametrize("panel", asking(), ids=titled)
+def test_a_panel_asks_the_chosen_source_and_says_what_it_shows(panel: Mapping[str, Any]) -> None:
+    source = {"type": "prometheus", "uid": "${datasource}"}
+    assert panel["datasource"] == source
+    assert all(target["datasource"] == source for target in panel["targets"])
+    assert panel["description"].endswith(".")
+    assert len({target["refId"] for target in panel["targets"]}) == len(panel["targets"])
+
+
+def test_variables_that_are_used_are_there_and_those_that_are_there_are_used() -> None:
+    declared = {variable["name"] for variable in dashboard()["templating"]["list"]}
+    text = FILE.read_text(encoding="utf-8")
+    used = set(re.findall(r"\$\{?(?!_)(\w+)", text))
+    assert declared == used == {"datasource", "job", "queue", "pipeline", "late"}
+
+
+def test_late_is_what_the_settings_call_late() -> None:
+    (late,) = [one for one in dashboard()["templating"]["list"] if one["name"] == "late"]
+    assert (
+        float(late["query"]) == float(late["current"]["value"]) == Settings.model_fields["late_after_seconds"].default
+    )
+
+
+# -- what it asks
+
+
+def check(folder: Path, asked: Mapping[str, str]) -> str:
+    """What promtool has against these expressions, put into rules; empty: nothing."""
+    rules = [{"record": f"asked:{at}", "expr": expression} for at, expression in enumerate(asked.values())]
+    file = folder / "asked.yaml"
+    file.write_text(yaml.safe_dump({"groups": [{"name": "asked", "rules": rules}]}), encoding="utf-8")
+    said = ask("check", "rules", file)
+    return "" if said.returncode == 0 else said.stdout + said.stderr
+
+
+def test_promtool_reads_every_expression(tmp_path: Path) -> None:
+    asked = {f"{who} {at}": filled_in(expression) for at, (who, expression) in enumerate(expressions())}
+    assert len(asked) > 50
+    assert not [expression for expression in asked.values() if "$" in expression]
+    assert check(tmp_path, asked) == ""
+
+
+@pytest.mark.parametrize("expression", ["sum by (queue) (up", "rate(up)", "up[$__interval]", "sumby(up)"])
+def test_promtool_would_say_something(tmp_path: Path, expression: str) -> None:
+    assert check(tmp_path, {"": expression})
+
+
+@pytest.mark.parametrize(("who", "expression"), list(expressions()))
+def test_what_an_expression_names_is_in_the_catalogue(who: str, expression: str) -> None:
+    # Of alerts, and of series of several names, there is nothing in the catalogue but the names.
+    plain = re.sub(r"ALERTS\{[^}]*\}", "vector(1)", expression)
+    for names in re.findall(r'\{__name__=~"([^"]+)"', plain):
+        assert all(metric_of(name) for name in names.split("|")), names
+        return
+    assert not problems(filled_in(plain))
+
+
+def test_every_metric_there_is_can_be_seen() -> None:
+    found = [metric_of(selector.name) for _, expression in expressions() for selector in selectors(expression)]
+    assert set(METRICS) - {metric.name for metric in found if metric is not None} == set()
+
+
+@pytest.mark.parametrize("panel", asking(), ids=titled)
+def test_a_legend_speaks_of_labels_that_are_left_over(panel: Mapping[str, Any]) -> None:
+    for target in panel["targets"]:
+        spoken = set(re.findall(r"\{\{(\w+)\}\}", target["legendFormat"]))
+        left = {label.strip() for one in re.findall(r"\bby \(([^)]*)\)", target["expr"]) for label in one.split(",")}
+        assert spoken <= (left or {"instance", "job"})
+
+
+def test_counters_are_never_shown_as_they_are() -> None:
+    """They only grow, and begin anew with each process."""
+    for who, expression in expressions():
+        for name in re.findall(r"(?<!\()\b(penstock_\w+_total)\b(?!\|)", expression):
+            inside = re.search(rf"(?:rate|increase)\({name}\{{[^}}]*\}}\[[^\]]+\]\)", expression)
+            assert inside or "__name__" in expression, (who, name)
+
+
+def test_the_alerts_on_it_are_ours() -> None:
+    (alerts,) = [one for one in dashboard()["annotations"]["list"] if one["name"] == "Alerts"]
+    rules = yaml.safe_load((DEPLOY / "prometheus/penstock.rules.yaml").read_text(encoding="utf-8"))
+    names = [rule["alert"] for group in rules["groups"] for rule in group["rules"] if "alert" in rule]
+    pattern = re.search(r'alertname=~"([^"]+)"', alerts["expr"])
+    assert pattern is not None
+    assert all(re.fullmatch(pattern[1], name) for name in names)

@@ -1,0 +1,232 @@
+"""Manifests: Kubernetes' own schemas, time to stop, probes, the restricted profile, and KEDA's fields."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from tests.deploy.budgets import check
+from tests.deploy.tools import DEPLOY, run
+
+from penstock.config import load_settings, unknown_variables
+from penstock.monitoring.metrics.catalogue import METRICS
+
+FOLDER = DEPLOY / "kubernetes"
+CORE = ("config", "monitor", "networkpolicy", "operator", "replayer", "worker")
+KINDS = ("monitor", "replayer", "worker")
+OLDEST, NEWEST = "1.27", "1.33"  # of Kubernetes; unhealthyPodEvictionPolicy is there by itself from 1.27 on
+
+
+def documents(name: str) -> list[dict[str, Any]]:
+    return list(yaml.safe_load_all((FOLDER / f"{name}.yaml").read_text()))
+
+
+def only(name: str, kind: str) -> dict[str, Any]:
+    (found,) = [one for one in documents(name) if one["kind"] == kind]
+    return found
+
+
+def pod(kind: str) -> dict[str, Any]:
+    if kind == "operator":
+        alone: dict[str, Any] = only(kind, "Pod")["spec"]
+        return alone
+    found: dict[str, Any] = only(kind, "Deployment")["spec"]["template"]["spec"]
+    return found
+
+
+def container(kind: str) -> dict[str, Any]:
+    (found,) = pod(kind)["containers"]
+    named: dict[str, Any] = found
+    return named
+
+
+def settings() -> dict[str, str]:
+    found: dict[str, str] = only("config", "ConfigMap")["data"]
+    return found
+
+
+def test_all_of_them_are_looked_at() -> None:
+    assert {path.stem for path in FOLDER.iterdir()} == {*CORE, "keda", "podmonitor"}
+
+
+@pytest.mark.parametrize("version", [OLDEST, NEWEST])
+@pytest.mark.parametrize("name", CORE)
+def test_kubernetes_knows_every_field(name: str, version: str) -> None:
+    said = run("kubernetes-validate", "--strict", "--kubernetes-version", version, FOLDER / f"{name}.yaml")
+    assert said.returncode == 0, said.stdout + said.stderr
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong"),
+    [
+        ("terminationGracePeriodSeconds", "terminationGraceSeconds"),
+        ("replicas: 3", "replicas: three"),
+        ("failureThreshold: 4", "failures: 4"),
+    ],
+)
+def test_the_schemas_would_find_something(tmp_path: Path, right: str, wrong: str) -> None:
+    text = (FOLDER / "worker.yaml").read_text()
+    assert right in text
+    spoilt = tmp_path / "worker.yaml"
+    spoilt.write_text(text.replace(right, wrong))
+    assert run("kubernetes-validate", "--strict", "--kubernetes-version", NEWEST, spoilt).returncode != 0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_kubernetes_waits_for_as_long_as_penstock_takes(kind: str) -> None:
+    check(
+        (FOLDER / f"{kind}.yaml").read_text(),
+        "kubernetes",
+        granted_seconds=pod(kind)["terminationGracePeriodSeconds"],
+        setting=settings()["PENSTOCK_STOP_TIMEOUT_SECONDS"],
+    )
+    assert "lifecycle" not in container(kind)  # a preStop hook would have to be counted in
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_probes_look_at_the_loop(kind: str) -> None:
+    found = container(kind)
+    (port,) = found["ports"]
+    assert port == {"name": "metrics", "containerPort": 9564 if kind == "monitor" else 9464}
+    asked = {probe: found[probe]["httpGet"] for probe in ("startupProbe", "livenessProbe", "readinessProbe")}
+    assert asked == {
+        "startupProbe": {"path": "/startupz", "port": "metrics"},
+        "livenessProbe": {"path": "/livez", "port": "metrics"},
+        "readinessProbe": {"path": "/readyz", "port": "metrics"},
+    }
+    assert found["args"] == [kind, "shop:app"]
+    assert "command" not in found  # the image's: tini, and no shell
+    annotations = only(kind, "Deployment")["spec"]["template"]["metadata"]["annotations"]
+    assert annotations["prometheus.io/port"] == str(port["containerPort"])
+
+
+@pytest.mark.parametrize("kind", [*KINDS, "operator"])
+def test_pods_fit_the_restricted_profile(kind: str) -> None:
+    found, whole = container(kind), pod(kind)
+    assert (whole["securityContext"]["runAsNonRoot"], whole["securityContext"]["runAsUser"]) == (True, 10_001)
+    assert whole["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert found["securityContext"] == {
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+    }
+    assert (whole["automountServiceAccountToken"], whole["enableServiceLinks"]) == (False, False)
+    assert found["resources"]["limits"]["memory"] == found["resources"]["requests"]["memory"]
+    assert {one["name"] for one in found["volumeMounts"]} == {one["name"] for one in whole["volumes"]}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_names_lead_somewhere(kind: str) -> None:
+    deployment = only(kind, "Deployment")
+    labels = deployment["spec"]["template"]["metadata"]["labels"]
+    assert deployment["spec"]["selector"]["matchLabels"].items() <= labels.items()
+    accounts = {one["metadata"]["name"] for one in documents("config") if one["kind"] == "ServiceAccount"}
+    assert pod(kind)["serviceAccountName"] == ("penstock" if kind == "worker" else f"penstock-{kind}")
+    assert pod(kind)["serviceAccountName"] in accounts
+    assert container(kind)["envFrom"] == [{"configMapRef": {"name": only("config", "ConfigMap")["metadata"]["name"]}}]
+    (secret,) = [one["secret"]["secretName"] for one in pod(kind)["volumes"] if "secret" in one]
+    assert secret == only("config", "Secret")["metadata"]["name"]
+    budget = only("worker", "PodDisruptionBudget")["spec"]
+    assert (
+        budget["selector"]["matchLabels"].items()
+        <= only("worker", "Deployment")["spec"]["template"]["metadata"]["labels"].items()
+    )
+
+
+def test_the_operators_pod_has_what_workers_have_and_waits_for_people_for_a_while() -> None:
+    found, whole = container("operator"), pod("operator")
+    same = ("image", "envFrom", "volumeMounts")
+    assert {key: found[key] for key in same} == {key: container("worker")[key] for key in same}
+    assert whole["volumes"] == pod("worker")["volumes"]
+    accounts = {one["metadata"]["name"]: one for one in documents("config") if one["kind"] == "ServiceAccount"}
+    role = accounts[whole["serviceAccountName"]]["metadata"]["annotations"]["eks.amazonaws.com/role-arn"]
+    assert role.endswith(":role/orders-operator")
+    assert found["command"] == ["tini", "--", "sleep", "infinity"]  # which ends at SIGTERM; sleep alone would not
+    assert (whole["restartPolicy"], whole["activeDeadlineSeconds"]) == ("Never", 3_600)
+    assert "ports" not in found  # nobody scrapes it
+
+
+def test_a_collector_may_be_allowed_by_taking_the_comment_signs_away(tmp_path: Path) -> None:
+    text = (FOLDER / "networkpolicy.yaml").read_text()
+    example = re.search(r"^    # - to:\n(?:    #   .*\n)+", text, re.MULTILINE)
+    assert example is not None
+    allowed = tmp_path / "networkpolicy.yaml"
+    allowed.write_text(text.replace(example[0], example[0].replace("    # ", "    ")))
+    assert yaml.safe_load(allowed.read_text())["spec"]["egress"][-1]["ports"] == [{"port": 4318, "protocol": "TCP"}]
+    said = run("kubernetes-validate", "--strict", "--kubernetes-version", NEWEST, allowed)
+    assert said.returncode == 0, said.stdout + said.stderr
+
+
+# --- Prometheus's operator: its schema is not among Kubernetes' own, either.
+
+
+def test_the_pod_monitor_takes_each_pod_that_measures() -> None:
+    found = only("podmonitor", "PodMonitor")
+    assert found["apiVersion"] == "monitoring.coreos.com/v1"
+    assert "penstock" in found["metadata"]["name"]  # it becomes the job's name, which PenstockTargetDown goes by
+    assert found["spec"].keys() == {"selector", "podMetricsEndpoints"}
+    (endpoint,) = found["spec"]["podMetricsEndpoints"]
+    for kind in KINDS:
+        labels = only(kind, "Deployment")["spec"]["template"]["metadata"]["labels"]
+        assert found["spec"]["selector"]["matchLabels"].items() <= labels.items()
+        assert endpoint["port"] == container(kind)["ports"][0]["name"]
+
+
+def test_every_variable_and_every_secret_is_a_setting(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name, value in settings().items():
+        monkeypatch.setenv(name, value)
+    for name, value in only("config", "Secret")["stringData"].items():
+        (tmp_path / name).write_text(value)
+    (mounted,) = [one for one in container("worker")["volumeMounts"] if one["name"] == "secrets"]
+    assert settings()["PENSTOCK_SECRETS_DIR"] == mounted["mountPath"]
+    monkeypatch.setenv("PENSTOCK_SECRETS_DIR", str(tmp_path))
+    found = load_settings()
+    assert unknown_variables() == []
+    assert found.ledger.startswith("postgresql://")
+
+
+def test_a_deploy_starts_new_workers_before_it_stops_old_ones_and_never_two_monitors() -> None:
+    assert only("worker", "Deployment")["spec"]["strategy"]["rollingUpdate"] == {"maxSurge": 1, "maxUnavailable": 0}
+    monitor = only("monitor", "Deployment")["spec"]
+    assert (monitor["replicas"], monitor["strategy"]) == (1, {"type": "Recreate"})
+    assert only("worker", "PodDisruptionBudget")["spec"]["maxUnavailable"] == 1
+
+
+# --- KEDA: its schema is not among Kubernetes' own, so these are the fields that its documentation names.
+
+SPEC = {"scaleTargetRef", "minReplicaCount", "maxReplicaCount", "pollingInterval", "fallback", "advanced", "triggers"}
+PROMETHEUS = {"serverAddress", "query", "threshold", "ignoreNullValues"}
+
+
+def test_workers_are_scaled_by_what_waits_and_by_what_is_in_work() -> None:
+    scaled = only("keda", "ScaledObject")
+    assert scaled["apiVersion"] == "keda.sh/v1alpha1"
+    assert scaled["spec"].keys() == SPEC
+    assert scaled["spec"]["scaleTargetRef"] == {"name": only("worker", "Deployment")["metadata"]["name"]}
+    (trigger,) = scaled["spec"]["triggers"]
+    assert (trigger["type"], trigger["metricType"]) == ("prometheus", "AverageValue")  # which a fallback needs
+    assert trigger["metadata"].keys() == PROMETHEUS
+    assert all(isinstance(value, str) for value in trigger["metadata"].values())
+    assert trigger["metadata"]["threshold"] == settings()["PENSTOCK_CONCURRENCY"]
+    assert 'state=~"visible|in_flight"' in trigger["metadata"]["query"]
+
+
+def test_what_scales_is_a_metric_of_ours() -> None:
+    query = only("keda", "ScaledObject")["spec"]["triggers"][0]["metadata"]["query"]
+    (name,) = re.findall(r"penstock_(\w+)", query)
+    assert set(METRICS[name].labels) >= {"queue", "state"}
+    assert {"visible", "in_flight"} <= set(METRICS[name].values["state"])
+
+
+def test_scaling_in_is_slow_and_an_answer_that_fails_is_no_zero() -> None:
+    spec = only("keda", "ScaledObject")["spec"]
+    assert spec["minReplicaCount"] >= 1
+    assert spec["fallback"] == {"failureThreshold": 4, "replicas": only("worker", "Deployment")["spec"]["replicas"]}
+    assert spec["triggers"][0]["metadata"]["ignoreNullValues"] == "false"
+    down = spec["advanced"]["horizontalPodAutoscalerConfig"]["behavior"]["scaleDown"]
+    assert down["stabilizationWindowSeconds"] >= 300
+    (policy,) = down["policies"]
+    assert policy["periodSeconds"] >= pod("worker")["terminationGracePeriodSeconds"]
+    assert policy["value"] == 1

@@ -1,0 +1,48 @@
+"""Running the programs that check what is in deploy/."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+DEPLOY = ROOT / "deploy"
+STARTER = ROOT / "src/penstock/cli/starter/aws"  # the Terraform of `penstock init --aws`
+SECONDS_MAX = 120.0
+TERRAFORM_SECONDS = 200.0  # AWS's provider is slow to start
+
+
+def run(program: str, *arguments: str | Path, folder: Path = ROOT, say: str = "") -> subprocess.CompletedProcess[str]:
+    """One that comes with the packages for development, else of this machine. Skips, in CI as a failure, without it."""
+    beside = Path(sys.executable).parent / program
+    found = str(beside) if beside.exists() else shutil.which(program)
+    if found is None:
+        pytest.skip(f"{program} is not installed")
+    return subprocess.run(
+        [found, *map(str, arguments)],
+        cwd=folder,
+        input=say,
+        env={**os.environ, "NO_COLOR": "1"},
+        capture_output=True,
+        text=True,
+        timeout=SECONDS_MAX,
+        check=False,
+    )
+
+
+def terraform(folder: Path, *arguments: str | Path, say: str = "") -> subprocess.CompletedProcess[str]:
+    """What terraform says in that folder. It asks nobody whether there is a newer one. Skips where there is none."""
+    if shutil.which("terraform") is None:
+        pytest.skip("not applicable: there is no terraform here, and the files are checked without it")
+    return subprocess.run(
+        ["terraform", f"-chdir={folder}", *map(str, arguments)],
+        input=say,
+        env={**os.environ, "CHECKPOINT_DISABLE": "1", "TF_CLI_CONFIG_FILE": os.devnull},
+        capture_output=True,
+        text=True,
+        timeout=TERRAFORM_SECONDS,
+        check=False,
+    )

@@ -1,0 +1,71 @@
+"""The series of ages in docs/ages.md is what a queue tells."""
+
+import re
+from dataclasses import replace
+
+from scripts.ages_table import EXPERIMENTS, MINUTES, PAGE, series, table, written
+
+
+def test_the_table_is_fresh() -> None:
+    page = PAGE.read_text(encoding="utf-8")
+    assert written(page, series()) == page, "it is stale: make docs"
+
+
+def test_a_change_makes_it_stale() -> None:
+    found = {name: list(minutes) for name, minutes in series().items()}
+    first = found["a"][0]
+    found["a"][0] = replace(first, queue=replace(first.queue, oldest_message_age_seconds=61.0))
+    assert table(found) != table(series())
+
+
+def test_the_page_shows_what_the_experiments_are_about() -> None:
+    rows = [line.split(" | ") for line in table(series()).splitlines()[2:]]
+    assert len(rows) == MINUTES
+    at = {int(row[0].removeprefix("| ")): row[2:] for row in rows}
+    assert len(at[1]) == len(EXPERIMENTS)
+    assert [cell.split(" ")[0] for cell in at[5]] == ["300"] * 3
+    assert [cell.split(" ")[0] for cell in at[6]] == ["0"] * 3  # the third failure
+    assert [cell.split(" ")[0] for cell in at[11]] == ["300"] * 3
+    assert [cell.split(" ")[0] for cell in at[12]] == ["0"] * 3  # the sixth
+    assert [cell.split(" ")[0] for cell in at[15]] == ["0", "0", "180"]
+
+
+# -- which of several values counts: the page says what rules and alarms do
+
+AGE = "queue_oldest_visible_message_age_seconds"
+DEPLOY = PAGE.parents[1] / "deploy"
+
+
+def told() -> dict[str, str]:
+    """From the page's table: by source, what is taken of several values."""
+    return dict(re.findall(r'^\| `source="(exact|estimated)"` \| `(\w+) by ', PAGE.read_text(), re.MULTILINE))
+
+
+def test_the_rules_of_prometheus_take_what_the_page_says() -> None:
+    rules = (DEPLOY / "prometheus/penstock.rules.yaml").read_text()
+    taken = re.findall(rf'(\w+) by \([^)]*\) \(penstock_{AGE}{{source="(\w+)"}}\)', rules)
+    assert {source: how for how, source in taken} == told() == {"exact": "max", "estimated": "min"}
+
+
+def test_the_dashboard_takes_what_the_page_says() -> None:
+    dashboard = (DEPLOY / "grafana/penstock.json").read_text()
+    taken = re.findall(rf'(\w+) by \([^)]*\) \(penstock_{AGE}{{[^}}]*source=\\"(\w+)\\"}}\)', dashboard)
+    assert len(taken) == dashboard.count(f"penstock_{AGE}") > 0
+    assert {source: how for how, source in taken} == told()
+
+
+def test_the_alarms_of_cloudwatch_take_what_the_page_says() -> None:
+    """They are for SQS, where there are estimates alone."""
+    for file, pattern in {
+        "cloudwatch/alarms.yaml": rf"MetricName: penstock_{AGE}.*?Stat: (\w+)",
+        "terraform/alarms.tf": rf'"penstock_{AGE}".*?stat += "(\w+)"',
+    }.items():
+        (how,) = re.findall(pattern, (DEPLOY / file).read_text(), re.DOTALL)
+        assert how[:3].lower() == told()["estimated"]
+
+
+def test_other_pages_say_the_same_of_several_values() -> None:
+    metrics = (PAGE.parent / "metrics.md").read_text()
+    assert '`max` of `source="exact"`, `min` of `source="estimated"`' in metrics
+    alerts = (PAGE.parent / "alerts.md").read_text()
+    assert "[the least of their estimates counts](ages.md#which-of-several-counts)" in alerts

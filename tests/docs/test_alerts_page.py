@@ -1,0 +1,129 @@
+"""docs/alerts.md: what it tells people to call at night does what it says."""
+
+import json
+import os
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import botocore.session
+import pytest
+from botocore.validate import ParamValidator
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs/alerts.md").read_text(encoding="utf-8")
+SHELL_SECONDS = 60.0
+NOTE = 'printf "%s\\0" {name} "$@" >> "{calls}"; printf "\\n\\n" >> "{calls}"'
+SCRIPTS = {
+    # What the page calls, instead of which: a script that notes its arguments, one a line, and answers.
+    "aws": """[ "$2" = describe-services ] && echo '{"awsvpcConfiguration": {"subnets": ["subnet-1"]}}'
+[ "$2" = run-task ] && echo arn:aws:ecs:eu-west-1:123456789012:task/shop/0123
+exit 0""",
+    "sudo": 'exec "$@"',
+    "systemd-run": "exit 0",
+    "journalctl": "exit 0",
+    "penstock": "exit 0",
+}
+
+
+def section(heading: str) -> str:
+    """The shell of a section."""
+    text = PAGE.partition(f"\n### {heading}\n")[2].partition("\n##")[0]
+    return "\n".join(re.findall(r"^```sh\n(.*?)^```", text, re.DOTALL | re.MULTILINE))
+
+
+def called(folder: Path, heading: str) -> list[list[str]]:
+    """Every call that the shell of a section makes of those scripts, name first."""
+    for name, script in SCRIPTS.items():
+        program = folder / name
+        program.write_text(f"#!/bin/sh\n{NOTE.format(name=name, calls=folder / 'calls')}\n{script}\n")
+        program.chmod(0o755)
+    environment = {**os.environ, "PATH": f"{folder}:{os.environ['PATH']}"}
+    subprocess.run(
+        ["bash", "-eu", "-c", section(heading)], env=environment, cwd=folder, timeout=SHELL_SECONDS, check=True
+    )
+    calls = (folder / "calls").read_text().removesuffix("\0\n\n").split("\0\n\n")
+    return [call.split("\0") for call in calls]
+
+
+def option(call: list[str], name: str) -> str:
+    return call[call.index(name) + 1]
+
+
+def test_on_ecs_a_task_with_the_operators_role_runs_the_words_that_were_given(tmp_path: Path) -> None:
+    calls = called(tmp_path, "On ECS")
+    runs = [call for call in calls if call[:3] == ["aws", "ecs", "run-task"]]
+    words = []
+    shape = botocore.session.get_session().get_service_model("ecs").operation_model("RunTask").input_shape
+    for call in runs:
+        wanted: dict[str, Any] = {
+            "cluster": option(call, "--cluster"),
+            "launchType": option(call, "--launch-type"),
+            "taskDefinition": option(call, "--task-definition"),
+            "networkConfiguration": json.loads(option(call, "--network-configuration")),
+            "overrides": json.loads(option(call, "--overrides")),
+        }
+        assert str(ParamValidator().validate(wanted, shape).generate_report()) == ""
+        assert wanted["overrides"]["taskRoleArn"].endswith(":role/orders-operator")
+        (container,) = wanted["overrides"]["containerOverrides"]
+        words.append(container["command"])
+    assert [one[0] for one in words] == ["status", "dead", "dead"]
+    assert words[0] == ["status", "--app", "shop:app"]
+    task = json.loads((ROOT / "deploy/ecs/monitor.task.json").read_text())
+    (container,) = task["containerDefinitions"]
+    assert {option(call, "--task-definition") for call in runs} == {task["family"]}
+    prefix = container["logConfiguration"]["options"]["awslogs-stream-prefix"]
+    streams = [option(call, "--log-stream-names") for call in calls if "--log-stream-names" in call]
+    assert streams == [f"{prefix}/{container['name']}/0123"] * len(runs)
+
+
+def test_with_systemd_a_command_has_what_the_unit_has(tmp_path: Path) -> None:
+    calls = [call for call in called(tmp_path, "With systemd") if call[0] == "systemd-run"]
+    unit = (
+        (ROOT / "deploy/systemd/penstock-worker@.service").read_text().replace("%i", "shop").replace("%S", "/var/lib")
+    )
+    for call in calls:
+        for given in [word.removeprefix("--property=") for word in call if word.startswith("--property=")]:
+            assert given in unit.splitlines()
+        assert f"Environment={option_with(call, '--setenv=')}" in unit.splitlines()
+        assert f"WorkingDirectory={option_with(call, '--working-directory=')}" in unit.splitlines()
+        assert f"User={option_with(call, '--uid=')}" in unit.splitlines()
+    script, *words = calls[0][calls[0].index("-c") + 1 :]
+    assert words == ["penstock", "status", "--app", "shop:app"]
+    assert "/opt/penstock/bin/penstock" in unit
+    program = tmp_path / "program"
+    program.write_text('#!/bin/sh\necho "$PENSTOCK_SECRETS_DIR" "$@"\n')
+    program.chmod(0o755)
+    told = subprocess.run(
+        ["sh", "-c", script.replace("/opt/penstock/bin/penstock", str(program)), *words],
+        env={"CREDENTIALS_DIRECTORY": "/run/c", "PATH": os.environ["PATH"]},
+        capture_output=True,
+        text=True,
+        timeout=SHELL_SECONDS,
+        check=True,
+    ).stdout
+    assert told == "/run/c status --app shop:app\n"
+
+
+def option_with(call: list[str], start: str) -> str:
+    (found,) = [word.removeprefix(start) for word in call if word.startswith(start)]
+    return found
+
+
+@pytest.mark.parametrize("heading", ["On Kubernetes", "On ECS", "With systemd", "With Compose"])
+def test_each_platform_can_ask_for_the_state_the_dead_and_the_log(heading: str) -> None:
+    for verb in ("status", "dead groups", "logs diagnose"):
+        assert verb in section(heading)
+
+
+def test_kubernetes_and_compose_are_asked_for_what_there_is() -> None:
+    kubernetes = section("On Kubernetes")
+    names = set(re.findall(r"(?:pod[/ ]|deployment/|exec -it |exec -i )(penstock-\w+)", kubernetes))
+    manifests = "".join(path.read_text() for path in (ROOT / "deploy/kubernetes").glob("*.yaml"))
+    assert names == {"penstock-operator", "penstock-worker"}
+    for name in names:
+        assert f"\n  name: {name}\n" in manifests
+    compose = (ROOT / "deploy/docker/compose.yaml").read_text()
+    for name in re.findall(r"docker compose (?:exec|logs) (?:-\S+ |2h )*(\w+)", section("With Compose")):
+        assert f"\n  {name}:\n" in compose

@@ -1,0 +1,251 @@
+"""The policies of deploy/terraform suffice: whatever else AWS is asked for is refused, as AWS would."""
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import botocore.client
+import hcl2
+import pytest
+from botocore.exceptions import ClientError
+from hcl2 import SerializationOptions
+from tests.services.aws_server import REGION, AwsServer
+from typer.testing import CliRunner
+
+from penstock import App, Message, Reject
+from penstock.app.monitor_process import look_once
+from penstock.app.replaying import first_tiers
+from penstock.app.serving import serve
+from penstock.brokers.sqs import SqsBroker
+from penstock.cli.main import app as cli
+from penstock.config import Settings
+from penstock.events import DeadReplayed, DeliverySettled, Event, SettleFailed
+from penstock.messaging.broker import QueueSettings
+from penstock.messaging.message import Outgoing
+from penstock.messaging.settlement import DeadLetter
+from penstock.worker.shutdown import StopSignal
+
+TERRAFORM = Path(__file__).parents[2] / "deploy/terraform"
+QUEUES = {"source": "q", "dlq": "q-dlq", "dead": "q-dead"}
+TIERS = (
+    QueueSettings(name="q", dead_letter_queue="q-dlq", receives_max=20),
+    QueueSettings(name="q-dlq", dead_letter_queue="q-dead", receives_max=1_000),
+)
+Right = tuple[str, str]  # an action, and a queue or *
+
+
+def rights(policy: str) -> set[Right]:
+    """What a policy document of the module gives, of queues and of what knows no resources, those it is made of too."""
+    options = SerializationOptions(strip_string_quotes=True, explicit_blocks=False, with_comments=False)
+    found: set[Right] = set()
+    for name in ("policies.tf", "roles.tf"):
+        parsed = hcl2.loads((TERRAFORM / name).read_text(encoding="utf-8"), serialization_options=options)
+        for block in parsed["data"]:
+            document = block["aws_iam_policy_document"].get(policy, {})
+            for source in document.get("source_policy_documents", []):
+                named = re.fullmatch(r"\$\{data\.aws_iam_policy_document\.(\w+)\.json\}", source)
+                assert named is not None
+                found |= rights(named[1])
+            for one in document.get("statement", []):
+                for arn in one["resources"]:
+                    queue = re.fullmatch(r"\$\{aws_sqs_queue\.(\w+)\.arn\}", arn)
+                    assert queue or arn == "*"
+                    found |= {(action, QUEUES[queue[1]] if queue else "*") for action in one["actions"]}
+    assert found
+    return found
+
+
+@dataclass
+class Guard:
+    """Stands before every call of the AWS library, once it has a policy."""
+
+    allowed: set[Right] | None = None
+    used: set[Right] = field(default_factory=set)
+    refused: set[Right] = field(default_factory=set)
+
+    def check(self, service: str, operation: str, parameters: Mapping[str, Any]) -> None:
+        if self.allowed is None:
+            return
+        queue = str(parameters.get("QueueUrl", parameters.get("QueueName", "*"))).rpartition("/")[2]
+        right = (f"{service}:{operation.removesuffix('Batch')}", queue)
+        if right in self.allowed:
+            self.used.add(right)
+            return
+        self.refused.add(right)
+        answer = {"Error": {"Code": "AccessDenied", "Message": "no"}, "ResponseMetadata": {"HTTPStatusCode": 403}}
+        raise ClientError(answer, operation)
+
+
+@pytest.fixture
+def guard(monkeypatch: pytest.MonkeyPatch) -> Guard:
+    made = Guard()
+    call: Callable[..., Any] = botocore.client.BaseClient._make_api_call
+
+    def guarded(client: Any, operation: str, parameters: Mapping[str, Any]) -> Any:
+        service = {"sqs": "sqs", "monitoring": "cloudwatch"}[client.meta.service_model.endpoint_prefix]
+        made.check(service, operation, parameters)
+        return call(client, operation, parameters)
+
+    monkeypatch.setattr(botocore.client.BaseClient, "_make_api_call", guarded)
+    return made
+
+
+@pytest.fixture
+def broker(moto: AwsServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[SqsBroker]:
+    """The queues are there, and the environment leads to them."""
+    for name, value in moto.environment.items():
+        monkeypatch.setenv(name, value)
+    made = SqsBroker(moto.aws, holder="test", queues=TIERS, poll_seconds=1)
+    yield made
+    made.close()
+    moto.clean()
+
+
+@pytest.fixture
+def app(tmp_path: Path, moto: AwsServer) -> Iterator[App]:
+    settings = Settings(
+        broker=f"sqs://{REGION}",
+        ledger=f"sqlite:///{tmp_path}/ledger.db",
+        one_host=True,
+        state=str(tmp_path / "state"),
+        aws_endpoint_url=moto.url,
+        lease_seconds=3,
+        replay_base_seconds=0.001,
+    )
+    made = App(settings=settings)
+    yield made
+    made.close()
+
+
+def run(app: App, *, until: Callable[[Event], bool], replays: bool = False) -> list[Event]:
+    """The worker, or a replayer, until an event that is waited for."""
+    stop, told = StopSignal(), list[Event]()
+
+    def hear(event: Event) -> None:
+        told.append(event)
+        if until(event) and not stop.requested:  # a second request would give back at once
+            stop.request()
+
+    tiers = first_tiers(app, ["q"]) if replays else None
+    conclusion = serve(app, stop=stop, listeners=(hear,), tiers=tiers)
+    assert conclusion.outcome == "drained"
+    return told
+
+
+def test_the_workers_policy_suffices(app: App, broker: SqsBroker, guard: Guard) -> None:
+    waiting, settled, calls = {"done", "bad"}, set[str](), list[bytes]()
+
+    @app.handler("q", retry_base=0.01, retry_cap=0.02)
+    def work(message: Message) -> None:
+        if message.body == b"bad":
+            raise Reject("as the test wants it")
+        calls.append(message.body)
+        if len(calls) == 1:
+            raise ValueError("once")
+
+    broker.send("q", [Outgoing(body=body.encode()) for body in sorted(waiting)])
+    guard.allowed = rights("worker")
+
+    def all_done(event: Event) -> bool:
+        if isinstance(event, DeliverySettled) and type(event.settlement).__name__ in ("Ack", "DeadLetter"):
+            settled.add(event.message_id)
+        return len(settled) == len(waiting)
+
+    told = run(app, until=all_done)
+    assert (guard.refused, calls) == (set(), [b"done", b"done"])
+    assert not [event for event in told if isinstance(event, SettleFailed)]
+    assert {action for action, queue in guard.used if queue == "q"} >= {
+        "sqs:ReceiveMessage",
+        "sqs:DeleteMessage",
+        "sqs:ChangeMessageVisibility",
+    }
+    assert ("sqs:SendMessage", "q-dlq") in guard.used
+
+
+def test_the_replayers_policy_suffices(app: App, broker: SqsBroker, guard: Guard) -> None:
+    broker.send("q", [Outgoing(body=b"due"), Outgoing(body=b"poison")])
+    letters = broker.receive("q", messages_max=10, lease_seconds=60)
+    poison = {one.message.body: DeadLetter(reason="x", poison=one.message.body == b"poison") for one in letters}
+    assert len(letters) == 2
+    assert not broker.settle([(one, poison[one.message.body]) for one in letters])
+    guard.allowed = rights("replay")
+    results: set[str] = set()
+
+    @app.handler("q")
+    def work(message: Message) -> None:
+        raise AssertionError("a replayer serves no queue")
+
+    def both_gone(event: Event) -> bool:
+        if isinstance(event, DeadReplayed):
+            results.add(event.result)
+        return results >= {"sent", "set_aside"}
+
+    run(app, until=both_gone, replays=True)
+    assert guard.refused == set()
+    assert {("sqs:SendMessage", "q"), ("sqs:SendMessage", "q-dead"), ("sqs:ReceiveMessage", "q-dlq")} <= guard.used
+
+
+def test_the_monitors_policy_suffices(app: App, broker: SqsBroker, guard: Guard) -> None:
+    @app.handler("q")
+    def work(message: Message) -> None:
+        raise AssertionError("a monitor serves no queue")
+
+    broker.send("q", [Outgoing(body=b"1")])
+    guard.allowed = rights("monitor")
+    look = look_once(app)
+    assert (guard.refused, look.errors) == (set(), {})
+    assert [(one.queue, one.visible) for one in look.queues] == [("q", 1)]
+    assert guard.used >= {("cloudwatch:GetMetricData", "*"), ("sqs:GetQueueAttributes", "q-dlq")}
+
+
+def test_the_senders_policy_suffices(app: App, broker: SqsBroker, guard: Guard) -> None:
+    guard.allowed = rights("sender")
+    app.send("q", b"1")
+    assert guard.refused == set()
+    assert ("sqs:SendMessage", "q") in guard.used
+
+
+COMMANDS = (
+    "status --app night:app",
+    "queues list",
+    "queues show q",
+    "dead list --app night:app",
+    "dead groups --tier dead --app night:app",
+    "dead show {id} --queue q",
+    "dead export --queue q --tier dlq --to letters.jsonl --remove",
+    "dead import letters.jsonl",
+    "dead replay --queue q --tier dlq --yes",
+    "dead purge --queue q --yes",
+)
+
+
+def test_the_operators_policy_suffices_for_what_people_call_at_night(
+    broker: SqsBroker, moto: AwsServer, guard: Guard, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "night.py").write_text(
+        "from penstock import App\n\napp = App.from_config()\n\n\n@app.handler('q')\ndef work(body):\n    pass\n"
+    )
+    (tmp_path / "penstock.toml").write_text(f'broker = "sqs://{REGION}"\none_host = true\n')
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PENSTOCK_AWS_ENDPOINT_URL", moto.url)
+    broker.send("q", [Outgoing(body=b"1"), Outgoing(body=b"2")])
+    letters = broker.receive("q", messages_max=10, lease_seconds=60)
+    assert not broker.settle([(letters[0], DeadLetter(reason="x")), (letters[1], DeadLetter(reason="x", poison=True))])
+    broker.send("q-dead", [Outgoing(body=b"set aside")])
+    guard.allowed = rights("operator")
+    for command in COMMANDS:
+        said = CliRunner().invoke(cli, command.format(id=letters[0].message.id).split())
+        assert (guard.refused, said.exit_code) == (set(), 0), f"{command}: {said.output} {said.exception}"
+    assert {("sqs:ListQueues", "*"), ("sqs:SendMessage", "q"), ("sqs:DeleteMessage", "q-dead")} <= guard.used
+    for command in ("queues purge q --yes", "send q --body 1 --delay 1"):
+        CliRunner().invoke(cli, command.split())
+    assert guard.refused == {("sqs:PurgeQueue", "q")}
+
+
+def test_what_is_not_granted_is_refused(app: App, broker: SqsBroker, guard: Guard) -> None:
+    guard.allowed = rights("monitor")
+    with pytest.raises(Exception, match="sqs:SendMessage"):
+        app.send("q", b"1")
+    assert ("sqs:SendMessage", "q") in guard.refused

@@ -1,0 +1,309 @@
+"""Reports in the hands of Sentry, Rollbar and a chat: what arrives, what does not, and what is said where none does."""
+
+import json
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.integration.receivers import Receiver, receiver
+
+from penstock import events
+from penstock.errors import ConfigurationError
+from penstock.events import Event
+from penstock.messaging.fingerprints import fingerprint
+from penstock.monitoring.error_context import ErrorContext, ErrorHook
+from penstock.monitoring.errors import ErrorReporter
+from penstock.monitoring.reporting import ReportingSettings, services
+from penstock.monitoring.reporting.chat import TITLE_CHARS_MAX, TRACEBACK_CHARS_MAX
+from penstock.monitoring.reporting.service import NotTaken
+
+SECRET = "hunter2"
+DEADLINE_SECONDS = 60.0
+
+
+@pytest.fixture
+def there() -> Iterator[Receiver]:
+    with receiver() as one:
+        yield one
+
+
+def raised() -> ValueError:
+    secret = SECRET  # noqa: F841 - what must not leave
+    try:
+        raise ValueError(f"no answer from redis://app:{SECRET}@cache:6379/0")
+    except ValueError as error:
+        return error
+
+
+def context(exception: BaseException | None = None, **changed: Any) -> ErrorContext:
+    fields: dict[str, Any] = {
+        "process": "worker",
+        "handler": "resize",
+        "worker": "w1",
+        "fingerprint": fingerprint("resize", "ValueError", exception, None),
+        "error": "no answer" if exception is None else str(exception),
+        "final": True,
+        "occurrences": 1,
+        "traceback": "Traceback (most recent call last):\n  ...\nValueError: no answer\n",
+        "queue": "thumbs",
+        "message_id": "m1",
+        "attempt": 3,
+    }
+    return ErrorContext(**{**fields, **changed})
+
+
+def one(**settings: Any) -> ErrorHook:
+    (hook,) = services(
+        ReportingSettings(**{"service": "shop", "version": "1.2", "environment": "prod", **settings})
+    ).values()
+    return hook
+
+
+# Sentry
+
+
+def test_sentry_has_the_failure_with_its_tags_and_our_fingerprint(there: Receiver) -> None:
+    error = raised()
+    one(sentry_dsn=there.sentry_dsn)(error, context(error))
+    (event,) = there.sentry_events()
+    assert event["fingerprint"] == [context(error).fingerprint]
+    assert event["tags"] == {
+        "process": "worker",
+        "handler": "resize",
+        "queue": "thumbs",
+        "fingerprint": context(error).fingerprint,
+    }
+    assert (event["environment"], event["release"], event["level"]) == ("prod", "shop@1.2", "error")
+    assert event["contexts"]["penstock"]["message_id"] == "m1"
+    (value,) = event["exception"]["values"]
+    assert value["type"] == "ValueError"
+    assert value["value"] == "no answer from redis://app:***@cache:6379/0"
+    assert value["stacktrace"]["frames"][-1]["function"] == "raised"
+
+
+def test_sentry_has_no_local_variables(there: Receiver) -> None:
+    error = raised()
+    one(sentry_dsn=there.sentry_dsn)(error, context(error))
+    (event,) = there.sentry_events()
+    assert not any("vars" in frame for frame in event["exception"]["values"][0]["stacktrace"]["frames"])
+    del event["exception"]["values"][0]["stacktrace"]  # which shows code
+    assert SECRET not in json.dumps(event)
+
+
+def test_sentry_has_what_is_left_in_words(there: Receiver) -> None:
+    one(sentry_dsn=there.sentry_dsn)(None, context(final=False))
+    (event,) = there.sentry_events()
+    assert event["exception"]["values"] == [{"type": "ValueError", "value": "no answer"}]
+    assert event["level"] == "warning"
+    assert event["extra"]["traceback"].startswith("Traceback")
+
+
+def test_sentry_that_refuses_is_told_of(there: Receiver) -> None:
+    hook = one(sentry_dsn=there.sentry_dsn)
+    there.status = 403
+    with pytest.raises(NotTaken, match="status_403"):
+        hook(None, context())
+    there.status = 200
+    hook(None, context())  # and what was said of the last one is forgotten
+
+
+def test_sentry_that_is_not_there_is_told_of(there: Receiver) -> None:
+    dsn = there.sentry_dsn.replace(f":{there.port}", ":1")
+    with pytest.raises(NotTaken, match="Sentry did not"):
+        one(sentry_dsn=dsn)(None, context())
+
+
+def test_a_dsn_that_is_none_is_a_sentence_without_it() -> None:
+    with pytest.raises(ConfigurationError, match="sentry_dsn is no DSN") as told:
+        one(sentry_dsn=f"https://{SECRET}")
+    assert SECRET not in str(told.value)
+
+
+# Libraries with state of their own are tried in processes of their own
+
+
+def in_a_process(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    ran = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code), *arguments],
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert ran.returncode == 0, ran.stderr
+    return ran
+
+
+BEGIN = """
+import logging, sys
+from penstock.monitoring.reporting import ReportingSettings, services
+from tests.integration.test_error_services import context, raised
+def hook(**settings):
+    given = {"service": "shop", "version": "1.2", "environment": "prod", **settings}
+    return next(iter(services(ReportingSettings(**given)).values()))
+error = raised()
+"""
+
+
+def test_nothing_of_the_process_is_patched_for_sentry(there: Receiver) -> None:
+    code = """
+    before = (sys.excepthook, threading.excepthook, logging.Logger.callHandlers, threading.Thread.start)
+    hook(sentry_dsn=sys.argv[1])(error, context(error))
+    assert before == (sys.excepthook, threading.excepthook, logging.Logger.callHandlers, threading.Thread.start)
+    import sentry_sdk
+    assert not sentry_sdk.is_initialized()
+    """
+    in_a_process(BEGIN + "import threading\n" + textwrap.dedent(code), there.sentry_dsn)
+    assert len(there.sentry_events()) == 1
+
+
+def test_a_users_own_sentry_is_used(there: Receiver) -> None:
+    code = """
+    import sentry_sdk
+    sentry_sdk.init(dsn=sys.argv[1], environment="his own", default_integrations=False)
+    sentry_sdk.set_tag("team", "blue")
+    hook(sentry_dsn="http://key@127.0.0.1:1/1")(error, context(error))
+    """
+    in_a_process(BEGIN + textwrap.dedent(code), there.sentry_dsn)
+    (event,) = there.sentry_events()
+    assert event["environment"] == "his own"
+    assert event["tags"]["team"] == "blue"
+    assert event["tags"]["handler"] == "resize"
+
+
+ROLLBAR = """
+import rollbar
+rollbar.SETTINGS["endpoint"] = sys.argv[1]
+"""
+
+
+def test_rollbar_has_the_failure_without_variables_and_command_line(there: Receiver) -> None:
+    code = """
+    rollbar_hook = hook(rollbar_token="0123456789")
+    rollbar_hook(error, context(error))
+    rollbar_hook(None, context(final=False))
+    assert not logging.getLogger().handlers
+    """
+    ran = in_a_process(BEGIN + ROLLBAR + textwrap.dedent(code), there.rollbar_endpoint, f"--token={SECRET}")
+    assert ran.stderr == ""
+    first, second = (document["data"] for document in there.documents(2))
+    trace = first["body"]["trace"]
+    assert trace["exception"] == {"class": "ValueError", "message": "no answer from redis://app:***@cache:6379/0"}
+    assert trace["frames"][-1]["method"] == "raised"
+    assert not any({"locals", "args", "kwargs"} & set(frame) for frame in trace["frames"])
+    assert "argv" not in first["server"]
+    assert "person" not in first
+    assert first["fingerprint"] == context(raised()).fingerprint
+    assert first["custom"]["queue"] == "thumbs"
+    assert (first["environment"], first["code_version"], first["level"]) == ("prod", "shop@1.2", "error")
+    assert second["level"] == "warning"
+    assert second["body"]["message"]["body"].startswith("no answer\n\nTraceback")
+    del trace["frames"]  # which show code
+    assert SECRET not in json.dumps(first)
+
+
+@pytest.mark.parametrize("status", [401, 413, 429, 502, 500])
+def test_rollbar_that_refuses_is_told_of(there: Receiver, status: int) -> None:
+    there.status = status
+    code = """
+    from penstock.monitoring.reporting.service import NotTaken
+    rollbar_hook = hook(rollbar_token="0123456789")
+    for _ in range(2):
+        try:
+            rollbar_hook(error, context(error))
+        except NotTaken as refused:
+            print(refused)
+    """
+    ran = in_a_process(BEGIN + ROLLBAR + textwrap.dedent(code), there.rollbar_endpoint)
+    assert ran.stdout.count("Rollbar did not take the report") == 2, ran.stdout
+    assert ran.stderr == ""
+
+
+def test_a_users_own_rollbar_is_used(there: Receiver) -> None:
+    code = """
+    rollbar.init("his-token", environment="his own", handler="blocking", allow_logging_basic_config=False,
+                 endpoint=sys.argv[1])
+    hook(rollbar_token="0123456789")(error, context(error))
+    """
+    in_a_process(BEGIN + ROLLBAR + textwrap.dedent(code), there.rollbar_endpoint)
+    (document,) = there.documents()
+    assert (document["access_token"], document["data"]["environment"]) == ("his-token", "his own")
+
+
+# Chats
+
+
+def test_a_chat_has_a_title_and_the_end_of_the_traceback(there: Receiver) -> None:
+    error = raised()
+    long = f"redis://app:{SECRET}@cache " + "x" * 5_000 + "\nValueError: the end\n"
+    one(notify_urls=(there.chat_url,))(error, context(error, traceback=long, occurrences=7))
+    (document,) = there.documents()
+    assert document["title"] == "shop [prod]: resize failed, 7 times"
+    assert document["type"] == "failure"
+    text = document["message"]
+    assert "no answer from redis://app:***@cache:6379/0" in text
+    assert "message: m1" in text
+    assert text.endswith(("ValueError: the end\n", "ValueError: the end"))
+    assert SECRET not in text
+    assert len(text) < TRACEBACK_CHARS_MAX + 1_500
+
+
+def test_a_title_says_what_it_is_where_nothing_failed(there: Receiver) -> None:
+    one(notify_urls=(there.chat_url,))(None, context(subject="1 object overdue"))
+    (document,) = there.documents()
+    assert document["title"] == "shop [prod]: resize: 1 object overdue"
+
+
+def test_a_title_is_one_line_of_bounded_length(there: Receiver) -> None:
+    one(notify_urls=(there.chat_url,))(None, context(handler="a\nb\x1b[31m" + "c" * 500))
+    (document,) = there.documents()
+    assert document["title"].isprintable()
+    assert len(document["title"]) <= TITLE_CHARS_MAX
+
+
+def test_a_chat_that_refuses_is_told_of_without_its_address(there: Receiver) -> None:
+    there.status = 500
+    with pytest.raises(NotTaken, match=r"notify_urls 1 \(json\) did not take") as told:
+        one(notify_urls=(f"json://user:{SECRET}@127.0.0.1:{there.port}/{SECRET}",))(None, context())
+    assert SECRET not in str(told.value)
+
+
+def test_an_address_that_is_none_is_named_by_its_number_and_scheme_alone() -> None:
+    with pytest.raises(ConfigurationError, match=r"address 2 \(slock://\.\.\.\)") as told:
+        services(ReportingSettings(notify_urls=("json://127.0.0.1:1", f"slock://{SECRET}")))
+    assert SECRET not in str(told.value)
+
+
+# Together
+
+
+def test_one_that_hangs_and_one_that_fails_keep_nothing_from_the_others(there: Receiver) -> None:
+    with receiver() as hanging, receiver() as failing:
+        hanging.open.clear()
+        failing.status = 500
+        hooks = services(
+            ReportingSettings(
+                sentry_dsn=there.sentry_dsn, notify_urls=(hanging.chat_url, failing.chat_url, there.chat_url)
+            )
+        )
+        told: list[Event] = []
+        called: list[str] = []
+        reporter = ErrorReporter(
+            lambda _, context: called.append(context.error), worker="w1", tell=told.append, services=hooks
+        )
+        for number in range(3):
+            reporter.report(ValueError(str(number)))
+        assert len(there.bodies(6)) == 6  # three for Sentry, three for the chat
+        assert "notify_urls 1 (json)" in reporter.unfinished(0.0)
+        assert called == ["0", "1", "2"]
+        assert len(failing.bodies(3)) == 3
+        hanging.open.set()
+        assert reporter.flush(DEADLINE_SECONDS)
+        failures = [event for event in told if isinstance(event, events.ErrorHookFailed)]
+        assert [one.count for one in failures if one.hook == "notify_urls 2 (json)"] == [1]  # told once a minute
+        assert not [one for one in failures if one.hook in ("sentry", "notify_urls 3 (json)", "on_error")]

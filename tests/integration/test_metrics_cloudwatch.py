@@ -1,0 +1,82 @@
+"""Metrics in CloudWatch, as far as moto plays it: what arrives there, compressed where it is long."""
+
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from moto.server import ThreadedMotoServer
+
+from penstock.app.metering import open_metering
+from penstock.config import Settings, load_settings
+from penstock.events import Event, MessagesReceived, MetricsExportFailed
+
+DEADLINE_SECONDS = 60.0
+
+
+@pytest.fixture
+def endpoint(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0)
+    server.start()
+    host, port = server.get_host_and_port()
+    yield f"http://{host}:{port}"
+    server.stop()
+
+
+def settings_for(endpoint: str) -> Settings:
+    return load_settings(
+        metrics_export=["cloudwatch"], cloudwatch_namespace="Shop", aws_endpoint_url=endpoint, aws_region="eu-west-1"
+    )
+
+
+def test_what_was_counted_arrives(endpoint: str) -> None:
+    told: list[Event] = []
+    settings = settings_for(endpoint)
+    metering = open_metering(settings, worker="w1", health=None, queues={}, tell=told.append)
+    with metering.beside():
+        metering.listener(MessagesReceived(queue="orders", message_ids=("a", "b", "c"), redelivered=1))
+        for seconds in (1.6, 1.7, 100.0):
+            metering.meters.observe("process_duration_seconds", ("orders", "h", "finished"), seconds)
+        for number in range(300):  # more than boto3 sends uncompressed
+            metering.meters.count("batch_rows_total", (f"p{number}",), 2)
+        metering.begin_flush()
+        assert metering.await_flush(DEADLINE_SECONDS)
+    assert told == []
+    client = settings.aws.client("cloudwatch")
+    assert statistic(client, "penstock_messages_received_total", queue="orders")["Sum"] == 3
+    assert statistic(client, "penstock_batch_rows_total", pipeline="p299")["Sum"] == 2
+    worked = statistic(client, "penstock_process_duration_seconds", queue="orders", handler="h", outcome="finished")
+    assert (worked["SampleCount"], worked["Maximum"]) == (3, 90.0), "values are the middles of their buckets"
+    assert worked["Unit"] == "Seconds"
+
+
+def test_a_service_that_is_away_is_told_of_and_hurts_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
+    told: list[Event] = []
+    metering = open_metering(settings_for("http://127.0.0.1:9"), worker="w1", health=None, queues={}, tell=told.append)
+    with metering.beside():
+        metering.listener(MessagesReceived(queue="orders", message_ids=("a",), redelivered=0))
+        metering.begin_flush()
+        assert metering.await_flush(DEADLINE_SECONDS)
+    [failed] = told
+    assert isinstance(failed, MetricsExportFailed)
+    assert (failed.outlet, "EndpointConnectionError" in failed.error) == ("cloudwatch", True)
+
+
+def statistic(client: Any, name: str, **dimensions: str) -> Any:
+    now = datetime.now(UTC)
+    answer = client.get_metric_statistics(
+        Namespace="Shop",
+        MetricName=name,
+        Dimensions=[{"Name": label, "Value": value} for label, value in dimensions.items()],
+        StartTime=now - timedelta(minutes=5),
+        EndTime=now + timedelta(minutes=5),
+        Period=3_600,
+        Statistics=["SampleCount", "Sum", "Maximum"],
+    )
+    [point] = answer["Datapoints"]
+    return point

@@ -1,0 +1,246 @@
+"""What real workers on the embedded queue tell of themselves: scraped while they run, written when they end."""
+
+import json
+import signal
+import socket
+import threading
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.cli.process import Process, Start
+from tests.unit.monitoring.scraping import samples_in
+
+from penstock.app.registry import WorkerRecord, Workers
+from penstock.brokers.sqlite import SqliteBroker
+from penstock.messaging.message import Outgoing
+
+DEADLINE_SECONDS = 60.0
+CONFIGURATION = 78
+APP = """
+import threading
+from pathlib import Path
+from penstock import App, Reject, Retry
+
+app = App.from_config()
+GO_ON = Path("go_on")
+
+@app.handler("orders", max_attempts=3)
+def take(message, context):
+    match message.body:
+        case b'"later"' if context.attempt == 1:
+            raise Retry(delay_seconds=0)
+        case b'"never"':
+            raise Reject("no such order")
+
+@app.handler("slow")
+def wait(message):
+    while not GO_ON.exists():
+        threading.Event().wait(0.02)
+"""
+SETTINGS = """
+lease_seconds = 600
+metrics_address = "127.0.0.1:0"
+metrics_export = ["emf"]
+metrics_export_seconds = 3600
+"""
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "shop.py").write_text(APP)
+    (tmp_path / "penstock.toml").write_text(SETTINGS)
+    return tmp_path
+
+
+@pytest.fixture
+def start(here: Path) -> Iterator[Start]:
+    started: list[Process] = []
+
+    def begin(*arguments: object) -> Process:
+        process = Process(here, "worker", "shop:app", *arguments)
+        started.append(process)
+        return process
+
+    yield begin
+    for process in started:
+        process.kill()
+
+
+@pytest.fixture
+def broker(here: Path) -> Iterator[SqliteBroker]:
+    (here / ".penstock").mkdir()
+    broker = SqliteBroker(here / ".penstock" / "queue.db", holder="test")
+    yield broker
+    broker.close()
+
+
+def send(broker: SqliteBroker, queue: str, *bodies: bytes) -> None:
+    broker.send(queue, [Outgoing(body=body) for body in bodies])
+
+
+def records(count: int = 1, *, state: Path = Path(".penstock")) -> list[WorkerRecord]:
+    """Of that many living workers that serve, awaited."""
+    found: list[WorkerRecord] = []
+
+    def serving() -> bool:
+        found[:] = [record for record in Workers(state).records() if record.queues]
+        return len(found) == count
+
+    until(serving, lambda: found)
+    return found
+
+
+def until(true: Callable[[], bool], seen: Callable[[], object]) -> None:
+    never, waits = threading.Event(), 0
+    while not true():
+        assert waits < DEADLINE_SECONDS / 0.05, seen()
+        never.wait(0.05)
+        waits += 1
+
+
+def fetched(address: str | None, path: str) -> str:
+    with urllib.request.urlopen(f"http://{address}{path}", timeout=DEADLINE_SECONDS) as answer:
+        said: bytes = answer.read()
+        return said.decode()
+
+
+def scraped(record: WorkerRecord) -> Mapping[str, float]:
+    return samples_in(fetched(record.metrics_address, "/metrics"))
+
+
+def awaited(record: WorkerRecord, name: str, value: float) -> Mapping[str, float]:
+    """A scrape in which that sample has that value."""
+    found: dict[str, float] = {}
+
+    def there() -> bool:
+        found.clear()
+        found.update(scraped(record))
+        return found.get(name) == value
+
+    until(there, lambda: (name, value, found))
+    return found
+
+
+def documents(worker: Process) -> list[dict[str, Any]]:
+    """What it wrote for CloudWatch."""
+    lines = [json.loads(line) for line in worker.said if line.startswith("{")]
+    return [line for line in lines if "_aws" in line]
+
+
+def test_a_scrape_says_how_the_work_ended(start: Start, broker: SqliteBroker) -> None:
+    send(broker, "orders", b'"a"', b'"b"', b'"later"', b'"never"')
+    worker = start()
+    [record] = records()
+    found = awaited(record, "messages_settled_total{outcome=acked,queue=orders}", 3)
+    assert {name: value for name, value in found.items() if name.startswith("messages_") and value} == {
+        "messages_received_total{queue=orders}": 5,
+        "messages_redelivered_total{queue=orders}": 1,
+        "messages_settled_total{outcome=acked,queue=orders}": 3,
+        "messages_settled_total{outcome=retried,queue=orders}": 1,
+        "messages_settled_total{outcome=dead_lettered,queue=orders}": 1,
+    }
+    counts = {name: value for name, value in found.items() if name.startswith("process_duration_seconds_count")}
+    assert counts == {
+        f"process_duration_seconds_count{{handler=take,outcome={outcome},queue=orders}}": count
+        for outcome, count in (("finished", 3), ("retried", 1), ("failed", 1))
+    }
+    slots = f"worker_slots{{queue=orders,worker={record.worker}}}"
+    assert found[slots] > 0
+    assert [fetched(record.metrics_address, path) != "" for path in ("/livez", "/readyz", "/startupz")] == [True] * 3
+    worker.signal(signal.SIGTERM)
+    assert worker.exit_code() == 0
+    told = {
+        (line.get("queue"), line.get("outcome")): line["penstock_messages_settled_total"]
+        for line in documents(worker)
+        if "penstock_messages_settled_total" in line
+    }
+    assert told == {("orders", "acked"): 3, ("orders", "retried"): 1, ("orders", "dead_lettered"): 1}
+    ends = [line for line in documents(worker) if "penstock_shutdowns_total" in line]
+    assert [(line["outcome"], line["penstock_shutdowns_total"]) for line in ends] == [("drained", 1)]
+
+
+def test_a_lease_that_is_lost_is_counted_once(
+    start: Start, broker: SqliteBroker, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PENSTOCK_LEASE_SECONDS", "9")  # a heartbeat every three
+    send(broker, "slow", b"{}")
+    worker = start()
+    [record] = records()
+    worker.expect("message.started")
+    broker.release_holder(record.worker)
+    found = awaited(record, "messages_settled_total{outcome=lease_lost,queue=slow}", 1)
+    assert found["heartbeats_total{queue=slow,result=lost}"] == 1
+    worker.expect("message.started", times=2)
+    (here / "go_on").touch()
+    found = awaited(record, "messages_settled_total{outcome=acked,queue=slow}", 1)
+    assert found["messages_settled_total{outcome=lease_lost,queue=slow}"] == 1
+    assert found["messages_redelivered_total{queue=slow}"] == 1
+
+
+def test_a_worker_that_was_killed_shows_at_the_next_one(
+    start: Start, broker: SqliteBroker, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PENSTOCK_LEASE_SECONDS", "3")
+    send(broker, "slow", b"{}")
+    first = start()
+    first.expect("message.started")
+    first.kill()
+    monkeypatch.delenv("PENSTOCK_LEASE_SECONDS")
+    monkeypatch.setenv("PENSTOCK_STATE", "another")  # as on another host: nobody has proof that it is dead
+    (here / "go_on").touch()
+    start()
+    [record] = records(state=Path("another"))
+    found = awaited(record, "messages_settled_total{outcome=acked,queue=slow}", 1)
+    assert found["orphaned_leases_total{queue=slow}"] == 1
+    assert found["messages_redelivered_total{queue=slow}"] == 1
+
+
+def test_what_a_stop_gives_back_is_told_at_the_end(start: Start, broker: SqliteBroker) -> None:
+    send(broker, "slow", b"{}")
+    worker = start()
+    worker.expect("message.started")
+    worker.signal(signal.SIGTERM)
+    worker.expect("worker.draining")
+    worker.signal(signal.SIGTERM)
+    assert worker.exit_code() == 0
+    told = [line for line in documents(worker) if line.get("outcome") in ("given_back", "released")]
+    assert {name for line in told for name in line if name.startswith("penstock_")} == {
+        "penstock_shutdowns_total",
+        "penstock_messages_settled_total",
+        "penstock_process_duration_seconds",
+    }
+
+
+def test_several_processes_answer_at_ports_beside_each_other(start: Start) -> None:
+    first, second = beside()
+    start("--processes", 2, "--metrics", f"127.0.0.1:{first}")
+    found = records(2)
+    assert sorted(record.metrics_address or "" for record in found) == [f"127.0.0.1:{first}", f"127.0.0.1:{second}"]
+    for record in found:
+        assert f"worker_slots{{queue=orders,worker={record.worker}}}" in scraped(record)
+
+
+def test_a_port_that_is_taken_ends_the_worker_with_one_sentence(start: Start) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        worker = start("--metrics", f"127.0.0.1:{port}")
+        assert worker.exit_code() == CONFIGURATION
+    assert f"Nothing can be answered at 127.0.0.1:{port}: another process listens there already" in worker.sentence()
+
+
+def beside() -> tuple[int, int]:
+    """Two ports that are free now, one after the other."""
+    for _ in range(50):
+        with socket.create_server(("127.0.0.1", 0)) as one:
+            first = one.getsockname()[1]
+            try:
+                with socket.create_server(("127.0.0.1", first + 1)):
+                    pass
+            except OSError:
+                continue
+        return first, first + 1
+    raise AssertionError("there are no two ports beside each other")

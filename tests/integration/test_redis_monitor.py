@@ -1,0 +1,132 @@
+"""The monitor beside a Redis that goes away and comes back, and what its looks cost there."""
+
+import json
+import signal
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.cli.process import DEADLINE_SECONDS, Process
+from tests.services.fault_proxy import FaultProxy
+from tests.services.plugin import StartRedis
+from tests.services.redis_server import RedisServer
+
+from penstock.app.app import App
+from penstock.app.monitor import Monitor, watches_of
+from penstock.brokers.redis_streams import RedisStreamsBroker
+from penstock.config import Settings
+from penstock.events import tell_nobody
+from penstock.messaging.message import Outgoing
+from penstock.testing import FakeClock
+
+APP = """
+from penstock import App
+
+app = App.from_config()
+
+@app.handler("orders")
+def take(message):
+    pass
+"""
+COMMANDS_MAX = 20  # a minute and queue
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> Path:
+    (tmp_path / "shop.py").write_text(APP)
+    return tmp_path
+
+
+@pytest.fixture
+def monitors() -> Iterator[list[Process]]:
+    started: list[Process] = []
+    yield started
+    for process in started:
+        process.kill()
+
+
+def metrics(address: str) -> str:
+    with urllib.request.urlopen(f"http://{address}/metrics", timeout=DEADLINE_SECONDS) as answer:
+        return str(answer.read().decode())
+
+
+def awaited(address: str, line: str, *, there: bool = True) -> str:
+    deadline = time.monotonic() + DEADLINE_SECONDS
+    while (line in (text := metrics(address))) is not there:
+        assert time.monotonic() < deadline, text
+        time.sleep(0.1)  # between two questions to another process
+    return text
+
+
+def test_while_redis_is_away_its_numbers_are_gone_and_they_come_back(
+    here: Path, start_redis: StartRedis, monitors: list[Process]
+) -> None:
+    server = start_redis()
+    broker = RedisStreamsBroker(server.url, holder="test")
+    broker.send("orders", [Outgoing(body=b"1")])
+    (here / "penstock.toml").write_text(
+        f'broker = {json.dumps(server.url)}\nmonitor_address = "127.0.0.1:0"\nmonitor_seconds = 1\n'
+    )
+    monitors.append(monitor := Process(here, "monitor", "shop:app"))
+    address = monitor.expect("monitor.started")["address"]
+    visible = 'penstock_queue_messages{queue="orders",state="visible"} 1.0'
+    awaited(address, visible)
+    server.kill()
+    text = awaited(address, visible, there=False)
+    assert "penstock_queue_messages{" not in text
+    assert "penstock_queue_oldest_message_age_seconds{" not in text
+    assert "penstock_dead_letters{" not in text
+    assert 'penstock_monitor_up{source="broker"} 0.0' in text
+    assert monitor.expect("look.failed")["source"] == "broker"
+    server.start()
+    awaited(address, 'penstock_monitor_up{source="broker"} 1.0')
+    assert monitor.expect("look.recovered")["duration_s"] > 0
+    monitor.signal(signal.SIGTERM)
+    assert monitor.exit_code() == 0
+    assert sum('"look.failed"' in line for line in monitor.said) == 1
+    broker.close()
+
+
+def test_a_stop_does_not_wait_for_a_redis_that_does_not_answer(
+    here: Path, proxy: FaultProxy, monitors: list[Process]
+) -> None:
+    (here / "penstock.toml").write_text(
+        f'broker = {json.dumps(proxy.url)}\nmonitor_address = "127.0.0.1:0"\nmonitor_seconds = 1\n'
+    )
+    monitors.append(monitor := Process(here, "monitor", "shop:app"))
+    address = monitor.expect("monitor.started")["address"]
+    awaited(address, 'penstock_monitor_up{source="broker"} 1.0')
+    proxy.hold(b"EVALSHA").wait()  # a look is under way, and hangs
+    monitor.signal(signal.SIGTERM)
+    assert monitor.exit_code() == 0
+    assert not any('"look.failed"' in line for line in monitor.said), "it waited for the look to end"
+
+
+def test_an_idle_queue_costs_few_commands(redis_server: RedisServer, tmp_path: Path) -> None:
+    queues = ["orders", "mails", "bills"]
+    broker = RedisStreamsBroker(redis_server.url, holder="test")
+    for queue in queues:
+        broker.send(queue, [Outgoing(body=b"1")])
+    app = App(settings=Settings.model_construct(broker=redis_server.url, state=str(tmp_path)))
+    for queue in queues:
+        app.handler(queue, name=f"take {queue}")(print)
+    clock = FakeClock()
+    monitor = Monitor(watches_of(app, clock=clock), clock=clock, tell=tell_nobody)
+    monitor.look()
+    before = scripts_called(redis_server)
+    minutes = 5
+    for _ in range(minutes * 3):
+        clock.advance(20)
+        assert monitor.look().up == {"broker": True}
+    cost = (scripts_called(redis_server) - before) / minutes / len(queues)
+    assert 3 <= cost <= COMMANDS_MAX
+    app.close()
+    broker.close()
+
+
+def scripts_called(server: RedisServer) -> int:
+    """Every command of the monitor is one, but for a few of every five minutes."""
+    stats = server.client.info("commandstats")
+    return sum(one["calls"] for name, one in stats.items() if name in ("cmdstat_evalsha", "cmdstat_hmget"))

@@ -1,0 +1,262 @@
+"""Ages on SQS: CloudWatch's number, the estimate, and a worker's gauge, on servers that speak AWS's dialect."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from botocore.exceptions import ClientError
+from tests.integration.sqs_scene import Scene, outgoing
+from tests.services.aws_server import AwsServer
+
+from penstock.app.app import App
+from penstock.app.monitor import Monitor, watches_of
+from penstock.app.processes import PROCESSES_FOLDER, ProcessRegistry
+from penstock.app.queues import standings
+from penstock.app.registry import RecordKeeper
+from penstock.app.scope import Scope
+from penstock.app.seen_ages import SeenAges
+from penstock.app.status import Looks
+from penstock.brokers.sqs.cloudwatch import ASKED_EVERY_SECONDS, REFUSED_SECONDS, CloudWatch
+from penstock.config import Settings
+from penstock.errors import ConfigurationError, PenstockError, TemporaryError
+from penstock.events import Event, LookFailed, MessagesReceived, QueueSeenEmpty
+from penstock.messaging.broker import QueueSettings
+from penstock.messaging.clock import SystemClock
+from penstock.messaging.settlement import Release
+from penstock.monitoring.metrics.meters import Meters
+from penstock.storage.aws import Aws
+from penstock.testing import FakeClock
+from penstock.worker.shutdown import StopSignal
+
+
+@pytest.fixture
+def on_moto(moto: AwsServer) -> Iterator[Scene]:
+    made = Scene(moto)
+    yield made
+    made.close()
+
+
+def tell_cloudwatch(server: AwsServer, queue: str, *ages: float, minutes_ago: int = 1) -> None:
+    """As SQS does: a number a minute, the last of them so long ago."""
+    now = datetime.now(UTC)
+    server.client("cloudwatch").put_metric_data(
+        Namespace="AWS/SQS",
+        MetricData=[
+            {
+                "MetricName": "ApproximateAgeOfOldestMessage",
+                "Dimensions": [{"Name": "QueueName", "Value": queue}],
+                "Timestamp": now - timedelta(minutes=minutes_ago + len(ages) - 1 - n),
+                "Value": age,
+                "Unit": "Seconds",
+            }
+            for n, age in enumerate(ages)
+        ],
+    )
+
+
+class Counting:
+    """How often CloudWatch was asked. botocore tells it."""
+
+    def __init__(self, aws: Aws) -> None:
+        self.calls = 0
+        aws.session().events.register("before-send.cloudwatch.GetMetricData", self._count)
+        self._aws = aws
+
+    def _count(self, **_: object) -> None:
+        self.calls += 1
+
+    def end(self) -> None:
+        self._aws.session().events.unregister("before-send.cloudwatch.GetMetricData", self._count)
+
+
+@pytest.fixture
+def counting(moto: AwsServer) -> Iterator[Counting]:
+    made = Counting(moto.aws)
+    yield made
+    made.end()
+
+
+def test_the_latest_number_of_each_queue_comes_in_one_call_a_minute(moto: AwsServer, counting: Counting) -> None:
+    tell_cloudwatch(moto, "orders", 60, 120, 90)
+    tell_cloudwatch(moto, "mails", 0)
+    tell_cloudwatch(moto, "asleep", 500, minutes_ago=30)
+    clock = FakeClock(start=datetime.now(UTC).timestamp())
+    cloudwatch = CloudWatch(moto.aws, clock=clock)
+    arn = "arn:aws:sqs:eu-west-1:123456789012:orders"
+    queues = ["orders", "mails", "asleep", "never", arn]
+    assert cloudwatch.oldest_ages(queues) == {"orders": 90.0, "mails": 0.0, arn: 90.0}
+    tell_cloudwatch(moto, "orders", 150, minutes_ago=0)
+    clock.advance(ASKED_EVERY_SECONDS - 1)
+    assert cloudwatch.oldest_ages(["orders"]) == {"orders": 90.0}
+    assert counting.calls == 1
+    clock.advance(1)
+    assert cloudwatch.oldest_ages(["orders"]) == {"orders": 150.0}
+    assert counting.calls == 2
+    cloudwatch.close()
+
+
+def test_who_may_not_ask_is_told_so_and_asks_no_more_for_a_while(moto: AwsServer, counting: Counting) -> None:
+    clock = FakeClock()
+    cloudwatch = CloudWatch(moto.aws, clock=clock)
+
+    client = cloudwatch._connected()
+
+    def denied(**_: object) -> None:
+        raise ClientError({"Error": {"Code": "AccessDenied", "Message": "no"}}, "GetMetricData")
+
+    client.meta.events.register("before-send.cloudwatch.GetMetricData", denied)
+    for _ in range(3):
+        with pytest.raises(ConfigurationError, match="cloudwatch:GetMetricData"):
+            cloudwatch.oldest_ages(["orders"])
+        clock.advance(ASKED_EVERY_SECONDS)
+    assert counting.calls == 1
+    clock.advance(REFUSED_SECONDS)
+    with pytest.raises(ConfigurationError):
+        cloudwatch.oldest_ages(["orders"])
+    assert counting.calls == 2
+
+
+def test_a_server_without_cloudwatch_is_away_and_asked_again_in_a_minute() -> None:
+    clock = FakeClock()
+    nowhere = Aws(region="eu-west-1", endpoint_url="http://127.0.0.1:1")
+    cloudwatch = CloudWatch(nowhere, clock=clock)
+    for _ in range(2):
+        with pytest.raises(TemporaryError):
+            cloudwatch.oldest_ages(["orders"])
+
+
+def monitored(server: AwsServer, state: Path, clock: FakeClock, told: list[Event]) -> tuple[App, Monitor]:
+    settings = Settings.model_construct(
+        broker="sqs://",
+        aws_endpoint_url=server.aws.endpoint_url,
+        aws_region=server.aws.region,
+        state=str(state),
+    )
+    app = App(settings=settings)
+    app.handler("q")(print)
+    return app, Monitor(watches_of(app, clock=clock), clock=clock, tell=told.append)
+
+
+def test_the_monitor_tells_cloudwatchs_age_and_estimates_the_other_from_workers_of_its_host(
+    on_moto: Scene, tmp_path: Path
+) -> None:
+    told: list[Event] = []
+    clock = FakeClock(start=datetime.now(UTC).timestamp())
+    broker = on_moto.broker(QueueSettings(name="q"))
+    app, monitor = monitored(on_moto.server, tmp_path, clock, told)
+    tell_cloudwatch(on_moto.server, "q", 300)
+    (queue,) = monitor.look().queues
+    assert (queue.oldest_message_age_seconds, queue.oldest_message_age_source) == (300.0, "cloudwatch")
+    assert (queue.oldest_visible_message_age_seconds, queue.oldest_visible_message_age_source) == (0.0, "estimated")
+
+    broker.send("q", outgoing("a", "b"))
+    look = monitor.look()
+    assert look.queues[0].visible == 2
+    assert look.queues[0].oldest_visible_message_age_seconds is None  # nobody received: nothing is known
+    assert look.up == {"broker": True, "cloudwatch": True}
+
+    with worker(tmp_path, clock, enqueued_at=clock.now() - 40):
+        clock.advance(20)
+        (queue,) = monitor.look().queues
+        assert queue.oldest_visible_message_age_seconds == 20.0  # what waits came after the look at which nothing did
+        (standing,) = standings(app.settings, broker, ["q"])  # who did not look then knows what the worker saw
+        assert standing.oldest_visible_message_age_seconds == pytest.approx(60.0, abs=30.0)
+        assert standing.oldest_visible_message_age_source == "estimated"
+        assert standing.oldest_message_age_source is None  # it asks CloudWatch only where it is told to
+    assert monitor.look().queues[0].oldest_visible_message_age_seconds is None
+    assert told == []
+    app.close()
+
+
+def test_who_looks_at_a_status_again_and_again_knows_when_nothing_waited(on_moto: Scene, tmp_path: Path) -> None:
+    clock = FakeClock(start=datetime.now(UTC).timestamp())
+    broker = on_moto.broker(QueueSettings(name="q"))
+    app, _ = monitored(on_moto.server, tmp_path, clock, [])
+    settings = app.settings.model_copy(update={"ledger": f"sqlite:///{tmp_path / 'ledger.db'}"})
+    looks = Looks(Scope(settings=settings, served=frozenset({"q"})), clock=clock)
+    assert looks.look().messages_visible == 0
+    broker.send("q", outgoing("a", "b"))
+    with worker(tmp_path, clock, enqueued_at=clock.now() - 40):
+        clock.advance(20)
+        assert looks.look().oldest_visible_message_age_seconds == 20.0  # and not 60: what waits came since
+    app.close()
+
+
+@contextmanager
+def worker(state: Path, clock: FakeClock, *, enqueued_at: float) -> Iterator[None]:
+    """One of this host that received a message just now, which was sent then."""
+    processes = ProcessRegistry(state / PROCESSES_FOLDER)
+    with processes.registered("w1"):
+        keeper = RecordKeeper(processes.record("w1"), worker="w1", version="1", stop=StopSignal(), clock=clock)
+        keeper(MessagesReceived(queue="q", message_ids=("m",), redelivered=0, first_enqueued_at=enqueued_at))
+        keeper.start()
+        yield
+        keeper.end()
+
+
+def test_without_the_right_to_cloudwatch_there_is_no_value_and_one_notice(
+    on_moto: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on_moto.broker(QueueSettings(name="q"))
+    told: list[Event] = []
+    clock = FakeClock(start=datetime.now(UTC).timestamp())
+
+    def refused(*_: object) -> None:
+        raise ConfigurationError("CloudWatch refuses cloudwatch:GetMetricData")
+
+    monkeypatch.setattr(CloudWatch, "oldest_ages", refused)
+    app, monitor = monitored(on_moto.server, tmp_path, clock, told)
+    for _ in range(5):
+        look = monitor.look()
+        clock.advance(20)
+    assert look.queues[0].oldest_message_age_seconds is None
+    assert look.queues[0].visible == 0
+    assert look.up == {"broker": True, "cloudwatch": False}
+    (notice,) = told
+    assert isinstance(notice, LookFailed)
+    assert notice.source == "cloudwatch"
+    app.close()
+
+
+def test_a_worker_tells_its_own_estimate(on_moto: Scene) -> None:
+    told: list[Event] = []
+    seen = SeenAges(SystemClock())
+
+    def hear(event: Event) -> None:
+        told.append(event)
+        seen(event)
+
+    broker = on_moto.broker(QueueSettings(name="q"), tell=hear)
+    assert not broker.receive("q", messages_max=1, lease_seconds=30, wait_seconds=1)
+    assert told == [QueueSeenEmpty(queue="q")]
+    meters = Meters()
+    with seen.exported(meters):
+        assert meters.read().values["queue_oldest_visible_message_age_seconds"] == {("q", "estimated"): 0.0}
+        broker.send("q", outgoing("a"))
+        (delivery,) = broker.receive("q", messages_max=1, lease_seconds=30, wait_seconds=1)
+        assert told[1:] == []
+        seen(
+            MessagesReceived(
+                queue="q", message_ids=("a",), redelivered=0, first_enqueued_at=delivery.message.enqueued_at
+            )
+        )
+        (age,) = meters.read().values["queue_oldest_visible_message_age_seconds"].values()
+        assert 0 <= age < 60
+        assert not broker.settle([(delivery, Release())])
+
+
+def test_every_error_of_cloudwatch_is_one_of_ours(moto: AwsServer) -> None:
+    no_region = CloudWatch(Aws(endpoint_url=moto.aws.endpoint_url, profile="nobody's"), clock=FakeClock())
+    with pytest.raises(PenstockError):
+        no_region.oldest_ages(["q"])
+
+
+def test_a_poll_of_a_fifo_queue_in_vain_says_nothing(on_moto: Scene) -> None:
+    told: list[Event] = []
+    broker = on_moto.broker(QueueSettings(name="q.fifo"), tell=told.append)
+    broker.send("q.fifo", outgoing("a", "b", group="g"))
+    assert broker.receive("q.fifo", messages_max=1, lease_seconds=30, wait_seconds=1)
+    assert not broker.receive("q.fifo", messages_max=1, lease_seconds=30, wait_seconds=1)  # b waits behind a
+    assert told == []

@@ -1,0 +1,328 @@
+"""Histories of workers, told by their own logs in whatever order and wrapping: each diagnosis names what was built in,
+and nothing else.
+
+The oracle is the building: while a history is made up, attempt by attempt, what should be found is written down.
+"""
+
+import base64
+import io
+import json
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock import events
+from penstock.events import Event
+from penstock.messaging.settlement import Ack, DeadLetter, Release
+from penstock.monitoring.diagnoses import Diagnoser, Diagnoses, Found, Unwrapping
+from penstock.monitoring.logs import configure_logs
+from penstock.monitoring.plans import LogSettings
+from penstock.testing import FakeClock
+
+WORKERS = ("w1", "w2", "w3", "w4")
+MESSAGE_ENDS = ("finished", "given_back", "killed", "failed", "settled", "taken over")
+ENDS = ("finished", "failed", "retrying", "given_back", "gone", "superseded", "killed", "taken over")
+OUTCOMES = {"failed": "dead", "retrying": "retry", "gone": "gone", "superseded": "superseded", "taken over": "retry"}
+STRANGE = ("s3://b/plain", "s3://b/new\nline", "s3://b/\x1b[31mred", 's3://b/"quoted"{', "s3://b/ключ", "s3://b/😀")
+BEGAN = 1_764_000_000.0
+
+Answer = Counter[tuple[str | None, ...]]
+
+
+@dataclass
+class History:
+    """Events with their times and workers, and what should be found in them."""
+
+    told: list[tuple[float, str, Event]] = field(default_factory=list)
+    wrong: Answer = field(default_factory=Counter)
+    failed: Answer = field(default_factory=Counter)
+    finished: Answer = field(default_factory=Counter)
+    died: Answer = field(default_factory=Counter)
+    back: Answer = field(default_factory=Counter)
+    dead: Answer = field(default_factory=Counter)  # messages, as is the next
+    died_messages: Answer = field(default_factory=Counter)
+
+
+def object_history(history: History, random: Random, pipeline: str, uri: str, attempts: list[str]) -> None:
+    """One object of one pipeline, attempt after attempt, with skips between them."""
+    at = BEGAN + random.random()
+    backs: list[str] = []  # attempts that were given back and that nobody finished yet
+    finishes, skipped_early, last = 0, False, ""
+    late: list[tuple[float, str, Event]] = []  # what an attempt that was taken over says at its own end
+
+    def tell(worker: str, event: Event) -> float:
+        nonlocal at
+        at += 6.0 + random.random()  # more than clocks of two hosts may differ
+        history.told.append((at, worker, event))
+        return at
+
+    def skip() -> None:
+        nonlocal skipped_early
+        if random.random() < 0.3:
+            reason = random.choice(["already_processed", "already_processed", "in_progress"])
+            tell(random.choice(WORKERS), events.ObjectSkipped(pipeline=pipeline, object_uri=uri, reason=reason))
+            skipped_early = skipped_early or (reason == "already_processed" and not finishes)
+
+    for number, end in enumerate(attempts, start=1):
+        skip()
+        attempt_id, worker = f"{pipeline}-{uri}-{number}", random.choice(WORKERS)
+        about: dict[str, Any] = {"pipeline": pipeline, "object_uri": uri, "attempt_id": attempt_id}
+        tell(worker, events.ObjectStarted(**about, attempt=number))
+        last = end
+        if end == "finished":
+            tell(worker, events.ObjectFinished(**about, rows=1, lines_quarantined=0))
+            history.back.update((uri, one, attempt_id) for one in backs)
+            backs, finishes = [], finishes + 1
+        elif end == "given_back":
+            tell(worker, events.ObjectGivenBack(**about, reason="a stop"))
+            backs.append(attempt_id)
+        elif end == "taken over":
+            event = events.ObjectFailed(**about, outcome="retry", reason="the claim was lost")
+            late.append((at + 500.0, worker, event))
+        elif end != "killed":
+            tell(worker, events.ObjectFailed(**about, outcome=OUTCOMES[end], reason="r"))
+            history.failed.update([(uri, attempt_id)] if end == "failed" else [])
+    skip()
+    history.told += late
+    history.back.update((uri, one, None) for one in backs)
+    history.finished.update([(pipeline, uri, str(finishes))] if finishes else [])
+    history.wrong.update([(pipeline, uri)] if skipped_early else [])
+    history.died.update([(pipeline, uri, f"{pipeline}-{uri}-{len(attempts)}")] if last == "killed" else [])
+
+
+def message_history(history: History, random: Random, message_id: str, attempts: list[str]) -> None:
+    at = BEGAN + random.random()
+    backs: list[int] = []
+    deaths: list[int] = []
+    late: list[tuple[float, str, Event]] = []  # what an attempt that was taken over says at its own end
+
+    def tell(worker: str, event: Event) -> None:
+        nonlocal at
+        at += 0.001 + random.random()
+        history.told.append((at, worker, event))
+
+    for number, end in enumerate(attempts, start=1):
+        where: dict[str, Any] = {"queue": "q", "message_id": message_id, "attempt": number}
+        about: dict[str, Any] = {**where, "handler": "h"}
+        worker = random.choice(WORKERS)
+        tell(worker, events.MessageStarted(**about, enqueued_at=BEGAN))
+        worked: dict[str, Any] = {**about, "enqueued_at": BEGAN, "duration_seconds": 1.0}
+        if end == "finished":
+            tell(worker, events.MessageFinished(**worked))
+            for one in backs:
+                history.back[message_id, str(one), str(number)] += 1
+            for one in deaths:
+                history.dead[message_id, str(one), str(number)] += 1
+            backs, deaths = [], []
+        elif end == "given_back":
+            tell(worker, events.MessageGivenBack(**about, duration_seconds=1.0))
+            backs.append(number)
+        elif end == "settled":  # of which nothing but the settlement is told
+            tell(worker, events.DeliverySettled(**where, settlement=Release()))
+        elif end == "failed":
+            about_error: dict[str, Any] = {"error_type": "E", "error": "e", "traceback": None, "exception": None}
+            tell(worker, events.MessageFailed(**worked, **about_error, final=True, delay_seconds=None))
+            tell(worker, events.DeliverySettled(**where, settlement=DeadLetter(reason="failed")))
+            deaths.append(number)
+        elif end == "taken over":
+            late.append((at + 50.0, worker, events.MessageFinished(**worked)))
+    last = attempts[-1] if attempts else ""
+    if last == "killed" and random.random() < 0.3:  # another worker finds it done already
+        tell("w4", events.DeliverySettled(queue="q", message_id=message_id, attempt=99, settlement=Ack()))
+        last = "done"
+    history.died_messages.update([(message_id, str(len(attempts)))] if last == "killed" else [])
+    history.told += late
+    first_late = min((number for number, end in enumerate(attempts, start=1) if end == "taken over"), default=None)
+    history.back.update((message_id, str(one), None if first_late is None else str(first_late)) for one in backs)
+    history.dead.update((message_id, str(one), None if first_late is None else str(first_late)) for one in deaths)
+
+
+def logs_of(history: History) -> dict[str, list[str]]:
+    """What each worker's own log has of it."""
+    streams = {worker: io.StringIO() for worker in WORKERS}
+    clock = FakeClock(BEGAN)
+    logs = {
+        worker: configure_logs(LogSettings(worker=worker, format="json"), stream, clock=clock)
+        for worker, stream in streams.items()
+    }
+    for at, worker, event in sorted(history.told, key=lambda one: one[0]):
+        clock.advance(at - clock.now())
+        logs[worker](event)
+    return {worker: stream.getvalue().splitlines() for worker, stream in streams.items()}
+
+
+def rotated(logs: dict[str, list[str]], random: Random) -> Iterator[list[str]]:
+    """Each log as two files, which come in any order."""
+    for lines in logs.values():
+        cut = random.randint(0, len(lines))
+        yield lines[:cut]
+        yield lines[cut:]
+
+
+def wrapped(lines: list[str], how: str) -> list[str]:
+    match how:
+        case "cloudwatch":
+            return [f"2026-11-22T07:53:31.000Z {line}" for line in lines]
+        case "kubectl":
+            return [f"[pod/worker-0/worker] {line}" for line in lines]
+        case "docker":  # which cuts at 16 KiB; here sooner
+            parts = [(line[:100], line[100:] + "\n") for line in lines]
+            return [
+                json.dumps({"log": part, "stream": "stderr", "time": "2026-11-22T07:53:31.1Z"})
+                for both in parts
+                for part in both
+            ]
+        case "containerd":
+            return [
+                f"2026-11-22T07:53:31.1Z stderr {mark} {part}"
+                for line in lines
+                for mark, part in (("P", line[:100]), ("F", line[100:]))
+            ]
+        case "journald":
+            return [json.dumps({"MESSAGE": line, "__REALTIME_TIMESTAMP": "1", "_PID": "7"}) for line in lines]
+        case "journald, not plain":
+            return [json.dumps({"MESSAGE": list(line.encode()), "PRIORITY": "6"}) for line in lines]
+        case "firehose":
+            return [
+                json.dumps({"messageType": "DATA_MESSAGE", "logEvents": [{"id": "1", "message": one}]}) for one in lines
+            ]
+        case "twice":
+            return [json.dumps({"message": json.dumps({"log": line})}) for line in lines]
+        case _:
+            return lines
+
+
+NOISE = (
+    "a line of another program",
+    "{not json",
+    '{"event": "user.login", "ts": "2026-11-22T07:53:31.000000Z"}',
+    '{"event": "object.started", "ts": "yesterday", "object": "o"}',
+    '{"event": "object.started", "ts": "2026-11-22T07:53:31.000000Z", "object": ["o"], "attempt_id": "a"}',
+    "[" * 5_000,
+    '{"a":' * 5_000,
+    base64.b64encode(b"{").decode(),
+)
+WRAPPINGS = (
+    "plain",
+    "cloudwatch",
+    "kubectl",
+    "docker",
+    "containerd",
+    "journald",
+    "journald, not plain",
+    "firehose",
+    "twice",
+)
+
+
+def asked(files: list[list[str]]) -> tuple[Diagnoses, int]:
+    """What is found, and how many lines were passed over."""
+    diagnoser, others = Diagnoser(io.StringIO()), 0
+    for lines in files:
+        unwrapping = Unwrapping()
+        for text in lines:
+            for line in unwrapping.lines(text.encode() + b"\n"):
+                if line is None:
+                    others += 1
+                else:
+                    diagnoser.take(line)
+    return diagnoser.diagnoses(), others
+
+
+def attempt_of(one: Found) -> str | None:
+    return one.attempt_id or (None if one.attempt is None else str(one.attempt))
+
+
+def later_of(one: Found) -> str | None:
+    return None if one.later is None else one.later.attempt_id or str(one.later.attempt)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    objects=st.lists(
+        st.tuples(st.sampled_from(["p", "q"]), st.sampled_from(STRANGE), st.lists(st.sampled_from(ENDS), max_size=5)),
+        max_size=8,
+        unique_by=lambda one: one[:2],
+    ),
+    messages=st.lists(st.lists(st.sampled_from(MESSAGE_ENDS), max_size=5), max_size=5),
+    seed=st.integers(0, 2**32),
+)
+def test_what_was_built_in_is_found(
+    objects: list[tuple[str, str, list[str]]], messages: list[list[str]], seed: int
+) -> None:
+    history, random = History(), Random(seed)
+    for pipeline, uri, attempts in objects:
+        object_history(history, random, pipeline, uri, attempts)
+    for number, attempts in enumerate(messages):
+        message_history(history, random, f"m{number}", attempts)
+
+    noise = 0
+    files = []
+    for lines in rotated(logs_of(history), random):
+        told = wrapped(lines, random.choice(WRAPPINGS))
+        for _ in range(random.randrange(3)):
+            told.insert(random.choice([0, len(told)]), random.choice(NOISE))
+            noise += 1
+        files.append(told)
+    if random.random() < 0.3:  # everything in one file, one log behind the other
+        files = [[line for lines in files for line in lines]]
+    random.shuffle(files)
+    found, others = asked(files)
+
+    assert others == noise
+    assert Counter((one.place, one.name) for one in found.wrongly_processed) == history.wrong
+    assert Counter((one.name, one.attempt_id) for one in found.failed if one.kind == "object") == history.failed
+    letters = [one for one in found.failed if one.kind == "message"]
+    assert Counter((one.name, attempt_of(one), later_of(one)) for one in letters) == history.dead
+    assert {one.reason for one in letters} <= {"E: e"}
+    assert Counter((one.place, one.name, str(one.times)) for one in found.finished) == history.finished
+    assert Counter((one.place, one.name, one.attempt_id) for one in found.died if one.kind == "object") == history.died
+    assert Counter((one.name, attempt_of(one)) for one in found.died if one.kind == "message") == history.died_messages
+    assert Counter((one.name, attempt_of(one), later_of(one)) for one in found.interrupted) == history.back
+    assert found.is_wrong == bool(history.wrong or history.died or history.died_messages)
+    for each in (found.wrongly_processed, found.failed, found.finished, found.died, found.interrupted):
+        assert [one.ts for one in each] == sorted(one.ts for one in each)
+
+
+@given(raw=st.binary(max_size=200))
+def test_no_bytes_break_the_reader(raw: bytes) -> None:
+    assert set(Unwrapping().lines(raw)) <= {None}, "no line of ours is made of them"
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.floats() | st.text(max_size=5) | st.integers(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["ts", "log", "message"]), inner),
+    max_leaves=6,
+)
+
+
+@given(
+    document=st.dictionaries(
+        st.sampled_from(
+            [
+                "ts",
+                "event",
+                "object",
+                "objects",
+                "attempt_id",
+                "worker",
+                "log",
+                "MESSAGE",
+                "logEvents",
+                "stream",
+                "reason",
+            ]
+        ),
+        JSON | st.sampled_from(["2026-11-22T07:53:31.000000Z", "object.started", "already_processed"]),
+    )
+)
+def test_no_document_breaks_a_diagnosis(document: dict[str, object]) -> None:
+    """Whatever stands in a line that has the form of ours."""
+    ours = {"ts": "2026-11-22T07:53:31.000000Z", "event": "object.started", "object": "o", "attempt_id": "a"}
+    found, _ = asked([[json.dumps(document), json.dumps({**ours, **document})]])
+    assert len(found.died) <= 1

@@ -1,0 +1,136 @@
+"""What a worker's probes are answered, and its gauges when they are read."""
+
+import time
+from collections.abc import Sequence
+
+import pytest
+
+from penstock.app.health import gauged, look_up, worker_health
+from penstock.monitoring.metrics.meters import Meters
+from penstock.testing.fake_clock import FakeClock
+from penstock.worker.pulse import LineStanding, Phase, Pulse
+from penstock.worker.shutdown import StopSignal
+
+
+def line(queue: str, *, halted: bool = False, polled_at: float | None = 5.0) -> LineStanding:
+    return LineStanding(queue=queue, in_flight=3, slots=10, polled_at=polled_at, halted=halted)
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock()
+
+
+@pytest.fixture
+def pulse(clock: FakeClock) -> Pulse:
+    """Of a worker that serves two queues."""
+    pulse = Pulse(clock)
+    pulse.phase = Phase.SERVING
+    pulse.lines = lambda: [line("mails"), line("orders")]
+    pulse.io.give(10.0, "resting")
+    pulse.heartbeat.give(60.0, "waiting")
+    return pulse
+
+
+def test_a_worker_that_starts_is_alive_and_neither_ready_nor_started(clock: FakeClock) -> None:
+    health = worker_health(Pulse(clock), StopSignal())
+    assert health.live() == (True, "the worker is starting")
+    assert health.ready() == (False, "the worker is starting")
+    assert health.started() == (False, "the worker is starting")
+
+
+def test_a_worker_that_serves_is_all_three(pulse: Pulse) -> None:
+    health = worker_health(pulse, StopSignal())
+    assert health.live() == (True, "the worker is serving")
+    assert health.ready() == (True, "serving mails, orders")
+    assert health.started() == (True, "the worker has started")
+
+
+def test_a_worker_that_is_stuck_is_not_alive_whatever_it_says_of_itself(pulse: Pulse, clock: FakeClock) -> None:
+    health = worker_health(pulse, StopSignal())
+    clock.advance(11.0)
+    pulse.heartbeat.give(60.0, "waiting")
+    ok, sentence = health.live()
+    assert not ok
+    assert "penstock-io has not moved for 11 s while resting" in sentence
+    assert health.started() == (True, "the worker has started")
+
+
+def test_both_threads_are_named_when_both_are_stuck(pulse: Pulse, clock: FakeClock) -> None:
+    clock.advance(100.0)
+    ok, sentence = worker_health(pulse, StopSignal()).live()
+    assert not ok
+    assert "penstock-io" in sentence
+    assert "penstock-heartbeat" in sentence
+
+
+def test_a_paused_worker_is_alive_and_not_ready_from_the_signal_on(pulse: Pulse) -> None:
+    stop = StopSignal()
+    health = worker_health(pulse, stop)
+    stop.pause()
+    assert health.ready() == (False, "the worker was asked to take no more messages")
+    pulse.phase = Phase.PAUSED
+    assert health.live() == (True, "the worker is paused")
+    assert health.started()[0]
+
+
+def test_a_worker_that_stops_is_alive_and_not_ready_from_the_signal_on(pulse: Pulse, clock: FakeClock) -> None:
+    stop = StopSignal()
+    health = worker_health(pulse, stop)
+    stop.request()
+    assert health.ready() == (False, "the worker is stopping")
+    pulse.phase = Phase.STOPPING
+    clock.advance(10_000.0)
+    assert health.live() == (True, "the worker is stopping")
+
+
+@pytest.mark.parametrize(
+    ("lines", "answer"),
+    [
+        ([line("mails"), line("orders", halted=True)], (True, "serving mails; halted until a restart: orders")),
+        ([line("orders", halted=True)], (False, "no queue is served any more; halted until a restart: orders")),
+    ],
+)
+def test_a_worker_is_ready_as_long_as_one_queue_is_served(
+    pulse: Pulse, lines: Sequence[LineStanding], answer: tuple[bool, str]
+) -> None:
+    pulse.lines = lambda: lines
+    assert worker_health(pulse, StopSignal()).ready() == answer
+
+
+# Gauges
+
+
+def test_gauges_are_of_each_queue_and_this_worker(pulse: Pulse) -> None:
+    meters = Meters()
+    pulse.lines = lambda: [line("mails", polled_at=None), line("orders")]
+    look_up(pulse, meters, worker="w1")
+    values = meters.read().values
+    assert values["worker_in_flight_messages"] == {("mails", "w1"): 3, ("orders", "w1"): 3}
+    assert values["worker_slots"] == {("mails", "w1"): 10, ("orders", "w1"): 10}
+    assert values["worker_last_poll_timestamp_seconds"] == {("orders", "w1"): 5.0}, "mails was never answered"
+
+
+def test_gauges_are_looked_up_when_they_are_read_and_the_lag_is_sampled(pulse: Pulse, clock: FakeClock) -> None:
+    meters = Meters()
+    looks = 0
+
+    def lines() -> Sequence[LineStanding]:
+        nonlocal looks
+        looks += 1
+        return [line("mails")]
+
+    pulse.lines = lines
+    clock.auto_advance = True  # a wait takes as long as it should: no lag
+    with gauged(pulse, meters, worker="w1"):
+        assert looks == 0, "nobody asked"
+        ends_at = time.monotonic() + 10
+        while not (seen := meters.read().distributions["loop_lag_seconds"]):
+            assert time.monotonic() < ends_at, "nothing was sampled"
+        assert looks >= 1
+    assert seen[("w1",)].sum == 0.0
+    looked = looks
+    left = meters.read().values
+    assert looks == looked, "nobody is asked any more"
+    gauges = ("worker_in_flight_messages", "worker_slots", "worker_last_poll_timestamp_seconds")
+    assert [left[name] for name in gauges] == [{}, {}, {}], "what was so before is not so now"

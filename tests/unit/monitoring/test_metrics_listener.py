@@ -1,0 +1,361 @@
+"""Every metric by value: what events come to in the text that Prometheus reads."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tests.unit.monitoring.made import event_types, made
+from tests.unit.monitoring.scraping import scraped
+
+from penstock import events
+from penstock.events import Bus, Event
+from penstock.messaging.settlement import Ack, DeadLetter, Release, Settlement
+from penstock.monitoring.metrics.catalogue import METRICS
+from penstock.monitoring.metrics.listener import REMEMBERED_MAX, MetricsListener
+from penstock.monitoring.metrics.meters import Meters
+from penstock.testing import FakeClock
+
+WORK: Mapping[str, Any] = {"queue": "q", "handler": "h", "message_id": "m", "attempt": 1}
+RUN: Mapping[str, Any] = {"pipeline": "clicks", "attempt_id": "a1"}
+OBJECT: Mapping[str, Any] = {"pipeline": "photos", "object_uri": "s3://b/k", "attempt_id": "a2"}
+REPLAYED: Sequence[tuple[str | None, Literal["sent", "held", "set_aside"]]] = (
+    *(("q", "sent"), ("q", "sent"), ("q", "held")),
+    (None, "set_aside"),
+)
+QUEUES = {"clicks": "clicks-queue", "photos": "photos-queue"}
+
+
+def settled(*settlements: Settlement) -> Event:
+    return events.SettlementsTaken(queue="q", settlements=settlements)
+
+
+def refused(*, lost: bool, message_id: str = "m", attempt: int = 1) -> Event:
+    return events.SettleFailed(
+        queue="q", message_id=message_id, attempt=attempt, operation="ack", reason="why", lost=lost
+    )
+
+
+def lost(*, attempt: int = 1) -> Event:
+    return events.LeaseLost(queue="q", message_id="m", attempt=attempt)
+
+
+def failed(*, final: bool) -> Event:
+    return events.MessageFailed(
+        **WORK,
+        enqueued_at=0.0,
+        duration_seconds=3.0,
+        error_type="ValueError",
+        error="no",
+        traceback=None,
+        exception=None,
+        final=final,
+        delay_seconds=None,
+    )
+
+
+def claimed() -> Event:
+    return events.BatchClaimed(**RUN, objects=2, bytes=7, seconds=0.02)
+
+
+def started() -> Event:
+    return events.ObjectStarted(**OBJECT, attempt=1)
+
+
+def object_failed(outcome: str) -> Event:
+    return events.ObjectFailed(**OBJECT, outcome=outcome, reason="no")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    told: Sequence[Event | float]  # seconds pass in between
+    counted: Mapping[str, float]  # all of what is to be there, without the buckets of histograms
+
+
+def duration(outcome: str, seconds: float, *, queue: str = "q", handler: str = "h", count: int = 1) -> dict[str, float]:
+    labels = f"{{handler={handler},outcome={outcome},queue={queue}}}"
+    return {f"process_duration_seconds_count{labels}": count, f"process_duration_seconds_sum{labels}": seconds}
+
+
+def stage(name: str, seconds: float) -> dict[str, float]:
+    labels = f"{{pipeline=clicks,stage={name}}}"
+    return {f"batch_duration_seconds_count{labels}": 1, f"batch_duration_seconds_sum{labels}": seconds}
+
+
+CASES = {
+    "received": Case(
+        told=[events.MessagesReceived(queue="q", message_ids=("a", "b", "c"), redelivered=2, orphaned=1)],
+        counted={
+            "messages_received_total{queue=q}": 3,
+            "messages_redelivered_total{queue=q}": 2,
+            "orphaned_leases_total{queue=q}": 1,
+        },
+    ),
+    "settled": Case(
+        told=[
+            settled(Ack(), Release(refund=True), Ack()),
+            settled(Release()),
+            settled(DeadLetter(reason="rejected")),
+        ],
+        counted={
+            "messages_settled_total{outcome=acked,queue=q}": 2,
+            "messages_settled_total{outcome=released,queue=q}": 1,
+            "messages_settled_total{outcome=retried,queue=q}": 1,
+            "messages_settled_total{outcome=dead_lettered,queue=q}": 1,
+        },
+    ),
+    "not settled": Case(
+        told=[refused(lost=False), refused(lost=True)],
+        counted={
+            "settle_failures_total{operation=ack,queue=q}": 2,
+            "messages_settled_total{outcome=lease_lost,queue=q}": 1,
+        },
+    ),
+    "a lease found lost by a heartbeat, whose settlement is refused then": Case(
+        told=[lost(), refused(lost=True), refused(lost=True, message_id="other")],
+        counted={
+            "heartbeats_total{queue=q,result=lost}": 1,
+            "settle_failures_total{operation=ack,queue=q}": 2,
+            "messages_settled_total{outcome=lease_lost,queue=q}": 2,
+        },
+    ),
+    "a settlement that is refused before the heartbeat tells of the lost lease that it found": Case(
+        told=[refused(lost=True), lost()],
+        counted={
+            "heartbeats_total{queue=q,result=lost}": 1,
+            "settle_failures_total{operation=ack,queue=q}": 1,
+            "messages_settled_total{outcome=lease_lost,queue=q}": 1,
+        },
+    ),
+    "a message whose next lease is lost too, before the first work ends": Case(
+        told=[lost(), lost(attempt=2), refused(lost=True, attempt=2), refused(lost=True)],
+        counted={
+            "heartbeats_total{queue=q,result=lost}": 2,
+            "settle_failures_total{operation=ack,queue=q}": 2,
+            "messages_settled_total{outcome=lease_lost,queue=q}": 2,
+        },
+    ),
+    "heartbeats": Case(
+        told=[
+            events.LeasesExtended(queue="q", message_ids=("a", "b")),
+            events.HeartbeatFailed(queue="q", error="away"),
+            events.HeartbeatFailed(queue="q", error="away", last=True),
+        ],
+        counted={f"heartbeats_total{{queue=q,result={result}}}": 1 for result in ("ok", "retried", "failed")},
+    ),
+    "worked": Case(
+        told=[
+            events.MessageFinished(**WORK, enqueued_at=0.0, duration_seconds=2.0),
+            events.MessageFinished(**WORK, enqueued_at=0.0, duration_seconds=0.5),
+            failed(final=False),
+            failed(final=True),
+            events.MessageGivenBack(**WORK, duration_seconds=4.0),
+        ],
+        counted={
+            **duration("finished", 2.5, count=2),
+            **duration("retried", 3.0),
+            **duration("failed", 3.0),
+            **duration("given_back", 4.0),
+        },
+    ),
+    "started": Case(
+        told=[
+            events.WorkerStarted(queues=("q",), concurrency=1),
+            events.MessagesReceived(queue="q", message_ids=("a",), redelivered=0),
+        ],
+        counted={
+            "messages_received_total{queue=q}": 1,
+            "messages_redelivered_total{queue=q}": 0,
+            "orphaned_leases_total{queue=q}": 0,
+            **{f"heartbeats_total{{queue=q,result={word}}}": 0 for word in ("ok", "retried", "failed", "lost")},
+            **{f"settle_failures_total{{operation={word},queue=q}}": 0 for word in ("ack", "release", "dead_letter")},
+            **{
+                f"messages_settled_total{{outcome={word},queue=q}}": 0
+                for word in ("acked", "released", "retried", "dead_lettered", "lease_lost")
+            },
+            **{f"shutdowns_total{{outcome={word}}}": 0 for word in ("drained", "given_back", "forced")},
+        },
+    ),
+    "stopped": Case(
+        told=[events.WorkerStopped(outcome=outcome, given_back=()) for outcome in ("drained", "given_back", "forced")],
+        counted={f"shutdowns_total{{outcome={outcome}}}": 1 for outcome in ("drained", "given_back", "forced")},
+    ),
+    "replayed": Case(
+        told=[
+            events.DeadReplayed(
+                queue=queue,
+                letter_queue="q-dlq",
+                message_id="m",
+                replay_id="r",
+                count=1,
+                due_at=None,
+                new_message_id=None,
+                result=result,
+            )
+            for queue, result in REPLAYED
+        ],
+        counted={
+            "replays_total{queue=q,result=sent}": 2,
+            "replays_total{queue=q,result=held}": 1,
+            "replays_total{queue=,result=set_aside}": 1,
+        },
+    ),
+    "a batch": Case(
+        told=[
+            claimed(),
+            events.ObjectStarted(**{**OBJECT, **RUN}, attempt=1),
+            events.BatchWritten(**RUN, rows=10, lines_quarantined=3, seconds=60.0),
+            events.BatchCommitted(**RUN, seq=1, objects=2, rows=10, lines_quarantined=3, bytes=700, seconds=0.5),
+            events.ObjectFinished(**{**OBJECT, **RUN}, rows=10, lines_quarantined=3),
+            events.LinesQuarantined(
+                pipeline="clicks", object_uri="s3://b/k", count=3, reasons={"malformed": 2, "invalid UTF-8": 1}
+            ),
+            events.BatchPublished(pipeline="clicks", sink="rows", seq=1, table_version=1, seconds=1.5),
+        ],
+        counted={
+            **stage("claim", 0.02),
+            **stage("run", 60.0),
+            **stage("commit", 0.5),
+            **stage("publish", 1.5),
+            **duration("finished", 60.0, queue="clicks-queue", handler="clicks"),
+            "batch_rows_total{pipeline=clicks}": 10,
+            "batch_bytes_total{pipeline=clicks}": 700,
+            "quarantined_lines_total{pipeline=clicks,reason=malformed}": 2,
+            "quarantined_lines_total{pipeline=clicks,reason=invalid UTF-8}": 1,
+        },
+    ),
+    "a run that failed, and was abandoned then": Case(
+        told=[
+            *(claimed(), 5.0, events.RunFailed(**RUN, objects=2, error="no")),
+            events.AttemptAbandoned(**RUN, reason="no"),
+        ],
+        counted={**stage("claim", 0.02), **duration("retried", 5.0, queue="clicks-queue", handler="clicks")},
+    ),
+    "a run that was given back": Case(
+        told=[claimed(), 5.0, events.AttemptAbandoned(**RUN, reason="a stop")],
+        counted={**stage("claim", 0.02), **duration("given_back", 5.0, queue="clicks-queue", handler="clicks")},
+    ),
+    "a run that ran out of time, or lost its claim: its objects alone tell of that": Case(
+        told=[
+            *(claimed(), 5.0),
+            *(
+                events.ObjectFailed(**RUN, object_uri=uri, outcome="retry", reason="timed out after 5 s")
+                for uri in ("s3://b/1", "s3://b/2")
+            ),
+        ],
+        counted={**stage("claim", 0.02), **duration("retried", 5.0, queue="clicks-queue", handler="clicks")},
+    ),
+    "an attempt of somebody else that was abandoned": Case(
+        told=[events.AttemptAbandoned(**RUN, reason="its lease ran out")], counted={}
+    ),
+    "a function for an object": Case(
+        told=[started(), 2.0, events.ObjectFinished(**OBJECT, rows=0, lines_quarantined=0)],
+        counted=duration("finished", 2.0, queue="photos-queue", handler="photos"),
+    ),
+    "one that failed": Case(
+        told=[started(), 1.0, object_failed("retry"), started(), 2.0, object_failed("dead")],
+        counted={
+            **duration("retried", 1.0, queue="photos-queue", handler="photos"),
+            **duration("failed", 2.0, queue="photos-queue", handler="photos"),
+        },
+    ),
+    "one whose object was gone": Case(told=[started(), 1.0, object_failed("gone")], counted={}),
+    "one that was given back": Case(
+        told=[started(), 1.0, events.ObjectGivenBack(**OBJECT, reason="a stop")],
+        counted=duration("given_back", 1.0, queue="photos-queue", handler="photos"),
+    ),
+}
+
+FED_DIRECTLY = {  # by whoever knows, without an event
+    *("queue_messages", "queue_oldest_message_age_seconds", "queue_oldest_visible_message_age_seconds"),
+    *("dead_letters", "dead_letter_oldest_age_seconds"),
+    *("worker_in_flight_messages", "worker_slots", "worker_last_poll_timestamp_seconds", "loop_lag_seconds"),
+    *("objects", "objects_overdue", "objects_missing"),
+    *("object_oldest_unprocessed_age_seconds", "commit_to_publish_lag_seconds"),
+    *("monitor_up", "monitor_looks_failed_total"),
+}
+
+
+def counted(case: Case) -> dict[str, float]:
+    meters, clock = Meters(), FakeClock()
+    bus = Bus(MetricsListener(meters, queues=QUEUES, clock=clock))
+    for told in case.told:
+        if isinstance(told, float):
+            clock.advance(told)
+        else:
+            bus.emit(told)
+    return {name: value for name, value in scraped(meters).items() if "_bucket{" not in name}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_is_told_is_counted_where_it_belongs_and_nowhere_else(name: str) -> None:
+    assert counted(CASES[name]) == pytest.approx(dict(CASES[name].counted))
+
+
+def test_every_metric_that_events_feed_has_a_case() -> None:
+    stems = {name.split("{")[0] for case in CASES.values() for name in case.counted}
+    fed = {stem.removesuffix("_count").removesuffix("_sum") for stem in stems}
+    assert fed == METRICS.keys() - FED_DIRECTLY
+
+
+@pytest.mark.parametrize("name", sorted(FED_DIRECTLY))
+def test_what_is_fed_directly_is_there_by_value(name: str) -> None:
+    metric, meters = METRICS[name], Meters()
+    labels = tuple(metric.values[label][0] if label in metric.values else "x" for label in metric.labels)
+    written = ",".join(f"{label}={value}" for label, value in sorted(zip(metric.labels, labels, strict=True)))
+    match metric.kind:
+        case "gauge":
+            meters.replace(name, {labels: 7.5})
+            wanted = {f"{name}{{{written}}}": 7.5}
+        case "counter":
+            meters.count(name, labels, 7.0)
+            wanted = {f"{name}{{{written}}}": 7.0}
+        case "histogram":
+            meters.observe(name, labels, 7.5)
+            wanted = {f"{name}_count{{{written}}}": 1.0, f"{name}_sum{{{written}}}": 7.5}
+    assert {line: value for line, value in scraped(meters).items() if "_bucket{" not in line} == wanted
+
+
+def test_a_duration_is_in_the_buckets_whose_bounds_it_does_not_exceed() -> None:
+    meters = Meters()
+    bus = Bus(MetricsListener(meters))
+    for seconds in (0.005, 30.0, 3_600.0, 20_000.0):
+        bus.emit(events.MessageFinished(**WORK, enqueued_at=0.0, duration_seconds=seconds))
+    found = scraped(meters)
+
+    def bucket(bound: str) -> float:
+        return found[f"process_duration_seconds_bucket{{handler=h,le={bound},outcome=finished,queue=q}}"]
+
+    assert [bucket(bound) for bound in ("0.005", "10.0", "30.0", "1800.0", "3600.0", "14400.0", "+Inf")] == [
+        *(1, 1, 2, 2, 3, 3, 4),
+    ]
+
+
+@given(st.data())
+@settings(max_examples=200, suppress_health_check=[HealthCheck.too_slow])
+def test_whatever_events_hold_it_can_be_counted_and_scraped(data: st.DataObject) -> None:
+    meters = Meters()
+    bus = Bus(MetricsListener(meters))
+    kinds = [kind for kind in event_types() if bus.hears(kind)]
+    for _ in range(5):
+        bus.emit(data.draw(made(data.draw(st.sampled_from(kinds)))))
+    scraped(meters)
+
+
+def test_it_hears_no_event_that_it_does_not_count() -> None:
+    listener = MetricsListener(Meters())
+    assert not listener.hears(events.MessageStarted)
+    assert listener.hears(events.MessageFinished)
+
+
+def test_what_it_remembers_of_open_work_is_bounded() -> None:
+    meters, clock = Meters(), FakeClock()
+    bus = Bus(MetricsListener(meters, clock=clock))
+    for number in range(REMEMBERED_MAX + 1):
+        bus.emit(events.ObjectStarted(pipeline="photos", object_uri="s3://b/k", attempt_id=f"a{number}", attempt=1))
+    for number in (0, REMEMBERED_MAX):
+        bus.emit(events.ObjectGivenBack(pipeline="photos", object_uri="s3://b/k", attempt_id=f"a{number}", reason=""))
+    found = scraped(meters)
+    assert found["process_duration_seconds_count{handler=photos,outcome=given_back,queue=}"] == 1

@@ -1,0 +1,41 @@
+"""docs/metrics.md says what the catalogue says."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from penstock.monitoring.metrics.catalogue import METRICS
+
+PAGE = (Path(__file__).parents[3] / "docs" / "metrics.md").read_text(encoding="utf-8")
+ROW = re.compile(r"^\| `([a-z_]+)` \| ([a-z]+)(?:, [^|]+)? \| ((?:`[a-z]+` ?)+) \| (.+) \|$", re.MULTILINE)
+
+
+def test_the_page_has_every_metric_with_its_type_and_labels() -> None:
+    found = ROW.findall(PAGE.split("## The table")[1].split("###")[0])
+    on_page = {name: (kind, tuple(re.findall(r"`(.+?)`", labels))) for name, kind, labels, _ in found}
+    assert len(found) == len(on_page)
+    assert on_page == {metric.name: (metric.kind, metric.labels) for metric in METRICS.values()}
+
+
+@pytest.mark.parametrize("name", sorted(METRICS))
+def test_the_page_has_every_word_that_a_label_may_say(name: str) -> None:
+    said = PAGE.split("## Prometheus")[0]
+    words = {
+        word for label, listed in METRICS[name].values.items() for word in listed if label not in ("state", "source")
+    }
+    assert {word for word in words if f"`{word}`" not in said} == set()
+
+
+def test_histograms_reach_from_milliseconds_to_hours() -> None:
+    work = METRICS["process_duration_seconds"].bounds
+    assert (work[0], work[-1]) == (0.005, 14_400.0)
+    for metric in METRICS.values():
+        assert list(metric.bounds) == sorted(set(metric.bounds))
+        assert bool(metric.bounds) == (metric.kind == "histogram")
+
+
+def test_no_label_names_what_is_without_bound() -> None:
+    bounded = {"queue", "handler", "pipeline", "worker"}
+    for metric in METRICS.values():
+        assert set(metric.labels) <= bounded | metric.values.keys(), metric.name

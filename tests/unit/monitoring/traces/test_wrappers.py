@@ -1,0 +1,301 @@
+"""The wrapped handler and broker alone: ends from outside, bounds, and what has no room."""
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from opentelemetry import trace
+from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
+from opentelemetry.trace import StatusCode
+from tests.traced import Traces, context_in, linked
+
+from penstock.brokers.memory import MemoryBroker
+from penstock.errors import ConfigurationError, TemporaryError
+from penstock.messaging.delivery import Delivery
+from penstock.messaging.handler import Answer, Place
+from penstock.messaging.message import Message, Outgoing
+from penstock.messaging.settlement import Ack, DeadLetter, Release
+from penstock.messaging.tracing import NO_TRACING
+
+DEADLINE_SECONDS = 60.0
+PARENT = "00-{:032x}-{:016x}-01"
+
+
+def delivery(number: int = 1, traceparent: str | None = None) -> Delivery:
+    attributes = {} if traceparent is None else {"traceparent": traceparent}
+    return Delivery(
+        message=Message(id=str(number), body=b"", enqueued_at=0.0, attributes=attributes),
+        queue="q",
+        receipt=str(number),
+        attempt=1,
+        received_at=0.0,
+    )
+
+
+class Handler:
+    """A handler and its execution at once, which runs as it is told."""
+
+    name = "h"
+    place = Place.POOL
+    timeout_seconds = None
+
+    def __init__(self, run: Callable[[], Any]) -> None:
+        self._run = run
+        self.called: list[str] = []
+
+    def weigh(self, delivery: Delivery) -> int:
+        return 7
+
+    def begin(self, deliveries: Sequence[Delivery]) -> "Handler":
+        return self
+
+    def upkeep(self) -> None:
+        self.called.append("upkeep")
+
+    def run(self) -> Answer:
+        answer: Answer = self._run()
+        return answer
+
+    def extend(self) -> bool:
+        return False
+
+    def drain(self) -> None:
+        self.called.append("drain")
+
+    def time_out(self) -> Answer:
+        self.called.append(f"time_out in {trace.get_current_span().get_span_context().span_id:016x}")
+        return {"1": Release(delay_seconds=1.0)}
+
+    def give_back(self) -> None:
+        self.called.append("give_back")
+
+    def interrupt(self) -> None:
+        self.called.append("interrupt")
+
+
+@pytest.fixture
+def traces() -> Traces:
+    return Traces()
+
+
+def outcome(traces: Traces) -> Any:
+    return (traces.only("process q").attributes or {}).get("penstock.outcome")
+
+
+def at_work(traces: Traces) -> tuple[Any, Handler, threading.Event, threading.Thread]:
+    """An execution in the middle of its run."""
+    begun, go_on = threading.Event(), threading.Event()
+
+    def run() -> Answer:
+        begun.set()
+        assert go_on.wait(DEADLINE_SECONDS)
+        return {"1": Ack()}
+
+    handler = Handler(run)
+    execution = traces.tracing.handler(handler, queue="q", system="memory").begin([delivery()])
+    thread = threading.Thread(target=execution.run, daemon=True)
+    thread.start()
+    assert begun.wait(DEADLINE_SECONDS)
+    return execution, handler, go_on, thread
+
+
+@pytest.mark.parametrize(
+    ("ends", "expected"),
+    [
+        (("time_out", "interrupt"), "release"),
+        (("give_back", "interrupt"), "given_back"),
+        (("interrupt",), "lost"),
+    ],
+)
+def test_what_ends_from_outside_ends_its_span_once(traces: Traces, ends: Sequence[str], expected: str) -> None:
+    execution, handler, go_on, thread = at_work(traces)
+    for end in ends:
+        getattr(execution, end)()
+    assert outcome(traces) == expected
+    go_on.set()
+    thread.join(DEADLINE_SECONDS)
+    assert not thread.is_alive()
+    assert outcome(traces) == expected, "what the run came to later is nobody's"
+    assert [name.split()[0] for name in handler.called] == list(ends)
+
+
+def test_a_timeout_is_told_within_the_span(traces: Traces) -> None:
+    execution, handler, go_on, thread = at_work(traces)
+    execution.time_out()
+    go_on.set()
+    thread.join(DEADLINE_SECONDS)
+    context = traces.only("process q").get_span_context()
+    assert context is not None
+    assert handler.called == [f"time_out in {context.span_id:016x}"]
+
+
+def test_an_execution_that_never_ran_has_no_span(traces: Traces) -> None:
+    execution = traces.tracing.handler(Handler(dict), queue="q", system="memory").begin([delivery()])
+    execution.give_back()
+    execution.interrupt()
+    assert not traces.spans
+
+
+def test_what_a_run_raises_is_on_its_span_and_goes_on(traces: Traces) -> None:
+    def run() -> Answer:
+        raise TemporaryError("the ledger is away")
+
+    execution = traces.tracing.handler(Handler(run), queue="q", system="memory").begin([delivery()])
+    with pytest.raises(TemporaryError):
+        execution.run()
+    span = traces.only("process q")
+    assert (span.status.status_code, span.status.description) == (
+        StatusCode.ERROR,
+        "TemporaryError: the ledger is away",
+    )
+    assert (span.attributes or {})["error.type"] == "TemporaryError"
+    assert not trace.get_current_span().get_span_context().is_valid, "the thread is in no span any more"
+
+
+def test_a_handler_is_the_same_in_all_else(traces: Traces) -> None:
+    inner = Handler(dict)
+    handler = traces.tracing.handler(inner, queue="q", system="memory")
+    assert (handler.name, handler.place, handler.timeout_seconds) == ("h", Place.POOL, None)
+    assert handler.weigh(delivery()) == 7
+    handler.upkeep()
+    execution = handler.begin([delivery()])
+    assert not execution.extend()
+    execution.drain()
+    assert inner.called == ["upkeep", "drain"]
+
+
+def test_links_are_bounded_and_those_left_out_counted(traces: Traces) -> None:
+    deliveries = [delivery(number, PARENT.format(number, number)) for number in range(1, 201)]
+    answer = {str(number): DeadLetter(reason="no") for number in range(1, 201)}
+    traces.tracing.handler(Handler(lambda: answer), queue="q", system="memory").begin(deliveries).run()
+    span = traces.only("process q")
+    assert linked(span) == [PARENT.format(number, number) for number in range(1, 129)]
+    found = dict(span.attributes or {})
+    assert found["penstock.links_left_out"] == 72
+    assert (found["penstock.outcome"], found["penstock.settled.dead_letter"]) == ("dead_letter", 200)
+
+
+class Measuring(MemoryBroker):
+    """A broker that counts attributes as part of a message."""
+
+    asked = 0
+
+    def takes(self, queue: str, message: Outgoing) -> bool:
+        self.asked += 1
+        if queue == "gone":
+            raise ConfigurationError("there is no such queue")
+        return len(message.body) + sum(len(name) + len(value) for name, value in message.attributes.items()) <= 1_024
+
+
+@pytest.mark.parametrize(
+    ("size_bytes", "asked", "carried"), [(100, 0, True), (900, 1, True), (960, 1, False), (1_024, 1, False)]
+)
+def test_a_queue_that_takes_little_is_sent_what_fits(
+    traces: Traces, size_bytes: int, asked: int, carried: bool
+) -> None:
+    inner = Measuring()
+    broker = traces.tracing.broker(inner)
+    broker.send("q", [Outgoing(body=b"x" * size_bytes)])
+    (message,) = inner.browse("q", messages_max=1)
+    assert (context_in(message.attributes) is not None, inner.asked) == (carried, asked)
+    assert (traces.only("send q").attributes or {}).get("penstock.untraced_messages") == (None if carried else 1)
+
+
+def test_what_is_wrong_with_a_queue_is_the_sends_to_say(traces: Traces) -> None:
+    inner = Measuring()
+    traces.tracing.broker(inner).send("gone", [Outgoing(body=b"x" * 1_000)])
+    (message,) = inner.browse("gone", messages_max=1)
+    assert context_in(message.attributes) is None
+
+
+def test_attributes_that_are_full_to_the_last_byte_stay_as_they_are(traces: Traces) -> None:
+    inner = MemoryBroker()
+    full = {"a": "x" * (256 * 1024 - 1)}
+    traces.tracing.broker(inner).send("q", [Outgoing(body=b"", attributes=full)])
+    (message,) = inner.browse("q", messages_max=1)
+    assert dict(message.attributes) == full
+
+
+def test_a_send_that_fails_is_an_error_and_raises(traces: Traces) -> None:
+    broker = traces.tracing.broker(MemoryBroker())
+    with pytest.raises(ConfigurationError):
+        broker.send("", [Outgoing(body=b"")])
+    (span,) = traces.spans
+    assert span.status.status_code is StatusCode.ERROR
+    assert (span.attributes or {})["error.type"] == "ConfigurationError"
+
+
+def test_what_is_no_unicode_is_written_out_since_exporters_would_drop_all_for_it(traces: Traces) -> None:
+    def run() -> Answer:
+        raise ValueError("\udc80" + "x" * 10_000)
+
+    odd = replace(delivery(), message=Message(id="\udc80", body=b"", enqueued_at=0.0))
+    with pytest.raises(ValueError, match="x"):
+        traces.tracing.handler(Handler(run), queue="q", system="memory").begin([odd]).run()
+    span = traces.only("process q")
+    assert (span.attributes or {})["messaging.message.id"] == r"\udc80"
+    said = span.status.description or ""
+    assert said.startswith(r"ValueError: \udc80xxx")
+    assert len(said) < 9_000
+    assert encode_spans([span]).resource_spans
+
+
+def test_nothing_sent_is_no_span(traces: Traces) -> None:
+    assert traces.tracing.broker(MemoryBroker()).send("q", []) == []
+    assert not traces.spans
+
+
+class Remembering(MemoryBroker):
+    """Keeps what it is sent as it is."""
+
+    sent: Sequence[Outgoing] = ()
+
+    def send(self, queue: str, messages: Sequence[Outgoing]) -> Sequence[str]:
+        self.sent = messages
+        return super().send(queue, messages)
+
+
+def test_messages_share_the_mapping_that_theirs_shared(traces: Traces) -> None:
+    inner = Remembering()
+    shared = {"schema": "1"}
+    traces.tracing.broker(inner).send("q", [Outgoing(body=b"", attributes=shared) for _ in range(3)])
+    assert len({id(message.attributes) for message in inner.sent}) == 1
+    assert dict(inner.sent[0].attributes).keys() == {"schema", "traceparent"}
+    assert shared == {"schema": "1"}
+
+
+def test_unsampled_traces_travel_as_such() -> None:
+    traces = Traces(TracerProvider(sampler=ALWAYS_OFF, shutdown_on_exit=False))
+    inner = MemoryBroker()
+    traces.tracing.broker(inner).send("q", [Outgoing(body=b"")])
+    (message,) = inner.browse("q", messages_max=1)
+    flags = int(str(context_in(message.attributes)).rpartition("-")[2], 16)
+    assert not flags & 1, "whoever receives it is told that its sender's trace is kept nowhere"
+    assert not traces.spans
+
+
+def test_stages_are_spans_within_and_note_what_they_raise(traces: Traces) -> None:
+    with (
+        traces.tracing.stage("outer", pipeline="p"),
+        pytest.raises(ValueError, match="no"),
+        traces.tracing.stage("inner", objects=3),
+    ):
+        raise ValueError("no")
+    outer, inner = traces.only("outer"), traces.only("inner")
+    assert inner.parent == outer.get_span_context()
+    assert dict(outer.attributes or {}) == {"penstock.pipeline": "p"}
+    assert dict(inner.attributes or {}) == {"penstock.objects": 3, "error.type": "ValueError"}
+    assert inner.status.description == "ValueError: no"
+
+
+def test_no_tracing_is_nothing() -> None:
+    broker, handler = MemoryBroker(), Handler(dict)
+    assert NO_TRACING.broker(broker) is broker
+    assert NO_TRACING.handler(handler, queue="q", system="memory") is handler
+    assert (dict(NO_TRACING.carrier()), NO_TRACING.continuing) == ({}, None)
+    with NO_TRACING.stage("any", pipeline="p"):
+        pass
