@@ -2,8 +2,8 @@
 
 import random
 
+from penstock.app.home import Home
 from penstock.app.kill import killing_probe
-from penstock.app.pipelines.home import Home
 from penstock.app.service import Host
 from penstock.app.spark import Spark
 from penstock.events import Bus

@@ -4,8 +4,8 @@ from collections.abc import Callable, Sequence
 from os import PathLike
 from typing import TYPE_CHECKING, Any
 
+from penstock.app.home import Home
 from penstock.app.pipelines.declaration import PipelineDeclaration
-from penstock.app.pipelines.home import Home
 from penstock.app.pipelines.published import PublishedBatch
 from penstock.errors import UsageError
 from penstock.events import Listener

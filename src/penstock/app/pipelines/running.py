@@ -8,11 +8,11 @@ from os import PathLike
 from penstock.app.emptiness import Emptiness
 from penstock.app.goal import Goal
 from penstock.app.health import gauged, worker_health
+from penstock.app.home import Home
 from penstock.app.hosting import host_of
 from penstock.app.housekeeping import Presence
 from penstock.app.listeners import guarded
 from penstock.app.pipelines.declaration import PipelineDeclaration
-from penstock.app.pipelines.home import Home
 from penstock.app.pipelines.plan import Plan, plan_of
 from penstock.app.service import Host
 from penstock.app.sources import Scan, source_of

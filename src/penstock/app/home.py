@@ -1,4 +1,4 @@
-"""What a pipeline needs of the app that it is declared in."""
+"""What pipelines, and what they run on, need of the app that they are declared in."""
 
 from collections.abc import Sequence
 from typing import Any, Protocol
