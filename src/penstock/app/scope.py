@@ -53,7 +53,7 @@ class Scope:
     pipeline: str | None = None  # the one that is meant; None: all of them
     tables: Mapping[str, Places] = field(default_factory=dict)  # as far as they are known, by pipeline
     tableless: frozenset[str] = frozenset()  # object handlers, as far as they are known
-    served: frozenset[str] = frozenset()  # queues that something of the app is fed from, as far as they are known
+    served: Mapping[str, str] = field(default_factory=dict)  # what of the app is fed from which queue, as far as known
     on_error: ErrorHook | None = None  # the app's, as far as it is known
     recorded: Sequence[str] = ()  # what of the app records in the ledger what it did, as far as that is known
     options: str = ""  # what leads another verb here: empty, or beginning with a space
@@ -71,7 +71,7 @@ class Scope:
     @property
     def queues(self) -> Sequence[str]:
         """The queues that are known to be its own: the app's, else those of the settings."""
-        return sorted(self.served or self.settings.queues)
+        return sorted({*self.served.values()} or self.settings.queues)
 
     @property
     def tables_meant(self) -> Mapping[str, Places]:
@@ -180,7 +180,7 @@ def _of_app(asked: Asked, *, make: bool) -> Scope:
         pipeline=asked.pipeline,
         tables=tables,
         tableless=frozenset(one.name for one in services if isinstance(one, ObjectService)),
-        served=frozenset(one.queue_name for one in services),
+        served={one.name: one.queue_name for one in services},
         on_error=None if app is None else app.on_error,
         recorded=[one.name for one in services if needs_ledger(one)],
         options=asked.options,

@@ -1,4 +1,4 @@
-"""`penstock audit`: who did what to the dead letters, and when."""
+"""`penstock audit`: who did what to dead letters and dead objects, and when."""
 
 import dataclasses
 import json
@@ -17,7 +17,8 @@ def audit(
     limit: Annotated[int, typer.Option("--limit", min=1, max=100_000, help="At most so many, the newest.")] = 100,
     json_: Json = False,
 ) -> None:
-    """List what people did to dead letters, the newest first: replays, moves, purges, exports, imports.
+    """List what people did to dead letters, the newest first: replays, moves, purges, exports, imports; and retries of
+    dead objects.
 
     What has no outcome is going on, or was killed.
     """
@@ -29,7 +30,7 @@ def audit(
         print_json([dataclasses.asdict(row) for row in rows])
         return
     print_table(
-        ("began", "who", "did", "queue", "letters", "outcome", "ended", "asked for"),
+        ("began", "who", "did", "queue", "messages", "outcome", "ended", "asked for"),
         [
             (
                 moment(row.began_at),
@@ -43,5 +44,5 @@ def audit(
             )
             for row in rows
         ],
-        empty="Nothing was done to dead letters yet.",
+        empty="Nothing was done to dead letters or dead objects yet.",
     )

@@ -46,10 +46,10 @@ def say_unmet(asked: "Asked", met: Set[str], *, count: int) -> bool:
 
 
 @contextmanager
-def progress(doing: str, *, total: int | None, bar: bool = True) -> "Iterator[Told]":
+def progress(doing: str, *, total: int | None, bar: bool = True, what: str = "letters") -> "Iterator[Told]":
     """A bar on a terminal, else a line now and then."""
     if not (bar and sys.stderr.isatty()):
-        yield _Lines(doing, total)
+        yield _Lines(doing, total, what)
         return
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -68,8 +68,9 @@ def progress(doing: str, *, total: int | None, bar: bool = True) -> "Iterator[To
 class _Lines:
     """How many are done, said every few seconds."""
 
-    def __init__(self, doing: str, total: int | None) -> None:
+    def __init__(self, doing: str, total: int | None, what: str) -> None:
         self._doing = doing
+        self._what = what
         self._of = "" if total is None else f" of {total:,}"
         self._done = 0
         self._pace = Pace()
@@ -77,7 +78,7 @@ class _Lines:
     def __call__(self, count: int) -> None:
         self._done += count
         if self._pace.is_due():
-            talk(f"{self._doing}: {self._done:,}{self._of} letters")
+            talk(f"{self._doing}: {self._done:,}{self._of} {self._what}")
 
 
 def letters_said(count: int) -> str:

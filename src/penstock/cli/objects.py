@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from penstock.cli.objects_import import import_
+from penstock.cli.objects_retry import retry
 from penstock.cli.option_groups import grouped_options
 from penstock.cli.output import (
     Json,
@@ -30,6 +31,7 @@ LOCAL = "file://"  # what need not be read in every row
 
 app = typer.Typer(help="The ledger: which objects there are, and what became of them.", no_args_is_help=True)
 app.command("import")(import_)
+app.command("retry")(retry)
 
 
 @app.command("list")
