@@ -1,10 +1,15 @@
 """`penstock objects retry`: dead objects live again, once, whatever became of their letters."""
 
+import os
+import signal
+import subprocess
+import sys
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 from tests.cli.conftest import Call
+from tests.cli.process import SRC
 from tests.cli.scene import Scene
 
 from penstock.app.loading import load_app
@@ -14,6 +19,7 @@ from penstock.brokers.sqlite import SqliteBroker
 from penstock.ledger.records import Failure
 from penstock.messaging.delivery import Delivery
 from penstock.messaging.message import Message
+from penstock.messaging.steps import Step
 from penstock.objects.notification import parse
 from penstock.worker.shutdown import StopSignal
 
@@ -106,6 +112,28 @@ def test_twice_is_once(penstock: Call, post: Post) -> None:
     assert penstock("objects", "retry", "landing/a", "--app", "post:app", "--yes").exit_code == 0, "another death"
     post.work()
     assert post.done == ["a"]
+
+
+def test_killed_after_the_first_announcement_it_is_run_again(penstock: Call, post: Post) -> None:
+    post.die("a", "b", "c")
+    retry = ("objects", "retry", "--app", "post:app", "--yes")
+    killed = subprocess.run(
+        [sys.executable, "-m", "penstock", *retry, "--rate", "1"],  # announced one by one
+        env={**os.environ, "PYTHONPATH": str(SRC), "PENSTOCK_KILL_AT": Step.ANNOUNCED.value},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        start_new_session=True,  # dying at a step kills the process group
+        timeout=60,
+        check=False,
+    )
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    assert penstock("queues", "show", "letters", "--json").document["visible"] == 1
+    assert penstock(*retry, "--json").document["sent"] == 3, "none of them lives again before a worker claims it"
+    post.mend()
+    post.work()
+    assert post.done == ["a", "b", "c"]
+    assert [entry["outcome"] for entry in penstock("audit", "--json").document] == ["done", None]
 
 
 def test_letters_are_left_and_told(penstock: Call, post: Post) -> None:
