@@ -13,7 +13,7 @@ from penstock.cli.config import PlatformName
 from penstock.config import Settings, load_settings
 from penstock.errors import ConfigurationError
 
-CONFIGURATION = 78
+USAGE, CONFIGURATION = 2, 78
 
 
 @pytest.fixture(autouse=True)
@@ -81,10 +81,11 @@ def test_a_setting_that_does_not_fit_is_one_sentence(penstock: Call, monkeypatch
     ("arguments", "stop_timeout", "drain", "line"),
     [
         (("ecs",), 30, 22, '"stopTimeout": 30'),
-        (("fargate", "--stop-timeout", "120"), 120, 112, '"stopTimeout": 120'),
+        (("fargate", "--stop-timeout", "2m"), 120, 112, '"stopTimeout": 120'),
         (("kubernetes", "--stop-timeout", "60", "--pre-stop", "5"), 55, 47, "terminationGracePeriodSeconds: 60"),
         (("systemd",), 90, 82, "TimeoutStopSec=90"),
-        (("docker", "--stop-timeout", "45", "--drain", "10"), 45, 10, "stop_grace_period: 45s"),
+        (("docker", "--stop-timeout", "45", "--drain", "10 s"), 45, 10, "stop_grace_period: 45s"),
+        (("kubernetes", "--stop-timeout", "1 min", "--pre-stop", "0s"), 60, 52, "terminationGracePeriodSeconds: 60"),
     ],
 )
 def test_a_budget_that_fits_says_what_to_write_where(
@@ -146,3 +147,17 @@ def test_every_platform_has_its_name_and_a_plan_that_the_settings_take() -> None
         settings = load_settings(stop_timeout_seconds=made.stop_timeout_seconds)
         assert settings.stop_timeout_seconds == made.stop_timeout_seconds
         assert sum(part.seconds for part in made.parts) == made.platform_seconds
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (("--stop-timeout", "soon"), "--stop-timeout 'soon' is no duration: write seconds, or such as 90s"),
+        (("--stop-timeout", "-1"), "--stop-timeout is -1 s; give at least 0 s."),
+        (("--drain", "5 parsecs"), "--drain '5 parsecs' is no duration"),
+    ],
+)
+def test_a_budget_of_no_duration_is_wrong_usage(penstock: Call, given: tuple[str, str], words: str) -> None:
+    said = penstock("config", "check-budget", "--platform", "ecs", *given)
+    assert (said.exit_code, said.out) == (USAGE, "")
+    assert words in said.err

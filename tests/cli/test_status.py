@@ -66,6 +66,24 @@ def test_what_waits_is_a_trouble_only_where_nobody_works(penstock: Call, scene: 
     assert document["messages"]["oldest_visible_age_seconds"] >= 0
 
 
+def test_a_broker_that_is_somewhere_else_is_told(
+    penstock: Call, app_scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app_scene.process("a")
+    assert penstock("status", "--json").document["notes"] == []
+    monkeypatch.setenv("PENSTOCK_BROKER", "sqlite:///elsewhere/queue.db")
+    note = f"there is no queue in {Path.cwd() / 'elsewhere' / 'queue.db'} yet (setting broker)"
+    assert verdict(penstock("status")).endswith(f"; {note}")
+    assert penstock("status", "--json").document["notes"] == [note]
+    assert not (Path.cwd() / "elsewhere").exists()
+
+
+def test_a_slip_in_late_queues_is_told(penstock: Call, app_scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    app_scene.send("a")
+    monkeypatch.setenv("PENSTOCK_LATE_QUEUES", '{"clicks-files": 60, "cliks-files": 60}')
+    assert verdict(penstock("status")).endswith("; late_queues names queues that are not there: cliks-files")
+
+
 @pytest.mark.parametrize("verb", VERBS)
 def test_every_verb_asks_which_table_where_there_are_two(penstock: Call, scene: Scene, verb: tuple[str, ...]) -> None:
     (Path.cwd() / "orders" / "_penstock").mkdir(parents=True)
@@ -236,7 +254,7 @@ def test_the_settings_say_where_the_state_of_an_app_is(
     assert said.exit_code == USAGE
     assert "sqlite:///.penstock/ledger.db" in said.err
     monkeypatch.setenv("PENSTOCK_LEDGER", f"sqlite:///{tmp_path}/.penstock/ledger.db")
-    assert verdict(penstock("status")) == "dead objects: 1"
+    assert verdict(penstock("status")).startswith("dead objects: 1; there is no queue in ")
     assert list((tmp_path / "empty").iterdir()) == []
 
 

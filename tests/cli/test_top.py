@@ -331,3 +331,12 @@ def test_a_narrow_terminal_does_without_the_least_columns(app_scene: Scene) -> N
     assert heads(150) == ["queue", "oldest visible", "oldest", "visible", "in flight", "delayed", "workers"]
     assert heads(60) == ["queue", "oldest visible", "visible", "in flight", "workers"]
     assert heads(45) == ["queue", "oldest visible", "visible", "workers"]
+
+
+def test_a_long_name_does_not_wrap_the_head_line(app_scene: Scene) -> None:
+    frame = Watch(find_scope(Asked(), here=Path.cwd())).look()
+    console = Console(width=80, record=True, file=io.StringIO())
+    console.print(screen(frame, None, name="sqlite:///" + "x" * 80, every_seconds=2.0, width=80))
+    head, below, *_ = console.export_text().splitlines()
+    assert "every 2 s, q ends" in head
+    assert below == "all well"

@@ -13,8 +13,6 @@ from penstock.ledger.records import TERMINAL, ObjectState
 if TYPE_CHECKING:
     from penstock.ledger.reconciliations import Reconciliation
 
-UNNAMED = "no queue is named, so none was looked at: give --app, such as --app shop:app, or set queues"
-
 
 class Word(StrEnum):
     """What a trouble comes to, the worst first."""
@@ -90,7 +88,7 @@ class Standing:
     messages_unserved: int = 0  # in queues that no living worker fetches from, while some are there
     workers_silent: bool = False  # some keep no record, and may receive from any queue
     workers_elsewhere: bool = False  # there may be some on other hosts, which cannot be seen from here
-    queues_unnamed: bool = False  # the broker has also strangers' queues, and nobody said which are ours: none counts
+    notes: Sequence[str] = ()  # what was not looked at, and why; nobody need do anything, unless it is a slip
     disagreements: Sequence[str] = ()
     late: Sequence[LateQueue] = ()
     queues: Sequence[QueueStanding] = ()  # without those of dead letters
@@ -100,7 +98,7 @@ class Standing:
     @property
     def verdict(self) -> str:
         """One line: what needs a person, the worst first, each led by its word; or that all is well."""
-        return "; ".join([self._verdict, *self.warnings, *([UNNAMED] if self.queues_unnamed else [])])
+        return "; ".join([self._verdict, *self.warnings, *self.notes])
 
     @property
     def troubles(self) -> Sequence[str]:

@@ -1,17 +1,18 @@
 """Is anything late, lost, dead or unconsumed? Read from the state and the tables, without working on either."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from penstock.app.ages import Ages
-from penstock.app.backends import has_workers_elsewhere
+from penstock.app.backends import SQLITE, has_workers_elsewhere
 from penstock.app.dead_counts import dead_letters, dead_objects, letters_replaced
 from penstock.app.inspect import View, view
 from penstock.app.places import Places
 from penstock.app.queues import QueueStanding, standings
 from penstock.app.registry import DRAINING, WorkerRecord
-from penstock.app.scope import Scope
+from penstock.app.scope import Scope, is_there
 from penstock.app.standing import LateQueue, PipelineStanding, Standing
 from penstock.config import Settings
 from penstock.errors import PublishHalted
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["Looks", "PipelineStanding", "Standing", "late_queues", "standing"]
 
 DETAILS_SECONDS = 30.0
+UNNAMED = "no queue is named, so none was looked at: give --app, such as --app shop:app, or set queues"
 
 
 def standing(scope: Scope) -> Standing:
@@ -65,7 +67,7 @@ class Looks:
             self._ages = self._ages or Ages(seen.broker, clock=self._clock)
             every = standings(scope.settings, seen.broker, seen.queues, ages=self._ages)
             letters = dead_letters(seen, every, records)
-            unnamed = seen.queues is not None and not seen.queues
+            notes = [] if scope.table is not None else list(_notes(seen, every))
         workers = sorted({*silent, *(record.worker for record in records)})
         queues = [one for one in every if not names_dead_letters(one.queue)]
         elsewhere = has_workers_elsewhere(scope.settings)
@@ -90,7 +92,7 @@ class Looks:
             messages_unserved=_unserved(queues, records) if workers and not silent and not elsewhere else 0,
             workers_silent=bool(silent),
             workers_elsewhere=elsewhere,
-            queues_unnamed=unnamed,
+            notes=notes,
             disagreements=[one.disagreement for one in pipelines if one.disagreement is not None],
             late=late_queues(queues, scope.settings, seen_all=seen_all) if scope.table is None else (),
             queues=queues,
@@ -199,6 +201,17 @@ def _disagreement(seen: View, pipeline: str, tables: "Tables", committed: int) -
             "nothing to it: either another ledger is its own (--state), or it was there before the first batch"
         )
     return None
+
+
+def _notes(seen: View, queues: Sequence[QueueStanding]) -> Iterator[str]:
+    """Of an app's state: settings that may name the wrong place or queue, which else would look like peace."""
+    settings = seen.scope.settings
+    if seen.queues is not None and not seen.queues:
+        yield UNNAMED
+    elif not is_there(settings.broker):
+        yield f"there is no queue in {Path(settings.broker.removeprefix(SQLITE)).absolute()} yet (setting broker)"
+    elif unknown := sorted(settings.late_queues.keys() - {one.queue for one in queues}):
+        yield f"late_queues names queues that are not there: {', '.join(unknown)}"
 
 
 def late_queues(queues: Sequence[QueueStanding], settings: Settings, *, seen_all: bool) -> Sequence[LateQueue]:

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from penstock.cli.durations import seconds_option
 from penstock.cli.output import Json, print_json, print_table, printable, talk
 
 app = typer.Typer(help="The settings in effect, and the arithmetic of stopping.", no_args_is_help=True)
@@ -54,19 +55,13 @@ def check_budget(
     platform: Annotated[PlatformName, typer.Option("--platform", help="What stops the worker.")],
     stop_timeout: Annotated[
         float | None,
-        typer.Option(
-            "--stop-timeout",
-            metavar="SECONDS",
-            min=0,
-            help="What the platform grants; default: what it does by itself.",
-        ),
+        seconds_option("--stop-timeout", least=0, help="What the platform grants; default: what it does by itself."),
     ] = None,
     pre_stop: Annotated[
-        float, typer.Option("--pre-stop", metavar="SECONDS", min=0, help="Kubernetes: what the preStop hook takes.")
+        float, seconds_option("--pre-stop", least=0, help="Kubernetes: what the preStop hook takes.")
     ] = 0.0,
     drain: Annotated[
-        float | None,
-        typer.Option("--drain", metavar="SECONDS", min=0, help="For work in flight; default: what the rest leaves."),
+        float | None, seconds_option("--drain", least=0, help="For work in flight; default: what the rest leaves.")
     ] = None,
     json_: Json = False,
 ) -> None:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from penstock.cli.durations import StopTimeout
 from penstock.cli.output import Json, counted, print_json, printable
 from penstock.cli.progress import IngestProgress, losses
 from penstock.errors import UsageError
@@ -92,9 +93,7 @@ def ingest(
         float | None,
         typer.Option("--max-quarantine-ratio", min=0, max=1, help="An object with a larger share of bad lines fails."),
     ] = None,
-    stop_timeout: Annotated[
-        float | None, typer.Option("--stop-timeout", min=10, help="Seconds from SIGTERM to the platform's SIGKILL.")
-    ] = None,
+    stop_timeout: StopTimeout = None,
     metrics: Annotated[
         str | None, typer.Option("--metrics", metavar="HOST:PORT", help="With --watch: answer here for metrics.")
     ] = None,

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from penstock.cli.durations import StopTimeout
 from penstock.cli.exits import TEMPORARY_FAILURE
 from penstock.cli.output import Json, print_json, print_table
 from penstock.errors import UsageError
@@ -26,9 +27,7 @@ def replayer(
         ),
     ] = None,
     once: Annotated[bool, typer.Option("--once", help="Bring back what is due now, report, and exit.")] = False,
-    stop_timeout: Annotated[
-        float | None, typer.Option("--stop-timeout", min=10, help="Seconds from SIGTERM to the platform's SIGKILL.")
-    ] = None,
+    stop_timeout: StopTimeout = None,
     metrics: Annotated[
         str | None, typer.Option("--metrics", metavar="HOST:PORT", help="Answer here for metrics and health.")
     ] = None,

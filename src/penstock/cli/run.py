@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from penstock.cli.durations import StopTimeout
 from penstock.cli.output import Json, counted, print_json, printable
 from penstock.cli.progress import IngestProgress, losses
 from penstock.errors import UsageError
@@ -28,9 +29,7 @@ def run(
     master: Annotated[
         str | None, typer.Option("--master", envvar="SPARK_MASTER", help="Where Spark runs; default: local[*].")
     ] = None,
-    stop_timeout: Annotated[
-        float | None, typer.Option("--stop-timeout", min=10, help="Seconds from SIGTERM to the platform's SIGKILL.")
-    ] = None,
+    stop_timeout: StopTimeout = None,
     metrics: Annotated[
         str | None, typer.Option("--metrics", metavar="HOST:PORT", help="Answer here for metrics and health.")
     ] = None,

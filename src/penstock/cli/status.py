@@ -52,6 +52,7 @@ def document_of(found: "Standing") -> dict[str, Any]:
         "words": list(found.words),
         "troubles": list(found.troubles),
         "warnings": list(found.warnings),
+        "notes": list(found.notes),
         "table": found.table,
         "table_version": found.table_version,
         "objects": objects_by_state(found.objects),

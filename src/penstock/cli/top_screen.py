@@ -73,7 +73,8 @@ def screen(frame: "Frame", last: "Frame | None", *, name: str, every_seconds: fl
     from rich.text import Text
 
     shown = frame if frame.standing is not None else last
-    head = Text(f"penstock top  {printable(name)}  {moment(frame.at)}  every {every_seconds:g} s, q ends", style="dim")
+    told = f"penstock top  {moment(frame.at)}  every {every_seconds:g} s, q ends  {printable(name)}"
+    head = Text(told, style="dim", no_wrap=True, overflow="ellipsis")  # of a long name the beginning will do
     parts: list[Any] = [head, Text(printable(frame.verdict), style=_style(frame)), Text("")]
     if frame.standing is None and shown is not None:
         parts.append(Text(f"as it was {span(frame.at - shown.at)} ago:", style="dim"))

@@ -10,7 +10,7 @@ import typer
 from typer.core import TyperGroup
 
 from penstock.cli import worker_control
-from penstock.cli.durations import duration_if
+from penstock.cli.durations import StopTimeout, duration_if
 from penstock.cli.exits import FAILED
 from penstock.errors import UsageError
 
@@ -55,9 +55,7 @@ def run(
     processes: Annotated[
         int | None, typer.Option("--processes", min=1, max=256, help="Worker processes to start and watch.")
     ] = None,
-    stop_timeout: Annotated[
-        float | None, typer.Option("--stop-timeout", min=10, help="Seconds from SIGTERM to the platform's SIGKILL.")
-    ] = None,
+    stop_timeout: StopTimeout = None,
     reconcile_every: Annotated[
         str | None,
         typer.Option(
