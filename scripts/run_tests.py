@@ -75,9 +75,9 @@ class Outcome:
 
 
 WITHOUT_SPARK = Phase(
-    name="without Spark", arguments=("-m", "not spark and not slow", "-n", "2", "--dist", "worksteal")
+    name="without Spark", arguments=("-m", "not spark and not slow", "-n", "3", "--dist", "worksteal")
 )
-WITH_SPARK = Phase(name="with Spark", arguments=("-m", "spark and not slow"))
+WITH_SPARK = Phase(name="with Spark", arguments=("-m", "spark and not slow", "-n", "2", "--dist", "loadfile"))
 LONG_MATRIX = Phase(name="of the long matrix", arguments=("-m", "slow"))
 
 

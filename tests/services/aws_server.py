@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from tests.services import fauxqs_package
+from tests.services.halting import halt, resume
 
 from penstock.storage.aws import Aws
 
@@ -115,10 +116,10 @@ class AwsServer:
 
     def freeze(self) -> None:
         """Its connections stay open, and nothing is answered until `thaw`."""
-        os.kill(self.pid, signal.SIGSTOP)
+        halt(self.pid)
 
     def thaw(self) -> None:
-        os.kill(self.pid, signal.SIGCONT)
+        resume(self.pid)
 
     def leave(self) -> None:
         """Refuse connections and end those there are, until `come_back`; keep all that it answered for.

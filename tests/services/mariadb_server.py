@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import pymysql
+from tests.services.halting import halt, resume
 from tests.services.ports import free_port
 
 SOCKET_PATH_BYTES_MAX = 100  # the system's limit is 107
@@ -43,7 +44,9 @@ def install_template(folder: Path) -> Path:
     command = [program, "--no-defaults", f"--datadir={data}", f"--innodb-log-file-size={LOG_MB}M", *_as_root()]
     command += ["--auth-root-authentication-method=normal", "--skip-test-db", "--skip-name-resolve"]
     path = f"{os.environ.get('PATH', '')}:{SYSTEM_FOLDERS}"
-    made = subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, "PATH": path})
+    # Whoever starts removes the temporary tables that it finds in its TMPDIR, those of another one's start too.
+    environment = {**os.environ, "PATH": path, "TMPDIR": str(folder)}
+    made = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     assert made.returncode == 0, f"mariadb-install-db failed:\n{made.stdout}\n{made.stderr}"
     return data
 
@@ -123,10 +126,10 @@ class MariadbServer:
 
     def freeze(self) -> None:
         """Its connections stay open, and nothing is answered until `thaw`."""
-        os.kill(self.pid, signal.SIGSTOP)
+        halt(self.pid)
 
     def thaw(self) -> None:
-        os.kill(self.pid, signal.SIGCONT)
+        resume(self.pid)
 
     def close(self) -> None:
         """End it for good, and remove its data and what it left outside its folder."""

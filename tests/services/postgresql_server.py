@@ -22,6 +22,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import psycopg
+from tests.services.halting import halt, resume
 from tests.services.ports import free_port
 
 DEBIANS_PROGRAMS = Path("/usr/lib/postgresql")  # Debian keeps them out of PATH, a folder a version
@@ -144,7 +145,7 @@ class PostgresqlServer:
     def thaw(self) -> None:
         for pid in self._frozen:
             with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGCONT)
+                resume(pid)
         self._frozen = ()
 
     def close(self) -> None:
@@ -278,11 +279,11 @@ def _is_open_to_all(place: str) -> bool:
 
 def _stopped(postmaster: int) -> list[int]:
     """Stop the postmaster, so that it has no more children, and then them; answers the children."""
-    os.kill(postmaster, signal.SIGSTOP)
+    halt(postmaster)
     children = _children(postmaster)
     for pid in children:
         with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGSTOP)
+            halt(pid)
     return children
 
 

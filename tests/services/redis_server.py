@@ -21,6 +21,7 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 from tests.services.certificate import Certificate
+from tests.services.halting import halt, resume
 from tests.services.ports import free_port
 
 VERSIONS = ("7.0", "6.2")
@@ -136,10 +137,10 @@ class RedisServer:
 
     def freeze(self) -> None:
         """Its connections stay open, and nothing is answered until `thaw`."""
-        os.kill(self.pid, signal.SIGSTOP)
+        halt(self.pid)
 
     def thaw(self) -> None:
-        os.kill(self.pid, signal.SIGCONT)
+        resume(self.pid)
 
     def close(self) -> None:
         """Stop it and remove what it left outside its folder."""
