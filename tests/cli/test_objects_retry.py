@@ -1,10 +1,16 @@
 """`penstock objects retry`: dead objects live again, once, whatever became of their letters."""
 
+import importlib
+import json
 import os
+import re
 import signal
+import sqlite3
 import subprocess
 import sys
+from collections.abc import Sequence
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -12,19 +18,27 @@ from tests.cli.conftest import Call
 from tests.cli.process import SRC
 from tests.cli.scene import Scene
 
+from penstock.app.dead_letters import opened_ledger
+from penstock.app.inspect import view
 from penstock.app.loading import load_app
+from penstock.app.objects_retry import Asked, plan, retry
+from penstock.app.scope import Asked as ScopeAsked
+from penstock.app.scope import find_scope
 from penstock.app.serving import serve
 from penstock.app.state import QUEUE_FILE
 from penstock.brokers.sqlite import SqliteBroker
 from penstock.ledger.records import Failure
+from penstock.messaging.broker import Broker
 from penstock.messaging.delivery import Delivery
 from penstock.messaging.message import Message
 from penstock.messaging.steps import Step
 from penstock.objects.notification import parse
+from penstock.testing import FakeClock
 from penstock.worker.shutdown import StopSignal
 
-USAGE = 2
+FAILED, USAGE = 1, 2
 LEASE_SECONDS = 600.0
+LATER_SECONDS = 3_600.0
 LETTERS = """
 from pathlib import Path
 from penstock import App, Reject
@@ -32,13 +46,19 @@ from penstock import App, Reject
 app = App()
 
 
-@app.object_handler("letters", name="post", source="landing", max_attempts=1)
 def deliver(each, ctx):
     if not Path("mended").exists():
         raise Reject("no such customer")
     with open("done", "a") as done:
         done.write(f"{Path(each.key).name}\\n")
+
+
+app.object_handler("letters", name="post", source="landing", max_attempts=1)(deliver)
 """
+VIEWS = """
+app.object_handler("views-files", name="views", source="landing", max_attempts=1)(deliver)
+"""
+RETRY = ("objects", "retry", "--app", "post:app", "--yes")
 
 
 class Post:
@@ -47,28 +67,60 @@ class Post:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         (folder / "landing").mkdir()
-        (folder / "post.py").write_text(LETTERS)
+        self.declare(LETTERS)
 
-    def work(self) -> None:
-        """A worker, until nothing is left in the queue."""
+    def declare(self, code: str) -> None:
+        (self.folder / "post.py").write_text(code)
+        sys.modules.pop("post", None)
+        importlib.invalidate_caches()
+
+    def work(self, *queues: str) -> None:
+        """A worker, until nothing is left in its queues."""
         with load_app("post:app") as app:
             broker = app.broker
-            serve(app, stop=StopSignal(), resident=False, until=lambda: broker.stats("letters").messages == 0)
+            idle = partial(self._idle, broker, queues or ("letters",))
+            serve(app, stop=StopSignal(), resident=False, until=idle)
 
-    def die(self, *names: str) -> None:
+    def die(self, *names: str, queue: str = "letters") -> None:
         for name in names:
             (self.folder / "landing" / name).write_text("dear all\n")
         with load_app("post:app") as app:
-            app.announce("letters", "landing")
-        self.work()
+            app.announce(queue, "landing")
+        self.work(queue)
 
     def mend(self) -> None:
         (self.folder / "mended").touch()
+
+    def died_later(self) -> None:
+        """As the ledger's clock has it, which is ahead of the broker's: no message is of after these deaths."""
+        with closing(sqlite3.connect(self.folder / ".penstock" / "ledger.db")) as connection, connection:
+            changed = connection.execute("UPDATE objects SET dead_at = dead_at + ?", (LATER_SECONDS,)).rowcount
+        assert changed
 
     @property
     def done(self) -> list[str]:
         file = self.folder / "done"
         return sorted(file.read_text().split()) if file.exists() else []
+
+    @staticmethod
+    def _idle(broker: Broker, queues: Sequence[str]) -> bool:
+        return all(broker.stats(queue).messages == 0 for queue in queues)
+
+
+class Terminal:
+    """Somebody who answers."""
+
+    def __init__(self, answer: str) -> None:
+        self.answer = answer
+
+    def isatty(self) -> bool:
+        return True
+
+    def readline(self, size: int = -1, /) -> str:
+        return self.answer
+
+    def fileno(self) -> int:
+        raise OSError
 
 
 @pytest.fixture
@@ -87,11 +139,17 @@ def waiting(scene: Scene) -> list[Message]:
         return [delivery.message for delivery in found]
 
 
+def outcomes(penstock: Call, name: str) -> list[str]:
+    """Of the object's attempts."""
+    (document,) = penstock("objects", "show", f"landing/{name}", "--json").document
+    return [one["outcome"] for one in document["timeline"]]
+
+
 def test_dead_objects_without_letters_are_worked_on_again(penstock: Call, post: Post) -> None:
     post.die("a", "b")
     assert penstock("queues", "purge", "letters-dlq", "--yes").exit_code == 0
     post.mend()
-    said = penstock("objects", "retry", "--app", "post:app", "--yes")
+    said = penstock(*RETRY)
     assert (said.exit_code, said.out) == (0, "2 dead objects announced anew (letters 2).\n")
     assert "Dead letters" not in said.err
     post.work()
@@ -100,16 +158,36 @@ def test_dead_objects_without_letters_are_worked_on_again(penstock: Call, post: 
     assert penstock("status").out.startswith("all well\n")
 
 
-def test_twice_is_once(penstock: Call, post: Post) -> None:
+def test_a_queue_that_was_lost_is_made_again(penstock: Call, post: Post) -> None:
+    post.die("a")
+    for file in (post.folder / ".penstock").glob("queue.db*"):
+        file.unlink()
+    post.mend()
+    assert penstock(*RETRY, "--dry-run", "--json").document["objects"] == 1
+    assert not (post.folder / ".penstock" / "queue.db").exists()
+    assert penstock(*RETRY, "--json").document["by_queue"] == {"letters": 1}
+    post.work()
+    assert post.done == ["a"]
+
+
+def test_one_death_is_followed_by_one_life(penstock: Call, post: Post) -> None:
     post.die("a")
     for _ in range(2):
-        assert penstock("objects", "retry", "--app", "post:app", "--yes", "--json").document["sent"] == 1
+        assert penstock(*RETRY, "--json").document["sent"] == 1
     post.work()  # the first lets it live and die again, which the second must not undo
-    (timeline,) = [one["timeline"] for one in penstock("objects", "show", "landing/a", "--json").document]
-    assert [one["outcome"] for one in timeline] == ["dead", "dead"]
+    assert outcomes(penstock, "a") == ["dead", "dead"]
 
+
+def test_each_death_can_be_followed_by_a_life_whatever_the_clocks_say(penstock: Call, post: Post) -> None:
+    post.die("a", "b")
+    for lives in (2, 3):
+        post.died_later()
+        assert penstock(*RETRY, "--json").document["sent"] == 2
+        post.work()
+        assert outcomes(penstock, "a") == outcomes(penstock, "b") == ["dead"] * lives
+    post.died_later()
     post.mend()
-    assert penstock("objects", "retry", "landing/a", "--app", "post:app", "--yes").exit_code == 0, "another death"
+    assert penstock("objects", "retry", "landing/a", "landing/a", *RETRY[2:], "--json").document["sent"] == 1
     post.work()
     assert post.done == ["a"]
 
@@ -136,33 +214,155 @@ def test_killed_after_the_first_announcement_it_is_run_again(penstock: Call, pos
     assert [entry["outcome"] for entry in penstock("audit", "--json").document] == ["done", None]
 
 
-def test_letters_are_left_and_told(penstock: Call, post: Post) -> None:
-    post.die("a")
-    said = penstock("objects", "retry", "--app", "post:app", "--yes")
-    assert "Dead letters stay where they are (letters-dlq 1), those of these objects too." in said.err
+def test_letters_that_lie_there_are_told_before_it_asks(
+    penstock: Call, post: Post, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    post.die("a", "b")
+    monkeypatch.setattr(sys, "stdin", Terminal("n\n"))
+    said = penstock(*RETRY[:-1])
+    assert (said.exit_code, said.out) == (FAILED, "")
+    told = [line.partition(":")[0] for line in said.err.splitlines()]
+    assert told == [
+        "Dead letters lie there (letters-dlq 2), perhaps of these objects",
+        "        2  -> letters",
+        "Announce 2 dead objects anew? [y/N]",
+        "Nothing was announced.",
+    ]
+    assert penstock("queues", "show", "letters", "--json").document["visible"] == 0
+    monkeypatch.setattr(sys, "stdin", Terminal("y\n"))
+    assert penstock(*RETRY[:-1]).out == "2 dead objects announced anew (letters 2).\n"
     post.mend()
     post.work()
     assert penstock("dead", "replay", "--app", "post:app", "--yes").exit_code == 0
     post.work()
-    assert post.done == ["a"], "its letter does nothing more"
+    assert post.done == ["a", "b"], "their letters change nothing any more"
+
+
+def test_it_stops_between_two_chunks_and_keeps_to_the_rate(penstock: Call, post: Post) -> None:
+    post.die("a", "b", "c", "d")
+    clock, asked = FakeClock(auto_advance=True), Asked(rate=1)
+    told: list[float] = []
+
+    def announced(times: int) -> int:
+        told.clear()
+        with view(find_scope(ScopeAsked(app="post:app"), here=post.folder)) as seen:
+            planned = plan(seen, asked)
+            assert planned.objects == {"post": 4}
+            with closing(opened_ledger(seen)) as ledger:
+                sent = retry(
+                    seen,
+                    asked,
+                    planned,
+                    ledger=ledger,
+                    stopped=lambda: len(told) == times,
+                    told=lambda count: told.append(clock.monotonic()),
+                    clock=clock,
+                )
+        return sent.total()
+
+    assert announced(times=4) == 4
+    assert [round(at, 3) for at in told] == [0, 1, 2, 3]
+    assert round(clock.monotonic(), 3) == 3, "nothing is waited for after the last"
+    assert announced(times=2) == 2
+    assert [entry["outcome"] for entry in penstock("audit", "--json").document] == ["interrupted", "interrupted"]
+
+
+def test_what_lives_again_before_its_turn_is_left_alone(penstock: Call, post: Post) -> None:
+    post.die("a", "b", "c")
+    post.mend()
+    asked = Asked(rate=1)
+    with view(find_scope(ScopeAsked(app="post:app"), here=post.folder)) as seen:
+        planned = plan(seen, asked)
+        with closing(opened_ledger(seen)) as ledger:
+            sent = retry(
+                seen,
+                asked,
+                planned,
+                ledger=ledger,
+                stopped=lambda: False,
+                told=lambda count: self_healed(penstock, post),
+                clock=FakeClock(auto_advance=True),
+            )
+    assert sent.total() == 1
+    post.work()
+    assert post.done == ["a", "b", "c"]
+
+
+def self_healed(penstock: Call, post: Post) -> None:
+    assert penstock("dead", "replay", "--app", "post:app", "--yes").exit_code == 0
+    post.work()
 
 
 def test_what_it_did_is_on_record(penstock: Call, post: Post) -> None:
     post.die("a", "b")
-    assert penstock("objects", "retry", "--filter", "LANDING/A", "--app", "post:app", "--yes").exit_code == 0
+    assert penstock(*RETRY, "--filter", "LANDING/A", "--rate", 5).exit_code == 0
     (entry,) = penstock("audit", "--json").document
     assert (entry["action"], entry["queue"], entry["messages"], entry["outcome"]) == ("retry", "letters", 1, "done")
-    assert entry["details"] == {"filter": "LANDING/A"}
+    assert entry["details"] == {"pipeline": "post", "filter": "LANDING/A", "rate": 5.0}
 
 
 def test_a_dry_run_tells_and_sends_nothing(penstock: Call, post: Post) -> None:
     post.die("a", "b")
     said = penstock("objects", "retry", "--app", "post:app", "--dry-run")
     assert said.out.split() == ["objects", "to", "2", "letters"]
-    told = penstock("objects", "retry", "--app", "post:app", "--dry-run", "--limit", 1, "--json").document
-    assert told == {"objects": 1, "by_queue": {"letters": 1}, "replaced": 0, "not_dead": [], "unknown": []}
+    assert "Dead letters lie there (letters-dlq 2)" in said.err
+    assert penstock("objects", "retry", "--app", "post:app", "--dry-run", "--limit", 1, "--json").document == {
+        "objects": 1,
+        "by_queue": {"letters": 1},
+        "letters": {"letters-dlq": 2},
+        "replaced": 0,
+        "other_pipelines": [],
+        "not_dead": [],
+        "unknown": [],
+    }
     assert penstock("queues", "show", "letters", "--json").document["visible"] == 0
     assert penstock("audit", "--json").document == []
+
+
+def test_each_pipeline_has_its_own_queue(penstock: Call, post: Post) -> None:
+    post.declare(LETTERS + VIEWS)
+    post.die("a")
+    post.die(queue="views-files")
+    said = penstock("objects", "retry", "--queue", "letters", "--yes")
+    assert said.exit_code == USAGE
+    assert "say with --pipeline which of these is meant: post, views." in said.err
+    said = penstock(*RETRY, "--queue", "letters")
+    assert said.exit_code == USAGE
+    assert "leave --queue out, or --app" in said.err
+    named = ("objects", "retry", "--pipeline", "views", "--queue", "views-files", "--yes", "--json")
+    assert penstock(*named).document["by_queue"] == {"views-files": 1}
+    both = penstock(*RETRY, "--json").document
+    assert both["by_queue"] == {"letters": 1, "views-files": 1}
+    assert both["letters"] == {"letters-dlq": 1, "views-files-dlq": 1}
+    limited = penstock(*RETRY, "--limit", 1, "--json").document
+    assert limited["by_queue"] == {"letters": 1}
+
+
+def test_pipelines_that_the_app_does_not_have_are_left(penstock: Call, post: Post) -> None:
+    post.declare(LETTERS + VIEWS)
+    post.die("a")
+    post.die(queue="views-files")
+    post.declare(LETTERS)
+    said = penstock(*RETRY)
+    assert said.out == "1 dead object announced anew (letters 1).\n"
+    assert "Of the ledger's pipelines the app does not have views: left alone." in said.err
+    said = penstock(*RETRY, "--pipeline", "views")
+    assert said.exit_code == USAGE
+    assert "The app has no pipeline views; it has: post." in said.err
+
+
+def test_archived_objects_are_known(penstock: Call, post: Post) -> None:
+    post.die("a")
+    (post.folder / "landing" / "b").write_text("dear all\n")
+    (document,) = penstock("objects", "list", "--json").document
+    listed = {"bucket": "file", "key": document["object"].removeprefix("file://")}
+    known = {"size": document["size_bytes"], "etag": document["version"]}
+    (post.folder / "done.jsonl").write_text(json.dumps(listed | known))
+    said = penstock("objects", "import", "--processed", "done.jsonl", "post:app", "post")
+    assert said.exit_code == 0, said.err
+    said = penstock("objects", "retry", "landing/a", *RETRY[2:])
+    assert said.exit_code == USAGE
+    assert f"{document['object']} is not dead but processed, and left alone." in said.err
 
 
 def test_a_table_of_ingest_knows_its_queue(penstock: Call, scene: Scene) -> None:
@@ -176,7 +376,7 @@ def test_a_table_of_ingest_knows_its_queue(penstock: Call, scene: Scene) -> None
     (sent,) = parse(retried.body, buckets_allowed=None).objects
     assert sent.object_id == scene.ref("a").object_id, "the very version that died"
     assert "penstock-replay-id" not in announced.attributes
-    assert len(str(retried.attributes["penstock-replay-id"])) == 32
+    assert re.fullmatch("[0-9a-f]{32}", str(retried.attributes["penstock-replay-id"]))
 
 
 def test_several_sources_need_a_queue_to_be_named(penstock: Call, scene: Scene) -> None:
@@ -194,7 +394,7 @@ def test_an_app_has_to_say_which_queue(penstock: Call, app_scene: Scene, shop: s
     app_scene.send("elsewhere")
     said = penstock("objects", "retry", "--yes")
     assert (said.exit_code, said.out) == (USAGE, "")
-    assert "give --app, such as --app shop:app, or --queue" in said.err
+    assert "give --app, such as --app shop:app; or --pipeline and --queue." in said.err
     assert (
         "There is no queue cliks-files to send to"
         in penstock("objects", "retry", "--yes", "--queue", "cliks-files").err
@@ -225,9 +425,12 @@ def test_what_is_not_dead_is_named_and_left(penstock: Call, scene: Scene) -> Non
 
 
 def test_nothing_dead_is_no_failure(penstock: Call, scene: Scene) -> None:
+    scene.send("a")
     said = penstock("objects", "retry", "--yes")
     assert (said.exit_code, said.out) == (0, "")
     assert "No such dead objects." in said.err
+    assert penstock("objects", "retry", "--yes", "--json").document["sent"] == 0
+    assert penstock("audit", "--json").document == []
 
 
 @pytest.mark.parametrize(

@@ -81,7 +81,7 @@ def test_a_broker_that_is_somewhere_else_is_told(
 def test_a_slip_in_late_queues_is_told(penstock: Call, app_scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     app_scene.send("a")
     monkeypatch.setenv("PENSTOCK_LATE_QUEUES", '{"clicks-files": 60, "cliks-files": 60}')
-    assert verdict(penstock("status")).endswith("; late_queues names queues that are not there: cliks-files")
+    assert verdict(penstock("status")).endswith("; late_queues names queues that were not looked at: cliks-files")
 
 
 @pytest.mark.parametrize("verb", VERBS)

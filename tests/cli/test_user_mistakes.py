@@ -228,10 +228,11 @@ def test_partition_columns_that_cannot_be(penstock: Call, here: Path, columns: s
         ("--max-attempts", 101, "max_attempts"),
         ("--max-quarantine-ratio", 1.5, "max_quarantine_ratio"),
         ("--stop-timeout", 9.9, "stop_timeout_seconds"),
+        ("--stop-timeout", "5s", "stop_timeout_seconds"),
     ],
 )
 def test_a_flag_out_of_range_is_wrong_usage_as_the_setting_is_wrong_configuration(
-    penstock: Call, here: Path, option: str, value: float, field: str
+    penstock: Call, here: Path, option: str, value: float | str, field: str
 ) -> None:
     said = penstock("ingest", "in", "t", option, value)
     assert (said.exit_code, said.out) == (USAGE, "")

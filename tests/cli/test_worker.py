@@ -150,7 +150,7 @@ def test_nor_one_that_fails(start: Start, here: Path) -> None:
     ("arguments", "words"),
     [
         (("shop:app", "--queues", "nope"), "The queue nope has no handler in this app; queues with one: orders, slow"),
-        (("shop:app", "--stop-timeout", "12"), "draining for 20 s does not fit a stop timeout of 12 s"),
+        (("shop:app", "--stop-timeout", "12 s"), "draining for 20 s does not fit a stop timeout of 12 s"),
     ],
 )
 def test_what_cannot_work_ends_with_78_before_anything_is_received(

@@ -46,15 +46,15 @@ def place_of_letters(seen: View, queue: str) -> str:
     return queue if holds_letters(seen, queue) else seen.broker.dead_letter_queue(queue)
 
 
-def check_destination(seen: View, queue: str) -> None:
-    """Raise `UsageError` for a queue that letters cannot be sent back to: one that holds letters, or is not there.
+def check_destination(seen: View, queue: str, *, option: str = "--to") -> None:
+    """Raise `UsageError` for a queue that nothing can be sent back to: one that holds letters, or is not there.
 
     Where queues are made as they are named, one is there as soon as its dead letters are: what is misspelt has none.
     """
     broker = seen.broker
     if holds_letters(seen, queue):
         raise UsageError(
-            f"{queue} holds dead letters, and nobody works on those: --to takes the queue that is to work on them."
+            f"{queue} holds dead letters, and nobody works on those: {option} takes the queue that is to work on them."
         )
     known = broker.queue_names()
     if listed_name(queue) in known:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 
 from penstock.app.backends import SQLITE, open_broker, open_ledger
@@ -83,14 +83,15 @@ class View:
         """Those of the scope on a broker that has also queues of strangers; None: all that the broker knows of."""
         return None if self.broker.capabilities.creates_queues else self.scope.queues
 
-    def dead_objects(self, pipeline: str) -> Iterator[DeadObject]:
-        """The dead objects of a pipeline, by id."""
+    def dead_objects(self, pipeline: str, *, uri_contains: str | None = None, page: int = PAGE) -> Iterator[DeadObject]:
+        """The dead objects of a pipeline, by id; a page of them is read ahead."""
         after: bytes | None = None
-        while page := self.ledger.objects(pipeline, state=ObjectState.DEAD, limit=PAGE, after=after):
-            changed = self.ledger.other_versions(pipeline, {row.object_id for row in page}) > 0
-            for row in page:
+        dead = partial(self.ledger.objects, pipeline, state=ObjectState.DEAD, uri_contains=uri_contains, limit=page)
+        while rows := dead(after=after):
+            changed = self.ledger.other_versions(pipeline, {row.object_id for row in rows}) > 0
+            for row in rows:
                 yield DeadObject(pipeline=pipeline, row=row, replaced=changed and self._is_replaced(pipeline, row))
-            after = page[-1].object_id
+            after = rows[-1].object_id
 
     def _is_replaced(self, pipeline: str, dead: ObjectRow) -> bool:
         """Whether a later version was processed; one that is archived counts where its file can be read."""

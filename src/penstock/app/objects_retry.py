@@ -1,22 +1,22 @@
 """Dead objects, announced anew: for objects whose dead letter is gone, or is not looked for.
 
-Like a replay this only sends messages. Each carries the id of one replay of that death, so that however often it is
-sent, the object lives again once: inside the claim of the worker that receives it.
+Like a replay this only sends messages. Each carries the id of one replay of that death, which revives the object once,
+inside the claim of the worker that receives it, however often it is sent before that.
 """
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import groupby, islice
-from operator import itemgetter
+from itertools import islice
 from types import MappingProxyType
+
+from ulid import ULID
 
 from penstock.app.dead_letters import audited
 from penstock.app.dead_places import check_destination, tiers_of
-from penstock.app.inspect import View
+from penstock.app.inspect import PAGE, View
 from penstock.app.queues import messages_in
-from penstock.app.scope import Scope
 from penstock.errors import UsageError
 from penstock.ledger import Ledger
 from penstock.ledger.records import ObjectRow, ObjectState
@@ -38,78 +38,92 @@ class Asked:
     uri_contains: str | None = None
     queue: str | None = None  # that announces them; None: the one that each pipeline is fed from
     limit: int | None = None
+    rate: float | None = None  # objects a second
 
-    @property
-    def details(self) -> Mapping[str, object]:
+    def details(self, pipeline: str) -> Mapping[str, object]:
         """For the audit."""
-        given = {"objects": list(self.uris), "filter": self.uri_contains, "limit": self.limit}
-        return {name: value for name, value in given.items() if value}
+        asked: Mapping[str, object] = {
+            "pipeline": pipeline,
+            "objects": list(self.uris),
+            "filter": self.uri_contains,
+            "limit": self.limit,
+            "rate": self.rate,
+        }
+        return {name: value for name, value in asked.items() if value}
 
 
 @dataclass(slots=True, kw_only=True)
 class Plan:
-    """What would be announced, and what of that which was asked for would not."""
+    """What would be announced, and what would not."""
 
-    by_queue: Counter[str] = field(default_factory=Counter)  # objects
+    queues: Mapping[str, str] = field(default_factory=dict)  # that feed the pipelines that are meant
+    objects: Counter[str] = field(default_factory=Counter)  # to be announced, by pipeline
+    letters: Mapping[str, int] = field(default_factory=dict)  # in the tiers of these queues, perhaps of these objects
     replaced: int = 0  # left alone: a later version was processed
+    others: Sequence[str] = ()  # pipelines of the ledger that the app does not have
     not_dead: list[tuple[str, ObjectState]] = field(default_factory=list)  # those named that need nothing
     unknown: list[str] = field(default_factory=list)
 
     @property
-    def objects(self) -> int:
-        return self.by_queue.total()
-
-
-@dataclass(slots=True, kw_only=True)
-class Report:
-    """What was announced."""
-
-    sent: Counter[str] = field(default_factory=Counter)  # messages, one an object, by queue
-    letters: Counter[str] = field(default_factory=Counter)  # which lie in these queues' tiers, some perhaps of these
+    def by_queue(self) -> Mapping[str, int]:
+        """How many would go where."""
+        return {queue: self.objects[pipeline] for pipeline, queue in self.queues.items() if self.objects[pipeline]}
 
 
 def plan(seen: View, asked: Asked) -> Plan:
-    """Look at all that are meant, and count. Raises `UsageError` for a queue that nobody knows, or that nothing can be
-    sent to."""
-    found = Plan()
-    for queue, _ in _meant(seen, asked, found):
-        found.by_queue[queue] += 1
+    """Look at all that are meant, and count. Raises `UsageError` where nobody says which queue feeds a pipeline, and
+    for a queue that nothing can be sent to."""
+    queues = _queues(seen, asked.queue)
+    found = Plan(queues=queues, others=sorted(set(seen.pipelines()) - queues.keys()))
+    for uri in dict.fromkeys(asked.uris):
+        _judge(seen, uri, found)
+    for pipeline in queues:
+        left = None if asked.limit is None else asked.limit - found.objects.total()
+        found.objects[pipeline] = sum(1 for _ in islice(_dead(seen, pipeline, asked, found=found), left))
+    tiers = [name for queue in found.by_queue for name in tiers_of(seen.broker, queue)]
+    found.letters = {name: count for name in tiers if (count := messages_in(seen.broker, name))}
     return found
 
 
 def retry(
     seen: View,
     asked: Asked,
+    planned: Plan,
     *,
-    rate: float | None,
     ledger: Ledger,
     stopped: Stopped,
     told: Told,
     clock: Clock | None = None,
     probe: Probe = no_probe,
-) -> Report:
-    """Announce them, each queue on record, at most so many a second. To be run again where it was stopped: what is
-    announced twice lives again once. Raises as `plan` does."""
-    report = Report()
-    pace = Pace(rate, clock=clock or SystemClock(), stopped=stopped)
-    for queue, together in groupby(_meant(seen, asked, Plan()), key=itemgetter(0)):
-        if stopped():
-            break
-        report.letters.update({name: messages_in(seen.broker, name) for name in tiers_of(seen.broker, queue)})
-        with audited(ledger, "retry", queue=queue, details=asked.details, stopped=stopped) as done:
-            while not stopped() and (chunk := [outgoing for _, outgoing in islice(together, pace.chunk)]):
-                seen.broker.send(queue, chunk)
+) -> Counter[str]:
+    """Announce as many as were planned, each pipeline on record; answers how many went to which queue.
+
+    To be run again where it was stopped. They are looked up chunk by chunk, just before each is sent: what lives again
+    meanwhile is left alone.
+    """
+    sent: Counter[str] = Counter()
+    pace = Pace(asked.rate, clock=clock or SystemClock(), stopped=stopped)
+    for pipeline, queue in planned.queues.items():
+        rows = islice(_dead(seen, pipeline, asked, page=pace.chunk), planned.objects[pipeline])
+        if stopped() or not (chunk := list(islice(rows, pace.chunk))):
+            continue
+        with audited(ledger, "retry", queue=queue, details=asked.details(pipeline), stopped=stopped) as done:
+            while chunk:
+                seen.broker.send(queue, [announced_anew(pipeline, row) for row in chunk])
                 probe(Step.ANNOUNCED)
                 done.messages += len(chunk)
-                report.sent[queue] += len(chunk)
+                sent[queue] += len(chunk)
                 told(len(chunk))
+                if sent.total() == planned.objects.total() or stopped():
+                    break
                 pace.wait(len(chunk))
-    return report
+                chunk = [] if stopped() else list(islice(rows, pace.chunk))
+    return sent
 
 
 def announced_anew(pipeline: str, dead: ObjectRow) -> Outgoing:
-    """The announcement that lets a dead object live again. Without a deduplication id: where the first one was purged,
-    a second has to arrive."""
+    """The announcement that revives a dead object. It is a message of its own, whatever was announced before: the first
+    one may have been purged."""
     ref = ObjectRef(
         bucket=dead.bucket,
         key=decode_key(dead.key),
@@ -117,76 +131,80 @@ def announced_anew(pipeline: str, dead: ObjectRow) -> Outgoing:
         version_id=dead.version_id,
         etag=dead.etag,
     )
-    death = f"retry\0{pipeline}\0{dead.object_id.hex()}\0{dead.ended_at or 0.0:.6f}"
-    replay_id = hashlib.sha256(death.encode()).hexdigest()[:32]
-    return Outgoing(body=announce(ref), attributes=MappingProxyType({REPLAY_ID_ATTRIBUTE: replay_id}))
+    death = f"{pipeline}\0{dead.object_id.hex()}\0{dead.ended_at or 0.0:.6f}"
+    replay_id = hashlib.sha256(death.encode("utf-8", "surrogatepass")).hexdigest()[:32]
+    attributes = MappingProxyType({REPLAY_ID_ATTRIBUTE: replay_id})
+    return Outgoing(body=announce(ref), attributes=attributes, deduplication_id=str(ULID()))
 
 
-class _Queues:
-    """Which queue each pipeline is fed from."""
-
-    def __init__(self, seen: View, given: str | None) -> None:
-        self._seen = seen
-        self._given = given
-        self._known: dict[str, str] = {}
-
-    def of(self, pipeline: str) -> str:
-        """Raises `UsageError` for one that nobody knows, or that nothing can be sent to."""
-        if pipeline not in self._known:
-            queue = self._given or self._found(self._seen.scope, pipeline)
-            check_destination(self._seen, queue)
-            self._known[pipeline] = queue
-        return self._known[pipeline]
-
-    def _found(self, scope: Scope, pipeline: str) -> str:
-        if scope.table is None:
-            if pipeline in scope.served:
-                return scope.served[pipeline]
-            raise UsageError(
-                f"Which queue {pipeline} is fed from stands in the app's code: give --app, such as --app shop:app, or "
-                "--queue."
-            )
-        names = [name for name in self._seen.broker.queue_names() if not names_dead_letters(name)]
-        if len(names) == 1:
-            return names[0]
-        raise UsageError(
-            f"The table is fed from several sources, each with a queue of its own ({', '.join(names)}): give --queue; "
-            "`penstock dead list` tells where letters lie."
-            if names
-            else "Nothing was ever announced to this table, so there is no queue: run its `penstock ingest`."
-        )
-
-
-def _meant(seen: View, asked: Asked, found: Plan) -> Iterator[tuple[str, Outgoing]]:
-    """Their announcements, each with its queue, those of one queue in a row; what is left out goes into the plan."""
-    queues = _Queues(seen, asked.queue)
+def _dead(
+    seen: View, pipeline: str, asked: Asked, *, found: Plan | None = None, page: int = PAGE
+) -> Iterator[ObjectRow]:
+    """Those that are meant; replaced ones only where they are named, and else counted in the plan."""
     if asked.uris:
-        rows: Iterable[tuple[str, ObjectRow]] = sorted(_named(seen, asked.uris, found), key=lambda one: one[0])
+        for uri in dict.fromkeys(asked.uris):
+            for whose, row in seen.ledger.find(uri):
+                if whose == pipeline and row.state is ObjectState.DEAD:
+                    yield row
+        return
+    for one in seen.dead_objects(pipeline, uri_contains=asked.uri_contains, page=page):
+        if not one.replaced:
+            yield one.row
+        elif found is not None:
+            found.replaced += 1
+
+
+def _judge(seen: View, uri: str, found: Plan) -> None:
+    """Say of an object that is named, if no version of it is dead, why it needs nothing."""
+    states = [row.state for pipeline, row in seen.ledger.find(uri) if pipeline in found.queues]
+    if ObjectState.DEAD in states:
+        return
+    if states:
+        found.not_dead.append((uri, states[-1]))
+    elif _is_archived(seen, uri, found):
+        found.not_dead.append((uri, ObjectState.PROCESSED))
     else:
-        rows = _all(seen, asked.uri_contains, found)
-    for pipeline, row in islice(rows, asked.limit):
-        yield queues.of(pipeline), announced_anew(pipeline, row)
+        found.unknown.append(uri)
 
 
-def _named(seen: View, uris: Sequence[str], found: Plan) -> Iterator[tuple[str, ObjectRow]]:
-    """The dead versions of these, replaced ones too; what else there is to them goes into the plan."""
-    meant = set(seen.pipelines())
-    for uri in dict.fromkeys(uris):
-        versions = [(pipeline, row) for pipeline, row in seen.ledger.find(uri) if pipeline in meant]
-        dead = [(pipeline, row) for pipeline, row in versions if row.state is ObjectState.DEAD]
-        yield from dead
-        if not versions:
-            found.unknown.append(uri)
-        elif not dead:
-            found.not_dead.append((uri, versions[-1][1].state))
+def _is_archived(seen: View, uri: str, found: Plan) -> bool:
+    return any(one.archive.pipeline in found.queues for one in seen.ledger.archives.find(uri))
 
 
-def _all(seen: View, uri_contains: str | None, found: Plan) -> Iterator[tuple[str, ObjectRow]]:
-    for pipeline in seen.pipelines():
-        for one in seen.dead_objects(pipeline):
-            if uri_contains is not None and uri_contains.lower() not in one.row.uri.lower():
-                continue
-            if one.replaced:
-                found.replaced += 1
-            else:
-                yield pipeline, one.row
+def _queues(seen: View, given: str | None) -> Mapping[str, str]:
+    """By pipeline, of those that are meant and that the app has. Raises `UsageError` where nobody says."""
+    scope, meant = seen.scope, seen.pipelines()
+    if scope.served:
+        if given is not None:
+            raise UsageError("The app's code says which queue each pipeline is fed from: leave --queue out, or --app.")
+        if scope.pipeline is not None and scope.pipeline not in scope.served:
+            raise UsageError(f"The app has no pipeline {scope.pipeline}; it has: {', '.join(sorted(scope.served))}.")
+        return {pipeline: scope.served[pipeline] for pipeline in meant if pipeline in scope.served}
+    if scope.table is not None:
+        given = given or _queue_of_table(seen)
+    if given is None:
+        raise UsageError(
+            "Which queue a pipeline is fed from stands in the app's code: give --app, such as --app shop:app; or "
+            "--pipeline and --queue."
+        )
+    if len(meant) > 1:
+        raise UsageError(
+            f"A queue feeds one pipeline; say with --pipeline which of these is meant: {', '.join(meant)}."
+        )
+    check_destination(seen, given, option="--queue")
+    return dict.fromkeys(meant, given)
+
+
+def _queue_of_table(seen: View) -> str:
+    names = [name for name in seen.broker.queue_names() if not names_dead_letters(name)]
+    if len(names) == 1:
+        return names[0]
+    if names:
+        raise UsageError(
+            f"The table is fed from several sources, each with a queue of its own ({', '.join(names)}): give --queue."
+        )
+    raise UsageError(
+        "There is no queue in the table's state: run its `penstock ingest`. One that is fed from a queue elsewhere "
+        "(`ingest --queue`) is named as a pipeline: --pipeline with the table's address, --queue, and the settings "
+        "broker and ledger."
+    )

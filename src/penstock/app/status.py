@@ -19,7 +19,7 @@ from penstock.errors import PublishHalted
 from penstock.events import Bus
 from penstock.ledger.ages import Tally
 from penstock.ledger.records import TERMINAL, ObjectState
-from penstock.messaging.broker import names_dead_letters
+from penstock.messaging.broker import listed_name, names_dead_letters
 from penstock.messaging.clock import Clock, SystemClock
 
 if TYPE_CHECKING:
@@ -67,9 +67,9 @@ class Looks:
             self._ages = self._ages or Ages(seen.broker, clock=self._clock)
             every = standings(scope.settings, seen.broker, seen.queues, ages=self._ages)
             letters = dead_letters(seen, every, records)
-            notes = [] if scope.table is not None else list(_notes(seen, every))
+            queues = [one for one in every if not names_dead_letters(one.queue)]
+            notes = [] if scope.table is not None else list(_notes(seen, queues))
         workers = sorted({*silent, *(record.worker for record in records)})
-        queues = [one for one in every if not names_dead_letters(one.queue)]
         elsewhere = has_workers_elsewhere(scope.settings)
         seen_all = not elsewhere or bool(silent)
         ages = [age for one in queues if (age := one.oldest_visible_message_age_seconds) is not None]
@@ -210,16 +210,17 @@ def _notes(seen: View, queues: Sequence[QueueStanding]) -> Iterator[str]:
         yield UNNAMED
     elif not is_there(settings.broker):
         yield f"there is no queue in {Path(settings.broker.removeprefix(SQLITE)).absolute()} yet (setting broker)"
-    elif unknown := sorted(settings.late_queues.keys() - {one.queue for one in queues}):
-        yield f"late_queues names queues that are not there: {', '.join(unknown)}"
+    elif unknown := sorted({*map(listed_name, settings.late_queues)} - {listed_name(one.queue) for one in queues}):
+        yield f"late_queues names queues that were not looked at: {', '.join(unknown)}"
 
 
 def late_queues(queues: Sequence[QueueStanding], settings: Settings, *, seen_all: bool) -> Sequence[LateQueue]:
     """The queues whose oldest visible message waits for longer than the settings let it. ``seen_all``: whoever may
     receive is known, so that nothing can be said of a queue by what is in flight."""
     found: list[LateQueue] = []
+    own_seconds = {listed_name(name): seconds for name, seconds in settings.late_queues.items()}
     for one in queues:
-        after_seconds = settings.late_queues.get(one.queue, settings.late_after_seconds)
+        after_seconds = own_seconds.get(listed_name(one.queue), settings.late_after_seconds)
         age_seconds = one.oldest_visible_message_age_seconds
         if age_seconds is not None and age_seconds > after_seconds:
             idle = not (seen_all or one.workers or one.in_flight)

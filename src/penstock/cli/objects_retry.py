@@ -1,7 +1,8 @@
 """`penstock objects retry`: dead objects are announced anew."""
 
+from collections.abc import Mapping
 from contextlib import closing
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -12,7 +13,9 @@ from penstock.cli.where import Where, object_uri
 from penstock.errors import UsageError
 
 if TYPE_CHECKING:
-    from penstock.app.objects_retry import Plan, Report
+    from penstock.app.objects_retry import Plan
+
+NONE = "No such dead objects."
 
 
 @grouped_options
@@ -26,9 +29,13 @@ def retry(
         str | None, typer.Option("--filter", help="Dead objects whose address contains this text.")
     ] = None,
     queue: Annotated[
-        str | None, typer.Option("--queue", metavar="QUEUE", help="Announce them here, where --app is not given.")
+        str | None,
+        typer.Option("--queue", metavar="QUEUE", help="What feeds their pipeline, where no --app can say it."),
     ] = None,
-    limit: Annotated[int | None, typer.Option("--limit", min=1, help="At most so many objects.")] = None,
+    limit: Annotated[
+        int | None,
+        typer.Option("--limit", min=1, help="At most so many objects: the same ones until a worker takes them."),
+    ] = None,
     rate: Annotated[
         float | None, typer.Option("--rate", metavar="N", min=0.01, help="At most so many objects a second.")
     ] = None,
@@ -39,7 +46,7 @@ def retry(
     """Announce dead objects anew: whoever works on their queue tries them again, with all their attempts.
 
     For those whose dead letter is gone; where it is not, `penstock dead replay --object` sends that back instead. Asks
-    first. Run twice it lets each live again once. Exit code 2: none of those named is dead; 75 or 130: stopped.
+    first. Exit code 1: you said no; 2: none of those named is dead; 75 or 130: stopped, run it again to go on.
     """
     from penstock.app.dead_letters import opened_ledger
     from penstock.app.inspect import view
@@ -55,37 +62,38 @@ def retry(
         raise UsageError("Name objects or give --filter, not both.")
     if not (yes or dry_run):
         asking.must_be_told("objects retry")
-    asked = Asked(uris=[object_uri(uri) for uri in uris or ()], uri_contains=filter_, queue=queue, limit=limit)
-    with view(where.scope()) as seen:
+    named = [object_uri(uri) for uri in uris or ()]
+    asked = Asked(uris=named, uri_contains=filter_, queue=queue, limit=limit, rate=rate)
+    scope, probe = where.scope(), killing_probe(load_settings().kill_at)
+    with view(scope) as seen:
         planned = plan(seen, asked)
-        _say_left_out(planned)
-        if dry_run:
-            _print_plan(planned, json_=json_)
-            raise typer.Exit(UsageError.exit_code if uris and not planned.objects else 0)
-        if planned.objects and not yes:
-            for name, count in planned.by_queue.items():
-                talk(printable(f"{count:>9,}  -> {name}"))
-            if not asking.confirmed(f"Announce {_said(planned.objects)} anew?"):
-                raise asking.declined("announced")
-        with (
-            stoppable() as stop,
-            closing(opened_ledger(seen)) as ledger,
-            dead_options.progress("announcing", total=planned.objects, what="objects") as told,
-        ):
-            report = announce_anew(
-                seen,
-                asked,
-                rate=rate,
-                ledger=ledger,
-                stopped=lambda: stop.requested,
-                told=told,
-                probe=killing_probe(load_settings().kill_at),
-            )
-    _print_report(report, planned, interrupted=stop.requested, json_=json_)
-    if stop.requested:
+    _say_left_out(planned)
+    total = planned.objects.total()
+    if dry_run:
+        _print_plan(planned, json_=json_)
+    elif not total:
+        _print_sent({}, planned, interrupted=False, json_=json_)
+    if dry_run or not total:
+        raise typer.Exit(UsageError.exit_code if named and not total else 0)
+    _say_letters(planned)
+    if not yes:
+        for name, count in planned.by_queue.items():
+            talk(printable(f"{count:>9,}  -> {name}"))
+        if not asking.confirmed(f"Announce {_said(total)} anew?"):
+            raise asking.declined("announced")
+    with (
+        view(scope, make=True) as seen,  # where the queue was lost it is made again
+        stoppable() as stop,
+        closing(opened_ledger(seen)) as ledger,
+        dead_options.progress("announcing", total=total, what="objects") as told,
+    ):
+        sent = announce_anew(
+            seen, asked, planned, ledger=ledger, stopped=lambda: stop.requested, told=told, probe=probe
+        )
+        interrupted = stop.requested
+    _print_sent(sent, planned, interrupted=interrupted, json_=json_)
+    if interrupted:
         raise typer.Exit(stopped_code(stop))
-    if uris and not planned.objects:
-        raise typer.Exit(UsageError.exit_code)
 
 
 def _say_left_out(planned: "Plan") -> None:
@@ -95,34 +103,47 @@ def _say_left_out(planned: "Plan") -> None:
         talk(printable(f"{uri} is not dead but {state.value}, and left alone."))
     if planned.replaced:
         talk(f"{_said(planned.replaced)} left alone: later versions of them were processed.")
+    if planned.others:
+        talk(printable(f"Of the ledger's pipelines the app does not have {', '.join(planned.others)}: left alone."))
+
+
+def _say_letters(planned: "Plan") -> None:
+    if planned.letters:
+        lying = ", ".join(f"{name} {count:,}" for name, count in planned.letters.items())
+        talk(
+            printable(
+                f"Dead letters lie there ({lying}), perhaps of these objects: `penstock dead replay` sends those back "
+                "instead. Those that stay are of use to nobody once their objects are processed."
+            )
+        )
 
 
 def _print_plan(planned: "Plan", *, json_: bool) -> None:
     if json_:
-        print_json({"objects": planned.objects, "by_queue": planned.by_queue, **_left_out(planned)})
+        print_json({"objects": planned.objects.total(), **_document(planned, planned.by_queue)})
         return
-    print_table(("objects", "to"), [(count, name) for name, count in planned.by_queue.items()], empty=_NONE)
+    _say_letters(planned)
+    print_table(("objects", "to"), [(count, name) for name, count in planned.by_queue.items()], empty=NONE)
 
 
-def _print_report(report: "Report", planned: "Plan", *, interrupted: bool, json_: bool) -> None:
-    sent = report.sent.total()
+def _print_sent(sent: Mapping[str, int], planned: "Plan", *, interrupted: bool, json_: bool) -> None:
+    total = sum(sent.values())
     if json_:
-        left = _left_out(planned)
-        print_json({"sent": sent, "by_queue": report.sent, "interrupted": interrupted, **left})
+        print_json({"sent": total, "interrupted": interrupted, **_document(planned, sent)})
         return
-    if not planned.objects:
-        talk(_NONE)
+    if not planned.objects.total():
+        talk(NONE)
         return
-    into = ", ".join(f"{name} {count:,}" for name, count in report.sent.items())
-    print(printable(f"{_said(sent)} announced anew{f' ({into})' if into else ''}."))
-    if report.letters.total():
-        lying = ", ".join(f"{name} {count:,}" for name, count in report.letters.items() if count)
-        talk(printable(f"Dead letters stay where they are ({lying}), those of these objects too."))
+    into = ", ".join(f"{name} {count:,}" for name, count in sent.items())
+    print(printable(f"{_said(total)} announced anew{f' ({into})' if into else ''}."))
 
 
-def _left_out(planned: "Plan") -> dict[str, object]:
+def _document(planned: "Plan", by_queue: Mapping[str, int]) -> dict[str, Any]:
     return {
+        "by_queue": dict(by_queue),
+        "letters": dict(planned.letters),
         "replaced": planned.replaced,
+        "other_pipelines": list(planned.others),
         "not_dead": [{"object": uri, "state": state.value} for uri, state in planned.not_dead],
         "unknown": planned.unknown,
     }
@@ -130,6 +151,3 @@ def _left_out(planned: "Plan") -> dict[str, object]:
 
 def _said(count: int) -> str:
     return counted(count, "dead object")
-
-
-_NONE = "No such dead objects."

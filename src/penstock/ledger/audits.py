@@ -17,6 +17,10 @@ from penstock.ledger.rows import AnyRow
 from penstock.ledger.rules import storable
 from penstock.ledger.schema import audit
 
+DETAILS_BYTES_MAX = 60_000  # MySQL keeps 65,535 in such a column
+ENTRIES_MAX = 64  # of a list, where that is too much
+TEXT_CHARACTERS_MAX = 500
+
 _ONE = audit.c.id == bindparam("of_id")
 _END = (
     update(audit)
@@ -56,7 +60,7 @@ class Audits:
             "action": action,
             "queue": storable(queue),
             "who": storable(who),
-            "details": storable(dumps(details)),
+            "details": storable(_told(details)),
             "messages": 0,
         }
         add = self._add.values(began_at=DatabaseNow())
@@ -73,6 +77,23 @@ class Audits:
         asked = _LATEST.limit(limit) if before is None else _LATEST.where(audit.c.id < before).limit(limit)
         with self._database.reading() as connection:
             return [_row(row) for row in connection.execute(asked)]
+
+
+def _told(details: Mapping[str, Any]) -> str:
+    """As JSON that every database can keep: of what is long only the beginning, and how many there were."""
+    text, kept = dumps(details), ENTRIES_MAX
+    while len(text) > DETAILS_BYTES_MAX and kept:
+        text = dumps({name: _beginning(value, kept) for name, value in details.items()})
+        kept //= 2
+    return text
+
+
+def _beginning(value: Any, kept: int) -> Any:
+    if isinstance(value, str):
+        return value[:TEXT_CHARACTERS_MAX]
+    if isinstance(value, list) and len(value) > kept:
+        return [*(_beginning(each, kept) for each in value[:kept]), f"and {len(value) - kept:,} more"]
+    return value
 
 
 def _row(row: AnyRow) -> AuditRow:

@@ -226,6 +226,15 @@ def test_what_somebody_began_and_ended_is_told(desk: Desk) -> None:
     assert ended.ended_at >= ended.began_at == begun.began_at
 
 
+def test_what_is_too_long_to_be_kept_is_told_by_its_beginning(desk: Desk) -> None:
+    asked = [f"s3://landing/{number}/{'😀' * 300}" for number in range(1_000)]
+    desk.ledger.audits.begin("retry", queue="q", who="ana@host", details={"objects": asked})
+    (row,) = desk.ledger.audits.latest(limit=1)
+    *kept, more = row.details["objects"]
+    assert kept == asked[: len(kept)]
+    assert more == f"and {1_000 - len(kept):,} more"
+
+
 def test_entries_of_many_at_once_are_all_there(shared_desk: Desk) -> None:
     audits = shared_desk.ledger.audits
 

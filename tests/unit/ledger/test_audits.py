@@ -1,7 +1,9 @@
 """Who did what to a queue: entries that are begun, ended once, and read in pages."""
 
 import itertools
+import json
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from ulid import ULID
@@ -67,3 +69,25 @@ def test_words_that_no_database_takes_are_kept_readably(ledger: Ledger) -> None:
     ledger.audits.begin("purge", queue="q\0", who="a\udcff", details={"filter": "b\0\udcff 日本"})
     (row,) = ledger.audits.latest(limit=1)
     assert (row.queue, row.who, row.details) == ("q\\x00", "a\\udcff", {"filter": "b\0\udcff 日本"})
+
+
+@pytest.mark.parametrize(
+    ("details", "kept"),
+    [
+        ({"objects": ["s3://landing/" + "ä" * 900] * 2_000}, 16),
+        ({"ids": ["x" * 26] * 5_000}, 64),
+        ({"error": "x" * 100_000}, None),
+    ],
+)
+def test_what_no_column_holds_is_told_by_its_beginning(
+    ledger: Ledger, details: dict[str, Any], kept: int | None
+) -> None:
+    begin(ledger, **details)
+    (row,) = ledger.audits.latest(limit=1)
+    assert len(json.dumps(row.details)) <= module.DETAILS_BYTES_MAX
+    ((name, asked),) = details.items()
+    if kept is None:
+        assert row.details == {name: asked[:500]}
+    else:
+        assert row.details[name][:kept] == [each[:500] for each in asked[:kept]]
+        assert row.details[name][kept:] == [f"and {len(asked) - kept:,} more"]
