@@ -334,6 +334,7 @@ def test_each_pipeline_has_its_own_queue(penstock: Call, post: Post) -> None:
     both = penstock(*RETRY, "--json").document
     assert both["by_queue"] == {"letters": 1, "views-files": 1}
     assert both["letters"] == {"letters-dlq": 1, "views-files-dlq": 1}
+    assert penstock("objects", "retry", "landing/a", *RETRY[2:], "--json").document["by_queue"] == both["by_queue"]
     limited = penstock(*RETRY, "--limit", 1, "--json").document
     assert limited["by_queue"] == {"letters": 1}
 

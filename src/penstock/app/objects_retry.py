@@ -114,7 +114,7 @@ def retry(
                 done.messages += len(chunk)
                 sent[queue] += len(chunk)
                 told(len(chunk))
-                if sent.total() == planned.objects.total() or stopped():
+                if sent.total() == planned.objects.total():
                     break
                 pace.wait(len(chunk))
                 chunk = [] if stopped() else list(islice(rows, pace.chunk))
