@@ -2,10 +2,11 @@
 
 Usage: python scripts/run_tests.py [--slow] [--only lint|tests|spark]
 
-The tests without Spark run in two processes; those with Spark in one, one after another, since a session takes both
-cores and most of the memory. The last line is `N passed, N failed, N skipped` over both. The exit code is 0 only if the
-linters are content, every run ended by itself, each ran at least one test, and none failed. With CI=true a skipped test
-counts as failed unless its reason begins with "not applicable": a service that is missing must not look like success.
+The tests without Spark run in three processes, as most of those that take long wait for others; those with Spark in
+two, each with a session of its own. The last line is `N passed, N failed, N skipped` over both. The exit code is 0 only
+if the linters are content, every run ended by itself, each ran at least one test, and none failed. With CI=true a
+skipped test counts as failed unless its reason begins with "not applicable": a service that is missing must not look
+like success.
 """
 
 import argparse
