@@ -238,6 +238,27 @@ def test_letters_that_lie_there_are_told_before_it_asks(
     assert post.done == ["a", "b"], "their letters change nothing any more"
 
 
+def test_the_letter_of_a_rejected_object_says_who_gave_up_and_that_no_attempt_can_help(
+    penstock: Call, post: Post
+) -> None:
+    post.die("a")
+    (letter,) = [
+        one for one in penstock("dead", "list", "--handler", "post", "--json").document if one["kind"] == "message"
+    ]
+    assert (letter["handler"], letter["poison"]) == ("post", True)
+    said = penstock("replayer", "post:app", "--once", "--json")
+    assert said.exit_code == 0, said.err
+    assert penstock("queues", "show", "letters-dead", "--json").document["visible"] == 1, "set aside for people at once"
+
+
+def test_who_looks_for_the_letter_of_an_object_without_one_is_told_of_the_other_way(penstock: Call, post: Post) -> None:
+    post.die("a")
+    assert penstock("queues", "purge", "letters-dlq", "--yes").exit_code == 0
+    said = penstock("dead", "replay", "--object", "landing/a", "--app", "post:app", "--yes")
+    assert (said.exit_code, said.out) == (0, "0 dead letters sent back.\n")
+    assert "No dead letter announces that object; `penstock objects retry` announces dead objects anew." in said.err
+
+
 def test_it_stops_between_two_chunks_and_keeps_to_the_rate(penstock: Call, post: Post) -> None:
     post.die("a", "b", "c", "d")
     clock, asked = FakeClock(auto_advance=True), Asked(rate=1)

@@ -103,7 +103,9 @@ def ended(state: str, carrier: int) -> Outcome:
 @lru_cache(None)
 def settlement(outcomes: tuple[Outcome, ...], message: int) -> str:
     """ack | release | dead_letter."""
-    found = settle_by(problems=(), outcomes=[_outcome(*one) for one in outcomes], message_id=str(message))
+    found = settle_by(
+        problems=(), outcomes=[_outcome(*one) for one in outcomes], message_id=str(message), handler="clicks"
+    )
     return {Ack: "ack", Release: "release", DeadLetter: "dead_letter"}[type(found)]
 
 

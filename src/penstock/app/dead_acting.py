@@ -49,6 +49,11 @@ class ReplayReport:
     outcome: Literal["done", "interrupted", "canary died", "canary unknown"] = "done"
 
     @property
+    def found_none(self) -> bool:
+        """Whether there were no letters of those that were meant."""
+        return self.outcome == "done" and not (self.sent or self.sent_before or self.homeless)
+
+    @property
     def sent_none(self) -> bool:
         """Whether letters were meant, and of none it is known where it belongs."""
         return self.homeless > 0 and not (self.sent or self.sent_before)

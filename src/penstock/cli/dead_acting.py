@@ -89,6 +89,8 @@ def replay(
             )
             report = replaying.run(say=lambda text: talk(printable(text)))
     print_report(report, json_=json_)
+    if which.object_ is not None and report.found_none:
+        talk("No dead letter announces that object; `penstock objects retry` announces dead objects anew.")
     if report.outcome == "interrupted":
         raise typer.Exit(stopped_code(stop))
     if report.outcome != "done":

@@ -113,7 +113,7 @@ def _say_letters(planned: "Plan") -> None:
         talk(
             printable(
                 f"Dead letters lie there ({lying}), perhaps of these objects: `penstock dead replay` sends those back "
-                "instead. Those that stay are of use to nobody once their objects are processed."
+                "instead. One whose object is processed is of use to nobody: `penstock dead purge --object` deletes it."
             )
         )
 

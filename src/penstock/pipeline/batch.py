@@ -86,13 +86,14 @@ class BatchExecution:
         reached: Mapping[bytes, ObjectOutcome] = {**unreached, **outcomes}
         answer: dict[str, Settlement] = {one.receipt: Release(refund=True) for one in self._deliveries}
         answer |= self._settled
-        return answer | {parcel.delivery.receipt: settle_parcel(parcel, reached) for parcel in self._parcels}
+        handler = self._settings.pipeline
+        return answer | {one.delivery.receipt: settle_parcel(one, reached, handler=handler) for one in self._parcels}
 
     def _open(self) -> None:
         settlements: dict[str, Settlement] = {}
         parcels: list[Parcel] = []
         for delivery in self._deliveries:
-            opened = open_parcel(delivery, self._around.parse)
+            opened = open_parcel(delivery, self._around.parse, handler=self._settings.pipeline)
             if isinstance(opened, Parcel):
                 parcels.append(opened)
             else:

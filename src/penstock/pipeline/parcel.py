@@ -49,36 +49,43 @@ class Dead:
     carrier_message_id: str
     exception: str | None = None  # type and message, where a user's function raised
     traceback: str | None = None
+    lasting: bool = False  # rejected or unreadable: another attempt cannot help
 
 
 ObjectOutcome = Done | Later | Dead
 
 
-def open_parcel(delivery: Delivery, parse: Parse) -> Parcel | Settlement:
-    """Read the notification; a message without objects is settled at once."""
+def open_parcel(delivery: Delivery, parse: Parse, *, handler: str) -> Parcel | Settlement:
+    """Read the notification; a message without objects is settled at once, by the pipeline or function ``handler``."""
     try:
         notification = parse(delivery.message.body)
     except InvalidMessage as invalid:
-        return DeadLetter(reason=str(invalid), poison=True)
+        return DeadLetter(reason=str(invalid), poison=True, handler=handler)
     if not notification.objects and not notification.problems:
         return Ack(reason="test_event" if notification.kind is Kind.TEST_EVENT else "no_objects")
     if not notification.objects:
-        return settle_by(problems=notification.problems, outcomes=(), message_id=delivery.message.id)
+        return settle_by(problems=notification.problems, outcomes=(), message_id=delivery.message.id, handler=handler)
     return Parcel(delivery=delivery, objects=notification.objects, problems=notification.problems)
 
 
-def settle_parcel(parcel: Parcel, outcomes: Mapping[bytes, ObjectOutcome]) -> Settlement:
+def settle_parcel(parcel: Parcel, outcomes: Mapping[bytes, ObjectOutcome], *, handler: str) -> Settlement:
     """A delivery stays whole: how it ends follows from the outcomes of all its objects."""
     settlement = settle_by(
         problems=parcel.problems,
         outcomes=[outcomes[ref.object_id] for ref in parcel.objects],
         message_id=parcel.delivery.message.id,
+        handler=handler,
     )
     return Ack(objects=tuple(ref.uri for ref in parcel.objects)) if isinstance(settlement, Ack) else settlement
 
 
-def settle_by(*, problems: Sequence[str], outcomes: Sequence[ObjectOutcome], message_id: str) -> Settlement:
-    """Anything left to do: release. Else anything dead that it carried, or a bad record: dead letter. Else ack."""
+def settle_by(
+    *, problems: Sequence[str], outcomes: Sequence[ObjectOutcome], message_id: str, handler: str
+) -> Settlement:
+    """Anything left to do: release. Else anything dead that it carried, or a bad record: dead letter. Else ack.
+
+    The letter is poison where a record is bad, or where nothing that it carried can be helped by another attempt.
+    """
     later = [outcome for outcome in outcomes if isinstance(outcome, Later)]
     if later:
         delay_seconds = max(outcome.delay_seconds for outcome in later)
@@ -90,7 +97,8 @@ def settle_by(*, problems: Sequence[str], outcomes: Sequence[ObjectOutcome], mes
             reason="; ".join([*problems, *(o.reason for o in dead)]),
             exception=told.exception if told else None,
             traceback=told.traceback if told else None,
-            poison=bool(problems),
+            poison=bool(problems) or all(o.lasting for o in dead),
+            handler=handler,
         )
     return Ack()
 

@@ -100,6 +100,7 @@ def failure_outcome(
                 carrier_message_id=claimed.carrier.message_id,
                 exception=raised.summary if raised is not None else None,
                 traceback=raised.traceback if raised is not None else None,
+                lasting=cause is not None and cause.failure is Failure.DEAD,
             )
         case Failure.GONE | Failure.SUPERSEDED:
             return Done()

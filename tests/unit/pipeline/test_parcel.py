@@ -72,37 +72,39 @@ def parcel(*objects: ObjectRef, problems: tuple[str, ...] = (), message_id: str 
 def test_a_delivery_ends_by_the_outcomes_of_all_its_objects(
     outcomes: tuple[ObjectOutcome, ObjectOutcome], expected: object
 ) -> None:
-    assert settle_parcel(parcel(A, B), {A.object_id: outcomes[0], B.object_id: outcomes[1]}) == expected
+    assert (
+        settle_parcel(parcel(A, B), {A.object_id: outcomes[0], B.object_id: outcomes[1]}, handler="clicks") == expected
+    )
 
 
 def test_an_ack_names_the_objects_that_the_message_announced() -> None:
-    settlement = settle_parcel(parcel(A, B), {A.object_id: Done(), B.object_id: Done()})
+    settlement = settle_parcel(parcel(A, B), {A.object_id: Done(), B.object_id: Done()}, handler="clicks")
     assert isinstance(settlement, Ack)
     assert settlement.objects == (A.uri, B.uri)
 
 
 def test_a_bad_record_makes_a_dead_letter_once_its_siblings_are_done() -> None:
     bad = parcel(A, problems=("record 2 has no key",))
-    assert settle_parcel(bad, {A.object_id: Done()}) == DeadLetter(reason="record 2 has no key")
-    assert settle_parcel(bad, {A.object_id: Later(delay_seconds=1.0)}) == Release(delay_seconds=1.0)
+    assert settle_parcel(bad, {A.object_id: Done()}, handler="clicks") == DeadLetter(reason="record 2 has no key")
+    assert settle_parcel(bad, {A.object_id: Later(delay_seconds=1.0)}, handler="clicks") == Release(delay_seconds=1.0)
 
 
 def test_a_message_without_objects_is_settled_when_opened() -> None:
-    tried = open_parcel(delivery(), lambda body: Notification(kind=Kind.TEST_EVENT))
-    empty = open_parcel(delivery(), lambda body: Notification(kind=Kind.EMPTY))
+    tried = open_parcel(delivery(), lambda body: Notification(kind=Kind.TEST_EVENT), handler="clicks")
+    empty = open_parcel(delivery(), lambda body: Notification(kind=Kind.EMPTY), handler="clicks")
     assert tried == empty == Ack()
     assert isinstance(tried, Ack)
     assert isinstance(empty, Ack)
     assert (tried.reason, empty.reason) == ("test_event", "no_objects")
     bad = Notification(kind=Kind.RECORDS, problems=("record 1 has no key",))
-    assert open_parcel(delivery(), lambda body: bad) == DeadLetter(reason="record 1 has no key")
+    assert open_parcel(delivery(), lambda body: bad, handler="clicks") == DeadLetter(reason="record 1 has no key")
 
 
 def test_an_unreadable_message_is_a_dead_letter_with_the_reason() -> None:
     def refuse(body: bytes) -> Notification:
         raise InvalidMessage("not JSON")
 
-    assert open_parcel(delivery(), refuse) == DeadLetter(reason="not JSON")
+    assert open_parcel(delivery(), refuse, handler="clicks") == DeadLetter(reason="not JSON")
 
 
 def test_every_message_that_names_an_object_is_a_candidate_to_carry_it() -> None:
@@ -133,7 +135,7 @@ def test_a_dead_letter_tells_the_first_exception_that_its_objects_died_of() -> N
         A.object_id: Dead(reason="too large", carrier_message_id="m1"),
         B.object_id: Dead(reason="no", carrier_message_id="m1", exception="ValueError: no", traceback="where"),
     }
-    assert settle_parcel(parcel(A, B), outcomes) == DeadLetter(
+    assert settle_parcel(parcel(A, B), outcomes, handler="clicks") == DeadLetter(
         reason="too large; no", exception="ValueError: no", traceback="where"
     )
 
@@ -149,3 +151,21 @@ def test_a_replay_id_that_no_replay_can_have_is_none() -> None:
     for id in forged:
         message = Parcel(delivery=delivery("m9", **{"penstock-replay-id": id}), objects=(A,), problems=())
         assert [candidate.carrier.replay_id for candidate in candidates([message])] == [None]
+
+
+def test_a_letter_says_who_gave_up_and_whether_another_attempt_can_help() -> None:
+    def letter(*outcomes: ObjectOutcome, problems: tuple[str, ...] = ()) -> tuple[bool, str | None]:
+        ended = dict(zip((A.object_id, B.object_id), outcomes, strict=True))
+        settlement = settle_parcel(parcel(A, B, problems=problems), ended, handler="clicks")
+        assert isinstance(settlement, DeadLetter)
+        return settlement.poison, settlement.handler
+
+    lasting = Dead(reason="no", carrier_message_id="m1", lasting=True)
+    tried = Dead(reason="failed 4 times", carrier_message_id="m1")
+    of_another = Dead(reason="no", carrier_message_id="other", lasting=True)
+    assert letter(lasting, Done()) == letter(lasting, lasting) == letter(lasting, of_another) == (True, "clicks")
+    assert letter(lasting, tried) == letter(tried, of_another) == (False, "clicks")
+    assert letter(tried, Done(), problems=("record 3 has no key",)) == (True, "clicks")
+    unread = open_parcel(delivery(), lambda body: Notification(kind=Kind.RECORDS, problems=("no key",)), handler="c")
+    assert isinstance(unread, DeadLetter)
+    assert (unread.poison, unread.handler) == (True, "c")
