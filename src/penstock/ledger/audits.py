@@ -83,7 +83,7 @@ def _told(details: Mapping[str, Any]) -> str:
     """As JSON that every database can keep: of what is long only the beginning, and how many there were."""
     text, kept = dumps(details), ENTRIES_MAX
     while len(text) > DETAILS_BYTES_MAX and kept:
-        text = dumps({name: _beginning(value, kept) for name, value in details.items()})
+        text = dumps(_beginning(details, kept))
         kept //= 2
     return text
 
@@ -91,6 +91,8 @@ def _told(details: Mapping[str, Any]) -> str:
 def _beginning(value: Any, kept: int) -> Any:
     if isinstance(value, str):
         return value[:TEXT_CHARACTERS_MAX]
+    if isinstance(value, Mapping):
+        return {name: _beginning(each, kept) for name, each in value.items()}
     if isinstance(value, list) and len(value) > kept:
         return [*(_beginning(each, kept) for each in value[:kept]), f"and {len(value) - kept:,} more"]
     return value
