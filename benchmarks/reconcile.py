@@ -33,7 +33,8 @@ from penstock.pipeline.reconcile.inventory import inventory_frame
 from penstock.pipeline.reconcile.inventory_files import Inventory, find_inventory
 from penstock.pipeline.reconcile.jobs import jobs
 from penstock.pipeline.reconcile.known import known_frame
-from penstock.pipeline.reconcile.missing import Scope, find_missing
+from penstock.pipeline.reconcile.missing import find_missing
+from penstock.pipeline.reconcile.scope import Scope
 from penstock.pipeline.session import Session, SessionSettings, end_session, start_session
 from penstock.storage.address import s3_address
 from penstock.storage.aws import Aws
@@ -220,7 +221,7 @@ class Stage:
         return inventory_frame(self.spark, self.inventory, s3_address(f"s3://{BUCKET}/{BELOW}"), all_versions=False)
 
     def known(self) -> Any:
-        return known_frame(self.spark, self.ledger, PIPELINE)
+        return known_frame(self.spark, self.ledger, PIPELINE, seen_at=time.time())
 
     def whole(self) -> None:
         before = self.inventory.manifest.created_at - 900

@@ -14,7 +14,7 @@ import random
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from penstock.handlers.context import Context
 from penstock.handlers.declaration import HandlerDeclaration
 from penstock.handlers.function_handler import FunctionHandler
 from penstock.messaging.broker import Ask, Broker, Turn
+from penstock.messaging.claims import HeldClaim
 from penstock.messaging.clock import SystemClock
 from penstock.messaging.delivery import Delivery
 from penstock.messaging.handler import Answer, BatchHandler, Place
@@ -55,11 +56,17 @@ class Bare:
             time.sleep(self.seconds)
         return {self.delivery.receipt: Ack()}
 
-    def extend(self) -> bool:
-        return True
+    def claim(self) -> HeldClaim | None:
+        return None
+
+    def loses(self, claim: HeldClaim) -> bool:  # noqa: ARG002 - it holds none
+        return False
 
     def drain(self) -> None:
         pass
+
+    def left_seconds(self, timeout_seconds: float) -> float:
+        return timeout_seconds
 
     def time_out(self) -> Answer:
         return {}
@@ -100,8 +107,8 @@ class BareHandler:
         self.begun += 1
         return self._kind(deliveries[0], self._seconds)
 
-    def upkeep(self) -> None:
-        pass
+    def jobs(self) -> Mapping[str, Callable[[], object]]:
+        return {}
 
 
 class CostlessBroker(MemoryBroker):

@@ -23,12 +23,14 @@ LEASE_SECONDS = 5  # SQS knows no holders: what a killed process held comes back
 class S3Case(Case):
     """Buckets and a queue at one server, and every process started on them."""
 
-    def __init__(self, folder: Path, server: AwsServer, *, by_queue: bool = True, way: Way = "sqs") -> None:
-        """Not ``by_queue``: it looks through the bucket itself."""
+    def __init__(
+        self, folder: Path, server: AwsServer, *, by_queue: bool = True, way: Way = "sqs", **settings: object
+    ) -> None:
+        """Not ``by_queue``: it looks through the bucket itself. ``settings`` as of every case."""
         # By listing the queue is a file of this host, which knows at once who died: no lease needs to end, and none of
         # a process that lives ends on a busy machine.
         lease_seconds = LEASE_SECONDS if by_queue else HOST_LEASE_SECONDS
-        super().__init__(folder, aws_endpoint_url=server.url, lease_seconds=lease_seconds)
+        super().__init__(folder, aws_endpoint_url=server.url, lease_seconds=lease_seconds, **settings)
         self._by_queue = by_queue
         self._landing = Announced(server, way)
         self._s3, self._sqs = server.client("s3"), server.client("sqs")

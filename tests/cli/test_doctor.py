@@ -1,6 +1,7 @@
 """`penstock doctor`, without the Spark job of its last check (tests/spark has that)."""
 
 import os
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -30,7 +31,7 @@ def verdicts(said: Said) -> dict[str, str]:
 
 
 def _checks(said: Said) -> list[str]:
-    return [" ".join(line.split(" ")[:1]) + "  " + line[9:22] for line in said.out.splitlines() if line[0] != " "]
+    return [" ".join(line.split(" ")[:1]) + "  " + line[9:22] for line in said.out.splitlines() if line[0] not in " R"]
 
 
 def test_a_machine_that_is_well(penstock: Call, scene: Scene) -> None:
@@ -208,6 +209,18 @@ def test_what_is_wrong_with_the_state_of_an_app_is_told_and_the_rest_goes_on(
     found = verdicts(said)
     assert [found[check] for check in ("broker", "ledger", "stopping")] == ["failed", "ok", "failed"]
     assert "app" not in found  # it would say the broker's error once more
+
+
+def test_all_is_not_well_beside_a_check_that_failed(
+    penstock: Call, app_scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PENSTOCK_DRAIN_SECONDS", "100")
+    said = penstock("doctor")
+    assert said.exit_code == CHECK_FOUND_PROBLEMS
+    assert "all well" not in said.out
+    assert "checks above failed: stopping" in said.out
+    assert verdicts(said)["app"] == "warning"
+    assert re.fullmatch(r"Result: failed: (.*, )?stopping; warnings: (.*, )?app\.", said.out.splitlines()[-1])
 
 
 def test_an_app_is_called_by_its_name(penstock: Call, app_scene: Scene, shop: str) -> None:

@@ -23,7 +23,14 @@ def test_what_an_abandoned_attempt_left_goes_and_nothing_else(penstock: Call, sc
     assert f"1 file of 1 attempt would be deleted, {size_bytes:,} bytes." in penstock("gc", "--dry-run").out
     assert len(files(scene)) == 2
     document = penstock("gc", "--json").document
-    assert document == {"attempts": 1, "files": 1, "bytes": size_bytes, "dry_run": False, "unknown": []}
+    assert document == {
+        "compactions": 0,
+        "attempts": 1,
+        "files": 1,
+        "bytes": size_bytes,
+        "dry_run": False,
+        "unknown": [],
+    }
     assert files(scene) == kept
     assert penstock("gc", "--json").document["files"] == 0
 

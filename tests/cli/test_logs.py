@@ -107,6 +107,12 @@ def test_what_a_kill_leaves_is_named_until_somebody_finishes_it(
     assert found["died"]["count"] == found["wrongly_processed"]["count"] == 0
     (finished,) = found["finished"]["first"]
     assert finished["name"] == uri
+    (taken,) = [one for one in found["taken_over"]["first"] if one["kind"] == "object"]
+    died = json.loads(next(line for line in (here / "first.log").read_text().splitlines() if "object.started" in line))
+    assert (taken["name"], taken["from_worker"], taken["from_attempt"]) == (uri, died["worker"], died["attempt_id"])
+    assert taken["later"]["attempt_id"] == finished["attempt_id"]
+    (message,) = [one for one in found["taken_over"]["first"] if one["kind"] == "message"]
+    assert (message["attempt"], message["from_worker"], message["from_attempt"]) == (2, died["worker"], 1)
 
     said = penstock("logs", "diagnose", "first.log", "second.log", "--object", "landing/a.jsonl")
     assert said.exit_code == 0
@@ -133,6 +139,20 @@ def test_what_a_stop_interrupted_is_named_with_the_attempt_that_finished_it(
     assert after["attempt_id"] == before["attempt_id"]
     assert after["later"]["attempt_id"] == found["finished"]["first"][0]["attempt_id"]
     assert found["died"]["count"] == 0
+
+
+def test_what_an_ingest_logs_can_be_diagnosed(
+    penstock: Call, here: Path, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PENSTOCK_LOG_FORMAT", "json")
+    (here / "landing").mkdir()
+    ingest = start("ingest", "landing", "table")
+    assert ingest.exit_code() == 0
+    events_logged = [json.loads(line)["event"] for line in ingest.said if line.startswith("{")]
+    assert "source.scanned" in events_logged
+    assert not any("objects found in" in line for line in ingest.said), "progress is not shown beside the log"
+    (here / "ingest.log").write_text("".join(ingest.said))
+    assert penstock("logs", "diagnose", "ingest.log").exit_code == 0
 
 
 # Made-up logs
@@ -177,8 +197,9 @@ def test_a_log_in_which_all_is_well(penstock: Call, here: Path) -> None:
         "Wrongly marked as processed: none.",
         "Died with their worker: none.",
         "Failed: none.",
-        "Interrupted by a stop: none.",
+        "Taken over: none.",
     ]
+    assert "Outages: none." in said.out
     assert "Finished: 1 object" in said.out
     assert "3 lines of 1 file read, 3 of Penstock" in said.err
 
@@ -209,6 +230,19 @@ def test_each_section_says_how_to_go_on(penstock: Call, here: Path) -> None:
         assert words in said.out
     assert said.out.count("  -> ") == 5
     assert "no JSON" in said.out
+
+
+def test_an_outage_is_told_with_its_length(penstock: Call, here: Path) -> None:
+    opened = events.BreakerOpened(queue="q", handler="h", fingerprint="f", failures=10, error="ConnectionRefused: 5432")
+    closed = events.BreakerClosed(queue="q", handler="h", open_seconds=1.0, probes=1)
+    (here / "w.log").write_text(Log().tell(opened, closed, events.LedgerAway(error="gone away")).text)
+    said = penstock("logs", "diagnose", "w.log")
+    assert "Outages: 2 " in said.out
+    assert "(1 s), queue q paused, 1 worker, ConnectionRefused: 5432" in said.out
+    assert "no end in these logs, ledger away, 1 worker, gone away" in said.out
+    found = penstock("logs", "diagnose", "w.log", "--json").document["outages"]
+    assert found["count"] == 2
+    assert found["first"][0]["seconds"] == 1.0
 
 
 def test_only_the_first_are_shown_and_all_are_counted(penstock: Call, here: Path) -> None:

@@ -47,6 +47,8 @@ def test_the_list_is_filtered_by_state_and_by_text(penstock: Call, scene: Scene)
     assert listed("--filter", "01-01/") == ["2026-01-01/a", "2026-01-01/bad"]
     assert listed("--filter", "01-01/", "--only", "processed") == ["2026-01-01/a"]
     assert listed("--filter", "100%") == []
+    assert listed("--older-than", "1h") == []
+    assert len(listed("--older-than", "0.001s")) == 3
 
 
 @pytest.mark.parametrize(("limit", "shown", "told"), [(2, 2, True), (3, 3, False), (4, 3, False)])

@@ -2,10 +2,12 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.cli.conftest import Call
 from tests.cli.scene import Scene
+from tests.services.aws_server import AwsServer
 
 from penstock.ledger.records import Failure
 
@@ -103,6 +105,54 @@ def test_what_is_missing_is_said(penstock: Call, scene: Scene, done: Path) -> No
     assert "APP PIPELINE" in penstock("objects", "import", "--processed", done).err
     said = penstock("objects", "import", "--processed", "not-there.csv", "--table", scene.table)
     assert (said.exit_code, "not-there.csv cannot be read" in said.err) == (2, True)
+
+
+@pytest.fixture
+def landing(moto: AwsServer, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A bucket that keeps versions, at a server of this machine."""
+    for name, value in moto.environment.items():
+        monkeypatch.setenv(name, value)
+    s3 = moto.client("s3")
+    s3.create_bucket(Bucket="landing")
+    return s3
+
+
+def current_versions(scene: Scene) -> Path:
+    """An inventory without version ids: its manifest."""
+    folder = scene.table.parent / "inventory" / "2026-01-01T00-00Z"
+    folder.mkdir(parents=True)
+    (folder / "data.csv").write_text('"landing","a","10","2026-01-01T00:00:00.000Z","abc"\n', encoding="utf-8")
+    manifest = {
+        "sourceBucket": "landing",
+        "destinationBucket": "arn:aws:s3:::lists",
+        "version": "2016-11-30",
+        "creationTimestamp": "1767225600000",
+        "fileFormat": "CSV",
+        "fileSchema": "Bucket, Key, Size, LastModifiedDate, ETag",
+        "files": [{"key": "inventory/2026-01-01T00-00Z/data.csv", "size": 1}],
+    }
+    (folder / "manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
+    return folder / "manifest.json"
+
+
+def test_what_tells_no_version_ids_does_only_for_a_bucket_that_never_kept_versions(
+    penstock: Call, scene: Scene, landing: Any
+) -> None:
+    listed = scene.table.parent / "done.jsonl"
+    entry = {"uri": "s3://landing/b", "size": 10, "etag": "abc"}
+    listed.write_text(json.dumps(entry), encoding="utf-8")
+    lists = (current_versions(scene), listed)
+    for file in lists:
+        said = penstock("objects", "import", "--processed", file, "--table", scene.table, "--dry-run")
+        assert (said.exit_code, "1 object listed" in said.out) == (0, True), said.err
+    landing.put_bucket_versioning(Bucket="landing", VersioningConfiguration={"Status": "Enabled"})
+    for file in lists:
+        said = penstock("objects", "import", "--processed", file, "--table", scene.table)
+        assert said.exit_code == 78
+        assert "tells no version ids, and versioning is Enabled, so the bucket landing keeps versions" in said.err
+        assert penstock("objects", "show", "s3://landing/b").exit_code == 2, "something was imported"
+    listed.write_text(json.dumps({**entry, "version_id": "null"}), encoding="utf-8")  # from before versions were kept
+    assert penstock("objects", "import", "--processed", listed, "--table", scene.table, "--json").document["new"] == 1
 
 
 def test_an_inventory_of_s3(penstock: Call, scene: Scene) -> None:

@@ -150,7 +150,7 @@ def test_dead_objects_without_letters_are_worked_on_again(penstock: Call, post: 
     assert penstock("queues", "purge", "letters-dlq", "--yes").exit_code == 0
     post.mend()
     said = penstock(*RETRY)
-    assert (said.exit_code, said.out) == (0, "2 dead objects announced anew (letters 2).\n")
+    assert (said.exit_code, said.out) == (0, "2 objects announced anew (letters 2).\n")
     assert "Dead letters" not in said.err
     post.work()
     assert post.done == ["a", "b"]
@@ -225,12 +225,12 @@ def test_letters_that_lie_there_are_told_before_it_asks(
     assert told == [
         "Dead letters lie there (letters-dlq 2), perhaps of these objects",
         "        2  -> letters",
-        "Announce 2 dead objects anew? [y/N]",
+        "Announce 2 objects anew? [y/N]",
         "Nothing was announced.",
     ]
     assert penstock("queues", "show", "letters", "--json").document["visible"] == 0
     monkeypatch.setattr(sys, "stdin", Terminal("y\n"))
-    assert penstock(*RETRY[:-1]).out == "2 dead objects announced anew (letters 2).\n"
+    assert penstock(*RETRY[:-1]).out == "2 objects announced anew (letters 2).\n"
     post.mend()
     post.work()
     assert penstock("dead", "replay", "--app", "post:app", "--yes").exit_code == 0
@@ -366,7 +366,7 @@ def test_pipelines_that_the_app_does_not_have_are_left(penstock: Call, post: Pos
     post.die(queue="views-files")
     post.declare(LETTERS)
     said = penstock(*RETRY)
-    assert said.out == "1 dead object announced anew (letters 1).\n"
+    assert said.out == "1 object announced anew (letters 1).\n"
     assert "Of the ledger's pipelines the app does not have views: left alone." in said.err
     said = penstock(*RETRY, "--pipeline", "views")
     assert said.exit_code == USAGE
@@ -384,7 +384,7 @@ def test_archived_objects_are_known(penstock: Call, post: Post) -> None:
     assert said.exit_code == 0, said.err
     said = penstock("objects", "retry", "landing/a", *RETRY[2:])
     assert said.exit_code == USAGE
-    assert f"{document['object']} is not dead but processed, and left alone." in said.err
+    assert f"{document['object']} is processed, and left alone." in said.err
 
 
 def test_a_table_of_ingest_knows_its_queue(penstock: Call, scene: Scene) -> None:
@@ -432,7 +432,7 @@ def test_later_versions_need_no_retry_of_earlier_ones(penstock: Call, scene: Sce
     scene.send("elsewhere")
     said = penstock("objects", "retry", "--yes")
     assert (said.exit_code, said.out) == (0, "")
-    assert "1 dead object left alone: later versions of them were processed." in said.err
+    assert "1 object left alone: later versions of them were processed." in said.err
     assert penstock("objects", "retry", scene.ref("a").uri, "--yes", "--json").document["sent"] == 1, "it was named"
 
 
@@ -441,7 +441,7 @@ def test_what_is_not_dead_is_named_and_left(penstock: Call, scene: Scene) -> Non
     scene.send("elsewhere")
     said = penstock("objects", "retry", scene.ref("a").uri, "nowhere", "--yes")
     assert said.exit_code == USAGE
-    assert f"{scene.ref('a').uri} is not dead but processed, and left alone." in said.err
+    assert f"{scene.ref('a').uri} is processed, and left alone." in said.err
     assert "nowhere." in said.err
     assert "The ledger knows no object file://" in said.err
 
@@ -450,7 +450,7 @@ def test_nothing_dead_is_no_failure(penstock: Call, scene: Scene) -> None:
     scene.send("a")
     said = penstock("objects", "retry", "--yes")
     assert (said.exit_code, said.out) == (0, "")
-    assert "No such dead objects." in said.err
+    assert "No such objects." in said.err
     assert penstock("objects", "retry", "--yes", "--json").document["sent"] == 0
     assert penstock("audit", "--json").document == []
 

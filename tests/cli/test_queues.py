@@ -53,6 +53,8 @@ def test_every_queue_is_listed_with_its_numbers(penstock: Call, broker: SqliteBr
         "paused": False,
         "breaker": None,
         "workers": [],
+        "sender_key": None,
+        "unread": None,
     }
     assert (letters["queue"], letters["visible"], letters["dead_letters"]) == ("orders-dlq", 1, 0)
     table = penstock("queues", "list").out.splitlines()

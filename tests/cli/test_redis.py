@@ -290,3 +290,25 @@ def test_workers_of_this_host_are_listed_drained_and_stopped(
     worker.expect("message.acked")
     assert penstock("worker", "stop").exit_code == 0
     assert worker.exit_code() == 0
+
+
+def test_a_stream_at_a_name_that_is_not_escaped_is_named_with_the_right_key(
+    penstock: Call, here: Path, server: RedisServer
+) -> None:
+    """A client writes the name of the queue as it is, where the colon has to be escaped."""
+    address = os.environ["PENSTOCK_BROKER"]
+    with closing(RedisStreamsBroker(address, holder="")) as broker, closing(redis.Redis.from_url(address)) as client:
+        broker.send("mail:fast", [Outgoing(body=b"1")])
+        shown = penstock("queues", "show", "mail:fast")
+        assert ("penstock:{mail%3Afast}:stream" in shown.out, "Warning" in shown.err) == (True, False)
+        client.xadd("penstock:{mail:fast}:stream", {"body": "2"})
+        for words in (["queues", "show", "mail:fast"], ["queues", "list"]):
+            said = penstock(*words)
+            assert "the key penstock:{mail:fast}:stream holds 1 entry that no worker reads" in said.err
+            assert "is penstock:{mail%3Afast}:stream" in said.err
+        status = penstock("status", "--app", "shop:app", "--check")
+        assert status.exit_code == CHECK_FOUND_PROBLEMS
+        assert "holds 1 entry that no worker reads" in " ".join((status.out + status.err).split())
+        client.xadd(penstock("queues", "show", "mail:fast", "--json").document["sender_key"], {"body": "3"})
+        bodies = [one.message.body for one in broker.receive("mail:fast", messages_max=9, lease_seconds=60.0)]
+        assert bodies == [b"1", b"3"]

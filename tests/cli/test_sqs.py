@@ -116,6 +116,8 @@ def test_a_queue_is_sent_to_and_shown(penstock: Call, moto: AwsServer, broker: S
         "dead_letters_set_aside": 0,
         "paused": False,
         "breaker": None,
+        "sender_key": None,
+        "unread": None,
     }
     lines = dict(line.split(maxsplit=1) for line in penstock("queues", "show", name).out.splitlines()[:4])
     assert lines["visible"] == "3"

@@ -1,11 +1,13 @@
 """`penstock status`: the first line says what needs a person; and which table the verbs mean."""
 
 import json
+import re
+import shlex
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from deltalake import DeltaTable
+from deltalake import DeltaTable, write_deltalake
 from tests.cli.conftest import Call, Said
 from tests.cli.scene import SCHEMA, Scene
 
@@ -271,17 +273,6 @@ def test_a_queue_that_ends_with_its_process_cannot_be_looked_at(
 # Which of them is meant
 
 
-@pytest.mark.parametrize("verb", VERBS)
-def test_every_verb_asks_where_there_are_a_table_and_an_app(
-    penstock: Call, scene: Scene, app_scene: Scene, verb: tuple[str, ...]
-) -> None:
-    said = penstock(*verb)
-    assert (said.exit_code, said.out) == (USAGE, "")
-    assert len(said.err.splitlines()) == 1
-    for part in ("clicks", ".penstock/ledger.db", "--table", "--pipeline"):
-        assert part in said.err
-
-
 def test_what_is_named_is_looked_at(penstock: Call, scene: Scene, app_scene: Scene) -> None:
     scene.process("a")
     app_scene.process("b", "c")
@@ -390,3 +381,125 @@ def test_dead_letters_that_somebody_replays_are_a_warning(penstock: Call, app_sc
         assert verdict(said) == "all well; dead letters that wait for their replay: 1"
         assert "1 (1 of them wait for their replay)" in said.out
         assert penstock("status", "--check").exit_code == 0
+
+
+LOOKING = [
+    ("status",),
+    ("top", "--once"),
+    ("objects", "list"),
+    ("batches", "list"),
+    ("dead", "list"),
+    ("dead", "groups"),
+]
+CHANGING = [
+    ("gc",),
+    ("dead", "replay", "--error", "bad", "--yes"),
+    ("dead", "purge", "--error", "bad", "--yes"),
+    ("objects", "retry", "landing/a", "--yes"),
+]
+
+
+@pytest.mark.parametrize("verb", LOOKING)
+def test_what_only_looks_shows_an_app_and_a_table_of_one_folder(
+    penstock: Call, scene: Scene, app_scene: Scene, verb: tuple[str, ...]
+) -> None:
+    said = penstock(*verb)
+    assert said.exit_code == 0, said.err
+    assert said.out.index("App (ledger sqlite:///.penstock/ledger.db)") < said.out.index(f"Table {scene.table}")
+    assert penstock(*verb, "--json").exit_code == 0
+
+
+def test_the_status_of_both_names_the_troubles_of_both(penstock: Call, scene: Scene, app_scene: Scene) -> None:
+    scene.fail("a", Failure.DEAD, "bad")
+    app_scene.send("b")
+    said = penstock("status", "--check")
+    assert said.exit_code == CHECK_FOUND_PROBLEMS
+    first = said.out.splitlines()[0]
+    assert "messages waiting with no worker running: 1" in first
+    assert "dead objects: 1" in first
+    document = penstock("status", "--json").document
+    assert document["words"] == ["unconsumed", "dead"]
+    assert [one["table"] for one in document["scopes"]] == [None, str(scene.table)]
+
+
+def test_one_object_is_found_in_whichever_of_both_has_it(penstock: Call, scene: Scene, app_scene: Scene) -> None:
+    scene.process("a")
+    [row] = penstock("objects", "list", "--json").document
+    assert penstock("objects", "show", row["object"], "--json").document[0]["state"] == "processed"
+    assert penstock("batches", "show", 1, "--json").document["batch"] == 1
+    said = penstock("objects", "show", "nothing")
+    assert said.exit_code == USAGE
+    assert penstock("audit", "--json").document == []
+
+
+@pytest.mark.parametrize("verb", CHANGING)
+def test_what_changes_something_asks_which_of_both(
+    penstock: Call, scene: Scene, app_scene: Scene, verb: tuple[str, ...]
+) -> None:
+    said = penstock(*verb)
+    assert said.exit_code == USAGE
+    assert "--table FOLDER" in said.err
+    assert "--app APP" in said.err
+
+
+# Rows that another writer removed
+
+
+def test_a_restore_by_another_writer_is_told_with_its_batches(penstock: Call, scene: Scene) -> None:
+    scene.process("a")
+    scene.publish()
+    before = DeltaTable(str(scene.table)).version()
+    scene.process("b")
+    scene.process("c")
+    scene.publish()
+    assert verdict(penstock("status")) == "all well"
+    DeltaTable(str(scene.table)).restore(before)
+    scene.process("d")
+    scene.publish()  # goes on: the position survives a restore
+    said = penstock("status", "--check")
+    assert said.exit_code == CHECK_FOUND_PROBLEMS
+    assert said.out.startswith("lost: version ")
+    assert "(RESTORE, by another writer) removed rows: 4 rows that batches wrote are no longer in the table" in said.out
+    assert "(batches 2, 3)" in said.out.splitlines()[0]
+
+
+def test_rows_that_are_restored_once_more_are_no_longer_missing(penstock: Call, scene: Scene) -> None:
+    scene.process("a")
+    scene.publish()
+    before = DeltaTable(str(scene.table)).version()
+    scene.process("b")
+    scene.publish()
+    DeltaTable(str(scene.table)).restore(before)
+    assert not verdict(penstock("status")).startswith("all well")
+    DeltaTable(str(scene.table)).restore(before + 1)
+    assert verdict(penstock("status")) == "all well"
+
+
+def test_an_overwrite_is_told_and_a_deliberate_delete_is_not(penstock: Call, scene: Scene) -> None:
+    scene.process("a", "b")
+    scene.publish()
+    table = DeltaTable(str(scene.table))
+    table.optimize.compact()
+    table.delete(f"{table.schema().fields[0].name} IS NOT NULL")
+    assert verdict(penstock("status")) == "all well"
+    scene.process("c")
+    scene.publish()
+    table = DeltaTable(str(scene.table))
+    write_deltalake(str(scene.table), table.to_pyarrow_table().slice(0, 0), mode="overwrite")
+    assert "by another writer) removed rows" in verdict(penstock("status"))
+
+
+# What to do
+
+
+def test_the_commands_that_are_named_bring_failed_objects_back(penstock: Call, scene: Scene) -> None:
+    scene.send("b")  # as an ingest does
+    scene.fail("a", Failure.DEAD, "bad")
+    for verb in (("status",), ("objects", "list"), ("objects", "show", scene.ref("a").uri)):
+        said = penstock(*verb)
+        replay, retry = re.findall(r"`(penstock [^`]+)`", said.out + said.err)
+        assert replay.startswith("penstock dead replay")
+        penstock(*shlex.split(replay)[1:])  # no letter: the sentence says what to run then
+        sent = penstock(*shlex.split(retry)[1:])
+        assert sent.exit_code == 0, sent.err
+        assert sent.out.startswith("1 object announced anew")

@@ -7,9 +7,9 @@ from tests.traced import Traces, context_in, linked, traceparent
 from penstock.messaging.broker import Ask, Broker, QueueSettings
 from penstock.messaging.message import Outgoing
 from penstock.messaging.replays import Replay, letter_replay_id, replayed
+from penstock.messaging.sending import send_each
 from penstock.messaging.settlement import Ack, DeadLetter, Release
 from penstock.messaging.tracing import unwrapped
-from penstock.replay.sending import send_each
 
 TIERS = (QueueSettings(name="q"), QueueSettings(name="q-dlq"))
 OTHERS = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"  # W3C's own example

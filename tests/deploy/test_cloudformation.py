@@ -199,3 +199,51 @@ def test_numbers_and_settings_of_every_queue_are_the_terraforms(template: dict[s
         assert queue["SqsManagedSseEnabled"] is made[same]["sqs_managed_sse_enabled"] is True
         assert queue["ReceiveMessageWaitTimeSeconds"] == made[same]["receive_wait_time_seconds"]
         assert queue["VisibilityTimeout"] == {"Ref": "LeaseSeconds"}
+
+
+def test_workers_are_scaled_as_by_the_terraform(template: dict[str, Any]) -> None:
+    file = read_hcl(TERRAFORM / "scaling.tf")
+    made = {name: body for block in file["resource"] for kind in block.values() for name, body in [*kind.items()]}
+    [policy] = [
+        one["aws_appautoscaling_policy"]["worker"] for one in file["resource"] if "aws_appautoscaling_policy" in one
+    ]
+    assert made
+    [tracking] = listed(policy["target_tracking_scaling_policy_configuration"])
+    [specification] = listed(tracking["customized_metric_specification"])
+    there = resource(template, "ScalingPolicy")["TargetTrackingScalingPolicyConfiguration"]
+    assert (there["ScaleInCooldown"], there["ScaleOutCooldown"]) == (
+        tracking["scale_in_cooldown"],
+        tracking["scale_out_cooldown"],
+    )
+    assert [_metric_of_terraform(one) for one in specification["metrics"]] == [
+        _metric(one) for one in there["CustomizedMetricSpecification"]["Metrics"]
+    ]
+    given = {one["Id"] for one in there["CustomizedMetricSpecification"]["Metrics"] if "MetricStat" in one}
+    assert set(re.findall(r"[a-z_]+", there["CustomizedMetricSpecification"]["Metrics"][-1]["Expression"])) == given
+    defaults = file["variable"][0]["scaling"]["type"]
+    for parameter, field in {
+        "TasksMin": "tasks_min",
+        "TasksMax": "tasks_max",
+        "MessagesPerTask": "messages_per_task",
+    }.items():
+        assert re.search(
+            rf"{field}\W.*?optional\(number, {template['Parameters'][parameter]['Default']}\)", str(defaults)
+        )
+
+
+def _metric(one: Mapping[str, Any]) -> tuple[object, ...]:
+    stat = one.get("MetricStat")
+    if stat is None:
+        return one["Id"], one["ReturnData"], one["Expression"]
+    metric = stat["Metric"]
+    names = [dimension["Name"] for dimension in metric["Dimensions"]]
+    return one["Id"], one["ReturnData"], stat["Stat"], metric["Namespace"], metric["MetricName"], names
+
+
+def _metric_of_terraform(one: Mapping[str, Any]) -> tuple[object, ...]:
+    if "metric_stat" not in one:
+        return one["id"], one["return_data"], one["expression"]
+    [stat] = listed(one["metric_stat"])
+    [metric] = listed(stat["metric"])
+    names = [dimension["name"] for dimension in listed(metric["dimensions"])]
+    return one["id"], one["return_data"], stat["stat"], metric["namespace"], metric["metric_name"], names

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.claims import extended
 from tests.unit.pipeline.objects.scene import HANDLER, LEASE_SECONDS, QUEUE, Scene, run
 
 from penstock.errors import ObjectDenied, ObjectGone
@@ -479,7 +480,7 @@ def test_row_69_work_longer_than_the_lease_is_not_handed_out_again(scene: Scene)
         calls.append(obj.key)
         for _ in range(6):  # three leases long
             scene.clock.advance(LEASE_SECONDS / 2)
-            assert execution.extend()
+            assert extended(execution)
             assert other.extend([delivery], lease_seconds=LEASE_SECONDS) == []
             found.extend(other.receive(QUEUE, messages_max=1, lease_seconds=LEASE_SECONDS))
 

@@ -193,7 +193,7 @@ def test_row_26_pickle_bytes(protocol: int) -> None:
     assert refusal_of(pickle.dumps({"Records": []}, protocol))
 
 
-@pytest.mark.parametrize("key", ["https://h/k", "s3://landing/k", "file:///etc/passwd", "https%3A%2F%2Fh%2Fk"])
+@pytest.mark.parametrize("key", ["https://h/k", "s3://landing/k", "file:///etc/passwd"])
 def test_row_27_url_where_a_key_belongs(key: str) -> None:
     assert "the key is a URL" in refusal_of(body(record(key)))
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from penstock.events import Bus, Event
 from penstock.messaging.broker import Broker
+from penstock.messaging.claims import HeldClaim
 from penstock.messaging.clock import SystemClock
 from penstock.messaging.delivery import Delivery
 from penstock.messaging.handler import Answer, Place
@@ -27,11 +28,17 @@ class QuickExecution:
     async def run(self) -> Mapping[str, Ack]:
         return {delivery.receipt: ACK for delivery in self._deliveries}
 
-    def extend(self) -> bool:
-        return True
+    def claim(self) -> HeldClaim | None:
+        return None
+
+    def loses(self, claim: HeldClaim) -> bool:
+        return False
 
     def drain(self) -> None:
         pass
+
+    def left_seconds(self, timeout_seconds: float) -> float:
+        return timeout_seconds
 
     def time_out(self) -> Answer:
         return {}
@@ -54,8 +61,8 @@ class QuickHandler:
     def begin(self, deliveries: Sequence[Delivery]) -> "QuickExecution":
         return QuickExecution(deliveries)
 
-    def upkeep(self) -> None:
-        pass
+    def jobs(self) -> Mapping[str, Callable[[], object]]:
+        return {}
 
 
 @contextmanager

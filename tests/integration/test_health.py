@@ -83,7 +83,7 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[
 
 def test_a_worker_that_was_paused_is_alive_and_not_ready(start: Callable[[str], tuple[Process, str]]) -> None:
     process, address = start("sqlite:///queue.db")
-    assert get(address, "/livez") == (200, "the worker is serving")
+    eventually(lambda: get(address, "/livez") == (200, "the worker is serving"), "it serves")
     assert get(address, "/readyz") == (200, "serving hogs")
     assert get(address, "/startupz") == (200, "the worker has started")
     process.signal(signal.SIGTSTP)

@@ -3,6 +3,7 @@
 import unicodedata
 from collections.abc import Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -19,7 +20,7 @@ from penstock.ledger.database import OutcomeUnknown
 from penstock.ledger.dialects import DatabaseNow, mysql
 from penstock.ledger.dialects.mysql import Mysql
 from penstock.ledger.migrate import revision_of
-from penstock.ledger.records import ObjectState
+from penstock.ledger.records import AttemptState, ObjectState
 from penstock.ledger.revisions import Revisions
 from penstock.ledger.schema import VERSION_TABLE, pipelines
 from penstock.messaging.steps import Step
@@ -144,6 +145,24 @@ def test_a_lock_that_is_kept_is_temporary_and_nothing_of_the_transaction_stays(
     assert attempt.ended_at is None, "the attempt was ended before the lock was met, and that was rolled back"
     assert desk.ledger.commit(outcome(claim)) == 1
     other.close()
+
+
+@pytest.mark.parametrize("limits", ["_MARIADB_LIMITS", "_MYSQL_LIMITS"])
+def test_a_client_that_falls_silent_inside_a_transaction_loses_its_locks(
+    server: MariadbServer, opened: ExitStack, monkeypatch: pytest.MonkeyPatch, limits: str
+) -> None:
+    """As a process that is frozen, or a host that vanishes without closing its connection. MariaDB knows MySQL's only
+    limit too, so both ways are tried."""
+    shortened = dict.fromkeys(getattr(mysql, limits), 600) | {list(getattr(mysql, limits))[-1]: 2}
+    monkeypatch.setattr(mysql, "_MARIADB_LIMITS", shortened)
+    url = server.fresh()
+    silent, desk = desk_at(url, opened), desk_at(url, opened)
+    processed: list[object] = []
+    with pytest.raises(TemporaryError, match="cannot be reached"), silent.ledger.database.writing() as connection:  # noqa: PT012
+        connection.execute(select(pipelines.c.id).where(pipelines.c.id == PIPELINE).with_for_update())
+        processed.append(desk.process("a"))  # it waits 10 s for a row, where nothing else ends the lock
+        connection.execute(select(pipelines.c.id))
+    assert processed == [1]
 
 
 def test_a_pool_that_is_used_up_is_temporary(server: MariadbServer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -279,7 +298,7 @@ def test_tables_that_are_taken_back_by_processes_that_die_are_taken_back(server:
                 deaths += 1
             finally:
                 revisions.close()
-    assert deaths == 7, "a column and six tables"
+    assert deaths == 14, "seven columns and seven tables"
     assert revision_at(url) == "0003"
     Ledger.open(url).close()
 
@@ -315,3 +334,24 @@ def test_a_migration_waits_no_longer_than_said_for_another(
         Ledger.open(url)
     other.close()
     Ledger.open(url).close()
+
+
+def test_a_manifest_that_the_server_would_not_take_is_refused_with_its_size(
+    start_mariadb: StartMariadb, opened: ExitStack
+) -> None:
+    """Without a look before it is sent, the server closes the connection, and that looks like its network."""
+    server = start_mariadb(configuration=["--max-allowed-packet=4M"])
+    desk = desk_at(server.fresh(), opened)
+    claimed = desk.claim(candidates("a"))
+    manifest = "['" * (2 << 20)  # each quote is escaped
+    with pytest.raises(ConfigurationError, match=r"6,356,994 bytes .* takes 4,194,304 .* max_allowed_packet"):
+        desk.ledger.commit(replace(outcome(claimed), manifest=manifest))
+    (attempt,) = desk.ledger.open_attempts(PIPELINE)
+    assert attempt.state is AttemptState.OPEN
+    assert desk.ledger.commit(replace(outcome(claimed), manifest="['" * (1 << 20))) == 1
+
+
+def test_a_server_that_takes_only_small_statements_is_refused_at_once(start_mariadb: StartMariadb) -> None:
+    server = start_mariadb(configuration=["--max-allowed-packet=1M"])
+    with pytest.raises(ConfigurationError, match=r"takes statements of 1,048,576 bytes at most"):
+        Ledger.open(server.fresh())

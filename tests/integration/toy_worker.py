@@ -9,11 +9,12 @@ import json
 import os
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from penstock.brokers.sqlite import SqliteBroker
 from penstock.events import Bus, DeliverySettled, Event
+from penstock.messaging.claims import HeldClaim
 from penstock.messaging.clock import SystemClock
 from penstock.messaging.delivery import Delivery
 from penstock.messaging.handler import Answer, Place
@@ -69,11 +70,17 @@ class ToyExecution:
         say("ended", interrupted=self.over.is_set())
         return {delivery.receipt: Ack() for delivery in self.deliveries}
 
-    def extend(self) -> bool:
-        return True
+    def claim(self) -> HeldClaim | None:
+        return None
+
+    def loses(self, claim: HeldClaim) -> bool:
+        return False
 
     def drain(self) -> None:
         say("told to drain")
+
+    def left_seconds(self, timeout_seconds: float) -> float:
+        return timeout_seconds
 
     def time_out(self) -> Answer:
         return {}
@@ -101,8 +108,8 @@ class ToyHandler:
     def begin(self, deliveries: Sequence[Delivery]) -> ToyExecution:
         return ToyExecution(deliveries, self.stubborn)
 
-    def upkeep(self) -> None:
-        say("upkeep")
+    def jobs(self) -> Mapping[str, Callable[[], object]]:
+        return {"upkeep": lambda: say("upkeep")}
 
 
 def listen() -> None:

@@ -1,8 +1,13 @@
 """Plain readings of days and times, for the references of all formats."""
 
 import re
+from collections.abc import Sequence
 from datetime import UTC, date, datetime, timedelta
 from typing import Any
+
+from hypothesis import strategies as st
+
+from penstock.pipeline.source.blocks import Decoder
 
 
 class Malformed(Exception):
@@ -47,3 +52,28 @@ def day(value: Any) -> date:
         return date.fromisoformat(value)
     except ValueError:
         raise WrongType from None
+
+
+DECIMAL_KINDS = st.sampled_from(
+    [(38, 0), (30, 30), (38, 38), (38, 9), (29, 0), (10, 2), (19, 0), (18, 18), (5, 5), (1, 0)]
+)
+DECIMALS = st.one_of(
+    st.from_regex(r"-?(?:0|[1-9][0-9]{0,44})(?:\.[0-9]{1,44})?(?:[eE][+-]?[0-9]{1,2})?", fullmatch=True),
+    st.sampled_from(
+        ["9" * 38, "-" + "9" * 38, "9" * 39, "0." + "9" * 30, "0." + "9" * 38, "1" + "0" * 38, "0e99", "-0"]
+    ),
+    st.builds(
+        "{}{}e{}".format, st.sampled_from(["1", "9" * 29, "12"]), st.sampled_from(["", "0" * 20]), st.integers(-45, 45)
+    ),
+)
+
+
+def check_neighbours(decoder: Decoder, lines: Sequence[bytes], bad_line: bytes) -> None:
+    """Each line must give the same alone, among the others, and beside a bad line."""
+    alone = [decoder.decode(line) for line in lines]
+    together = decoder.decode(b"".join(lines))
+    beside = decoder.decode(b"".join([*lines, bad_line]))
+    for found, more in ((together, 0), (beside, 1)):
+        assert found.rows.to_pylist() == [row for one in alone for row in one.rows.to_pylist()]
+        told = [(bad.raw, bad.reason, bad.detail) for bad in found.bad]
+        assert told[: len(told) - more] == [(bad.raw, bad.reason, bad.detail) for one in alone for bad in one.bad]

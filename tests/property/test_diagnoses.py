@@ -46,6 +46,7 @@ class History:
     back: Answer = field(default_factory=Counter)
     dead: Answer = field(default_factory=Counter)  # messages, as is the next
     died_messages: Answer = field(default_factory=Counter)
+    over: Answer = field(default_factory=Counter)  # taken over: what, by which attempt, from whose
 
 
 def object_history(history: History, random: Random, pipeline: str, uri: str, attempts: list[str]) -> None:
@@ -54,6 +55,7 @@ def object_history(history: History, random: Random, pipeline: str, uri: str, at
     backs: list[str] = []  # attempts that were given back and that nobody finished yet
     finishes, skipped_early, last = 0, False, ""
     late: list[tuple[float, str, Event]] = []  # what an attempt that was taken over says at its own end
+    before: tuple[str, str] | None = None  # worker and attempt that left the object behind
 
     def tell(worker: str, event: Event) -> float:
         nonlocal at
@@ -73,6 +75,11 @@ def object_history(history: History, random: Random, pipeline: str, uri: str, at
         attempt_id, worker = f"{pipeline}-{uri}-{number}", random.choice(WORKERS)
         about: dict[str, Any] = {"pipeline": pipeline, "object_uri": uri, "attempt_id": attempt_id}
         tell(worker, events.ObjectStarted(**about, attempt=number))
+        if before is not None:
+            whose: dict[str, Any] = {"from_worker": before[0], "from_attempt_id": before[1], "reason": "it died"}
+            tell(worker, events.ObjectTakenOver(**about, attempt=number, **whose))
+            history.over[uri, attempt_id, *before] += 1
+        before = (worker, attempt_id) if end in ("killed", "taken over") else None
         last = end
         if end == "finished":
             tell(worker, events.ObjectFinished(**about, rows=1, lines_quarantined=0))
@@ -99,6 +106,7 @@ def message_history(history: History, random: Random, message_id: str, attempts:
     at = BEGAN + random.random()
     backs: list[int] = []
     deaths: list[int] = []
+    before: str | None = None  # the worker that left the message behind
     late: list[tuple[float, str, Event]] = []  # what an attempt that was taken over says at its own end
 
     def tell(worker: str, event: Event) -> None:
@@ -110,6 +118,10 @@ def message_history(history: History, random: Random, message_id: str, attempts:
         where: dict[str, Any] = {"queue": "q", "message_id": message_id, "attempt": number}
         about: dict[str, Any] = {**where, "handler": "h"}
         worker = random.choice(WORKERS)
+        if before is not None:
+            tell(worker, events.MessageTakenOver(**where, from_worker=before, from_attempt=number - 1, reason=None))
+            history.over[message_id, str(number), before, str(number - 1)] += 1
+        before = worker if end in ("killed", "taken over") else None
         tell(worker, events.MessageStarted(**about, enqueued_at=BEGAN))
         worked: dict[str, Any] = {**about, "enqueued_at": BEGAN, "duration_seconds": 1.0}
         if end == "finished":
@@ -284,9 +296,61 @@ def test_what_was_built_in_is_found(
     assert Counter((one.place, one.name, one.attempt_id) for one in found.died if one.kind == "object") == history.died
     assert Counter((one.name, attempt_of(one)) for one in found.died if one.kind == "message") == history.died_messages
     assert Counter((one.name, attempt_of(one), later_of(one)) for one in found.interrupted) == history.back
+    taken_over = [(one.name, attempt_of(one), one.from_worker, str(one.from_attempt)) for one in found.taken_over]
+    assert Counter(taken_over) == history.over
     assert found.is_wrong == bool(history.wrong or history.died or history.died_messages)
-    for each in (found.wrongly_processed, found.failed, found.finished, found.died, found.interrupted):
+    for each in (
+        found.wrongly_processed,
+        found.failed,
+        found.finished,
+        found.died,
+        found.interrupted,
+        found.taken_over,
+    ):
         assert [one.ts for one in each] == sorted(one.ts for one in each)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    outages=st.lists(st.tuples(st.floats(1.0, 60.0), st.booleans()), max_size=6),
+    workers=st.lists(st.sampled_from(WORKERS), min_size=1, max_size=4, unique=True),
+    seed=st.integers(0, 2**32),
+)
+def test_outages_are_found_once_whoever_noticed_them(
+    outages: list[tuple[float, bool]], workers: list[str], seed: int
+) -> None:
+    """Every worker notices each outage; the last one need not end."""
+    history, random, at = History(), Random(seed), BEGAN
+    expected: list[tuple[str, str, int, bool]] = []
+    for number, (seconds, of_ledger) in enumerate(outages):
+        ends = number < len(outages) - 1 or random.random() < 0.5
+        for worker in workers:
+            began, ended = at + random.random() / 2, at + seconds + random.random() / 2
+            if of_ledger:
+                history.told.append((began, worker, events.LedgerAway(error="refused")))
+                end: Event = events.LedgerBack(away_seconds=ended - began)
+            else:
+                opened = events.BreakerOpened(queue="q", handler="h", fingerprint="f", failures=10, error="refused")
+                history.told.append((began, worker, opened))
+                end = events.BreakerClosed(queue="q", handler="h", open_seconds=ended - began, probes=1)
+            history.told += [(ended, worker, end)] if ends else []
+        expected.append(("ledger", "", len(workers), ends) if of_ledger else ("breaker", "q", len(workers), ends))
+        at += seconds + 5.0
+    found, _ = asked(list(rotated(logs_of(history), random)))
+    finished = [(one.what, one.name, one.workers, True) for one in found.outages if one.ended_ts is not None]
+    assert finished == [one for one in expected if one[3]]
+    assert {(one.what, one.error) for one in found.outages if one.ended_ts is None} == {
+        (what, "refused") for what, _, _, ends in expected if not ends
+    }
+    assert all(one.error == "refused" for one in found.outages)
+
+
+def test_an_outage_whose_beginning_another_log_has_is_dated_by_its_end() -> None:
+    history = History()
+    history.told.append((BEGAN + 30, "w1", events.BreakerClosed(queue="q", handler="h", open_seconds=20.0, probes=3)))
+    found, _ = asked(list(logs_of(history).values()))
+    [outage] = found.outages
+    assert (outage.began_ts, outage.ended_ts) == ("2025-11-24T16:00:10.000000Z", "2025-11-24T16:00:30.000000Z")
 
 
 @given(raw=st.binary(max_size=200))

@@ -53,6 +53,8 @@ class Thing:
     batch: int | None = None
     carrier: Carrier | None = None
     dead_at: float = 0.0
+    missed_at: float | None = None
+    sought_at: float | None = None
     archived: bool = False
     replays: set[str] = field(default_factory=set)
 
@@ -63,6 +65,7 @@ class Try:
 
     worker: str
     lease_until: float
+    began_at: float = 0.0
     state: str = "open"
     batch: int | None = None
 
@@ -127,6 +130,8 @@ class LedgerMachine(RuleBasedStateMachine):
                 claimed = claim.claimed[id]
                 assert (claimed.attempts, claimed.unattributed_failures) == (thing.attempts, thing.unattributed)
                 assert claimed.carrier == carrier
+                missing = None if thing.missed_at is None else self.time - thing.missed_at
+                assert claimed.missing_seconds == missing
             elif how == "busy":
                 assert thing.holder is not None
                 assert claim.busy[id] == pytest.approx(self.tries[thing.holder].lease_until - self.time)
@@ -135,7 +140,7 @@ class LedgerMachine(RuleBasedStateMachine):
                 assert claim.ended[id].carrier == (thing.carrier if thing.state == "dead" else None)
         # An id that took nothing was never an attempt, but is not used again here either.
         state = "open" if taken else "never"
-        self.tries[attempt] = Try(worker=worker, lease_until=self.time + LEASE_SECONDS, state=state)
+        self.tries[attempt] = Try(worker=worker, lease_until=self.time + LEASE_SECONDS, began_at=self.time, state=state)
 
     @rule(names=st.lists(st.sampled_from(NAMES), min_size=1, max_size=3, unique=True))
     def claimer_dies_when_it_has_registered(self, names: list[str]) -> None:
@@ -159,7 +164,7 @@ class LedgerMachine(RuleBasedStateMachine):
         for name in new:
             assert self.take(name, carrier, attempt) == "claimed"
         state = "open" if new else "never"
-        self.tries[attempt] = Try(worker="w-3", lease_until=self.time + LEASE_SECONDS, state=state)
+        self.tries[attempt] = Try(worker="w-3", lease_until=self.time + LEASE_SECONDS, began_at=self.time, state=state)
 
     @precondition(lambda self: len(self.batches) > self.archived_to)
     @rule(more=st.integers(0, 2))
@@ -202,12 +207,14 @@ class LedgerMachine(RuleBasedStateMachine):
             self.tries[attempt].lease_until = self.time + LEASE_SECONDS
 
     @precondition(lambda self: self.tries)
-    @rule(data=st.data(), endings=ENDINGS, refund=st.booleans(), unattributed=st.booleans())
-    def commit(self, data: st.DataObject, endings: list[Failure | None], refund: bool, unattributed: bool) -> None:
+    @rule(data=st.data(), endings=ENDINGS, refund=st.booleans(), unattributed=st.booleans(), missing=st.booleans())
+    def commit(
+        self, data: st.DataObject, endings: list[Failure | None], refund: bool, unattributed: bool, missing: bool
+    ) -> None:
         attempt = self.any_attempt(data)
         held = self.held_by(attempt) or list(NAMES)  # a stale worker still believes that it holds something
         ends = dict(zip(held, endings, strict=False))
-        outcome = _outcome(attempt, ends, refund=refund, unattributed=unattributed)
+        outcome = _outcome(attempt, ends, refund=refund, unattributed=unattributed, missing=missing)
         if self.tries[attempt].state != "open":
             self.commit_again(outcome)
             return
@@ -221,6 +228,7 @@ class LedgerMachine(RuleBasedStateMachine):
         self.tries[attempt].batch = seq
         for name, failure in ends.items():
             self.leave(name, failure, seq, refund=refund, unattributed=unattributed)
+            self.miss(name, failure, attempt, missing=missing)
         assert self.ledger.commit(outcome) == seq, "the same outcome again is the same answer"
 
     def commit_again(self, outcome: BatchOutcome) -> None:
@@ -267,8 +275,10 @@ class LedgerMachine(RuleBasedStateMachine):
             return "ended"
         if thing.state == "processing":
             return "busy"
-        if thing.state == "dead" and self.may_revive(thing, carrier):
+        if thing.state == "dead" and self.may_revive(thing, carrier, thing.dead_at):
             thing.attempts = 0
+        elif thing.state in ("gone", "superseded") and self.may_revive(thing, carrier, thing.sought_at):
+            thing.attempts, thing.missed_at, thing.sought_at = 0, None, None
         elif thing.state != "unprocessed":
             return "ended"
         thing.state, thing.holder, thing.carrier = "processing", attempt, carrier
@@ -277,10 +287,21 @@ class LedgerMachine(RuleBasedStateMachine):
             thing.replays.add(carrier.replay_id)
         return "claimed"
 
-    def may_revive(self, thing: Thing, carrier: Carrier) -> bool:
+    def may_revive(self, thing: Thing, carrier: Carrier, since: float | None) -> bool:
         if carrier.replay_id is not None and carrier.replay_id not in thing.replays:
             return True
-        return carrier.enqueued_at > thing.dead_at
+        assert since is not None
+        return carrier.enqueued_at > since
+
+    def miss(self, name: str, failure: Failure | None, attempt: str, *, missing: bool) -> None:
+        """Looks that did not find it are remembered until one finds it."""
+        thing = self.things[name]
+        if failure is Failure.GONE or (missing and failure is Failure.RETRY):
+            if thing.missed_at is None:
+                thing.missed_at, thing.sought_at = self.time, self.tries[attempt].began_at
+        else:
+            superseded = failure is Failure.SUPERSEDED
+            thing.missed_at, thing.sought_at = None, self.tries[attempt].began_at if superseded else None
 
     def leave(self, name: str, failure: Failure | None, seq: int | None, *, refund: bool, unattributed: bool) -> None:
         thing = self.things[name]
@@ -362,10 +383,17 @@ def _candidate(name: str, carrier: Carrier) -> Candidate:
     )
 
 
-def _outcome(attempt: str, ends: dict[str, Failure | None], *, refund: bool, unattributed: bool) -> BatchOutcome:
+def _outcome(
+    attempt: str, ends: dict[str, Failure | None], *, refund: bool, unattributed: bool, missing: bool
+) -> BatchOutcome:
     failed = [
         FailedObject(
-            object_id=object_id_of(name), failure=failure, reason="told to", refund=refund, unattributed=unattributed
+            object_id=object_id_of(name),
+            failure=failure,
+            reason="told to",
+            refund=refund,
+            unattributed=unattributed,
+            missing=missing and failure is Failure.RETRY,
         )
         for name, failure in ends.items()
         if failure is not None

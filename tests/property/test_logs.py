@@ -34,9 +34,10 @@ def lines_expected(event: Event) -> int:
 
 @settings(max_examples=400)
 @given(event=ANY_EVENT)
-def test_an_event_is_one_line_of_ascii_json(event: Event) -> None:
+def test_an_event_is_one_line_of_json_that_every_reader_takes(event: Event) -> None:
     text = logged(event, format="json").getvalue()
-    assert text.isascii()
+    assert {unicodedata.category(character) for character in text.replace("\n", "")} & {"Cc", "Cs", "Zl", "Zp"} == set()
+    text.encode("utf-8")  # raises for a lone surrogate
     assert len(text.splitlines()) == text.count("\n") == lines_expected(event)
     for line in text.splitlines():
         json.loads(line, parse_constant=lambda word: pytest.fail(f"{word} is no JSON"))
@@ -73,6 +74,24 @@ def test_a_key_stays_in_its_line_and_comes_back(key: str) -> None:
     event = ObjectStarted(pipeline="clicks", object_uri=key, attempt_id="a", attempt=1)
     [line] = lines_in(logged(event, format="json"))
     assert line["object"] == key.encode("utf-8", "backslashreplace").decode()
+
+
+@settings(max_examples=200)
+@given(event=ANY_EVENT)
+def test_a_stream_that_takes_ascii_alone_gets_json_that_says_the_same(event: Event) -> None:
+    raw = io.BytesIO()
+    stream = io.TextIOWrapper(raw, encoding="ascii", errors="strict")
+    log = configure_logs(LogSettings(level="debug", format="json"), stream, clock=FakeClock())
+    log(event)
+    assert log.dropped == 0
+    assert [json.loads(line) for line in raw.getvalue().decode("ascii").splitlines()] == lines_in(
+        logged(event, format="json")
+    )
+
+
+def test_a_name_can_be_searched_for_as_it_is_written() -> None:
+    event = ObjectStarted(pipeline="clicks", object_uri="s3://b/画像/ключ 😀.txt", attempt_id="a", attempt=1)
+    assert "s3://b/画像/ключ 😀.txt" in logged(event, format="json").getvalue()
 
 
 @given(outcome=ANY_TEXT)

@@ -1,16 +1,19 @@
-"""CSV against a plain reference: a regular expression for a line of fields, and simple converters."""
+"""CSV against a plain reference: Python's csv for records, a regular expression for a line's fields, and converters."""
 
+import csv as csv_module
+import gzip
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.property.source_run import Case, Expected, any_pieces, check, halves, whole
-from tests.property.source_values import Malformed, WrongType, day, moment
+from tests.property.source_run import Case, Expected, any_pieces, check, halves, read, whole
+from tests.property.source_values import DECIMAL_KINDS, DECIMALS, Malformed, WrongType, check_neighbours, day, moment
 
 from penstock.pipeline.source.csv_lines import CsvClassifier, Layout
 from penstock.pipeline.source.ddl import parse_ddl
@@ -28,6 +31,8 @@ DIALECTS = [
     CsvOptions(delimiter="\t", quote=""),
     CsvOptions(header=False, delimiter="|", null_text="null"),
 ]
+
+BOM = b"\xef\xbb\xbf"
 
 # -- the reference ---------------------------------------------------------------------------------------------------
 
@@ -62,20 +67,38 @@ class Plain:
             if at > len(line):
                 return fields
 
+    def parsed(self, data: bytes) -> Iterator[tuple[int, bytes, list[str]]]:
+        """Offset, bytes and fields of each record, by Python's csv, with a carriage return alone as a character."""
+        lines = re.findall(rb"[^\n]*\n|[^\n]+", data)
+        texts = [line.decode("utf-8", "surrogateescape") for line in lines]
+        texts[:1] = [text.removeprefix("\ufeff") for text in texts[:1]]
+        reader = csv_module.reader(
+            [re.sub(r"\r(?!\n|\Z)", "\x01", text) for text in texts],
+            delimiter=self.csv.delimiter,
+            quotechar=self.csv.quote or None,
+            quoting=csv_module.QUOTE_MINIMAL if self.csv.quote else csv_module.QUOTE_NONE,
+        )
+        at = done = 0
+        for fields in reader:
+            raw = b"".join(lines[done : reader.line_num])
+            yield at, raw.removesuffix(b"\n").removesuffix(b"\r"), [text.replace("\x01", "\r") for text in fields]
+            at += len(raw)
+            done = reader.line_num
+        assert done == len(lines)
+
     def reference(self, data: bytes) -> Expected:
         expected = Expected()
         names: list[str] | None = None if self.csv.header else list(CONVERTERS)
-        at = 0
-        for ended in re.findall(rb"[^\n]*\n|[^\n]+", data):
-            raw = ended.removesuffix(b"\n").removesuffix(b"\r")
-            line = raw.removeprefix(b"\xef\xbb\xbf") if at == 0 else raw
-            if not line.strip(b" \t".replace(self.csv.delimiter.encode(), b"")):
+        for at, raw, _ in self.parsed(data):
+            line = raw.removeprefix(BOM) if at == 0 else raw
+            if b"\n" in line:
+                expected.bad.append((at, raw, "malformed"))
+            elif not line.strip(b" \t".replace(self.csv.delimiter.encode(), b"")):
                 pass
             elif names is None:
                 names = [name.strip().lower() for name, _ in self.split(line.decode())]
             else:
                 self._add(expected, at, raw, line, names)
-            at += len(ended)
         return expected
 
     def _add(self, expected: Expected, at: int, raw: bytes, line: bytes, names: Sequence[str]) -> None:
@@ -175,6 +198,16 @@ TRAPS = {
     "a quote within a field": b'id,s\n1,a"b\n2,a"b"\n3, "a"\n',
     "a quote not closed": b'id,s\n1,"a\n2,b\n3,"c\nd"\n',
     "a quote not closed, at the end": b'id,s\n1,b\n3,"c',
+    "a line of a record that looks like a row": b'id,s\n1,"first\n99,second\n3"\n2,fine\n',
+    "a record of many lines": b'id,s\n1,"a\n\n2,b\n3,c\n"\n4,d\n5,"e\n6,f\n7,g"\n',
+    "quotes that close and open again on a line": b'id,s,z\n1,"a\nb","c\nd"\n2,e,f\n',
+    "quotes that close and open a field too many": b'id,s\n1,"a\nb"x,"c\n2,d\n"\n3,e\n',
+    "doubled quotes beside line breaks": b'id,s\n1,"""\n2,a\n"""\n3,""\n4,"b""\n""c"\n5,"d"\n',
+    "line breaks of CRLF": b'id,s\r\n1,"a\r\n2,b"\r\n3,"c"\r\n4,"d\r\n5,e',
+    "records alone": b'id,s\n"1\n2","a"\n"3","b\n4,c"\n',
+    "a quote alone on its lines": b'id\n1\n"\n2\n"\n3\n"\n4\n',
+    "quotes within fields beside a record": b'id,s\n1,5" a\n2,"b\n3,6" c\n4,d\n5,7"\n6,"e"\n',
+    "not UTF-8 within a record": b'id,s\n1,"\xff\n2,a"\n3,\xff\n',
     "even quotes that do not close": b'id,s,z\n1,a"b,"c\n2,d"e,"f\n3,g,h\n',
     "something behind a quote": b'id,s\n1,"a"b\n2,"a" \n3,"a""\n',
     "fewer and more fields": b"id,s\n1\n1,a,b\n2,c\n,\n1,\n",
@@ -271,7 +304,29 @@ def _fields(draw: st.DrawFn, names: Sequence[str], csv: CsvOptions) -> bytes:
 
 
 ODD = st.sampled_from(
-    [b"", b" ", b"\t", b"\r", b"\xff", b'"', b"'", b'"a', b'a"', b"\x00", b",", b"|", b"\xef\xbb\xbf1", b'""']
+    [
+        b"",
+        b" ",
+        b"\t",
+        b"\r",
+        b"\xff",
+        b'"',
+        b"'",
+        b'1,"',
+        b'",2',
+        b"1;'",
+        b"';2",
+        b'"","',
+        b'"\n1,2\n"',
+        b'"a\r',
+        b'"a',
+        b'a"',
+        b"\x00",
+        b",",
+        b"|",
+        b"\xef\xbb\xbf1",
+        b'""',
+    ]
 )
 
 
@@ -299,6 +354,54 @@ def test_any_files_in_any_pieces_are_read_as_the_reference_reads_them(
     check_reading(contents, data.draw(any_pieces(contents)), csv, block_bytes)
 
 
+QUOTED_DIALECTS = [CsvOptions(header=False), CsvOptions(header=False, delimiter=";", quote="'")]
+
+
+@st.composite
+def _quoted_files(draw: st.DrawFn, csv: CsvOptions) -> bytes:
+    """Bytes in which every second character matters to the quoting."""
+    marks = [csv.quote, csv.quote, csv.delimiter, "\n", "\n", "\r\n"]
+    pieces = st.sampled_from(
+        [*marks, csv.quote * 2, csv.delimiter + csv.quote, csv.quote + csv.delimiter, "a", "b", " ", "\r", "é"]
+    )
+    mark = draw(st.sampled_from([b"", b"", b"", BOM]))
+    return mark + "".join(draw(st.lists(pieces, max_size=40))).encode()
+
+
+@pytest.mark.parametrize("columns", [1, 2, 3])
+@pytest.mark.parametrize("csv", QUOTED_DIALECTS, ids=repr)
+@settings(max_examples=100, deadline=None)
+@given(data=st.data(), block_bytes=st.sampled_from([1, 5, 16, 4096]), compressed=st.sampled_from([False] * 5 + [True]))
+def test_every_record_is_one_row_or_one_bad_record_however_the_file_is_cut(
+    csv: CsvOptions, columns: int, data: st.DataObject, block_bytes: int, compressed: bool
+) -> None:
+    contents = data.draw(st.lists(_quoted_files(csv), min_size=1, max_size=3))
+    stored = [gzip.compress(content) if compressed else content for content in contents]
+    ddl = ", ".join(f"c{number} string" for number in range(columns))
+    found = read(
+        Case(
+            contents=stored,
+            partitions=whole(stored) if compressed else data.draw(any_pieces(stored)),
+            options=ReadOptions(schema_ddl=ddl, format="csv", csv=csv, block_bytes=block_bytes),
+            suffix=".gz" if compressed else "",
+        )
+    )
+    assert found.failures == {}
+    for ref, content in zip(found.plan.objects, contents, strict=True):
+        records = {
+            at: (raw, fields) for at, raw, fields in Plain(csv).parsed(content) if raw.removeprefix(BOM).strip(b" \t")
+        }
+        rows = {at: list(row.values()) for uri, at, row in found.rows if uri == ref.uri}
+        bad = {at: raw for uri, at, raw, _ in found.bad if uri == ref.uri}
+        assert len(rows) + len(bad) == sum(found.counts[int(ref.key[1:].removesuffix(".gz"))])
+        assert sorted([*rows, *bad]) == sorted(records)
+        for at, values in rows.items():
+            assert b"\n" not in records[at][0]
+            assert [value or "" for value in values] == records[at][1]
+        for at, raw in bad.items():
+            assert raw == records[at][0]
+
+
 LAYOUT = Layout(fields=len(CONVERTERS), places=tuple(range(len(CONVERTERS))))
 
 
@@ -319,6 +422,21 @@ def test_a_line_fares_alone_as_it_fares_among_others(csv: CsvOptions, data: st.D
             other = next(bad)
             assert (found.raw, found.reason, found.detail) == (other.raw, other.reason, other.detail)
     assert (next(rows, None), next(bad, None)) == (None, None)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    kind=DECIMAL_KINDS,
+    texts=st.lists(DECIMALS, min_size=1, max_size=6),
+    quoted=st.booleans(),
+)
+def test_a_decimal_fares_alone_as_it_fares_beside_a_bad_line(
+    kind: tuple[int, int], texts: list[str], quoted: bool
+) -> None:
+    schema = pa.schema([pa.field("n", pa.decimal128(*kind))])
+    decoder = CsvDecoder(schema, CsvOptions(), Layout(fields=1, places=(0,)))
+    mark = '"' if quoted else ""
+    check_neighbours(decoder, [f"{mark}{text}{mark}\n".encode() for text in texts], b"x,y\n")
 
 
 @settings(max_examples=500, deadline=None)

@@ -6,11 +6,21 @@ from collections.abc import Iterator, Sequence
 from decimal import Decimal, InvalidOperation
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tests.property.source_run import Case, Expected, any_pieces, check, halves, whole
-from tests.property.source_values import Malformed, WrongType, day, moment, text
+from tests.property.source_values import (
+    DECIMAL_KINDS,
+    DECIMALS,
+    Malformed,
+    WrongType,
+    check_neighbours,
+    day,
+    moment,
+    text,
+)
 
 from penstock.pipeline.source.ddl import parse_ddl
 from penstock.pipeline.source.jsonl import JsonlDecoder
@@ -320,6 +330,24 @@ def test_a_line_fares_alone_as_it_fares_among_others(lines: list[bytes], repeat:
             assert (found.raw, found.reason, found.detail) == (other.raw, other.reason, other.detail)
     assert next(rows, None) is None
     assert next(bad, None) is None
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    kind=DECIMAL_KINDS,
+    texts=st.lists(DECIMALS, min_size=1, max_size=6),
+    quoted=st.booleans(),
+)
+@example(kind=(38, 0), texts=["9" * 38], quoted=False)
+@example(kind=(38, 0), texts=["1e-39"], quoted=False)
+@example(kind=(30, 30), texts=["0." + "9" * 30], quoted=True)
+def test_a_decimal_fares_alone_as_it_fares_beside_a_bad_line(
+    kind: tuple[int, int], texts: list[str], quoted: bool
+) -> None:
+    schema = pa.schema([pa.field("n", pa.decimal128(*kind)), pa.field("o", pa.list_(pa.decimal128(*kind)))])
+    mark = '"' if quoted else ""
+    lines = [f'{{"n":{mark}{text}{mark},"o":[{mark}{text}{mark}]}}\n'.encode() for text in texts]
+    check_neighbours(JsonlDecoder(schema), lines, b"x\n")
 
 
 @settings(max_examples=500, deadline=None)

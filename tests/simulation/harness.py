@@ -16,6 +16,7 @@ from random import Random
 from typing import Any, cast
 from unittest import mock
 
+from tests.claims import extended
 from tests.simulation.bindings import Tables
 from tests.simulation.fakes import FakeEngine, FakeTable, Kind, Thing, World
 from tests.simulation.stage import Crash, Stage
@@ -26,7 +27,7 @@ from penstock.errors import PublishHalted, TemporaryError, TransformError, UserE
 from penstock.events import Bus
 from penstock.ledger import Ledger
 from penstock.ledger.database import Database
-from penstock.ledger.records import TERMINAL, BatchOutcome
+from penstock.ledger.records import TERMINAL, UNREAD, BatchOutcome
 from penstock.messaging.delivery import Delivery
 from penstock.messaging.message import Outgoing
 from penstock.messaging.settlement import Ack, Release, Settlement
@@ -377,7 +378,7 @@ class Worker:
         """Upkeep, one batch, settlement. A fault ends the round and nothing else."""
         with suppress(TemporaryError):
             if self._play.random.random() < (0.1 if self._stage.chaos else self._idle):
-                self._handler.upkeep()
+                self._upkeep()
             if self._stage.chaos and self._play.random.random() < 0.1:
                 self._play.sweep(self._tables)
             deliveries = self._broker.receive(
@@ -389,6 +390,10 @@ class Worker:
                 self._work(deliveries)
             elif self._stage.chaos:
                 self._play.idle()
+
+    def _upkeep(self) -> None:
+        for job in self._handler.jobs().values():
+            job()
 
     def _work(self, deliveries: Sequence[Delivery]) -> None:
         flight = self.flight = Flight(deliveries=deliveries, execution=self._handler.begin(deliveries))
@@ -412,7 +417,7 @@ class Worker:
             with suppress(TemporaryError):
                 flight.execution.give_back()
             return {}
-        except (UserError, PublishHalted):
+        except (UserError, PublishHalted, Violation):
             raise  # nothing else in the play calls for a person
         except Exception:
             if not flight.ended:
@@ -437,21 +442,38 @@ class Worker:
         """Settled implies recorded: nothing is acked whose objects are not all in a terminal state."""
         ids = [ref.object_id for ref in parse(delivery.message.body, buckets_allowed=None).objects]
         states = self._play.ledger.states(self._play.pipeline, ids)
-        if not all(states.get(id) in TERMINAL or self._was_dead(id) for id in ids):
+        if not all(states.get(id) in TERMINAL or self._had_ended(id, delivery.message.enqueued_at) for id in ids):
             raise Violation("a message is acked before its objects are done")
 
-    def _was_dead(self, object_id: bytes) -> bool:
-        """A dead object may live again, by a message of its own, while an older message of it is being acked."""
+    def _had_ended(self, object_id: bytes, enqueued_at: float) -> bool:
+        """An ended object may live again, by a message of its own, while an older message of it is being acked.
+
+        Older than the look that found nothing to read, that is: of what was announced later such a look says nothing.
+        """
         timeline = self._play.ledger.attempts_of(self._play.pipeline, object_id)
-        return any(attempt.outcome == "dead" for attempt in timeline)
+        return any(
+            attempt.outcome == "dead" or (attempt.outcome in UNREAD and attempt.started_at >= enqueued_at)
+            for attempt in timeline
+        )
 
     def beat(self) -> None:
-        """Extend the claim, then the deliveries; a lost claim ends the batch here."""
+        """Extend the claim and the deliveries, in any order, or only one of them; a lost claim ends the batch here.
+
+        The calls of a heartbeat do not wait for each other, so the claim may be extended after the deliveries, and the
+        deliveries while the claim is in the making or the ledger does not answer.
+        """
         flight = self.flight
-        if flight is None or flight.ended or self._busy(flight):
+        if flight is None or flight.ended:
             return
-        if flight.execution.extend():
+        first = self._play.random.random() < 0.5
+        if first:
             self._play.broker.extend(flight.deliveries, lease_seconds=LEASE_SECONDS)
+        held = extended(flight.execution, lease_seconds=LEASE_SECONDS)
+        if self._over(flight):
+            return
+        if held:
+            if not first:
+                self._play.broker.extend(flight.deliveries, lease_seconds=LEASE_SECONDS)
         else:
             flight.ended = True
             self._play.broker.settle([(delivery, Release(delay_seconds=1.0)) for delivery in flight.deliveries])
@@ -468,9 +490,12 @@ class Worker:
         self._play.broker.settle([(delivery, Release(refund=True)) for delivery in flight.deliveries])
         flight.execution.interrupt()
 
+    def _over(self, flight: Flight) -> bool:
+        return flight.ended
+
     def _busy(self, flight: Flight) -> bool:
         # A thread would wait for the claim in the making; an actor that waited would stop the play.
-        return flight.execution._hold.lock.locked()
+        return not flight.execution._hold._taken.is_set()
 
     def _fenceless(self, ledger: Faulty) -> Any:
         """Under sabotage: a ledger whose commit takes back what it lost, and one that charges what was given back."""

@@ -17,6 +17,7 @@ ENDS = {
     Kind.SUPERSEDED: ObjectState.SUPERSEDED,
 }
 UNCONTROLLED = frozenset({"expired", "worker_died"})  # ends of an attempt that count, whoever was at fault
+FINAL = frozenset({"dead", "gone", "superseded"})  # ends that a message sent later may revoke
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +33,12 @@ class Fate:
         """Crashes had used up its attempts before its one bad read, which was its last then. A crash counts."""
         spent = sum(end in UNCONTROLLED for end in self.ends)
         return self.thing.kind is Kind.FLAKY and "dead" in self.ends and spent >= ATTEMPTS_MAX - 1
+
+    @property
+    def last_life(self) -> Sequence[str]:
+        """The ends since a message last gave it another life; all of them where none did."""
+        ended = [n for n, end in enumerate(self.ends[:-1], start=1) if end in FINAL]
+        return self.ends[ended[-1] if ended else 0 :]
 
     @property
     def must_be(self) -> ObjectState:
@@ -98,9 +105,8 @@ def _ended_well(fate: Fate) -> None:
     """Crashes and failures count, being given back and faults of the machinery do not; nobody dies early."""
     key, attempts = fate.thing.ref.key, fate.row.attempts
     demand(fate.row.state is fate.must_be, f"{key} is {fate.thing.kind} and ended {fate.row.state}")
-    uncontrolled = sum(end in UNCONTROLLED for end in fate.ends)
-    revived = "dead" in fate.ends[:-1]  # its attempts began anew
-    least, most = 1 if revived else 1 + uncontrolled, 1 + fate.thing.charges + uncontrolled
+    uncontrolled = sum(end in UNCONTROLLED for end in fate.last_life)  # a life begins with no attempts
+    least, most = 1 + uncontrolled, 1 + fate.thing.charges + sum(end in UNCONTROLLED for end in fate.ends)
     fair = f"{least} to {most} are fair"
     demand(least <= attempts <= most, f"{key} was charged {attempts} attempts, {fair}: {fate.ends}")
     if fate.must_be is ObjectState.DEAD:

@@ -20,6 +20,9 @@ CHUNKS, CHUNK = 49, 400  # the others, in pieces that can be spread over process
 SHORT = 4  # of the chunks
 HONEST = Sabotage()
 UPKEEP = {  # has kill tests of its own
+    Step.COMPACTED,
+    Step.COMPACTION_COMMITTED,
+    Step.LEFTOVER_MARKED,
     Step.CLEANING,
     Step.SET_ASIDE,
     Step.CLEANED,

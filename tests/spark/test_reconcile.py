@@ -20,7 +20,7 @@ from penstock import App, DeltaSink, ObjectSource, Pipeline
 from penstock.app.announcing import announce_all
 from penstock.app.reconcile import ReconcileReport, ReconcileRequest, reconcile
 from penstock.app.reconcile_target import target_in
-from penstock.app.wiring import Tools
+from penstock.app.tools import Tools
 from penstock.cli.reconcile import sentence
 from penstock.config import Settings
 from penstock.errors import UsageError
@@ -168,8 +168,9 @@ def test_what_was_lost_on_purpose_is_announced_and_nothing_else(
     # Known, each in a way of its own.
     scene.end(next(parts), "processed")
     scene.end(next(parts), "dead", Failure.DEAD)
-    scene.end(next(parts), "gone", Failure.GONE)
-    scene.end(next(parts), "superseded", Failure.SUPERSEDED)
+    seemed_gone, seemed_superseded = next(parts), next(parts)
+    scene.end(seemed_gone, "gone", Failure.GONE)
+    scene.end(seemed_superseded, "superseded", Failure.SUPERSEDED)
     scene.archive(next(parts))
     # Lost, each in a way of its own.
     never_announced = next(parts)
@@ -185,18 +186,18 @@ def test_what_was_lost_on_purpose_is_announced_and_nothing_else(
     live = next(parts)
     scene.claim(live, "live")
     scene.claim(crashed, "whose worker died", lease_seconds=OVER)
-    lost = ids([*never_announced, *row_lost, *purged, *freed, *crashed])
+    lost = ids([*seemed_gone, *seemed_superseded, *never_announced, *row_lost, *purged, *freed, *crashed])
 
     report = scene.reconcile(spark)
     assert ids(scene.announced()) == lost
-    assert (report.listed, report.missing, report.sent, report.stopped) == (330, 150, 150, False)
-    assert sum(prefix.missing for prefix in report.prefixes) == 150
+    assert (report.listed, report.missing, report.sent, report.stopped) == (330, 210, 210, False)
+    assert sum(prefix.missing for prefix in report.prefixes) == 210
     assert {prefix.uri for prefix in report.prefixes} <= {f"file://{scene.landing}/{one}/" for one in "abc"}
     missing = scene.of(ObjectsMissing)
-    assert [(event.pipeline, event.missing) for event in missing] == [("clicks", 150)]
+    assert [(event.pipeline, event.missing) for event in missing] == [("clicks", 210)]
     last = scene.app.ledger.reconciliation("clicks")
     assert last is not None
-    assert (last.listed, last.missing, last.sent, last.source) == (330, 150, 150, str(scene.landing))
+    assert (last.listed, last.missing, last.sent, last.source) == (330, 210, 210, str(scene.landing))
 
 
 def test_nothing_missing_is_said_in_a_sentence(scene: Scene, spark: SparkSession) -> None:
@@ -290,7 +291,7 @@ def test_a_stop_in_the_middle_of_spark_s_work_cancels_it(
     scene.write("a")
     real, begun = known_frame, tmp_path / "begun"
 
-    def slow(*arguments: Any) -> Any:
+    def slow(*arguments: Any, **options: Any) -> Any:
         at_work = str(begun)  # by value: this runs in Spark's Python worker
 
         def wait(batches: Any) -> Any:
@@ -298,13 +299,13 @@ def test_a_stop_in_the_middle_of_spark_s_work_cancels_it(
             time.sleep(3_600)  # longer than this test may take: who waits for it fails
             yield from batches
 
-        return real(*arguments).mapInArrow(wait, "known_id binary")
+        return real(*arguments, **options).mapInArrow(wait, "known_id binary")
 
     def stop_once_begun() -> None:
         wait_for(begun.exists, "Spark is at work", within=120)
         scene.stop.request()
 
-    monkeypatch.setattr("penstock.app.reconcile_look.known_frame", slow)
+    monkeypatch.setattr("penstock.pipeline.reconcile.known.known_frame", slow)
     with ThreadPoolExecutor(1) as pool:
         stopping = pool.submit(stop_once_begun)
         report = scene.reconcile(spark)
@@ -318,7 +319,7 @@ def test_no_password_is_in_the_plan(scene: Scene, spark: SparkSession) -> None:
         is_of_this_process = is_of_this_host = False
         secret_url = "postgresql://me:verysecret@db.example/ledger"
 
-    frame = known_frame(spark, Elsewhere(), "clicks")  # type: ignore[arg-type]
+    frame = known_frame(spark, Elsewhere(), "clicks", seen_at=0.0)  # type: ignore[arg-type]
     plan = frame._jdf.queryExecution().toString()
     assert "MapInArrow" in plan
     assert "verysecret" not in plan

@@ -21,7 +21,7 @@ from tests.services.aws_server import AwsServer
 from penstock import App, DeltaSink, ObjectSource
 from penstock.app.reconcile import ReconcileReport, ReconcileRequest, reconcile
 from penstock.app.reconcile_target import target_in
-from penstock.app.wiring import Tools
+from penstock.app.tools import Tools
 from penstock.config import Settings
 from penstock.errors import ConfigurationError, UsageError
 from penstock.events import Bus

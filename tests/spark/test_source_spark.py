@@ -304,3 +304,37 @@ def with_pieces(plan: ReadPlan, count: int) -> ReadPlan:
     pieces = [Piece(object=0, start=start, stop=stop) for start, stop in pairwise(edges)]
     values = {name: getattr(plan, name) for name in plan.__slots__}
     return ReadPlan(**values | {"partitions": tuple((piece,) for piece in pieces)})
+
+
+def test_a_csv_object_that_was_cut_within_a_record_is_read_again_cut_at_records(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """The piece that begins within quotes gives false rows at first, which the driver does not let count."""
+    folder = tmp_path / "in"
+    folder.mkdir()
+    record = b'1,"first\n' + b"99,false\n" * 100_000 + b'last"\n'
+    (folder / "a.csv").write_bytes((record + b"2,fine\n") * 13)
+    ddl, csv = "id bigint, s string", api.CsvOptions(header=False)
+    plan = plan_of(tmp_path, folder, ddl=ddl, format="csv", csv=csv)
+    assert plan.cuts_are_guesses
+    api.read(spark, plan).write.format("noop").mode("append").save()
+    recut = api.summarise(plan).recut
+    assert list(recut) == [0]
+    again = api.make_plan(
+        plan.objects,
+        attempt_id="A",
+        run=2,
+        options=plan.options,
+        cores=2,
+        source=plan.source,
+        aws=Aws(),
+        quarantine=plan.quarantine,
+        work=LocalFiles(tmp_path / "again"),
+        cuts=recut,
+    )
+    again.save()
+    rows = api.read(spark, again).select("id", "_offset").collect()
+    assert {row.id for row in rows} == {2}
+    assert sorted(row._offset for row in rows) == [(len(record) + 7) * n + len(record) for n in range(13)]
+    summary = api.summarise(again)
+    assert (summary.rows, summary.lines_quarantined, dict(summary.recut)) == (13, 13, {})

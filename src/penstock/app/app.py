@@ -3,11 +3,14 @@
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Self
+from weakref import WeakSet
 
 from penstock.app.handlers import Handlers
 from penstock.app.identity import worker_id
 from penstock.app.incidents import Incidents
+from penstock.app.naming import checked_name, module_that_calls
 from penstock.app.pipelines.service import PipelineService
 from penstock.app.service import Service
 from penstock.app.transactions import Transactional
@@ -15,6 +18,7 @@ from penstock.config import Settings, load_settings, shown
 from penstock.errors import UsageError
 from penstock.events import Listener
 from penstock.handlers.durations import Duration, seconds_of
+from penstock.messaging.aside import AsideThreads
 from penstock.messaging.broker import Broker
 from penstock.messaging.message import (
     DEDUPLICATION_ATTRIBUTE,
@@ -23,12 +27,24 @@ from penstock.messaging.message import (
     Attributes,
     Outgoing,
 )
+from penstock.messaging.options import checks_options
 from penstock.messaging.queue import Queue
 from penstock.messaging.schema import Codec
 from penstock.messaging.tracing import Tracing
 from penstock.monitoring.errors import ErrorHook
 
 SEND_CHUNK = 1_000  # messages handed to the broker in one call
+
+# Every app of this process, for tests alone: a handler under test may send through any of them.
+_apps: "WeakSet[App]" = WeakSet()
+SENDING_THREADS_MAX = 32  # of `send_async` and `send_many_async`
+
+
+def _setting(name: str) -> str | None:
+    """Return what to do about an option that is a setting."""
+    if name not in Settings.model_fields:
+        return None
+    return f"{name} is a setting: App.from_config({name}=...), PENSTOCK_{name.upper()} or penstock.toml."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,9 +58,11 @@ class App(Handlers, Transactional):
 
     ``broker`` and ``ledger`` are addresses, or things opened already; by default those of the settings. The ledger is
     opened only where something needs it: idempotent handlers, object handlers and pipelines. ``on_error(exception,
-    context)`` hears of failures; ``listeners`` of every event.
+    context)`` hears of failures; ``listeners`` of every event. ``name`` is part of the identity of what the ledger
+    records; without one it is the setting ``app_name``, or else the module that makes the app.
     """
 
+    @checks_options("App", hint=_setting)
     def __init__(
         self,
         *,
@@ -53,6 +71,7 @@ class App(Handlers, Transactional):
         settings: Settings | None = None,
         on_error: ErrorHook | None = None,
         listeners: Sequence[Listener] = (),
+        name: str | None = None,
     ) -> None:
         super().__init__()
         Transactional.__init__(self)
@@ -62,23 +81,34 @@ class App(Handlers, Transactional):
         }
         base = settings or Settings.model_construct()
         self.settings = base.model_copy(update={name: value for name, value in given.items() if value is not None})
+        given_name = self.settings.app_name if name is None else checked_name(name)
+        self.is_named = given_name is not None
+        self.name = module_that_calls() if given_name is None else given_name
         self.on_error = on_error
         self.listeners = tuple(listeners)
         self.worker = worker_id()
         self.incidents = Incidents()  # what the broker tells of; a worker passes it on to its listeners
         self._lock = threading.Lock()
+        self._sending = AsideThreads("send", threads_max=SENDING_THREADS_MAX)
         self._broker: Broker | None = None if broker is None or isinstance(broker, str) else broker  # under the lock
         self._ledger: Any | None = None if ledger is None or isinstance(ledger, str) else ledger  # as above
         self._opened_elsewhere = self._broker is not None  # as above
+        self._stand_in: Any = None  # as above: a test's broker
         self._tracing: Tracing | None = None  # as above
         self._senders: dict[Queue[Any] | str, _Sender] = {}  # as above
+        _apps.add(self)
 
     @classmethod
     def from_config(
-        cls, *, on_error: ErrorHook | None = None, listeners: Sequence[Listener] = (), **given: Any
+        cls,
+        *,
+        on_error: ErrorHook | None = None,
+        listeners: Sequence[Listener] = (),
+        name: str | None = None,
+        **given: Any,
     ) -> Self:
         """An app with the settings of environment and penstock.toml; ``given`` go before both."""
-        return cls(settings=load_settings(**given), on_error=on_error, listeners=listeners)
+        return cls(settings=load_settings(**given), on_error=on_error, listeners=listeners, name=name)
 
     @property
     def broker(self) -> Broker:
@@ -120,7 +150,13 @@ class App(Handlers, Transactional):
             before = (self._broker, self._ledger)
             self._broker, self._ledger = broker, ledger
             self._opened_elsewhere = broker is not None
+            self._stand_in = broker
         return before
+
+    @property
+    def stand_in(self) -> Any:
+        """The broker that a test put in the place of the app's own, or None."""
+        return self._stand_in
 
     def close(self) -> None:
         """Give back connections. The app can be used again."""
@@ -169,9 +205,7 @@ class App(Handlers, Transactional):
 
     async def send_async(self, queue: Queue[Any] | str, body: Any, **options: Any) -> str:
         """As `send`, without blocking the event loop."""
-        import asyncio
-
-        return await asyncio.to_thread(self.send, queue, body, **options)
+        return await self._sending.run(partial(self.send, queue, body, **options))
 
     def send_many(
         self,
@@ -200,9 +234,7 @@ class App(Handlers, Transactional):
 
     async def send_many_async(self, queue: Queue[Any] | str, bodies: Iterable[Any], **options: Any) -> list[str]:
         """As `send_many`, without blocking the event loop."""
-        import asyncio
-
-        return await asyncio.to_thread(self.send_many, queue, bodies, **options)
+        return await self._sending.run(partial(self.send_many, queue, bodies, **options))
 
     def announce(self, queue: Queue[Any] | str, folder: str) -> int:
         """Send a notification for everything below a folder or s3://BUCKET/PREFIX; answers how many. For object
@@ -284,6 +316,11 @@ class App(Handlers, Transactional):
             return queue
         declared = [declaration.queue for declaration in self.declarations if declaration.queue.name == queue]
         return declared[0] if declared else Queue(queue)
+
+
+def apps_of_process() -> Sequence[App]:
+    """Return every app that this process has made and still uses. For tests."""
+    return tuple(_apps)
 
 
 def _name(queue: Queue[Any] | str) -> str:

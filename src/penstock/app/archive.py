@@ -9,6 +9,7 @@ from pathlib import Path
 from ulid import ULID
 
 from penstock.app.cleanup.declaration import Keep
+from penstock.app.object_service import ObjectService
 from penstock.app.pipelines.pipeline import Pipeline
 from penstock.app.places import STATE_FOLDER, Places
 from penstock.app.tables import Tables
@@ -89,9 +90,14 @@ def stores(
     return [*with_tables, *without]
 
 
-def cleanups_of(pipelines: Iterable[Pipeline]) -> dict[str, bool]:
-    """Which of these pipelines do something with what they have processed."""
-    return {one.name: not isinstance(one.declaration.source.cleanup, Keep) for one in pipelines}
+def cleanups_of(readers: Iterable[Pipeline | ObjectService]) -> dict[str, bool]:
+    """Which of these pipelines and object handlers do something with what they have processed."""
+    return {
+        one.name: not isinstance(
+            one.source_cleanup if isinstance(one, ObjectService) else one.declaration.source.cleanup, Keep
+        )
+        for one in readers
+    }
 
 
 def archive(

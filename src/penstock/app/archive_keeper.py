@@ -85,14 +85,15 @@ def keeper_of(services: Sequence[Service], host: Host, *, days: float) -> Archiv
     Raises `UsageError` where the setting archive is no place for files.
     """
     pipelines = [service.pipeline for service in services if isinstance(service, PipelineService)]
-    handlers = [service.name for service in services if isinstance(service, ObjectService)]
+    objects = [service for service in services if isinstance(service, ObjectService)]
+    handlers = [service.name for service in objects]
     settings = host.settings
     found = stores(
         {one.name: declared_places(one.name, one.declaration.sink.table, settings) for one in pipelines},
         handlers,
         host.ledger(),
         settings,
-        cleans_up=cleanups_of(pipelines) | dict.fromkeys(handlers, False),
+        cleans_up=cleanups_of([*pipelines, *objects]),
     )
     return ArchiveKeeper(
         found,

@@ -6,6 +6,7 @@ from contextlib import closing
 from penstock.app.archive import archive, cleanups_of, stores
 from penstock.app.backends import open_ledger
 from penstock.app.kill import killing_probe
+from penstock.app.object_service import ObjectService
 from penstock.app.places import Places
 from penstock.app.scope import Scope, is_there
 from penstock.app.state import check_owner
@@ -30,7 +31,9 @@ def archive_scope(scope: Scope, *, app: str | None, older_than_seconds: float, d
     if app is not None:
         from penstock.app.loading import load_app
 
-        cleans_up |= cleanups_of(load_app(app).pipelines)
+        loaded = load_app(app)
+        objects = [service for service in loaded.services if isinstance(service, ObjectService)]
+        cleans_up |= cleanups_of([*loaded.pipelines, *objects])
     probe, clock = killing_probe(settings.kill_at), SystemClock()
     where_settings = settings.model_copy(update={"state": scope.settings.state})
     with closing(open_ledger(scope.settings, probe=probe)) as ledger:

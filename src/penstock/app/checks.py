@@ -4,7 +4,7 @@ import os
 import platform
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from enum import StrEnum
@@ -94,26 +94,31 @@ def state_checks(asked: "Asked", *, try_notification: bool = False) -> Iterator[
         yield Finding(check="app" if asked.means_app else "table", verdict=Verdict.FAILED, found=str(error))
         return
     for scope in scopes:
-        if scope.table is None:
-            yield from _app_checks(scope, asked.app or "the state here")
-        else:
-            yield _standing_check("table", scope, scope.name)
-        yield from _aws_checks(scope, asked.app, try_notification=try_notification)
+        failed: list[str] = []
+        for finding in _scope_checks(scope, asked.app, try_notification=try_notification):
+            failed += [finding.check] if finding.verdict is Verdict.FAILED else []
+            yield finding
+        if not {"broker", "ledger"} & set(failed):
+            what = "app" if scope.table is None else "table"
+            name = scope.name if scope.table is not None else asked.app or "the state here"
+            yield _standing_check(what, scope, name, failed=failed)
 
 
-def _app_checks(scope: "Scope", name: str) -> Iterator[Finding]:
+def _scope_checks(scope: "Scope", app: str | None, *, try_notification: bool) -> Iterator[Finding]:
+    """All but how its work stands, which is judged last: it cannot be well where one of these failed."""
+    if scope.table is None:
+        yield from _app_checks(scope)
+    yield from _aws_checks(scope, app, try_notification=try_notification)
+
+
+def _app_checks(scope: "Scope") -> Iterator[Finding]:
     """What hangs on a broker or a ledger that cannot be opened would only say the same once more."""
-    failed = False
-    for finding in _broker_checks(scope):
-        failed = failed or (finding.check, finding.verdict) == ("broker", Verdict.FAILED)
-        yield finding
+    yield from _broker_checks(scope)
     ledger = guarded("ledger", partial(_ledger, scope), hint=ONE_LEDGER, when_away=AWAY.format(setting="ledger"))
     yield ledger
     if not has_local_ledger(scope.settings) and ledger.verdict is not Verdict.FAILED:
         yield guarded("ledger server", partial(_ledger_server, scope))
     yield guarded("stopping", partial(_stopping, scope))
-    if not failed and ledger.verdict is not Verdict.FAILED:
-        yield _standing_check("app", scope, name)
 
 
 def _aws_checks(scope: "Scope", app: str | None, *, try_notification: bool) -> Iterator[Finding]:
@@ -128,21 +133,26 @@ def _aws_checks(scope: "Scope", app: str | None, *, try_notification: bool) -> I
     yield from aws_checks(scene)
 
 
-def _standing_check(check: str, scope: "Scope", name: str) -> Finding:
+def _standing_check(check: str, scope: "Scope", name: str, *, failed: Sequence[str]) -> Finding:
     from penstock.app.sqs_address import is_sqs
 
     hint = f"`penstock status{scope.options}` shows more"
     if is_sqs(scope.settings.broker):  # whose letters nobody can look at
-        return guarded(check, partial(_standing, scope, name), hint=f"{hint}.")
+        return guarded(check, partial(_standing, scope, name, failed), hint=f"{hint}.")
     hint = f"{hint}, `penstock dead list{scope.options}` the reasons."
-    return guarded(check, partial(_standing, scope, name), hint=hint)
+    return guarded(check, partial(_standing, scope, name, failed), hint=hint)
 
 
-def _standing(scope: "Scope", name: str) -> tuple[Verdict, str]:
+def _standing(scope: "Scope", name: str, failed: Sequence[str]) -> tuple[Verdict, str]:
     from penstock.app.status import standing
 
     found = standing(scope)
-    return (Verdict.WARNING if found.troubles else Verdict.OK), f"{name}: {found.verdict}"
+    if found.troubles:
+        return Verdict.WARNING, f"{name}: {found.verdict}"
+    if failed:
+        checks = ", ".join(dict.fromkeys(failed))
+        return Verdict.WARNING, f"{name}: nothing is late, lost or failed yet, but checks above failed: {checks}"
+    return Verdict.OK, f"{name}: {found.verdict}"
 
 
 def _broker_checks(scope: "Scope") -> Iterator[Finding]:

@@ -4,15 +4,17 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from penstock.app.cleanup.cleaning import source_cleanup
+from penstock.app.cleanup.declaration import Cleanup
 from penstock.app.kill import killing_probe
+from penstock.app.object_service import ObjectService
 from penstock.app.places import declared_places
-from penstock.app.sources import source_of
-from penstock.app.tables import Tables
+from penstock.app.sources import source_at, source_of
 from penstock.app.telemetry import open_reports
 from penstock.errors import UsageError
 from penstock.events import Bus
-from penstock.messaging.clock import SystemClock
-from penstock.pipeline.cleanup import TASK, Pass
+from penstock.messaging.clock import Clock, SystemClock
+from penstock.messaging.steps import Probe
+from penstock.pipeline.cleanup import TASK, Pass, SourceCleanup
 from penstock.worker.shutdown import StopSignal
 
 if TYPE_CHECKING:
@@ -41,7 +43,7 @@ class CleanupReport:
 
 def clean_up(
     app: "App",
-    pipeline: "Pipeline",
+    reader: "Pipeline | ObjectService",
     *,
     dry_run: bool = False,
     limit: int | None = None,
@@ -49,18 +51,21 @@ def clean_up(
     stop: StopSignal,
     listeners: "tuple[Listener, ...]" = (),
 ) -> CleanupReport:
-    """Do it. Raises `UsageError` for a pipeline whose objects are kept, `ObjectDenied` and `TemporaryError` in the
-    middle: what was done until then stays so, and the next one goes on from there."""
+    """Do it for a pipeline or an object handler.
+
+    Raises `UsageError` where objects are kept, `ObjectDenied` and `TemporaryError` in the middle: what was done until
+    then stays so, and the next one goes on from there.
+    """
     heard = open_reports(
         app.settings, worker=app.worker, process="cleanup", on_error=app.on_error, tell=Bus(*listeners).emit
     )
     with heard.told():
-        return _cleaned(app, pipeline, dry_run=dry_run, limit=limit, rate=rate, stop=stop, bus=Bus(*heard.listeners))
+        return _cleaned(app, reader, dry_run=dry_run, limit=limit, rate=rate, stop=stop, bus=Bus(*heard.listeners))
 
 
 def _cleaned(
     app: "App",
-    pipeline: "Pipeline",
+    reader: "Pipeline | ObjectService",
     *,
     dry_run: bool,
     limit: int | None,
@@ -70,38 +75,56 @@ def _cleaned(
 ) -> CleanupReport:
     clock = SystemClock()
     began_at = clock.monotonic()
-    declared = pipeline.declaration
-    where = declared_places(declared.name, declared.sink.table, app.settings)
     probe = killing_probe(app.settings.kill_at)
-    work = source_cleanup(
-        declared.source.cleanup,
-        source=source_of(declared.source.folder, where),
-        where=where,
-        tables=Tables(where, app.ledger, partition_by=None, bus=bus, probe=probe),
-        ledger=app.ledger,
-        bus=bus,
-        probe=probe,
-        clock=clock,
-    )
+    work, cleanup = _work(app, reader, bus=bus, probe=probe, clock=clock)
     if work is None:
         raise UsageError(
-            f"The pipeline {declared.name} keeps its objects: declare what is to become of them, such as "
-            "ObjectSource(..., cleanup=cleanup.Delete(after='30 days'))."
+            f"{reader.name} keeps its objects: declare what is to become of them, such as "
+            "ObjectSource(..., cleanup=cleanup.Delete(after='30 days')), or of an object handler "
+            "source_cleanup=cleanup.Delete(after='30 days')."
         )
     bounds = Pass(objects_max=limit, per_second=rate, stopped=lambda: stop.requested)
     swept = work.count() if dry_run else work.run(bounds)
     stopped = swept.more and stop.requested
     return CleanupReport(
-        pipeline=declared.name,
-        action=declared.source.cleanup.action,
+        pipeline=reader.name,
+        action=cleanup.action,
         dry_run=dry_run,
         objects=swept.objects,
         already=swept.already,
         skipped={reason: number for reason, number in swept.skipped.items() if number},
         batches=swept.batches,
-        done_to=app.ledger.progress(where.pipeline, TASK),
+        done_to=app.ledger.progress(reader.name, TASK),
         waits_for=swept.waits_for,
         stopped=stopped,
         limited=swept.more and not stopped,
         seconds=round(clock.monotonic() - began_at, 3),
     )
+
+
+def _work(
+    app: "App", reader: "Pipeline | ObjectService", *, bus: Bus, probe: Probe, clock: Clock
+) -> "tuple[SourceCleanup | None, Cleanup]":
+    if isinstance(reader, ObjectService):
+        app.ledger.ensure_pipeline(reader.name)
+        source = source_at(reader.source, app.settings.aws)
+        return reader.cleaning(source, ledger=app.ledger, bus=bus, probe=probe, clock=clock), reader.source_cleanup
+    from penstock.app.tables import Tables
+    from penstock.pipeline.extra import require_spark
+
+    require_spark()  # the tables are asked what they show
+    declared = reader.declaration
+    where = declared_places(declared.name, declared.sink.table, app.settings)
+    tables = Tables(where, app.ledger, partition_by=None, bus=bus, probe=probe)
+    work = source_cleanup(
+        declared.source.cleanup,
+        source=source_of(declared.source.folder, where),
+        pipeline=where.pipeline,
+        own=where.own,
+        shown_to=tables.shown_to,
+        ledger=app.ledger,
+        bus=bus,
+        probe=probe,
+        clock=clock,
+    )
+    return work, declared.source.cleanup

@@ -43,6 +43,8 @@ class ReplayReport:
     sent: int = 0
     sent_before: int = 0  # by a replay that was cut short: only their letters were deleted
     homeless: int = 0  # left, as nothing tells where they belong, or their queue is not there
+    refused: int = 0  # left, as their queues never take them
+    refusal: str | None = None  # the first reason
     by_queue: dict[str, int] = field(default_factory=dict)  # where they went
     fates: list[Fate] = field(default_factory=list)  # of the canaries
     ids_met: set[str] = field(default_factory=set)  # of those that were asked for
@@ -51,12 +53,12 @@ class ReplayReport:
     @property
     def found_none(self) -> bool:
         """Whether there were no letters of those that were meant."""
-        return self.outcome == "done" and not (self.sent or self.sent_before or self.homeless)
+        return self.outcome == "done" and not (self.sent or self.sent_before or self.homeless or self.refused)
 
     @property
     def sent_none(self) -> bool:
         """Whether letters were meant, and of none it is known where it belongs."""
-        return self.homeless > 0 and not (self.sent or self.sent_before)
+        return self.homeless > 0 and not (self.sent or self.sent_before or self.refused)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -191,8 +193,13 @@ class Replaying:
             report.sent_before += sent.sent_before
             for errand in sent.errands:
                 report.by_queue[errand.queue] = report.by_queue.get(errand.queue, 0) + 1
+            report.refused += len(sent.refused)
+            if sent.refused and report.refusal is None:
+                report.refusal = str(sent.refused[0][1])
             self._told(len(chunk))
             yield sent
+            if sent.failed is not None:
+                raise sent.failed
             pace.wait(len(sent.errands))
 
     def _errands(self, letters: Letters) -> Iterator[Sequence[Errand]]:

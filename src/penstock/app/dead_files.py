@@ -13,10 +13,11 @@ from penstock.app.dead_letters import Asked, Done, audited, has_letters, letter_
 from penstock.app.dead_places import place_of_letters
 from penstock.app.inspect import View
 from penstock.app.kill import killing_probe
-from penstock.errors import UsageError
+from penstock.errors import PenstockError, UsageError
 from penstock.ledger import Ledger
 from penstock.messaging.broker import listed_name
 from penstock.messaging.clock import SystemClock
+from penstock.messaging.sending import chunk_of, send_each
 from penstock.messaging.steps import Probe, Step
 from penstock.replay.letter_lines import LINE_BYTES_MAX, Kept, line_of, read_line
 from penstock.replay.letters import PAGE, Letters, letters_in
@@ -215,10 +216,17 @@ def _put(seen: View, ledger: Ledger, into: str, kept: Sequence[Kept]) -> int:
     """Those that are not there yet; answers how many. On record before and after, as a replay is."""
     intents = {one.intent(into).replay_id: one for one in kept}
     known = ledger.replays.open([one.intent(into) for one in intents.values()])
-    due = {id: one for id, one in intents.items() if not known[id].sent}
-    if due:
-        seen.broker.send(into, [one.outgoing(one.intent(into)) for one in due.values()])
-        ledger.replays.sent(list(due))
+    due = [(id, one) for id, one in intents.items() if not known[id].sent]
+    size = chunk_of(seen.broker, CHUNK)
+    for start in range(0, len(due), size):
+        some = due[start : start + size]
+        answers = send_each(seen.broker, into, [one.outgoing(one.intent(into)) for _, one in some])
+        taken = [id for (id, _), answer in zip(some, answers, strict=True) if isinstance(answer, str)]
+        if taken:
+            ledger.replays.sent(taken)
+        for answer in answers:
+            if isinstance(answer, PenstockError):
+                raise answer
     return len(due)
 
 

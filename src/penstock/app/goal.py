@@ -1,14 +1,17 @@
-"""What a scan found, in a terminal state: announcing it, and when that is reached."""
+"""What a scan found, in a terminal state: announcing it, and when that is reached.
+
+An object that a scan found although the ledger has it as deleted or replaced is not done: that end is out of date.
+"""
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from penstock.app.announcing import announce_all
 from penstock.app.emptiness import Emptiness
 from penstock.errors import PenstockError
 from penstock.ledger import Ledger
-from penstock.ledger.records import TERMINAL, ObjectState
+from penstock.ledger.records import TERMINAL, UNREAD, ObjectState
 from penstock.messaging.broker import Broker
 from penstock.messaging.clock import Clock, SystemClock
 from penstock.messaging.steps import Probe
@@ -45,6 +48,8 @@ class Goal:
         self._lock = threading.RLock()  # every field below is read and written under it
         self._announcements: Counter[bytes] = Counter()
         self._refs: dict[bytes, ObjectRef] = {}
+        self._outdated: dict[bytes, float] = {}  # when those ended that the scan found although they were never read
+        self._unread: set[bytes] = set()  # that ended so since then: another scan may find them again
         self.before: dict[bytes, ObjectState] = {}
         self.unfinished: set[bytes] = set()
         self.take(objects)
@@ -68,9 +73,14 @@ class Goal:
         """Make them part of the goal, without a word; answers those that are not done."""
         refs = {ref.object_id: ref for ref in objects}
         with self._lock:
-            known = self._ledger.states(self._pipeline, list(refs)) if refs else {}
+            known = dict(self._ledger.states(self._pipeline, list(refs))) if refs else {}
+            outdated = self._ends_of_unread(known)
+            for object_id in outdated:
+                known.pop(object_id, None)
             new = [object_id for object_id in refs if known.get(object_id) not in TERMINAL]
             self._refs |= refs
+            self._outdated |= outdated
+            self._unread -= refs.keys()
             self.before |= known
             self.unfinished.update(new)
             return new
@@ -78,7 +88,9 @@ class Goal:
     def add(self, objects: Iterable[ObjectRef]) -> None:
         """Objects that were found later: announced at once unless they are done, or known already."""
         with self._lock:
-            new = self.take([ref for ref in objects if ref.object_id not in self._refs])
+            new = self.take(
+                [ref for ref in objects if ref.object_id not in self._refs or ref.object_id in self._unread]
+            )
             self._send([self._refs[object_id] for object_id in new])
 
     def announce(self) -> None:
@@ -92,7 +104,8 @@ class Goal:
         sender died between two steps), they are announced again. Messages that only repeat what is done, and wait
         because somebody was at it, are worked off before we say yes, so that none stays behind."""
         with self._lock:
-            states = self._ledger.states(self._pipeline, list(self.unfinished))
+            states = self._standing(self.unfinished)
+            self._unread |= {object_id for object_id, state in states.items() if state in UNREAD}
             self.unfinished = {object_id for object_id in self.unfinished if states.get(object_id) not in TERMINAL}
             if self.unfinished:
                 self._free_the_dead()
@@ -110,8 +123,20 @@ class Goal:
     def states(self) -> dict[bytes, ObjectState]:
         """Where every object stands now; what the ledger never saw is unprocessed."""
         with self._lock:
-            known = self._ledger.states(self._pipeline, list(self._refs))
+            known = self._standing(self._refs)
             return {object_id: known.get(object_id, ObjectState.UNPROCESSED) for object_id in self._refs}
+
+    def _standing(self, object_ids: Collection[bytes]) -> dict[bytes, ObjectState]:
+        """Where these stand, without those whose end is the one that the scan proved to be out of date."""
+        states = dict(self._ledger.states(self._pipeline, list(object_ids)))
+        for object_id, ended_at in self._ends_of_unread(states).items():
+            if self._outdated.get(object_id) == ended_at:
+                del states[object_id]
+        return states
+
+    def _ends_of_unread(self, states: Mapping[bytes, ObjectState]) -> Mapping[bytes, float]:
+        unread = [object_id for object_id, state in states.items() if state in UNREAD]
+        return self._ledger.unread(self._pipeline, unread) if unread else {}
 
     def left(self) -> int:
         """How many are in no terminal state."""

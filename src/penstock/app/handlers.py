@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from penstock.app.cleanup.declaration import Cleanup, Keep, check_fits
 from penstock.app.cleanup.overlaps import check_apart
 from penstock.app.object_service import ObjectService, check_source
 from penstock.app.pipelines.declaration import DeltaSink, ObjectSource, Transform, declared
@@ -15,7 +16,9 @@ from penstock.handlers.declaration import BatchOptions, HandlerDeclaration, Isol
 from penstock.handlers.durations import Duration, Size, bytes_of, seconds_of
 from penstock.handlers.schedule import schedule_of
 from penstock.handlers.ticker import check_tick
+from penstock.ledger.rules import HANDLER_CHARS_MAX
 from penstock.messaging.function import OnStop
+from penstock.messaging.options import checks_options
 from penstock.messaging.queue import Queue
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -58,6 +61,7 @@ class Handlers:
         """The lifespans, in their order."""
         return tuple(self._lifespans)
 
+    @checks_options("@app.handler")
     def handler(
         self,
         queue: Queue[Any] | str,
@@ -98,7 +102,7 @@ class Handlers:
 
         Raises `UsageError` for options that do not go together, and for a second handler of one queue.
         """
-        contract = Queue[Any](queue) if isinstance(queue, str) else queue
+        contract = _queue_of("@app.handler", queue)
 
         def declare(function: Function) -> Function:
             declaration = HandlerDeclaration(
@@ -130,6 +134,7 @@ class Handlers:
 
         return declare
 
+    @checks_options("@app.object_handler")
     def object_handler(
         self,
         queue: Queue[Any] | str,
@@ -146,6 +151,7 @@ class Handlers:
         encoding: str = "utf-8",
         max_object_bytes: Size = "1 GiB",
         max_inflated_bytes: Size = "4 GiB",
+        source_cleanup: Cleanup | None = None,
     ) -> Callable[[Function], Function]:
         """Declare the function below as the handler of the objects that the queue's notifications name.
 
@@ -153,10 +159,11 @@ class Handlers:
         version, recorded in the ledger under ``name``. ``source`` is the folder the objects lie in; nothing outside it
         is read. An object that cannot be read is tried again and then dead, beside its siblings; one that is gone or
         was overwritten ends as that. ``cleanup`` is called before an attempt that follows a broken one.
+        ``source_cleanup`` tags, moves or deletes the objects that are processed, as ``penstock.cleanup`` says.
 
         Raises `UsageError` for options that do not go together, and for a second handler of one queue.
         """
-        queue_name = queue if isinstance(queue, str) else queue.name
+        queue_name = _queue_of("@app.object_handler", queue).name
 
         def declare(function: Function) -> Function:
             from penstock.pipeline.objects.declaration import ObjectHandlerDeclaration
@@ -173,6 +180,8 @@ class Handlers:
                 inflated_bytes_max=bytes_of("max_inflated_bytes", max_inflated_bytes),
             )
             check_source(declaration.name, source)
+            chosen = Keep() if source_cleanup is None else source_cleanup
+            check_fits(chosen, source)
             self.add(
                 ObjectService(
                     declaration=declaration,
@@ -181,12 +190,14 @@ class Handlers:
                     concurrency=concurrency,
                     retry_base_seconds=seconds_of("retry_base", retry_base),
                     retry_cap_seconds=seconds_of("retry_cap", retry_cap),
+                    source_cleanup=chosen,
                 )
             )
             return function
 
         return declare
 
+    @checks_options("app.pipeline")
     def pipeline(
         self,
         name: str,
@@ -249,8 +260,13 @@ class Handlers:
 
     def add(self, service: Service) -> None:
         """Serve this too. Raises `UsageError` where its queue or its name is taken, or where a cleanup would take away
-        what another one reads."""
+        what another one reads, or its name is too long for a ledger."""
         queue = service.queue_name
+        if (chars := len(service.name)) > HANDLER_CHARS_MAX:
+            raise UsageError(
+                f"The name {service.name[:60]}... has {chars:,} characters, and {HANDLER_CHARS_MAX} is the most; "
+                "give a shorter one with name=..."
+            )
         if queue in self._services:
             raise UsageError(
                 f"The queue {queue} has the handler {self._services[queue].name} and cannot have {service.name} too: "
@@ -261,6 +277,20 @@ class Handlers:
         readers = [one.reader for one in (*self.services, service) if isinstance(one, ObjectService | PipelineService)]
         check_apart(readers)
         self._services[queue] = service
+
+
+def _queue_of(decorator: str, queue: Any) -> Queue[Any]:
+    """Return the queue. Raises `UsageError` for what is none, such as the function itself."""
+    if isinstance(queue, Queue):
+        return queue
+    if isinstance(queue, str):
+        return Queue[Any](queue)
+    if callable(queue):
+        raise UsageError(
+            f"{decorator} above {_name_of(queue)} names no queue, so nothing would be served: write "
+            f'{decorator}("QUEUE").'
+        )
+    raise UsageError(f"{decorator} needs a Queue or the name of one, not {queue!r}.")
 
 
 def _name_of(function: Callable[..., Any]) -> str:

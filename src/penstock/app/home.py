@@ -43,6 +43,16 @@ class Home(Protocol):
         ...
 
     @property
+    def name(self) -> str:
+        """What the ledger calls it."""
+        ...
+
+    @property
+    def is_named(self) -> bool:
+        """Return True if somebody gave it that name."""
+        ...
+
+    @property
     def worker(self) -> str:
         """Who this process is."""
         ...

@@ -27,7 +27,12 @@ def host_of(
         random=random.random,
         probe=killing_probe(home.settings.kill_at),
         stop=stop,
-        outage=Outage(bus=bus, clock=clock),
+        outage=Outage(
+            bus=bus,
+            clock=clock,
+            ping=lambda: home.ledger.ping(),
+            refunds=home.broker.capabilities.refunds,
+        ),
         spark=sessions.session,
         handled=frozenset(service.queue_name for service in home.services),
         tracing=tracing,

@@ -108,7 +108,7 @@ class Presence:
         self._broker = None if isinstance(unwrapped(broker), MemoryBroker) else broker
         self._worker = worker
         self._clock = clock
-        self._state = Path(settings.state)
+        self._state = Path(settings.state).absolute()  # a function may change the working folder
         version = settings.service_version or own_version()
         path = self._state / PROCESSES_FOLDER / f"{worker}{RECORD_SUFFIX}"
         self._keeper = RecordKeeper(

@@ -21,13 +21,16 @@ from penstock.errors import UsageError
 from penstock.ledger import Ledger
 from penstock.ledger.records import Candidate, Carrier, ObjectState
 from penstock.objects.processed_lists import Listed, read_list
-from penstock.objects.reference import ObjectRef
+from penstock.objects.reference import LOCAL_BUCKET, ObjectRef
+from penstock.objects.version_ids import INVENTORY_REMEDY, LIST_REMEDY, require_no_versions
 from penstock.storage.address import is_s3
+from penstock.storage.aws import Aws
 
 CHUNK_OBJECTS = 5_000  # in one transaction
 PROBLEMS_MAX = 20  # told; the rest is counted
 STDIN = "-"
 INVENTORY = "manifest.json"
+_NO_SETTINGS = Aws()  # frozen
 _NOBODY = Carrier(message_id="", enqueued_at=0.0)
 
 
@@ -37,6 +40,7 @@ class Target:
 
     pipeline: str
     ledger: Ledger
+    aws: Aws = _NO_SETTINGS  # of the buckets whose objects are imported
 
 
 @dataclass(slots=True, kw_only=True)
@@ -73,7 +77,7 @@ def target_of(*, app: str | None, pipeline: str | None, table: str | None, state
             open_ledger(settings.model_copy(update={"ledger": f"{SQLITE}{where.state / LEDGER_FILE}"}))
         ) as made:
             check_owner(made, where)
-            yield Target(pipeline=where.pipeline, ledger=made)
+            yield Target(pipeline=where.pipeline, ledger=made, aws=settings.aws)
         return
     from penstock.app.loading import load_app
 
@@ -84,7 +88,7 @@ def target_of(*, app: str | None, pipeline: str | None, table: str | None, state
             f"The app {app} has no pipeline or object handler {pipeline}; it has {', '.join(names) or 'none'}."
         )
     with closing(open_ledger(loaded.settings)) as made:
-        yield Target(pipeline=pipeline or "", ledger=made)
+        yield Target(pipeline=pipeline or "", ledger=made, aws=loaded.settings.aws)
 
 
 def import_processed(
@@ -93,11 +97,11 @@ def import_processed(
     """Import a list, ``-`` for standard input; all of it is read before anything is changed.
 
     Done again, or after it was broken off, it goes on: what is known stays as it is. Raises `UnreadableError` where an
-    entry names no object.
+    entry names no object, and `ConfigurationError` for entries without version ids of a bucket that may keep versions.
     """
     with _listing(file) as (source, entries):
         done = Imported(pipeline=target.pipeline, source=source)
-        done.listed = _check(source, entries())
+        done.listed = _check(source, entries(), target.aws)
         if not dry_run:
             target.ledger.ensure_pipeline(target.pipeline)
         adoptions = target.ledger.adoptions
@@ -116,18 +120,24 @@ def import_processed(
     return done
 
 
-def _check(source: str, entries: Iterable[Listed]) -> int:
-    """How many there are, all of them readable."""
+def _check(source: str, entries: Iterable[Listed], aws: Aws) -> int:
+    """Return how many entries there are. Every one has to be readable, and to name its object as others do."""
     problems: list[str] = []
     count = bad = 0
+    unversioned: set[str] = set()  # buckets of which objects are listed without a word on versions
     for one in entries:
         count += 1
+        if one.ref is not None and not one.tells_version and one.ref.bucket != LOCAL_BUCKET:
+            unversioned.add(one.ref.bucket)
         if one.ref is None:
             bad += 1
             if bad <= PROBLEMS_MAX:
                 problems.append(f"{source}, line {one.line} {one.problem}")
     if bad:
         raise UnreadableError(source, problems, bad)
+    remedy = INVENTORY_REMEDY if source.endswith(INVENTORY) else LIST_REMEDY
+    for bucket in sorted(unversioned):
+        require_no_versions(bucket, aws, told_by=f"The list {source}", remedy=remedy)
     return count
 
 
@@ -167,7 +177,7 @@ def _inventory(file: str) -> tuple[str, Callable[[], Iterator[Listed]]]:
     def entries() -> Iterator[Listed]:
         for number, one in enumerate(inventory_refs(found), start=1):
             if isinstance(one, ObjectRef):
-                yield Listed(line=number, ref=one)
+                yield Listed(line=number, ref=one, tells_version=found.manifest.tells_versions)
             else:
                 yield Listed(line=number, ref=None, problem=one)
 

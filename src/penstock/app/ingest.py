@@ -20,8 +20,8 @@ from penstock.app.state import check_owner, open_state
 from penstock.app.tables import Tables
 from penstock.app.tally import Tally
 from penstock.app.telemetry import open_reports, open_telemetry
+from penstock.app.tools import Tools
 from penstock.app.watching import Watching
-from penstock.app.wiring import Tools
 from penstock.events import Bus, Listener, SourceScanned, WatchBegan, WatchDisturbed
 from penstock.ledger.records import ObjectState
 from penstock.messaging.clock import SystemClock

@@ -16,8 +16,9 @@ from penstock.app.sqs_address import SQS
 from penstock.app.sqs_queues import check_queues
 from penstock.app.state import State
 from penstock.app.tables import Tables
+from penstock.app.tools import Tools
 from penstock.app.tracing import traced
-from penstock.app.wiring import FAULTS_MAX, Blueprint, Numbers, Tools, worker_settings
+from penstock.app.wiring import FAULTS_MAX, Blueprint, Numbers, worker_settings
 from penstock.config import Settings
 from penstock.errors import UsageError
 from penstock.events import SchemaInferred
@@ -124,8 +125,9 @@ class IngestPipeline:
         work = source_cleanup(
             self.request.cleanup,
             source=self.source,
-            where=self.where,
-            tables=self.tables,
+            pipeline=self.where.pipeline,
+            own=self.where.own,
+            shown_to=self.tables.shown_to,
             ledger=ledger,
             bus=tools.bus,
             probe=tools.probe,
@@ -173,6 +175,7 @@ class IngestPipeline:
             ledger=self.state.ledger,
             tables=self.tables,
             publish=self.tables.publish,
+            publish_jobs=self.tables.publish_jobs,
             faults_max=None if self.request.watch else FAULTS_MAX,
             tools=self.tools,
             moved_to=moved_to(self.request.cleanup),

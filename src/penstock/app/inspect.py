@@ -83,10 +83,17 @@ class View:
         """Those of the scope on a broker that has also queues of strangers; None: all that the broker knows of."""
         return None if self.broker.capabilities.creates_queues else self.scope.queues
 
-    def dead_objects(self, pipeline: str, *, uri_contains: str | None = None, page: int = PAGE) -> Iterator[DeadObject]:
-        """The dead objects of a pipeline, by id; a page of them is read ahead."""
+    def dead_objects(
+        self,
+        pipeline: str,
+        *,
+        state: ObjectState = ObjectState.DEAD,
+        uri_contains: str | None = None,
+        page: int = PAGE,
+    ) -> Iterator[DeadObject]:
+        """The dead objects of a pipeline, or those that ended in another ``state``, by id; a page is read ahead."""
         after: bytes | None = None
-        dead = partial(self.ledger.objects, pipeline, state=ObjectState.DEAD, uri_contains=uri_contains, limit=page)
+        dead = partial(self.ledger.objects, pipeline, state=state, uri_contains=uri_contains, limit=page)
         while rows := dead(after=after):
             changed = self.ledger.other_versions(pipeline, {row.object_id for row in rows}) > 0
             for row in rows:

@@ -110,6 +110,8 @@ class TableWatch:
         if places is None or ledger is None:
             return None
         shown = self._shown.get(look.pipeline, 0)
+        if look.committed_seq < shown:  # the ledger was rolled back: its numbers are given again
+            shown = 0
         if look.committed_seq > shown:  # else nothing new, and no table has to be opened
             shown = self._opened(places, ledger).shown_to(shown, look.committed_seq)
             self._shown[look.pipeline] = shown

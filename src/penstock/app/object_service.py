@@ -1,15 +1,23 @@
 """An object handler as a service: a source's objects, one call each, by the protocol of pipelines without Spark."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from penstock.app.cleanup.declaration import Cleanup, Keep
 from penstock.app.cleanup.overlaps import Reader
 from penstock.app.service import Host, Opened, busy_seconds_max
-from penstock.app.sources import source_at
+from penstock.app.sources import Source, source_at
 from penstock.errors import UsageError
+from penstock.events import Bus
+from penstock.messaging.clock import Clock
+from penstock.messaging.steps import Probe
 from penstock.storage.address import check_address
 from penstock.worker.line import Line
+
+if TYPE_CHECKING:
+    from penstock.ledger import Ledger
+    from penstock.pipeline.cleanup import SourceCleanup
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,6 +30,7 @@ class ObjectService:
     concurrency: int | None
     retry_base_seconds: float
     retry_cap_seconds: float
+    source_cleanup: Cleanup = field(default_factory=Keep)  # what becomes of the objects it has processed
 
     @property
     def name(self) -> str:
@@ -30,11 +39,12 @@ class ObjectService:
 
     @property
     def reader(self) -> Reader:
-        """What it reads; it leaves everything where it is."""
-        return Reader(name=self.name, source=self.source)
+        """What it reads, and what becomes of that."""
+        return Reader(name=self.name, source=self.source, cleanup=self.source_cleanup)
 
     def open(self, host: Host, *, weight: int) -> Opened:
-        from penstock.objects.notification import parse
+        from penstock.app.cleanup.cleaning import Caretaker, moved_to  # loads the ledger, so not with the declaration
+        from penstock.objects.own_files import parse_others
         from penstock.pipeline.objects.handler import ObjectHandler, ObjectHandlerTools
 
         try:
@@ -44,7 +54,7 @@ class ObjectService:
         tools = ObjectHandlerTools(
             ledger=host.ledger(),
             store=source.store,
-            parse=partial(parse, buckets_allowed=source.buckets),
+            parse=partial(parse_others, buckets_allowed=source.buckets, own=moved_to(self.source_cleanup)),
             worker=host.worker,
             lease_seconds=host.settings.lease_seconds,
             bus=host.bus,
@@ -52,12 +62,43 @@ class ObjectService:
             backoff_cap_seconds=self.retry_cap_seconds,
             busy_seconds_max=busy_seconds_max(host.broker),
             resources=host.resources,
+            clock=host.clock,
             random=host.random,
             watched=host.outage.watched,
         )
         handler = ObjectHandler(self.declaration, tools)
-        line = Line(queue=self.queue_name, handler=handler, weight=weight, in_flight_max=self.concurrency)
-        return Opened(line=line, close=lambda: None)
+        line = Line(
+            queue=self.queue_name,
+            handler=handler,
+            weight=weight,
+            in_flight_max=self.concurrency,
+            gate=host.outage.gate(self.queue_name),
+        )
+        work = self.cleaning(source, ledger=tools.ledger, bus=host.bus, probe=host.probe, clock=host.clock)
+        if work is None:
+            return Opened(line=line, close=lambda: None)
+        tools.ledger.ensure_pipeline(self.name)
+        caretaker = Caretaker(work, stop=host.stop, bus=host.bus, clock=host.clock, random=host.random)
+        caretaker.start()
+        return Opened(line=line, close=caretaker.end)
+
+    def cleaning(
+        self, source: Source, *, ledger: "Ledger", bus: Bus, probe: Probe, clock: Clock
+    ) -> "SourceCleanup | None":
+        """Return what cleans up the source; None where objects are kept."""
+        from penstock.app.cleanup.cleaning import all_visible, source_cleanup
+
+        return source_cleanup(
+            self.source_cleanup,
+            source=source,
+            pipeline=self.name,
+            own=(),
+            shown_to=all_visible,
+            ledger=ledger,
+            bus=bus,
+            probe=probe,
+            clock=clock,
+        )
 
 
 def check_source(name: str, source: str) -> None:

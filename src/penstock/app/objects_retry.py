@@ -1,7 +1,8 @@
-"""Dead objects, announced anew: for objects whose dead letter is gone, or is not looked for.
+"""Dead, gone and superseded objects, announced anew.
 
-Like a replay this only sends messages. Each carries the id of one replay of that death, which revives the object once,
-inside the claim of the worker that receives it, however often it is sent before that.
+For objects whose dead letter is gone, or is not looked for, and for those that were found deleted or replaced although
+they exist. Like a replay this only sends messages. Each carries the id of one replay of that end, which revives the
+object once, inside the claim of the worker that receives it, however often it is sent before that.
 """
 
 import hashlib
@@ -19,7 +20,7 @@ from penstock.app.inspect import PAGE, View
 from penstock.app.queues import messages_in
 from penstock.errors import UsageError
 from penstock.ledger import Ledger
-from penstock.ledger.records import ObjectRow, ObjectState
+from penstock.ledger.records import UNREAD, ObjectRow, ObjectState
 from penstock.messaging.broker import names_dead_letters
 from penstock.messaging.clock import Clock, SystemClock
 from penstock.messaging.message import Outgoing
@@ -29,12 +30,16 @@ from penstock.objects.announcement import announce
 from penstock.objects.reference import ObjectRef, decode_key
 from penstock.replay.operator import Pace, Stopped, Told
 
+RETRIED = frozenset({ObjectState.DEAD}) | UNREAD
+"""The ends that `penstock objects retry` opens again: all but processed."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """Which dead objects a command line means: these, or all, or those whose address contains a text."""
+    """Which ended objects a command line means: these, or all in a state, or those whose address contains a text."""
 
     uris: Sequence[str] = ()
+    state: ObjectState = ObjectState.DEAD  # of all, where none are named
     uri_contains: str | None = None
     queue: str | None = None  # that announces them; None: the one that each pipeline is fed from
     limit: int | None = None
@@ -45,6 +50,7 @@ class Asked:
         asked: Mapping[str, object] = {
             "pipeline": pipeline,
             "objects": list(self.uris),
+            "state": None if self.uris or self.state is ObjectState.DEAD else self.state.value,
             "filter": self.uri_contains,
             "limit": self.limit,
             "rate": self.rate,
@@ -122,8 +128,10 @@ def retry(
 
 
 def announced_anew(pipeline: str, dead: ObjectRow) -> Outgoing:
-    """The announcement that revives a dead object. It is a message of its own, whatever was announced before: the first
-    one may have been purged."""
+    """The announcement that revives an ended object.
+
+    It is a message of its own, whatever was announced before: the first one may have been purged.
+    """
     ref = ObjectRef(
         bucket=dead.bucket,
         key=decode_key(dead.key),
@@ -144,10 +152,10 @@ def _dead(
     if asked.uris:
         for uri in dict.fromkeys(asked.uris):
             for whose, row in seen.ledger.find(uri):
-                if whose == pipeline and row.state is ObjectState.DEAD:
+                if whose == pipeline and row.state in RETRIED:
                     yield row
         return
-    for one in seen.dead_objects(pipeline, uri_contains=asked.uri_contains, page=page):
+    for one in seen.dead_objects(pipeline, state=asked.state, uri_contains=asked.uri_contains, page=page):
         if not one.replaced:
             yield one.row
         elif found is not None:
@@ -155,9 +163,9 @@ def _dead(
 
 
 def _judge(seen: View, uri: str, found: Plan) -> None:
-    """Say of an object that is named, if no version of it is dead, why it needs nothing."""
+    """Say of an object that is named, if no version of it can be announced anew, why it needs nothing."""
     states = [row.state for pipeline, row in seen.ledger.find(uri) if pipeline in found.queues]
-    if ObjectState.DEAD in states:
+    if RETRIED.intersection(states):
         return
     if states:
         found.not_dead.append((uri, states[-1]))

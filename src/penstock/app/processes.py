@@ -2,8 +2,9 @@
 
 Every process holds a lock on a file named after its worker id. The operating system drops the lock with the process,
 however it died, so whoever can take the lock of a file has proof that its owner is gone and may free what it held at
-once, without waiting for leases to end. (Locks are advisory `flock`s: the state lives on one host.) Beside its lock a
-process may keep a record of what it is doing; that is for people, and proves nothing.
+once, without waiting for leases to end. (Locks are advisory `flock`s: the state lives on one host. A process that is
+forked lets go of its parent's at once.) Beside its lock a process may keep a record of what it is doing; that is for
+people, and proves nothing.
 """
 
 import fcntl
@@ -16,6 +17,17 @@ PROCESSES_FOLDER = "processes"  # in a state folder
 RECORD_SUFFIX = ".json"
 
 _SUFFIX = ".lock"
+
+_held: set[int] = set()  # the descriptors of this process's own locks
+
+
+def _let_go() -> None:
+    """In a forked process: its copies of the descriptors would keep the locks for longer than their owner lives."""
+    while _held:
+        os.close(_held.pop())
+
+
+os.register_at_fork(after_in_child=_let_go)
 
 
 class ProcessRegistry:
@@ -31,13 +43,16 @@ class ProcessRegistry:
         path = self._lock(worker)
         starting = path.with_suffix(".starting")  # locked before it has its name: nobody ever sees it unlocked
         descriptor = os.open(starting, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        _held.add(descriptor)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
             starting.rename(path)
             yield
         finally:
-            self._forget(worker)
-            os.close(descriptor)
+            if descriptor in _held:  # not in a forked process, which is not the one that was registered
+                _held.remove(descriptor)
+                self._forget(worker)
+                os.close(descriptor)
 
     def record(self, worker: str) -> Path:
         """Where this worker writes what it is doing; gone when it is forgotten."""

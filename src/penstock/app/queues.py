@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol, runtime_checkable
 
 from penstock.app.ages import Ages, QueueAges
 from penstock.app.backends import MEMORY, SQLITE, open_broker
@@ -11,6 +12,20 @@ from penstock.app.registry import WorkerRecord, Workers
 from penstock.config import Settings
 from penstock.errors import ConfigurationError, PenstockError, UsageError
 from penstock.messaging.broker import AgeSource, Broker, listed_name, names_dead_letters
+from penstock.messaging.tracing import unwrapped
+
+
+@runtime_checkable
+class TakesForeign(Protocol):
+    """A broker into whose queues other clients put messages under a key."""
+
+    def sender_key(self, queue: str) -> str:
+        """The key for those clients."""
+        ...
+
+    def unread_stream(self, queue: str) -> tuple[str, int] | None:
+        """A key that they mistook for it, which no worker reads, and the number of messages there."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +46,8 @@ class QueueStanding:
     paused: bool
     breaker: str | None  # the error for which a worker of this state folder serves it no more for now
     workers: tuple[str, ...]  # of this state folder; on a broker that hosts share there may be others
+    sender_key: str | None = None  # for XADD by other clients, on Redis
+    unread: str | None = None  # a sentence about messages that other clients put where no worker reads
 
     @property
     def messages(self) -> int:
@@ -111,6 +128,7 @@ def _standing(
 ) -> QueueStanding:
     stats = broker.stats(queue)
     age: QueueAges = ages.of(queue, stats, told=told, workers=workers)
+    key, unread = _foreign(broker, queue)
     letters = () if names_dead_letters(queue) else [messages_in(broker, tier) for tier in tiers(broker, queue)]
     return QueueStanding(
         queue=queue,
@@ -126,4 +144,22 @@ def _standing(
         paused=broker.paused(queue),
         breaker=next((record.paused[queue] for record in workers if queue in record.paused), None),
         workers=tuple(record.worker for record in workers if queue in record.queues),
+        sender_key=key,
+        unread=unread,
+    )
+
+
+def _foreign(broker: Broker, queue: str) -> tuple[str | None, str | None]:
+    """The key for other clients, and what to say about one that they mistook for it."""
+    inner = unwrapped(broker)
+    if not isinstance(inner, TakesForeign):
+        return None, None
+    key = inner.sender_key(queue)
+    found = inner.unread_stream(queue)
+    if found is None:
+        return key, None
+    unread, entries = found
+    return key, (
+        f"the key {unread} holds {entries:,} {'entry' if entries == 1 else 'entries'} that no worker reads: the key of "
+        f"the queue {queue} is {key}; send with XADD to that key, and move the entries there"
     )

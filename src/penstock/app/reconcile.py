@@ -13,15 +13,16 @@ from ulid import ULID
 from penstock.app.announcing import announce_all
 from penstock.app.reconcile_look import Look, look_at
 from penstock.app.reconcile_target import Target
-from penstock.app.wiring import Tools
+from penstock.app.tools import Tools
 from penstock.errors import PenstockError
 from penstock.events import ObjectsMissing, ReconcileFinished, ReconcileProgressed
 from penstock.ledger.reconciliations import Comparison
 from penstock.objects.scan_report import CHUNK_OBJECTS
-from penstock.pipeline.reconcile.jobs import cancelled_when, jobs
-from penstock.pipeline.reconcile.missing import Missing, Prefix
+from penstock.pipeline.reconcile.scope import Prefix
 
 if TYPE_CHECKING:
+    from penstock.pipeline.reconcile.alone import MissingAlone
+    from penstock.pipeline.reconcile.missing import Missing
     from penstock.pipeline.session import Session
 
 OLDER_THAN_SECONDS = 900.0
@@ -59,10 +60,16 @@ class ReconcileReport:
     stopped: bool = False  # before all was looked at or sent
 
 
-def reconcile(target: Target, request: ReconcileRequest, *, spark: "Session", tools: Tools) -> ReconcileReport:
+def needs_spark(target: Target, request: ReconcileRequest) -> bool:
+    """Return True unless the comparison is made in this process: for an object handler's listing."""
+    return not target.alone or request.inventory is not None
+
+
+def reconcile(target: Target, request: ReconcileRequest, *, spark: "Session | None", tools: Tools) -> ReconcileReport:
     """Look, send and record; a dry run only looks. A stop ends it soon and without a record; what was sent stays sent.
 
-    Raises `UserError` for what a person has to mend, `TemporaryError` where another try may succeed.
+    Without ``spark`` the source is listed and compared here, which `needs_spark` says is enough. Raises `UserError` for
+    what a person has to mend, `TemporaryError` where another try may succeed.
     """
     began_at = tools.clock.monotonic()
     look = look_at(
@@ -81,10 +88,11 @@ def reconcile(target: Target, request: ReconcileRequest, *, spark: "Session", to
         dry_run=request.dry_run,
         left_out={},
     )
-    tag = f"reconcile-{ULID()}"
     try:
-        with _stoppable(tools, spark, tag), jobs(spark, tag, target.pipeline, tools.bus):
-            report = _found_and_sent(look, request, report, spark, tools)
+        if spark is None:
+            report = _found_and_sent(_alone(look, tools), look, request, report, tools)
+        else:
+            report = _on_spark(look, request, report, spark, tools)
     except PenstockError:
         if not tools.stop.requested:  # else it is our own cancelling that failed them
             raise
@@ -97,10 +105,27 @@ def reconcile(target: Target, request: ReconcileRequest, *, spark: "Session", to
     return report
 
 
-def _found_and_sent(
+def _on_spark(
     look: Look, request: ReconcileRequest, report: ReconcileReport, spark: "Session", tools: Tools
 ) -> ReconcileReport:
-    with closing(look.missing(spark)) as found:
+    from penstock.pipeline.reconcile.jobs import jobs
+
+    tag = f"reconcile-{ULID()}"
+    with _stoppable(tools, spark, tag), jobs(spark, tag, report.pipeline, tools.bus):
+        return _found_and_sent(look.missing(spark), look, request, report, tools)
+
+
+def _alone(look: Look, tools: Tools) -> "MissingAlone":
+    def told(listed: int) -> None:
+        tools.bus.emit(ReconcileProgressed(pipeline=look.target.pipeline, what="objects", done=listed, total=listed))
+
+    return look.missing_alone(seen_at=tools.clock.now(), stopped=lambda: tools.stop.requested, told=told)
+
+
+def _found_and_sent(
+    looked: "Missing | MissingAlone", look: Look, request: ReconcileRequest, report: ReconcileReport, tools: Tools
+) -> ReconcileReport:
+    with closing(looked) as found:
         report = replace(
             report,
             listed=found.listed,
@@ -109,6 +134,8 @@ def _found_and_sent(
             left_out={reason.value: number for reason, number in found.left_out.items()},
             problems=tuple(found.problems),
         )
+        if tools.stop.requested:  # what was found by then may be a part of it
+            return replace(report, stopped=True)
         if report.missing:
             where = tuple(f"{prefix.uri}: {prefix.missing:,}" for prefix in report.prefixes)
             tools.bus.emit(
@@ -125,7 +152,7 @@ def _found_and_sent(
     return replace(report, stopped=tools.stop.requested)
 
 
-def _send(target: Target, found: Missing, request: ReconcileRequest, tools: Tools) -> int:
+def _send(target: Target, found: "Missing | MissingAlone", request: ReconcileRequest, tools: Tools) -> int:
     """Announce them, a chunk at a time; answers how many."""
     total = found.count if request.limit is None else min(found.count, request.limit)
     chunk_objects = CHUNK_OBJECTS if request.rate is None else max(1, min(CHUNK_OBJECTS, int(request.rate)))
@@ -175,6 +202,8 @@ def _tell(report: ReconcileReport, tools: Tools) -> None:
 @contextmanager
 def _stoppable(tools: Tools, spark: "Session", tag: str) -> Iterator[None]:
     """A stop cancels what Spark is at. Other requests, such as for stacks, wake the watcher too and change nothing."""
+    from penstock.pipeline.reconcile.jobs import cancelled_when
+
     cancel = threading.Event()
     asked = threading.Event()
     ended = threading.Event()

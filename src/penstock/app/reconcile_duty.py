@@ -11,6 +11,7 @@ from contextlib import contextmanager
 
 from ulid import ULID
 
+from penstock.app.reconcile_age import has_settled
 from penstock.app.reconcile_target import Target
 from penstock.errors import PenstockError
 from penstock.events import Listener, UpkeepFailed
@@ -56,6 +57,7 @@ class ReconcileDuty:
         self._tell = tell
         self._ended = StopSignal()  # ours: the worker may end without having been asked to
         self._not_before: dict[str, float] = {}  # monotonic, by pipeline, after a failure; written by our thread
+        self._leftover: dict[str, threading.Thread] = {}  # by pipeline: told to stop, not ended yet; our thread's
         self._thread = threading.Thread(target=self._run, name="penstock-reconcile", daemon=True)
 
     def start(self) -> None:
@@ -90,7 +92,8 @@ class ReconcileDuty:
 
     def _attend(self, target: Target) -> None:
         try:
-            if self._clock.monotonic() >= self._not_before.get(target.pipeline, 0.0) and self._is_due(target):
+            rested = self._clock.monotonic() >= self._not_before.get(target.pipeline, 0.0)
+            if rested and not self._still_works(target) and self._is_due(target):
                 self._claimed(target)
         except Exception as error:  # whatever it is: the others' turn comes, and this one's again
             if self._is_over:  # Spark's JVM and the ledger end too, perhaps before us: no failure
@@ -98,6 +101,13 @@ class ReconcileDuty:
             self._not_before[target.pipeline] = self._clock.monotonic() + min(RETRY_SECONDS, self._every_seconds)
             words = str(error) if isinstance(error, PenstockError) else f"{type(error).__name__}: {error}"
             self._tell(UpkeepFailed(handler=f"reconcile {target.pipeline}", error=words))
+
+    def _still_works(self, target: Target) -> bool:
+        """Return True if a reconcile that was told to stop has not ended: a second one must not run beside it."""
+        thread = self._leftover.get(target.pipeline)
+        if thread is not None and not thread.is_alive():
+            del self._leftover[target.pipeline]
+        return target.pipeline in self._leftover
 
     def _is_due(self, target: Target) -> bool:
         """By the ledger's clock. Not while what the last one sent still waits: it would all be sent once more."""
@@ -109,10 +119,7 @@ class ReconcileDuty:
         last = target.ledger.reconciliation(target.pipeline)
         if last is None or not last.sent or seconds >= PATIENCE_PERIODS * self._every_seconds:
             return True
-        stats = target.broker.stats(target.queue)
-        if not stats.messages:
-            return True
-        return stats.oldest_message_age_seconds is not None and stats.oldest_message_age_seconds < seconds
+        return has_settled(target.broker, target.queue, seconds=seconds)
 
     def _claimed(self, target: Target) -> None:
         ledger, attempt_id = target.ledger, str(ULID())
@@ -128,10 +135,14 @@ class ReconcileDuty:
                 self._worked(target, attempt_id)
             ending, reason = "given_back", "the reconcile ended"
         finally:
-            ledger.end_work(attempt_id, outcome=ending, reason=reason)
+            if not self._still_works(target):  # else the claim ends with its lease, so that no other worker begins now
+                ledger.end_work(attempt_id, outcome=ending, reason=reason)
 
     def _worked(self, target: Target, attempt_id: str) -> None:
-        """The work in a thread of its own, while this one keeps the claim. Raises what the work raised."""
+        """Run the work in a thread of its own while this one extends the claim; raise what either of them raised.
+
+        The work never outlives its claim: it is told to stop and waited for, however this method is left.
+        """
         stop, news, failures = StopSignal(), threading.Event(), list[BaseException]()
 
         def work() -> None:
@@ -144,16 +155,21 @@ class ReconcileDuty:
 
         thread = threading.Thread(target=work, name="penstock-reconcile-work", daemon=True)
         thread.start()
-        with self._woken(news):
-            while thread.is_alive() and not self._is_over:
-                self._clock.wait(news, self._lease_seconds / 3)
-                news.clear()
-                if thread.is_alive() and not target.ledger.extend_work(attempt_id, lease_seconds=self._lease_seconds):
-                    break  # another worker has it
-                thread.join(0.05)
-        if thread.is_alive():
-            stop.request()
-            thread.join(END_SECONDS)
+        try:
+            with self._woken(news):
+                while thread.is_alive() and not self._is_over:
+                    self._clock.wait(news, self._lease_seconds / 3)
+                    news.clear()
+                    extend = target.ledger.extend_work
+                    if thread.is_alive() and not extend(attempt_id, lease_seconds=self._lease_seconds):
+                        break  # another worker has it
+                    thread.join(0.05)
+        finally:
+            if thread.is_alive():
+                stop.request()
+                thread.join(END_SECONDS)
+                if thread.is_alive():
+                    self._leftover[target.pipeline] = thread
         for failure in failures:
             raise failure
 

@@ -1,50 +1,73 @@
 """What a reconcile looks through, and as of when: the source's own listing, or an inventory of it."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from penstock.app.reconcile_target import Target
-from penstock.errors import ConfigurationError, UsageError
+from penstock.errors import UsageError
 from penstock.objects.reference import LOCAL_BUCKET
-from penstock.objects.s3_facts import versioning_of
-from penstock.pipeline.reconcile.folder import folder_frame
-from penstock.pipeline.reconcile.inventory import inventory_frame
+from penstock.objects.version_ids import INVENTORY_REMEDY, require_no_versions
 from penstock.pipeline.reconcile.inventory_files import Inventory, find_inventory
-from penstock.pipeline.reconcile.known import known_frame
-from penstock.pipeline.reconcile.listing import listing_frame
-from penstock.pipeline.reconcile.missing import Missing, Scope, find_missing
+from penstock.pipeline.reconcile.scope import Scope
 from penstock.storage.address import S3Address, s3_address
 
 if TYPE_CHECKING:
+    from penstock.pipeline.reconcile.alone import MissingAlone
+    from penstock.pipeline.reconcile.missing import Missing
     from penstock.pipeline.session import Session
-
-NEVER_VERSIONED = "never"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Look:
-    """``as_of``: objects that were stored before are looked at."""
+    """``as_of``: objects that were stored before are looked at; ``seen_at``: what is listed existed then."""
 
     target: Target
     inventory: Inventory | None
     all_versions: bool
     as_of: float
+    seen_at: float
 
     @property
     def source(self) -> str:
         """What is looked through, for people."""
         return self.target.source.address if self.inventory is None else self.inventory.uri
 
-    def missing(self, spark: "Session") -> Missing:
+    def missing(self, spark: "Session") -> "Missing":
         """Look. The answer has to be closed."""
+        from penstock.pipeline.reconcile.known import known_frame
+        from penstock.pipeline.reconcile.missing import find_missing
+
         target = self.target
-        known = known_frame(spark, target.ledger, target.pipeline)
+        known = known_frame(spark, target.ledger, target.pipeline, seen_at=self.seen_at)
         return find_missing(self._existing(spark), known, self._scope())
 
+    def missing_alone(
+        self, *, seen_at: float, stopped: Callable[[], bool], told: Callable[[int], None]
+    ) -> "MissingAlone":
+        """Look in this process alone, at the source's own listing. The answer has to be closed."""
+        from penstock.pipeline.reconcile.alone import find_missing_alone, folder_listing, s3_listing
+
+        target, source, scope = self.target, self.target.source, self._scope()
+        if source.is_local:
+            own = [str(one) for one in target.own if one.is_local]
+            listing = folder_listing(source.address, excluded=own)
+        else:
+            address = s3_address(source.address)
+            listing = s3_listing(address, source.aws, excluded=scope.excluded, all_versions=self.all_versions)
+        return find_missing_alone(
+            listing, target.ledger, target.pipeline, scope, seen_at=seen_at, stopped=stopped, told=told
+        )
+
     def _existing(self, spark: "Session") -> Any:
+        from penstock.pipeline.reconcile.folder import folder_frame
+        from penstock.pipeline.reconcile.inventory import inventory_frame
+        from penstock.pipeline.reconcile.listing import listing_frame
+        from penstock.pipeline.shared_folders import prove_readable
+
         source = self.target.source
         if source.is_local:
+            prove_readable(spark, source.address)
             return folder_frame(spark, source.address, excluded=[str(one) for one in self.target.own if one.is_local])
         address = s3_address(source.address)
         if self.inventory is None:
@@ -73,8 +96,9 @@ def look_at(
             raise UsageError(f"{source} is a folder, and S3 makes inventories of buckets; leave --inventory out.")
         found = find_inventory(inventory, source.aws)
         _check(found, s3_address(source.address), target)
-    as_of = (now if found is None else found.manifest.created_at) - older_than_seconds
-    return Look(target=target, inventory=found, all_versions=all_versions, as_of=as_of)
+    seen_at = now if found is None else found.manifest.created_at
+    as_of = seen_at - older_than_seconds
+    return Look(target=target, inventory=found, all_versions=all_versions, as_of=as_of, seen_at=seen_at)
 
 
 def _check(inventory: Inventory, address: S3Address, target: Target) -> None:
@@ -84,14 +108,9 @@ def _check(inventory: Inventory, address: S3Address, target: Target) -> None:
             f"The inventory {inventory.uri} is of the bucket {manifest.source_bucket}, and {target.pipeline} reads "
             f"{address}."
         )
-    if manifest.tells_versions:
-        return
-    versioning = versioning_of(address.bucket, target.source.aws)
-    if versioning != NEVER_VERSIONED:  # by their ETags, all objects with a version's id would seem to be missing
-        why = "we may not ask whether" if versioning is None else f"versioning is {versioning}, so"
-        raise ConfigurationError(
-            f"The inventory {inventory.uri} tells no version ids, and {why} the bucket {address.bucket} keeps "
-            "versions; have the inventory include all versions, or grant s3:GetBucketVersioning where there are none."
+    if not manifest.tells_versions:
+        require_no_versions(
+            address.bucket, target.source.aws, told_by=f"The inventory {inventory.uri}", remedy=INVENTORY_REMEDY
         )
 
 

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """``own`` is what Penstock writes itself, which is no source."""
+    """``own`` is what Penstock writes itself, which is no source. ``alone``: it is compared in this process, without
+    Spark, for what works on its objects needs none."""
 
     pipeline: str
     source: Source
@@ -30,6 +31,7 @@ class Target:
     queue: str
     ledger: Ledger
     broker: Broker
+    alone: bool = False
 
 
 def target_in(app: "App", name: str) -> Target:
@@ -42,8 +44,8 @@ def target_in(app: "App", name: str) -> Target:
 
 
 def targets_in(app: "App", services: "Sequence[Service]") -> Sequence[Target]:
-    """Of all pipelines among these. Object handlers are not: a worker need not have Spark for them."""
-    return [_target_of(app, service) for service in services if isinstance(service, PipelineService)]
+    """Return those of all pipelines and object handlers among these."""
+    return [_target_of(app, service) for service in services if _has_objects(service)]
 
 
 @contextmanager
@@ -91,4 +93,5 @@ def _target_of(app: "App", service: Any) -> Target:
         queue=service.queue_name,
         ledger=app.ledger,
         broker=app.broker,
+        alone=isinstance(service, ObjectService),
     )

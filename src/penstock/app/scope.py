@@ -64,6 +64,11 @@ class Scope:
         return str(self.table.table) if self.table is not None else str(shown("ledger", self.settings.ledger))
 
     @property
+    def title(self) -> str:
+        """A heading for what is shown of this scope beside others."""
+        return f"App (ledger {self.name})" if self.table is None else f"Table {self.name}"
+
+    @property
     def aws(self) -> Aws:
         """How to speak to AWS."""
         return self.settings.aws if self.table is None else self.table.aws
@@ -118,15 +123,26 @@ def find_scope(asked: Asked, *, here: Path, make: bool = False) -> Scope:
     return _of_table(find_table(None, None, here=here))
 
 
+def find_scopes(asked: Asked, *, here: Path) -> Sequence[Scope]:
+    """Return what a command looks at that changes nothing: what is named; else the app's state here and then the tables
+    here. Raises as `find_scope` does, but not where an app and tables lie in one folder.
+    """
+    if not (asked.means_app or asked.means_table):
+        found = scopes_here(here)
+        if len(found) > 1 and found[0].table is None:
+            return found
+    return [find_scope(asked, here=here)]
+
+
 def scopes_here(here: Path) -> Sequence[Scope]:
-    """Everything that can be meant without a name: one table at most, and an app's state."""
-    found: list[Scope] = []
-    with suppress(UsageError):  # several tables, or one whose state lies elsewhere
-        where = find_table(None, None, here=here)
-        found.append(_of_table(where, options_for(str(where.table), here=here)))
+    """Return everything that can be meant without a name: an app's state, and one table; beside an app all tables."""
     settings = _settings_here(needed=False)
-    if settings is not None and _is_there(settings):
-        found.append(Scope(settings=settings))
+    found = [Scope(settings=settings)] if settings is not None and _is_there(settings) else []
+    tables = tables_here(here)
+    for table in tables if found or len(tables) == 1 else ():
+        with suppress(UsageError):  # one whose state lies elsewhere
+            where = find_table(str(table), None, here=here)
+            found.append(_of_table(where, options_for(str(where.table), here=here)))
     return found
 
 

@@ -2,15 +2,19 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache, partial
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
 
 from penstock.config import Settings
 from penstock.events import Bus
 from penstock.handlers.breaker import BreakerPolicy
 from penstock.handlers.declaration import HandlerDeclaration
-from penstock.handlers.function_handler import FunctionHandler
+from penstock.handlers.function_handler import FunctionHandler, bookkeeping_threads
+from penstock.handlers.keys import Begun, Busy, Done, Keys
 from penstock.handlers.line_breaker import OFF, LineBreaker
 from penstock.handlers.outage import Outage
+from penstock.messaging.aside import AsideThreads
 from penstock.messaging.broker import Broker
 from penstock.messaging.call_context import NO_RESOURCES
 from penstock.messaging.clock import Clock
@@ -18,11 +22,14 @@ from penstock.messaging.steps import Probe
 from penstock.messaging.tracing import NO_TRACING, Tracing
 from penstock.messaging.waits import Random
 from penstock.worker.batcher import EACH_ALONE, Limits
-from penstock.worker.line import Line
+from penstock.worker.line import Gates, Line
 from penstock.worker.shutdown import StopSignal
 
 if TYPE_CHECKING:
     from penstock.ledger import Ledger
+    from penstock.ledger.owner_records import WorkOwner
+
+NO_OWNERS: "Mapping[str, WorkOwner]" = MappingProxyType({})
 
 
 def _no_spark() -> Any:
@@ -56,11 +63,26 @@ class Host:
     probe: Probe
     stop: StopSignal
     outage: Outage  # of the ledger
+    bookkeeping: AsideThreads = field(default_factory=bookkeeping_threads)  # shared by the async handlers
     spark: Callable[[], Any] = _no_spark  # the session that the worker's pipelines share, started when first asked for
     handled: frozenset[str] = frozenset()  # every queue of the app that has a handler, served here or elsewhere
     resources: Mapping[str, Any] = field(default_factory=lambda: NO_RESOURCES)
     tracing: Tracing = NO_TRACING
+    owners: "Callable[[], Mapping[str, WorkOwner]]" = lambda: NO_OWNERS  # of keys, by handler; registers them first
     breaks: bool = True  # whether handlers that fail again and again have their queues paused
+
+
+@dataclass(frozen=True, slots=True)
+class LaterKeys:
+    """The keys of a handler, made when they are first used; raises `TemporaryError` then while the ledger is away."""
+
+    made: Callable[[], Keys]
+
+    def begin(self, key: str) -> Begun | Busy | Done:
+        return self.made().begin(key)
+
+    def forget(self) -> None:
+        self.made().forget()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,16 +128,7 @@ class FunctionService:
     def open(self, host: Host, *, weight: int) -> Opened:
         keys = None
         if self.declaration.idempotency is not None:
-            from penstock.handlers.once import LedgerKeys
-
-            keys = LedgerKeys(
-                ledger=host.ledger(),
-                handler=self.declaration.name,
-                worker=host.worker,
-                lease_seconds=host.settings.lease_seconds,
-                retention_seconds=host.settings.idempotency_retention_seconds,
-                busy_seconds_max=busy_seconds_max(host.broker),
-            )
+            keys = LaterKeys(lru_cache(partial(self._keys, host)))
         breaker = self._breaker(host)
         handler = FunctionHandler(
             self.declaration,
@@ -123,6 +136,7 @@ class FunctionService:
             clock=host.clock,
             random=host.random,
             keys=keys,
+            bookkeeping=host.bookkeeping,
             outage=host.outage,
             breaker=breaker,
             resources=host.resources,
@@ -131,12 +145,25 @@ class FunctionService:
         line = Line(
             queue=self.queue_name,
             handler=handler,
-            gate=breaker,
+            gate=breaker if keys is None else Gates(breaker, host.outage.gate(self.queue_name)),
             weight=weight,
             limits=self._limits(),
             in_flight_max=self.declaration.concurrency,
         )
         return Opened(line=line, close=handler.close)
+
+    def _keys(self, host: Host) -> Keys:
+        from penstock.handlers.once import LedgerKeys
+
+        return LedgerKeys(
+            ledger=host.ledger(),
+            handler=self.declaration.name,
+            worker=host.worker,
+            lease_seconds=host.settings.lease_seconds,
+            retention_seconds=host.settings.idempotency_retention_seconds,
+            owner=host.owners().get(self.name),
+            busy_seconds_max=busy_seconds_max(host.broker),
+        )
 
     def _breaker(self, host: Host) -> LineBreaker:
         given, settings = self.declaration.breaker_failures, host.settings

@@ -2,8 +2,9 @@
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
 from penstock.app.awaiting import await_ledger
@@ -13,6 +14,8 @@ from penstock.app.hosting import host_of
 from penstock.app.housekeeping import Presence
 from penstock.app.lifespans import Lifespans
 from penstock.app.listeners import guarded
+from penstock.app.naming import register
+from penstock.app.pipelines.service import PipelineService
 from penstock.app.reconcile_serving import reconciling
 from penstock.app.replaying import FirstTier, check_tiers, first_tiers, replay_lines
 from penstock.app.service import Host, Service, needs_ledger, needs_objects
@@ -22,9 +25,11 @@ from penstock.app.task_protection import protections
 from penstock.app.tracing import traced
 from penstock.app.transactions_running import CLOSE_SECONDS as RELAY_CLOSE_SECONDS
 from penstock.app.transactions_running import relaying
-from penstock.errors import ConfigurationError
+from penstock.errors import ConfigurationError, TemporaryError
 from penstock.events import Bus, Listener
-from penstock.handlers.ticker import Ticker
+from penstock.handlers.declaration import HandlerDeclaration
+from penstock.handlers.keys import Keys
+from penstock.handlers.ticker import CLAIM_SECONDS, REMEMBERED_SECONDS, ScheduledKeys, Ticker
 from penstock.messaging.clock import SystemClock
 from penstock.worker.line import Line
 from penstock.worker.places import EventLoop
@@ -68,8 +73,10 @@ def serve(
     clock = SystemClock()
     services = chosen(app, queues) if tiers is None else ()
     served = [service.queue_name for service, _ in services]
+    ticking = _claims_ticks(app) if resident else frozenset()
+    recording = [one for one, _ in services if needs_ledger(one) or one.name in ticking]
     if resident:
-        recorded = [service.name for service, _ in services if needs_ledger(service)]
+        recorded = [service.name for service in recording]
         require_shared_ledger(app.settings, recorded=recorded)
         check_queues(served, app.settings, clock=clock, waits=True)
     if tiers is None:
@@ -98,8 +105,17 @@ def serve(
             stack.enter_context(one.beside(bus.emit))
         if resident:
             stack.enter_context(presence.kept(ledger=host.ledger, tell=bus.emit, random=host.random))
-        if resident and until is None and any(needs_ledger(service) for service, _ in services):
-            await_ledger(host.ledger, outage=host.outage, stop=stop, clock=clock, random=host.random)
+        needs_watch = bool(tiers or recording)
+        owners = lru_cache(partial(register, app, recording))
+        if resident and until is None and needs_watch:
+            for service in recording:
+                host.outage.gate(service.queue_name)  # so that an outage names it from the beginning
+            waits = bool(tiers) or any(needs_objects(service) or service.name in ticking for service in recording)
+            _meet_ledger(host, owners, waits=waits)
+            host = replace(host, owners=owners)
+        else:
+            registered = owners()
+            host = replace(host, owners=lambda: registered)
         stack.callback(event_loop.close)
         if services:
             host = replace(host, resources=_resources(app, host, event_loop, stack))
@@ -109,6 +125,8 @@ def serve(
             stack.enter_context(ageing([queue for tier in tiers for queue in (tier.queue, tier.second_tier)], host))
         if resident and services:
             _begin_duties(app, [service for service, _ in services], host, stack)
+        if needs_watch:
+            stack.enter_context(host.outage.watching())
         worker = Worker(
             broker=host.broker,
             lines=traced(lines, host.tracing, system=host.broker.capabilities.system),
@@ -123,6 +141,20 @@ def serve(
             metrics_address=metrics_address(),
         )
         return worker.run(stop, until)
+
+
+def _meet_ledger(host: Host, owners: Callable[[], object], *, waits: bool) -> None:
+    """Open the ledger and register the names in it. One that is away is waited for, if anything needs it to begin;
+    else its queues are paused, and the names are registered when it is back.
+
+    Raises what a person has to mend, and `TemporaryError` after a stop.
+    """
+    if waits:
+        await_ledger(host.ledger, outage=host.outage, stop=host.stop, clock=host.clock, random=host.random)
+        owners()
+        return
+    with suppress(TemporaryError), host.outage.watched():
+        owners()
 
 
 def chosen(app: "App", queues: Mapping[str, int] | None) -> Sequence[tuple[Service, int]]:
@@ -177,8 +209,34 @@ def _begin_duties(app: "App", services: Sequence[Service], host: Host, stack: Ex
     """What a worker does beside its queues, until the stack is left."""
     _tick(app, services, host, stack)
     _archive(services, host, stack)
+    _collect_garbage(services, host, stack)
     stack.enter_context(reconciling(app, services, host))
     stack.enter_context(relaying(app, tell=host.bus.emit, clock=host.clock, random=host.random))
+
+
+def _claims_ticks(app: "App") -> frozenset[str]:
+    """Return the handlers whose ticks are claimed in the ledger, since the broker drops no duplicates."""
+    if app.broker.capabilities.deduplicates:
+        return frozenset()
+    return frozenset(one.name for one in app.declarations if one.schedule is not None)
+
+
+def tick_keys(app: str, host: Host) -> ScheduledKeys:
+    """Return what makes the keys of a scheduled handler's ticks, in the ledger."""
+    from penstock.handlers.once import LedgerKeys
+    from penstock.ledger.owner_records import WorkOwner
+
+    def keys(declaration: HandlerDeclaration) -> Keys:
+        return LedgerKeys(
+            ledger=host.ledger(),
+            handler=declaration.name,
+            worker=host.worker,
+            lease_seconds=CLAIM_SECONDS,
+            retention_seconds=REMEMBERED_SECONDS,
+            owner=WorkOwner(app=app, queue=declaration.queue.name, purpose="tick"),
+        )
+
+    return keys
 
 
 def _tick(app: "App", services: Sequence[Service], host: Host, stack: ExitStack) -> None:
@@ -187,10 +245,22 @@ def _tick(app: "App", services: Sequence[Service], host: Host, stack: ExitStack)
     scheduled = [one for one in app.declarations if one.schedule is not None and one.queue.name in served]
     if not scheduled:
         return
-    ticker = Ticker(scheduled, broker=host.broker, clock=host.clock, bus=host.bus, random=host.random)
+    keys = tick_keys(app.name, host) if _claims_ticks(app) else None
+    ticker = Ticker(scheduled, broker=host.broker, clock=host.clock, bus=host.bus, random=host.random, keys=keys)
     thread = threading.Thread(target=ticker.run, name="penstock-ticker", daemon=True)
     thread.start()
     stack.callback(ticker.end)
+
+
+def _collect_garbage(services: Sequence[Service], host: Host, stack: ExitStack) -> None:
+    """Delete what dead attempts and compactions left in the tables, now and then."""
+    if not any(isinstance(service, PipelineService) for service in services):
+        return
+    from penstock.app.garbage_keeper import keeper_of
+
+    keeper = keeper_of(services, host)
+    if keeper is not None:
+        stack.enter_context(keeper.beside())
 
 
 def _archive(services: Sequence[Service], host: Host, stack: ExitStack) -> None:

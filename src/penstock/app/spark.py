@@ -49,12 +49,15 @@ class Spark:
         self._own: Session | None = None
 
     def session(self) -> "Session":
-        """The session. Raises `ConfigurationError` where Spark does not start."""
+        """The session. Raises `ConfigurationError` if Spark does not start, or if its workers cannot run Penstock."""
         with self._lock:
             if self._given is not None and self._beside is None:
+                from penstock.pipeline.python_workers import check_python
                 from penstock.pipeline.session import session_beside
 
-                self._beside = session_beside(self._given)
+                beside = session_beside(self._given)
+                check_python(beside)
+                self._beside = beside
             if self._beside is not None:
                 return self._beside
             if self._own is None:
@@ -76,11 +79,17 @@ class Spark:
 
         require_spark()
         from penstock.pipeline.java import find_java
-        from penstock.pipeline.session import start_session
+        from penstock.pipeline.python_workers import check_python
+        from penstock.pipeline.session import end_session, start_session
 
         began_at = self._clock.monotonic()
         java = find_java(os.environ)
         spark = start_session(session_settings(self._settings, java, scratch=self._scratch, log=self._log))
+        try:
+            check_python(spark)
+        except BaseException:
+            end_session(spark, at_once=False, seconds=SESSION_END_SECONDS)
+            raise
         seconds = self._clock.monotonic() - began_at
         found = f"Java {java.version} from {java.source}"
         self._bus.emit(SparkStarted(java=found, notes=java.notes, seconds=seconds))

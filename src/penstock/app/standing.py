@@ -61,7 +61,9 @@ class PipelineStanding:
     table: str | None
     table_version: int | None
     disagreement: str | None  # why table and ledger are not of one history
+    shortfalls: Sequence[str] = ()  # rows that another writer removed from the tables
     reconciled: "Reconciliation | None" = None  # the latest one
+    objects_missing: int = 0  # that it found, without those whose announcements have left the queue since
     objects_overdue: int = 0  # those that wait to be processed for longer than they may
     oldest_unprocessed_age_seconds: float | None = None  # None where no object waits
 
@@ -135,8 +137,8 @@ class Standing:
 
     @property
     def objects_missing(self) -> int:
-        """Objects that the latest reconcile of each pipeline found to be there and never processed."""
-        return sum(one.reconciled.missing for one in self.pipelines if one.reconciled is not None)
+        """Objects that exist, were never processed, and were not attended to since the latest reconcile."""
+        return sum(one.objects_missing for one in self.pipelines)
 
     @property
     def objects_overdue(self) -> int:
@@ -162,6 +164,8 @@ class Standing:
     def _lost(self) -> Iterator[str]:
         for why in self.disagreements:
             yield f"table and ledger disagree: {why}"
+        for one in self.pipelines:
+            yield from one.shortfalls
         if self.objects_missing:
             yield f"objects missing at the latest reconcile: {self.objects_missing:,}"
         if self.objects_overdue:
@@ -178,6 +182,8 @@ class Standing:
         for one in self.queues:
             if one.breaker is not None:
                 yield f"{one.queue} is paused by its breaker: {one.breaker}"
+            if one.unread is not None:
+                yield one.unread
         if self.messages_unserved:
             yield f"messages in queues that no worker serves: {self.messages_unserved:,}"
         yield from self._texts_of_late(Word.UNCONSUMED)

@@ -11,6 +11,7 @@ from penstock.app.dead_counts import dead_letters, dead_objects, letters_replace
 from penstock.app.inspect import View, view
 from penstock.app.places import Places
 from penstock.app.queues import QueueStanding, standings
+from penstock.app.reconcile_age import has_settled
 from penstock.app.registry import DRAINING, WorkerRecord
 from penstock.app.scope import Scope, is_there
 from penstock.app.standing import LateQueue, PipelineStanding, Standing
@@ -69,6 +70,7 @@ class Looks:
             letters = dead_letters(seen, every, records)
             queues = [one for one in every if not names_dead_letters(one.queue)]
             notes = [] if scope.table is not None else list(_notes(seen, queues))
+            notes += [note for table in details.tables.values() for note in table.notes]
         workers = sorted({*silent, *(record.worker for record in records)})
         elsewhere = has_workers_elsewhere(scope.settings)
         seen_all = not elsewhere or bool(silent)
@@ -133,7 +135,9 @@ class Looks:
             table=table.name,
             table_version=table.version,
             disagreement=table.disagreement,
+            shortfalls=table.shortfalls,
             reconciled=reconciled,
+            objects_missing=0 if reconciled is None else _missing(seen, pipeline, reconciled),
             # An ingest makes its way through what it found, however long that takes, and is not late with it.
             objects_overdue=waiting.overdue if seen.scope.table is None else 0,
             oldest_unprocessed_age_seconds=waiting.oldest_age_seconds if waits else None,
@@ -148,6 +152,8 @@ class _Table:
     version: int | None
     unpublished: int | None
     disagreement: str | None
+    shortfalls: Sequence[str] = ()  # rows that another writer removed
+    notes: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,6 +166,19 @@ class _Details:
     tables: Mapping[str, _Table]
 
 
+def _missing(seen: View, pipeline: str, last: "Reconciliation") -> int:
+    """What the latest reconcile found; without what it announced, once those messages have left the queue: what became
+    of these objects shows in their states."""
+    seconds = seen.ledger.seconds_since_reconciliation(pipeline) if last.missing and last.sent else None
+    if seconds is None:
+        return last.missing
+    served = seen.scope.served.get(pipeline)
+    known = seen.broker.queue_names() if seen.queues is None else seen.queues
+    queues = [name for name in known if not names_dead_letters(name)] if served is None else [served]
+    settled = all(has_settled(seen.broker, name, seconds=seconds) for name in queues)
+    return max(0, last.missing - last.sent) if settled else last.missing
+
+
 def _table(seen: View, pipeline: str) -> _Table:
     row = seen.ledger.pipeline(pipeline)
     committed = row.next_seq - 1 if row else 0
@@ -168,11 +187,14 @@ def _table(seen: View, pipeline: str) -> _Table:
         known = committed == 0 or pipeline in seen.scope.tableless
         return _Table(name=None, version=None, unpublished=0 if known else None, disagreement=None)
     tables = _tables(seen, where)
+    shortfalls = tables.shortfalls()
     return _Table(
         name=str(where.table),
         version=tables.version(),
         unpublished=tables.unpublished(),
         disagreement=_disagreement(seen, pipeline, tables, committed),
+        shortfalls=[one.text for one in shortfalls if one.is_explained],
+        notes=[one.text for one in shortfalls if not one.is_explained],
     )
 
 

@@ -1,19 +1,24 @@
 """The two tables of a local pipeline, rows and quarantine, and what needs no Spark to be done with them."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 
 from penstock.app.places import Places
-from penstock.errors import TemporaryError
+from penstock.errors import TableError, TemporaryError
 from penstock.events import Bus, UpkeepFailed
 from penstock.ledger import Ledger
 from penstock.ledger.records import BatchRow
+from penstock.messaging.clock import SystemClock
 from penstock.messaging.steps import Probe, Step, no_probe
+from penstock.pipeline.compact_leftovers import collect_leftovers
 from penstock.pipeline.gc import Collected, collect
 from penstock.pipeline.publish import Published, check_tip, publish, rows_schema
+from penstock.pipeline.shortfall import Shortfall, shortfall
 from penstock.pipeline.source.quarantine import QUARANTINE_SCHEMA
 from penstock.sinks.delta import DeltaTableSink
 
+_CLOCK = SystemClock()  # holds no state
 EMPTY_MANIFESTS = frozenset({"", "[]"})
 
 
@@ -46,6 +51,15 @@ class Tables:
 
         Raises `TableError`, `PublishHalted`, or `TemporaryError` where another try may succeed.
         """
+        self._publish_rows()
+        self._publish_quarantine()
+
+    @property
+    def publish_jobs(self) -> Mapping[str, Callable[[], None]]:
+        """`publish` in two parts, of which neither has to wait for the other."""
+        return {"rows": self._publish_rows, "quarantine": self._publish_quarantine}
+
+    def _publish_rows(self) -> None:
         self._rows_published = publish(
             self._ledger,
             self.rows,
@@ -57,6 +71,8 @@ class Tables:
             step=Step.ROWS_PUBLISHED,
             after=self._rows_published,
         )
+
+    def _publish_quarantine(self) -> None:
         self._quarantine_published = publish(
             self._ledger,
             self.quarantine,
@@ -73,7 +89,7 @@ class Tables:
     def visible_to(self) -> int:
         """Up to which batch both tables show what there is to show, as far as this process has seen it."""
         looks = (self._rows_published, self._quarantine_published)
-        return min(0 if look is None else max(look.seq, look.looked_to) for look in looks)
+        return min(0 if look is None else look.visible_to for look in looks)
 
     def version(self) -> int | None:
         """The rows table's version; None where there is no table yet."""
@@ -112,6 +128,22 @@ class Tables:
             shown = batch.seq
         return shown
 
+    def shortfalls(self) -> Sequence[Shortfall]:
+        """Return what the two tables lack of the rows that their batches wrote."""
+        found = [
+            self._shortfall(self.rows, _rows_manifest, 0),
+            self._shortfall(self.quarantine, _quarantine_manifest, 1),
+        ]
+        return [one for one in found if one is not None]
+
+    def _shortfall(self, sink: DeltaTableSink, manifest_of: Callable[[BatchRow], str], place: int) -> Shortfall | None:
+        pipeline = self._places.pipeline
+
+        def written(seq: int) -> int:
+            return self._ledger.written_to(pipeline, seq)[place]
+
+        return shortfall(self._ledger, sink, pipeline=pipeline, written=written, manifest_of=manifest_of)
+
     def sweep(self) -> None:
         """Delete what abandoned attempts left. Cheap where there are none, and no reason to fail: it is told as an
         event when it could not be done, and done again next time."""
@@ -123,7 +155,19 @@ class Tables:
     def collect_garbage(self, *, dry_run: bool) -> Collected:
         """Delete all files that no batch names, looking into every attempt's folder. Raises `PublishHalted` where the
         ledger is not the table's: what it calls garbage may be what the table shows."""
-        return self._collect(dry_run=dry_run, stragglers=True)
+        collected = self._collect(dry_run=dry_run, stragglers=True)
+        try:
+            for sink in (self.rows, self.quarantine):
+                left = collect_leftovers(sink, clock=_CLOCK, probe=self._probe, dry_run=dry_run)
+                collected = replace(
+                    collected,
+                    compactions=collected.compactions + left.folders,
+                    files=collected.files + left.files,
+                    bytes=collected.bytes + left.bytes,
+                )
+        except TableError as error:
+            raise TemporaryError(f"what compactions left cannot be listed or deleted: {error}") from error
+        return collected
 
     def _collect(self, *, dry_run: bool, stragglers: bool) -> Collected:
         for sink in (self.rows, self.quarantine):

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal
 from penstock.app.tracing import open_tracing, trace_ids_of
 from penstock.config import Settings
 from penstock.errors import UserError
-from penstock.events import Listener
+from penstock.events import Bus, Listener
 from penstock.monitoring.errors import ErrorHook, ErrorReporter
 from penstock.monitoring.health import Health
 from penstock.monitoring.logs import LogListener, configure_logs
@@ -118,14 +118,15 @@ def open_telemetry(
     health: Health | None = None,
     queues: Mapping[str, str] | None = None,
 ) -> Telemetry:
-    """What the settings ask for. ``tell`` hears in the log's place, of commands that show people what they do.
+    """What the settings ask for. ``tell`` hears of commands that show people what they do: in place of the log, unless
+    the setting log_format asks for a log.
     ``process`` is told with each failure; ``on_error`` is the user's own hook beside the services of the settings.
     ``health`` answers its platform; ``queues`` names the queue of each pipeline and object handler, for metrics.
 
     Raises `ConfigurationError` for what makes no sense, and for an extra that is not installed.
     """
-    told = open_log(settings, worker=worker) if tell is None else tell
-    reports = open_reports(settings, worker=worker, process=process, on_error=on_error, tell=told)
+    told = _log_or(tell, settings, worker=worker)
+    reports = _open_reports(settings, worker=worker, process=process, on_error=on_error, tell=told)
     if settings.metrics_address is None and not settings.metrics_export:
         return reports
     from penstock.app.metering import open_metering
@@ -150,10 +151,16 @@ def open_reports(
     tell: Listener | None = None,
 ) -> Telemetry:
     """As `open_telemetry`, for commands that end by themselves and may run beside a worker: without metrics."""
-    told = open_log(settings, worker=worker) if tell is None else tell
-    reporter = open_reporter(settings, worker=worker, process=process, on_error=on_error, tell=told)
-    tracing = open_tracing(settings, worker=worker, tell=told)
-    heard = (told, reporter, None if tracing is None else tracing.listener)
+    told = _log_or(tell, settings, worker=worker)
+    return _open_reports(settings, worker=worker, process=process, on_error=on_error, tell=told)
+
+
+def _open_reports(
+    settings: Settings, *, worker: str, process: Process, on_error: ErrorHook | None, tell: Listener
+) -> Telemetry:
+    reporter = open_reporter(settings, worker=worker, process=process, on_error=on_error, tell=tell)
+    tracing = open_tracing(settings, worker=worker, tell=tell)
+    heard = (tell, reporter, None if tracing is None else tracing.listener)
     return Telemetry(
         listeners=tuple(listener for listener in heard if listener is not None), reporter=reporter, tracing=tracing
     )
@@ -187,6 +194,20 @@ def _services(settings: Settings) -> Mapping[str, ErrorHook]:
             environment=settings.environment,
         )
     )
+
+
+def is_logged(settings: Settings) -> bool:
+    """Return True if a command that shows people what it does is to write the log instead."""
+    return settings.log_format != "auto"
+
+
+def _log_or(tell: Listener | None, settings: Settings, *, worker: str) -> Listener:
+    """The log; beside it, or in its place, what a command shows people."""
+    if tell is None:
+        return open_log(settings, worker=worker)
+    if isinstance(tell, LogListener) or not is_logged(settings):
+        return tell
+    return Bus(tell, open_log(settings, worker=worker)).emit
 
 
 def open_log(settings: Settings, *, worker: str | None) -> LogListener:

@@ -65,7 +65,14 @@ class Kept:
         """Merge small files of both tables, as far as they are there. Raises as `penstock.pipeline.compact.compact`."""
         found = []
         for sink in self.sinks:
-            done = compact(sink, target_bytes=target_bytes, dry_run=dry_run, clock=SystemClock(), progress=progress)
+            done = compact(
+                sink,
+                target_bytes=target_bytes,
+                dry_run=dry_run,
+                clock=SystemClock(),
+                progress=progress,
+                probe=self.probe,
+            )
             if done is None:
                 continue
             found.append(done)

@@ -1,6 +1,6 @@
 """One pipeline on Spark, wired: engine, handler, line. `penstock ingest` and declared pipelines share it."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -8,42 +8,28 @@ from functools import partial
 from penstock.app.service import busy_seconds_max
 from penstock.app.spark import SESSION_END_SECONDS
 from penstock.app.tables import Tables
+from penstock.app.tools import Tools
 from penstock.config import Settings
-from penstock.events import Bus
 from penstock.ledger import Ledger
 from penstock.messaging.broker import Broker
-from penstock.messaging.clock import Clock
-from penstock.messaging.steps import Probe
-from penstock.messaging.tracing import NO_TRACING, Tracing
 from penstock.objects.own_files import parse_others
 from penstock.pipeline.attempt import AttemptSettings, Surroundings
 from penstock.pipeline.declaration import Declaration
 from penstock.pipeline.handler import PipelineHandler
 from penstock.pipeline.session import Session
+from penstock.pipeline.shared_folders import prove_shared
 from penstock.pipeline.source.api import columns_read
 from penstock.pipeline.spark_engine import SparkEngine
 from penstock.pipeline.streak import FailureStreak
 from penstock.pipeline.table_schema import agreement, check_partitions
 from penstock.storage.address import S3Address, s3_address
 from penstock.worker.batcher import Limits
-from penstock.worker.line import Line
+from penstock.worker.line import Gate, Line
 from penstock.worker.settings import WorkerSettings, budget
-from penstock.worker.shutdown import StopSignal
 
 FAULTS_MAX = 3  # infrastructure faults in a row that a bounded job bears before it tells a person
 FETCH_MAX = 500  # notifications are small, and a batch takes thousands
 WAIT_SECONDS = 30.0  # for a batch to fill while messages keep coming
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tools:
-    """What every part of a pipeline's work is handed."""
-
-    stop: StopSignal
-    clock: Clock
-    bus: Bus
-    probe: Probe
-    tracing: Tracing = NO_TRACING
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,20 +71,26 @@ class Blueprint:
     ledger: Ledger
     tables: Tables
     publish: Callable[[], object]  # both tables, and whatever follows from it
+    publish_jobs: Mapping[str, Callable[[], object]]  # the same, table by table: neither waits for the other
     faults_max: int | None  # infrastructure faults in a row; None bears any number
     tools: Tools
     watched: Callable[[], AbstractContextManager[None]] = nullcontext  # around a claim in the ledger
+    gate: Gate | None = None  # whether it may receive; None: always
     moved_to: tuple[S3Address, ...] = ()  # where processed objects go, and announce themselves once more
 
     def line(self, spark: Session, *, queue: str, weight: int = 1) -> Line:
-        """What a worker serves the pipeline by."""
+        """Return what a worker serves the pipeline by.
+
+        Raises `ConfigurationError` if the executors do not share the pipeline's folders.
+        """
+        prove_shared(spark, self.declaration)
         limits = Limits(
             messages_max=self.numbers.max_objects,
             bytes_max=self.numbers.max_bytes,
             wait_seconds=self.numbers.max_wait_seconds,
         )
         handler = PipelineHandler(self._attempts(), self._surroundings(spark))
-        return Line(queue=queue, handler=handler, weight=weight, limits=limits, fetch_max=FETCH_MAX)
+        return Line(queue=queue, handler=handler, weight=weight, limits=limits, fetch_max=FETCH_MAX, gate=self.gate)
 
     def check_columns(self) -> None:
         """Without a transform what will be written is known: a mistake in it is told before Spark is started."""
@@ -134,6 +126,7 @@ class Blueprint:
             engine=engine,
             parse=partial(parse_others, buckets_allowed=self.buckets, own=self._own()),
             publish=self.publish,
+            publish_jobs=self.publish_jobs,
             streak=FailureStreak(faults_max=self.faults_max),
             bus=self.tools.bus,
             clock=self.tools.clock,

@@ -192,6 +192,9 @@ class MemoryBroker:
                 self._store.lines[queue].paused = False
         self._store.arrivals.tell(queue)
 
+    def now(self) -> float:
+        return self._store.clock.now()
+
     def paused(self, queue: str) -> bool:
         with self._store.lock:
             return queue in self._store.lines and self._store.lines[queue].paused

@@ -25,6 +25,8 @@ from penstock.messaging.settlement import DeadLetter, Release
 
 G = TypeVar("G")
 
+QUEUE_CHARS_MAX = 1_024  # of a name; those of SQS are far shorter
+
 CAPABILITIES = Capabilities(
     delay_seconds_max=14 * 86_400.0,
     hold_seconds_max=14 * 86_400.0,
@@ -104,6 +106,10 @@ def check_queue(queue: str) -> None:
     """Refuse a name that no queue can have."""
     if not queue:
         raise ConfigurationError("a queue needs a name: give it one of at least one character")
+    if (chars := len(queue)) > QUEUE_CHARS_MAX:
+        raise ConfigurationError(
+            f"the queue {queue[:60]}... has a name of {chars:,} characters: {QUEUE_CHARS_MAX:,} is the most"
+        )
     if not queue.isascii():
         _check_text(queue, queue)
 

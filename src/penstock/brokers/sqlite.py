@@ -238,6 +238,9 @@ class SqliteBroker:
                 self._queues.set_paused(connection, found, False)
         self._arrivals.tell(queue)
 
+    def now(self) -> float:
+        return self._clock.now()
+
     def paused(self, queue: str) -> bool:
         with self._file.reading() as connection:
             found = self._queues.find(connection, queue)

@@ -2,13 +2,16 @@
 
 import dataclasses
 import json
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from penstock.cli.option_groups import grouped_options
 from penstock.cli.output import Json, moment, print_json, print_table
 from penstock.cli.where import Where
+
+if TYPE_CHECKING:
+    from penstock.ledger.audits import AuditRow
 
 
 @grouped_options
@@ -24,8 +27,11 @@ def audit(
     """
     from penstock.app.inspect import view
 
-    with view(where.scope()) as seen:
-        rows = seen.ledger.audits.latest(limit=limit)
+    rows: list[AuditRow] = []
+    for scope in where.scopes():
+        with view(scope) as seen:
+            rows += seen.ledger.audits.latest(limit=limit)
+    rows = sorted(rows, key=lambda row: row.began_at, reverse=True)[:limit]
     if json_:
         print_json([dataclasses.asdict(row) for row in rows])
         return

@@ -16,10 +16,11 @@ from penstock.cli.output import (
     printable,
     talk,
 )
-from penstock.cli.where import Where
+from penstock.cli.where import Where, first_of, print_each
 
 if TYPE_CHECKING:
     from penstock.app.batch_details import BatchDetails, Shown
+    from penstock.app.scope import Scope
     from penstock.ledger.records import BatchRow
 
 app = typer.Typer(help="Committed batches: rows, bytes, seconds a stage.", no_args_is_help=True)
@@ -38,9 +39,17 @@ def list_(
     json_: Json = False,
 ) -> None:
     """List committed batches in the order in which they were committed."""
+    documents: list[dict[str, Any]] = []
+    scopes = where.scopes()
+    print_each(scopes, lambda scope: documents.extend(_listed(scope, limit=limit, quiet=json_)), quiet=json_)
+    if json_:
+        print_json(documents)
+
+
+def _listed(scope: "Scope", *, limit: int, quiet: bool) -> list[dict[str, Any]]:
+    """Print the newest batches of a scope, unless ``quiet``; return them as documents."""
     from penstock.app.inspect import view
 
-    scope = where.scope()
     with view(scope) as seen:
         rows = [seen.ledger.pipeline(one) for one in seen.pipelines()]
         newest = {row.id: row.next_seq - 1 for row in rows if row is not None}
@@ -50,13 +59,13 @@ def list_(
     batches = list(merge(*found, key=lambda batch: batch.committed_at))[-limit:]  # each in its own order
     if (count := sum(newest.values())) > limit:
         talk(f"The newest {limit:,} of {count:,}; --limit shows more.")
-    if json_:
-        print_json([_document(batch) for batch in batches])
-        return
+    documents = [_document(batch) for batch in batches]
+    if quiet:
+        return documents
     print_table(
         (
             *(("pipeline",) if seen.several else ()),
-            *("batch", "committed", "objects", "rows", "bad lines", "bytes", "stages", "attempt"),
+            *("batch", "committed", "objects", "rows written", "bad lines", "bytes", "stages", "attempt"),
         ),
         [
             (
@@ -74,6 +83,7 @@ def list_(
         ],
         empty="No batch was committed yet.",
     )
+    return documents
 
 
 @app.command()
@@ -88,9 +98,11 @@ def show(
     from penstock.app.batch_details import details_of
     from penstock.app.inspect import view
 
-    scope = where.scope()
-    with view(scope) as seen:
-        found = details_of(seen, seq, objects_max=limit)
+    def look(scope: "Scope") -> "BatchDetails":
+        with view(scope) as seen:
+            return details_of(seen, seq, objects_max=limit)
+
+    found = first_of(where.scopes(), look)
     if json_:
         print_json(_details(found))
         return
@@ -147,7 +159,7 @@ def _print_details(found: "BatchDetails") -> None:
             "claimed": moment(None if found.attempt is None else found.attempt.started_at),
             "stages": f"{stages or 'not known'}{whole}",
             "objects": f"{batch.objects:,}",
-            "rows": f"{batch.rows:,}",
+            "rows written": f"{batch.rows:,}",
             "bad lines": f"{batch.lines_quarantined:,}",
             "bytes": f"{batch.bytes:,}",
             "worker": batch.worker,

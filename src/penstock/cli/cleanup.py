@@ -9,7 +9,10 @@ from penstock.cli.output import Json, counted, print_json, printable, talk
 from penstock.cli.progress import CLEANED, told
 
 if TYPE_CHECKING:
+    from penstock.app.app import App
     from penstock.app.cleanup_verb import CleanupReport
+    from penstock.app.object_service import ObjectService
+    from penstock.app.pipelines.pipeline import Pipeline
     from penstock.events import Event
 
 
@@ -23,28 +26,26 @@ def cleanup(
     ] = None,
     json_: Json = False,
 ) -> None:
-    """Tag, move or delete the objects whose rows are published, as the pipeline's source declares it.
+    """Tag, move or delete the objects that a pipeline or object handler has processed, as its declaration says.
 
-    Only what is committed long enough ago and visible in both tables; exactly the versions that were processed. Workers
-    do the same beside their work. Run it again at any time. Exit code 75 or 130: stopped before all was done.
+    Only what is committed long enough ago and, of a pipeline, visible in both tables; exactly the versions that were
+    processed. Workers do the same beside their work. Run it again at any time. Exit code 75 or 130: stopped before all
+    was done.
     """
-    from penstock.pipeline.extra import require_spark
-
-    require_spark()  # the tables are asked what they show
     from penstock.app.cleanup_verb import clean_up
     from penstock.app.loading import load_app
+    from penstock.app.telemetry import is_logged
     from penstock.cli.leaving import stoppable, stopped_code
-    from penstock.cli.run import named
 
     with stoppable() as stop, load_app(app_name) as app:
         report = clean_up(
             app,
-            named(app, pipeline, app_name),
+            _reader(app, pipeline, app_name),
             dry_run=dry_run,
             limit=limit,
             rate=rate,
             stop=stop,
-            listeners=(_tell,),
+            listeners=() if is_logged(app.settings) else (_tell,),
         )
     if json_:
         print_json(dataclasses.asdict(report))
@@ -77,3 +78,14 @@ def summary(report: "CleanupReport") -> list[str]:
 def _tell(event: "Event") -> None:
     for line in told(event):
         talk(printable(line))
+
+
+def _reader(app: "App", name: str, app_name: str) -> "Pipeline | ObjectService":
+    """Return the pipeline or object handler of that name. Raises `UsageError` where the app has none such."""
+    from penstock.app.object_service import ObjectService
+    from penstock.cli.run import named
+
+    for service in app.services:
+        if isinstance(service, ObjectService) and service.name == name:
+            return service
+    return named(app, name, app_name)

@@ -4,7 +4,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import closing
 from itertools import islice
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -20,12 +20,13 @@ from penstock.cli.dead_documents import (
 from penstock.cli.dead_which import Which
 from penstock.cli.option_groups import grouped_options
 from penstock.cli.output import Json, print_json, printable, talk
-from penstock.cli.where import Where
+from penstock.cli.where import Where, print_each
 from penstock.errors import UsageError
 
 if TYPE_CHECKING:
     from penstock.app.dead_letters import Asked
     from penstock.app.inspect import DeadObject, View
+    from penstock.app.scope import Scope
     from penstock.replay.groups import Grouping
     from penstock.replay.letters import Letter
 
@@ -52,27 +53,35 @@ def list_(
 ) -> None:
     """List dead letters, oldest first, and dead objects, with the reason; --json has also traceback, group and
     attributes. With a filter: letters alone."""
+    documents: list[dict[str, Any]] = []
+    print_each(
+        where.scopes(), lambda scope: documents.extend(_listed(scope, where, which, limit, quiet=json_)), quiet=json_
+    )
+    if json_:
+        print_json(documents)
+
+
+def _listed(scope: "Scope", where: Where, which: Which, limit: int, *, quiet: bool) -> list[dict[str, Any]]:
+    """Print the dead of a scope, unless ``quiet``; return them as documents."""
     from penstock.app.inspect import view
 
     asked = which.asked()
     unfiltered = asked.wanted.asks_nothing and asked.queue is None and asked.tier is None
-    scope = where.scope()
     with view(scope) as seen:
         cut: list[str] = []
         letters, nowhere = _letters(seen, asked, limit, cut)
         objects = _objects(seen, limit, cut) if unfiltered else []
     if nowhere is not None and not (unfiltered and (where.pipeline or where.app_name or objects)):
         raise nowhere  # letters were all that could be shown
-    if json_:
-        print_json([*map(letter_document, letters), *map(object_document, objects)])
-    else:
+    if not quiet:
         _print(letters, objects, of_all=scope.table is None)
     for more in cut:
         talk(printable(f"And {more}; --limit shows more."))
     if nowhere is not None:
         talk(printable(str(nowhere)))
-    elif not json_ and not letters and not objects:
+    elif not quiet and not letters and not objects:
         talk("No dead letters.")
+    return [*map(letter_document, letters), *map(object_document, objects)]
 
 
 @app.command()
@@ -91,18 +100,37 @@ def groups(
     from penstock.app.inspect import view
 
     asked = which.asked()
-    with view(where.scope()) as seen:
-        dead_options.say_hidden(seen, asked)
-        with dead_options.progress("grouping", total=None, bar=False) as told:
-            grouping = grouped(seen, asked, told=told, first=_tell_first)
-    found = grouping.groups()
-    others = grouping.others + sum(group.count for group in found[limit:])
+    documents: list[dict[str, Any]] = []
+
+    def show_of(scope: "Scope") -> None:
+        with view(scope) as seen:
+            dead_options.say_hidden(seen, asked)
+            with dead_options.progress("grouping", total=None, bar=False) as told:
+                grouping = grouped(seen, asked, told=told, first=_tell_first)
+        found = grouping.groups()
+        others = grouping.others + sum(group.count for group in found[limit:])
+        shown = found[:limit]
+        documents.append({"letters": grouping.letters, "groups": [*map(group_document, shown)], "others": others})
+        if json_:
+            return
+        print_groups(shown, empty="No dead letters.")
+        if others:
+            talk(f"And {dead_options.letters_said(others)} of other errors; --limit shows more groups.")
+
+    scopes = where.scopes()
+    print_each(scopes, show_of, quiet=json_)
     if json_:
-        print_json({"letters": grouping.letters, "groups": [*map(group_document, found[:limit])], "others": others})
-        return
-    print_groups(found[:limit], empty="No dead letters.")
-    if others:
-        talk(f"And {dead_options.letters_said(others)} of other errors; --limit shows more groups.")
+        print_json(
+            documents[0]
+            if len(documents) == 1
+            else {
+                "letters": sum(one["letters"] for one in documents),
+                "groups": sorted(
+                    (group for one in documents for group in one["groups"]), key=lambda group: -group["count"]
+                ),
+                "others": sum(one["others"] for one in documents),
+            }
+        )
 
 
 app.command()(dead_show.show)

@@ -51,6 +51,8 @@ def print_report(report: "ReplayReport", *, json_: bool) -> None:
         print(f"{before} had been sent before, by a replay that was cut short: deleted.")
     if report.homeless:
         print(f"{dead_options.letters_said(report.homeless)} {HOMELESS}.")
+    if report.refused:
+        print(printable(f"{dead_options.letters_said(report.refused)} left: the queue refuses them: {report.refusal}"))
 
 
 def replay_document(report: "ReplayReport") -> dict[str, Any]:
@@ -59,6 +61,7 @@ def replay_document(report: "ReplayReport") -> dict[str, Any]:
         "sent": report.sent,
         "sent_before": report.sent_before,
         "left_without_queue": report.homeless,
+        "refused": report.refused,
         "by_queue": report.by_queue,
         "canaries": [{"verdict": fate.verdict, "told": fate.told} for fate in report.fates],
         "outcome": report.outcome,

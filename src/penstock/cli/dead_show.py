@@ -9,11 +9,12 @@ from penstock.cli.dead_documents import letter_document, text_of
 from penstock.cli.dead_which import Queue, TierOption
 from penstock.cli.option_groups import grouped_options
 from penstock.cli.output import Json, counted, moment, print_fields, print_json, printable
-from penstock.cli.where import Where
+from penstock.cli.where import Where, first_of
 from penstock.errors import UsageError
 
 if TYPE_CHECKING:
     from penstock.app.dead_letters import LetterStory
+    from penstock.app.scope import Scope
 
 BODY_LINES_SHOWN, BODY_CHARS_SHOWN = 40, 4_000
 
@@ -36,11 +37,16 @@ def show(
 
     dead_options.must_say_something({"ID": id_, "--queue": queue})
     asked = Asked(queue=queue, tier=tier)
-    with view(where.scope()) as seen:
-        dead_options.say_hidden(seen, asked)
-        story = story_of(seen, asked, id_)
-    if story is None:
-        raise UsageError(f"There is no dead letter {id_}; `penstock dead list` shows those there are.")
+
+    def look(scope: "Scope") -> "LetterStory":
+        with view(scope) as seen:
+            dead_options.say_hidden(seen, asked)
+            found = story_of(seen, asked, id_)
+        if found is None:
+            raise UsageError(f"There is no dead letter {id_}; `penstock dead list` shows those there are.")
+        return found
+
+    story = first_of(where.scopes(), look)
     if json_:
         print_json(_document(story))
     else:

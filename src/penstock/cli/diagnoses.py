@@ -3,12 +3,13 @@
 import dataclasses
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from penstock.cli.output import counted, print_table, printable, talk
 
 if TYPE_CHECKING:
-    from penstock.monitoring.diagnoses import Diagnoses, Found, Line
+    from penstock.monitoring.diagnoses import Diagnoses, Found, Line, Outage
 
 REASON_CHARS = 160
 _TOLD = ("reason", "rows", "lines_quarantined", "count", "seq", "tries", "error.type", "error.message", "message_id")
@@ -36,6 +37,14 @@ _SECTIONS: Mapping[str, tuple[str, str, str]] = {
         "given up on",
         "`penstock dead show` has reason and traceback; once that is mended, `penstock dead replay`.",
     ),
+    "taken_over": (
+        "Taken over",
+        "their worker died or hung, and another one went on",
+        (
+            "What that worker did outside Penstock before it ended may have been done twice: `penstock logs diagnose "
+            "--object URI` and the lines of the message show both attempts."
+        ),
+    ),
     "interrupted": (
         "Interrupted by a stop",
         "given back, for another attempt",
@@ -49,6 +58,9 @@ _SECTIONS: Mapping[str, tuple[str, str, str]] = {
 }
 
 
+_OUTAGES = {"breaker": "queue {} paused", "ledger": "ledger away", "look": "monitor could not see {}"}
+
+
 def print_diagnoses(found: "Diagnoses", *, limit: int, lines: int) -> None:
     """A section for each diagnosis: how many, the first of them, and how to go on."""
     if not lines:
@@ -56,6 +68,7 @@ def print_diagnoses(found: "Diagnoses", *, limit: int, lines: int) -> None:
         return
     for name, (title, meaning, advice) in _SECTIONS.items():
         _print_section(title, meaning, advice, getattr(found, name), limit=limit)
+    _print_outages(found.outages, limit=limit)
     for remark in found.remarks:
         talk(remark)
 
@@ -89,7 +102,8 @@ def document(
         name: {"count": len(getattr(found, name)), "first": [_row(one) for one in getattr(found, name)[:limit]]}
         for name in _SECTIONS
     }
-    told: dict[str, Any] = {"read": dict(summary), **diagnoses, "remarks": list(found.remarks)}
+    outages = {"count": len(found.outages), "first": [_outage_row(one) for one in found.outages[:limit]]}
+    told: dict[str, Any] = {"read": dict(summary), **diagnoses, "outages": outages, "remarks": list(found.remarks)}
     return told if story is None else {**told, "story": [dict(line.fields) for line in story]}
 
 
@@ -105,6 +119,37 @@ def _print_section(title: str, meaning: str, advice: str, found: "Sequence[Found
     print(f"  -> {advice}\n")
 
 
+def _print_outages(found: "Sequence[Outage]", *, limit: int) -> None:
+    if not found:
+        print("Outages: none.")
+        return
+    print(f"\nOutages: {len(found):,} (a breaker was open, or a service that workers need was away).")
+    for one in found[:limit]:
+        end = "no end in these logs" if one.ended_ts is None else f"until {one.ended_ts}{_lasted(one)}"
+        facts = [_OUTAGES[one.what].format(one.name), counted(one.workers, "worker"), _cut(one.error or "")]
+        print(printable(f"  {one.began_ts}  {end}" + "".join(f", {fact}" for fact in facts if fact)))
+    if len(found) > limit:
+        print(f"  ... and {len(found) - limit:,} more; --limit shows them.")
+    print("  -> Nothing is lost in an outage: messages wait. Look at the service that the error names.\n")
+
+
+def _lasted(one: "Outage") -> str:
+    seconds = _seconds_of(one)
+    return "" if seconds is None else f" ({seconds:,.0f} s)"
+
+
+def _seconds_of(one: "Outage") -> float | None:
+    try:
+        return (datetime.fromisoformat(one.ended_ts or "") - datetime.fromisoformat(one.began_ts)).total_seconds()
+    except ValueError:  # it did not end, or digits that are no time
+        return None
+
+
+def _outage_row(one: "Outage") -> Mapping[str, Any]:
+    row = {**dataclasses.asdict(one), "seconds": _seconds_of(one)}
+    return {name: value for name, value in row.items() if value is not None}
+
+
 def _how_many(found: "Sequence[Found]") -> str:
     objects = len({(one.place, one.name) for one in found if one.kind == "object"})
     messages = len({(one.place, one.name) for one in found if one.kind == "message"})
@@ -118,6 +163,7 @@ def _facts(one: "Found") -> str:
         f"{one.place}" if one.place else "",
         f"attempt {one.attempt_id or one.attempt}" if one.attempt_id or one.attempt else "",
         f"by {one.worker}" if one.worker else "",
+        f"from attempt {one.from_attempt or '?'} of {one.from_worker}" if one.from_worker else "",
         f"{one.times} times" if one.times > 1 else "",
         f"its last line: {one.worker_last_ts}" if one.worker_last_ts else "",
         _cut(one.reason) if one.reason and one.reason != "already_processed" else "",

@@ -2,7 +2,7 @@
 
 import dataclasses
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -56,6 +56,8 @@ def doctor(
             _print_finding(finding)
     if json_:
         print_json([dataclasses.asdict(finding) for finding in findings])
+    elif not send_test_error:
+        print(printable(_result(findings)))
     if any(finding.verdict is Verdict.FAILED for finding in findings):
         raise typer.Exit(CHECK_FOUND_PROBLEMS)
 
@@ -65,6 +67,21 @@ def _checks(asked: "Asked", *, try_notification: bool) -> "Iterator[Finding]":
 
     yield from machine_checks(os.environ, spark=spark_need(asked))
     yield from state_checks(asked, try_notification=try_notification)
+
+
+def _result(findings: "Sequence[Finding]") -> str:
+    """Return one line that honours every check."""
+    from penstock.app.findings import Verdict
+
+    def checks(verdict: Verdict) -> list[str]:
+        return list(dict.fromkeys(one.check for one in findings if one.verdict is verdict))
+
+    failed, warned = checks(Verdict.FAILED), checks(Verdict.WARNING)
+    if not failed and not warned:
+        return f"Result: all {len(findings)} checks are well."
+    told = [f"failed: {', '.join(failed)}"] if failed else ["nothing failed"]
+    told += [f"warnings: {', '.join(warned)}"] if warned else []
+    return f"Result: {'; '.join(told)}."
 
 
 def _test_errors(asked: "Asked") -> "Iterator[Finding]":

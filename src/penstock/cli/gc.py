@@ -42,6 +42,7 @@ def gc(
     if json_:
         print_json(
             {
+                "compactions": sum(one.compactions for one in collected.values()),
                 "attempts": sum(one.attempts for one in collected.values()),
                 "files": sum(one.files for one in collected.values()),
                 "bytes": sum(one.bytes for one in collected.values()),
@@ -54,6 +55,8 @@ def gc(
     for name, one in collected.items():
         whose = f"{name}: " if scope.table is None else ""
         files, attempts = counted(one.files, "file"), counted(one.attempts, "attempt")
+        if one.compactions:
+            attempts += f" and {counted(one.compactions, 'compaction')}"
         print(printable(f"{whose}{files} of {attempts} {verb}, {counted(one.bytes, 'byte')}."))
     for path in unknown:
         talk(printable(f"Left alone, since the ledger knows no such attempt: {path}"))

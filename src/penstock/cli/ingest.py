@@ -117,6 +117,7 @@ def ingest(
     from penstock.app.ingest import ingest as run
     from penstock.app.ingest_pipeline import IngestRequest
     from penstock.app.scope import Asked, options_for
+    from penstock.app.telemetry import is_logged
     from penstock.cli.leaving import leave_job, stoppable
     from penstock.config import load_settings
 
@@ -151,6 +152,8 @@ def ingest(
         ),
     )
     with stoppable() as stop, IngestProgress(options=Asked(table=table, state=state).options) as progress:
+        if is_logged(request.settings):
+            progress.silence()
         report = run(request, stop=stop, listeners=(progress,))
     if json_:
         print_json(dataclasses.asdict(report))

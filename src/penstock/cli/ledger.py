@@ -90,8 +90,8 @@ def downgrade(
         raise UsageError(f"Say which REVISION the ledger's tables are taken back to; there are {revision_names()}.")
     if not yes:
         raise UsageError(
-            f"Taking the ledger back to {revision} loses what only the later tables hold, and "
-            "needs all workers stopped: make a backup, and give --yes."
+            f"Taking the ledger back to {revision} loses what only the later tables hold (below 0006 the names of apps)"
+            ", and needs all workers stopped: make a backup, and give --yes."
         )
     with _revisions(where) as revisions:
         before, after = revisions.downgrade(revision)

@@ -53,8 +53,8 @@ def diagnose(
     limit: Annotated[int, typer.Option("--limit", min=1, max=1_000_000, help="At most so many of a kind.")] = SHOWN,
     json_: Json = False,
 ) -> None:
-    """Which objects and messages failed, died with their worker, or were interrupted, and who finished them later;
-    which objects were wrongly marked as processed, or finished.
+    """Which objects and messages failed, died with their worker, were taken over or interrupted, and who finished them
+    later; which objects were wrongly marked as processed, or finished; which services were away, and how long.
 
     Lines that are not Penstock's are passed over and counted. What CloudWatch, Docker, journald or Kubernetes wrap
     around a line is taken off. Exit code 3: something died with its worker, or was wrongly marked as processed; or
@@ -67,7 +67,7 @@ def diagnose(
     for file in files:
         _check(file)
     story = None if object_ is None else Story(object_uri(object_))
-    with tempfile.SpooledTemporaryFile(SPOOL_BYTES, "w+", encoding="ascii") as spool:
+    with tempfile.SpooledTemporaryFile(SPOOL_BYTES, "w+", encoding="utf-8") as spool:
         diagnoser = Diagnoser(spool)  # type: ignore[arg-type]  # a text file, which typeshed does not say of it
         read = _Read(window)
         for line in read.all(files):

@@ -1,11 +1,13 @@
 """`penstock objects`: the ledger's answer to "where is this object?"."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from penstock.cli.durations import duration_if
 from penstock.cli.objects_import import import_
 from penstock.cli.objects_retry import retry
 from penstock.cli.option_groups import grouped_options
@@ -19,13 +21,15 @@ from penstock.cli.output import (
     printable,
     talk,
 )
-from penstock.cli.where import Where, object_uri
+from penstock.cli.remedies import advice_in
+from penstock.cli.where import Where, first_of, object_uri, print_each
 from penstock.errors import UsageError
 from penstock.ledger.records import ObjectAttempt, ObjectRow, ObjectState
 
 if TYPE_CHECKING:
     from penstock.app.archive_reading import ArchivedVersion
     from penstock.app.inspect import View
+    from penstock.app.scope import Scope
 
 LOCAL = "file://"  # what need not be read in every row
 
@@ -40,6 +44,10 @@ def list_(
     where: Where,
     only: Annotated[ObjectState | None, typer.Option("--only", help="Objects in this state alone.")] = None,
     filter_: Annotated[str | None, typer.Option("--filter", help="Objects whose address contains this text.")] = None,
+    older_than: Annotated[
+        str | None,
+        typer.Option("--older-than", metavar="DURATION", help="Objects that ended, or were first seen, longer ago."),
+    ] = None,
     archived: Annotated[
         bool, typer.Option("--archived", help="Those whose rows left the ledger, instead of those that are in it.")
     ] = False,
@@ -47,11 +55,34 @@ def list_(
     json_: Json = False,
 ) -> None:
     """List objects, with their state. Archived ones were processed long ago, or imported as processed."""
-    from penstock.app.inspect import view
-
     if archived and only not in (None, ObjectState.PROCESSED):
         raise UsageError(f"Archived objects are processed, so --only {only} leaves none of them.")
-    scope = where.scope()
+    older_than_seconds = duration_if("--older-than", older_than)
+    if archived and older_than_seconds is not None:
+        raise UsageError("--older-than is for objects in the ledger; leave out --archived.")
+    documents: list[dict[str, Any]] = []
+    wanted = _Wanted(only=only, text=filter_, older_than_seconds=older_than_seconds, archived=archived, limit=limit)
+    print_each(where.scopes(), lambda scope: documents.extend(_listed(scope, wanted, quiet=json_)), quiet=json_)
+    if json_:
+        print_json(documents)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Wanted:
+    """The objects that a list is to have."""
+
+    only: ObjectState | None
+    text: str | None  # in their addresses
+    older_than_seconds: float | None
+    archived: bool
+    limit: int
+
+
+def _listed(scope: "Scope", wanted: _Wanted, *, quiet: bool) -> list[dict[str, Any]]:
+    """Print the objects of a scope, unless ``quiet``; return them as documents."""
+    from penstock.app.inspect import view
+
+    only, filter_, archived, limit = wanted.only, wanted.text, wanted.archived, wanted.limit
     found: list[tuple[str, ObjectRow]] = []
     with view(scope) as seen:
         archives = [archive for one in seen.pipelines() for archive in seen.ledger.archives.all(one)]
@@ -62,7 +93,13 @@ def list_(
             if archived:
                 found += [(one, row) for row in islice(_archived_rows(seen, one, filter_), left)]
             elif left:
-                of_one = seen.ledger.objects(one, state=only, uri_contains=filter_, limit=left)
+                of_one = seen.ledger.objects(
+                    one,
+                    state=only,
+                    uri_contains=filter_,
+                    older_than_seconds=wanted.older_than_seconds,
+                    limit=left,
+                )
                 found += [(one, row) for row in of_one]
     rows = sorted(found[:limit], key=lambda pair: (pair[0], pair[1].uri))
     if len(found) > limit:
@@ -73,13 +110,13 @@ def list_(
         )
     if archived and imported:
         talk(f"Of {counted(imported, 'imported object')} only the identity is known; they are not listed.")
-    if json_:
-        print_json([as_document(one, row, archived=archived) for one, row in rows])
-        return
+    documents = [as_document(one, row, archived=archived) for one, row in rows]
+    if quiet:
+        return documents
     print_table(
         (
             *(("pipeline",) if seen.several else ()),
-            *("object", "state", "attempts", "rows", "bad lines", "batch", "since", "reason"),
+            *("object", "state", "attempts", "rows read", "bad lines", "batch", "since", "reason"),
         ),
         [
             (
@@ -97,6 +134,10 @@ def list_(
         ],
         empty="No such objects.",
     )
+    failed = {one for one, row in rows if row.state is ObjectState.DEAD}
+    for one in sorted(failed):
+        talk(printable(advice_in(scope, pipeline=one)))
+    return documents
 
 
 @app.command()
@@ -107,10 +148,14 @@ def show(
     json_: Json = False,
 ) -> None:
     """Show one object: every version of it that was seen, with all attempts."""
+    address = object_uri(uri)
+    first_of(where.scopes(), lambda scope: _show(scope, address, json_=json_))
+
+
+def _show(scope: "Scope", address: str, *, json_: bool) -> None:
+    """Print all that the ledger of a scope has of an object. Raises `UsageError` where it has nothing."""
     from penstock.app.inspect import view
 
-    scope = where.scope()
-    address = object_uri(uri)
     with view(scope) as seen:
         meant = seen.pipelines()
         versions: list[tuple[str, ObjectRow, Sequence[ObjectAttempt], bool]] = [
@@ -140,6 +185,8 @@ def show(
         if place:
             print()
         _print_version(one if scope.table is None else "", row, timeline, archived=archived)
+        if row.state is ObjectState.DEAD:
+            print(printable(advice_in(scope, pipeline=one, uri=row.uri)))
     for place, told in enumerate(told_only, start=len(versions)):
         if place:
             print()
@@ -181,6 +228,7 @@ def _attempt(attempt: ObjectAttempt) -> dict[str, Any]:
         "ended_at": attempt.ended_at,
         "outcome": attempt.outcome,
         "reason": attempt.reason,
+        "traceback": attempt.traceback,
     }
 
 
@@ -221,7 +269,7 @@ def _print_version(pipeline: str, row: ObjectRow, timeline: Sequence[ObjectAttem
             "state": f"{row.state.value}, archived" if archived else row.state.value,
             "reason": row.reason or "",
             "size": f"{row.size_bytes:,} bytes",
-            "rows": _or_blank(row.rows),
+            "rows read": _or_blank(row.rows),
             "bad lines": _or_blank(row.lines_quarantined),
             "batch": _or_blank(row.batch_seq),
             "first seen": moment(row.first_seen_at),
@@ -236,6 +284,8 @@ def _print_version(pipeline: str, row: ObjectRow, timeline: Sequence[ObjectAttem
         for line in (f"{one.attempt_id} by {one.worker}", one.reason):
             if line:
                 print(f"{'':<10}  {printable(line)}")
+        for line in (one.traceback or "").splitlines():
+            print(f"{'':<10}  | {printable(line)}")
 
 
 def _or_blank(number: int | None) -> str:

@@ -1,7 +1,8 @@
-"""`penstock objects retry`: dead objects are announced anew."""
+"""`penstock objects retry`: dead, gone and superseded objects are announced anew."""
 
 from collections.abc import Mapping
 from contextlib import closing
+from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -11,11 +12,20 @@ from penstock.cli.option_groups import grouped_options
 from penstock.cli.output import Json, counted, print_json, print_table, printable, talk
 from penstock.cli.where import Where, object_uri
 from penstock.errors import UsageError
+from penstock.ledger.records import ObjectState
 
 if TYPE_CHECKING:
     from penstock.app.objects_retry import Plan
 
-NONE = "No such dead objects."
+NONE = "No such objects."
+
+
+class Ended(StrEnum):
+    """The states that can be named."""
+
+    DEAD = "dead"
+    GONE = "gone"
+    SUPERSEDED = "superseded"
 
 
 @grouped_options
@@ -25,9 +35,10 @@ def retry(
         list[str] | None,
         typer.Argument(metavar="[OBJECT]...", help="Their addresses, or paths; default: all that are dead."),
     ] = None,
-    filter_: Annotated[
-        str | None, typer.Option("--filter", help="Dead objects whose address contains this text.")
-    ] = None,
+    only: Annotated[
+        Ended, typer.Option("--only", help="All in this state; objects that are named may be in any of them.")
+    ] = Ended.DEAD,
+    filter_: Annotated[str | None, typer.Option("--filter", help="Those whose address contains this text.")] = None,
     queue: Annotated[
         str | None,
         typer.Option("--queue", metavar="QUEUE", help="What feeds their pipeline, where no --app can say it."),
@@ -43,10 +54,11 @@ def retry(
     yes: asking.Yes = False,
     json_: Json = False,
 ) -> None:
-    """Announce dead objects anew: whoever works on their queue tries them again, with all their attempts.
+    """Announce dead, gone or superseded objects anew: a worker tries them again, with all their attempts.
 
-    For those whose dead letter is gone; where it is not, `penstock dead replay --object` sends that back instead. Asks
-    first. Exit code 1: you said no; 2: none of those named is dead; 75 or 130: stopped, run it again to go on.
+    For dead objects whose dead letter was purged or expired; otherwise `penstock dead replay --object` sends the letter
+    back instead. For gone and superseded ones if their content exists after all. Asks first. Exit code 1: you said no;
+    2: none of those named is dead, gone or superseded; 75 or 130: stopped, run it again to go on.
     """
     from penstock.app.dead_letters import opened_ledger
     from penstock.app.inspect import view
@@ -63,7 +75,7 @@ def retry(
     if not (yes or dry_run):
         asking.must_be_told("objects retry")
     named = [object_uri(uri) for uri in uris or ()]
-    asked = Asked(uris=named, uri_contains=filter_, queue=queue, limit=limit, rate=rate)
+    asked = Asked(uris=named, state=ObjectState(only.value), uri_contains=filter_, queue=queue, limit=limit, rate=rate)
     scope, probe = where.scope(), killing_probe(load_settings().kill_at)
     with view(scope) as seen:
         planned = plan(seen, asked)
@@ -100,7 +112,7 @@ def _say_left_out(planned: "Plan") -> None:
     for uri in planned.unknown:
         talk(printable(f"The ledger knows no object {uri}."))
     for uri, state in planned.not_dead:
-        talk(printable(f"{uri} is not dead but {state.value}, and left alone."))
+        talk(printable(f"{uri} is {state.value}, and left alone."))
     if planned.replaced:
         talk(f"{_said(planned.replaced)} left alone: later versions of them were processed.")
     if planned.others:
@@ -150,4 +162,4 @@ def _document(planned: "Plan", by_queue: Mapping[str, int]) -> dict[str, Any]:
 
 
 def _said(count: int) -> str:
-    return counted(count, "dead object")
+    return counted(count, "object")

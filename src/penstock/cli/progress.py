@@ -1,5 +1,6 @@
 """What a person sees of a long job: a bar on a terminal, a line now and then elsewhere; and what it lost."""
 
+import shlex
 import sys
 import threading
 import time
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Self
 
 from penstock.cli.output import counted, printable, talk
 from penstock.cli.pace import Pace
+from penstock.cli.remedies import advice
 from penstock.events import (
     BatchClaimed,
     BatchCommitted,
@@ -58,6 +60,7 @@ class IngestProgress:
         self.forced = False  # a thread would not end: written once, read when the job is over
         self._terminal = sys.stderr.isatty()
         self._lock = threading.Lock()
+        self._silent = False  # written once, before the job begins
         self._bar = _Bar() if self._terminal else None
         self._objects = 0  # this and the rest are written under the lock
         self._done = 0
@@ -66,6 +69,12 @@ class IngestProgress:
 
     def __enter__(self) -> Self:
         return self
+
+    def silence(self) -> None:
+        """Show nothing from now on: the log goes to standard error instead."""
+        self._silent = True
+        if self._bar is not None:
+            self._bar.close()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -76,6 +85,8 @@ class IngestProgress:
     def __call__(self, event: Event) -> None:
         with self._lock:
             self._count(event)
+            if self._silent:
+                return
             with suppress(OSError):  # the terminal has gone, and the job goes on without it
                 self._show(event)
 
@@ -218,7 +229,17 @@ def losses(report: "IngestReport | RunReport", options: str) -> list[str]:
         told.append(f"Quarantined: {lines}, in {report.quarantine_table}, with the reason.")
     if report.objects_dead:
         dead = counted(report.objects_dead, "object")
-        told.append(f"Dead: {dead}; `penstock objects list{options} --only dead` says why.")
+        told.append(f"Dead: {dead}; `penstock objects list{options} --only dead` says why. {_again(report, options)}")
     if report.objects_gone:
         told.append(f"Gone: {counted(report.objects_gone, 'object')}, deleted before they were read.")
     return told
+
+
+def _again(report: "IngestReport | RunReport", options: str) -> str:
+    """What brings failed objects back. The letters of a queue that was named lie with that queue's broker."""
+    queue = getattr(report, "queue", None)
+    if queue is not None:
+        command = f"penstock dead replay --queue {shlex.quote(queue)}"
+        return f"Once the cause is repaired, `{command}` sends its dead letters back."
+    told = advice(options, handler=getattr(report, "pipeline", None))
+    return f"{told} Then run the same command again."

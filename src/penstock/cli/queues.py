@@ -57,6 +57,9 @@ def list_(json_: Json = False) -> None:
         if makes
         else "There are no queues here: create one, or look at the address of the broker.",
     )
+    for standing in found:
+        if standing.unread is not None:
+            talk(printable(f"Warning: {standing.unread}."))
 
 
 @app.command()
@@ -87,8 +90,11 @@ def show(queue: Queue, json_: Json = False) -> None:
             "oldest": oldest(standing),
             "dead letters": _letters(standing),
             "workers": ", ".join(standing.workers) or "none of this state folder on this host",
+            **({} if standing.sender_key is None else {"sender key": standing.sender_key}),
         }
     )
+    if standing.unread is not None:
+        talk(printable(f"Warning: {standing.unread}."))
 
 
 @app.command()

@@ -69,18 +69,16 @@ def reconcile(
     ] = None,
     json_: Json = False,
 ) -> None:
-    """Compare what is in the source of a pipeline with what its ledger knows, and announce what is missing.
+    """Compare what is in the source of a pipeline or object handler with what its ledger knows, and announce what is
+    missing. Without Spark for an object handler, unless an inventory is read.
 
     It only sends messages, so it may be run at any time, beside workers too; with an empty ledger it is a backfill.
     Exit code 0: nothing is missing, or all of it was announced. 3: something is missing or could not be looked at.
     75 or 130: stopped.
     """
-    from penstock.pipeline.extra import require_spark
-
     if listing and inventory is not None:
         raise UsageError("Give --listing or --inventory, not both.")
     named = _named(app_name, pipeline, table, source, state=state, master=master)
-    require_spark()
     from penstock.app.reconcile import ReconcileRequest
     from penstock.cli.leaving import stoppable, stopped_code
 
@@ -165,12 +163,12 @@ def _named(
 def _of_table(table: str, source: str, *, state: str | None, master: str | None) -> "Iterator[_Opened]":
     from penstock.app.identity import worker_id
     from penstock.app.reconcile_target import target_of_table
-    from penstock.app.telemetry import open_reports
+    from penstock.app.telemetry import is_logged, open_reports
     from penstock.config import load_settings
 
     scope = Where(table=table, state=state).scope()
     here = load_settings(spark_master=master).model_copy(update={"state": scope.settings.state})
-    heard = open_reports(here, worker=worker_id(), process="reconcile", tell=_Progress())
+    heard = open_reports(here, worker=worker_id(), process="reconcile", tell=_Progress(silent=is_logged(here)))
     with heard.told(), target_of_table(scope, source) as target:
         yield target, here, heard
 
@@ -180,12 +178,18 @@ def _of_app(app_name: str, pipeline: str, *, state: str | None, master: str | No
     from penstock.app.loading import load_app
     from penstock.app.queues import check_shared
     from penstock.app.reconcile_target import target_in
-    from penstock.app.telemetry import open_reports
+    from penstock.app.telemetry import is_logged, open_reports
     from penstock.config import with_flags
 
     app = load_app(app_name)
     app.settings = with_flags(app.settings, spark_master=master, state=state)
-    heard = open_reports(app.settings, worker=app.worker, process="reconcile", on_error=app.on_error, tell=_Progress())
+    heard = open_reports(
+        app.settings,
+        worker=app.worker,
+        process="reconcile",
+        on_error=app.on_error,
+        tell=_Progress(silent=is_logged(app.settings)),
+    )
     with heard.told(), app:
         check_shared(app.settings)
         yield target_in(app, pipeline), app.settings, heard
@@ -200,18 +204,24 @@ def _run(
 ) -> "ReconcileReport":
     from penstock.app.identity import worker_id
     from penstock.app.kill import killing_probe
+    from penstock.app.reconcile import needs_spark
     from penstock.app.reconcile import reconcile as run_reconcile
-    from penstock.app.spark import app_spark
     from penstock.app.sqs_queues import check_queues
-    from penstock.app.wiring import Tools
+    from penstock.app.tools import Tools
     from penstock.events import Bus
     from penstock.messaging.clock import SystemClock
 
     clock, bus = SystemClock(), Bus(*heard.listeners_of(look=request.dry_run))
     if not request.dry_run:
         check_queues([target.queue], settings, clock=clock)
-    own = app_spark(settings, worker=worker_id(), clock=clock, bus=bus, stop=stop)
     tools = Tools(stop=stop, clock=clock, bus=bus, probe=killing_probe(settings.kill_at))
+    if not needs_spark(target, request):
+        return run_reconcile(target, request, spark=None, tools=tools)
+    from penstock.app.spark import app_spark
+    from penstock.pipeline.extra import require_spark
+
+    require_spark()
+    own = app_spark(settings, worker=worker_id(), clock=clock, bus=bus, stop=stop)
     try:
         return run_reconcile(target, request, spark=own.session(), tools=tools)
     finally:
@@ -227,14 +237,19 @@ def _seconds(given: str | None, settings: "Settings") -> float:
 class _Progress:
     """A line on stderr now and then."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, silent: bool) -> None:
+        """``silent``: the log goes to standard error instead."""
+        self._silent = silent
         self._pace = Pace(at_once=True)
 
     def __call__(self, event: Event) -> None:
         from penstock.cli.progress import told
 
+        if self._silent:
+            return
         lines = told(event)
         if isinstance(event, ReconcileProgressed) and self._pace.is_due():
-            lines = [f"{event.done:,} of {event.total:,} {event.what}"]
+            of_total = f" of {event.total:,}" if event.done < event.total else ""
+            lines = [f"{event.done:,}{of_total} {event.what}"]
         for line in lines:
             talk(printable(line))

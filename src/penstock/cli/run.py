@@ -47,6 +47,7 @@ def run(
     require_spark()
     from penstock.app.loading import load_app
     from penstock.app.scope import Asked
+    from penstock.app.telemetry import is_logged
     from penstock.cli.leaving import leave_job, stoppable
     from penstock.config import with_flags
 
@@ -56,6 +57,8 @@ def run(
         app.settings = with_flags(
             app.settings, spark_master=master, stop_timeout_seconds=stop_timeout, metrics_address=metrics
         )
+        if is_logged(app.settings):
+            progress.silence()
         with app:
             report = named(app, pipeline, app_name).run(
                 available_now=available_now, source=source, stop=stop, listeners=(progress,)

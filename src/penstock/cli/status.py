@@ -1,7 +1,7 @@
 """`penstock status`: one screen that says whether anything is late, lost, dead or unconsumed."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -17,11 +17,13 @@ from penstock.cli.output import (
     printable,
 )
 from penstock.cli.queue_words import age_of
+from penstock.cli.remedies import advice_in
 from penstock.cli.where import Where
 from penstock.ledger.records import ObjectState
 
 if TYPE_CHECKING:
     from penstock.app.queues import QueueStanding
+    from penstock.app.scope import Scope
     from penstock.app.standing import PipelineStanding, Standing
 
 
@@ -34,15 +36,39 @@ def status(
     """Is anything late, lost, dead or unconsumed? The first line says so."""
     from penstock.app.status import standing
 
-    scope = where.scope()
-    found = standing(scope)
+    scopes = where.scopes()
+    found = [standing(scope) for scope in scopes]
     if json_:
-        print_json(document_of(found))
+        print_json(document_of(found[0]) if len(found) == 1 else _document_of_all(scopes, found))
+    elif len(found) == 1:
+        _print(found[0], scopes[0])
     else:
-        print(printable(found.verdict))
-        print_fields(_of_app(found, ledger=scope.name) if found.table is None else _of_table(found))
-    if check and found.findings:
+        verdicts = (f"{scope.title}: {one.verdict}" for scope, one in zip(scopes, found, strict=True))
+        print(printable("; ".join(verdicts)))
+        for scope, one in zip(scopes, found, strict=True):
+            print(f"\n{printable(scope.title)}:")
+            _print(one, scope)
+    if check and any(one.findings for one in found):
         raise typer.Exit(CHECK_FOUND_PROBLEMS)
+
+
+def _print(found: "Standing", scope: "Scope") -> None:
+    print(printable(found.verdict))
+    print_fields(_of_app(found, ledger=scope.name) if found.table is None else _of_table(found))
+    for one in found.pipelines:
+        if one.objects.get(ObjectState.DEAD, 0) > one.objects_replaced:
+            print(printable(f"-> {advice_in(scope, pipeline=one.pipeline)}"))
+
+
+def _document_of_all(scopes: "Sequence[Scope]", found: "Sequence[Standing]") -> dict[str, Any]:
+    """What concerns a person of all of them, and each under ``scopes``."""
+    documents = [{"scope": scope.title, **document_of(one)} for scope, one in zip(scopes, found, strict=True)]
+    together = ("words", "troubles", "warnings", "notes")
+    return {
+        "verdict": "; ".join(f"{document['scope']}: {document['verdict']}" for document in documents),
+        **{name: list(dict.fromkeys(text for one in documents for text in one[name])) for name in together},
+        "scopes": documents,
+    }
 
 
 def document_of(found: "Standing") -> dict[str, Any]:

@@ -5,19 +5,25 @@ import signal
 import sys
 import time
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from penstock.cli.durations import duration
 from penstock.cli.option_groups import grouped_options
-from penstock.cli.output import Json, print_json
+from penstock.cli.output import Json, print_json, printable
 from penstock.cli.where import Where
 from penstock.errors import UsageError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rich.console import RenderableType
+
     from penstock.app.scope import Scope
     from penstock.app.top import Frame, Watch
+
+    Watches = Sequence[tuple[str, Watch]]  # with the heading of each, where there are several
 
 EVERY_SECONDS = 2.0
 EVERY_SECONDS_PAID = 15.0  # where each look is charged for
@@ -40,18 +46,18 @@ def top(
     """
     from penstock.app.top import Watch
 
-    scope = where.scope()
-    every_seconds = _every(every, scope)
-    watch = Watch(scope)
+    scopes = where.scopes()
+    every_seconds = max(_every(every, scope) for scope in scopes)
+    watches = [(scope.title if len(scopes) > 1 else "", Watch(scope)) for scope in scopes]
     if once:
-        _print_once(watch.look(), json_=json_)
+        _print_once(watches, json_=json_)
         return
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that the terminal is left as it was
     try:
         if not json_ and _has_screen():
-            _refresh(watch, name=scope.name, every_seconds=every_seconds)
+            _refresh(watches, name=scopes[0].name, every_seconds=every_seconds)
         else:
-            _go_on(watch, every_seconds=every_seconds, json_=json_)
+            _go_on(watches, every_seconds=every_seconds, json_=json_)
     except KeyboardInterrupt:  # which is how one leaves
         return
     finally:
@@ -75,41 +81,57 @@ def _every(given: str | None, scope: "Scope") -> float:
     return seconds
 
 
-def _print_once(frame: "Frame", *, json_: bool) -> None:
-    from penstock.cli.top_screen import document, lines
-
+def _print_once(watches: "Watches", *, json_: bool) -> None:
     if json_:
-        print_json(document(frame))
+        print_json(_document(watches))
     else:
-        sys.stdout.write(lines(frame))
+        sys.stdout.write(_lines(watches))
 
 
-def _go_on(watch: "Watch", *, every_seconds: float, json_: bool) -> None:
+def _go_on(watches: "Watches", *, every_seconds: float, json_: bool) -> None:
     """A block, or a line of JSON, a look. Ends with an OSError when nobody reads any more."""
-    from penstock.cli.top_screen import document, lines
-
     while True:
-        frame = watch.look()
-        sys.stdout.write(f"{json.dumps(document(frame))}\n" if json_ else f"{lines(frame)}\n")
+        sys.stdout.write(f"{json.dumps(_document(watches))}\n" if json_ else f"{_lines(watches)}\n")
         sys.stdout.flush()
         time.sleep(every_seconds)
 
 
-def _refresh(watch: "Watch", *, name: str, every_seconds: float) -> None:
+def _document(watches: "Watches") -> dict[str, Any]:
+    """One look; of an app and tables in one folder each under ``scopes``."""
+    from penstock.cli.top_screen import document
+
+    found = [{"scope": title, **document(watch.look())} for title, watch in watches]
+    if len(found) == 1:
+        return {name: value for name, value in found[0].items() if name != "scope"}
+    return {"at": found[0]["at"], "verdict": "; ".join(f"{one['scope']}: {one['verdict']}" for one in found)} | {
+        "scopes": found
+    }
+
+
+def _lines(watches: "Watches") -> str:
+    from penstock.cli.top_screen import lines
+
+    return "\n".join((f"{printable(title)}:\n" if title else "") + lines(watch.look()) for title, watch in watches)
+
+
+def _refresh(watches: "Watches", *, name: str, every_seconds: float) -> None:
+    from rich.console import Group
     from rich.live import Live
 
     from penstock.cli.keys import keys
     from penstock.cli.top_screen import screen
 
-    last: Frame | None = None
+    last: list[Frame | None] = [None] * len(watches)
     with ExitStack() as stack:
         pressed = stack.enter_context(keys())
         live = stack.enter_context(Live(screen=True, auto_refresh=False))
         while True:
-            frame = watch.look()
-            last = frame if frame.standing is not None else last
-            live.update(
-                screen(frame, last, name=name, every_seconds=every_seconds, width=live.console.width), refresh=True
-            )
+            screens: list[RenderableType] = []
+            for place, (title, watch) in enumerate(watches):
+                frame = watch.look()
+                before = last[place] = frame if frame.standing is not None else last[place]
+                width = live.console.width
+                screens.append(screen(frame, before, name=title or name, every_seconds=every_seconds, width=width))
+            live.update(Group(*screens), refresh=True)
             if pressed.quits_within(every_seconds):
                 return

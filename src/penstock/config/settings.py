@@ -81,6 +81,12 @@ class Settings(BaseSettings):
         "sqlite:///.penstock/ledger.db",
         description="what was done: sqlite:///FILE, mysql://USER:PASSWORD@HOST/DATABASE or postgresql://...",
     )
+    app_name: str | None = Field(
+        None,
+        min_length=1,
+        max_length=200,
+        description="what the ledger calls the app; unset: the name that its code gives it, or its module",
+    )
     one_host: bool = Field(
         False, description="all workers run on this host, so that a ledger in a file may stand beside a shared broker"
     )

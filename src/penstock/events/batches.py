@@ -91,6 +91,27 @@ class AttemptAbandoned(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LedgerRolledBack(Event):
+    """The ledger does not have a batch any more that this process read from it.
+
+    The table shows none of the lost batches. Publishing goes on from the table's position.
+    """
+
+    pipeline: str
+    sink: str
+    lost_seq: int  # the number; it may be that of another batch now
+
+    @property
+    def error(self) -> str:
+        """A sentence for people."""
+        return (
+            f"The ledger does not have batch {self.lost_seq} of {self.pipeline} any more that it had before: it failed "
+            f"over to a replica that lacks its last commits, or was restored. The objects of the lost batches may have "
+            f"to be read again: run `penstock reconcile`."
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerRepairBegan(Event):
     """A ledger that was rolled back is about to be brought up to its table."""
 
@@ -109,6 +130,17 @@ class LedgerRepairEnded(Event):
     moved: int  # batches committed since the rollback, which follow behind the imported ones
     withdrawn: int  # batches committed since the rollback that count no more
     abandoned: int  # attempts that were open
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GarbageCollected(Event):
+    """Files that no batch and no version of a table names were deleted."""
+
+    pipeline: str
+    attempts: int  # whose files they were
+    compactions: int  # that died before their commit
+    files: int
+    bytes: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

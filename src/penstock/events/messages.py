@@ -1,6 +1,7 @@
 """What happens to messages: received, worked on, settled, and the leases on them."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 from penstock.events.bus import Event
 from penstock.messaging.settlement import Operation, Settlement
@@ -34,6 +35,18 @@ class MessagesReceived(Event):
     redelivered: int
     orphaned: int = 0  # 0 where the broker does not remember attempts
     first_enqueued_at: float | None = None  # epoch seconds, of the oldest that came for the first time, if any did
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MessageTakenOver(Event):
+    """This worker received a message whose lease ran out in another worker's hands: that worker died, or hung."""
+
+    queue: str
+    message_id: str
+    attempt: int  # this one
+    from_worker: str  # as the broker knows its clients
+    from_attempt: int
+    reason: str | None  # what the broker knows of the end of that lease
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,6 +146,17 @@ class LeaseLost(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LeasesEndangered(Event):
+    """Leases or claims were not extended for one and a half heartbeats: the service that holds them does not answer, or
+    only slowly. Emitted twice a heartbeat while it lasts."""
+
+    queue: str
+    held: Literal["message leases", "claims"]
+    count: int
+    seconds_left: float  # of the one that ends first
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class HeartbeatFailed(Event):
     """A heartbeat could not reach the broker or the ledger; it is tried again, and where it was the ``last`` try of
     this beat, with the next one."""
@@ -203,7 +227,8 @@ class TickSent(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TickFailed(Event):
-    """The message of a scheduled handler could not be sent; it is tried again for a while."""
+    """The message of a scheduled handler was not sent, and is tried again for a while; or, as ``error`` then says, the
+    outcome of the send is unknown, and it is not sent again."""
 
     handler: str
     scheduled_at: float

@@ -56,6 +56,16 @@ class ObjectStarted(ObjectEvent):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ObjectTakenOver(ObjectEvent):
+    """The attempt before this one ended with its lease or with its worker, and this one goes on with the object."""
+
+    attempt: int  # of the object, 1-based: this one
+    from_worker: str
+    from_attempt_id: str
+    reason: str | None  # how that attempt ended
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ObjectFinished(ObjectEvent):
     """The ledger has recorded the object as processed."""
 

@@ -38,6 +38,7 @@ class WorkerStopped(Event):
 
     outcome: str
     given_back: tuple[str, ...]  # message ids
+    unsettled: tuple[str, ...] = ()  # of these, and of what had ended: the ids that the broker did not take
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,13 +175,14 @@ class TaskProtectionFailed(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerAway(Event):
-    """A claim could not be made, the first in a row. Messages go back to their queues until the ledger answers."""
+    """The ledger does not answer, or takes no claims. The queues that need it are paused until it answers."""
 
     error: str
+    queues: tuple[str, ...] = ()  # that are paused in this worker
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerBack(Event):
-    """A claim could be made again."""
+    """The ledger answers again, and the queues that were paused are served."""
 
     away_seconds: float

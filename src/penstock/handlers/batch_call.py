@@ -13,9 +13,12 @@ from penstock.handlers.call import Call, Opened, Surroundings
 from penstock.handlers.context import BatchContext, Item, item_of
 from penstock.handlers.line_breaker import Party
 from penstock.handlers.own_task import OwnTask
+from penstock.messaging.call_time import CallTime
+from penstock.messaging.claims import HeldClaim
 from penstock.messaging.control import Control
 from penstock.messaging.delivery import Delivery
 from penstock.messaging.handler import Answer
+from penstock.messaging.own_process import OwnProcess
 from penstock.messaging.settlement import Settlement
 
 
@@ -30,9 +33,17 @@ class BatchCall:
         self._settled: dict[str, Settlement] = {}  # written by the thread that runs, before the function is called
         self._open: list[tuple[Call, Item[Any]]] = []  # as above
         self._deliveries = deliveries
+        self._time = CallTime(around.clock)  # of the user's code
+        self._process = OwnProcess()  # around it
 
-    def extend(self) -> bool:
-        return True
+    def left_seconds(self, timeout_seconds: float) -> float:
+        return self._time.left_seconds(timeout_seconds)
+
+    def claim(self) -> HeldClaim | None:
+        return None
+
+    def loses(self, claim: HeldClaim) -> bool:  # noqa: ARG002 - it holds none
+        return False
 
     def drain(self) -> None:
         self._control.stop()
@@ -108,7 +119,8 @@ class PlainBatchCall(BatchCall):
         if not items:
             return self._settled
         try:
-            result = self._around.function(*self._arguments(items))
+            with self._time.counted(), self._process:
+                result = self._around.function(*self._arguments(items))
         except BaseException as raised:
             return self._failed(raised)
         return self._finished(result)
@@ -127,7 +139,8 @@ class AsyncBatchCall(BatchCall):
         if not items:
             return self._settled
         try:
-            result = await self._around.function(*self._arguments(items))
+            with self._time.counted(), self._process:
+                result = await self._around.function(*self._arguments(items))
         except asyncio.CancelledError as cancelled:
             if self._control.over:
                 raise

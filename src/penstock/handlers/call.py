@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from penstock.errors import Interrupted, InvalidMessage, NewerMessage, Reject, TemporaryError
 from penstock.events import (
@@ -28,7 +28,10 @@ from penstock.handlers.declaration import HandlerDeclaration
 from penstock.handlers.keys import Busy, Claim, Done, Keys
 from penstock.handlers.line_breaker import LineBreaker, Party
 from penstock.handlers.outage import Outage
+from penstock.messaging.aside import AsideThreads
 from penstock.messaging.call_context import NO_RESOURCES
+from penstock.messaging.call_time import CallTime
+from penstock.messaging.claims import HeldClaim
 from penstock.messaging.clock import Clock
 from penstock.messaging.control import Control
 from penstock.messaging.delivery import Delivery, PreviousAttempt
@@ -36,10 +39,13 @@ from penstock.messaging.failure import Failure, failure_of
 from penstock.messaging.fingerprints import fingerprint
 from penstock.messaging.function import takes_context
 from penstock.messaging.handler import Answer
+from penstock.messaging.own_process import OwnProcess
 from penstock.messaging.schema import Codec
 from penstock.messaging.settlement import Ack, DeadLetter, Release, Settlement
 from penstock.messaging.tracing import NO_TRACING, Tracing
 from penstock.messaging.waits import Random, backoff_seconds
+
+Step = TypeVar("Step", "Keyed | Opened | Answer", "Opened | Answer")
 
 GIVEN_BACK = Release(refund=True)
 BUSY_JITTER_SECONDS = 1.0
@@ -61,7 +67,16 @@ class Surroundings:
     breaker: LineBreaker
     tracing: Tracing = NO_TRACING
     keys: Keys | None = None  # of an idempotent handler
+    bookkeeping: AsideThreads | None = None  # where async calls talk to the ledger; set with `keys`
     resources: Mapping[str, Any] = field(default_factory=lambda: NO_RESOURCES)
+
+
+class Keyed(NamedTuple):
+    """A message of an idempotent handler that was read, before its key is claimed."""
+
+    keys: Keys
+    body: Any
+    key: str
 
 
 class Opened(NamedTuple):
@@ -91,6 +106,9 @@ class Call:
         self._ended = False  # under the lock
         self._claim: Claim | None = None  # under the lock; written by the thread that runs
         self._given: Answer | None = None  # what the run came to; written by the thread that runs
+        self._time = CallTime(around.clock)  # of the user's code: key, cleanup, function
+        self._process = OwnProcess()  # around the same
+        self._recording = False  # the function returned, and its completion is on its way; written as above
         self._began_at = around.clock.monotonic()
 
     @property
@@ -100,12 +118,19 @@ class Call:
 
     # -- by the worker, from other threads -----------------------------------------------------------------------
 
-    def extend(self) -> bool:
+    def claim(self) -> HeldClaim | None:
+        claim = self._claim
         # A claim that is being ended is not ours to extend, and not lost either.
-        return self._claim is None or self._ended or self._claim.extend() or self._ended
+        return None if claim is None or self._ended else claim.held
+
+    def loses(self, claim: HeldClaim) -> bool:  # noqa: ARG002 - a call has one claim
+        return not self._ended
 
     def drain(self) -> None:
         self._control.stop()
+
+    def left_seconds(self, timeout_seconds: float) -> float:
+        return self._time.left_seconds(timeout_seconds)
 
     def time_out(self) -> Answer:
         if not self._ends():  # the run was quicker by a moment
@@ -116,7 +141,8 @@ class Call:
 
     def give_back(self) -> None:
         first = self._ends()
-        if self._claim is not None:
+        # The completion that is being recorded keeps its claim: freed, the key would have its work done twice.
+        if self._claim is not None and not self._recording:
             self._claim.give_back()
         if first:
             self._around.breaker.left(self._party)
@@ -131,19 +157,32 @@ class Call:
 
     def open(self) -> Opened | Answer:
         """Read the message and claim its key; answers what to call with, or that there is nothing to call."""
+        read = self.read()
+        return self.claimed(read) if isinstance(read, Keyed) else read
+
+    def read(self) -> Keyed | Opened | Answer:
+        """The first half of `open`, which asks no ledger."""
         if self._ended:
             return {}
         held_seconds = self._around.breaker.holds_back(self._party)
         if held_seconds is not None:
             self._around.breaker.left(self._party)
             return self._answer(Release(delay_seconds=held_seconds, refund=True, reason=QUEUE_PAUSED))
-        opened = self._open()
-        if not isinstance(opened, Opened):  # the function is not called, so this says nothing of what it stands on
-            self._around.breaker.left(self._party)
-        return opened
+        return self._called_or_left(self._read())
+
+    def claimed(self, read: Keyed) -> Opened | Answer:
+        """The second half: claim the key in the ledger."""
+        if self._ended:
+            return {}
+        return self._called_or_left(self._claimed(read))
+
+    def returned(self) -> None:
+        """The function returned: from here on a stop leaves the key to its completion."""
+        self._recording = True
 
     def finish(self, result: Any) -> Answer:
         """The function returned: record that, then ack."""
+        self.returned()
         first = self._ends()
         if first:
             self._around.breaker.succeeded(self._party)
@@ -202,7 +241,13 @@ class Call:
 
     # -- parts of these ------------------------------------------------------------------------------------------
 
-    def _open(self) -> Opened | Answer:
+    def _called_or_left(self, opened: "Step") -> "Step":
+        """Where the function is not called, that says nothing of what it stands on."""
+        if not isinstance(opened, Keyed | Opened):
+            self._around.breaker.left(self._party)
+        return opened
+
+    def _read(self) -> Keyed | Opened | Answer:
         try:
             body = self._around.codec.decode(self._delivery.message)
         except InvalidMessage as invalid:
@@ -213,10 +258,11 @@ class Call:
         if self._around.keys is None:
             return self._opened(body, None, self._delivery.previous)
         try:
-            key = self._key(body)
+            with self._time.counted(), self._process:
+                key = self._key(body)
         except Exception as error:
             return self._answer(self._fail(error, failure_of(error)))
-        return self._claimed(self._around.keys, body, key)
+        return Keyed(self._around.keys, body, key)
 
     def _key(self, body: Any) -> str:
         function = self._around.declaration.idempotency
@@ -225,14 +271,17 @@ class Call:
             raise TypeError(f"the idempotency key has to be text of at least one character, and it is {key!r}")
         return key
 
-    def _claimed(self, keys: Keys, body: Any, key: str) -> Opened | Answer:
+    def _claimed(self, read: Keyed) -> Opened | Answer:
+        keys, body, key = read
         outage = self._around.outage
+        refusal = outage.refusal
+        if refusal is not None:
+            return self._ledger_away(refusal)
         try:
-            with outage.watched():
+            with outage.asked():
                 begun = keys.begin(key)
         except TemporaryError as away:
-            delay_seconds = outage.pause_seconds(self._around.random)
-            return self._answer(Release(delay_seconds=delay_seconds, refund=True, reason=str(away)))
+            return self._ledger_away(str(away))
         if isinstance(begun, Done):
             self._emit(MessageSkipped, reason="already_done", key=key)
             return self._answer(Ack())
@@ -240,6 +289,7 @@ class Call:
             self._emit(MessageSkipped, reason="in_progress", key=key)
             delay_seconds = begun.seconds + BUSY_JITTER_SECONDS * self._around.random()
             return self._answer(Release(delay_seconds=delay_seconds, refund=True, reason="its key is being worked on"))
+        outage.claimed()
         with self._lock:
             self._claim = begun.claim
             late = self._ended
@@ -248,6 +298,10 @@ class Call:
                 begun.claim.give_back()
             return {}
         return self._opened(body, key, begun.previous or self._delivery.previous)
+
+    def _ledger_away(self, reason: str) -> Answer:
+        delay_seconds = self._around.outage.pause_seconds(self._around.random)
+        return self._answer(Release(delay_seconds=delay_seconds, refund=True, reason=reason))
 
     def _opened(self, body: Any, key: str | None, previous: PreviousAttempt | None) -> Opened | Answer:
         used_up = exhausted(self._delivery, self._around.declaration.retry)

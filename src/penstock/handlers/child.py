@@ -23,6 +23,7 @@ from penstock.messaging.call_context import TellRetry
 from penstock.messaging.delivery import PreviousAttempt
 from penstock.messaging.failure import Failure, failure_of
 from penstock.messaging.message import Message
+from penstock.messaging.own_process import OwnProcess
 from penstock.messaging.queue import Queue
 from penstock.messaging.schema import Codec
 from penstock.messaging.tracing import Carrier, Continuing
@@ -136,7 +137,8 @@ def _run(
     )
     try:
         body = codec.decode(call.message)
-        result = function(body, context) if wants_context else function(body)
+        with OwnProcess():
+            result = function(body, context) if wants_context else function(body)
         pickle.dumps(result)
     except BaseException as raised:
         failure = failure_of(raised)

@@ -3,10 +3,12 @@
 from dataclasses import replace
 from typing import Any
 
+from penstock.errors import ClaimLost
 from penstock.handlers.call import Opened, Surroundings
 from penstock.handlers.child import SentCall
 from penstock.handlers.children import Child, Children
 from penstock.handlers.plain_call import PlainCall
+from penstock.messaging.claims import HeldClaim
 from penstock.messaging.delivery import Delivery
 
 
@@ -18,12 +20,12 @@ class ChildCall(PlainCall):
         self._children = children
         self._child: Child | None = None  # taken away under the lock; written by the thread that runs
 
-    def extend(self) -> bool:
-        """A child that somebody suspended must not keep its lease: it is then given up as lost."""
+    def claim(self) -> HeldClaim | None:
+        """As of any call. A child that was suspended must not keep its lease: it is then given up as lost."""
         child = self._child
         if child is not None and child.suspended:
-            return False
-        return super().extend()
+            raise ClaimLost("the process of the function was suspended")
+        return super().claim()
 
     def drain(self) -> None:
         super().drain()

@@ -74,15 +74,22 @@ class HandlerDeclaration:
         check_on_stop(self.on_stop, name)
         if self.isolation == "process" and (self.is_async or self.batch is not None):
             raise UsageError(f"{name} runs in a process of its own, so it is a plain function of one message.")
+        if self.idempotency is not None:
+            _check_idempotency(name, self.idempotency)
         if self.batch is not None and self.idempotency is not None:
             raise UsageError(f"{name} takes batches, and idempotency is for functions of one message.")
         if self.batch is not None and self.cleanup is not None:
             raise UsageError(f"{name} takes batches, and cleanup is for functions of one message.")
-        if self.cleanup is not None and not self.is_async and inspect.iscoroutinefunction(self.cleanup):
-            raise UsageError(f"{name} is a plain function and its cleanup is async; make both the same.")
         _ = self.wants_context  # which refuses functions of other arguments
         if self.cleanup is not None:
-            takes_context(self.cleanup, f"{name}, in its cleanup,", first="body")
+            self._check_cleanup(name, self.cleanup)
+
+    def _check_cleanup(self, name: str, cleanup: Any) -> None:
+        if not callable(cleanup):
+            raise UsageError(f"{name} has cleanup={cleanup!r}; give a function of the body.")
+        if not self.is_async and inspect.iscoroutinefunction(cleanup):
+            raise UsageError(f"{name} is a plain function and its cleanup is async; make both the same.")
+        takes_context(cleanup, f"{name}, in its cleanup,", first="body")
 
     @property
     def is_async(self) -> bool:
@@ -95,3 +102,13 @@ class HandlerDeclaration:
     def wants_context(self) -> bool:
         """Whether the function takes the context beside the body."""
         return takes_context(self.function, f"The handler {self.name}", first="body")
+
+
+def _check_idempotency(name: str, idempotency: Any) -> None:
+    if not callable(idempotency):
+        raise UsageError(
+            f"{name} has idempotency={idempotency!r}; give a function that returns the key of a body, such as "
+            "idempotency=lambda body: body.id."
+        )
+    if inspect.iscoroutinefunction(idempotency):
+        raise UsageError(f"{name} has an async function for idempotency; give a plain one that returns the key.")

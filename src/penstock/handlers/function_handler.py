@@ -1,6 +1,6 @@
 """A user's function as the worker sees it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from penstock.errors import ConfigurationError
@@ -15,6 +15,7 @@ from penstock.handlers.keys import Keys
 from penstock.handlers.line_breaker import OFF, LineBreaker
 from penstock.handlers.outage import Outage
 from penstock.handlers.plain_call import PlainCall
+from penstock.messaging.aside import AsideThreads
 from penstock.messaging.call_context import NO_RESOURCES
 from penstock.messaging.clock import Clock
 from penstock.messaging.delivery import Delivery
@@ -24,6 +25,12 @@ from penstock.messaging.tracing import NO_TRACING, Tracing
 from penstock.messaging.waits import Random
 
 FORGET_SECONDS = 600.0  # between two looks for old completions
+BOOKKEEPING_THREADS_MAX = 8  # as many as a ledger has connections: more would wait for one
+
+
+def bookkeeping_threads() -> AsideThreads:
+    """Return threads for what the async handlers of one worker ask of its ledger."""
+    return AsideThreads("bookkeeping", threads_max=BOOKKEEPING_THREADS_MAX)
 
 
 class FunctionHandler:
@@ -37,15 +44,17 @@ class FunctionHandler:
         clock: Clock,
         random: Random,
         keys: Keys | None = None,
+        bookkeeping: AsideThreads | None = None,
         outage: Outage | None = None,
         breaker: LineBreaker | None = None,
         resources: Mapping[str, Any] = NO_RESOURCES,
         tracing: Tracing = NO_TRACING,
     ) -> None:
+        """``bookkeeping``: the threads in which async handlers talk to the ledger; None: threads of this handler."""
         if (declaration.idempotency is not None) != (keys is not None):
             raise ConfigurationError(f"The handler {declaration.name} is idempotent and was given no ledger.")
         self._declaration = declaration
-        self._forget_at = clock.monotonic() + FORGET_SECONDS * random()  # written by the I/O thread
+        self._forget_at = clock.monotonic() + FORGET_SECONDS * random()  # written by the job's thread
         self._is_async = declaration.is_async  # asked once: the answer takes a while
         self._around = Surroundings(
             declaration=declaration,
@@ -61,6 +70,7 @@ class FunctionHandler:
                 OFF, queue=declaration.queue.name, handler=declaration.name, bus=bus, clock=clock, random=random
             ),
             keys=keys,
+            bookkeeping=None if keys is None else bookkeeping or bookkeeping_threads(),
             resources=resources,
             tracing=tracing,
         )
@@ -100,7 +110,10 @@ class FunctionHandler:
             return ChildCall(delivery, self._around, self._children)
         return AsyncCall(delivery, self._around) if self._is_async else PlainCall(delivery, self._around)
 
-    def upkeep(self) -> None:
+    def jobs(self) -> Mapping[str, Callable[[], object]]:
+        return {} if self._around.keys is None else {"completions": self.forget}
+
+    def forget(self) -> None:
         """Forget old completions, now and then."""
         now = self._around.clock.monotonic()
         if self._around.keys is not None and now >= self._forget_at:

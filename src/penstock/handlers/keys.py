@@ -3,14 +3,16 @@
 from dataclasses import dataclass
 from typing import Protocol
 
+from penstock.messaging.claims import HeldClaim
 from penstock.messaging.delivery import PreviousAttempt
 
 
 class Claim(Protocol):
     """Our attempt on one key; ended by exactly one of the last three. They raise `TemporaryError` when unsure."""
 
-    def extend(self) -> bool:
-        """Let the lease begin anew; False when the claim is lost."""
+    @property
+    def held(self) -> HeldClaim:
+        """What the heartbeat extends."""
         ...
 
     def finish(self, outcome: str) -> bool:

@@ -76,6 +76,10 @@ class LineBreaker:
         state = self._state
         return None if isinstance(state, Closed) else breaker.opens_at(state, now=self._clock.monotonic())
 
+    def put_back_seconds(self) -> float:
+        """What nobody began is for other workers, whose breakers may be closed."""
+        return 0.0
+
     # -- by the handler and its calls ----------------------------------------------------------------------------
 
     def begins(self, deliveries: Sequence[Delivery]) -> None:

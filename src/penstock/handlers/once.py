@@ -5,7 +5,7 @@ failed, given back. A duplicate of finished work is acked; one of work still run
 never acked as if it were done.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ulid import ULID
@@ -13,13 +13,25 @@ from ulid import ULID
 from penstock.errors import TemporaryError
 from penstock.handlers.keys import Begun, Busy, Done
 from penstock.ledger import Ledger
+from penstock.ledger.owner_records import WorkOwner
 from penstock.ledger.work_records import WorkAttempt, WorkBusy, WorkDone
+from penstock.messaging.claims import Extension, HeldClaim
 from penstock.messaging.delivery import AttemptEnd, PreviousAttempt
 
 FINISH_TRIES = 5
 FINISH_WAIT_SECONDS = 0.1
 FINISH_WAIT_SECONDS_MAX = 2.0
 FORGOTTEN_MAX = 1_000  # completions in one transaction
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkKeeper:
+    """A `penstock.messaging.claims.ClaimKeeper` of the keys of all handlers."""
+
+    ledger: Ledger
+
+    def extend(self, ids: Sequence[str], *, lease_seconds: float, answer_seconds: float) -> Extension:
+        return self.ledger.extend_works(ids, lease_seconds=lease_seconds, answer_seconds=answer_seconds)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,12 +44,19 @@ class LedgerKeys:
     lease_seconds: float
     retention_seconds: float  # of completions
     busy_seconds_max: float | None = None  # between two looks at a key that is busy; None: what its lease has left
+    owner: WorkOwner | None = None  # part of each key's identity; None: the handler's name is all of it
     new_attempt_id: Callable[[], str] = lambda: str(ULID())
 
     def begin(self, key: str) -> Begun | Busy | Done:
         attempt_id = self.new_attempt_id()
         begun = self.ledger.begin_work(
-            self.handler, key, attempt_id=attempt_id, worker=self.worker, lease_seconds=self.lease_seconds
+            self.handler,
+            key,
+            attempt_id=attempt_id,
+            worker=self.worker,
+            lease_seconds=self.lease_seconds,
+            owner=self.owner,
+            retention_seconds=self.retention_seconds,
         )
         if isinstance(begun, WorkDone):
             return Done(outcome=begun.outcome)
@@ -47,7 +66,12 @@ class LedgerKeys:
         return Begun(claim=LedgerClaim(keys=self, attempt_id=attempt_id), previous=_previous(begun.previous))
 
     def forget(self) -> None:
-        self.ledger.forget_works(older_than_seconds=self.retention_seconds, limit=FORGOTTEN_MAX)
+        if self.owner is None or self.owner.is_plain:  # then keys that an earlier version recorded are among its own
+            self.ledger.forget_works(
+                older_than_seconds=self.retention_seconds, limit=FORGOTTEN_MAX, handler=self.handler
+            )
+        else:
+            self.ledger.forget_works(limit=FORGOTTEN_MAX)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,8 +81,9 @@ class LedgerClaim:
     keys: LedgerKeys
     attempt_id: str
 
-    def extend(self) -> bool:
-        return self.keys.ledger.extend_work(self.attempt_id, lease_seconds=self.keys.lease_seconds)
+    @property
+    def held(self) -> HeldClaim:
+        return HeldClaim(keeper=WorkKeeper(ledger=self.keys.ledger), id=self.attempt_id)
 
     def finish(self, outcome: str) -> bool:
         """Tried a few times while the claim is kept: given up, it would have the work done twice."""

@@ -1,10 +1,13 @@
-"""A ledger that takes no claims for a while: told once when it goes and once when it is back, however many wait for it.
+"""The ledger's outages: noticed by claims and by a watch of its own, and over when the ledger answers the watch.
 
-Claims alone are watched. Whoever could not make one comes again, so the end of an outage is noticed soon.
+While the ledger is away, the queues that need it are paused: a message received then could only go back, and where each
+receive counts (SQS) an outage would use up its attempts. The watch asks the ledger itself, also while no message comes,
+so that every worker knows of an outage before it receives.
 """
 
+import random as system_random
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from penstock.errors import TemporaryError
@@ -14,46 +17,217 @@ from penstock.messaging.waits import Random
 
 PAUSE_SECONDS_MIN = 1.0
 PAUSE_SECONDS_MAX = 5.0  # so much later than the ledger the work goes on, at most
+CLAIMS_PAUSE_SECONDS_MAX = 60.0  # while the ledger answers, and takes no claims: its disk is full, say
+CHECK_SECONDS = 5.0  # between two looks at a ledger that answered
+PING_SECONDS_MAX = 10.0  # after which a ledger that has not answered is away
+COUNTED_RELEASE_SECONDS = 30.0  # how long a message stays away where a receive counts: all workers know by then
+LOOK_SECONDS = 0.25  # between two looks of a worker at a closed gate
+
+_TRIES_MAX = 16  # bounds the exponent of pauses
 
 
 class Outage:
-    """Of one worker's ledger. Any thread may call it."""
+    """The state of one worker's ledger. Any thread may call it.
 
-    def __init__(self, *, bus: Bus, clock: Clock) -> None:
+    ``ping`` asks the ledger, and raises `TemporaryError` while it is away. Without one only claims tell, and no queue
+    is paused. ``refunds``: whether the broker can take back the count of a receive.
+    """
+
+    def __init__(
+        self,
+        *,
+        bus: Bus,
+        clock: Clock,
+        random: Random = system_random.random,
+        ping: Callable[[], object] | None = None,
+        refunds: bool = True,
+    ) -> None:
         self._bus = bus
         self._clock = clock
+        self._random = random
+        self._ping = ping
+        self._refunds = refunds
+        self._queues: frozenset[str] = frozenset()  # replaced as a whole, before the worker serves
+        self._ended = False  # written by the thread that closes; never unset
+        self._news = threading.Event()  # wakes the watch
         self._lock = threading.Lock()
-        self._since: float | None = None  # monotonic; None: it answers. Written under the lock
+        # The rest is written under the lock; times are monotonic.
+        self._since: float | None = None  # None: it answers
+        self._error = ""
+        self._pings = 0  # that failed since it went away
+        self._cycles = 0  # how often it went away since the last claim that succeeded
+        self._next_ping_at = 0.0
+        self._claimed_at = clock.monotonic()  # the last claim or ping that succeeded
+        self._trying = 0  # claims under way
+
+    # -- by handlers ---------------------------------------------------------------------------------------------
 
     @contextmanager
     def watched(self) -> Iterator[None]:
+        """As `asked`, around what counts as a claim that succeeded."""
+        with self.asked():
+            yield
+        self.claimed()
+
+    def claimed(self) -> None:
+        """The ledger took a claim: it can be written to. That it answered says nothing of that, on a full disk."""
+        with self._lock:
+            self._cycles = 0
+
+    @contextmanager
+    def asked(self) -> Iterator[None]:
         """Around a claim. A `TemporaryError` in the block says that the ledger is away; its end, that it answers."""
+        with self._lock:
+            self._trying += 1
         try:
             yield
         except TemporaryError as error:
-            self._away(str(error))
+            self._away(str(error), by_claim=True)
             raise
-        self._answers()
+        else:
+            self._answers()
+        finally:
+            with self._lock:
+                self._trying -= 1
+
+    @property
+    def refusal(self) -> str | None:
+        """Why no claim is to be tried now; None while one may be."""
+        with self._lock:
+            return None if self._since is None or self._ping is None else self._error
 
     def pause_seconds(self, random: Random) -> float:
-        """Until the next claim is tried: longer the longer the outage lasts, and not the same for everybody."""
+        """Return how long a message stays away whose claim failed: longer the longer the outage lasts, with jitter."""
         since = self._since
         away_seconds = 0.0 if since is None else self._clock.monotonic() - since
         ceiling = min(PAUSE_SECONDS_MAX, max(PAUSE_SECONDS_MIN, away_seconds))
+        if not self._refunds:
+            ceiling = COUNTED_RELEASE_SECONDS
         return ceiling * (1.0 + random()) / 2.0
 
-    def _away(self, error: str) -> None:
+    # -- by the worker -------------------------------------------------------------------------------------------
+
+    def gate(self, queue: str) -> "OutageGate":
+        """Return the gate of a queue that needs the ledger. Only before the worker serves."""
+        self._queues |= {queue}
+        return OutageGate(self)
+
+    def admits(self) -> int | None:
+        """How many messages may be at hand for what begins next; None: any number.
+
+        None may while it is away. After claims failed again although it answered, one at a time may, until a claim
+        succeeds.
+        """
+        if self._ping is None or (self._since is None and self._cycles < 2):
+            return None
+        with self._lock:
+            return 0 if self._since is not None or self._trying else 1
+
+    def opens_at(self) -> float | None:
+        """When to look again (monotonic); None while it is open."""
+        return None if self.admits() is None else self._clock.monotonic() + LOOK_SECONDS
+
+    def put_back_seconds(self) -> float:
+        """How long messages stay away that were received before it was known."""
+        return self.pause_seconds(self._random) if self._since is not None else 0.0
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Ask the ledger until the block ends: now and then while it answers, and until it does while it is away."""
+        if self._ping is None:
+            yield
+            return
+        threading.Thread(target=self._watch, args=(self._ping,), name="penstock-ledger-watch", daemon=True).start()
+        try:
+            yield
+        finally:
+            self._ended = True
+            self._news.set()
+
+    # -- parts of these ------------------------------------------------------------------------------------------
+
+    def _watch(self, ping: Callable[[], object]) -> None:
+        while not self._ended:
+            self._news.clear()
+            rest_seconds = self._rest_seconds()
+            if rest_seconds > 0:
+                self._clock.wait(self._news, rest_seconds)
+            else:
+                self.check(ping)
+
+    def _rest_seconds(self) -> float:
+        with self._lock:
+            if self._since is None:
+                at = self._claimed_at + CHECK_SECONDS * (0.5 + self._random() / 2.0)
+            else:
+                at = self._next_ping_at
+        return at - self._clock.monotonic()
+
+    def check(self, ping: Callable[[], object]) -> None:
+        """Ask the ledger once. One that takes long is away meanwhile; no other question is asked until it answers."""
+        over = threading.Event()
+        answers: list[TemporaryError | None] = []
+
+        def ask() -> None:
+            try:
+                ping()
+            except TemporaryError as error:
+                answers.append(error)
+            except Exception:  # it answers; whoever needs it next hears of what is wrong
+                answers.append(None)
+            else:
+                answers.append(None)
+            over.set()
+
+        threading.Thread(target=ask, name="penstock-ledger-ping", daemon=True).start()
+        if not self._clock.wait(over, PING_SECONDS_MAX):
+            self._away(f"the ledger has not answered for {PING_SECONDS_MAX:.0f} s", by_claim=False)
+            while not self._ended and not over.is_set():
+                self._clock.wait(over, CHECK_SECONDS)
+        for error in answers:
+            if error is None:
+                self._answers()
+            else:
+                self._away(str(error), by_claim=False)
+
+    def _away(self, error: str, *, by_claim: bool) -> None:
+        now = self._clock.monotonic()
         with self._lock:
             first = self._since is None
             if first:
-                self._since = self._clock.monotonic()
-        if first:
-            self._bus.emit(LedgerAway(error=error))
+                self._since, self._error, self._pings = now, error, 0
+                self._cycles += 1
+                tries, most = self._cycles - 1, CLAIMS_PAUSE_SECONDS_MAX
+            elif by_claim:
+                return
+            else:
+                self._pings += 1
+                tries, most = self._pings, PAUSE_SECONDS_MAX
+            ceiling = min(most, PAUSE_SECONDS_MIN * 2.0 ** min(tries, _TRIES_MAX))
+            self._next_ping_at = now + ceiling * (1.0 + self._random()) / 2.0
+        self._news.set()
+        if first and not self._ended:
+            self._bus.emit(LedgerAway(error=error, queues=tuple(sorted(self._queues))))
 
     def _answers(self) -> None:
-        if self._since is None:
-            return
         with self._lock:
             since, self._since = self._since, None
-        if since is not None:
+            self._claimed_at = self._clock.monotonic()
+        if since is not None and not self._ended:
             self._bus.emit(LedgerBack(away_seconds=self._clock.monotonic() - since))
+
+
+class OutageGate:
+    """A `penstock.worker.line.Gate` of one queue that needs the ledger."""
+
+    def __init__(self, outage: Outage) -> None:
+        self._outage = outage
+
+    def admits(self) -> int | None:
+        return self._outage.admits()
+
+    def opens_at(self) -> float | None:
+        return self._outage.opens_at()
+
+    def put_back_seconds(self) -> float:
+        return self._outage.put_back_seconds()

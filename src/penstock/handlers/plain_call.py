@@ -23,9 +23,10 @@ class PlainCall(Call):
         if not isinstance(opened, Opened):
             return opened
         try:
-            if opened.cleanup:
-                run_to_its_end(self.cleaned(opened))
-            result = run_to_its_end(self.called(opened))
+            with self._time.counted(), self._process:
+                if opened.cleanup:
+                    run_to_its_end(self.cleaned(opened))
+                result = run_to_its_end(self.called(opened))
         except BaseException as raised:  # SystemExit too: the delivery must not hang on what user code does
             return self.failed(raised)
         return self.finish(result)

@@ -1,19 +1,32 @@
 """Messages sent by the clock: one a tick, however many workers there are.
 
-Every worker sends every tick under the same deduplication id, and the broker keeps the first. A worker that starts
-shortly after a tick sends that one too, so that a deploy at the wrong second loses none; a tick at which no worker ran
-for longer than that is over.
+Every worker sends every tick under the same deduplication id, and the broker keeps the first. All workers go by the
+broker's clock: by their own, one whose clock is ahead would send a tick so early that the broker has forgotten it when
+the others do. If a broker drops no duplicates, a worker sends a tick only after claiming it in the ledger, as a key of
+the handler, and records it when it is sent. A send without an answer is recorded too: a tick is not sent twice.
+
+A worker that starts shortly after a tick sends that one too, so that a deploy at the wrong second loses none; a tick at
+which no worker ran for longer than that is over.
 """
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
-from penstock.errors import InvalidMessage, PenstockError, UsageError
+from penstock.errors import (
+    ConfigurationError,
+    InvalidMessage,
+    PenstockError,
+    TemporaryError,
+    UnknownOutcome,
+    UsageError,
+)
 from penstock.events import Bus, TickFailed, TickSent
 from penstock.handlers.declaration import HandlerDeclaration
+from penstock.handlers.keys import Begun, Busy, Claim, Keys
 from penstock.handlers.schedule import Schedule
 from penstock.messaging.broker import Broker
 from penstock.messaging.clock import Clock
@@ -25,50 +38,93 @@ CATCH_UP_SECONDS = 120.0  # well within the brokers' deduplication windows (5 mi
 JITTER_SECONDS = 1.0
 RETRY_SECONDS = 5.0
 WAIT_SECONDS_MAX = 60.0  # the wall clock may be set meanwhile
+FORGET_SECONDS = 600.0  # between two deletions of ticks on record that have expired
+# For ticks that are claimed in a ledger. A claim ends well within the time in which others may still send the tick.
+CLAIM_SECONDS = 30.0
+CLAIM_ANSWER_SECONDS = 5.0  # that the ledger has to extend a claim
+REMEMBERED_SECONDS = 86_400.0
+
+ScheduledKeys = Callable[[HandlerDeclaration], Keys]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Due:
     declaration: HandlerDeclaration
     schedule: Schedule
-    at: float  # epoch seconds
+    at: float  # epoch seconds, the broker's clock
+    keys: Keys | None  # of its ticks; None: the broker drops duplicates
 
 
 class Ticker:
-    """Sends the ticks of these handlers until told to end. Has a thread of its own."""
+    """Sends the ticks of these handlers until told to end. Has a thread of its own.
+
+    ``keys`` makes the keys under which a handler's ticks are claimed; needed where the broker drops no duplicates.
+    """
 
     def __init__(
-        self, declarations: Sequence[HandlerDeclaration], *, broker: Broker, clock: Clock, bus: Bus, random: Random
+        self,
+        declarations: Sequence[HandlerDeclaration],
+        *,
+        broker: Broker,
+        clock: Clock,
+        bus: Bus,
+        random: Random,
+        keys: ScheduledKeys | None = None,
     ) -> None:
         self._declarations = [declaration for declaration in declarations if declaration.schedule is not None]
+        self._keys = None if broker.capabilities.deduplicates else keys
+        if self._declarations and not broker.capabilities.deduplicates and keys is None:
+            raise ConfigurationError(
+                f"The handler {self._declarations[0].name} is scheduled, and its broker drops no duplicates: without a "
+                "ledger that all workers share, each of them would send each tick; name one."
+            )
         self._broker = broker
         self._clock = clock
         self._bus = bus
         self._random = random
         self._ended = threading.Event()
+        self._ahead_seconds = 0.0  # this and the next: the thread's; of the host's clock, before the broker's
+        self._forget_at = clock.monotonic() + FORGET_SECONDS
 
     def run(self) -> None:
         """Send what is due, wait for the next, until the end."""
-        now = self._clock.now()
-        due = [self._first(declaration, now) for declaration in self._declarations]
+        with suppress(TemporaryError):  # each step looks again, and puts right what begins with the host's clock
+            self._look()
+        due = [self._first(declaration, self._now()) for declaration in self._declarations]
         while due and not self._ended.is_set():
             due = [self._step(entry) for entry in due]
-            seconds = min(entry.at for entry in due) - self._clock.now() + JITTER_SECONDS * self._random()
+            self._forget(due)
+            seconds = min(entry.at for entry in due) - self._now() + JITTER_SECONDS * self._random()
             self._clock.wait(self._ended, min(max(seconds, 0.01), WAIT_SECONDS_MAX))
 
     def end(self) -> None:
         """Send no more."""
         self._ended.set()
 
+    def _look(self) -> None:
+        """Compare the clocks. Raises what the broker raises."""
+        self._ahead_seconds = self._clock.now() - self._broker.now()
+
+    def _now(self) -> float:
+        """Return the time by the broker's clock, as far as it is known."""
+        return self._clock.now() - self._ahead_seconds
+
     def _first(self, declaration: HandlerDeclaration, now: float) -> _Due:
         schedule = declaration.schedule
         assert schedule is not None
         last = schedule.at_or_before(now)
         at = last if now - last <= CATCH_UP_SECONDS else schedule.after(now)
-        return _Due(declaration=declaration, schedule=schedule, at=at)
+        keys = None if self._keys is None else self._keys(declaration)
+        return _Due(declaration=declaration, schedule=schedule, at=at, keys=keys)
 
     def _step(self, due: _Due) -> _Due:
-        now = self._clock.now()
+        try:
+            self._look()
+        except Exception as error:  # the broker is away, or this is a fault of any kind: see `_sent`
+            self._bus.emit(TickFailed(handler=due.declaration.name, scheduled_at=due.at, error=_told(error)))
+            self._clock.wait(self._ended, RETRY_SECONDS * self._random())
+            return due
+        now = self._now()
         if due.at > now:  # if the clock was set back, earlier than it seemed
             return replace(due, at=min(due.at, due.schedule.after(now)))
         # After a sleep of the machine, or long failures: others have sent it, and brokers may have forgotten that.
@@ -80,12 +136,53 @@ class Ticker:
         return replace(due, at=due.schedule.after(max(now, due.at)))
 
     def _sent(self, due: _Due) -> bool:
+        """Return True if the tick was sent, by this worker or by another."""
         try:
+            if due.keys is not None:
+                return self._send_claimed(due, due.keys)
             self._send(due)
         except Exception as error:  # whatever it is: this thread has the ticks of all handlers to send
             self._bus.emit(TickFailed(handler=due.declaration.name, scheduled_at=due.at, error=_told(error)))
             return False
         return True
+
+    def _send_claimed(self, due: _Due, keys: Keys) -> bool:
+        """Claim, send, record. While another worker has the claim nothing is sent, and the claim is tried again."""
+        begun = keys.begin(f"{due.at:.0f}")
+        if not isinstance(begun, Begun):
+            return not isinstance(begun, Busy)
+        try:
+            self._extend(begun.claim)
+            self._send(due)
+        except UnknownOutcome as error:  # it may be in the queue: nothing is sent twice by itself
+            begun.claim.finish("null")
+            told = f"{error}; it is not sent again"
+            self._bus.emit(TickFailed(handler=due.declaration.name, scheduled_at=due.at, error=told))
+            return True
+        except BaseException as error:
+            with suppress(TemporaryError):  # then the claim ends with its lease
+                begun.claim.fail(f"the tick was not sent: {error}")
+            raise
+        # It is sent. What cannot be recorded now is sent again when the claim ends: late rather than never.
+        begun.claim.finish("null")
+        return True
+
+    def _extend(self, claim: Claim) -> None:
+        """Extend a claim. Raises `TemporaryError` if it is lost, or about to be: another worker sends the tick then."""
+        held = claim.held
+        extension = held.keeper.extend([held.id], lease_seconds=CLAIM_SECONDS, answer_seconds=CLAIM_ANSWER_SECONDS)
+        if held.id in extension.lost or held.id in extension.late:
+            raise TemporaryError("the claim of the tick ran out before the tick was sent, so another worker sends it")
+
+    def _forget(self, due: Sequence[_Due]) -> None:
+        """Let go of ticks on record that have expired, now and then."""
+        if self._clock.monotonic() < self._forget_at:
+            return
+        self._forget_at = self._clock.monotonic() + FORGET_SECONDS
+        with suppress(TemporaryError):
+            for entry in due:
+                if entry.keys is not None:
+                    entry.keys.forget()
 
     def _send(self, due: _Due) -> None:
         codec: Codec[Any] = Codec(due.declaration.queue)

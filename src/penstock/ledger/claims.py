@@ -32,6 +32,7 @@ from penstock.ledger.database import Database
 from penstock.ledger.dialects import DatabaseNow
 from penstock.ledger.records import (
     TERMINAL,
+    UNREAD,
     AttemptState,
     Candidate,
     Carrier,
@@ -40,11 +41,12 @@ from penstock.ledger.records import (
     EndedObject,
     ObjectState,
 )
-from penstock.ledger.revivals import carry, revive
+from penstock.ledger.revivals import carry, renumber, revive
 from penstock.ledger.rows import AnyRow, Values, carrier_of, new_claimed_object, wanted_object
-from penstock.ledger.rules import is_later, storable
+from penstock.ledger.rules import is_later, latest, storable
 from penstock.ledger.schema import archived_objects, attempts, object_attempts, objects, wanted
 from penstock.ledger.sets import ARCHIVED, among, by_uri, fill, in_state, is_in, is_wanted, of_pipeline, slices
+from penstock.messaging.claims import Extension
 from penstock.messaging.steps import Probe, Step
 
 _OURS = (objects.c.attempt_id == bindparam("fresh")) & (objects.c.state == ObjectState.PROCESSING.value)
@@ -92,6 +94,7 @@ _READ_BACK = select(
     objects.c.charged,
     objects.c.refunds,
     objects.c.unattributed_failures,
+    (DatabaseNow() - objects.c.missed_at).label("missing_seconds"),
 ).where(_OURS)
 _NOT_OURS = (
     select(
@@ -108,7 +111,7 @@ _NOT_OURS = (
 )
 _other = objects.alias("other")
 _BEFORE = frozenset({ObjectState.PROCESSING, ObjectState.PROCESSED})  # versions that came before
-_PERHAPS = frozenset({ObjectState.UNPROCESSED, ObjectState.DEAD})  # and those that do if this claim takes them as well
+_PERHAPS = frozenset({ObjectState.UNPROCESSED, ObjectState.DEAD}) | UNREAD  # those that do if this claim takes them too
 _SAME_KEY = by_uri(
     select(
         objects.c.object_id,
@@ -139,7 +142,12 @@ _TAKE_OUT = (
     )
 )
 _SUPERSEDE = _TAKE_OUT.values(
-    state=ObjectState.SUPERSEDED.value, reason="a later version of this key came first", ended_at=DatabaseNow()
+    state=ObjectState.SUPERSEDED.value,
+    reason="a later version of this key came first",
+    ended_at=DatabaseNow(),
+    dead_at=None,
+    missed_at=None,
+    sought_at=None,  # nobody looked
 )
 _LEAVE = _TAKE_OUT.values(state=ObjectState.UNPROCESSED.value)
 _GIVE_UP_ARCHIVED = delete(objects).where(
@@ -149,6 +157,18 @@ _GIVE_UP_ARCHIVED = delete(objects).where(
     objects.c.state == ObjectState.PROCESSING.value,
 )
 _ARCHIVED_OBJECT = EndedObject(state=ObjectState.PROCESSED, reason=None, carrier=None)
+_IS_OPEN = attempts.c.state == AttemptState.OPEN.value
+_OPEN_AMONG = select(attempts.c.id).where(attempts.c.id.in_(bindparam("named", expanding=True)), _IS_OPEN)
+# A heartbeat waits for no other transaction, such as the commit that ends the attempt.
+_LOCKED_AMONG = _OPEN_AMONG.order_by(attempts.c.id).with_for_update(skip_locked=True)
+_EXTEND_ALL = (
+    update(attempts)
+    .values(
+        lease_until=DatabaseNow() + bindparam("lease_seconds", type_=attempts.c.lease_until.type),
+        heartbeat_seq=attempts.c.heartbeat_seq + 1,
+    )
+    .where(attempts.c.id.in_(bindparam("named", expanding=True)), _IS_OPEN)
+)
 _EXTEND = (
     update(attempts)
     .values(
@@ -181,7 +201,7 @@ class Claims:
         """Claim what is free among the candidates; see `penstock.ledger.ledger.Ledger.claim`."""
         if not candidates:
             return Claim(attempt_id=attempt_id, claimed={}, busy={}, ended={})
-        carriers = _carriers(candidates)
+        named = _named(candidates)
         opening = {
             "in_pipeline": pipeline,
             "fresh": attempt_id,
@@ -189,35 +209,44 @@ class Claims:
             "lease_seconds": lease_seconds,
         }
         try:
-            found = self._insert_new(opening, candidates)
+            found = self._insert_new(opening, named)
             self._probe(Step.OBJECTS_REGISTERED)
             if found.expired:
                 self._abandonments.expired(pipeline, sparing=attempt_id)
-            rest = {id: named for id, named in carriers.items() if id not in found.ours}
-            taken = self._take(opening, candidates, rest, opened=bool(found.ours)) if rest else _NOTHING
+            rest = {id: messages for id, messages in named.items() if id not in found.ours}
+            taken = self._take(opening, rest, opened=bool(found.ours)) if rest else _NOTHING
         except PenstockError:
             with suppress(PenstockError):  # then its lease ends by itself
                 self._abandonments.one(
                     attempt_id, reason="claim not completed", outcome="given_back", refund=True, unattributed=False
                 )
             raise
-        new = {id: _new_object(id, carriers[id][0]) for id in carriers if id in found.ours}
+        new = {id: _new_object(id, named[id][0].carrier) for id in named if id in found.ours}
         claim = Claim(attempt_id=attempt_id, claimed={**new, **taken.claimed}, busy=taken.busy, ended=taken.ended)
         if claim.claimed:
             self._probe(Step.ATTEMPT_OPENED)
         return claim
 
-    def extend(self, attempt_id: str, *, lease_seconds: float) -> bool:
-        """Let the lease end ``lease_seconds`` from now; False when the attempt is not open any more."""
-        extending = {"extended": attempt_id, "lease_seconds": lease_seconds}
-        return self._database.transact(lambda connection: connection.execute(_EXTEND, extending).rowcount == 1)
+    def extend(
+        self, attempt_ids: Sequence[str], *, lease_seconds: float, answer_seconds: float | None = None
+    ) -> Extension:
+        """Let the leases of these attempts end ``lease_seconds`` from now, in one transaction."""
+        named = sorted(set(attempt_ids))
 
-    def _insert_new(self, opening: Values, candidates: Sequence[Candidate]) -> "_Found":
+        def extend(connection: Connection) -> Extension:
+            is_open = set(connection.scalars(_OPEN_AMONG, {"named": named}))
+            ours = list(connection.scalars(_LOCKED_AMONG, {"named": sorted(is_open)})) if is_open else []
+            if ours:
+                connection.execute(_EXTEND_ALL, {"named": ours, "lease_seconds": lease_seconds})
+            return Extension(lost=set(named) - is_open, late=is_open - set(ours))
+
+        return self._database.hurried(answer_seconds).transact(extend)
+
+    def _insert_new(self, opening: Values, named: Mapping[bytes, Sequence[Candidate]]) -> "_Found":
         """Make rows for the objects never heard of, and have them. The others are left alone."""
-        named = {candidate.object_id: candidate for candidate in reversed(candidates)}
-        rows = [new_claimed_object(opening, candidate) for candidate in named.values()]
+        rows = [_new_row(opening, messages) for messages in named.values()]
         rows.sort(key=itemgetter("object_id"))  # neighbours in the index together; overlapping claims in one order
-        sequenced = any(map(_may_be_superseded, candidates))
+        sequenced = _may_be_superseded(named)
 
         def insert_new(connection: Connection) -> _Found:
             expired = connection.execute(EXPIRED_ATTEMPTS, opening).first() is not None
@@ -245,36 +274,37 @@ class Claims:
     def _take(
         self,
         opening: Values,
-        candidates: Sequence[Candidate],
-        carriers: Mapping[bytes, Sequence[Carrier]],
+        named: Mapping[bytes, Sequence[Candidate]],
         *,
         opened: bool,
     ) -> Claim:
         """Take what is free among objects heard of before. ``opened``: the attempt holds others already."""
-        first = [wanted_object(id, named[0]) for id, named in carriers.items()]
+        first = [wanted_object(id, messages[0].carrier) for id, messages in named.items()]
         holding = {"extended": opening["fresh"], "lease_seconds": opening["lease_seconds"]}
-        sequenced = any(map(_may_be_superseded, candidates))
+        sequenced = _may_be_superseded(named)
 
         def take(connection: Connection) -> Claim:
             # Nobody gives it up from here on, until what is taken for it is its own.
             if opened and connection.execute(_EXTEND, holding).rowcount != 1:
                 raise TemporaryError(f"attempt {opening['fresh']} was given up while it claimed: claim again")
             fill(connection, wanted, first)
-            revive(connection, opening["in_pipeline"], carriers)
+            revive(connection, opening["in_pipeline"], named)
             taken = connection.execute(_TAKE, opening).rowcount
             archived = set(connection.scalars(ARCHIVED, opening))
             if taken and archived:
                 taken -= _give_up_archived(connection, opening, sorted(archived))
+            if taken:
+                renumber(connection, opening, named)
             if taken and sequenced:
-                overtaken, _ = _overtaken(connection, opening, carriers.keys())
+                overtaken, _ = _overtaken(connection, opening, named.keys())
                 _take_out(connection, opening, overtaken, _SUPERSEDE)
                 taken -= len(overtaken)
             if taken and not opened:
                 connection.execute(_OPEN, opening)
-            carried = carry(connection, opening, carriers) if taken else {}
+            carried = carry(connection, opening, named) if taken else {}
             if taken:
                 connection.execute(_NOTE_TAKEN, opening)
-            chosen = {id: carried.get(id, named[0]) for id, named in carriers.items()}
+            chosen = {id: carried.get(id, messages[0].carrier) for id, messages in named.items()}
             return _read_back(connection, opening, chosen, claimed=taken, archived=archived)
 
         return self._database.transact(take)
@@ -291,16 +321,24 @@ class _Found:
     expired: bool  # some attempt of the pipeline was past its lease
 
 
-def _carriers(candidates: Sequence[Candidate]) -> Mapping[bytes, Sequence[Carrier]]:
-    """The messages that name each object, in the order given. Several messages may name one object."""
-    carriers: dict[bytes, list[Carrier]] = {}
+def _named(candidates: Sequence[Candidate]) -> Mapping[bytes, Sequence[Candidate]]:
+    """Group the messages by the object that they name, in the order given. Several messages may name one object."""
+    named: dict[bytes, list[Candidate]] = {}
     for candidate in candidates:
-        carriers.setdefault(candidate.object_id, []).append(candidate.carrier)
-    return carriers
+        named.setdefault(candidate.object_id, []).append(candidate)
+    return named
 
 
-def _may_be_superseded(candidate: Candidate) -> bool:
-    return candidate.version_id is None and candidate.sequencer is not None
+def _new_row(opening: Values, messages: Sequence[Candidate]) -> Values:
+    row = new_claimed_object(opening, messages[0])
+    if len(messages) > 1:
+        sequencer = latest(one.sequencer for one in messages)
+        row["sequencer"] = None if sequencer is None else storable(sequencer)
+    return row
+
+
+def _may_be_superseded(named: Mapping[bytes, Sequence[Candidate]]) -> bool:
+    return any(one.version_id is None and one.sequencer is not None for some in named.values() for one in some)
 
 
 def _give_up_archived(connection: Connection, binds: Values, archived: Sequence[bytes]) -> int:
@@ -360,6 +398,7 @@ def _claimed_object(row: AnyRow, carrier: Carrier) -> ClaimedObject:
         attempts=row.charged - row.refunds,
         unattributed_failures=row.unattributed_failures,
         carrier=carrier,
+        missing_seconds=None if row.missing_seconds is None else max(0.0, row.missing_seconds),
     )
 
 

@@ -13,7 +13,7 @@ from sqlalchemy import Connection, bindparam, case, func, insert, null, select, 
 from penstock.errors import ClaimLost, ConfigurationError, SchemaMoved, TemporaryError
 from penstock.ledger.database import Database, OutcomeUnknown
 from penstock.ledger.dialects import DatabaseNow
-from penstock.ledger.records import AttemptState, BatchOutcome, ObjectState
+from penstock.ledger.records import AttemptState, BatchOutcome, Failure, ObjectState
 from penstock.ledger.rows import Values, leaving_objects, new_batch
 from penstock.ledger.schema import attempts, batches, leaving, object_attempts, objects, pipelines, table_schemas
 from penstock.ledger.sets import among, fill, of_pipeline
@@ -42,6 +42,7 @@ _END_ATTEMPT = (
     )
 )
 _HELD = (objects.c.attempt_id == bindparam("ours")) & (objects.c.state == ObjectState.PROCESSING.value)
+_began_at = bindparam("began_at", type_=objects.c.sought_at.type)
 _is_free = leaving.c.state == ObjectState.UNPROCESSED.value
 _LEAVE = (
     update(objects)
@@ -56,13 +57,22 @@ _LEAVE = (
         unattributed_failures=objects.c.unattributed_failures + leaving.c.unattributed,
         ended_at=case((_is_free, null()), else_=DatabaseNow()),
         dead_at=case((leaving.c.state == ObjectState.DEAD.value, DatabaseNow()), (_is_free, objects.c.dead_at)),
+        missed_at=case(
+            (leaving.c.missing == 1, func.coalesce(objects.c.missed_at, DatabaseNow())),
+        ),
+        sought_at=case(
+            (leaving.c.missing == 1, func.coalesce(objects.c.sought_at, _began_at)),
+            (leaving.c.state == ObjectState.SUPERSEDED.value, _began_at),
+        ),
     )
     .where(_HELD, objects.c.object_id == leaving.c.object_id)
 )
+_UNFOUND = (Failure.GONE, Failure.SUPERSEDED)
+_BEGAN_AT = select(attempts.c.started_at).where(attempts.c.id == bindparam("ours"))
 _STILL_HELD = select(func.count()).select_from(objects).where(_HELD)
 _NOTE_FAILURES = (
     update(object_attempts)
-    .values(outcome=leaving.c.outcome, reason=leaving.c.reason)
+    .values(outcome=leaving.c.outcome, reason=leaving.c.note)
     .where(
         of_pipeline(object_attempts),
         object_attempts.c.object_id == leaving.c.object_id,
@@ -174,7 +184,9 @@ def _leave(connection: Connection, outcome: BatchOutcome, rows: Sequence[Values]
     """Every object of the attempt goes where the outcome says, and none is left behind."""
     binds = {"ours": outcome.attempt_id, "in_pipeline": outcome.pipeline}
     fill(connection, leaving, rows)
-    left = connection.execute(_LEAVE, {"ours": outcome.attempt_id, "as_seq": seq}).rowcount
+    unfound = any(failed.missing or failed.failure in _UNFOUND for failed in outcome.failed)
+    began_at = connection.execute(_BEGAN_AT, {"ours": outcome.attempt_id}).scalar_one() if unfound else None
+    left = connection.execute(_LEAVE, {"ours": outcome.attempt_id, "as_seq": seq, "began_at": began_at}).rowcount
     if left != len(rows):
         raise ClaimLost(f"attempt {outcome.attempt_id} holds {left} of the {len(rows)} objects it would end")
     forgotten = connection.execute(_STILL_HELD, {"ours": outcome.attempt_id}).scalar_one()

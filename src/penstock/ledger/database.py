@@ -1,6 +1,7 @@
 """The one place where a transaction begins and ends, and where a database error becomes one of ours."""
 
 import logging
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TypeVar
@@ -36,8 +37,14 @@ def _nothing() -> None:
 class Database:
     """An engine, its dialect and its transactions. Any thread may use it."""
 
-    def __init__(self, engine: Engine, dialect: Dialect) -> None:
+    def __init__(
+        self, engine: Engine, dialect: Dialect, *, hurried_engine: Callable[[float], Engine | None] | None = None
+    ) -> None:
+        """``hurried_engine`` makes the engine behind `hurried`; None: that is this database."""
         self.engine = engine
+        self._hurried_engine = hurried_engine
+        self._hurried: dict[float, Database] = {}  # under the lock; by how long they wait for an answer
+        self._lock = threading.Lock()
         self.dialect = dialect
         self.place = _place(engine.url)  # as errors name it
         self._reader = engine.execution_options(**{READ_ONLY: True})
@@ -47,6 +54,17 @@ class Database:
             wait=wait_random_exponential(multiplier=CLASH_BASE_SECONDS, max=CLASH_CAP_SECONDS),
             reraise=True,
         )
+
+    def hurried(self, answer_seconds: float | None) -> "Database":
+        """Return this database as a heartbeat needs it: on connections of its own, with each wait bounded by
+        ``answer_seconds``. None: this one."""
+        if answer_seconds is None or self._hurried_engine is None:
+            return self
+        with self._lock:
+            if answer_seconds not in self._hurried:
+                engine = self._hurried_engine(answer_seconds)
+                self._hurried[answer_seconds] = self if engine is None else Database(engine, self.dialect)
+            return self._hurried[answer_seconds]
 
     @contextmanager
     def reading(self) -> Iterator[Connection]:
@@ -90,7 +108,10 @@ class Database:
                 raise OutcomeUnknown(f"the ledger {self.place} did not confirm a commit ({error.orig})") from error
 
     def close(self) -> None:
-        self.engine.dispose()
+        with self._lock:
+            hurried = [each for each in self._hurried.values() if each is not self]
+        for each in (self, *hurried):
+            each.engine.dispose()
 
     @contextmanager
     def _explained(self) -> Iterator[None]:

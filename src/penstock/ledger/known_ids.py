@@ -19,7 +19,7 @@ from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait
 from penstock.errors import TemporaryError
 from penstock.ledger.database import Database
 from penstock.ledger.dialects import DatabaseNow, dialect_for
-from penstock.ledger.records import TERMINAL, AttemptState, ObjectState
+from penstock.ledger.records import TERMINAL, UNREAD, AttemptState, ObjectState
 from penstock.ledger.schema import archived_objects, attempts, objects
 
 ID_BYTES: Final = 16
@@ -27,6 +27,7 @@ IDS_END: Final = 1 << (8 * ID_BYTES)  # the first number that is no id any more
 
 CHUNK_IDS = 65_536  # 1 MiB an answer: MariaDB's packets end at 16 MiB unless it is told otherwise
 _CONCAT_BYTES_MAX = 8 << 20  # several chunks: a range may hold more ids than the one before it
+_NEVER = 1e15  # epoch seconds beyond any clock, which every database takes, unlike an infinity
 _FIRST_STEP = IDS_END >> 16
 _GROWTH_MAX = 16
 _TRIES_MAX = 5  # of one look: what was read of millions is not to be thrown away for a connection that was lost
@@ -63,13 +64,16 @@ def _of_objects(*states: ObjectState) -> Any:  # a select, whose type depends on
     )
 
 
-# The live ones first: what ends between two statements is seen by the later one. Each is read from an index alone.
+# The live ones first: what ends between two statements is seen by the later one. All but those that were never read
+# are read from an index alone.
 _LOOKS = (
     _of_objects(ObjectState.PROCESSING)
     .join_from(objects, attempts, attempts.c.id == objects.c.attempt_id)
     .where(attempts.c.state == AttemptState.OPEN.value, attempts.c.lease_until >= DatabaseNow()),
     _of_objects(ObjectState.PROCESSED),
-    _of_objects(*sorted(TERMINAL - {ObjectState.PROCESSED})),
+    _of_objects(*sorted(TERMINAL - UNREAD - {ObjectState.PROCESSED})),
+    # An object that exists proves wrong that it was deleted or replaced before.
+    _of_objects(*sorted(UNREAD)).where(objects.c.ended_at >= bindparam("seen_at", type_=objects.c.ended_at.type)),
     select(func.count(), Concatenated(archived_objects.c.object_id)).where(
         archived_objects.c.pipeline == bindparam("in_pipeline"),
         archived_objects.c.object_id.between(bindparam("first_id"), bindparam("last_id")),
@@ -89,16 +93,17 @@ class KnownIds:
             reraise=True,
         )
 
-    def between(self, pipeline: str, low: int, high: int) -> Iterator[bytes]:
+    def between(self, pipeline: str, low: int, high: int, *, seen_at: float) -> Iterator[bytes]:
         """The ids from ``low`` on and below ``high``, as numbers, in pieces of many ids each.
 
-        Those in a terminal state, those that an open attempt works on whose lease still runs, and the archived ones. An
-        id may come twice.
+        Those that are processed or dead, those that an open attempt works on whose lease still runs, and the archived
+        ones; those that were found deleted or replaced only if that was at ``seen_at`` or later, for the ids are
+        compared with what existed then. An id may come twice.
         """
         at, step = low, min(_FIRST_STEP, max(high - low, 1))
         while at < high:
             until = min(at + step, high)
-            found = self._patiently.copy()(self._look, pipeline, at, until - 1)
+            found = self._patiently.copy()(self._look, pipeline, at, until - 1, seen_at)
             if found is None:
                 step = max(step // _GROWTH_MAX, 1)
                 continue
@@ -106,9 +111,9 @@ class KnownIds:
                 yield found
             at, step = until, _next_step(step, len(found) // ID_BYTES)
 
-    def _look(self, pipeline: str, first: int, last: int) -> bytes | None:
+    def _look(self, pipeline: str, first: int, last: int, seen_at: float) -> bytes | None:
         """None where the range holds more than the server puts into one answer."""
-        binds = {"in_pipeline": pipeline, "first_id": _id(first), "last_id": _id(last)}
+        binds = {"in_pipeline": pipeline, "first_id": _id(first), "last_id": _id(last), "seen_at": min(seen_at, _NEVER)}
         pieces: list[bytes] = []
         with self._database.reading() as connection:
             _widen(connection)
@@ -121,12 +126,12 @@ class KnownIds:
         return b"".join(pieces)
 
 
-def known_ids_at(url: str, pipeline: str, low: int, high: int) -> Iterator[bytes]:
+def known_ids_at(url: str, pipeline: str, low: int, high: int, *, seen_at: float) -> Iterator[bytes]:
     """As `KnownIds.between`, by a connection of its own to a ledger that is up to date: for Spark's executors."""
     parsed = make_url(url)
     dialect = dialect_for(parsed)
     with closing(Database(dialect.create_engine(parsed, now=None), dialect)) as database:
-        yield from KnownIds(database).between(pipeline, low, high)
+        yield from KnownIds(database).between(pipeline, low, high, seen_at=seen_at)
 
 
 def _next_step(step: int, count: int) -> int:

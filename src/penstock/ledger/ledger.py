@@ -19,6 +19,8 @@ from penstock.ledger.database import Database
 from penstock.ledger.dialects import dialect_for
 from penstock.ledger.known_ids import IDS_END, KnownIds
 from penstock.ledger.migrate import migrate
+from penstock.ledger.owner_records import WorkOwner
+from penstock.ledger.owners import Owners
 from penstock.ledger.pipelines import Pipelines
 from penstock.ledger.progress import Progress
 from penstock.ledger.queries import Queries
@@ -42,6 +44,7 @@ from penstock.ledger.urls import parsed_url
 from penstock.ledger.work_queries import WorkQueries
 from penstock.ledger.work_records import WorkEnding, WorkRow, WorkStanding, WorkState
 from penstock.ledger.works import Works
+from penstock.messaging.claims import Extension
 from penstock.messaging.steps import Probe, no_probe
 
 
@@ -66,6 +69,7 @@ class Ledger:
         self.ages = Ages(database)  # how long objects and batches wait
         self._reconciliations = Reconciliations(database)
         self._works = Works(database)
+        self.owners = Owners(database)  # which app a name belongs to
         self._work_queries = WorkQueries(database)
 
     @classmethod
@@ -77,7 +81,11 @@ class Ledger:
         """
         parsed = parsed_url(url)
         dialect = dialect_for(parsed)
-        database = Database(dialect.create_engine(parsed, now=now), dialect)
+        database = Database(
+            dialect.create_engine(parsed, now=now),
+            dialect,
+            hurried_engine=lambda seconds: dialect.hurried_engine(parsed, now=now, answer_seconds=seconds),
+        )
         try:
             migrate(database)
         except BaseException:
@@ -88,6 +96,10 @@ class Ledger:
     def close(self) -> None:
         """Give back connections. Claims stay as they are."""
         self.database.close()
+
+    def ping(self) -> None:
+        """Raise `TemporaryError` while the ledger cannot be written to: it changes a row that is not there."""
+        self._works.ping()
 
     # Pipelines
 
@@ -136,7 +148,17 @@ class Ledger:
         An attempt past its lease that nobody took over yet is still open, so it can be extended: what fences is the
         state, never the time.
         """
-        return self._claims.extend(attempt_id, lease_seconds=lease_seconds)
+        return not self._claims.extend([attempt_id], lease_seconds=lease_seconds).lost
+
+    def extend_attempts(
+        self, attempt_ids: Sequence[str], *, lease_seconds: float, answer_seconds: float | None = None
+    ) -> Extension:
+        """Extend several attempts in one transaction; returns which are lost, and which were locked and are still to be
+        extended.
+
+        ``answer_seconds`` bounds each wait for the database, on connections that no other call uses.
+        """
+        return self._claims.extend(attempt_ids, lease_seconds=lease_seconds, answer_seconds=answer_seconds)
 
     def abandon(self, attempt_id: str, *, reason: str, outcome: str, refund: bool, unattributed: bool) -> bool:
         """Give an open attempt up and free its objects, at once and durably; False when it is not open any more.
@@ -220,11 +242,20 @@ class Ledger:
 
     # Reconciling
 
-    def known_ids(self, pipeline: str, low: int = 0, high: int = IDS_END) -> Iterator[bytes]:
-        """The ids of objects that need no message: in a terminal state, under an attempt whose lease still runs, or
-        archived. From ``low`` on and below ``high``, as numbers; in pieces of many ids of 16 bytes each, in no order,
-        and one may come twice."""
-        return self._known_ids.between(pipeline, low, high)
+    def known_ids(
+        self, pipeline: str, low: int = 0, high: int = IDS_END, *, seen_at: float = float("inf")
+    ) -> Iterator[bytes]:
+        """The ids of objects that need no message: processed or dead, under an attempt whose lease still runs, or
+        archived. Objects that were found deleted or replaced are among them only if that was at ``seen_at`` (epoch
+        seconds) or later: what existed then proves an earlier end wrong. From ``low`` on and below ``high``, as
+        numbers; in pieces of many ids of 16 bytes each, in no order, and one may come twice."""
+        return self._known_ids.between(pipeline, low, high, seen_at=seen_at)
+
+    def known_among(self, pipeline: str, object_ids: Collection[bytes], *, seen_at: float) -> set[bytes]:
+        """Return those of these ids that need no message: processed, dead, archived, or under an attempt whose lease
+        still runs. Objects that were found deleted or replaced are among them only if that was at ``seen_at`` (epoch
+        seconds) or later, for the ids are compared with what existed then."""
+        return self._queries.known_among(pipeline, object_ids, seen_at=seen_at)
 
     @property
     def secret_url(self) -> str:
@@ -259,8 +290,21 @@ class Ledger:
 
     # Works
 
-    def begin_work(self, handler: str, key: str, *, attempt_id: str, worker: str, lease_seconds: float) -> WorkStanding:
+    def begin_work(
+        self,
+        handler: str,
+        key: str,
+        *,
+        attempt_id: str,
+        worker: str,
+        lease_seconds: float,
+        owner: WorkOwner | None = None,
+        retention_seconds: float | None = None,
+    ) -> WorkStanding:
         """Begin the work of a handler's key, for an attempt id never used before.
+
+        ``owner`` is what `Owners.register` returned for the handler: part of the key's identity. The work is forgotten
+        ``retention_seconds`` after its end; without one, see `forget_works`.
 
         Ours with `WorkBegun`; an attempt past its lease is taken over, and told as ``previous``. `WorkBusy` while
         another attempt holds it, `WorkDone` for good once one finished.
@@ -268,12 +312,26 @@ class Ledger:
         Raises `TemporaryError` when the outcome is unknown: the key is given back, or runs out with the lease, or is
         ours after all when begun again with the same id.
         """
-        return self._works.begin(handler, key, attempt_id=attempt_id, worker=worker, lease_seconds=lease_seconds)
+        return self._works.begin(
+            handler,
+            key,
+            attempt_id=attempt_id,
+            worker=worker,
+            lease_seconds=lease_seconds,
+            owner=owner,
+            retention_seconds=retention_seconds,
+        )
 
     def extend_work(self, attempt_id: str, *, lease_seconds: float) -> bool:
         """Let the lease end ``lease_seconds`` from now; False when the attempt is lost. As with `extend`, what fences
         is the state, never the time."""
-        return self._works.extend(attempt_id, lease_seconds=lease_seconds)
+        return not self._works.extend([attempt_id], lease_seconds=lease_seconds).lost
+
+    def extend_works(
+        self, attempt_ids: Sequence[str], *, lease_seconds: float, answer_seconds: float | None = None
+    ) -> Extension:
+        """As `extend_attempts`, for attempts of works."""
+        return self._works.extend(attempt_ids, lease_seconds=lease_seconds, answer_seconds=answer_seconds)
 
     def finish_work(self, attempt_id: str, *, outcome: str) -> bool:
         """Complete the work, with an outcome as JSON text for later duplicates; False when the attempt is lost.
@@ -291,12 +349,15 @@ class Ledger:
         """End all open attempts of a worker proven dead as expired, so that others begin at once; answers how many."""
         return self._works.abandon_worker(worker)
 
-    def forget_works(self, *, older_than_seconds: float, limit: int) -> int:
-        """Forget at most so many works that were completed, or left free, so long ago; answers how many.
+    def forget_works(self, *, limit: int, older_than_seconds: float | None = None, handler: str | None = None) -> int:
+        """Forget at most ``limit`` works that have expired; return how many.
 
-        A duplicate that comes after its completion was forgotten is worked on again.
+        A work expires ``retention_seconds`` after its end, as its `begin_work` said. One without that (an earlier
+        version began it) expires ``older_than_seconds`` after its end, if that is given; with ``handler``, only works
+        of that name do.
+        A duplicate that arrives after its completion was forgotten is processed again.
         """
-        return self._works.forget(older_than_seconds=older_than_seconds, limit=limit)
+        return self._works.forget(older_than_seconds=older_than_seconds, limit=limit, handler=handler)
 
     def works(
         self,
@@ -310,9 +371,9 @@ class Ledger:
         """Works by id; ``after`` is the last id of the page before. Letter case in ``key_contains`` is ignored."""
         return self._work_queries.works(handler, key_contains=key_contains, state=state, limit=limit, after=after)
 
-    def work(self, handler: str, key: str) -> WorkRow | None:
-        """One work."""
-        return self._work_queries.work(handler, key)
+    def work(self, handler: str, key: str, *, owner: WorkOwner | None = None) -> WorkRow | None:
+        """Return one work, or None."""
+        return self._work_queries.work(handler, key, owner)
 
     # Questions
 
@@ -332,6 +393,10 @@ class Ledger:
         """How these objects stand; an id never heard of is left out."""
         return self._queries.states(pipeline, object_ids)
 
+    def unread(self, pipeline: str, object_ids: Collection[bytes]) -> Mapping[bytes, float]:
+        """When these objects were found deleted or replaced before they were read; the others are left out."""
+        return self._queries.unread(pipeline, object_ids)
+
     def live(self, pipeline: str, object_ids: Collection[bytes]) -> set[bytes]:
         """Those under an open attempt whose lease still runs."""
         return self._queries.live(pipeline, object_ids)
@@ -350,11 +415,20 @@ class Ledger:
         *,
         state: ObjectState | None = None,
         uri_contains: str | None = None,
+        older_than_seconds: float | None = None,
         limit: int = 100,
         after: bytes | None = None,
     ) -> Sequence[ObjectRow]:
-        """Objects by id; ``after`` is the last id of the page before. Letter case in ``uri_contains`` is ignored."""
-        return self._queries.objects(pipeline, state=state, uri_contains=uri_contains, limit=limit, after=after)
+        """Objects by id; ``after`` is the last id of the page before. Letter case in ``uri_contains`` is ignored.
+        ``older_than_seconds``: only those that ended, or were first seen, longer ago, by the database's clock."""
+        return self._queries.objects(
+            pipeline,
+            state=state,
+            uri_contains=uri_contains,
+            older_than_seconds=older_than_seconds,
+            limit=limit,
+            after=after,
+        )
 
     def find(self, uri: str) -> Sequence[tuple[str, ObjectRow]]:
         """Every version of the object at exactly this uri, in every pipeline."""
@@ -364,9 +438,19 @@ class Ledger:
         """How many objects are in each state."""
         return self._queries.counts(pipeline)
 
+    def written_to(self, pipeline: str, seq: int) -> tuple[int, int]:
+        """Return how many rows and how many quarantined lines all batches up to this one wrote."""
+        return self._queries.written_to(pipeline, seq)
+
     def attempts_of(self, pipeline: str, object_id: bytes) -> Sequence[ObjectAttempt]:
         """The object's timeline, oldest first."""
         return self._queries.attempts_of(pipeline, object_id)
+
+    def attempts_before(
+        self, pipeline: str, attempt_id: str, object_ids: Collection[bytes]
+    ) -> Mapping[bytes, ObjectAttempt]:
+        """Return the latest other attempt on each of these objects that had one."""
+        return self._queries.attempts_before(pipeline, attempt_id, object_ids)
 
     def attempt(self, attempt_id: str) -> AttemptRow | None:
         """One attempt."""

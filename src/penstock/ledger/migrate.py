@@ -17,7 +17,7 @@ from penstock.ledger.schema import VERSION_TABLE, metadata
 if TYPE_CHECKING:
     from alembic.config import Config
 
-HEAD = "0005"
+HEAD = "0008"
 BASE = "base"  # Alembic's word for no tables at all
 SCRIPTS = "penstock.ledger:migrations"
 
@@ -84,6 +84,7 @@ def _configuration(connection: Connection | None = None) -> "Config":
     configuration = Config()  # no file: nothing of the working directory is read
     configuration.set_main_option("script_location", SCRIPTS)
     configuration.attributes["connection"] = connection
+    configuration.attributes["revision_before"] = None if connection is None else revision_of(connection)
     return configuration
 
 

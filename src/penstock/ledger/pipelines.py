@@ -7,6 +7,7 @@ from sqlalchemy import Connection, bindparam, select, update
 from penstock.ledger.database import Database
 from penstock.ledger.records import PipelineRow
 from penstock.ledger.rows import pipeline_row
+from penstock.ledger.rules import check_pipeline
 from penstock.ledger.schema import pipelines, table_schemas
 
 _ALL = (
@@ -31,7 +32,8 @@ class Pipelines:
         self._add = database.dialect.insert_or_ignore(pipelines).values(next_seq=1, schema_id=0)
 
     def ensure(self, pipeline: str) -> PipelineRow:
-        """The pipeline's row, made when there is none."""
+        """Return the pipeline's row, made when there is none. Raises `ConfigurationError` for too long an id."""
+        check_pipeline(pipeline)
         known = self.one(pipeline)
         if known is not None:
             return known

@@ -3,11 +3,11 @@
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import Select, bindparam, func, select
+from sqlalchemy import Double, Select, bindparam, func, literal, or_, select
 
 from penstock.ledger.database import Database
 from penstock.ledger.dialects import DatabaseNow
-from penstock.ledger.records import AttemptRow, AttemptState, BatchRow, ObjectAttempt, ObjectRow, ObjectState
+from penstock.ledger.records import UNREAD, AttemptRow, AttemptState, BatchRow, ObjectAttempt, ObjectRow, ObjectState
 from penstock.ledger.rows import attempt_row, batch_row, object_attempt, object_row, uri_digest
 from penstock.ledger.rules import storable
 from penstock.ledger.schema import (
@@ -37,9 +37,15 @@ _BATCHES = (
 _BATCHES_AFTER = (
     _BATCHES.where(batches.c.seq > bindparam("after_seq")).order_by(batches.c.seq).limit(bindparam("rows_max"))
 )
+_WRITTEN = select(
+    func.coalesce(func.sum(batches.c.rows), 0), func.coalesce(func.sum(batches.c.lines_quarantined), 0)
+).where(batches.c.pipeline == bindparam("in_pipeline"), batches.c.seq <= bindparam("to_seq"))
 _BATCH = _BATCHES.where(batches.c.seq == bindparam("at_seq"))
 
 _STATES = select(objects.c.object_id, objects.c.state).where(is_wanted())
+_UNREAD = select(objects.c.object_id, objects.c.ended_at).where(
+    is_wanted(), or_(*(in_state(state) for state in sorted(UNREAD)))
+)
 _UNATTRIBUTED = select(objects.c.object_id, objects.c.unattributed_failures).where(is_wanted())
 _LIVE = (
     select(objects.c.object_id)
@@ -50,6 +56,14 @@ _LIVE = (
         attempts.c.state == AttemptState.OPEN.value,
         attempts.c.lease_until >= DatabaseNow(),
     )
+)
+_was_unread = in_state(ObjectState.GONE) | in_state(ObjectState.SUPERSEDED)
+_ENDED = select(objects.c.object_id).where(
+    is_wanted(),
+    in_state(ObjectState.PROCESSED)
+    | in_state(ObjectState.DEAD)
+    # What exists proves wrong that it was deleted or replaced before.
+    | (_was_unread & (objects.c.ended_at >= bindparam("seen_at", type_=objects.c.ended_at.type))),
 )
 _version = objects.alias("version")
 _archived_version = archived_objects.alias("archived_version")
@@ -107,8 +121,9 @@ _ATTEMPTS_IN_STATE = (
     .order_by(attempts.c.id)
 )
 _ATTEMPT_IDS_IN_STATE = _ATTEMPTS_IN_STATE.with_only_columns(attempts.c.id)
-_TIMELINE = (
+_ATTEMPTS = (
     select(
+        object_attempts.c.object_id,
         object_attempts.c.attempt_id,
         object_attempts.c.outcome,
         object_attempts.c.reason,
@@ -120,11 +135,11 @@ _TIMELINE = (
         attempts.c.ended_at,
     )
     .join_from(object_attempts, attempts, attempts.c.id == object_attempts.c.attempt_id)
-    .where(
-        object_attempts.c.pipeline == bindparam("in_pipeline"), object_attempts.c.object_id == bindparam("of_object")
-    )
+    .where(object_attempts.c.pipeline == bindparam("in_pipeline"))
     .order_by(attempts.c.started_at, attempts.c.id)
 )
+_TIMELINE = _ATTEMPTS.where(object_attempts.c.object_id == bindparam("of_object"))
+_TIMELINES = _ATTEMPTS.where(is_in(object_attempts.c.object_id, of=select(wanted.c.object_id)))
 
 
 class Queries:
@@ -156,6 +171,11 @@ class Queries:
             archived = connection.scalars(ARCHIVED, {"in_pipeline": pipeline})
             return states | dict.fromkeys(archived, ObjectState.PROCESSED)
 
+    def unread(self, pipeline: str, object_ids: Collection[bytes]) -> Mapping[bytes, float]:
+        with self._database.reading() as connection:
+            ids_wanted(connection, object_ids)
+            return {row.object_id: row.ended_at for row in connection.execute(_UNREAD, {"in_pipeline": pipeline})}
+
     def unattributed_failures(self, pipeline: str, object_ids: Collection[bytes]) -> Mapping[bytes, int]:
         with self._database.reading() as connection:
             ids_wanted(connection, object_ids)
@@ -173,10 +193,33 @@ class Queries:
             found = (connection.scalars(statement, {"in_pipeline": pipeline}) for statement in _OTHER_VERSIONS)
             return len(set().union(*found))
 
+    def known_among(self, pipeline: str, object_ids: Collection[bytes], *, seen_at: float) -> set[bytes]:
+        with self._database.reading() as connection:
+            ids_wanted(connection, object_ids)
+            # The live ones first and the archived ones last: what ends or leaves in between is met.
+            found = set(connection.scalars(_LIVE, {"in_pipeline": pipeline}))
+            found |= set(connection.scalars(_ENDED, {"in_pipeline": pipeline, "seen_at": seen_at}))
+            return found | set(connection.scalars(ARCHIVED, {"in_pipeline": pipeline}))
+
+    def written_to(self, pipeline: str, seq: int) -> tuple[int, int]:
+        with self._database.reading() as connection:
+            rows, lines = connection.execute(_WRITTEN, {"in_pipeline": pipeline, "to_seq": seq}).one()
+        return int(rows), int(lines)
+
     def objects(
-        self, pipeline: str, *, state: ObjectState | None, uri_contains: str | None, limit: int, after: bytes | None
+        self,
+        pipeline: str,
+        *,
+        state: ObjectState | None,
+        uri_contains: str | None,
+        older_than_seconds: float | None,
+        limit: int,
+        after: bytes | None,
     ) -> Sequence[ObjectRow]:
         statement = select(objects).where(objects.c.pipeline == pipeline).order_by(objects.c.object_id).limit(limit)
+        if older_than_seconds is not None:
+            since = func.coalesce(objects.c.ended_at, objects.c.first_seen_at)
+            statement = statement.where(since < DatabaseNow() - literal(older_than_seconds, Double()))
         with self._database.reading() as connection:
             rows = connection.execute(_filtered(statement, state, uri_contains, after))
             return [object_row(row) for row in rows]
@@ -214,6 +257,14 @@ class Queries:
         with self._database.reading() as connection:
             rows = connection.execute(_TIMELINE, {"in_pipeline": pipeline, "of_object": object_id})
             return [object_attempt(row) for row in rows]
+
+    def attempts_before(
+        self, pipeline: str, attempt_id: str, object_ids: Collection[bytes]
+    ) -> Mapping[bytes, ObjectAttempt]:
+        with self._database.reading() as connection:
+            ids_wanted(connection, object_ids)
+            rows = connection.execute(_TIMELINES, {"in_pipeline": pipeline}).all()
+        return {row.object_id: object_attempt(row) for row in rows if row.attempt_id != attempt_id}
 
 
 def _filtered(

@@ -17,6 +17,8 @@ class ObjectState(StrEnum):
 
 
 TERMINAL = frozenset({ObjectState.PROCESSED, ObjectState.DEAD, ObjectState.GONE, ObjectState.SUPERSEDED})
+UNREAD = frozenset({ObjectState.GONE, ObjectState.SUPERSEDED})
+"""Ends of objects whose content was never read: a newer notification or listing takes such an object again."""
 
 
 class AttemptState(StrEnum):
@@ -59,6 +61,7 @@ class ClaimedObject:
     attempts: int
     unattributed_failures: int  # runs it was in that failed with no object to blame
     carrier: Carrier  # which of the messages that named it is its carrier, should it die
+    missing_seconds: float | None = None  # since the first look that found it missing; None: the last look found it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,6 +101,8 @@ class FailedObject:
     reason: str
     refund: bool = False  # the fault was not the object's: the attempt is not counted
     unattributed: bool = False  # the run broke and nobody could be blamed: counts as one more unattributed failure
+    missing: bool = False  # this look did not find it
+    traceback: str | None = None  # of the user's code, without local variables
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,6 +179,9 @@ class AttemptRow:
     reason: str | None  # why it was abandoned
 
 
+TAKEN_OVER = frozenset({"expired", "worker_died"})  # outcomes of an attempt that another worker ended
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObjectAttempt:
     """One attempt on one object, for the timeline."""
@@ -184,6 +192,7 @@ class ObjectAttempt:
     ended_at: float | None
     outcome: str  # open, processed, retry, dead, gone, superseded, given_back, expired, failed
     reason: str | None
+    traceback: str | None = None  # the end of it, where the user's code raised
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -78,6 +78,8 @@ _PROCESS = (
         reason=null(),
         ended_at=DatabaseNow(),
         dead_at=null(),
+        missed_at=null(),
+        sought_at=null(),
     )
     .where(
         of_pipeline(objects),
@@ -237,6 +239,7 @@ def _leaving(one: ImportedObject) -> Values:
         "lines_quarantined": one.lines_quarantined,
         "refund": 0,
         "unattributed": 0,
+        "missing": 0,
     }
 
 

@@ -1,4 +1,7 @@
-"""Dead objects that a message gives another life: only ever inside a claim.
+"""Ended objects that a message gives another life: only ever inside a claim.
+
+A dead object lives again by a replay, or by a message that was enqueued after its death. An object that was deleted or
+replaced before it was read (gone, superseded) does by a message that may know better. Processed objects never do.
 
 A replayer that revived first and then crashed would leave an object without a message; one that only sent would find
 its message acked as "already dead".
@@ -8,40 +11,73 @@ death may be gone, in the hands of a process that was halted before it claimed, 
 death. Others that might have given it do take it over, for the first may have become a letter and be what they replay.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
 
-from sqlalchemy import Connection, Select, bindparam, select, update
+from sqlalchemy import Connection, and_, bindparam, case, or_, select, update
 
-from penstock.ledger.records import Carrier, ObjectState
+from penstock.ledger.records import UNREAD, Candidate, Carrier, ObjectState
 from penstock.ledger.rows import AnyRow, Values, carrier_of, wanted_object
-from penstock.ledger.rules import DeadObject, revives
+from penstock.ledger.rules import DeadObject, UnreadObject, latest, restores, revives
 from penstock.ledger.schema import object_attempts, objects, wanted
 from penstock.ledger.sets import in_state, is_in, is_wanted, of_pipeline
 
+# Without a look at it an object can only be superseded: by a claim, which leaves it without an attempt.
+_was_looked_for = or_(objects.c.state == ObjectState.GONE.value, objects.c.attempt_id.is_not(None))
 _WANTED = select(
     objects.c.object_id,
+    objects.c.state,
     objects.c.attempt_id,
+    objects.c.sequencer,
     objects.c.dead_at,
+    # Rows of Penstock versions that did not record it have the end alone.
+    case((objects.c.sought_at.is_not(None), objects.c.sought_at), (_was_looked_for, objects.c.ended_at)).label("since"),
     objects.c.carrier_message_id,
     objects.c.carrier_enqueued_at,
     objects.c.carrier_replay_id,
 ).where(is_wanted())
-_DEAD = _WANTED.where(in_state(ObjectState.DEAD))
+_ENDED = _WANTED.where(
+    or_(
+        *(in_state(state) for state in (ObjectState.DEAD, *sorted(UNREAD))),
+        and_(in_state(ObjectState.UNPROCESSED), objects.c.missed_at.is_not(None)),  # half way to its end
+    )
+)
 _LIVING_AGAIN = _WANTED.where(objects.c.attempt_id == bindparam("fresh"), objects.c.dead_at.is_not(None))
 _REPLAYS_SPENT = select(object_attempts.c.object_id, object_attempts.c.replay_id).where(
     of_pipeline(object_attempts),
     is_in(object_attempts.c.object_id, of=select(wanted.c.object_id)),
     object_attempts.c.replay_id.is_not(None),
 )
+_ended_in = bindparam("ended_in", type_=objects.c.attempt_id.type)
+_ended = and_(
+    objects.c.pipeline == bindparam("in_pipeline"),
+    objects.c.object_id == bindparam("revived"),
+    objects.c.state == bindparam("ended_as"),
+    # Not of a later end, by which the message may be spent.
+    or_(objects.c.attempt_id == _ended_in, and_(objects.c.attempt_id.is_(None), _ended_in.is_(None))),
+)
 _REVIVE = (  # its attempts begin again; the runs it may have spoiled for others are not forgotten, nor is its death
     update(objects)
     .values(state=ObjectState.UNPROCESSED.value, attempt_id=None, refunds=objects.c.charged, ended_at=None)
+    .where(_ended)
+)
+_RESTORE = _REVIVE.values(
+    dead_at=None, missed_at=None, sought_at=None
+)  # in this life any message that claims it carries it
+# The look of before says nothing of what was announced since: both looks come after the news.
+_FORGET_LOOKS = update(objects).values(missed_at=None, sought_at=None).where(_ended)
+_NUMBERED = select(objects.c.object_id, objects.c.sequencer).where(
+    is_wanted(),
+    objects.c.attempt_id == bindparam("fresh"),
+    objects.c.version_id.is_(None),
+    objects.c.sequencer.is_not(None),
+)
+_RENUMBER = (
+    update(objects)
+    .values(sequencer=bindparam("as_sequencer", type_=objects.c.sequencer.type))
     .where(
         objects.c.pipeline == bindparam("in_pipeline"),
-        objects.c.object_id == bindparam("revived"),
-        objects.c.state == ObjectState.DEAD.value,
-        objects.c.attempt_id == bindparam("died_in"),  # not of a later death, by which the message may be spent
+        objects.c.object_id == bindparam("renumbered"),
+        objects.c.attempt_id == bindparam("fresh"),
     )
 )
 _CARRY = (
@@ -55,38 +91,51 @@ _CARRY = (
 )
 
 
-def revive(connection: Connection, pipeline: str, candidates: Mapping[bytes, Sequence[Carrier]]) -> None:
-    """Make dead objects among the wanted ones claimable where a message may; by their ids, the messages naming each."""
+def revive(connection: Connection, pipeline: str, named: Mapping[bytes, Sequence[Candidate]]) -> None:
+    """Make ended objects among the wanted ones claimable where a message may. ``named``: the messages, by object id."""
     binds = {"in_pipeline": pipeline}
-    for row, reviver in _revivers(connection, binds, _DEAD, candidates):
-        if reviver is not None:
-            connection.execute(_REVIVE, {**binds, "revived": row.object_id, "died_in": row.attempt_id})
+    found = connection.execute(_ENDED, binds).all()
+    spent = _replays_spent(connection, pipeline) if found else {}
+    for row in found:
+        replay_ids = spent.get(row.object_id, frozenset())
+        ended = {**binds, "revived": row.object_id, "ended_in": row.attempt_id, "ended_as": row.state}
+        if row.state == ObjectState.DEAD.value:
+            death = DeadObject(carrier=_carrier(row), dead_at=row.dead_at, replay_ids=replay_ids)
+            if any(revives(one.carrier, death) for one in named[row.object_id]):
+                connection.execute(_REVIVE, ended)
+        elif any(restores(one.carrier, one.sequencer, _unread(row, replay_ids)) for one in named[row.object_id]):
+            half_way = row.state == ObjectState.UNPROCESSED.value
+            connection.execute(_FORGET_LOOKS if half_way else _RESTORE, ended)
 
 
-def carry(
-    connection: Connection, binds: Values, candidates: Mapping[bytes, Sequence[Carrier]]
-) -> Mapping[bytes, Carrier]:
+def carry(connection: Connection, binds: Values, named: Mapping[bytes, Sequence[Candidate]]) -> Mapping[bytes, Carrier]:
     """Say who carries the wanted objects that this claim took and that were dead before; answers it, by object.
 
     The first that may give it another life: it just did, or takes over. Where none may, the carrier stays.
     """
     carriers: dict[bytes, Carrier] = {}
-    for row, reviver in _revivers(connection, binds, _LIVING_AGAIN, candidates):
+    found = connection.execute(_LIVING_AGAIN, binds).all()
+    spent = _replays_spent(connection, binds["in_pipeline"]) if found else {}
+    for row in found:
+        death = DeadObject(carrier=_carrier(row), dead_at=row.dead_at, replay_ids=spent.get(row.object_id, frozenset()))
+        messages = (one.carrier for one in named[row.object_id])
+        reviver = next((carrier for carrier in messages if revives(carrier, death)), None)
         if reviver is not None:
             connection.execute(_CARRY, {"in_pipeline": binds["in_pipeline"], **_carried(row.object_id, reviver)})
         carriers[row.object_id] = reviver or _carrier(row)
     return carriers
 
 
-def _revivers(
-    connection: Connection, binds: Values, rows: Select[Any], candidates: Mapping[bytes, Sequence[Carrier]]
-) -> Iterator[tuple[AnyRow, Carrier | None]]:
-    """These objects, each with the first message that may give it another life after the death on record."""
-    found = connection.execute(rows, binds).all()
-    spent = _replays_spent(connection, binds["in_pipeline"]) if found else {}
-    for row in found:
-        death = DeadObject(carrier=_carrier(row), dead_at=row.dead_at, replay_ids=spent.get(row.object_id, frozenset()))
-        yield row, next((one for one in candidates[row.object_id] if revives(one, death)), None)
+def renumber(connection: Connection, binds: Values, named: Mapping[bytes, Sequence[Candidate]]) -> None:
+    """Give the objects that this claim took their place among the events of their keys: that of the latest message.
+
+    The content may have been replaced and put back, which makes the same object of a later event. An object that a
+    message names without an event loses its place: whether it is there the store will say.
+    """
+    for row in connection.execute(_NUMBERED, binds).all():
+        sequencer = latest([row.sequencer, *(one.sequencer for one in named[row.object_id])])
+        if sequencer != row.sequencer:
+            connection.execute(_RENUMBER, {**binds, "renumbered": row.object_id, "as_sequencer": sequencer})
 
 
 def _replays_spent(connection: Connection, pipeline: str) -> Mapping[bytes, frozenset[str]]:
@@ -94,6 +143,10 @@ def _replays_spent(connection: Connection, pipeline: str) -> Mapping[bytes, froz
     for row in connection.execute(_REPLAYS_SPENT, {"in_pipeline": pipeline}):
         spent.setdefault(row.object_id, set()).add(row.replay_id)
     return {object_id: frozenset(replay_ids) for object_id, replay_ids in spent.items()}
+
+
+def _unread(row: AnyRow, replay_ids: frozenset[str]) -> UnreadObject:
+    return UnreadObject(carrier=_carrier(row), sought_at=row.since, sequencer=row.sequencer, replay_ids=replay_ids)
 
 
 def _carrier(row: AnyRow) -> Carrier:

@@ -22,7 +22,7 @@ from penstock.ledger.records import (
     ObjectState,
     PipelineRow,
 )
-from penstock.ledger.rules import storable, told
+from penstock.ledger.rules import noted, parted, storable, told
 
 AnyRow: TypeAlias = "Row[*tuple[Any, ...]]"
 Values = dict[str, Any]  # the parameters of one statement, by column
@@ -91,10 +91,12 @@ def _processed(result: ObjectResult) -> Values:
         "state": ObjectState.PROCESSED.value,
         "outcome": None,
         "reason": None,
+        "note": None,
         "rows": result.rows,
         "lines_quarantined": result.lines_quarantined,
         "refund": 0,
         "unattributed": 0,
+        "missing": 0,
     }
 
 
@@ -104,10 +106,12 @@ def _failed(failed: FailedObject) -> Values:
         "state": _STATE_AFTER[failed.failure].value,
         "outcome": failed.failure.value,
         "reason": told(failed.reason),
+        "note": noted(failed.reason, failed.traceback),
         "rows": None,
         "lines_quarantined": None,
         "refund": int(failed.refund),
         "unattributed": int(failed.unattributed),
+        "missing": int(failed.missing or failed.failure is Failure.GONE),
     }
 
 
@@ -208,13 +212,15 @@ _OUTCOME_WITH_ATTEMPT = {AttemptState.OPEN: "open", AttemptState.COMMITTED: "pro
 def object_attempt(row: AnyRow) -> ObjectAttempt:
     """An object ends as its attempt does, unless it has a word of its own."""
     attempt_outcome = _OUTCOME_WITH_ATTEMPT.get(AttemptState(row.attempt_state), row.attempt_outcome)
+    reason, traceback = parted(row.reason) if row.outcome else (row.attempt_reason, None)
     return ObjectAttempt(
         attempt_id=row.attempt_id,
         worker=row.worker,
         started_at=row.started_at,
         ended_at=row.ended_at,
         outcome=row.outcome or attempt_outcome,
-        reason=row.reason if row.outcome else row.attempt_reason,
+        reason=reason,
+        traceback=traceback,
     )
 
 

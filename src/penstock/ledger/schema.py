@@ -46,10 +46,12 @@ class _MysqlVarBytes(mysql.VARBINARY, Bytes):
 # MySQL cannot index a BLOB; SQLite and PostgreSQL take the plain types.
 DIGEST = Bytes(16).with_variant(_MysqlBytes(16), "mysql", "mariadb")
 KEY = Bytes(4096).with_variant(_MysqlVarBytes(4096), "mysql", "mariadb")
-PIPELINE = String(512)
-HANDLER = String(256)
+PIPELINE = String(512)  # see `rules.PIPELINE_CHARS_MAX`
+HANDLER = String(256)  # see `rules.HANDLER_CHARS_MAX`
 WORD = String(64)  # states, attempt ids, outcomes: ASCII
 LONG_TEXT = Text().with_variant(mysql.LONGTEXT(), "mysql", "mariadb")
+
+APP = String(256)
 
 VERSION_TABLE = "penstock_ledger_version"  # a database may hold its owner's tables and their Alembic as well
 
@@ -116,6 +118,10 @@ objects = Table(
     Column("first_seen_at", Double, nullable=False),
     Column("ended_at", Double),
     Column("dead_at", Double),  # of its last death, also while it lives again
+    Column("missed_at", Double),  # when the first look was recorded that found it missing, unless one found it since
+    # When the attempt began that first found it missing, or found it replaced: messages enqueued later may know better.
+    # NULL otherwise, so also where it was superseded without a look.
+    Column("sought_at", Double),
     # By state first: begun with the pipeline it would tempt SQLite to read all of it to find a few ids (measured).
     # PostgreSQL has it begun with the pipeline; see the first migration.
     Index("ix_objects_state", "state", "pipeline", "object_id"),
@@ -157,7 +163,7 @@ batches = Table(
 works = Table(  # one row a key of a handler; the attempt that stands in it is the latest one
     "works",
     metadata,
-    Column("work_id", DIGEST, primary_key=True),  # of handler and key
+    Column("work_id", DIGEST, primary_key=True),  # of app, queue, handler and key; see `penstock.ledger.rules`
     Column("handler", HANDLER, nullable=False),
     Column("key", Text, nullable=False),  # for people
     Column("state", WORD, nullable=False),
@@ -176,9 +182,35 @@ works = Table(  # one row a key of a handler; the attempt that stands in it is t
     Column("last_ended_at", Double),
     Column("last_outcome", WORD),
     Column("last_reason", Text),
+    Column("app", APP),  # this and the next: NULL in rows of revision 0005 and before
+    Column("queue", Text),
+    Column("retention_seconds", Double),  # of its completion, as the app that began it wants it; NULL: as above
+    Column("expires_at", Double),  # NULL while it is open, and where no retention is recorded
     Index("ix_works_attempt", "attempt_id", unique=True),
     Index("ix_works_state", "state", "handler", "work_id"),
     Index("ix_works_ended", "ended_at"),
+    # Partial where the database can: building it over old rows is then one scan, which adds nothing to the index.
+    Index(
+        "ix_works_expires",
+        "expires_at",
+        sqlite_where=text("expires_at IS NOT NULL"),
+        postgresql_where=text("expires_at IS NOT NULL"),
+    ),
+)
+
+owners = Table(  # which app a name in this ledger belongs to; one row per kind, name, app and queue
+    "owners",
+    metadata,
+    Column("owner_id", DIGEST, primary_key=True),
+    Column("kind", WORD, nullable=False),  # keys, objects; ledger: the mark of tables that were upgraded
+    Column("name", PIPELINE, nullable=False),  # of a handler, an object handler or a pipeline
+    Column("app", APP, nullable=False),
+    Column("queue", Text, nullable=False),
+    Column("named", Integer, nullable=False),  # 1: the app was given its name; 0: its module's is used
+    Column("plain", Integer, nullable=False),  # 1: its keys are identified by the handler's name alone, as in 0005
+    Column("first_seen_at", Double, nullable=False),
+    Column("last_seen_at", Double, nullable=False),
+    Index("ix_owners_name", "kind", "name"),
 )
 
 tellings = Table(  # up to which batch messages were sent that it became visible
@@ -283,10 +315,12 @@ leaving = Table(  # how each object leaves its attempt at a commit
     Column("state", WORD, nullable=False),
     Column("outcome", WORD),
     Column("reason", Text),
+    Column("note", Text),  # the reason, and the traceback behind it
     Column("rows", BigInteger),
     Column("lines_quarantined", BigInteger),
     Column("refund", Integer, nullable=False),
     Column("unattributed", Integer, nullable=False),
+    Column("missing", Integer, nullable=False),
     prefixes=["TEMPORARY"],
     postgresql_on_commit="DELETE ROWS",  # which leaves no dead rows: nothing ever vacuums a session's tables
 )

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from sqlalchemy import bindparam, select
 
 from penstock.ledger.database import Database
+from penstock.ledger.owner_records import WorkOwner
 from penstock.ledger.rules import storable, work_id_of
 from penstock.ledger.schema import works
 from penstock.ledger.work_records import WorkRow, WorkState
@@ -40,7 +41,7 @@ class WorkQueries:
         with self._database.reading() as connection:
             return [work_row(row) for row in connection.execute(statement)]
 
-    def work(self, handler: str, key: str) -> WorkRow | None:
+    def work(self, handler: str, key: str, owner: WorkOwner | None) -> WorkRow | None:
         with self._database.reading() as connection:
-            row = connection.execute(_ONE, {"of_work": work_id_of(handler, key)}).one_or_none()
+            row = connection.execute(_ONE, {"of_work": work_id_of(handler, key, owner)}).one_or_none()
         return None if row is None else work_row(row)

@@ -70,6 +70,8 @@ class WorkRow:
     work_id: bytes
     handler: str
     key: str  # cut where it is longer than a person would read
+    app: str | None  # this and the next: None where an earlier version recorded it
+    queue: str | None
     state: WorkState
     attempts: int  # all that ever began
     attempt_id: str

@@ -1,19 +1,33 @@
 """Between works and their table rows: pure conversions, both ways."""
 
+from penstock.ledger.owner_records import WorkOwner
 from penstock.ledger.rows import AnyRow, Values
-from penstock.ledger.rules import storable, told, work_id_of
+from penstock.ledger.rules import check_handler, storable, told, work_id_of
 from penstock.ledger.work_records import WorkAttempt, WorkDone, WorkEnd, WorkRow, WorkState
 
 
-def new_work(handler: str, key: str, *, attempt_id: str, worker: str, lease_seconds: float) -> Values:
+def new_work(
+    handler: str,
+    key: str,
+    *,
+    attempt_id: str,
+    worker: str,
+    lease_seconds: float,
+    owner: WorkOwner | None,
+    retention_seconds: float | None,
+) -> Values:
     """What a work's first attempt and any later one bring; the times are the database's."""
+    check_handler(handler)
     return {
-        "of_work": work_id_of(handler, key),
+        "of_work": work_id_of(handler, key, owner),
         "of_handler": storable(handler),
         "of_key": told(key),
         "fresh": attempt_id,
         "by_worker": storable(worker),
         "lease_seconds": lease_seconds,
+        "of_app": None if owner is None else storable(owner.app),
+        "of_queue": None if owner is None else storable(owner.queue),
+        "keep_seconds": retention_seconds,
     }
 
 
@@ -41,6 +55,8 @@ def work_row(row: AnyRow) -> WorkRow:
         work_id=row.work_id,
         handler=row.handler,
         key=row.key,
+        app=row.app,
+        queue=row.queue,
         state=state,
         attempts=row.attempts,
         attempt_id=row.attempt_id,

@@ -8,24 +8,27 @@ compare-and-set on their primary key, so that two that want the same work cannot
 Where COMMIT brought no answer the same transaction runs again, which finds out: each recognises its own attempt.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import TypeVar
 
-from sqlalchemy import Connection, bindparam, delete, select, update
+from sqlalchemy import Connection, Delete, bindparam, delete, select, update
 
 from penstock.errors import TemporaryError
 from penstock.ledger.database import Database, OutcomeUnknown
 from penstock.ledger.dialects import DatabaseNow
+from penstock.ledger.owner_records import WorkOwner
 from penstock.ledger.rows import AnyRow, Values
 from penstock.ledger.rules import storable, told
 from penstock.ledger.schema import works
 from penstock.ledger.work_records import WorkBegun, WorkBusy, WorkEnd, WorkEnding, WorkStanding, WorkState
 from penstock.ledger.work_rows import new_work, previous_attempt, work_done
+from penstock.messaging.claims import Extension
 
 TRIES_MAX = 5
 FORGOTTEN_AT_ONCE_MAX = 500  # ids in one statement
+OLD_LOOKED_AT_MAX = 10_000  # rows without a retention of their own, in one look for those of a handler
 
 Answer = TypeVar("Answer")
 
@@ -45,12 +48,18 @@ _TAKE = (
         lease_until=_NEW_LEASE_UNTIL,
         ended_at=None,
         attempts=works.c.attempts + 1,
+        app=bindparam("of_app"),
+        queue=bindparam("of_queue"),
+        retention_seconds=bindparam("keep_seconds", type_=_time),
+        expires_at=None,
     )
     .where(_THIS_WORK, works.c.state == WorkState.FREE.value)
 )
+_EXPIRES_AT = DatabaseNow() + works.c.retention_seconds  # NULL where there is no retention on record
 _END = update(works).values(
     state=WorkState.FREE.value,
     ended_at=DatabaseNow(),
+    expires_at=_EXPIRES_AT,
     last_attempt_id=works.c.attempt_id,
     last_worker=works.c.worker,
     last_started_at=works.c.started_at,
@@ -62,10 +71,25 @@ _END_OURS = _END.where(_HELD)
 _END_EXPIRED = _END.where(
     _THIS_WORK, _IS_OPEN, works.c.lease_until < DatabaseNow(), works.c.attempt_id != bindparam("fresh")
 )
-_EXTEND = update(works).values(lease_until=_NEW_LEASE_UNTIL, heartbeat_seq=works.c.heartbeat_seq + 1).where(_HELD)
+_AMONG = works.c.attempt_id.in_(bindparam("named", expanding=True))
+_OPEN_AMONG = select(works.c.work_id, works.c.attempt_id).where(_AMONG, _IS_OPEN)
+# A heartbeat waits for no other transaction: what one has locked is extended a moment later.
+_LOCKED_AMONG = (
+    select(works.c.work_id, works.c.attempt_id)
+    .where(works.c.work_id.in_(bindparam("of_works", expanding=True)), _AMONG, _IS_OPEN)
+    .order_by(works.c.work_id)
+    .with_for_update(skip_locked=True)
+)
+_EXTEND = (
+    update(works)
+    .values(lease_until=_NEW_LEASE_UNTIL, heartbeat_seq=works.c.heartbeat_seq + 1)
+    .where(works.c.work_id.in_(bindparam("of_works", expanding=True)), _AMONG, _IS_OPEN)
+)
 _FINISH = (
     update(works)
-    .values(state=WorkState.DONE.value, ended_at=DatabaseNow(), outcome=bindparam("new_outcome"))
+    .values(
+        state=WorkState.DONE.value, ended_at=DatabaseNow(), expires_at=_EXPIRES_AT, outcome=bindparam("new_outcome")
+    )
     .where(_HELD)
 )
 _LOOK = select(works, (works.c.lease_until - DatabaseNow()).label("lease_left")).where(_THIS_WORK)
@@ -79,9 +103,31 @@ _WORKERS_WORKS = (
     .where(_IS_OPEN, works.c.worker == bindparam("of_worker"))
     .order_by(works.c.work_id)
 )
-_IS_OLD = works.c.ended_at < DatabaseNow() - bindparam("older_than_seconds", type_=_time)
-_OLD = select(works.c.work_id).where(_IS_OLD).order_by(works.c.ended_at).limit(bindparam("rows_max"))
-_FORGET = delete(works).where(works.c.work_id.in_(bindparam("forgotten", expanding=True)), _IS_OLD)
+# Workers of revision 0005, which may run beside newer ones, do not change `expires_at`: a key whose completion they
+# recorded has the time of an earlier attempt there. So both times must be past; the first one has an index.
+_IS_EXPIRED = (
+    (works.c.expires_at < DatabaseNow())
+    & (works.c.ended_at + works.c.retention_seconds < DatabaseNow())
+    & (works.c.state != WorkState.OPEN.value)
+)
+_EXPIRED = select(works.c.work_id).where(_IS_EXPIRED).order_by(works.c.expires_at).limit(bindparam("rows_max"))
+# Works without a retention of their own. An app forgets only those of its handlers, and of all apps' oldest rows only
+# so many are looked at: behind them its own wait until the others' are gone.
+_IS_OLD = works.c.expires_at.is_(None) & (
+    works.c.ended_at < DatabaseNow() - bindparam("older_than_seconds", type_=_time)
+)
+_OLDEST = (
+    select(works.c.work_id, works.c.handler, works.c.queue)
+    .where(_IS_OLD)
+    .order_by(works.c.ended_at)
+    .limit(bindparam("looked_at_max"))
+    .subquery()
+)
+_OLD = select(_OLDEST.c.work_id).limit(bindparam("rows_max"))
+_OLD_OF_HANDLER = _OLD.where(_OLDEST.c.handler == bindparam("of_handler"), _OLDEST.c.queue.is_(None))
+_FORGET = delete(works).where(works.c.work_id.in_(bindparam("forgotten", expanding=True)))
+_FORGET_EXPIRED = _FORGET.where(_IS_EXPIRED)
+_FORGET_OLD = _FORGET.where(_IS_OLD)
 
 
 class _Moved(Exception):
@@ -107,13 +153,34 @@ class Works:
                 heartbeat_seq=0,
                 attempts=1,
                 first_seen_at=DatabaseNow(),
+                app=bindparam("of_app"),
+                queue=bindparam("of_queue"),
+                retention_seconds=bindparam("keep_seconds", type_=_time),
             )
             .execution_options(preserve_rowcount=True)
         )
 
-    def begin(self, handler: str, key: str, *, attempt_id: str, worker: str, lease_seconds: float) -> WorkStanding:
+    def begin(
+        self,
+        handler: str,
+        key: str,
+        *,
+        attempt_id: str,
+        worker: str,
+        lease_seconds: float,
+        owner: WorkOwner | None,
+        retention_seconds: float | None,
+    ) -> WorkStanding:
         """Begin the work of a key, unless it is at work or done; see `penstock.ledger.ledger.Ledger.begin_work`."""
-        opening = new_work(handler, key, attempt_id=attempt_id, worker=worker, lease_seconds=lease_seconds)
+        opening = new_work(
+            handler,
+            key,
+            attempt_id=attempt_id,
+            worker=worker,
+            lease_seconds=lease_seconds,
+            owner=owner,
+            retention_seconds=retention_seconds,
+        )
         try:
             return self._until_known(attempt_id, partial(self._begin, opening))
         except OutcomeUnknown:
@@ -121,17 +188,29 @@ class Works:
                 self.end(attempt_id, outcome="given_back", reason="the ledger did not say whether it had begun")
             raise
 
-    def extend(self, attempt_id: str, *, lease_seconds: float) -> bool:
-        """Let the lease end ``lease_seconds`` from now; False when the attempt is not open any more."""
+    def extend(
+        self, attempt_ids: Sequence[str], *, lease_seconds: float, answer_seconds: float | None = None
+    ) -> Extension:
+        """Let the leases of these attempts end ``lease_seconds`` from now, in one transaction."""
+        named = set(attempt_ids)
 
-        def extend(connection: Connection) -> bool:
-            found = _find(connection, attempt_id)
-            if found is None:
-                return False
-            binds = {"of_work": found.work_id, "ours": attempt_id, "lease_seconds": lease_seconds}
-            return connection.execute(_EXTEND, binds).rowcount == 1
+        def extend(connection: Connection) -> Extension:
+            is_open = {row.attempt_id: row.work_id for row in connection.execute(_OPEN_AMONG, {"named": sorted(named)})}
+            ours: dict[str, bytes] = {}
+            if is_open:
+                binds = {"of_works": sorted(is_open.values()), "named": sorted(is_open)}
+                ours = {row.attempt_id: row.work_id for row in connection.execute(_LOCKED_AMONG, binds)}
+            if ours:
+                held = {"of_works": sorted(ours.values()), "named": sorted(ours)}
+                connection.execute(_EXTEND, {**held, "lease_seconds": lease_seconds})
+            return Extension(lost=named - is_open.keys(), late=is_open.keys() - ours.keys())
 
-        return self._database.transact(extend)
+        return self._database.hurried(answer_seconds).transact(extend)
+
+    def ping(self) -> None:
+        """Change a row that is not there: a server that only reads refuses."""
+        binds = {"of_work": -1, "ours": "", "lease_seconds": 1.0}
+        self._database.transact(lambda connection: connection.execute(_EXTEND, binds).rowcount)
 
     def finish(self, attempt_id: str, *, outcome: str) -> bool:
         """Record the completion; False when the attempt is lost. Of several by one attempt the first stays."""
@@ -156,14 +235,19 @@ class Works:
 
         return self._database.transact(end_all)
 
-    def forget(self, *, older_than_seconds: float, limit: int) -> int:
-        """Delete the oldest of what ended so long ago, done or free; answers how many."""
+    def forget(self, *, older_than_seconds: float | None, limit: int, handler: str | None) -> int:
+        """Delete the oldest of what has expired; see `penstock.ledger.ledger.Ledger.forget_works`."""
         age = {"older_than_seconds": older_than_seconds}
+        of_handler = {} if handler is None else {"of_handler": storable(handler)}
+        old = _OLD if handler is None else _OLD_OF_HANDLER
 
         def forget(connection: Connection) -> int:
-            old = connection.scalars(_OLD, {**age, "rows_max": limit}).all()
-            parts = [old[start : start + FORGOTTEN_AT_ONCE_MAX] for start in range(0, len(old), FORGOTTEN_AT_ONCE_MAX)]
-            return sum(connection.execute(_FORGET, {**age, "forgotten": sorted(part)}).rowcount for part in parts)
+            expired = connection.scalars(_EXPIRED, {"rows_max": limit}).all()
+            count = _forget(connection, _FORGET_EXPIRED, expired, {})
+            if older_than_seconds is not None and (left := limit - len(expired)) > 0:
+                asked = {**age, **of_handler, "rows_max": left, "looked_at_max": max(OLD_LOOKED_AT_MAX, left)}
+                count += _forget(connection, _FORGET_OLD, connection.scalars(old, asked).all(), age)
+            return count
 
         return self._database.transact(forget)
 
@@ -220,6 +304,11 @@ class Works:
             return _changed(connection.execute(_END_OURS, binds).rowcount)
 
         return self._database.transact(end)
+
+
+def _forget(connection: Connection, statement: Delete, ids: Sequence[bytes], binds: Values) -> int:
+    parts = [ids[start : start + FORGOTTEN_AT_ONCE_MAX] for start in range(0, len(ids), FORGOTTEN_AT_ONCE_MAX)]
+    return sum(connection.execute(statement, {**binds, "forgotten": sorted(part)}).rowcount for part in parts)
 
 
 def _take(connection: Connection, opening: Values) -> None:

@@ -250,6 +250,11 @@ class Broker(Protocol):
         """Delete every message of the queue, leased ones too; answers how many, as near as the broker can count."""
         ...
 
+    def now(self) -> float:
+        """Return the time by the clock that all users of the broker share, in epoch seconds; the host's clock if the
+        broker has none that can be asked."""
+        ...
+
     def pause(self, queue: str) -> None:
         """Hand nothing of the queue over, in any process, until `resume`. Only where `Capabilities.pausable`.
 

@@ -1,5 +1,6 @@
 """What a raised exception says, as text that may be stored and shown: never with the values of variables."""
 
+import re
 import sysconfig
 import traceback as tracebacks
 from dataclasses import dataclass, replace
@@ -11,6 +12,10 @@ TRACEBACK_CHARS_MAX = 32_000
 _PENSTOCK = str(Path(__file__).parents[1])
 _LIBRARIES = tuple({sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")})
 _INSTALLED = ("site-packages", "dist-packages")  # these may lie below the standard library and are none of it
+_FRAME = re.compile(r'^ +File "([^"\n]+)", line (\d+)', re.MULTILINE)
+_LIBRARY = re.compile(  # the standard library, PySpark and packages that were shipped to executors as archives
+    r"[/\\](?:lib(?:64)?[/\\]python3\.\d+|python[/\\](?:lib[/\\])?pyspark(?:\.zip)?|(?:py4j|penstock)[^/\\]*\.zip)[/\\]"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +71,17 @@ def place_of(raised: BaseException) -> str | None:
     for frame, line in zip(reversed(frames), reversed(lines), strict=True):
         file = frame.f_code.co_filename
         if not is_library(file) and not any(part in file for part in _INSTALLED):
+            return f"{PurePath(file).name}:{line}"
+    return None
+
+
+def place_in(traceback: str) -> str | None:
+    """Return where in the user's own code the innermost frame of a formatted traceback is, as ``shop.py:12``.
+
+    The traceback may come from another host: libraries are told by the usual names of their folders as well.
+    """
+    for file, line in reversed(_FRAME.findall(traceback)):
+        if not (is_library(file) or any(part in file for part in _INSTALLED) or _LIBRARY.search(file)):
             return f"{PurePath(file).name}:{line}"
     return None
 

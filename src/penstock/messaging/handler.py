@@ -4,10 +4,11 @@ A pipeline is such a handler, and so is a plain function, whose batches hold one
 else of either.
 """
 
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from enum import StrEnum
 from typing import Any, Protocol
 
+from penstock.messaging.claims import HeldClaim
 from penstock.messaging.delivery import Delivery
 from penstock.messaging.settlement import Settlement
 
@@ -29,12 +30,24 @@ class Execution(Protocol):
         """Do the work and answer the settlements; a coroutine of them where the handler's place is the loop."""
         ...
 
-    def extend(self) -> bool:
-        """Extend what the batch itself holds (its claim), before its deliveries are; False when that is lost."""
+    def claim(self) -> HeldClaim | None:
+        """Return the claim that a heartbeat has to extend; None if the batch holds none. Does not block.
+
+        Raises `ClaimLost` if the work cannot go on, so that the deliveries must not be extended either.
+        """
+        ...
+
+    def loses(self, claim: HeldClaim) -> bool:
+        """Return True if a claim that its keeper does not know any more is a loss. It is none if the batch itself ended
+        the claim a moment ago. Does not block."""
         ...
 
     def drain(self) -> None:
         """The worker has begun to stop. Work may go on; what wants to give back early can. Told at most once."""
+        ...
+
+    def left_seconds(self, timeout_seconds: float) -> float:
+        """For how long the handler's timeout cannot be over; 0 or less when it is. Only the user's code counts."""
         ...
 
     def time_out(self) -> Answer:
@@ -53,7 +66,7 @@ class Execution(Protocol):
 
 
 class BatchHandler(Protocol):
-    """Begins batches, and does upkeep when there is nothing else to do."""
+    """Begins batches, and has background jobs for when there is nothing else to do."""
 
     @property
     def name(self) -> str:
@@ -67,7 +80,7 @@ class BatchHandler(Protocol):
 
     @property
     def timeout_seconds(self) -> float | None:
-        """How long an execution may take, from its begin; None: as long as it likes."""
+        """How long the user's code may take in an execution; None: as long as it likes."""
         ...
 
     def weigh(self, delivery: Delivery) -> int:
@@ -78,6 +91,9 @@ class BatchHandler(Protocol):
         """Make an execution of these deliveries; nothing is claimed before its `run`."""
         ...
 
-    def upkeep(self) -> None:
-        """Called at the start and while idle: publish what is committed, free what expired."""
+    def jobs(self) -> Mapping[str, Callable[[], object]]:
+        """Return the background jobs by name: to publish what is committed, say, and to free what expired.
+
+        Each is called at the start and now and then while the line is idle, in a thread of its own, one call at a time.
+        """
         ...

@@ -5,11 +5,13 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 from penstock.errors import ConfigurationError
+from penstock.messaging.options import checks_class_options
 
 Body = TypeVar("Body")
 Upcast = Callable[[Any], Any]  # the JSON value of one version -> that of the next
 
 
+@checks_class_options("Queue")
 @dataclass(frozen=True, eq=False)  # without slots: `Queue[Model](...)` sets an attribute
 class Queue(Generic[Body]):
     """The contract of one queue; sender and handler import the same one.

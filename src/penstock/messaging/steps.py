@@ -30,6 +30,9 @@ class Step(StrEnum):
     ABANDONED = "abandoned"  # an attempt is marked abandoned, durably
     DELETING = "deleting"  # gc is about to delete the files of one abandoned attempt
     DELETED = "deleted"  # gc deleted them
+    COMPACTED = "compacted"  # merged files are written, and no version of the table names them
+    COMPACTION_COMMITTED = "compaction_committed"  # the table's log names them
+    LEFTOVER_MARKED = "leftover_marked"  # gc has given up an old compaction; none of its files is deleted yet
     CLEANING = "cleaning"  # a published object of the source is about to be tagged, moved or deleted
     SET_ASIDE = "set_aside"  # such an object is in both places, or a file has left its name and is still there
     CLEANED = "cleaned"  # it is done; nothing says so in the ledger

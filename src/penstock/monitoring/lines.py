@@ -1,11 +1,14 @@
 """Lines on a stream, made by structlog.
 
 The logger is our own: structlog's settings for the whole process, and the standard library's `logging`, stay as the
-application has them. JSON is ASCII on one line, whatever a value holds. The console line is for people: control
-characters are shown and not obeyed, and tracebacks stand below, indented. Local variables appear in neither.
+application has them. JSON is one line, whatever a value holds: where the stream takes UTF-8, text stands as it is, and
+only control characters, line separators and marks that turn the direction of text are escaped. The console line is for
+people: control characters are shown and not obeyed, and tracebacks stand below, indented. Local variables appear in
+neither.
 """
 
 import json
+import re
 import sys
 import threading
 from collections.abc import Mapping
@@ -18,7 +21,11 @@ from structlog.typing import EventDict, Processor
 _FIRST = ("ts", "level", "event", "msg")  # bound first, so that every line begins with them
 _NOT_FOR_PEOPLE = ("service", "version", "worker", "pid", "environment")  # the same on every line
 _EVENT_WIDTH = 22
-_to_json = json.JSONEncoder(separators=(",", ":"), check_circular=False, allow_nan=False).encode
+_ascii_json = json.JSONEncoder(separators=(",", ":"), check_circular=False, allow_nan=False).encode
+_text_json = json.JSONEncoder(separators=(",", ":"), check_circular=False, allow_nan=False, ensure_ascii=False).encode
+# The encoder escapes U+0000 to U+001F. These too break lines, disturb terminals or cannot be encoded. Format
+# characters that words need, such as joiners, are not among them.
+_UNFIT = re.compile("[\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ufffe\uffff\ud800-\udfff]")
 
 
 class LineLogger(structlog.BoundLoggerBase):
@@ -37,6 +44,11 @@ class LineWriter:
         self._encoding = getattr(stream, "encoding", None) or "utf-8"
         self._lock = threading.Lock()
         self._dropped = 0  # under the lock
+
+    @property
+    def takes_utf8(self) -> bool:
+        """Return True if the stream encodes text as UTF-8."""
+        return self._encoding.lower().replace("-", "").replace("_", "") == "utf8"
 
     @property
     def dropped(self) -> int:
@@ -68,7 +80,7 @@ class LineWriter:
 
 def json_logger(writer: LineWriter, context: Mapping[str, object]) -> LineLogger:
     """A logger that writes JSON."""
-    return _logger(writer, [_render_json], context)
+    return _logger(writer, [_render_text_json if writer.takes_utf8 else _render_ascii_json], context)
 
 
 def console_logger(writer: LineWriter, context: Mapping[str, object], *, colors: bool) -> LineLogger:
@@ -89,8 +101,17 @@ def _logger(writer: LineWriter, processors: list[Processor], context: Mapping[st
     return bound
 
 
-def _render_json(_logger: object, _method: str, line: EventDict) -> str:
-    return _to_json(line)
+def _render_ascii_json(_logger: object, _method: str, line: EventDict) -> str:
+    return _ascii_json(line)
+
+
+def _render_text_json(_logger: object, _method: str, line: EventDict) -> str:
+    text = _text_json(line)
+    return text if text.isascii() and "\x7f" not in text else _UNFIT.sub(_escaped, text)
+
+
+def _escaped(unfit: re.Match[str]) -> str:
+    return f"\\u{ord(unfit.group()):04x}"
 
 
 def _shape_for_people(_logger: object, _method: str, line: EventDict) -> EventDict:

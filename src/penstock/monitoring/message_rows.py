@@ -32,6 +32,12 @@ MESSAGE_ROWS: Rows = {
         fields=same("queue"),
         each="message_ids",
     ),
+    events.MessageTakenOver: Row(
+        name="message.taken_over",
+        level="warning",
+        msg="The worker that held the message before let its lease run out: it died, or hung.",
+        fields={**_DELIVERY, **same("from_worker", "from_attempt", "reason")},
+    ),
     events.MessagesVanished: Row(
         name="message.vanished",
         level="error",
@@ -120,6 +126,12 @@ MESSAGE_ROWS: Rows = {
         level="warning",
         msg="The lease is not ours any more: it ended, or the broker no longer knows the delivery.",
         fields=same("queue", "message_id", "attempt"),
+    ),
+    events.LeasesEndangered: Row(
+        name="lease.endangered",
+        level="warning",
+        msg="What the worker holds was not extended in time and will be lost soon, unless it is extended before.",
+        fields=same("queue", "held", "count", "seconds_left"),
     ),
     events.HeartbeatFailed: Row(
         name="heartbeat.failed",

@@ -26,6 +26,12 @@ OBJECT_ROWS: Rows = {
         msg="An attempt begins to work on the object.",
         fields={**_OBJECT, "attempt": "attempt"},
     ),
+    events.ObjectTakenOver: Row(
+        name="object.taken_over",
+        level="warning",
+        msg="The attempt before this one ended with its worker or its lease.",
+        fields={**_OBJECT, **same("attempt", "from_worker", "from_attempt_id", "reason")},
+    ),
     events.ObjectFinished: Row(
         name="object.finished",
         level="info",
@@ -98,6 +104,12 @@ BATCH_ROWS: Rows = {
         msg="All batches up to this one are visible in the table.",
         fields={**same("pipeline", "sink", "seq", "table_version"), "duration_s": "seconds"},
     ),
+    events.LedgerRolledBack: Row(
+        name="ledger.rolled_back",
+        level="error",
+        msg="The ledger lost batches that it had before; publishing begins again at the table's position.",
+        fields=same("pipeline", "sink", "lost_seq"),
+    ),
     events.LedgerRepairBegan: Row(
         name="ledger.repair_began",
         level="warning",
@@ -109,6 +121,12 @@ BATCH_ROWS: Rows = {
         level="warning",
         msg="The ledger has what the table shows.",
         fields=same("pipeline", "batches", "objects", "moved", "withdrawn", "abandoned"),
+    ),
+    events.GarbageCollected: Row(
+        name="garbage.collected",
+        level="info",
+        msg="Files that no batch and no version of the table names were deleted.",
+        fields=same("pipeline", "attempts", "compactions", "files", "bytes"),
     ),
     events.TableCompacted: Row(
         name="table.compacted",

@@ -110,6 +110,10 @@ def _upkeep_failed(event: events.UpkeepFailed) -> Occurrence:
     )
 
 
+def _ledger_rolled_back(event: events.LedgerRolledBack) -> Occurrence:
+    return Occurrence(handler=event.pipeline, error_type="LedgerRolledBack", error=event.error, final=True)
+
+
 def _line_halted(event: events.LineHalted) -> Occurrence:
     return Occurrence(
         handler=event.handler,
@@ -193,6 +197,7 @@ _FAILURES: Mapping[type[events.Event], Callable[[Any], Occurrence | None]] = Map
         events.RunFailed: _run_failed,
         events.ExecutionFailed: _execution_failed,
         events.UpkeepFailed: _upkeep_failed,
+        events.LedgerRolledBack: _ledger_rolled_back,
         events.LineHalted: _line_halted,
         events.ProcessEnded: _process_ended,
         events.ObjectsOverdue: _objects_overdue,

@@ -1,9 +1,10 @@
 """Values as they may stand in a log: bounded, of plain types, in characters that everything downstream can take."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from functools import lru_cache
+from itertools import islice
 
 from penstock.messaging.failure import TRACEBACK_CHARS_MAX
 
@@ -13,13 +14,17 @@ TRIMMED = "[... trimmed ...]"
 
 
 def plain(value: object) -> object:
-    """Text without lone surrogates, numbers that JSON knows, lists of those. None where there is no such value."""
+    """Text without lone surrogates, numbers that JSON knows, lists and mappings of those. None if there is no value."""
     if isinstance(value, str):
         return value if value.isascii() and len(value) <= TEXT_CHARS_MAX else _cut(value)
     if value is None or isinstance(value, int):  # a bool is one
         return value
     if isinstance(value, float):
         return round(value, 6) if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        pairs = islice(value.items(), ITEMS_MAX)
+        found = {_cut(str(name)): plain(inner) for name, inner in pairs}
+        return found | {TRIMMED: len(value) - ITEMS_MAX} if len(value) > ITEMS_MAX else found
     if isinstance(value, Iterable):
         items = list(value)
         return [plain(item) for item in items[:ITEMS_MAX]] + [TRIMMED] * (len(items) > ITEMS_MAX)

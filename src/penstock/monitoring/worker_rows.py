@@ -42,7 +42,12 @@ WORKER_ROWS: Rows = {
             "drained": _stopped("worker.drained", "info", "The worker ended; nothing is left in flight."),
             "given_back": _stopped("worker.given_back", "info", "The worker ended and gave back what was not done."),
         },
-        otherwise=_stopped("worker.forced", "warning", "The worker ended although a thread did not."),
+        otherwise=Row(
+            name="worker.forced",
+            level="warning",
+            msg="The worker ended although a thread did not, or the broker did not take the messages named.",
+            fields={"count": lambda event: len(event.unsettled), "ids": "unsettled"},
+        ),
     ),
     events.ExecutionFailed: Row(
         name="execution.failed",
@@ -92,13 +97,13 @@ WORKER_ROWS: Rows = {
     events.LedgerAway: Row(
         name="ledger.away",
         level="warning",
-        msg="The ledger takes no claims; messages go back to their queues and are tried again.",
-        fields=with_error(),
+        msg="The ledger is away; the queues that need it are paused until it answers.",
+        fields={**with_error(), **same("queues")},
     ),
     events.LedgerBack: Row(
         name="ledger.back",
         level="info",
-        msg="The ledger takes claims again.",
+        msg="The ledger answers again; the queues that need it are served.",
         fields={"duration_s": "away_seconds"},
     ),
     events.BreakerOpened: Row(

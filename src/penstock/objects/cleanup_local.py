@@ -52,8 +52,7 @@ class _FileCleaner(ABC):
             with _alone_in(folder) as descriptor:
                 return self._cleaned(ref, descriptor, name)
         except _NOT_THERE:
-            if not os.path.isdir(self._root):  # noqa: PTH112 - bytes
-                raise TemporaryError(f"the source folder {os.fsdecode(self._root)} is not there") from None
+            self._store.check_root(path)
             return GONE
         except OSError as error:
             _refuse(ref, error)

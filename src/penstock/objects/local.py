@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import NoReturn, Self
 
 from penstock.errors import ObjectDenied, ObjectGone, ObjectSuperseded, ObjectUnreadable, TemporaryError
+from penstock.objects.local_root import LocalRoot
 from penstock.objects.reference import LOCAL_BUCKET, ObjectRef, decode_key, uri_of
 
 AnyPath = str | bytes | os.PathLike[str] | os.PathLike[bytes]
@@ -22,6 +23,9 @@ AnyPath = str | bytes | os.PathLike[str] | os.PathLike[bytes]
 _OPEN_FLAGS = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_NOFOLLOW | os.O_CLOEXEC
 _NOT_THERE = frozenset({errno.ENOENT, errno.ENOTDIR})
 _PROCESS_FAULTS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})  # ours, not the object's
+_MOUNT_FAULTS = frozenset(  # of a network's file system, or of the process that serves it
+    {errno.ESTALE, errno.ENOTCONN, errno.ETIMEDOUT, errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ENODEV, errno.ESHUTDOWN}
+)
 _DELETED = b" (deleted)"  # how Linux marks the path of an open file that has lost its name
 
 
@@ -90,10 +94,11 @@ class LocalReader:
 class LocalStore:
     """The files below some roots (a root may be one file, too). See `ObjectStore`."""
 
-    __slots__ = ("_prefixes", "_roots")
+    __slots__ = ("_looked", "_prefixes", "_roots")
 
     def __init__(self, *roots: AnyPath) -> None:
         self._roots = tuple(os.path.realpath(os.fsencode(root)) for root in roots)
+        self._looked = {root: LocalRoot(root) for root in self._roots}
         self._prefixes = tuple(root.rstrip(b"/") + b"/" for root in self._roots)
 
     def contains(self, path: bytes) -> bool:
@@ -108,7 +113,7 @@ class LocalStore:
             real = os.path.realpath(named, strict=True)
             status = os.stat(real, follow_symlinks=False)  # noqa: PTH116 - pathlib takes no bytes
         except OSError as error:
-            _refuse(uri, error)
+            self._refuse(uri, named, error)
         if not self.contains(real):
             raise ObjectUnreadable(f"{uri} is outside the folders that may be read")
         _check_regular(uri, status)
@@ -120,7 +125,8 @@ class LocalStore:
         try:
             descriptor = os.open(path, _OPEN_FLAGS)
         except OSError as error:
-            _refuse(ref.uri, error)
+            self._refuse(ref.uri, path, error)
+        self._root_of(path).found()
         try:
             status = os.fstat(descriptor)
             _check_regular(ref.uri, status)
@@ -136,6 +142,20 @@ class LocalStore:
             data = reader.pread(offset, length_bytes)
             reader.verify()
         return data
+
+    def check_root(self, path: bytes) -> None:
+        """Raise `TemporaryError` if the root of a missing file is away; see `LocalRoot.check`."""
+        self._root_of(path).check()
+
+    def _refuse(self, uri: str, path: bytes, error: OSError) -> NoReturn:
+        if error.errno in _NOT_THERE and self.contains(path):
+            self.check_root(path)
+        _refuse(uri, error)
+
+    def _root_of(self, path: bytes) -> LocalRoot:
+        """The root that a path is below; the innermost, if roots are nested."""
+        inside = (root for root in self._roots if path == root or path.startswith(root.rstrip(b"/") + b"/"))
+        return self._looked[max(inside, key=len)]
 
     def _path(self, ref: ObjectRef) -> bytes:
         path = ref.key_bytes
@@ -197,7 +217,7 @@ def _resolve(path: bytes, opened: os.stat_result) -> bytes | None:
 
 def _refuse(uri: str, error: OSError) -> NoReturn:
     reason = f"{uri}: {error.strerror or error}"
-    if error.errno in _PROCESS_FAULTS:
+    if error.errno in _PROCESS_FAULTS | _MOUNT_FAULTS:
         raise TemporaryError(reason) from error
     if error.errno in _NOT_THERE:
         raise ObjectGone(reason) from error

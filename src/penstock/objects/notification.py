@@ -28,7 +28,7 @@ _CREATED = "ObjectCreated"
 _BRIDGED_CREATED = "Object Created"
 
 # What says nothing of new content. A name that is neither here nor a creation is refused: better a dead letter than an
-# announcement that nobody noticed. The last three families come from stores that speak S3's dialect.
+# announcement that nobody noticed. The last six families come from stores that speak S3's dialect.
 _S3_OTHER = frozenset(
     {
         "ObjectRemoved",
@@ -44,8 +44,14 @@ _S3_OTHER = frozenset(
         "ObjectAccessed",
         "ObjectLifecycle",
         "ObjectSynced",
+        "ObjectTransition",
+        "LifecycleDelMarkerExpiration",
+        "Scanner",
     }
 )
+_S3_OF_BUCKETS = frozenset({"BucketCreated", "BucketRemoved"})  # MinIO; their key is empty
+# MinIO counts what changes beside the content among the creations.
+_CREATED_NOTHING = frozenset({"PutTagging", "DeleteTagging", "PutRetention", "PutLegalHold"})
 _BRIDGED_OTHER = frozenset(
     {
         "Object Deleted",
@@ -61,6 +67,8 @@ _BRIDGED_OTHER = frozenset(
 )
 
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
+_MINIO_SOURCE = "minio:s3"
+_EMPTY_ETAG = "d41d8cd98f00b204e9800998ecf8427e"  # MD5 of no bytes
 
 
 class Kind(StrEnum):
@@ -176,12 +184,17 @@ def _notification(read: Sequence[ObjectRef | Ignored], problems: Sequence[str]) 
 def _read_record(record: object, buckets_allowed: frozenset[str] | None) -> ObjectRef | Ignored:
     shape = fit(S3RecordShape, record)
     bucket = _check_bucket(shape.s3.bucket.name, buckets_allowed, local=shape.event_source == LOCAL_SOURCE)
-    key = _check_key(unquote_plus(shape.s3.object.key, errors="surrogateescape"), bucket)
     event = shape.event_name.removeprefix("s3:")
-    family = event.partition(":")[0]
-    if family == _CREATED:
-        return _reference(bucket, key, shape.s3.object)
-    if family in _S3_OTHER:
+    family, _, action = event.partition(":")
+    if family in _S3_OF_BUCKETS:
+        return Ignored(event=event, uri=uri_of(bucket, ""))
+    if _URL.match(shape.s3.object.key):
+        # Stores encode the colon of a key that looks like one.
+        raise InvalidMessage(f"the key is a URL: {show(shape.s3.object.key)}; expected the name inside the bucket")
+    key = _check_key(unquote_plus(shape.s3.object.key, errors="surrogateescape"), bucket)
+    if family == _CREATED and action not in _CREATED_NOTHING:
+        return _reference(bucket, key, shape.s3.object, empty_unsaid=shape.event_source == _MINIO_SOURCE)
+    if family in _S3_OTHER or family == _CREATED:
         return Ignored(event=event, uri=uri_of(bucket, key))
     raise InvalidMessage(f"eventName {show(shape.event_name)} is not known")
 
@@ -211,18 +224,20 @@ def _check_key(key: str, bucket: str) -> str:
         raise InvalidMessage("the key is empty")
     if "\0" in key:
         raise InvalidMessage(f"the key holds a NUL character: {show(key)}")
-    if _URL.match(key):
-        raise InvalidMessage(f"the key is a URL: {show(key)}; expected the name inside the bucket")
     length_bytes, bytes_max = len(encode_key(key)), key_bytes_max(bucket)
     if length_bytes > bytes_max:
         raise InvalidMessage(f"the key has {length_bytes:,} bytes; at most {bytes_max:,} are possible")
     return key
 
 
-def _reference(bucket: str, key: str, shape: S3ObjectShape | BridgedObjectShape) -> ObjectRef:
+def _reference(
+    bucket: str, key: str, shape: S3ObjectShape | BridgedObjectShape, *, empty_unsaid: bool = False
+) -> ObjectRef:
+    """``empty_unsaid``: the store leaves out a size of 0, as MinIO does."""
     version_id = shape.version_id if shape.version_id not in ("", "null") else None
     etag = (shape.etag or "").strip('"') or None
-    if shape.size is None:
+    size_bytes = 0 if shape.size is None and (empty_unsaid or etag == _EMPTY_ETAG) else shape.size
+    if size_bytes is None:
         raise InvalidMessage("the object's size is missing")
     if version_id is None and etag is None:
         # Size alone would take two contents for one version, and the second would never be read.
@@ -230,8 +245,8 @@ def _reference(bucket: str, key: str, shape: S3ObjectShape | BridgedObjectShape)
     return ObjectRef(
         bucket=bucket,
         key=key,
-        size_bytes=shape.size,
+        size_bytes=size_bytes,
         version_id=version_id,
         etag=etag,
-        sequencer=shape.sequencer or None,
+        sequencer=shape.sequencer,
     )

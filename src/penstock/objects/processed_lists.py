@@ -27,6 +27,7 @@ class Listed:
     line: int
     ref: ObjectRef | None
     problem: str = ""
+    tells_version: bool = True  # has a version_id, if only an empty one for an object of S3 without a version
 
 
 class _NoObjectError(Exception):
@@ -80,7 +81,7 @@ def _cells(line: bytes) -> list[str]:
 
 def _listed(number: int, fields: Mapping[str, Any]) -> Listed:
     try:
-        return Listed(line=number, ref=_reference(fields))
+        return Listed(line=number, ref=_reference(fields), tells_version="version_id" in fields)
     except _NoObjectError as error:
         return Listed(line=number, ref=None, problem=str(error))
 

@@ -40,7 +40,6 @@ class S3Listing:
         self._excluded = tuple(excluded)
         self._chunk_objects = chunk_objects
         self._tally = Tally()
-        self._tables = _Tables(self._pages)
 
     def chunks(self) -> Iterator[Sequence[ObjectRef]]:
         """List by name, in chunks of at most ``chunk_objects``; one page of S3's is held at a time.
@@ -48,7 +47,6 @@ class S3Listing:
         The first chunk raises `UsageError` where the prefix cannot be listed; each may raise `TemporaryError`.
         """
         self._tally = Tally()
-        self._tables = _Tables(self._pages)
         objects = self._objects()
         while chunk := tuple(islice(objects, self._chunk_objects)):
             yield chunk
@@ -58,10 +56,11 @@ class S3Listing:
         return self._tally.report()
 
     def _objects(self) -> Iterator[ObjectRef]:
+        judge = PageJudge(self._pages, self._excluded)
         for page in self._pages:
-            self._tables.learn(page)
+            judge.learn(page)
             for entry in page.entries:
-                reason = self._left_out(entry["Key"], entry["Size"])
+                reason = judge.left_out(entry["Key"], entry["Size"])
                 ref = reference(self._bucket, entry)
                 if reason is not None:
                     self._tally.ignore(reason)
@@ -71,8 +70,23 @@ class S3Listing:
                     self._tally.find(ref)
                     yield ref
 
-    def _left_out(self, key: str, size_bytes: int) -> Reason | None:
-        if any(there.holds(self._bucket, key) for there in self._excluded) or self._tables.hold(key):
+
+class PageJudge:
+    """Tells objects of a listing from what is none to work on. Pages are learnt in their order."""
+
+    def __init__(self, pages: S3Pages, excluded: Sequence[S3Address]) -> None:
+        self._pages = pages
+        self._excluded = excluded
+        self._tables = _Tables(pages)
+
+    def learn(self, page: Page) -> None:
+        """Know the tables that the keys of this page lie in."""
+        self._tables.learn(page)
+
+    def left_out(self, key: str, size_bytes: int) -> Reason | None:
+        """Return why a key of the pages learnt so far is no object to work on; None for one that is."""
+        bucket = self._pages.bucket
+        if any(there.holds(bucket, key) for there in self._excluded) or self._tables.hold(key):
             return Reason.EXCLUDED
         if key.endswith("/") and size_bytes == 0:
             return Reason.FOLDER_MARKER

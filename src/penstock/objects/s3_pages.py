@@ -55,6 +55,7 @@ class S3Pages:
         self._page_keys = page_keys
         self._span = span
         self._all_versions = all_versions
+        self.bucket = address.bucket
         self.below = address.folder  # what keys below the prefix begin with
 
     def __iter__(self) -> Iterator[Page]:

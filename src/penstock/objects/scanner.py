@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
-from penstock.errors import UsageError
+from penstock.errors import TemporaryError, UsageError
 from penstock.objects.local import AnyPath, LocalStore, reference
 from penstock.objects.reference import ObjectRef
 from penstock.objects.scan_report import CHUNK_OBJECTS, TABLE_FOLDERS, Reason, ScanReport, Tally
@@ -142,7 +142,11 @@ class Scanner:
         try:
             with os.scandir(folder) as entries:
                 return sorted(entries, key=lambda entry: entry.name)
-        except FileNotFoundError:
+        except FileNotFoundError as error:
+            if folder == self._folder:  # a walk of nothing would say that there is nothing
+                raise TemporaryError(
+                    f"{_show(folder)} was there and is not there now; is its file system mounted?"
+                ) from error
             self._tally.ignore(Reason.VANISHED)
         except OSError as error:
             self._tally.note(_problem(folder, error).text)

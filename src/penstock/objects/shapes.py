@@ -1,13 +1,13 @@
 """The shapes of the notifications that stores send, and the one sentence a body gets that does not fit.
 
 Unknown fields are welcome everywhere: S3 adds some with every minor version. Known ones are taken strictly: no text
-where a number belongs, no number where text belongs.
+where a number belongs, no number where text belongs. The exceptions are named after the stores that need them.
 """
 
 import re
 from typing import Annotated, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 from penstock.errors import InvalidMessage
@@ -18,7 +18,8 @@ SIZE_BYTES_MAX = 2**63 - 1
 _BUCKET = re.compile(r"[A-Za-z0-9._-]{1,255}")
 _MAJOR_2 = re.compile(r"2(\.\d{1,9})?", re.ASCII)
 _TOKEN = re.compile(r"[!-~]{0,1024}")  # visible ASCII: version ids and ETags
-_SEQUENCER = re.compile(r"[0-9A-Za-z]{0,128}")
+_SEQUENCER = re.compile(r"[0-9A-Fa-f]{1,128}")
+_DIGITS = re.compile(r"[0-9]{1,19}")
 
 
 def _matching(pattern: re.Pattern[str], expected: str) -> AfterValidator:
@@ -32,7 +33,19 @@ def _matching(pattern: re.Pattern[str], expected: str) -> AfterValidator:
 
 _Bucket = Annotated[str, _matching(_BUCKET, "a bucket's name")]
 _Token = Annotated[str, _matching(_TOKEN, "at most 1,024 visible ASCII characters")]
-_Sequencer = Annotated[str, _matching(_SEQUENCER, "at most 128 hexadecimal digits")]
+
+
+def _sequencer(value: object) -> object:
+    """None for a sequencer that orders nothing. It identifies nothing either, so the object is read all the same."""
+    return value if isinstance(value, str) and _SEQUENCER.fullmatch(value) else None
+
+
+def _number(value: object) -> object:
+    """The number that a store wrote as text; Ceph documents sizes like that."""
+    return int(value) if isinstance(value, str) and _DIGITS.fullmatch(value) else value
+
+
+_Sequencer = Annotated[str | None, BeforeValidator(_sequencer)]
 _SizeBytes = Annotated[int, Field(ge=0, le=SIZE_BYTES_MAX)]
 
 
@@ -50,10 +63,10 @@ class S3ObjectShape(_Shape):
     """``s3.object`` of a record; the key is percent-encoded as in a form."""
 
     key: str
-    size: _SizeBytes | None = None  # absent where something was removed
-    etag: _Token | None = Field(default=None, alias="eTag")
+    size: Annotated[_SizeBytes | None, BeforeValidator(_number)] = None  # absent if something was removed
+    etag: _Token | None = Field(default=None, validation_alias=AliasChoices("eTag", "etag"))  # Ceph once wrote etag
     version_id: _Token | None = Field(default=None, alias="versionId")
-    sequencer: _Sequencer | None = None
+    sequencer: _Sequencer = None
 
 
 class S3EntityShape(_Shape):
@@ -79,7 +92,7 @@ class BridgedObjectShape(_Shape):
     size: _SizeBytes | None = None
     etag: _Token | None = None
     version_id: _Token | None = Field(default=None, alias="version-id")
-    sequencer: _Sequencer | None = None
+    sequencer: _Sequencer = None
 
 
 class BridgedDetailShape(_Shape):

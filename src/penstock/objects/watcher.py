@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from penstock.errors import UsageError
+from penstock.errors import TemporaryError, UsageError
 from penstock.messaging.clock import Clock
 from penstock.objects.local import LocalStore
 from penstock.objects.reference import ObjectRef
@@ -81,6 +81,9 @@ class Watcher:
             seconds = 0.0
             try:
                 yield from self._watched(ended)
+            except TemporaryError as error:  # the folder went away during a walk
+                self._say(f"{str(error).rstrip('.')}.")
+                seconds = VANISHED_SECONDS
             except (OSError, RuntimeError) as error:  # the library's own are RuntimeErrors
                 if self._identity() is not None:
                     self._say(

@@ -1,7 +1,8 @@
 """Writes a DataFrame's rows as Parquet from Spark's executors, through Arrow, to places that the JVM has no way to.
 
-A Python stage behind the transform: every task streams its batches into files of its own and answers with their paths,
-so that only files of tasks that succeeded count. What failed and repeated tasks leave behind nobody names.
+A Python stage behind the transform: every task streams its batches into files of its own and returns their paths, rows
+and bytes as its result, through Spark. So only files of the task attempts that Spark accepted count, and all of them.
+Files of failed and repeated task attempts are named by no manifest.
 
 Types and folders are those of Spark's own writer. Measured: a tenth to a quarter more time than it takes.
 """
@@ -23,14 +24,22 @@ from pyspark.sql import DataFrame, functions
 from penstock.errors import TableError, TemporaryError, TransformError
 from penstock.pipeline.arrow_types import arrow_schema
 from penstock.pipeline.columns import column, gathered
-from penstock.sinks.parquet import NULL_PARTITION
+from penstock.sinks.parquet import NULL_PARTITION, WrittenFile
 from penstock.storage.files import Files
 
 ROW_GROUP_BYTES = 128 << 20  # in memory: what a task holds before it writes
 FILE_BYTES = 256 << 20  # a file that has as much is followed by another
 
-_ANSWER = pa.schema([("path", pa.string()), ("fault", pa.string()), ("reason", pa.string())])
-_ANSWER_DDL = "path string, fault string, reason string"
+_ANSWER = pa.schema(
+    [
+        ("path", pa.string()),
+        ("rows", pa.int64()),
+        ("size_bytes", pa.int64()),
+        ("fault", pa.string()),
+        ("reason", pa.string()),
+    ]
+)
+_ANSWER_DDL = "path string, rows bigint, size_bytes bigint, fault string, reason string"
 _FAULTS = {fault.__name__: fault for fault in (TemporaryError, TableError)}  # of the store: no row is to blame
 
 # What Spark's ExternalCatalogUtils escapes; and NUL, which no writer of Spark's gets as far as a name.
@@ -47,8 +56,8 @@ def write_parquet(
     partition_by: Sequence[str],
     row_group_bytes: int = ROW_GROUP_BYTES,
     file_bytes: int = FILE_BYTES,
-) -> Sequence[str]:
-    """Write all rows below ``directory``; the paths of the files, relative to the root. Blocks, as a Spark job does.
+) -> Sequence[WrittenFile]:
+    """Write all rows below ``directory`` and return the files, as their tasks report them. Blocks, as a Spark job does.
 
     Raises what Spark raises of the frame, `TransformError` where partition columns are all there is, and what
     ``files`` raises in the executors.
@@ -68,7 +77,7 @@ def write_parquet(
     for answer in answers:
         if answer.fault is not None:
             raise _FAULTS[answer.fault](answer.reason)
-    return [answer.path for answer in answers]
+    return [WrittenFile(path=answer.path, rows=answer["rows"], size_bytes=answer.size_bytes) for answer in answers]
 
 
 def _arranged(frame: DataFrame, stored: Sequence[str], partition_by: Sequence[str]) -> DataFrame:
@@ -103,13 +112,13 @@ class _Task:
         """One row a file that is there. A fault of the store is a row as well: raised here, it would reach the driver
         as text among Spark's, where it looks like a fault of the rows."""
         try:
-            for path in self._written(batches):
-                yield _answer(path=path)
+            for file in self._written(batches):
+                yield _answer(path=file.path, rows=file.rows, size_bytes=file.size_bytes)
         except tuple(_FAULTS.values()) as error:
             fault = next(name for name, kind in _FAULTS.items() if isinstance(error, kind))
             yield _answer(fault=fault, reason=str(error))
 
-    def _written(self, batches: Iterable[pa.RecordBatch]) -> Iterator[str]:
+    def _written(self, batches: Iterable[pa.RecordBatch]) -> Iterator[WrittenFile]:
         for folder, pieces in itertools.groupby(self._pieces(batches), key=itemgetter(0)):
             yield from self._files_of(folder, (rows for _, rows in pieces))
 
@@ -127,22 +136,25 @@ class _Task:
         names = (partition_folder(name, value) for name, value in zip(self.partition_by, values, strict=True))
         return "/".join([self.directory, *names])
 
-    def _files_of(self, folder: str, pieces: Iterator[pa.RecordBatch]) -> Iterator[str]:
+    def _files_of(self, folder: str, pieces: Iterator[pa.RecordBatch]) -> Iterator[WrittenFile]:
         groups = self._row_groups(pieces)
         for first in groups:
             path = f"{folder}/part-{uuid.uuid4()}.snappy.parquet"  # another one in every attempt of a task
-            self._write_file(path, itertools.chain([first], groups))
-            yield path
+            yield self._write_file(path, itertools.chain([first], groups))
 
-    def _write_file(self, path: str, groups: Iterator[pa.Table]) -> None:
+    def _write_file(self, path: str, groups: Iterator[pa.Table]) -> WrittenFile:
         """Takes from the row groups until the file is large enough."""
+        rows = 0
         with self.files.open_output(path) as file:
             sink = pa.PythonFile(file, mode="w")  # never closed: the file is not ours to close
             with self._writer(sink) as writer:
                 for group in groups:
                     writer.write_table(group, row_group_size=group.num_rows)
+                    rows += group.num_rows
                     if sink.tell() >= self.file_bytes:
                         break
+            size_bytes = sink.tell()
+        return WrittenFile(path=path, rows=rows, size_bytes=size_bytes)
 
     def _writer(self, sink: pa.NativeFile) -> pq.ParquetWriter:
         """As Spark's own: decimals as integers where they fit, and an index of pages, by which its readers skip."""
@@ -186,5 +198,6 @@ def _bounds(keys: Sequence[pa.Array], rows: int) -> Sequence[int]:
     return [0, *(before + 1 for before in inner), rows]
 
 
-def _answer(*, path: str | None = None, fault: str | None = None, reason: str | None = None) -> pa.RecordBatch:
-    return pa.RecordBatch.from_pylist([{"path": path, "fault": fault, "reason": reason}], schema=_ANSWER)
+def _answer(**values: str | int) -> pa.RecordBatch:
+    """One row; the columns that are not given are null."""
+    return pa.RecordBatch.from_pylist([values], schema=_ANSWER)

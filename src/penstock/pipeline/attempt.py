@@ -13,9 +13,9 @@ from dataclasses import dataclass, field, replace
 from ulid import ULID
 
 from penstock.errors import ClaimLost, SchemaMoved, TemporaryError, TransformError, UserError
-from penstock.events import Bus
+from penstock.events import Bus, ObjectTakenOver
 from penstock.ledger import Ledger
-from penstock.ledger.records import BatchOutcome, Claim, FailedObject, Failure
+from penstock.ledger.records import BatchOutcome, Claim, FailedObject, Failure, ObjectAttempt
 from penstock.messaging.clock import Clock, SystemClock
 from penstock.messaging.failure import Failure as Raised
 from penstock.messaging.tracing import NO_TRACING, Tracing
@@ -40,7 +40,15 @@ from penstock.pipeline.parcel import (
 )
 from penstock.pipeline.streak import FailureStreak
 from penstock.pipeline.telling import Telling, Work
-from penstock.pipeline.verdicts import ended_outcome, failure_outcome, sentence, suspicion, timed_out, verdict
+from penstock.pipeline.verdicts import (
+    ended_outcome,
+    failure_outcome,
+    look_again_seconds,
+    sentence,
+    suspicion,
+    timed_out,
+    verdict,
+)
 
 AT_ONCE = Later(delay_seconds=0.0, refund=True)  # not begun, or broken off by a stop: another worker may go on
 
@@ -71,6 +79,7 @@ class Surroundings:
     publish: Callable[[], object]  # both tables; raises TemporaryError or PublishHalted
     streak: FailureStreak
     bus: Bus
+    publish_jobs: Mapping[str, Callable[[], object]] | None = None  # the same by table; None: one job for both
     clock: Clock = field(default_factory=SystemClock)
     tracing: Tracing = NO_TRACING
     random: Random = random.random
@@ -163,6 +172,7 @@ class Attempts:
         """Run and commit what is claimed; every way it can end is an outcome for each object."""
         try:
             self._telling.claimed(work, seconds=claim_seconds)
+            self._telling.taken_over(work, self._attempts_before(work))
             return self._run_and_commit(work)
         except RunBroken as broken:
             return self._broken(work, broken)
@@ -186,6 +196,16 @@ class Attempts:
         except Exception as defect:  # ours; charged like any other cause that cannot be named, so that it ends
             text = f"{type(defect).__name__}: {defect}"
             return self._broken(work, RunBroken(text, fingerprint=text))
+
+    def _attempts_before(self, work: Work) -> Mapping[bytes, ObjectAttempt]:
+        """Return the attempts that were made on these objects before. Only the log needs them."""
+        again = [object_id for object_id, claimed in work.claim.claimed.items() if claimed.attempts > 1]
+        if not again or not self._around.bus.hears(ObjectTakenOver):
+            return {}
+        try:
+            return self._around.ledger.attempts_before(self._settings.pipeline, work.attempt_id, again)
+        except TemporaryError:  # the commit will find out whether the ledger is away
+            return {}
 
     def _run_and_commit(self, work: Work) -> dict[bytes, ObjectOutcome]:
         request = RunRequest(attempt_id=work.attempt_id, objects=tuple(work.refs.values()), claimed=work.claim.claimed)
@@ -258,7 +278,9 @@ class Attempts:
         if isinstance(meaning, TransformError):
             self._telling.given_back(work, str(meaning))
             raise meaning
-        return self._failed(work, failed)
+        cause = ReadFailure(failure=Failure.RETRY, reason=str(broken), raised=broken.raised)
+        dead = {one.object_id: cause for one in failed if one.failure is Failure.DEAD}  # of which one died, alone
+        return self._failed(work, failed, dead)
 
     def _worked_before(self) -> bool:
         row = self._around.ledger.ensure_pipeline(self._settings.pipeline)
@@ -281,6 +303,9 @@ class Attempts:
             claimed = work.claim.claimed[failure.object_id]
             tries = max(claimed.attempts, self._around.streak.faults) if failure.refund else claimed.attempts
             later = replace(self._later(tries), refund=failure.refund)
+            if failure.missing:
+                jitter_seconds = self._around.random()
+                later = replace(later, delay_seconds=look_again_seconds(claimed) + jitter_seconds)
             cause = causes.get(failure.object_id) if causes else None
             outcomes[failure.object_id] = failure_outcome(failure, claimed, later=later, cause=cause)
         return outcomes

@@ -3,13 +3,14 @@
 import sys
 import threading
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from contextlib import suppress
 
 from penstock.errors import PenstockError, TemporaryError
+from penstock.messaging.claims import HeldClaim
 from penstock.messaging.delivery import Delivery
 from penstock.messaging.handler import Answer
-from penstock.messaging.settlement import Release, Settlement
+from penstock.messaging.settlement import DeadLetter, Release, Settlement
 from penstock.pipeline.attempt import AT_ONCE, Attempts, AttemptSettings, Surroundings
 from penstock.pipeline.engine import RunGivenBack
 from penstock.pipeline.grouping import groups
@@ -26,12 +27,14 @@ class BatchExecution:
         self._settings = settings
         self._around = around
         telling = Telling(settings.pipeline, around.bus, batches=settings.tells_batches)
+        self._telling = telling
         self._hold = Hold(around.ledger, telling, lease_seconds=settings.lease_seconds)
         self._attempts = Attempts(settings, around, hold=self._hold, telling=telling)
         # The rest is written by the run thread: always as a whole, so that others read one state or the next.
         self._settled: Mapping[str, Settlement] = {}  # by receipt: messages without objects to work on
         self._parcels: Sequence[Parcel] = ()
         self._outcomes: Mapping[bytes, ObjectOutcome] = {}  # of objects that the batch is done with
+        self._invalid: Set[str] = frozenset()  # by receipt: deliveries with bad records that an event was emitted for
         self._thread_id: int | None = None
 
     # -- the run thread ------------------------------------------------------------------------------------------
@@ -55,11 +58,18 @@ class BatchExecution:
 
     # -- other threads -------------------------------------------------------------------------------------------
 
-    def extend(self) -> bool:
-        return self._hold.extend()
+    def claim(self) -> HeldClaim | None:
+        return self._hold.claim()
+
+    def loses(self, claim: HeldClaim) -> bool:
+        return self._hold.loses(claim)
 
     def drain(self) -> None:
         """A run goes on until it is given back."""
+
+    def left_seconds(self, timeout_seconds: float) -> float:
+        """A pipeline has no timeout; an object handler counts the time of its function."""
+        return timeout_seconds
 
     def time_out(self) -> Answer:
         work = self._hold.stop()
@@ -72,6 +82,8 @@ class BatchExecution:
         work = self._hold.stop()
         if work is not None:
             self._hold.give_up(work, reason="given back at shutdown", outcome="given_back")
+        else:
+            self._hold.await_taken()  # so that the attempt is free before the messages are
 
     def interrupt(self) -> None:
         work = self._hold.stop()
@@ -87,7 +99,13 @@ class BatchExecution:
         answer: dict[str, Settlement] = {one.receipt: Release(refund=True) for one in self._deliveries}
         answer |= self._settled
         handler = self._settings.pipeline
-        return answer | {one.delivery.receipt: settle_parcel(one, reached, handler=handler) for one in self._parcels}
+        answer |= {one.delivery.receipt: settle_parcel(one, reached, handler=handler) for one in self._parcels}
+        for one in self._parcels:
+            receipt = one.delivery.receipt
+            if one.problems and isinstance(answer[receipt], DeadLetter) and receipt not in self._invalid:
+                self._invalid = {*self._invalid, receipt}
+                self._telling.invalid(one.delivery, "; ".join(one.problems))
+        return answer
 
     def _open(self) -> None:
         settlements: dict[str, Settlement] = {}
@@ -98,6 +116,8 @@ class BatchExecution:
                 parcels.append(opened)
             else:
                 settlements[delivery.receipt] = opened
+                if isinstance(opened, DeadLetter):
+                    self._telling.invalid(delivery, opened.reason)
         self._settled, self._parcels = settlements, parcels
 
     def _parts(self, parcels: Sequence[Parcel]) -> list[Parcel]:

@@ -3,6 +3,8 @@
 Each commit replaces files by one with the same rows, on the snapshot they were found in or the next one that still has
 them: nobody's rows are lost or doubled, whoever comes first. The table's position is not touched, and the files below
 ``data/`` stay on the disk until a vacuum, for those who read an older version.
+
+A compaction that dies leaves a folder below ``compacted/`` that no log names; see `compact_leftovers`.
 """
 
 import random
@@ -17,15 +19,17 @@ from ulid import ULID
 
 from penstock.errors import PublishConflict, TableError, TemporaryError
 from penstock.messaging.clock import Clock
+from penstock.messaging.steps import Probe, Step, no_probe
 from penstock.messaging.waits import backoff_seconds
+from penstock.pipeline.compact_leftovers import is_given_up
+from penstock.pipeline.layout import COMPACTED_FOLDER
 from penstock.sinks.delta import DeltaTableSink, LoadedDelta
 from penstock.sinks.delta_commit import LoggedFile, replace_files
 from penstock.sinks.manifest import DataFile
-from penstock.sinks.parquet import list_files
+from penstock.sinks.parquet import WrittenFile, list_files
 from penstock.sinks.schema import same_type
 from penstock.storage.files import Files
 
-COMPACTED_FOLDER = "compacted"  # below a table's root
 TARGET_BYTES = 128 << 20
 COMMIT_BYTES_MAX = 1 << 30  # of the files that one commit replaces
 CONFLICTS_MAX = 20  # in a row
@@ -73,6 +77,7 @@ def compact(
     dry_run: bool = False,
     clock: Clock,
     progress: Progress = lambda _done, _all: None,
+    probe: Probe = no_probe,
 ) -> Compacted | None:
     """Merge files smaller than half the target, within their partition, up to the target; None where there is no table.
 
@@ -87,7 +92,7 @@ def compact(
     wanted = sum(len(one.files) for one in bins)
     merged, made, new_bytes, done, version = 0, 0, 0, 0, table.version
     for group in () if dry_run else _groups(bins):
-        answer = _merge(sink, table, group, clock)
+        answer = _merge(sink, table, group, clock, probe)
         done += sum(len(one.files) for one in group)
         progress(done, wanted)
         if answer is not None:
@@ -142,7 +147,7 @@ def _groups(bins: Sequence[_Bin]) -> Iterator[Sequence[_Bin]]:
 
 
 def _merge(
-    sink: DeltaTableSink, table: LoadedDelta, group: Sequence[_Bin], clock: Clock
+    sink: DeltaTableSink, table: LoadedDelta, group: Sequence[_Bin], clock: Clock, probe: Probe
 ) -> tuple[int, Sequence[LoggedFile], Sequence[DataFile]] | None:
     """One commit: its version, what it replaced and what by; None where nothing of the group could be merged."""
     expected = pa.schema([field for field in table.schema if field.name not in table.partition_by])
@@ -151,18 +156,21 @@ def _merge(
     added: list[DataFile] = []
     for number, one in enumerate(group):
         path = f"{folder}/part-{number:05}.parquet"
-        if _write(sink.root, one, path, expected):
-            (file,) = list_files(sink.root, folder, partition_by=(), schema=expected, names=[path])
+        written = _write(sink.root, one, path, expected)
+        if written is not None:
+            (file,) = list_files(sink.root, folder, partition_by=(), schema=expected, written=[written])
             _check_rows(sink.root, one, file)
             added.append(replace(file, partition_values=one.partition_values))
             removed += one.files
     if not added:
         return None
-    version = _commit(sink, removed, added, engine=f"penstock {folder}", clock=clock)
+    probe(Step.COMPACTED)
+    version = _commit(sink, removed, added, folder=folder, clock=clock)
     if version is None:
         sink.root.delete(file.path for file in added)
         sink.root.prune(folder)
         return None
+    probe(Step.COMPACTION_COMMITTED)
     return version, removed, added
 
 
@@ -173,20 +181,29 @@ def _check_rows(root: Files, merged: _Bin, file: DataFile) -> None:
 
 
 def _commit(
-    sink: DeltaTableSink, removed: Sequence[LoggedFile], added: Sequence[DataFile], *, engine: str, clock: Clock
+    sink: DeltaTableSink, removed: Sequence[LoggedFile], added: Sequence[DataFile], *, folder: str, clock: Clock
 ) -> int | None:
-    """The version; None where somebody removed one of the files first, so that what was written must not be shown."""
+    """Return the version; None if another process removed one of the files first, or gc gave this compaction up: what
+    was written must not be shown then.
+
+    The table is loaded before the mark of gc is looked for: see `penstock.pipeline.compact_leftovers`.
+    """
     gone, come = {file.logged_path for file in removed}, {file.path for file in added}
     for conflicts in range(CONFLICTS_MAX + 1):
         table = sink.load()
         named = {} if table is None else {file.logged_path: file.path for file in table.logged_files()}
         if table is not None and come <= set(named.values()):
             return table.version  # a commit whose answer was lost
-        if table is None or not gone <= named.keys():
+        if table is None or not gone <= named.keys() or is_given_up(sink.root, folder, come):
             return None
         try:
             return replace_files(
-                sink.root, version=table.version, removed=removed, added=added, now=clock.now(), engine=engine
+                sink.root,
+                version=table.version,
+                removed=removed,
+                added=added,
+                now=clock.now(),
+                engine=f"penstock {folder}",
             )
         except PublishConflict as conflict:
             if conflicts == CONFLICTS_MAX:
@@ -207,22 +224,27 @@ def _wait(clock: Clock, conflicts: int) -> None:
     clock.wait(threading.Event(), seconds)
 
 
-def _write(root: Files, merged: _Bin, path: str, expected: pa.Schema) -> bool:
-    """Write the rows of all of them; False, and no file, where one has columns that are not the table's."""
+def _write(root: Files, merged: _Bin, path: str, expected: pa.Schema) -> WrittenFile | None:
+    """Write the rows of all of them; None, and no file, if one has columns that are not the table's."""
+    rows = 0
     try:
         with root.open_output(path) as output, pq.ParquetWriter(output, expected, compression="zstd") as writer:
             held: list[pa.RecordBatch] = []
             for file in merged.files:
                 for batch in _batches(root, file.path, expected):
                     held.append(batch)
+                    rows += batch.num_rows
                     if sum(one.nbytes for one in held) >= ROW_GROUP_BYTES:
                         writer.write_table(pa.Table.from_batches(held, expected))
                         held = []
             if held:
                 writer.write_table(pa.Table.from_batches(held, expected))
     except _OtherColumns:
-        return False
-    return True
+        return None
+    info = root.stat(path)
+    if info is None:
+        raise TemporaryError(f"{root}/{path} was written and is not there")
+    return WrittenFile(path=path, rows=rows, size_bytes=info.size_bytes)
 
 
 class _OtherColumns(Exception):

@@ -23,11 +23,13 @@ class RunGivenBack(PenstockError):
 
 
 class RunBroken(PenstockError):
-    """The run failed and no object can be named as the cause. ``fingerprint`` is equal for equal causes."""
+    """The run failed and no object can be named as the cause. ``fingerprint`` is equal for equal causes; ``raised`` is
+    what the user's code raised, where it was that."""
 
-    def __init__(self, message: str, *, fingerprint: str) -> None:
+    def __init__(self, message: str, *, fingerprint: str, raised: Raised | None = None) -> None:
         super().__init__(message)
         self.fingerprint = fingerprint
+        self.raised = raised
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,6 +17,8 @@ from penstock.errors import (
     TemporaryError,
     TransformError,
 )
+from penstock.messaging.failure import Failure as Raised
+from penstock.messaging.failure import place_in
 from penstock.pipeline.engine import RunBroken
 
 # A Python worker that crashed and a heap that ran out are not among these: an object can bring that about, and is found
@@ -33,6 +35,14 @@ _OURS = {
 # What differs between equal failures: attempt ids, addresses, numbers, quoted values.
 _VARIABLE = re.compile(r"[0-9A-HJKMNP-TV-Z]{26}|0x[0-9a-fA-F]+|\d+|'[^']*'|\"[^\"]*\"")
 
+_TRACEBACK = re.compile(r"(Traceback \(most recent call last\):\n(?:[ \t].*\n)+)(\S.*)")
+
+# Packages without which no task of ours can run; a module of the user's may be missing for other reasons.
+_PACKAGES = frozenset({"penstock", "pyarrow", "numpy", "zstandard", "obstore", "boto3"})
+_NO_MODULE = re.compile(r"^ModuleNotFoundError: No module named '(\w+)", re.MULTILINE)
+_OTHER_VERSION = re.compile(r"\[PYTHON_VERSION_MISMATCH\] Python in worker has different version: ([\d.]*\d)")
+_NO_PROGRAM = re.compile(r'IOException: Cannot run program "([^"]+)"')
+
 CAUSES_MAX = 10
 
 SPARK_ERRORS = (PySparkException, Py4JError, ConnectionError)
@@ -45,6 +55,10 @@ def explain(error: Exception) -> PenstockError:
         return FaultPersists(
             f"Spark went away in the middle of a run: {_first_line(text)}. Nothing is lost; run it again."
         )
+    if fault := python_fault(error):
+        return ConfigurationError(
+            f"A Python worker of Spark cannot run Penstock: {fault}. All hosts need the same Python and packages."
+        )
     if found := _MACHINERY.search(text):
         return TemporaryError(f"Spark could not finish a run: {found.group()}")
     name, _, words = _cause(text).partition(": ")
@@ -52,7 +66,34 @@ def explain(error: Exception) -> PenstockError:
         return _OURS[name](words)
     if isinstance(error, (AnalysisException, ParseException)):
         return TransformError(f"Spark cannot plan what the transform returned: {_first_line(text)}")
-    return RunBroken(_cause(text), fingerprint=_fingerprint(text))
+    return _broken(text)
+
+
+def _broken(text: str) -> RunBroken:
+    """A run that broke in the user's code, with the place in it, or for a cause that cannot be told."""
+    cause, found = _cause(text), _TRACEBACK.findall(text)
+    if not found:
+        return RunBroken(cause, fingerprint=_fingerprint(text))
+    frames = found[-1][0]
+    place = place_in(frames)
+    name, _, words = cause.partition(": ")
+    return RunBroken(
+        cause if place is None else f"{cause} ({place})",
+        fingerprint=_fingerprint(text),
+        raised=Raised(error_type=name, error=words, traceback=f"{frames}{cause}\n"),
+    )
+
+
+def python_fault(error: Exception) -> str | None:
+    """Return what is wrong with the Python of Spark's workers, if that is why something failed."""
+    text = _text(error)
+    if found := _OTHER_VERSION.search(text):
+        return f"they are Python {found[1]}, and the driver is another version"
+    if (found := _NO_MODULE.search(text)) and found[1] in _PACKAGES:
+        return f"they lack the package {found[1]}"
+    if found := _NO_PROGRAM.search(text):
+        return f"the program {found[1]} cannot be started"
+    return None
 
 
 def _text(error: Exception) -> str:
@@ -84,8 +125,8 @@ def _first_line(text: str) -> str:
 
 def _cause(text: str) -> str:
     """The line that says most: the last line of a Python traceback inside, else Spark's first one."""
-    blocks = re.findall(r"Traceback \(most recent call last\):\n(?:[ \t].*\n)+(\S.*)", text)
-    return str(blocks[-1]).strip() if blocks else _first_line(text)
+    blocks = _TRACEBACK.findall(text)
+    return str(blocks[-1][1]).strip() if blocks else _first_line(text)
 
 
 def _fingerprint(text: str) -> str:

@@ -30,6 +30,7 @@ class Collected:
     attempts: int
     files: int
     bytes: int
+    compactions: int = 0  # that died before their commit
     unknown: tuple[str, ...]  # left alone: not named after an attempt of this pipeline
 
 

@@ -1,6 +1,6 @@
 """The pipeline as the worker sees it: a handler whose unit of work is a batch of notifications."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from penstock.errors import InvalidMessage
 from penstock.events import AttemptAbandoned
@@ -39,10 +39,12 @@ class PipelineHandler:
     def begin(self, deliveries: Sequence[Delivery]) -> BatchExecution:
         return BatchExecution(deliveries, self._settings, self._around)
 
-    def upkeep(self) -> None:
-        """Free what expired, publish what is committed."""
+    def jobs(self) -> Mapping[str, Callable[[], object]]:
+        return {"claims": self.free_expired, **(self._around.publish_jobs or {"publish": self._around.publish})}
+
+    def free_expired(self) -> None:
+        """Free what attempts hold that are past their lease."""
         for attempt_id in self._around.ledger.abandon_expired(self._settings.pipeline):
             self._around.bus.emit(
                 AttemptAbandoned(pipeline=self._settings.pipeline, attempt_id=attempt_id, reason="its lease ran out")
             )
-        self._around.publish()

@@ -5,15 +5,29 @@ thread. The ledger decides who was first. Here is what an execution knows of tha
 """
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 
 from penstock.errors import ClaimLost, TemporaryError
 from penstock.ledger import Ledger
 from penstock.ledger.records import BatchOutcome, Claim
+from penstock.messaging.claims import Extension, HeldClaim
 from penstock.objects.reference import ObjectRef
 from penstock.pipeline.engine import RunCancelled
 from penstock.pipeline.telling import Telling, Work
+
+GIVEN_BACK = "the batch was given back"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptKeeper:
+    """A `penstock.messaging.claims.ClaimKeeper` of the attempts of all pipelines."""
+
+    ledger: Ledger
+
+    def extend(self, ids: Sequence[str], *, lease_seconds: float, answer_seconds: float) -> Extension:
+        return self.ledger.extend_attempts(ids, lease_seconds=lease_seconds, answer_seconds=answer_seconds)
 
 
 class Hold:
@@ -26,6 +40,8 @@ class Hold:
         self.lock = threading.Lock()  # all fields below are written under it
         self._work: Work | None = None  # the attempt that is ours and open, as far as we know
         self._ended: Work | None = None  # the attempt whose end was told
+        self._taken = threading.Event()  # not set while the run thread takes an attempt
+        self._taken.set()
         self._committing = False  # the ledger decides now; a heartbeat has nothing to say any more
         self._stopped = False
 
@@ -35,15 +51,30 @@ class Hold:
         self, claim: Callable[[], Claim | None], refs: Mapping[bytes, ObjectRef]
     ) -> tuple[Claim | None, Work | None]:
         """Claim, and hold what that brought. Raises `RunCancelled` once the execution was stopped."""
-        with self.lock:  # so that giving back never misses a claim in the making
+        with self.lock:
             if self._stopped:
-                raise RunCancelled("the batch was given back")
-            answer = claim()
-            if answer is None or not answer.claimed:
-                return answer, None
-            work = Work(claim=answer, refs={id: ref for id, ref in refs.items() if id in answer.claimed})
-            self._work = work
-            self._committing = False
+                raise RunCancelled(GIVEN_BACK)
+            self._taken.clear()
+        try:
+            return self._take(claim, refs)
+        finally:
+            self._taken.set()
+
+    def _take(
+        self, claim: Callable[[], Claim | None], refs: Mapping[bytes, ObjectRef]
+    ) -> tuple[Claim | None, Work | None]:
+        answer = claim()  # without the lock: heartbeats and stops must not wait for the ledger
+        if answer is None or not answer.claimed:
+            return answer, None
+        work = Work(claim=answer, refs={id: ref for id, ref in refs.items() if id in answer.claimed})
+        with self.lock:
+            stopped = self._stopped
+            if not stopped:
+                self._work, self._committing = work, False
+        if stopped:  # meanwhile, by a caller that knew of no claim
+            with suppress(TemporaryError):  # then its lease ends by itself
+                self.give_up(work, reason=GIVEN_BACK, outcome="given_back")
+            raise RunCancelled(GIVEN_BACK)
         return answer, work
 
     def commit(self, work: Work, outcome: BatchOutcome) -> int | None:
@@ -81,6 +112,10 @@ class Hold:
             self._stopped = True
             return self._work
 
+    def await_taken(self) -> None:
+        """After `stop`: wait, for at most a lease, until an attempt that the run thread was taking is given up."""
+        self._taken.wait(self._lease_seconds)
+
     def fail(self, work: Work, outcome: BatchOutcome) -> bool:
         """End the attempt from outside the run; True where the caller is to tell. Raises as `Ledger.commit` does."""
         try:
@@ -89,17 +124,20 @@ class Hold:
             return False
         return self._end(work)
 
-    def extend(self) -> bool:
-        """Extend the claim; False when it is lost."""
+    def claim(self) -> HeldClaim | None:
+        """Return what the heartbeat extends."""
         with self.lock:
             work = None if self._committing else self._work
-        if work is None or self._ledger.extend(work.attempt_id, lease_seconds=self._lease_seconds):
-            return True
+        return None if work is None else HeldClaim(keeper=AttemptKeeper(ledger=self._ledger), id=work.attempt_id)
+
+    def loses(self, claim: HeldClaim) -> bool:
+        """Return True if an attempt that the ledger does not know as open is lost, and emit that."""
         with self.lock:
-            if self._committing or self._work is not work:
-                return True  # a commit that overtook us ended the attempt, and rightly so
+            work = self._work
+            if self._committing or work is None or work.attempt_id != claim.id:
+                return False  # a commit that overtook the heartbeat ended the attempt, and rightly so
         self.lost(work)
-        return False
+        return True
 
     def _end(self, work: Work) -> bool:
         """True for the one who tells the attempt's end."""

@@ -3,6 +3,7 @@
 from penstock.storage.files import Files
 
 DATA_FOLDER = "data"  # below a table's root
+COMPACTED_FOLDER = "compacted"  # below a table's root
 RECORDS_FOLDER = "_penstock/batches"  # below a table's root, where neither its readers nor a vacuum look
 
 

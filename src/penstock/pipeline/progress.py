@@ -9,6 +9,7 @@ from pyspark.sql import SparkSession
 from penstock.events import BatchProgressed, Bus
 from penstock.pipeline.faults import SPARK_ERRORS
 
+END_SECONDS = 0.5  # a look may hang on a Spark that is ending, and the run does not wait for it
 LOOK_EVERY_SECONDS = 0.5
 
 
@@ -30,7 +31,7 @@ def watched(spark: SparkSession, pipeline: str, attempt_id: str, bus: Bus) -> It
         yield
     finally:
         ended.set()
-        thread.join(timeout=5.0)
+        thread.join(END_SECONDS)
 
 
 def _tasks(spark: SparkSession, group: str) -> tuple[int, int]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from penstock.errors import PublishConflict, PublishHalted, TableError, TemporaryError
-from penstock.events import BatchPublished, Bus
+from penstock.events import BatchPublished, Bus, LedgerRolledBack
 from penstock.ledger import Ledger
 from penstock.ledger.records import BatchRow
 from penstock.messaging.clock import Clock, SystemClock
@@ -27,7 +27,10 @@ from penstock.sinks.sink import Append, LoadedTable, Position, Sink
 CONFLICTS_MAX = 20  # in a row, without anything published by us
 CONFLICT_BASE_SECONDS = 0.02
 CONFLICT_CAP_SECONDS = 2.0
+PAGE_BATCHES = 100  # read at a time; two at least, as pages overlap by one
 FILES_MAX = 10_000  # of one commit; a single batch may have more
+
+START = Position(seq=0, attempt_token=None)  # before the first batch
 
 ManifestOf = Callable[[BatchRow], str]
 SchemaOf = Callable[[BatchRow], pa.Schema]
@@ -37,12 +40,20 @@ _SYSTEM_CLOCK = SystemClock()  # holds no state
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Published:
-    """What was found to be visible. Handed to the next `publish`, it saves looking at the same batches again."""
+    """The result of one `publish`. Handed to the next one, it saves reading the same batches again.
 
-    seq: int  # the table's position: the last batch with files that it shows
-    looked_to: int  # no batch from there up to this one has files for the sink
+    Both places name a batch by number and attempt: a ledger that failed over to a replica gives numbers a second time.
+    """
+
+    position: Position  # the table's: the last batch with files that it shows
+    looked_to: Position  # no batch from there up to this one has files for the sink
     table_version: int | None  # None: no table yet
-    batches: int  # made visible by us
+    batches: int  # made visible by this call
+
+    @property
+    def visible_to(self) -> int:
+        """The number of the last batch of which the table shows everything there is to show."""
+        return max(self.position.seq, self.looked_to.seq)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,10 +67,10 @@ class _Chunk:
 
 @dataclass(slots=True, kw_only=True)
 class _Look:
-    """How far this call has looked. Used by one thread."""
+    """How far this call has read. Used by one thread."""
 
-    seq: int = 0
-    looked_to: int = 0
+    position: Position = START
+    looked_to: Position = START
     table_version: int | None = None
     batches: int = 0
 
@@ -89,6 +100,12 @@ def publish(
     while True:
         try:
             chunk = _publish_some(ledger, sink, pipeline, manifest_of, schema_of, probe, look, after)
+        except _RolledBack as rolled_back:
+            # The ledger lost batches that this process saw committed. None of them has files that this table shows:
+            # `check_tip` halts for those. So the table's own position is right, and is where to begin again.
+            after = None
+            bus.emit(LedgerRolledBack(pipeline=pipeline, sink=sink.uri, lost_seq=rolled_back.lost.seq))
+            continue
         except PublishConflict as conflict:
             conflicts += 1
             if conflicts > CONFLICTS_MAX:
@@ -99,7 +116,10 @@ def publish(
             continue
         if chunk is None:
             return Published(
-                seq=look.seq, looked_to=look.looked_to, table_version=look.table_version, batches=look.batches
+                position=look.position,
+                looked_to=look.looked_to,
+                table_version=look.table_version,
+                batches=look.batches,
             )
         conflicts = 0
         look.batches += chunk.batches
@@ -137,11 +157,11 @@ def rows_schema(batch: BatchRow, *, partition_by: Sequence[str] | None) -> pa.Sc
 def check_tip(ledger: Ledger, table: LoadedTable | None, *, pipeline: str, where: str) -> Position:
     """The table's position, if the ledger knows the batch it names. Raises `PublishHalted` if it does not."""
     if table is None:
-        return Position(seq=0, attempt_token=None)
+        return START
     position = table.position
     if position.seq:
         tip = ledger.batch(pipeline, position.seq)
-        if tip is None or attempt_token(tip.attempt_id) != position.attempt_token:
+        if tip is None or place_of(tip) != position:
             raise PublishHalted(
                 f"The table {where} shows batch {position.seq}, and the ledger has "
                 f"{'no such batch' if tip is None else 'another batch of that number'}: the ledger was rolled back, or "
@@ -164,9 +184,14 @@ def _publish_some(
     """One commit to the table, at most; None when nothing is left to publish."""
     table = sink.load()
     position = check_tip(ledger, table, pipeline=pipeline, where=sink.uri)
-    start = after.looked_to if after is not None and after.seq == position.seq else position.seq
-    look.seq, look.table_version = position.seq, table.version if table is not None else None
-    chunk, look.looked_to = _next_chunk(ledger, pipeline, manifest_of, start)
+    start = after.looked_to if after is not None and after.position == position else position
+    look.position, look.table_version = position, table.version if table is not None else None
+    try:
+        chunk, look.looked_to = _next_chunk(ledger, pipeline, manifest_of, start)
+    except _RolledBack as rolled_back:
+        if rolled_back.lost != position:
+            raise
+        raise PublishConflict("the ledger was rolled back since the table's position was checked") from rolled_back
     if chunk is None:
         return None
     table = _with_schema(ledger, sink, pipeline, table, position, schema_of(chunk.tip))
@@ -188,37 +213,71 @@ def _with_schema(
     return table
 
 
-def _next_chunk(ledger: Ledger, pipeline: str, manifest_of: ManifestOf, after_seq: int) -> tuple[_Chunk | None, int]:
-    """The next batches for one commit, ending at one with files, and the last sequence that was looked at.
+def place_of(batch: BatchRow) -> Position:
+    """The batch as tables and caches name it."""
+    return Position(seq=batch.seq, attempt_token=attempt_token(batch.attempt_id))
+
+
+class _RolledBack(Exception):
+    """The ledger does not have the batch that this process read from it before."""
+
+    def __init__(self, lost: Position) -> None:
+        super().__init__(lost)
+        self.lost = lost
+
+
+def _next_chunk(
+    ledger: Ledger, pipeline: str, manifest_of: ManifestOf, start: Position
+) -> tuple[_Chunk | None, Position]:
+    """The next batches for one commit, ending at one with files, and the last batch that was read.
 
     A commit must end at a batch with files, so that position and files move together: batches without any are passed
     over, and counted with the next one that has some.
     """
     files: list[DataFile] = []
     tip: BatchRow | None = None
-    looked_to = after_seq
-    for batch in _in_order(ledger, pipeline, after_seq):
+    looked_to = start
+    for batch in _in_order(ledger, pipeline, start):
         named = decode(manifest_of(batch))
         if tip is not None and len(files) + len(named) > FILES_MAX:
             break
-        looked_to = batch.seq
+        looked_to = place_of(batch)
         if named:
             files += named
             tip = batch
     if tip is None:
         return None, looked_to
-    return _Chunk(tip=tip, batches=tip.seq - after_seq, files=files), looked_to
+    return _Chunk(tip=tip, batches=tip.seq - start.seq, files=files), looked_to
 
 
-def _in_order(ledger: Ledger, pipeline: str, after_seq: int) -> Iterator[BatchRow]:
-    """Batches after a sequence. Raises `PublishHalted` at a gap: what is in it would never be shown."""
-    for seq, batch in enumerate(ledger.batches_after(pipeline, after_seq), start=after_seq + 1):
-        if batch.seq != seq:
-            raise PublishHalted(
-                f"The ledger of {pipeline} has batch {batch.seq} and none of the number {seq}: it is damaged; "
-                f"bring back the state from a backup before publishing on."
-            )
-        yield batch
+def _in_order(ledger: Ledger, pipeline: str, start: Position) -> Iterator[BatchRow]:
+    """Read the batches after ``start``, page by page.
+
+    Each page begins with the batch at which the one before ended, read in the same statement: so the ledger has not
+    given that number, or one before it, a second time. Raises `_RolledBack` if it has, and `PublishHalted` at a gap:
+    the rows in it would never be shown.
+    """
+    last = start
+    while True:
+        page = ledger.batches(pipeline, after_seq=last.seq - 1 if last.seq else 0, limit=PAGE_BATCHES)
+        if last.seq:
+            if not page or not _is_at(page[0], last):
+                raise _RolledBack(last)
+            page = page[1:]
+        if not page:
+            return
+        for batch in page:
+            if batch.seq != last.seq + 1:
+                raise PublishHalted(
+                    f"The ledger of {pipeline} has batch {batch.seq} and none of the number {last.seq + 1}: it is "
+                    f"damaged; bring back the state from a backup before publishing on."
+                )
+            last = place_of(batch)
+            yield batch
+
+
+def _is_at(batch: BatchRow, place: Position) -> bool:
+    return place_of(batch) == place
 
 
 def _wait(clock: Clock, conflicts: int) -> None:

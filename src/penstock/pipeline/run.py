@@ -11,30 +11,34 @@ from typing import Any, TypeVar
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
-from penstock.errors import TemporaryError, TransformError
+from penstock.errors import ObjectError, TemporaryError, TransformError
 from penstock.ledger.records import ObjectResult
 from penstock.messaging.clock import Clock
 from penstock.messaging.failure import place_of
 from penstock.messaging.steps import Probe, Step
 from penstock.objects.reference import ObjectRef
+from penstock.objects.stores import store_at
 from penstock.pipeline.arrow_types import arrow_schema
 from penstock.pipeline.batch_record import BatchRecord, RecordedObject, save
 from penstock.pipeline.declaration import Declaration
 from penstock.pipeline.engine import ReadFailure, RunResult
 from penstock.pipeline.faults import SPARK_ERRORS
 from penstock.pipeline.layout import run_files, run_work
-from penstock.pipeline.session import cores
-from penstock.pipeline.source.api import ReadPlan, Summary, drain, make_plan, read, summarise
+from penstock.pipeline.session import cores, runs_here
+from penstock.pipeline.shared_folders import prove_shared
+from penstock.pipeline.source.api import FailureKind, ReadPlan, Summary, drain, make_plan, read, summarise
 from penstock.pipeline.stopwatch import Stopwatch
 from penstock.pipeline.table_schema import Agree, Agreement, check_partitions
 from penstock.pipeline.writing import write
-from penstock.sinks.manifest import encode
-from penstock.sinks.parquet import list_files
+from penstock.sinks.manifest import DataFile, encode
+from penstock.sinks.parquet import WrittenFile, list_files
 from penstock.sinks.schema import encode as encode_columns
+from penstock.storage.address import is_s3
 
 DRAINS_MAX = 3  # a partition that was read to its end and yet has no report: its task failed
 
 F = TypeVar("F")
+Cuts = Mapping[bytes, Sequence[int]]  # offsets at which objects are cut, by object id
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,16 +56,18 @@ class RunTools:
 class Run:
     """The ``number``-th run of an attempt, over these objects."""
 
-    def __init__(self, tools: RunTools, attempt_id: str, number: int, objects: Sequence[ObjectRef]) -> None:
+    def __init__(
+        self, tools: RunTools, attempt_id: str, number: int, objects: Sequence[ObjectRef], cuts: Cuts | None = None
+    ) -> None:
         self._tools = tools
         self._attempt_id = attempt_id
         self._declaration = tools.declaration
         self._files = run_files(attempt_id, number)
         self._work = run_work(self._declaration.work, attempt_id, number)
-        self._plan = self._made_plan(attempt_id, number, objects)
+        self._plan = self._made_plan(attempt_id, number, objects, cuts or {})
         self._stopwatch = Stopwatch(tools.clock)
         self._agreement: Agreement | None = None  # set by read_and_write, as is the next
-        self._written: Sequence[str] | None = None  # the files that count; None: all that are there
+        self._written: Sequence[WrittenFile] | None = None  # the files that count; None: all that are there
 
     def read_and_write(self) -> Summary:
         """Do the Spark work; afterwards files and reports are there."""
@@ -75,7 +81,18 @@ class Run:
             )
         self._tools.probe(Step.WRITTEN)
         with self._stopwatch.stage("drain"):
-            return self._drained(summarise(self._plan))
+            summary = self._drained(summarise(self._plan))
+        self._check_deleted(summary)
+        return summary
+
+    def misread(self) -> Cuts:
+        """After a failed run: the objects that may have broken it by being cut within a record, and where to cut them.
+
+        Reads what was not read to its end once more, without the transform.
+        """
+        if not self._plan.cuts_are_guesses:
+            return {}
+        return self.by_object(self._drained(summarise(self._plan)).recut)
 
     def result(self, summary: Summary, failed: Mapping[bytes, ReadFailure]) -> RunResult:
         """List what was written. Every object of the plan is in the summary's readings or failed."""
@@ -87,8 +104,10 @@ class Run:
                 self._files,
                 partition_by=self._declaration.partition_by,
                 schema=agreement.schema,
-                names=self._written,
+                written=self._written,
             )
+            self._check_rows(files, summary)
+            self._check_quarantine(summary)
         self._tools.probe(Step.MANIFESTED)
         result = RunResult(
             processed=self._processed(summary),
@@ -102,6 +121,9 @@ class Run:
             new_schema=agreement.new_schema,
             stage_seconds=self._stopwatch.seconds,
             spark_ui_url=self._tools.ui(self._attempt_id),
+            samples=self.by_object(
+                {index: reading.samples for index, reading in summary.readings.items() if reading.samples}
+            ),
             reasons=self.by_object({index: reading.reasons for index, reading in summary.readings.items()}),
         )
         if result.processed:
@@ -133,7 +155,7 @@ class Run:
         """What is known by place in the plan, by object id."""
         return {self._plan.objects[index].object_id: value for index, value in found.items()}
 
-    def _made_plan(self, attempt_id: str, number: int, objects: Sequence[ObjectRef]) -> ReadPlan:
+    def _made_plan(self, attempt_id: str, number: int, objects: Sequence[ObjectRef], cuts: Cuts) -> ReadPlan:
         return make_plan(
             objects,
             attempt_id=attempt_id,
@@ -144,6 +166,7 @@ class Run:
             aws=self._declaration.aws,
             quarantine=self._declaration.quarantine,
             work=self._work,
+            cuts={index: cuts[ref.object_id] for index, ref in enumerate(objects) if ref.object_id in cuts},
         )
 
     def _transformed(self, frame: DataFrame) -> DataFrame:
@@ -164,14 +187,56 @@ class Run:
 
     def _drained(self, summary: Summary) -> Summary:
         """Partitions that the transform never read, or not to the end, are read once more for their reports."""
-        for _ in range(DRAINS_MAX):
+        for number in range(DRAINS_MAX):
             if not summary.missing:
                 return summary
+            if number == 0:  # a report may be missing here because it lies on another host's disk
+                prove_shared(self._tools.spark, self._declaration)
             drain(self._tools.spark, self._plan, summary.missing)
             summary = summarise(self._plan)
         if summary.missing:
             raise TemporaryError(f"{len(summary.missing)} partitions of a run left no report")
         return summary
+
+    def _check_deleted(self, summary: Summary) -> None:
+        """Raise `TemporaryError` if the driver sees an object that executors on other hosts report as deleted or
+        replaced: they do not see the source as it is, and their word must not be the object's end."""
+        if runs_here(self._tools.spark) or is_s3(self._plan.source):
+            return
+        store = store_at(self._plan.source, self._plan.aws)
+        for index, failure in {**summary.failures, **summary.exclude}.items():
+            if failure.kind not in (FailureKind.GONE, FailureKind.SUPERSEDED):
+                continue
+            try:
+                store.open(self._plan.objects[index]).close()
+            except ObjectError:
+                continue
+            raise TemporaryError(
+                f"An executor does not see a file of the source as it is ({failure.reason}), and the driver does: all "
+                f"hosts of the Spark cluster must share the folder {self._plan.source}."
+            )
+
+    def _check_rows(self, files: Sequence[DataFile], summary: Summary) -> None:
+        """Raise `TemporaryError` if the rows written are not the rows read, where a transform cannot be the reason."""
+        rows = sum(file.rows for file in files)
+        if self._declaration.transform is None and not summary.exclude and rows != summary.rows:
+            raise TemporaryError(
+                f"{self._declaration.table}/{self._files} holds {rows} rows, and {summary.rows} were read; nothing was "
+                "committed."
+            )
+
+    def _check_quarantine(self, summary: Summary) -> None:
+        """Raise `TemporaryError` if a quarantine file is not there as its task reported it."""
+        place = self._declaration.quarantine
+        there = {file.path: file for file in place.list(self._files)} if summary.quarantine else {}
+        for file in summary.quarantine:
+            info = there.get(file.path) or place.stat(file.path)
+            if info is None or info.size_bytes != file.size_bytes:
+                what = "is not there" if info is None else f"has {info.size_bytes} bytes"
+                raise TemporaryError(
+                    f"{place}/{file.path} {what} as seen from this host, and the task that wrote it reported "
+                    f"{file.size_bytes} bytes; nothing was committed."
+                )
 
     def _processed(self, summary: Summary) -> list[ObjectResult]:
         return [

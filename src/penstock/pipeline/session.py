@@ -11,8 +11,9 @@ import signal
 import subprocess
 import sys
 import threading
+import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
@@ -28,6 +29,8 @@ from penstock.pipeline.faults import SPARK_ERRORS, explain
 Session = SparkSession  # for the rooms above, which name the type and never import Spark
 
 # PySpark logs every failed query to stderr once more, as one JSON line of many kilobytes.
+# Py4J logs what it also raises, with a traceback: every call that a stop breaks off.
+PY4J = "py4j"
 QUERY_LOGGERS = ("SQLQueryContextLogger", "DataFrameQueryContextLogger")
 
 REQUIRED_CONF: Mapping[str, str] = {
@@ -43,6 +46,8 @@ REQUIRED_CONF: Mapping[str, str] = {
 _HADOOP = "spark.hadoop."  # a running session takes Hadoop's settings without it
 
 LOGGED_BYTES_MAX = 1 << 20  # of the log that are looked through for the reason why Spark did not start
+
+_LOCAL = re.compile(r"local(\[\s*(?:\d+|\*)\s*(?:,\s*(?P<attempts>\d+)\s*)?\])?")
 
 # What launchers write before they leave: Java's own words, those of its virtual machine, and Spark's.
 _COMPLAINT = re.compile(
@@ -77,8 +82,9 @@ def start_session(settings: SessionSettings) -> SparkSession:
     settings.scratch.mkdir(parents=True, exist_ok=True)
     settings.log.parent.mkdir(parents=True, exist_ok=True)
     os.environ.update(_environment(settings))
-    for name in QUERY_LOGGERS:
+    for name in (*QUERY_LOGGERS, PY4J):
         logging.getLogger(name).setLevel(logging.CRITICAL + 1)
+    logging.getLogger().addFilter(_not_of_py4j)  # which logs a broken connection by the root logger
     conf = _conf(settings)
     gateway: Any = None
     logged_bytes = settings.log.stat().st_size if settings.log.exists() else 0
@@ -120,20 +126,27 @@ def end_session(spark: SparkSession, *, at_once: bool, seconds: float) -> None:
     """
     gateway: Any = spark.sparkContext._gateway  # PySpark keeps the process it launched in an attribute it does not type
     process: subprocess.Popen[bytes] = gateway.proc
+    accumulators: Any = spark.sparkContext._accumulatorServer
+    accumulators.handle_error = lambda *_: None  # it would print a traceback for a connection that is cut here
     if not at_once:
-        stopping = threading.Thread(target=spark.stop, name="penstock-spark-stop", daemon=True)
+        stopping = threading.Thread(target=_stop_quietly, args=(spark,), name="penstock-spark-stop", daemon=True)
         stopping.start()
         stopping.join(seconds)
     if process.stdin is not None:
         process.stdin.close()  # the JVM watches it, and leaves when it ends
     if at_once:
-        accumulators: Any = spark.sparkContext._accumulatorServer
-        accumulators.handle_error = lambda *_: None  # it would tell the user of a connection that we cut ourselves
         process.kill()
     try:
         process.wait(seconds)
     except subprocess.TimeoutExpired:
         process.kill()
+
+
+def _stop_quietly(spark: SparkSession) -> None:
+    """Stop a session. Its JVM may end meanwhile, which breaks PySpark's calls and loses nothing."""
+    warnings.filterwarnings("ignore", "Unable to cleanly shutdown Spark JVM process", RuntimeWarning)
+    with suppress(*SPARK_ERRORS, OSError):
+        spark.stop()
 
 
 def try_spark(settings: SessionSettings) -> None:
@@ -155,9 +168,24 @@ def session_is_there() -> bool:
     return SparkSession.getActiveSession() is not None
 
 
+def runs_here(spark: SparkSession) -> bool:
+    """Return True if all tasks run in this process's own JVM: ``local``, ``local[4]``, ``local[*]``."""
+    return _LOCAL.fullmatch(spark.sparkContext.master or "") is not None
+
+
+def tasks_run_once(spark: SparkSession) -> bool:
+    """Return True if all tasks run in this process's own JVM, and none of them is tried again or run twice."""
+    found = _LOCAL.fullmatch(spark.sparkContext.master or "")
+    return found is not None and found["attempts"] in (None, "1")
+
+
 def cores(spark: SparkSession) -> int:
     """How many tasks the session runs at once."""
     return max(1, spark.sparkContext.defaultParallelism)
+
+
+def _not_of_py4j(record: logging.LogRecord) -> bool:
+    return Path(record.pathname).parent.name != PY4J
 
 
 def _logged_since(log: Path, start_bytes: int) -> str:

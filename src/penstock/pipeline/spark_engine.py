@@ -1,21 +1,25 @@
 """The engine of production: one run is a Spark job that reads, transforms and writes Parquet.
 
 A run may have to be repeated within its attempt: an object that broke in the middle, whose repeated reads disagree, or
-that has too many bad lines is left out and its siblings are read again, into a folder of their own.
+that has too many bad lines is left out and its siblings are read again, into a folder of their own; an object of CSV
+that was cut within a record is read again, cut elsewhere.
 """
 
+import os
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 
 from pyspark.sql import SparkSession
 
+from penstock.errors import TemporaryError
 from penstock.events import Bus
 from penstock.ledger.records import Failure
 from penstock.messaging.clock import Clock
 from penstock.messaging.steps import Probe, no_probe
+from penstock.objects.local_root import LocalRoot
 from penstock.pipeline.declaration import Declaration
 from penstock.pipeline.denials import Denials
 from penstock.pipeline.engine import ReadFailure, RunBroken, RunCancelled, RunRequest, RunResult
@@ -26,8 +30,11 @@ from penstock.pipeline.source.api import register
 from penstock.pipeline.source.report import FailureKind, ObjectFailure
 from penstock.pipeline.spark_ui import run_url
 from penstock.pipeline.table_schema import Agree
+from penstock.storage.address import is_s3
 
-RUNS_MAX = 10  # of one attempt; each leaves out at least one object more
+CANCEL_AGAIN_SECONDS = 0.5
+CANCELS_MAX = 120  # then the run is left to itself: its claim is not ours, so what it comes to counts for nothing
+RUNS_MAX = 10  # of one attempt; each leaves out at least one object more, or cuts one at its records
 
 
 class SparkEngine:
@@ -57,12 +64,18 @@ class SparkEngine:
         )
         self._bus = bus
         self._denials = Denials()
+        self._root = None if is_s3(declaration.source) else LocalRoot(os.fsencode(declaration.source))
         self._lock = threading.Lock()
+        self._running: dict[str, threading.Event] = {}  # under the lock, by attempt; set at the end of the run
         self._cancelled: set[str] = set()  # under the lock; attempts are few and ids never come back
 
     def run(self, request: RunRequest) -> RunResult:
         pipeline, attempt_id = self._declaration.pipeline, request.attempt_id
-        with self._tagged(attempt_id), watched(self._spark, pipeline, attempt_id, self._bus):
+        with (
+            self._ended_told(attempt_id),
+            self._tagged(attempt_id),
+            watched(self._spark, pipeline, attempt_id, self._bus),
+        ):
             try:
                 return self._until_whole(request)
             except SPARK_ERRORS as error:
@@ -72,26 +85,69 @@ class SparkEngine:
     def cancel(self, attempt_id: str) -> None:
         with self._lock:
             self._cancelled.add(attempt_id)
-        # SparkSession.interruptTag does nothing when called from another thread (measured); this does.
-        self._spark.sparkContext.cancelJobsWithTag(attempt_id)
+            ended = self._running.get(attempt_id)
+        if ended is None:
+            return
+        # A cancel ends the jobs of the moment; a run that is between two of them begins another one.
+        for _ in range(CANCELS_MAX):
+            # SparkSession.interruptTag does nothing when called from another thread (measured); this does.
+            self._spark.sparkContext.cancelJobsWithTag(attempt_id)
+            if ended.wait(CANCEL_AGAIN_SECONDS):
+                return
 
     def _until_whole(self, request: RunRequest) -> RunResult:
         left_out: dict[bytes, ReadFailure] = {}
+        cuts: dict[bytes, Sequence[int]] = {}
         for number in range(RUNS_MAX):
             self._check_cancelled(request.attempt_id)
             objects = [ref for ref in request.objects if ref.object_id not in left_out]
             if not objects:
                 return _nothing(left_out)
-            run = Run(self._tools, request.attempt_id, number, objects)
-            summary = run.read_and_write()
+            run = Run(self._tools, request.attempt_id, number, objects, cuts)
+            try:
+                summary = run.read_and_write()
+            except SPARK_ERRORS as error:
+                self._check_cancelled(request.attempt_id)
+                if not isinstance(explain(error), RunBroken) or not (misread := run.misread()):
+                    raise
+                cuts |= misread  # the transform may have failed at a row that is none
+                continue
+            cuts |= run.by_object(summary.recut)
             if summary.readings:
                 self._denials.clear()
-            if not summary.exclude:
-                return run.result(summary, left_out | judged(run.by_object(summary.failures), self._denials))
-            left_out |= judged(run.by_object(summary.exclude), self._denials)
+            if self._root is not None and summary.readings:
+                self._root.found()
+            if not summary.exclude and not summary.recut:
+                return run.result(summary, left_out | self._judged(run.by_object(summary.failures)))
+            left_out |= self._judged(run.by_object(summary.exclude))
         raise RunBroken(
             f"after {RUNS_MAX} runs there still are objects that break in the middle", fingerprint="runs exhausted"
         )
+
+    def _judged(self, failures: Mapping[bytes, ObjectFailure]) -> dict[bytes, ReadFailure]:
+        """See `judged`. Files that are missing while their folder is away are no evidence: nobody is charged."""
+        found = judged(failures, self._denials)
+        missing = [object_id for object_id, failure in found.items() if failure.failure is Failure.GONE]
+        if missing and self._root is not None:
+            try:
+                self._root.check()
+            except TemporaryError as away:
+                fault = ReadFailure(failure=Failure.RETRY, reason=str(away), refund=True)
+                found |= dict.fromkeys(missing, fault)
+        return found
+
+    @contextmanager
+    def _ended_told(self, attempt_id: str) -> Iterator[None]:
+        """Whoever cancels the run knows when it has ended."""
+        ended = threading.Event()
+        with self._lock:
+            self._running[attempt_id] = ended
+        try:
+            yield
+        finally:
+            with self._lock:
+                del self._running[attempt_id]
+            ended.set()
 
     def _check_cancelled(self, attempt_id: str) -> None:
         with self._lock:

@@ -14,15 +14,18 @@ from penstock.events import (
     BatchWritten,
     Bus,
     LinesQuarantined,
+    MessageInvalid,
     ObjectCallRetrying,
     ObjectFailed,
     ObjectFinished,
     ObjectGivenBack,
     ObjectSkipped,
     ObjectStarted,
+    ObjectTakenOver,
     RunFailed,
 )
-from penstock.ledger.records import Claim, FailedObject, ObjectResult, ObjectState
+from penstock.ledger.records import TAKEN_OVER, Claim, FailedObject, ObjectAttempt, ObjectResult, ObjectState
+from penstock.messaging.delivery import Delivery
 from penstock.messaging.failure import failure_of
 from penstock.objects.reference import ObjectRef
 from penstock.pipeline.engine import ReadFailure, RunBroken, RunResult
@@ -80,6 +83,22 @@ class Telling:
                     attempt=work.claim.claimed[object_id].attempts,
                 )
             )
+
+    def taken_over(self, work: Work, before: Mapping[bytes, ObjectAttempt]) -> None:
+        """Emit an event for each object whose attempt before ended with its worker or its lease."""
+        for object_id, attempt in before.items():
+            if attempt.outcome in TAKEN_OVER:
+                self._bus.emit(
+                    ObjectTakenOver(
+                        pipeline=self._pipeline,
+                        object_uri=work.refs[object_id].uri,
+                        attempt_id=work.attempt_id,
+                        attempt=work.claim.claimed[object_id].attempts,
+                        from_worker=attempt.worker,
+                        from_attempt_id=attempt.attempt_id,
+                        reason=attempt.reason,
+                    )
+                )
 
     def written(self, work: Work, result: RunResult, *, seconds: float) -> None:
         """The run has written its files."""
@@ -197,6 +216,18 @@ class Telling:
     def abandoned(self, attempt_id: str, reason: str) -> None:
         """An attempt was given up."""
         self._bus.emit(AttemptAbandoned(pipeline=self._pipeline, attempt_id=attempt_id, reason=reason))
+
+    def invalid(self, delivery: Delivery, reason: str) -> None:
+        """The message, or a record in it, can never be worked on: it becomes a dead letter."""
+        self._bus.emit(
+            MessageInvalid(
+                queue=delivery.queue,
+                handler=self._pipeline,
+                message_id=delivery.message.id,
+                attempt=delivery.attempt,
+                reason=reason,
+            )
+        )
 
     def _skip(self, ref: ObjectRef, reason: str) -> None:
         self._bus.emit(ObjectSkipped(pipeline=self._pipeline, object_uri=ref.uri, reason=reason))

@@ -13,17 +13,41 @@ from penstock.pipeline.engine import ReadFailure, RunBroken
 from penstock.pipeline.parcel import Dead, Done, Later, ObjectOutcome
 from penstock.pipeline.streak import FailureStreak, every_run_failed
 
+GONE_AFTER_SECONDS = 5.0  # between the two looks that make a missing object a deleted one: longer than a rename dance
+
 
 def verdict(claimed: ClaimedObject, failure: ReadFailure, *, attempts_max: int) -> FailedObject:
     """An object that was not processed: look again where that may help, give up where it has had its attempts."""
-    exhausted = claimed.attempts >= attempts_max
     found = failure.failure
-    if found is Failure.GONE and claimed.attempts == 1 and not exhausted:
-        found = Failure.RETRY  # gone only after a second look
-    elif found is Failure.RETRY and exhausted and not failure.refund:
+    if found is Failure.GONE:
+        return _missing(claimed, failure.reason)
+    if found is Failure.RETRY and claimed.attempts >= attempts_max and not failure.refund:
         found = Failure.DEAD
     refund = failure.refund and found is Failure.RETRY
-    return FailedObject(object_id=claimed.object_id, failure=found, reason=failure.reason, refund=refund)
+    return FailedObject(
+        object_id=claimed.object_id,
+        failure=found,
+        reason=failure.reason,
+        refund=refund,
+        traceback=failure.raised.traceback if failure.raised is not None else None,
+    )
+
+
+def look_again_seconds(claimed: ClaimedObject) -> float:
+    """How long a missing object is left alone, so that its next look is far enough from the first."""
+    return max(0.0, GONE_AFTER_SECONDS - (claimed.missing_seconds or 0.0))
+
+
+def _missing(claimed: ClaimedObject, reason: str) -> FailedObject:
+    """An object that a look did not find: gone only if another look, long enough before, did not find it either."""
+    gone = claimed.missing_seconds is not None and claimed.missing_seconds >= GONE_AFTER_SECONDS
+    return FailedObject(
+        object_id=claimed.object_id,
+        failure=Failure.GONE if gone else Failure.RETRY,
+        reason=reason,
+        refund=not gone,
+        missing=True,
+    )
 
 
 def timed_out(
@@ -81,6 +105,7 @@ def suspicion(
         reason=str(broken),
         refund=isinstance(meaning, TransformError) or (not dead and suspect.attempts >= attempts_max),
         unattributed=True,
+        traceback=broken.raised.traceback if broken.raised is not None else None,
     )
 
 

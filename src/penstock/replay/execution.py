@@ -6,21 +6,23 @@ a message twice at most, under one replay id, and loses none.
 """
 
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
 from penstock.errors import ConfigurationError, PenstockError, TemporaryError
 from penstock.events import Bus
 from penstock.messaging.broker import Broker, is_fifo
+from penstock.messaging.claims import HeldClaim
 from penstock.messaging.clock import Clock
 from penstock.messaging.delivery import Delivery
 from penstock.messaging.handler import Answer
 from penstock.messaging.replays import Replay, ReplayLog, letter_replay_id, replayed
+from penstock.messaging.sending import send_each
 from penstock.messaging.settlement import Ack, DeadLetter, Release, Settlement
 from penstock.messaging.steps import Probe, Step, no_probe
 from penstock.messaging.waits import Random, backoff_seconds
 from penstock.replay.policy import Hold, Send, SetAside, next_step, planned
-from penstock.replay.sending import send_each
 from penstock.replay.sources import Sources
 from penstock.replay.telling import Telling
 
@@ -50,6 +52,7 @@ class Desk:
     random: Random
     probe: Probe = no_probe
     away: Away = field(default_factory=Away)
+    watched: Callable[[], AbstractContextManager[None]] = nullcontext  # around the log: who hears that it is away
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,11 +82,17 @@ class ReplayExecution:
         except TemporaryError as error:  # of the log, before anything was sent
             return {letter.receipt: self._put_back(letter, None, error, away) for letter in self._letters}
 
-    def extend(self) -> bool:
-        return True
+    def claim(self) -> HeldClaim | None:
+        return None
+
+    def loses(self, claim: HeldClaim) -> bool:  # noqa: ARG002 - it holds none
+        return False
 
     def drain(self) -> None:
         """It takes no longer than a few calls."""
+
+    def left_seconds(self, timeout_seconds: float) -> float:
+        return timeout_seconds
 
     def time_out(self) -> Answer:
         raise AssertionError("a replayer has no timeout")
@@ -98,7 +107,8 @@ class ReplayExecution:
 
     def _answer(self, away: int) -> Answer:
         plans = [(letter, self._plan(letter)) for letter in self._letters]
-        on_record = self._recorded([plan for _, plan in plans])
+        with self._desk.watched():
+            on_record = self._recorded([plan for _, plan in plans])
         answers: dict[str, Settlement] = {}
         due: dict[str, list[tuple[_Planned, Send]]] = {}
         for letter, plan in plans:

@@ -24,7 +24,7 @@ class Forgetting:
     def __init__(self, forget: Callable[[int], int], *, clock: Clock, random: Random) -> None:
         self._forget = forget
         self._clock = clock
-        self._due_at = clock.monotonic() + FORGET_SECONDS * random()  # monotonic; written by the I/O thread
+        self._due_at = clock.monotonic() + FORGET_SECONDS * random()  # monotonic; written by any job
 
     def care(self) -> None:
         """Forget, if it is time. Raises `TemporaryError` where the log is away."""

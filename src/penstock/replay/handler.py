@@ -1,6 +1,6 @@
 """The automatic replayer as the worker sees it: a handler whose queue is a first tier."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from penstock.messaging.delivery import Delivery
 from penstock.messaging.handler import Place
@@ -33,6 +33,5 @@ class ReplayHandler:
     def begin(self, deliveries: Sequence[Delivery]) -> ReplayExecution:
         return ReplayExecution(deliveries, self._desk)
 
-    def upkeep(self) -> None:
-        """Forget old replays, now and then."""
-        self._forgetting.care()
+    def jobs(self) -> Mapping[str, Callable[[], object]]:
+        return {"replays": self._forgetting.care}

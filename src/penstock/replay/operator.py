@@ -8,12 +8,14 @@ the automatic replays.
 import math
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from penstock.errors import ConfigurationError, PenstockError, TemporaryError
 from penstock.messaging.broker import Broker
 from penstock.messaging.clock import Clock
 from penstock.messaging.replays import Replay, ReplayLog, letter_replay_id, replayed
+from penstock.messaging.sending import chunk_of, send_each
 from penstock.messaging.steps import Probe, Step, no_probe
 from penstock.replay.filters import Wanted
 from penstock.replay.letters import Letter, Letters
@@ -48,11 +50,16 @@ class Errand:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sent:
-    """What became of a chunk. ``ids`` are those in their queues, in the order of the errands that were sent."""
+    """The outcome of a chunk. ``ids`` are those in their queues, in the order of ``errands``.
 
-    errands: Sequence[Errand]
+    The letters of ``refused`` and of those that are named nowhere here stay where they are.
+    """
+
+    errands: Sequence[Errand]  # that were sent
     ids: Sequence[str]
     sent_before: int  # were in their queues already, and only their letters were deleted
+    refused: Sequence[tuple[Errand, ConfigurationError]] = ()  # their queues never take these messages
+    failed: PenstockError | None = None  # why the rest was not sent, or why it is unknown whether it was
 
 
 class Sender:
@@ -65,7 +72,11 @@ class Sender:
         self._probe = probe
 
     def send(self, letters: Letters, errands: Sequence[Errand]) -> Sent:
-        """All of a chunk, and then delete their letters. Safe to do again wherever it broke off."""
+        """Send a chunk, and then delete the letters of those that were taken.
+
+        Safe to do again wherever it broke off: what a queue took is marked before more is sent. Raises an error of a
+        queue that took nothing of the chunk.
+        """
         intents = {errand.replay.replay_id: replace(errand.replay, due_at=self._clock.now()) for errand in errands}
         known = self._log.open(list(intents.values()))
         self._probe(Step.REPLAY_INTENDED)
@@ -73,21 +84,50 @@ class Sender:
         by_queue: dict[str, list[Errand]] = defaultdict(list)
         for errand in due:
             by_queue[errand.queue].append(errand)
-        ids: dict[str, str] = {}
-        for queue, together in by_queue.items():
-            # What is on record may be the replayer's intent, with a count and a queue of its own: what is sent is ours.
-            outgoing = [replayed(each.letter.message, each.replay, delay_seconds=0.0) for each in together]
-            sent = self._broker.send(queue, outgoing)
-            ids |= {errand.replay.replay_id: id for errand, id in zip(together, sent, strict=True)}
-            self._probe(Step.REPLAY_SENT)
-            self._log.sent([errand.replay.replay_id for errand in together])
+        taken: list[tuple[Errand, str]] = []
+        refused: list[tuple[Errand, ConfigurationError]] = []
+        failed: PenstockError | None = None
+        for some in self._parts(by_queue):
+            try:
+                outcomes = self._send(some)
+            except ConfigurationError as error:
+                if not (taken or len(due) < len(errands)):
+                    raise
+                failed = error  # what was taken before is still to be deleted
+                break
+            taken += [(errand, answer) for errand, answer in outcomes if isinstance(answer, str)]
+            refused += [(errand, answer) for errand, answer in outcomes if isinstance(answer, ConfigurationError)]
+            failed = next((answer for _, answer in outcomes if isinstance(answer, TemporaryError)), None)
+            if failed is not None:
+                break
         self._probe(Step.REPLAY_MARKED)
-        letters.remove([errand.letter.id for errand in errands])
+        before = [errand for errand in errands if known[errand.replay.replay_id].sent]
+        letters.remove([errand.letter.id for errand in [*before, *(errand for errand, _ in taken)]])
         return Sent(
-            errands=due,
-            ids=[ids[errand.replay.replay_id] for errand in due],
-            sent_before=len(errands) - len(due),
+            errands=[errand for errand, _ in taken],
+            ids=[id for _, id in taken],
+            sent_before=len(before),
+            refused=refused,
+            failed=failed,
         )
+
+    def _parts(self, by_queue: Mapping[str, Sequence[Errand]]) -> Iterator[Sequence[Errand]]:
+        """As many of one queue as are sent before they are marked."""
+        for together in by_queue.values():
+            size = chunk_of(self._broker, len(together))
+            for start in range(0, len(together), size):
+                yield together[start : start + size]
+
+    def _send(self, some: Sequence[Errand]) -> Sequence[tuple[Errand, str | PenstockError]]:
+        """Send messages to one queue and mark those that it took."""
+        # What is on record may be the replayer's intent, with a count and a queue of its own: what is sent is ours.
+        outgoing = [replayed(each.letter.message, each.replay, delay_seconds=0.0) for each in some]
+        outcomes = list(zip(some, send_each(self._broker, some[0].queue, outgoing), strict=True))
+        self._probe(Step.REPLAY_SENT)
+        taken = [errand.replay.replay_id for errand, answer in outcomes if isinstance(answer, str)]
+        if taken:
+            self._log.sent(taken)
+        return outcomes
 
 
 class Pace:

@@ -158,6 +158,16 @@ class LoadedDelta:
     def root(self) -> Files:
         return self._root
 
+    def rows(self) -> int | None:
+        """Return how many rows this snapshot shows; None where its log does not count those of every file."""
+        counts = pa.table(self._table.get_add_actions(flatten=True))
+        if not counts.num_rows:
+            return 0
+        if "num_records" not in counts.column_names:
+            return None
+        found = counts["num_records"].to_pylist()
+        return None if None in found else sum(found)
+
     def files(self) -> Sequence[TableFile]:
         """What this snapshot names. The log has paths with escapes, below the root unless they are absolute."""
         actions = pa.table(self._table.get_add_actions(flatten=True)).to_pylist()

@@ -27,6 +27,8 @@ class LogCommit:
     committed_at: float | None  # epoch seconds, by the clock of who committed
     transactions: Mapping[str, int]  # the positions it moved, by application
     added: Sequence[DataFile]
+    removed: Sequence[str] = ()  # files that left with their rows; those that were merged into others did not
+    operation: str = ""  # as who committed it calls it, in capitals
 
 
 def versions(root: Files) -> Sequence[int]:
@@ -49,19 +51,37 @@ def commits(root: Files) -> Iterator[LogCommit]:
             raise TableError(f"The commit {root}/{path} of a Delta table cannot be read ({error}).") from error
 
 
+def added_below(root: Files, folder: str) -> set[str]:
+    """Return the paths of all files below a folder that a commit in the log added. Raises as `commits`."""
+    return {file.path for commit in commits(root) for file in commit.added if file.path.startswith(f"{folder}/")}
+
+
 def _commit(version: int, text: bytes) -> LogCommit:
     transactions: dict[str, int] = {}
     added: list[DataFile] = []
+    removed: list[str] = []
     committed_at: float | None = None
+    operation = ""
     for line in text.splitlines():
         action = json.loads(line) if line.strip() else {}
         if "txn" in action:
             transactions[action["txn"]["appId"]] = action["txn"]["version"]
         elif "add" in action:
             added.append(_data_file(action["add"]))
-        elif "commitInfo" in action and "timestamp" in action["commitInfo"]:
-            committed_at = action["commitInfo"]["timestamp"] / 1000
-    return LogCommit(version=version, committed_at=committed_at, transactions=transactions, added=added)
+        elif "remove" in action:
+            removed += [unquote(action["remove"]["path"])] if action["remove"].get("dataChange", True) else []
+        elif "commitInfo" in action:
+            info = action["commitInfo"]
+            committed_at = info["timestamp"] / 1000 if "timestamp" in info else None
+            operation = str(info.get("operation", "")).upper()
+    return LogCommit(
+        version=version,
+        committed_at=committed_at,
+        transactions=transactions,
+        added=added,
+        removed=removed,
+        operation=operation,
+    )
 
 
 def _data_file(add: Mapping[str, Any]) -> DataFile:

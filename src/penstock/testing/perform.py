@@ -14,23 +14,26 @@ from penstock.handlers.declaration import HandlerDeclaration
 from penstock.handlers.function_handler import FunctionHandler
 from penstock.handlers.keys import Begun, Busy, Done
 from penstock.messaging.call_context import NO_RESOURCES
+from penstock.messaging.claims import HeldClaim
 from penstock.messaging.clock import SystemClock
 from penstock.messaging.delivery import Delivery, PreviousAttempt
 from penstock.messaging.handler import Answer
 from penstock.messaging.message import NO_ATTRIBUTES, Message
 from penstock.messaging.schema import Codec
 from penstock.messaging.settlement import Ack, DeadLetter, Release, Settlement
+from penstock.testing.recorder import Sent, recorded
 
 RECEIPT = "perform"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Performed:
-    """What became of the message, and what the handler told meanwhile."""
+    """What became of the message, what the handler emitted, and what it sent."""
 
     settlement: Settlement
     error: BaseException | None  # what the handler raised
     events: tuple[Event, ...]
+    sent: tuple[Sent, ...] = ()  # through any `App`, oldest first
 
     @property
     def acked(self) -> bool:
@@ -64,7 +67,10 @@ def perform(
     attributes: Mapping[str, str | bytes] = NO_ATTRIBUTES,
     resources: Mapping[str, Any] = NO_RESOURCES,
 ) -> Performed:
-    """Run the handler on one message and answer what became of it; no broker, no ledger, no thread.
+    """Run the handler on one message and return what became of it; no broker, no ledger, no thread.
+
+    What the handler sends through an `App` (`send`, `send_many`, `announce`) is in ``Performed.sent`` and goes nowhere;
+    inside a `TestWorker` it goes to the queues of that worker, too.
 
     The body goes through the queue's contract there and back, as a sent one does; give bytes for one that was never
     checked. An idempotent handler finds its key free. One with ``isolation="process"`` runs in the test's process.
@@ -86,7 +92,9 @@ def perform(
         received_at=message.enqueued_at,
         previous=previous_attempt,
     )
-    return _performed(declaration, delivery, resources)
+    with recorded() as sent:
+        performed = _performed(declaration, delivery, resources)
+    return replace(performed, sent=tuple(sent))
 
 
 def _performed(declaration: HandlerDeclaration, delivery: Delivery, resources: Mapping[str, Any]) -> Performed:
@@ -120,8 +128,9 @@ def _awaited(coroutine: Coroutine[Any, Any, Answer]) -> Answer:
 
 
 class _FreeClaim:
-    def extend(self) -> bool:
-        return True
+    @property
+    def held(self) -> HeldClaim:
+        raise AssertionError("no heartbeat extends this claim")
 
     def finish(self, outcome: str) -> bool:  # noqa: ARG002 - the signature is `Claim`'s
         return True

@@ -10,7 +10,6 @@ from typing import Any, Self
 
 from penstock.app.app import App
 from penstock.app.serving import serve, worker_settings
-from penstock.brokers.memory import MemoryBroker
 from penstock.errors import PenstockError, Reject, UsageError
 from penstock.events import Event, MessageFailed, MessageGivenBack
 from penstock.messaging.broker import DEAD_LETTER_SUFFIX
@@ -19,6 +18,7 @@ from penstock.messaging.death import death_of
 from penstock.messaging.message import Message
 from penstock.messaging.queue import Queue
 from penstock.testing.fake_clock import FakeClock
+from penstock.testing.recorder import Recorder, Sent
 from penstock.worker.settings import WorkerSettings
 from penstock.worker.shutdown import StopSignal
 
@@ -57,7 +57,7 @@ class TestWorker:
     def __init__(self, app: App) -> None:
         self._app = app
         self.clock = FakeClock(SystemClock().now())  # the queues' clock
-        self.broker = MemoryBroker(clock=self.clock)
+        self.broker = Recorder(clock=self.clock)
         self.events: list[Event] = []
         self._before: tuple[Any, Any] | None = None
 
@@ -119,6 +119,11 @@ class TestWorker:
     def waiting(self, queue: Queue[Any] | str) -> list[Message]:
         """The messages of a queue, oldest first; of queues without a handler, too."""
         return list(self.broker.browse(queue if isinstance(queue, str) else queue.name, messages_max=PAGE))
+
+    def sent(self, queue: Queue[Any] | str) -> list[Sent]:
+        """Return everything that was sent to a queue, by handlers and by the test, oldest first; done or not."""
+        name = queue if isinstance(queue, str) else queue.name
+        return [one for one in self.broker.sent if one.queue == name]
 
     def _check_entered(self) -> None:
         if self._before is None:  # the app stands on its own queues then, and they may be real ones

@@ -1,6 +1,7 @@
 """The relay: from the outbox to the broker, at least once, a stream's rows in their order.
 
-A row is sent, and then deleted: whoever dies in between sends it again, under the same ids. A broker that is away costs
+A row is sent, and then deleted: a relay that dies in between leaves it to be sent again, under the same ids. Where a
+broker takes a part of a call, as SQS does, only the rows that it did not take stay. A broker that is away costs
 nothing but time. A row that the broker refuses steps aside with its reason and is tried again now and then. Where a
 whole queue seems to be refused, this relay lets it rest for a moment, and the rows keep their order.
 """
@@ -11,10 +12,11 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from penstock.errors import ConfigurationError, PenstockError
+from penstock.errors import ConfigurationError, PenstockError, TemporaryError
 from penstock.events import InboxForgotten, Listener, OutboxRefused, OutboxSent, RelayFailed
 from penstock.messaging.broker import Broker
 from penstock.messaging.clock import Clock
+from penstock.messaging.sending import PARTIAL_CHUNK, TriesEach
 from penstock.messaging.waits import Random, backoff_seconds
 from penstock.transactions.outbox import ID_BYTES
 from penstock.transactions.store import FORGET_ROWS, Held, Store
@@ -202,7 +204,43 @@ class _Shift:
         return not self._settled.issuperset(row.id for row in held)
 
     def send(self, queue: str, rows: Sequence[Held], *, in_a_row_max: int | None) -> None:
-        """All in one call; where the broker refuses that, each alone."""
+        """Send the rows of one queue, in their order. What the broker took is deleted before more is sent.
+
+        Raises the first error of a row that is to be tried again.
+        """
+        if isinstance(self._broker, TriesEach):
+            self._send_parts(self._broker, queue, rows, in_a_row_max)
+        else:
+            self._send_whole(queue, rows, in_a_row_max)
+
+    def _send_parts(self, broker: TriesEach, queue: str, rows: Sequence[Held], in_a_row_max: int | None) -> None:
+        """The broker may take some messages of a call and not others, and reports which."""
+        in_a_row = 0
+        for start in range(0, len(rows), PARTIAL_CHUNK):
+            if self._over() or queue in self.refusing:
+                return
+            some = rows[start : start + PARTIAL_CHUNK]
+            answers: Sequence[str | PenstockError]
+            try:
+                answers = broker.try_send(queue, [row.outgoing for row in some])
+            except ConfigurationError as error:  # of the queue: it took none of them
+                answers = [error] * len(some)
+            outcomes = list(zip(some, answers, strict=True))
+            self._sent(queue, [(row, answer) for row, answer in outcomes if isinstance(answer, str)])
+            for row, answer in outcomes:
+                if isinstance(answer, str):
+                    in_a_row = 0
+                elif isinstance(answer, ConfigurationError) and queue not in self.refusing:
+                    self._refuse(row, answer)
+                    in_a_row += 1
+                    if in_a_row == in_a_row_max:
+                        self.refusing.add(queue)
+            failed = [answer for answer in answers if isinstance(answer, TemporaryError)]
+            if failed:
+                raise failed[0]
+
+    def _send_whole(self, queue: str, rows: Sequence[Held], in_a_row_max: int | None) -> None:
+        """All in one call, which the broker takes as a whole or not at all; if it refuses that, each alone."""
         if self._over():
             return
         try:
@@ -230,10 +268,16 @@ class _Shift:
 
     def _send(self, queue: str, rows: Sequence[Held]) -> None:
         ids = self._broker.send(queue, [row.outgoing for row in rows])
-        self._store.delete(self._claim_id, [row.id for row in rows])
-        self._settled.update(row.id for row in rows)
-        self.sent += len(rows)
-        self.events.append(OutboxSent(queue=queue, message_ids=tuple(ids)))
+        self._sent(queue, list(zip(rows, ids, strict=True)))
+
+    def _sent(self, queue: str, taken: Sequence[tuple[Held, str]]) -> None:
+        """The broker has these rows, under these ids."""
+        if not taken:
+            return
+        self._store.delete(self._claim_id, [row.id for row, _ in taken])
+        self._settled.update(row.id for row, _ in taken)
+        self.sent += len(taken)
+        self.events.append(OutboxSent(queue=queue, message_ids=tuple(id for _, id in taken)))
 
     def _refuse(self, row: Held, error: ConfigurationError) -> None:
         seconds = min(REFUSED_CAP_SECONDS, REFUSED_BASE_SECONDS * 2.0 ** min(row.tries, 20)) * (0.5 + self._random())

@@ -1,6 +1,7 @@
 """What becomes of a batch that ended: its settlements, what is told of it, how long a line that keeps failing waits.
 
-Each method is for the one caller that ended the flight (`Flight.end`), whatever thread that is.
+Each method is for the one caller that ended the flight (`Flight.end`), whatever thread that is. A method that asks the
+ledger settles only if no stop has done so meanwhile (`Flight.settles`).
 """
 
 import threading
@@ -17,6 +18,7 @@ from penstock.worker.line import Line
 from penstock.worker.settings import WorkerSettings
 from penstock.worker.settler import Settler
 
+GIVEN_BACK = Release(refund=True)  # as an execution answers that ends itself because the worker stops
 CLAIM_LOST = "the claim was lost: somebody else works on it, or will"
 
 
@@ -46,6 +48,8 @@ class Endings:
         self._concluded = 0  # under the lock, as are the next two; written by whoever ends a flight
         self._failures_in_a_row = 0
         self._not_before = 0.0  # monotonic
+        self.draining = False  # set under the lock, by the one who tells the executions
+        self.gave_back: list[Delivery] = []  # appended to by whoever ends a flight
 
     @property
     def concluded(self) -> int:
@@ -65,11 +69,14 @@ class Endings:
     def failed(self, flight: Flight, error: BaseException) -> None:
         """The run raised. Frees what it held, which may block."""
         self._free_claim(flight)
-        self.put_off(flight.deliveries, f"{type(error).__name__}: {error}")
+        if flight.settles():
+            self.put_off(flight.deliveries, f"{type(error).__name__}: {error}")
 
     def halted(self, flight: Flight, error: BaseException) -> None:
         """Nothing is wrong with these messages: back they go, uncharged, to whoever can work on them."""
         self._free_claim(flight)
+        if not flight.settles():
+            return
         self._settler.submit([(delivery, Release(refund=True)) for delivery in flight.deliveries])
         self._count(failed=False)
         self._tell(flight.deliveries, f"{type(error).__name__}: {error}")
@@ -80,11 +87,14 @@ class Endings:
         self._put_back(flight.deliveries, failed=False, why=CLAIM_LOST, refund=True)
 
     def timed_out(self, flight: Flight) -> None:
-        """Settling takes the deliveries out of the heartbeat's book: a hung run keeps no lease."""
+        """Records the end, which may block. Settling takes the deliveries out of the heartbeat's book: a hung run keeps
+        no lease."""
         try:
             answer = flight.execution.time_out()
         except Exception as error:
             self.failed(flight, error)
+            return
+        if not flight.settles():
             return
         self._settler.submit(self._settlements(flight, answer))
         self._count(failed=True)
@@ -121,6 +131,8 @@ class Endings:
             if settlement is None:
                 self._bus.emit(SettlementMissing(queue=delivery.queue, message_id=delivery.message.id))
                 settlement = self._delayed(delivery)
+            if self.draining and settlement == GIVEN_BACK:
+                self.gave_back.append(delivery)
             settlements.append((delivery, settlement))
         return settlements
 

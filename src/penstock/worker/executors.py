@@ -18,6 +18,7 @@ from penstock.worker.line import Line
 from penstock.worker.places import LOOP_THREAD, Places, start_thread
 from penstock.worker.settings import WorkerSettings
 from penstock.worker.settler import Settler
+from penstock.worker.timeouts import Timeouts
 
 
 class Slots:
@@ -61,7 +62,7 @@ class Executors:
         )
         self._place = line.handler.place
         self._shares_slots = line.shares_slots
-        self._timeout_seconds = line.handler.timeout_seconds
+        self._timeouts = Timeouts(line.handler.timeout_seconds, clock=clock)  # under the lock
         self._flights_max = line.places(settings)
         self._places = places
         self._slots = slots
@@ -73,7 +74,7 @@ class Executors:
         self._halt = halt
         self._lock = slots.lock
         self._running: dict[Flight, None] = {}  # under the lock, oldest first; until the run is at its end
-        self._stranded: list[Flight] = []  # under the lock; the run ended and the end of the batch is open
+        self._stranded: list[Flight] = []  # under the lock; the run ended and the batch is not settled
         self._draining = False  # under the lock
         self._begun = 0  # written by the I/O thread
         self._answered: list[tuple[Flight, Answered]] = []  # this and the next: the loop's thread alone
@@ -83,6 +84,11 @@ class Executors:
     def concluded(self) -> int:
         """How many batches were decided on so far."""
         return self._endings.concluded
+
+    @property
+    def gave_back(self) -> Sequence[Delivery]:
+        """The deliveries whose executions ended themselves since the worker stops."""
+        return self._endings.gave_back
 
     @property
     def not_before(self) -> float:
@@ -99,7 +105,13 @@ class Executors:
     def busy(self) -> bool:
         """Whether a run is going that somebody waits for."""
         with self._lock:
-            return any(not flight.parted for flight in self._running)
+            pending = any(flight.ended and not flight.settled for flight in self._stranded)
+            return pending or any(not flight.parted for flight in self._running)
+
+    def unsettled(self) -> Sequence[Flight]:
+        """The batches whose deliveries are not settled: the end is open, or recorded in the ledger at this moment."""
+        with self._lock:
+            return [flight for flight in (*self._running, *self._stranded) if not flight.settled]
 
     def unended(self) -> Sequence[Flight]:
         """The batches whose end is open."""
@@ -112,11 +124,9 @@ class Executors:
             return list(dict.fromkeys(flight.thread or flight.name for flight in self._running))
 
     def next_deadline(self) -> float | None:
-        """When the next batch will have taken too long (monotonic). All have the same time, so the oldest is first."""
-        if self._timeout_seconds is None:
-            return None
+        """Return when a batch may have taken too long, at the earliest (monotonic)."""
         with self._lock:
-            return next((flight.deadline for flight in self._running if not flight.ended), None)
+            return self._timeouts.next_at()
 
     def begin(self, batches: Sequence[Sequence[Delivery]]) -> None:
         """Begin these, for which there have to be free places. Only the I/O thread calls it.
@@ -124,13 +134,11 @@ class Executors:
         What the handler raises halts the line if nothing can mend it, and is raised if that ends the worker; anything
         else counts as a failed run.
         """
-        timeout_seconds = self._timeout_seconds
-        deadline = None if timeout_seconds is None else self._clock.monotonic() + timeout_seconds
         flights: list[Flight] = []
         try:
             for number, deliveries in enumerate(batches):
                 try:
-                    flights.append(self._flight(deliveries, deadline))
+                    flights.append(self._flight(deliveries))
                 except (UserError, PublishHalted) as error:
                     unstarted = [delivery for rest in batches[number:] for delivery in rest]
                     self._settler.submit((delivery, Release(refund=True)) for delivery in unstarted)
@@ -144,35 +152,33 @@ class Executors:
 
     def end_overdue(self) -> None:
         """End what has taken longer than the handler's timeout. Only the I/O thread calls it."""
-        deadline = self.next_deadline()
-        now = self._clock.monotonic()
-        while deadline is not None and deadline <= now:
-            with self._lock:
-                overdue = [f for f in self._running if f.deadline is not None and f.deadline <= now and not f.ended]
-            for flight in overdue:
-                if flight.end():
-                    self._endings.timed_out(flight)
-                    self._part(flight)
-            deadline = self.next_deadline()
+        with self._lock:
+            overdue = self._timeouts.overdue()
+        for flight in overdue:
+            if flight.end(settles=False):
+                # To record a timeout and to interrupt may block, and this thread settles for all queues.
+                self._begin_thread("penstock-timeout", self._time_out, flight)
 
     def drain(self) -> None:
         """Tell every unended execution, once, that the worker has begun to stop; also those begun from here on."""
         with self._lock:
             self._draining = True
+            self._endings.draining = True
             flights = [flight for flight in self._running if not flight.ended]
         for flight in flights:
             self._endings.drain(flight)
 
-    def _flight(self, deliveries: Sequence[Delivery], deadline: float | None) -> Flight:
+    def _flight(self, deliveries: Sequence[Delivery]) -> Flight:
         execution = self._handler.begin(deliveries)
         self._begun += 1
-        return Flight(self._course, execution, deliveries, deadline, self._begun)
+        return Flight(self._course, execution, deliveries, self._begun)
 
     def _start(self, flights: Sequence[Flight]) -> None:
         if not flights:
             return
         with self._lock:
             self._running.update(dict.fromkeys(flights))
+            self._timeouts.add(flights)
             if self._shares_slots:
                 self._slots.taken += len(flights)
             draining = self._draining
@@ -204,7 +210,8 @@ class Executors:
                 if flight.end():
                     self._answered.append((flight, result))
             elif isinstance(result, Failed) and not flight.ended:
-                await asyncio.to_thread(self._conclude, flight, result)  # it frees the claim, which may block
+                # It frees the claim, which may block.
+                await self._places.aside.run(self._conclude, flight, result, urgent=True)
             else:
                 self._conclude(flight, result)
         except asyncio.CancelledError:
@@ -233,8 +240,9 @@ class Executors:
         with self._lock:
             for flight in flights:
                 del self._running[flight]
-                if not flight.ended:
-                    self._stranded.append(flight)
+                self._timeouts.remove(flight)
+                if not flight.settled:
+                    self._stranded = [*(one for one in self._stranded if not one.settled), flight]
             if self._shares_slots:
                 self._slots.taken -= len(flights)
         self._freed()
@@ -243,13 +251,12 @@ class Executors:
         """The one place that turns a result into an ending."""
         if isinstance(result, Fatal):
             # Where it ends the worker the batch stays unended: stopping gives it back with everything else.
-            if self._halt(result.error) and flight.end():
+            if self._halt(result.error) and flight.end(settles=False):
                 self._endings.halted(flight, result.error)
-        elif not flight.end():
-            return
         elif isinstance(result, Answered):
-            self._endings.answered([(flight, result.settlements)])
-        else:
+            if flight.end():
+                self._endings.answered([(flight, result.settlements)])
+        elif flight.end(settles=False):
             self._endings.failed(flight, result.error)
 
     def _lose(self, flight: Flight) -> None:
@@ -259,8 +266,19 @@ class Executors:
             self._part(flight)
             self._freed()
 
+    def _time_out(self, flight: Flight) -> None:
+        try:
+            self._endings.timed_out(flight)
+        except BaseException as defect:  # a listener that raises, say: the worker has to hear of it
+            self._fail(defect)
+        flight.parted = True
+        self._freed()
+        self._endings.interrupt(flight)
+
     def _part(self, flight: Flight) -> None:
         flight.parted = True
         # Interrupting may block, and the caller has other things to keep going.
-        name = "penstock-interrupt"
-        threading.Thread(target=self._endings.interrupt, args=(flight,), name=name, daemon=True).start()
+        self._begin_thread("penstock-interrupt", self._endings.interrupt, flight)
+
+    def _begin_thread(self, name: str, work: Callable[[Flight], None], flight: Flight) -> None:
+        threading.Thread(target=work, args=(flight,), name=name, daemon=True).start()

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from penstock.errors import PenstockError, PublishHalted, UserError
+from penstock.messaging.claims import HeldClaim
 from penstock.messaging.delivery import Delivery
 from penstock.messaging.handler import Answer, Execution
 
@@ -37,7 +38,7 @@ class Flight:
         "_course",
         "_ended",
         "_number",
-        "deadline",
+        "_settled",
         "deliveries",
         "execution",
         "parted",
@@ -45,18 +46,16 @@ class Flight:
         "thread",
     )
 
-    def __init__(
-        self, course: Course, execution: Execution, deliveries: Sequence[Delivery], deadline: float | None, number: int
-    ) -> None:
+    def __init__(self, course: Course, execution: Execution, deliveries: Sequence[Delivery], number: int) -> None:
         self.execution = execution
         self.deliveries = deliveries
-        self.deadline = deadline  # monotonic; None: it may take as long as it likes
         self.thread = course.thread  # the name of the thread it is on; on the pool written by that when it begins
         self.task: asyncio.Task[None] | None = None  # on the loop: keeps it alive; written by the loop's thread
         self.parted = False  # ended from outside and submitted: nobody waits for the run; written by who ended it
         self._course = course
         self._number = number
         self._ended = False  # under the lock; set once, by whoever ends it first
+        self._settled = False  # under the lock; set once, by whoever submits the settlements
 
     @property
     def handler(self) -> str:
@@ -83,15 +82,36 @@ class Flight:
         """For events."""
         return tuple(delivery.message.id for delivery in self.deliveries)
 
-    def end(self) -> bool:
-        """True for the one caller that decides what becomes of the deliveries."""
+    @property
+    def settled(self) -> bool:
+        """Whether the settlements were submitted, or are about to be without another wait."""
+        return self._settled
+
+    def end(self, *, settles: bool = True) -> bool:
+        """True for the one caller that decides what becomes of the deliveries.
+
+        ``settles`` False: it asks a ledger first, and calls `settles` when it has the answer. A stop does not wait for
+        that and may settle before.
+        """
         with self._course.lock:
             first, self._ended = not self._ended, True
+            if first and settles:
+                self._settled = True
         return first
 
-    def extend(self) -> bool:
-        """Extend the claim. Once the batch has ended there is nothing left to lose."""
-        return self._ended or self.execution.extend() or self._ended
+    def settles(self) -> bool:
+        """True for the one caller that submits the settlements, after `end`."""
+        with self._course.lock:
+            first, self._settled = not self._settled, True
+        return first
+
+    def claim(self) -> HeldClaim | None:
+        """Return the claim that the heartbeat extends. Once the batch has ended there is nothing left to lose."""
+        return None if self._ended else self.execution.claim()
+
+    def loses(self, claim: HeldClaim) -> bool:
+        """Return True if a claim that its keeper does not know any more is a loss."""
+        return not self._ended and self.execution.loses(claim)
 
     def lose(self) -> None:
         """The claim is lost."""

@@ -1,26 +1,29 @@
-"""Keeping what we hold: the book of leases, and the thread that extends every lease in it.
+"""Extend what the worker holds: the book of message leases, and the heartbeat that extends leases and claims.
 
-Each beat extends the claims of the batches at work first and the message leases after them, so that the claim of a
-worker that died is free by the time its messages come back.
+The heartbeat's thread calls no service itself. Each beat starts a thread for each queue and for each keeper of claims
+(see `claim_beat`), so that a broker call that hangs delays the leases of its own queue only, and a ledger that hangs
+delays none. Meanwhile the heartbeat's thread reports what is about to be lost.
+
+A claim ends a little before the lease of its message, so that the claim of a worker that died is free when its message
+comes back. Neither call waits for the other to make that so: every lease extended in a beat ends no sooner than one
+lease after the begin of the beat, and a claim is asked for until a moment before that, however late its call is made.
 """
 
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Protocol
+from functools import partial
 
-from penstock.events import Bus, HeartbeatFailed, LeaseLost, LeasesExtended
+from penstock.events import Bus, HeartbeatFailed, LeaseLost, LeasesEndangered, LeasesExtended
 from penstock.messaging.broker import Broker
 from penstock.messaging.clock import Clock
 from penstock.messaging.delivery import Delivery
 from penstock.messaging.waits import Random
+from penstock.worker.beats import TRIES, TRY_AGAIN_SECONDS, Beats
+from penstock.worker.claim_beat import ClaimBeat, Claimed
 from penstock.worker.pulse import CALL_SECONDS_MAX, Sign
 from penstock.worker.settings import WorkerSettings
-
-TRIES = 5
-TRY_AGAIN_SECONDS = 1.0
-CLAIMS_SECONDS = 1.0  # after which a claim that fails is the last before the leases
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +42,7 @@ class Book:
         self._lease_seconds = lease_seconds
         self._lock = threading.Lock()
         self._held: dict[str, tuple[Delivery, float]] = {}  # under the lock; by receipt, with the lease's end
-        self._call: _Call | None = None  # under the lock; written by the heartbeat thread
+        self._calls: dict[str, _Call] = {}  # under the lock; by queue, each written by the thread of that queue
 
     def register(self, deliveries: Sequence[Delivery]) -> None:
         """Deliveries that were received just now: from here on they are extended."""
@@ -56,9 +59,10 @@ class Book:
         receipts = [delivery.receipt for delivery in deliveries]
         with self._lock:
             ends_at = {receipt: self._held.pop(receipt)[1] for receipt in receipts if receipt in self._held}
-            call = self._call
-        if call is not None and not call.receipts.isdisjoint(receipts):
-            self._clock.wait(call.over, wait_seconds)
+            calls = [call for call in self._calls.values() if not call.receipts.isdisjoint(receipts)]
+        ends_wait_at = self._clock.monotonic() + wait_seconds
+        for call in calls:
+            self._clock.wait(call.over, max(ends_wait_at - self._clock.monotonic(), 0.0))
         return ends_at
 
     def holds(self, delivery: Delivery) -> bool:
@@ -77,18 +81,28 @@ class Book:
         with self._lock:
             return [delivery for delivery, _ in self._held.values()]
 
+    def endangered(self, *, within_seconds: float) -> Mapping[str, Sequence[float]]:
+        """Return the seconds left of each lease that ends soon, by queue."""
+        now = self._clock.monotonic()
+        left_seconds: dict[str, list[float]] = {}
+        with self._lock:
+            for delivery, ends_at in self._held.values():
+                if ends_at - now < within_seconds:
+                    left_seconds.setdefault(delivery.queue, []).append(ends_at - now)
+        return left_seconds
+
     @contextmanager
-    def calling(self, deliveries: Sequence[Delivery]) -> Iterator[Sequence[Delivery]]:
-        """Those of the deliveries that are still held, while the caller extends them; one call at a time."""
+    def calling(self, queue: str, deliveries: Sequence[Delivery]) -> Iterator[Sequence[Delivery]]:
+        """Those of the queue's deliveries that are still held, while the caller extends them; one call a queue."""
         call_over = threading.Event()
         with self._lock:
             held = [delivery for delivery in deliveries if delivery.receipt in self._held]
-            self._call = _Call(receipts=frozenset(delivery.receipt for delivery in held), over=call_over)
+            self._calls[queue] = _Call(receipts=frozenset(delivery.receipt for delivery in held), over=call_over)
         try:
             yield held
         finally:
             with self._lock:
-                self._call = None
+                del self._calls[queue]
             call_over.set()
 
     def extended(self, deliveries: Sequence[Delivery], lost: Sequence[Delivery]) -> Sequence[Delivery]:
@@ -106,25 +120,8 @@ class Book:
         return self._clock.monotonic() + self._lease_seconds
 
 
-class Claimed(Protocol):
-    """A batch at work that holds a claim."""
-
-    @property
-    def queue(self) -> str:
-        """Where its deliveries are from."""
-        ...
-
-    def extend(self) -> bool:
-        """Extend the claim; False when it is lost."""
-        ...
-
-    def lose(self) -> None:
-        """The claim is lost: end the work without a settlement. Does not block."""
-        ...
-
-
 class Heartbeat:
-    """The loop that extends. It has a thread of its own and goes on while the worker drains."""
+    """The loop that extends. It goes on while the worker drains."""
 
     def __init__(
         self,
@@ -140,18 +137,22 @@ class Heartbeat:
     ) -> None:
         self._broker = broker
         self._book = book
-        self._claims = claims
         self._settings = settings
         self._clock = clock
         self._bus = bus
         self._random = random
         self._sign = sign
         self._ended = threading.Event()  # set by the thread that runs the worker
+        self._beats = Beats(clock, changed=self._give_sign)
+        self._claim_beat = ClaimBeat(
+            claims=claims, beats=self._beats, settings=settings, clock=clock, bus=bus, ended=self._ended
+        )
 
     def run(self) -> None:
         """Beat until told to end."""
         try:
-            while not self._clock.wait(self._ended, self._pause_seconds()):
+            while not self._ended_while_waiting():
+                self.watch()
                 self.beat()
         finally:
             self._sign.end()
@@ -160,67 +161,80 @@ class Heartbeat:
         """Beat no more."""
         self._ended.set()
 
+    @property
+    def idle(self) -> bool:
+        """Whether every call was answered."""
+        return self._beats.idle
+
     def beat(self) -> None:
-        """Extend everything once: claims, then leases. What fails is tried again, up to `TRIES` times in all."""
-        claims, leases = self._claims(), list(self._lease_groups())
-        for left in reversed(range(TRIES)):
-            claims = self._extend_claims(claims, last=not left)
-            leases = [group for group in leases if not self._extend_leases(group, last=not left)]
-            if not (claims or leases) or self._clock.wait(self._ended, TRY_AGAIN_SECONDS):
-                return
+        """Begin to extend everything; waits for no answer. A queue whose last beat is still at work is left out."""
+        for queue, deliveries in self._by_queue().items():
+            self._beats.begin(queue, partial(self._extend_queue, queue, deliveries))
+        self._claim_beat.begin()
+
+    def watch(self) -> None:
+        """Report what was not extended in time and will be lost soon."""
+        for queue, left_seconds in self._book.endangered(within_seconds=self._settings.endangered_seconds).items():
+            self._bus.emit(
+                LeasesEndangered(
+                    queue=queue,
+                    held="message leases",
+                    count=len(left_seconds),
+                    seconds_left=max(min(left_seconds), 0.0),
+                )
+            )
+        self._claim_beat.watch()
+
+    def _ended_while_waiting(self) -> bool:
+        """Wait for the next beat, and watch half-way."""
+        pause_seconds = self._pause_seconds()
+        beat_at = self._clock.monotonic() + pause_seconds
+        self._give_sign()
+        if self._clock.wait(self._ended, pause_seconds / 2):
+            return True
+        self._give_sign()
+        self.watch()
+        return self._clock.wait(self._ended, max(beat_at - self._clock.monotonic(), 0.0))
 
     def _pause_seconds(self) -> float:
         # Never longer than the interval; shorter by up to a fifth, so that workers started together drift apart.
-        self._sign.give(self._settings.lease_seconds, "waiting for its next beat")
         return self._settings.heartbeat_interval_seconds * (0.8 + 0.2 * self._random())
 
-    def _calls(self) -> None:
-        """A sign of life before each call: of a server that is away one call may take long, and a beat many of them."""
-        self._sign.give(max(self._settings.lease_seconds, CALL_SECONDS_MAX), "extending what is held")
+    def _give_sign(self) -> None:
+        """A sign of life. A call that never ends shows as a thread that does not move."""
+        begun_at = self._beats.oldest_begun_at
+        if begun_at is None:
+            self._sign.give(self._settings.lease_seconds, "waiting for its next beat")
+        else:
+            seconds_max = max(self._settings.lease_seconds, CALL_SECONDS_MAX)
+            self._sign.give(seconds_max, "extending what is held", since=begun_at)
 
-    def _lease_groups(self) -> Iterator[Sequence[Delivery]]:
+    def _by_queue(self) -> Mapping[str, Sequence[Delivery]]:
         by_queue: dict[str, list[Delivery]] = {}
         for delivery in self._book.deliveries():
             by_queue.setdefault(delivery.queue, []).append(delivery)
-        for deliveries in by_queue.values():
-            for start in range(0, len(deliveries), self._settings.settle_max):
-                yield deliveries[start : start + self._settings.settle_max]
+        return by_queue
 
-    def _extend_claims(self, claims: Sequence[Claimed], *, last: bool) -> Sequence[Claimed]:
-        """Answers those to try again, what was not tried yet before what failed.
+    def _extend_queue(self, queue: str, deliveries: Sequence[Delivery]) -> None:
+        """Extend the leases of one queue. What fails is tried again, within this beat and up to `TRIES` times."""
+        ends_at = self._clock.monotonic() + self._settings.heartbeat_interval_seconds
+        size = self._settings.settle_max
+        groups = [deliveries[start : start + size] for start in range(0, len(deliveries), size)]
+        for left in reversed(range(TRIES)):
+            last = not left or self._clock.monotonic() >= ends_at
+            groups = [group for group in groups if not self._extend(queue, group, last=last)]
+            if not groups or last or self._clock.wait(self._ended, TRY_AGAIN_SECONDS):
+                return
 
-        A ledger that is away may take its time to say so, and would take it for each of them, while the leases of all
-        queues run out. So failures end the round when it has lasted long enough.
-        """
-        failed: list[Claimed] = []
-        ends_at = self._clock.monotonic() + CLAIMS_SECONDS
-        for number, claim in enumerate(claims, start=1):
-            if not self._extend_claim(claim, last=last):
-                failed.append(claim)
-                if self._clock.monotonic() >= ends_at:
-                    return [*claims[number:], *failed]
-        return failed
-
-    def _extend_claim(self, claim: Claimed, *, last: bool) -> bool:
-        self._calls()
-        try:
-            held = claim.extend()
-        except Exception as error:
-            return self._failed(claim.queue, error, last=last)
-        if not held:
-            claim.lose()
-        return True
-
-    def _extend_leases(self, group: Sequence[Delivery], *, last: bool) -> bool:
-        queue = group[0].queue
-        with self._book.calling(group) as held:
+    def _extend(self, queue: str, group: Sequence[Delivery], *, last: bool) -> bool:
+        with self._book.calling(queue, group) as held:
             if not held:
                 return True
-            self._calls()
             try:
                 lost = self._broker.extend(held, lease_seconds=self._settings.lease_seconds)
             except Exception as error:
-                return self._failed(queue, error, last=last)
+                self._bus.emit(HeartbeatFailed(queue=queue, error=f"{type(error).__name__}: {error}", last=last))
+                return False
             gone = self._book.extended(held, lost)
         for delivery in gone:
             self._bus.emit(LeaseLost(queue=delivery.queue, message_id=delivery.message.id, attempt=delivery.attempt))
@@ -229,7 +243,3 @@ class Heartbeat:
         if extended:
             self._bus.emit(LeasesExtended(queue=queue, message_ids=extended))
         return True
-
-    def _failed(self, queue: str, error: Exception, *, last: bool) -> bool:
-        self._bus.emit(HeartbeatFailed(queue=queue, error=f"{type(error).__name__}: {error}", last=last))
-        return False

@@ -4,7 +4,7 @@ import threading
 from collections import deque
 from collections.abc import Sequence
 
-from penstock.events import Bus, MessagesReceived
+from penstock.events import Bus, MessagesReceived, MessageTakenOver
 from penstock.messaging.broker import Ask
 from penstock.messaging.delivery import AttemptEnd, Delivery
 from penstock.messaging.steps import Probe, Step
@@ -74,6 +74,8 @@ class Intake:
         self._book.register(arrived)
         self._add(arrived, now)
         self._probe(Step.RECEIVED)
+        for delivery in filter(_orphaned, arrived):
+            self._bus.emit(_taken_over(delivery))
         if self._bus.hears(MessagesReceived):
             ids = tuple(delivery.message.id for delivery in arrived)
             first = [delivery.message.enqueued_at for delivery in arrived if delivery.attempt == 1]
@@ -126,3 +128,15 @@ class Intake:
 
 def _orphaned(delivery: Delivery) -> bool:
     return delivery.previous is not None and delivery.previous.end is AttemptEnd.EXPIRED
+
+
+def _taken_over(delivery: Delivery) -> MessageTakenOver:
+    assert delivery.previous is not None, "an orphan had a worker before"
+    return MessageTakenOver(
+        queue=delivery.queue,
+        message_id=delivery.message.id,
+        attempt=delivery.attempt,
+        from_worker=delivery.previous.worker,
+        from_attempt=delivery.attempt - 1,
+        reason=delivery.previous.reason,
+    )

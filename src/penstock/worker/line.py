@@ -22,6 +22,26 @@ class Gate(Protocol):
         """When it admits more than now without anybody's doing (monotonic); None where that is not a matter of time."""
         ...
 
+    def put_back_seconds(self) -> float:
+        """How long messages that are held and unbegun stay invisible when it falls shut."""
+        ...
+
+
+class Gates:
+    """Several gates as one: a line may receive and begin what all of them admit."""
+
+    def __init__(self, *gates: Gate) -> None:
+        self._gates = gates
+
+    def admits(self) -> int | None:
+        return min((admitted for gate in self._gates if (admitted := gate.admits()) is not None), default=None)
+
+    def opens_at(self) -> float | None:
+        return min((at for gate in self._gates if (at := gate.opens_at()) is not None), default=None)
+
+    def put_back_seconds(self) -> float:
+        return max((gate.put_back_seconds() for gate in self._gates), default=0.0)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line:

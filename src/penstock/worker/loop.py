@@ -6,6 +6,7 @@ it). While the worker drains it receives no more, releases what nobody began, an
 
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from penstock.errors import PublishHalted, TemporaryError, UserError
 from penstock.events import Bus, UpkeepFailed
@@ -16,6 +17,7 @@ from penstock.worker.served_line import ServedLine
 from penstock.worker.settings import WorkerSettings
 from penstock.worker.settler import Settler
 from penstock.worker.shutdown import UNSTARTED
+from penstock.worker.upkeep import Upkeep
 
 REST_SECONDS_MAX = 60.0  # a bound for waits that a freed slot ends
 FINAL_UPKEEPS_MAX = 5
@@ -40,13 +42,11 @@ class Loop:
         until: Until | None,
         until_met: Callable[[], None],
         fail: Callable[[BaseException], None],
-        halt: Callable[[str, BaseException], bool],
     ) -> None:
         self._lines = lines
         self._exchange = exchange
         self._settler = settler
         self._turn_seconds_max = settings.turn_seconds_max
-        self._upkeep_seconds_max = settings.upkeep_seconds_max
         self._clock = clock
         self._bus = bus
         self._sign = sign
@@ -54,7 +54,6 @@ class Loop:
         self._until = until
         self._until_met = until_met
         self._fail = fail
-        self._halt = halt
         self._paused = False  # written by the thread that runs the worker; never unset
         self._leaving = False  # written by the I/O thread and by the one that runs the worker; never unset
         self._quitting = False  # written by the thread that runs the worker; never unset
@@ -123,7 +122,8 @@ class Loop:
         """What a line holds that was halted meanwhile, or whose gate fell shut, is for others or for later."""
         for served in self._lines:
             if served.barred and not served.intake.empty:
-                self._settler.submit((delivery, UNSTARTED) for delivery in served.intake.take_all())
+                unstarted = replace(UNSTARTED, delay_seconds=served.put_back_seconds)
+                self._settler.submit((delivery, unstarted) for delivery in served.intake.take_all())
 
     def _serve(self) -> float:
         """Begin, settle and receive, begin, and look around when nothing else is to do. Answers how long to rest."""
@@ -178,7 +178,7 @@ class Loop:
             if not served.intake.empty and served.executors.not_before > self._looked_at:
                 due_at.append(served.executors.not_before)
             if self._paused and not self._leaving:
-                due_at.append(served.upkeep.due_at)
+                due_at.extend(upkeep.due_at for upkeep in served.upkeeps)
             elif not self._leaving:  # a line without room is not among those that are to be asked again at some time
                 due_at.append(served.opens_at)
         seconds = min([seconds, *(at - now for at in due_at if at is not None)])
@@ -213,29 +213,39 @@ class Loop:
             return False
 
     def _care(self) -> None:
-        """Upkeep of the lines that have nothing to do, where it is time."""
+        """Begin the background jobs that are due, of the lines that have nothing to do."""
         for served in self._lines:
             concluded = served.executors.concluded
-            if served.upkeep.due(concluded) and served.idle and not served.halted:
-                self._settler.apply_due()  # upkeep may take long, and settlements should not wait for it
-                self._sign.give(self._upkeep_seconds_max, f"in the upkeep of {served.line.handler.name}")
-                try:
-                    served.upkeep.care(concluded)
-                except (UserError, PublishHalted) as error:
-                    if not self._halt(served.line.queue, error):
-                        raise
-                self._moves()
+            for upkeep in served.upkeeps:
+                if upkeep.due(concluded) and served.idle and not served.halted:
+                    upkeep.begin(concluded)
 
     def _last_care(self) -> None:
         """Upkeep before a worker that is done leaves. Raises the last failure: its work is not finished then."""
         for served in self._lines:
-            for left in reversed(range(FINAL_UPKEEPS_MAX)):
-                error = served.upkeep.care(served.executors.concluded)
-                if self._quitting:
-                    return
-                if error is None:
-                    break
-                if not left:
-                    raise error
-                self._wake.clear()
-                self._clock.wait(self._wake, served.upkeep.due_at - self._clock.monotonic())
+            for upkeep in served.upkeeps:
+                self._last_of(upkeep, served.executors.concluded)
+
+    def _last_of(self, upkeep: Upkeep, concluded: int) -> None:
+        self._await(upkeep)
+        for left in reversed(range(FINAL_UPKEEPS_MAX)):
+            if not self._quitting:
+                upkeep.begin(concluded)
+                self._await(upkeep)
+            if upkeep.running or upkeep.error is None or self._ends_at_once():
+                return
+            if not left or isinstance(upkeep.error, (UserError, PublishHalted)):
+                raise upkeep.error
+            self._wake.clear()
+            self._clock.wait(self._wake, (upkeep.due_at or 0.0) - self._clock.monotonic())
+
+    def _ends_at_once(self) -> bool:
+        return self._quitting
+
+    def _await(self, upkeep: Upkeep) -> None:
+        """Wait for the run that is under way, if there is one, unless the worker is to end at once."""
+        while upkeep.running and not self._quitting:
+            self._wake.clear()
+            if upkeep.running:
+                self._sign.give(REST_SECONDS_MAX + self._turn_seconds_max, "waiting for the last upkeep")
+                self._clock.wait(self._wake, REST_SECONDS_MAX)

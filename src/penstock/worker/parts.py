@@ -84,7 +84,7 @@ class Parts:
                 line=line,
                 intake=self._intake(line),
                 executors=self._executors(line, slots),
-                upkeep=self._upkeep(line, in_a_hurry=until is not None),
+                upkeeps=self._upkeeps(line, in_a_hurry=until is not None),
                 ask_at=first_ask_at,
             )
             for line in tools.lines
@@ -104,6 +104,10 @@ class Parts:
     def unended(self) -> Sequence[Flight]:
         """The batches whose end is open."""
         return [flight for served in self.lines for flight in served.executors.unended()]
+
+    def upkeeps(self) -> Sequence[Upkeep]:
+        """The background jobs of all lines."""
+        return [upkeep for served in self.lines for upkeep in served.upkeeps]
 
     def standings(self) -> Sequence[LineStanding]:
         """How each line stands now. Any thread may ask."""
@@ -154,16 +158,24 @@ class Parts:
             halt=partial(self._calls.halt, line.queue),
         )
 
-    def _upkeep(self, line: Line, *, in_a_hurry: bool) -> Upkeep:
+    def _upkeeps(self, line: Line, *, in_a_hurry: bool) -> Sequence[Upkeep]:
         tools = self._tools
-        return Upkeep(
-            handler=line.handler,
-            in_a_hurry=in_a_hurry,
-            settings=tools.settings,
-            clock=tools.clock,
-            bus=tools.bus,
-            random=tools.random,
-        )
+        return [
+            Upkeep(
+                handler=line.handler.name,
+                job=name,
+                work=work,
+                in_a_hurry=in_a_hurry,
+                settings=tools.settings,
+                clock=tools.clock,
+                bus=tools.bus,
+                random=tools.random,
+                ended=self._calls.freed,
+                halt=partial(self._calls.halt, line.queue),
+                fail=self._calls.fail,
+            )
+            for name, work in line.handler.jobs().items()
+        ]
 
     def _loop(self, wake: threading.Event, until: Until | None) -> Loop:
         tools = self._tools
@@ -179,7 +191,6 @@ class Parts:
             until=until,
             until_met=self._calls.until_met,
             fail=self._calls.fail,
-            halt=self._calls.halt,
         )
 
     def _exchange(self, wake: threading.Event) -> Exchange:

@@ -13,9 +13,11 @@ from contextlib import suppress
 from queue import SimpleQueue
 from typing import Any
 
+from penstock.messaging.aside import AsideThreads
 from penstock.worker.flight import Flight
 
 LOOP_THREAD = "penstock-loop"
+ASIDE_THREADS_MAX = 8
 
 Fly = Callable[[Flight], None]
 FlyAsync = Callable[[Flight], Coroutine[Any, Any, None]]
@@ -191,6 +193,7 @@ class Places:
     def __init__(self, *, concurrency: int, ended: Callable[[], None], event_loop: EventLoop | None = None) -> None:
         self.pool = Pool(threads_max=concurrency)
         self.loop = event_loop or EventLoop(ended=ended)
+        self.aside = AsideThreads("aside", threads_max=ASIDE_THREADS_MAX)  # for what blocks beside the loop
         self._owns_loop = event_loop is None
 
     @property

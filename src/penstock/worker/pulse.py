@@ -44,9 +44,13 @@ class Sign:
         self._given: tuple[float, float, str] | None = None  # this and the next: written by the thread
         self._over = False
 
-    def give(self, seconds_max: float, doing: str) -> None:
-        """Move: the next sign comes within so many seconds."""
-        self._given = (self._clock.monotonic(), seconds_max, doing)
+    def give(self, seconds_max: float, doing: str, *, since: float | None = None) -> None:
+        """Move: the next sign comes within so many seconds, counted from ``since`` (monotonic) or from now."""
+        self._given = (self._clock.monotonic() if since is None else since, seconds_max, doing)
+
+    def rest(self) -> None:
+        """Have nothing to do, for any time."""
+        self._given = None
 
     def end(self) -> None:
         """The thread is at its end, as the worker will be."""
@@ -80,6 +84,7 @@ class Pulse:
         self.heartbeat = Sign("penstock-heartbeat", clock)
         self.phase = Phase.STARTING  # this and the rest: written by the shift's thread
         self.lines: Callable[[], Sequence[LineStanding]] = tuple
+        self.upkeeps: Sequence[Sign] = ()
         self.loop: Callable[[], asyncio.AbstractEventLoop | None] = _no_loop  # while one runs
 
     @property
@@ -88,7 +93,7 @@ class Pulse:
         starts or stops, each of which has a bound of its own."""
         if self.phase in (Phase.STARTING, Phase.STOPPING):
             return ()
-        return [trouble for sign in (self.io, self.heartbeat) if (trouble := sign.trouble) is not None]
+        return [trouble for sign in (self.io, self.heartbeat, *self.upkeeps) if (trouble := sign.trouble) is not None]
 
 
 def _no_loop() -> None:

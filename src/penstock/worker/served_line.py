@@ -17,7 +17,7 @@ class ServedLine:
     line: Line
     intake: Intake
     executors: Executors
-    upkeep: Upkeep
+    upkeeps: Sequence[Upkeep]
     ask_at: float  # monotonic: not before
     polled_at: float | None = None  # monotonic: when the broker last answered for it
     receive_failures: int = 0  # in a row
@@ -46,6 +46,11 @@ class ServedLine:
             return self.halted
         admitted = self.line.gate.admits()
         return admitted is not None and self.intake.held > admitted
+
+    @property
+    def put_back_seconds(self) -> float:
+        """How long what is barred stays invisible."""
+        return 0.0 if self.line.gate is None else self.line.gate.put_back_seconds()
 
     @property
     def opens_at(self) -> float | None:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from penstock.errors import ConfigurationError
 
 INTAKE_SECONDS = 1.0  # from the signal until nothing more is fetched
+CLAIMS_END_EARLIER_SECONDS = 1.0  # than the leases of their messages
 MARGIN_SECONDS = 2.0  # left to the interpreter and to a slow machine
 
 
@@ -17,6 +18,7 @@ class StopBudget:
     release_seconds: float  # what is unfinished is given back
     flush_seconds: float  # the last settlements are applied, interrupted threads end
     margin_seconds: float
+    stop_timeout_seconds: float  # all of it
 
 
 def budget(
@@ -56,6 +58,7 @@ def budget(
         release_seconds=release_seconds,
         flush_seconds=flush_seconds,
         margin_seconds=MARGIN_SECONDS,
+        stop_timeout_seconds=stop_timeout_seconds,
     )
 
 
@@ -109,6 +112,22 @@ class WorkerSettings:
     def heartbeat_interval_seconds(self) -> float:
         """Seconds between two heartbeats."""
         return self.lease_seconds / 3 if self.heartbeat_seconds is None else self.heartbeat_seconds
+
+    @property
+    def claim_seconds(self) -> float:
+        """Seconds from the begin of a beat until a claim that it extends ends: before the lease of its message does."""
+        return self.lease_seconds - min(CLAIMS_END_EARLIER_SECONDS, self.lease_seconds / 10)
+
+    @property
+    def claim_answer_seconds(self) -> float:
+        """Seconds that each answer of a claim's keeper may take in a heartbeat. A call waits for four at most (a
+        connection, its settings, the check of an old one, the call), and these have to fit between two heartbeats."""
+        return self.heartbeat_interval_seconds / 4
+
+    @property
+    def endangered_seconds(self) -> float:
+        """Seconds left of a lease that was not extended for one and a half heartbeats."""
+        return self.lease_seconds - 1.5 * self.heartbeat_interval_seconds
 
     @property
     def budget(self) -> StopBudget:

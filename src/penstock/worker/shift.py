@@ -4,7 +4,7 @@ What happens in each thread is in its own module; here is who starts when, who w
 """
 
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -27,7 +27,7 @@ from penstock.worker.loop import Until
 from penstock.worker.parts import Calls, Parts, Tools
 from penstock.worker.places import LOOP_THREAD
 from penstock.worker.pulse import Phase
-from penstock.worker.shutdown import BROKER_SHARE, UNSTARTED, StopSignal, give_back
+from penstock.worker.shutdown import BROKER_SHARE, UNSTARTED, StopSignal, give_back, release_pending
 from penstock.worker.stacks import stacks
 
 Outcome = Literal["drained", "given_back", "forced"]
@@ -65,11 +65,15 @@ class Shift:
         self._stacks_told = 0
         self._failure_told = False
         self._drain_ends_at: float | None = None
+        self._stop_began_at: float | None = None
+        self._releasing: Sequence[Helper] = ()
+        self._broken_off = False  # a run in a thread of its own
         self._threads_left: list[str] = []
         self._outcome: Outcome = "forced"
         calls = Calls(freed=self.freed, changed=self.changed, until_met=self.until_met, fail=self.fail, halt=self.halt)
         self._parts = Parts(tools, calls, wake=self._wake, until=until)
         self._pulse.lines = self._parts.standings
+        self._pulse.upkeeps = [upkeep.sign for upkeep in self._parts.upkeeps()]
         self._pulse.loop = lambda: self._parts.places.loop.loop
         self._io = self._helper("penstock-io", self._parts.loop.run)
         self._beating = self._helper("penstock-heartbeat", self._parts.heartbeat.run)
@@ -159,6 +163,7 @@ class Shift:
             self._bus.emit(WorkerDraining(reason="asked to pause", in_flight=self._in_flight()))
             self._await(lambda: self._reason() is not None, self._never)
         self._pulse.phase = Phase.STOPPING
+        self._stop_began_at = self._clock.monotonic()
         in_flight = self._in_flight()
         self._parts.loop.leave()
         self._tell_failure()
@@ -179,46 +184,70 @@ class Shift:
         deadline = self._clock.monotonic() + seconds
         alone: list[Flight] = []
         group: list[Flight] = []
+        pending: list[Flight] = []
         for served in self._parts.lines:
-            ended = [flight for flight in served.executors.unended() if flight.end()]
-            (group if served.line.shares_slots else alone).extend(ended)
+            for flight in served.executors.unsettled():
+                # Ended by somebody who waits for the ledger: all that is left to do is to release its messages.
+                mine = flight.end()
+                (pending if not mine else group if served.line.shares_slots else alone).append(flight)
         helpers = [
             self._helper(f"penstock-give-back-{n}", partial(self._give_back_flights, [flight], seconds))
             for n, flight in enumerate(alone, start=1)
         ]
         if group:
             helpers.append(self._helper("penstock-give-back-group", partial(self._give_back_flights, group, seconds)))
+        if pending:
+            helpers.append(self._helper("penstock-give-back-pending", partial(self._release_pending, pending, seconds)))
         if not all(served.intake.empty for served in self._parts.lines):
             helpers.append(self._helper("penstock-give-back-unstarted", partial(self._put_back, seconds)))
         for helper in helpers:
             helper.start()
         self._await(lambda: all(helper.done for helper in helpers), lambda: deadline)
-        self._leave_behind(helper.name for helper in helpers if not helper.done)
-        return [delivery for flight in (*alone, *group) for delivery in flight.deliveries]
+        self._releasing = helpers
+        self._broken_off = bool(alone)
+        return [delivery for flight in (*alone, *group, *pending) for delivery in flight.deliveries]
 
     def _close(self, given_back: Sequence[Delivery]) -> None:
         """The last settlements, the last threads, the last word."""
-        flush_ends_at = self._clock.monotonic() + self._budget.flush_seconds
+        flush_ends_at = self._closing_ends_at(self._clock.monotonic())
         self._closing = True
         self._await(lambda: self._io.done and not self._running(), lambda: flush_ends_at - _UNWIND_SECONDS)
         unapplied = self._parts.settler.unapplied()
         self._end_threads()
-        own = (self._io, self._beating, self._telling)
+        own = (self._io, self._beating, self._telling, *self._releasing)
         places = self._parts.places
-        self._await(lambda: all(helper.done for helper in own) and places.done, lambda: flush_ends_at)
+        upkeeps = self._parts.upkeeps()
+        self._await(
+            lambda: all(helper.done for helper in own) and places.done and not any(one.running for one in upkeeps),
+            lambda: flush_ends_at,
+        )
         self._leave_behind(helper.name for helper in own if not helper.done)
         self._leave_behind(self._running(shares_slots=False))
         forced = bool(self._threads_left or self._refused)
         # A user's function on a shared place that goes on after its message was given back holds nothing any more.
         self._leave_behind(self._running(shares_slots=True))
         self._leave_behind(() if places.done else (LOOP_THREAD,))
-        returned = [*given_back, *unapplied]
+        for upkeep in upkeeps:
+            upkeep.end()
+        self._leave_behind(upkeep.name for upkeep in upkeeps if upkeep.running)  # it holds nothing of a message
+        gave_back = [delivery for served in self._parts.lines for delivery in served.executors.gave_back]
+        returned = {delivery.receipt: delivery for delivery in (*given_back, *unapplied, *gave_back)}
+        unsettled = {delivery.receipt: delivery for delivery in (*self._refused, *unapplied)}
         self._outcome = "forced" if forced else "given_back" if returned else "drained"
-        ids = tuple(delivery.message.id for delivery in returned)
         self._tell_failure()
-        self._bus.emit(WorkerStopped(outcome=self._outcome, given_back=ids))
+        self._bus.emit(
+            WorkerStopped(outcome=self._outcome, given_back=_message_ids(returned), unsettled=_message_ids(unsettled))
+        )
 
     # Steps of these
+
+    def _closing_ends_at(self, now: float) -> float:
+        """Runs in threads of their own that were broken off get what the stop timeout has left, unless the stop is
+        urgent."""
+        ends_at = now + self._budget.flush_seconds
+        if self._stop_began_at is None or not self._broken_off or self._stop.urgent or self._error is not None:
+            return ends_at
+        return max(ends_at, self._stop_began_at + self._budget.stop_timeout_seconds - self._budget.margin_seconds)
 
     def _helper(self, name: str, work: Callable[[], object]) -> Helper:
         return Helper(name, work, changed=self.changed, fail=self.fail)
@@ -263,6 +292,12 @@ class Shift:
             clock=self._clock,
             bus=self._bus,
             seconds=seconds,
+        )
+
+    def _release_pending(self, flights: Sequence[Flight], seconds: float) -> None:
+        """Release what was ended before and waits for the ledger, with little time left for it to answer."""
+        self._refused += release_pending(
+            flights=flights, book=self._parts.book, settler=self._parts.settler, clock=self._clock, seconds=seconds
         )
 
     def _put_back(self, seconds: float) -> None:
@@ -314,3 +349,7 @@ class Shift:
     @staticmethod
     def _never() -> float:
         return float("inf")
+
+
+def _message_ids(deliveries: Mapping[str, Delivery]) -> tuple[str, ...]:
+    return tuple(delivery.message.id for delivery in deliveries.values())

@@ -2,12 +2,14 @@
 
 import signal
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from types import FrameType
 from typing import Any
 
+from penstock.errors import ClaimLost
 from penstock.events import Bus, GiveBackFailed
 from penstock.messaging.clock import Clock
 from penstock.messaging.delivery import Delivery
@@ -24,6 +26,9 @@ GIVEN_BACK = Release(delay_seconds=0.0, refund=True)  # a shutdown broke it off,
 _BOOK_SHARE = 1 / 3
 _CLAIMS_SHARE = 2 / 3
 BROKER_SHARE = 0.9
+_PENDING_PAUSE_SECONDS = 0.05  # between two looks at batches that wait for the ledger
+
+FREEING_THREADS = 8  # as many as the connections to a ledger
 
 STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)  # the last: its terminal is closed
 PAUSING = (signal.SIGTSTP,)
@@ -157,12 +162,14 @@ def give_back(
     batches hold in the ledger, so that whoever gets the messages can claim at once. Then the messages. Only then is the
     work interrupted: to lose work is worse than to run it twice. A step that raises is told and does not keep the
     next ones from being taken.
+
+    A batch without a claim does not wait for the claims of others. A claim that the ledger does not free in its share
+    of the time ends with its lease, and its messages are released all the same.
     """
     began_at = clock.monotonic()
-    deliveries = [delivery for flight in flights for delivery in flight.deliveries]
-    left: Sequence[Delivery] = deliveries
-
+    ends_claims_at = began_at + seconds * _CLAIMS_SHARE
     everybody = ", ".join(dict.fromkeys(flight.handler for flight in flights))
+    left: list[Delivery] = []
 
     def tried(what: str, step: Callable[[], object], handler: str = everybody) -> None:
         try:
@@ -170,20 +177,113 @@ def give_back(
         except Exception as error:
             bus.emit(GiveBackFailed(handler=handler, step=what, error=f"{type(error).__name__}: {error}"))
 
-    def free(flight: Flight) -> None:
-        if flight is not flights[0] and clock.monotonic() >= began_at + seconds * _CLAIMS_SHARE:
-            raise TimeoutError("the time for it was over; the claim ends with its lease")
-        flight.execution.give_back()
+    def unfreed(flight: Flight, error: Exception) -> None:
+        told = f"{type(error).__name__}: {error}"
+        bus.emit(GiveBackFailed(handler=flight.handler, step="free what the batch holds", error=told))
 
-    def release() -> None:
-        nonlocal left
-        settlements = [(delivery, GIVEN_BACK) for delivery in deliveries]
-        left = settler.settle_by(settlements, deadline=began_at + seconds * BROKER_SHARE)
+    def release(released: Sequence[Flight]) -> None:
+        deliveries = _deliveries(released)
+        left.extend(deliveries)
+        refused = settler.settle_by(
+            [(delivery, GIVEN_BACK) for delivery in deliveries], deadline=began_at + seconds * BROKER_SHARE
+        )
+        settled = {delivery.receipt for delivery in deliveries} - {delivery.receipt for delivery in refused}
+        left[:] = [delivery for delivery in left if delivery.receipt not in settled]
 
-    tried("leave the heartbeat's book", lambda: book.unregister(deliveries, wait_seconds=seconds * _BOOK_SHARE))
-    for flight in flights:
-        tried("free what the batch holds", partial(free, flight), flight.handler)
-    tried("release the messages", release)
+    tried(
+        "leave the heartbeat's book", lambda: book.unregister(_deliveries(flights), wait_seconds=seconds * _BOOK_SHARE)
+    )
+    claimless = [flight for flight in flights if not _holds_claim(flight)]
+    holding = [flight for flight in flights if flight not in set(claimless)]
+    freeings = [_Freeing(claimless, unfreed, threads=1), _Freeing(holding, unfreed, threads=FREEING_THREADS)]
+    for freeing in freeings:
+        freeing.start()
+    for freeing in freeings:
+        clock.wait(freeing.over, max(ends_claims_at - clock.monotonic(), 0.0))
+        for flight in freeing.give_up():
+            unfreed(flight, TimeoutError("the time for it was over; the claim ends with its lease"))
+        if freeing.flights:
+            tried("release the messages", partial(release, freeing.flights))
     for flight in flights:
         tried("interrupt the work", flight.execution.interrupt, flight.handler)
     return left
+
+
+def release_pending(
+    *, flights: Sequence[Flight], book: Book, settler: Settler, clock: Clock, seconds: float
+) -> Sequence[Delivery]:
+    """Release the messages of batches that ended and wait for the ledger; answers what the broker did not take.
+
+    Those that get their answer in the share of claims settle for themselves.
+    """
+    began_at = clock.monotonic()
+    never = threading.Event()
+    while (left := [flight for flight in flights if not flight.settled]) and (
+        left_seconds := began_at + seconds * _CLAIMS_SHARE - clock.monotonic()
+    ) > 0:
+        clock.wait(never, min(_PENDING_PAUSE_SECONDS, left_seconds))
+    deliveries = _deliveries([flight for flight in left if flight.settles()])
+    book.unregister(deliveries, wait_seconds=0.0)
+    return settler.settle_by(
+        [(delivery, GIVEN_BACK) for delivery in deliveries], deadline=began_at + seconds * BROKER_SHARE
+    )
+
+
+class _Freeing:
+    """Frees what batches hold, in threads of its own, since a ledger may not answer for longer than a stop may take."""
+
+    def __init__(self, flights: Sequence[Flight], failed: Callable[[Flight, Exception], None], *, threads: int) -> None:
+        self.flights = flights
+        self.over = threading.Event()
+        self._failed = failed
+        self._threads = min(threads, len(flights))
+        self._lock = threading.Lock()
+        self._waiting = deque(flights)  # under the lock, as are the next two
+        self._open = dict.fromkeys(flights)
+        self._given_up = False
+        if not flights:
+            self.over.set()
+
+    def start(self) -> None:
+        """Begin."""
+        for _ in range(self._threads):
+            threading.Thread(target=self._run, name="penstock-give-back-claims", daemon=True).start()
+
+    def give_up(self) -> Sequence[Flight]:
+        """Begin no more; return the batches that were not freed."""
+        with self._lock:
+            self._given_up = True
+            self._waiting.clear()
+            return list(self._open)
+
+    def _run(self) -> None:
+        while True:
+            with self._lock:
+                if not self._waiting:
+                    return
+                flight = self._waiting.popleft()
+            self._free(flight)
+            with self._lock:
+                self._open.pop(flight, None)
+                if not self._open:
+                    self.over.set()
+
+    def _free(self, flight: Flight) -> None:
+        try:
+            flight.execution.give_back()
+        except Exception as error:
+            with self._lock:
+                reported = self._given_up
+            if not reported:
+                self._failed(flight, error)
+
+
+def _deliveries(flights: Iterable[Flight]) -> list[Delivery]:
+    return [delivery for flight in flights for delivery in flight.deliveries]
+
+
+def _holds_claim(flight: Flight) -> bool:
+    try:
+        return flight.execution.claim() is not None
+    except ClaimLost:
+        return False

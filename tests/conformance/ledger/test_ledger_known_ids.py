@@ -1,11 +1,12 @@
 """Reading all known ids in bulk, and the record of reconciliations."""
 
+import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
 from sqlalchemy import insert
-from tests.conformance.ledger.desk import OVER, PIPELINE, Desk, candidates, object_id_of, outcome
+from tests.conformance.ledger.desk import BEFORE, OVER, PIPELINE, Desk, candidates, object_id_of, outcome
 
 from penstock.errors import TemporaryError
 from penstock.ledger import known_ids
@@ -13,6 +14,8 @@ from penstock.ledger.known_ids import ID_BYTES, IDS_END, KnownIds, known_ids_at
 from penstock.ledger.reconciliations import Comparison
 from penstock.ledger.records import Failure
 from penstock.ledger.schema import archived_objects
+
+NOW = time.time()
 
 
 def known(blobs: Iterator[bytes]) -> list[bytes]:
@@ -40,7 +43,7 @@ def test_an_empty_ledger_knows_nothing(desk: Desk) -> None:
     assert known(desk.ledger.known_ids(PIPELINE)) == []
 
 
-def test_terminal_live_and_archived_objects_are_known_and_no_others(desk: Desk) -> None:
+def test_ended_live_and_archived_objects_are_known_and_no_others(desk: Desk) -> None:
     desk.process("processed-1", "processed-2")
     for name, failure in {"dead": Failure.DEAD, "gone": Failure.GONE, "superseded": Failure.SUPERSEDED}.items():
         desk.ledger.commit(outcome(desk.claim(candidates(name)), failed={name: failure}))
@@ -51,8 +54,10 @@ def test_terminal_live_and_archived_objects_are_known_and_no_others(desk: Desk) 
     desk.claim(candidates("live"))
     desk.claim(candidates("over"), lease_seconds=OVER)
     archive(desk, ids("archived"))
+    expected = ids("processed-1", "processed-2", "dead", "live", "archived")
+    assert sorted(known(desk.ledger.known_ids(PIPELINE))) == expected, "what exists was not deleted or replaced"
     expected = ids("processed-1", "processed-2", "dead", "gone", "superseded", "live", "archived")
-    assert sorted(known(desk.ledger.known_ids(PIPELINE))) == expected
+    assert sorted(known(desk.ledger.known_ids(PIPELINE, seen_at=BEFORE))) == expected, "it was, since it was seen"
 
 
 def test_pipelines_do_not_know_of_each_other(desk: Desk) -> None:
@@ -100,16 +105,16 @@ def test_a_look_that_fails_for_a_while_is_tried_again(desk: Desk, monkeypatch: p
 
     monkeypatch.setattr(known_ids, "_WAIT_SECONDS_MAX", 0.01)
     monkeypatch.setattr(desk.ledger.database, "reading", reading)
-    assert sorted(known(KnownIds(desk.ledger.database).between(PIPELINE, 0, IDS_END))) == ids("a", "b")
+    assert sorted(known(KnownIds(desk.ledger.database).between(PIPELINE, 0, IDS_END, seen_at=NOW))) == ids("a", "b")
     faults = iter([TemporaryError("away")] * 100)
     with pytest.raises(TemporaryError):
-        known(KnownIds(desk.ledger.database).between(PIPELINE, 0, IDS_END))
+        known(KnownIds(desk.ledger.database).between(PIPELINE, 0, IDS_END, seen_at=NOW))
 
 
 def test_another_process_reads_them_by_the_url(shared_desk: Desk) -> None:
     shared_desk.process("a", "b")
     url = shared_desk.ledger.secret_url
-    assert sorted(known(known_ids_at(url, PIPELINE, 0, IDS_END))) == ids("a", "b")
+    assert sorted(known(known_ids_at(url, PIPELINE, 0, IDS_END, seen_at=NOW))) == ids("a", "b")
 
 
 def test_the_latest_reconciliation_is_on_record(desk: Desk) -> None:

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from tests.conformance.ledger.desk import OVER, PIPELINE, Desk, candidate, candidates, object_id_of, outcome
 
-from penstock.ledger.records import Failure, ObjectState
+from penstock.ledger.records import FailedObject, Failure, ObjectState
 
 UNKNOWN = b"?" * 16
 
@@ -138,3 +138,60 @@ def test_five_thousand_objects_at_once(desk: Desk) -> None:
     assert len(desk.ledger.states(PIPELINE, ids)) == 5_000
     again = desk.claim(candidates(*names))
     assert (len(again.claimed), len(again.ended)) == (10, 4_990)
+
+
+def test_the_attempts_before_one_are_the_latest_of_others(desk: Desk) -> None:
+    desk.claim(candidates("a", "b"), attempt="z", worker="one", lease_seconds=OVER)
+    desk.ledger.commit(outcome(desk.claim(candidates("a"), attempt="y", worker="two"), failed={"a": Failure.RETRY}))
+    desk.claim(candidates("a", "b", "c"), attempt="x", worker="three")
+    before = desk.ledger.attempts_before(PIPELINE, "x", [object_id_of(name) for name in "abc"])
+    assert {id: (one.attempt_id, one.worker, one.outcome) for id, one in before.items()} == {
+        object_id_of("a"): ("y", "two", "retry"),
+        object_id_of("b"): ("z", "one", "expired"),
+    }
+    assert desk.ledger.attempts_before("other", "x", [object_id_of("a")]) == {}
+
+
+def test_an_attempt_keeps_the_traceback_of_what_failed(desk: Desk) -> None:
+    claim = desk.claim(candidates("a"), attempt="z")
+    failed = FailedObject(
+        object_id=object_id_of("a"),
+        failure=Failure.DEAD,
+        reason="ValueError: two\nlines (t.py:8)",
+        traceback='Traceback (most recent call last):\n  File "t.py", line 8\nValueError: two\nlines\n',
+    )
+    desk.ledger.commit(replace(outcome(claim), processed=(), failed=[failed]))
+    [attempt] = desk.ledger.attempts_of(PIPELINE, object_id_of("a"))
+    assert (attempt.reason, attempt.traceback) == (failed.reason, (failed.traceback or "").rstrip())
+    [row] = desk.ledger.objects(PIPELINE, state=ObjectState.DEAD, uri_contains=None, limit=10, after=None)
+    assert row.reason == failed.reason, "an object keeps what fits into one line"
+
+
+def test_rows_written_are_summed_up_to_a_batch(desk: Desk) -> None:
+    desk.process("a", "b")
+    one = desk.ledger.written_to(PIPELINE, 1)
+    desk.process("c")
+    batches = desk.ledger.batches(PIPELINE, after_seq=0, limit=10)
+    assert one == (batches[0].rows, batches[0].lines_quarantined)
+    assert desk.ledger.written_to(PIPELINE, 2) == (
+        sum(batch.rows for batch in batches),
+        sum(batch.lines_quarantined for batch in batches),
+    )
+    assert desk.ledger.written_to("other", 2) == (0, 0)
+
+
+def test_what_needs_no_message_is_known_among_others(desk: Desk) -> None:
+    desk.process("done")
+    desk.claim(candidates("held"))
+    desk.claim(candidates("left"), lease_seconds=OVER)
+    for failure, name in ((Failure.DEAD, "dead"), (Failure.RETRY, "again"), (Failure.GONE, "gone")):
+        desk.fail(failure, candidate(name), name)
+    names = ("done", "held", "left", "dead", "again", "gone")
+    ids = {object_id_of(name): name for name in names}
+
+    def known(seen_at: float) -> set[str]:
+        return {ids[id] for id in desk.ledger.known_among(PIPELINE, [*ids, UNKNOWN], seen_at=seen_at)}
+
+    assert known(0.0) == {"done", "held", "dead", "gone"}
+    assert known(1e15) == {"done", "held", "dead"}, "what existed later proves an end wrong"
+    assert desk.ledger.known_among("other", list(ids), seen_at=0.0) == set()

@@ -178,12 +178,6 @@ def test_a_claimer_that_slept_over_a_revival_does_not_carry_it(server_desk: Desk
     assert claim.claimed[A].carrier == REVIVER == row_of(server_desk).carrier
 
 
-@pytest.mark.parametrize("failure", [Failure.GONE, Failure.SUPERSEDED])
-def test_only_the_dead_are_revived(desk: Desk, failure: Failure) -> None:
-    desk.fail(failure, candidate("a"), "a")
-    assert set(desk.claim([candidate("a", replay="r-1", enqueued_at=AFTER)]).ended) == {A}
-
-
 def test_a_processed_object_is_not_revived(desk: Desk) -> None:
     desk.process("a")
     assert set(desk.claim([candidate("a", replay="r-1", enqueued_at=AFTER)]).ended) == {A}

@@ -2,17 +2,29 @@
 
 from typing import Any
 
-from sqlalchemy import Select, Table, inspect, select
+from sqlalchemy import Select, Table, inspect, select, update
 from tests.conformance.ledger.desk import HANDLER, PIPELINE, Desk, candidate, candidates
 
 from penstock.ledger import Ledger
+from penstock.ledger.dialects import DatabaseNow
 from penstock.ledger.migrate import downgrade
+from penstock.ledger.owner_records import WorkOwner
 from penstock.ledger.records import Failure
-from penstock.ledger.schema import metadata
+from penstock.ledger.schema import metadata, works
 from penstock.ledger.work_records import WorkBegun, WorkDone
 
-SINCE_0001 = {"works", "tellings", "archives", "archived_objects", "progress", "reconciliations", "replays", "audit"}
-COLUMNS_SINCE_0001 = {"spark_ui_url"}
+SINCE_0001 = {
+    "works",
+    "tellings",
+    "archives",
+    "archived_objects",
+    "progress",
+    "reconciliations",
+    "replays",
+    "audit",
+    "owners",
+}
+COLUMNS_SINCE_0001 = {"spark_ui_url", "missed_at", "sought_at"}
 
 
 def of_revision(url: str, revision: str) -> Desk:
@@ -70,3 +82,31 @@ def test_up_from_0001_with_data_and_down_again(shared_url: str) -> None:
     assert isinstance(desk.begin(), WorkBegun)
     assert desk.claim(candidates("a")).ended
     again.close()
+
+
+def test_what_a_worker_of_0005_holds_or_completed_stays_for_its_whole_retention(shared_desk: Desk) -> None:
+    """Such a worker takes a key that a newer one freed, and leaves the time at which it would have expired then."""
+    ledger = shared_desk.ledger
+    begun = ledger.begin_work(
+        HANDLER,
+        "k",
+        attempt_id="new",
+        worker="new",
+        lease_seconds=60.0,
+        owner=WorkOwner(app="shop", queue="orders", is_plain=True),
+        retention_seconds=3_600.0,
+    )
+    assert isinstance(begun, WorkBegun)
+    ledger.end_work("new", outcome="failed", reason="")
+
+    def change(**values: object) -> None:
+        with ledger.database.writing() as connection:
+            connection.execute(update(works).values(values))
+
+    change(expires_at=DatabaseNow() - 10.0)
+    change(state="open", attempt_id="old", ended_at=None)
+    assert ledger.forget_works(limit=10) == 0, "it is at work"
+    change(state="done", ended_at=DatabaseNow(), outcome="null")
+    assert ledger.forget_works(limit=10) == 0, "it was completed just now"
+    change(ended_at=DatabaseNow() - 3_610.0)
+    assert ledger.forget_works(limit=10) == 1

@@ -16,7 +16,7 @@ from penstock.errors import PublishHalted, TableError
 from penstock.events import Bus
 from penstock.ledger import Ledger
 from penstock.messaging.steps import Probe, Step, no_probe
-from penstock.pipeline.publish import Published, check_tip, publish, rows_schema
+from penstock.pipeline.publish import START, Published, check_tip, publish, rows_schema
 from penstock.sinks.delta import DeltaTableSink, open_dataset
 from penstock.storage.local_files import LocalFiles
 from penstock.testing import FakeClock
@@ -69,7 +69,7 @@ def at_once(work: Callable[[], object], threads: int = THREADS) -> None:
 
 
 def test_nothing_committed_makes_no_table(mill: Mill) -> None:
-    assert published(mill) == Published(seq=0, looked_to=0, table_version=None, batches=0)
+    assert published(mill) == Published(position=START, looked_to=START, table_version=None, batches=0)
     assert not mill.root.exists()
 
 
@@ -156,7 +156,7 @@ def test_batches_without_files_wait_for_one_that_has_some(mill: Mill) -> None:
     mill.batch([])
     mill.batch([])
     done = published(mill)
-    assert (seq(mill), done.seq, done.looked_to) == (1, 1, 3)
+    assert (seq(mill), done.position.seq, done.looked_to.seq) == (1, 1, 3)
     mill.batch([2])
     published(mill, after=done)
     assert seq(mill) == 4
@@ -165,7 +165,7 @@ def test_batches_without_files_wait_for_one_that_has_some(mill: Mill) -> None:
 
 def test_only_batches_without_files_make_no_table(mill: Mill) -> None:
     mill.batch([])
-    assert published(mill).looked_to == 1
+    assert published(mill).looked_to.seq == 1
     assert not (mill.root / "_delta_log").exists()
 
 

@@ -192,3 +192,18 @@ def test_a_sweep_that_fails_is_told_and_tried_again() -> None:
     assert again.wait(DEADLINE_SECONDS)
     house.end()
     assert told == [UpkeepFailed(handler="housekeeping", error="RuntimeError: away")]
+
+
+def test_a_function_that_changes_the_working_folder_takes_no_worker_out_of_sight(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (elsewhere := tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    broker = SqliteBroker(tmp_path / "queue.db", holder="me")
+    made = presence(tmp_path, broker, state=Path("state"))
+    with made.kept(ledger=no_ledger, tell=nobody, random=lambda: 0.5):
+        monkeypatch.chdir(elsewhere)
+        assert ProcessRegistry(tmp_path / "state" / PROCESSES_FOLDER).living() == ["me"]
+    assert list((tmp_path / "state" / PROCESSES_FOLDER).iterdir()) == []
+    assert list(elsewhere.iterdir()) == []
+    broker.close()

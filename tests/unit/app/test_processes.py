@@ -17,6 +17,17 @@ with ProcessRegistry(Path(sys.argv[1])).registered("other"):
     sys.stdin.read()
 """
 
+FORK = """
+import os
+import sys
+from pathlib import Path
+from penstock.app.processes import ProcessRegistry
+with ProcessRegistry(Path(sys.argv[1])).registered("other"):
+    copy = os.fork()
+    os.write(1, b"%d\\n" % copy)
+    sys.stdin.read()
+"""
+
 
 def test_a_registered_process_is_living_and_leaves_nothing_behind(tmp_path: Path) -> None:
     registry = ProcessRegistry(tmp_path)
@@ -42,6 +53,25 @@ def test_a_killed_process_is_dead_at_once_and_told_once(tmp_path: Path) -> None:
         assert workers == ["other"]
     with registry.dead() as workers:
         assert workers == []
+
+
+def test_a_killed_process_is_dead_though_one_that_it_forked_lives(tmp_path: Path) -> None:
+    """As children of a `multiprocessing.Pool` do for a while. The end of such a child says nothing either."""
+    registry = ProcessRegistry(tmp_path)
+    command = [sys.executable, "-c", FORK, str(tmp_path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdin is not None
+        (copy,) = {int(process.stdout.readline()) for _ in range(2)} - {0}
+        assert registry.living() == ["other"]
+        process.kill()
+        process.wait()
+        os.kill(copy, 0)  # it is there
+        assert registry.living() == []
+        process.stdin.close()
+        assert process.stdout.read() == b"", "the copy has ended"
+    with registry.dead() as workers:
+        assert workers == ["other"]
 
 
 def test_a_dead_process_is_told_again_when_the_sweep_for_it_failed(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from penstock.app.pipelines.published import SEND_MAX, Herald, PublishedBatch
 from penstock.brokers.memory import MemoryBroker
-from penstock.errors import TemporaryError
+from penstock.errors import PenstockError, TemporaryError
 from penstock.ledger import Ledger
 from penstock.ledger.records import BatchOutcome, Candidate, Carrier, ObjectResult
 from penstock.messaging.message import Outgoing
@@ -22,6 +22,8 @@ class Scene:
     """A ledger, a broker, and heralds that come and go."""
 
     def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.folder.mkdir(exist_ok=True)
         self.ledger = Ledger.open(folder / "ledger.db")
         self.ledger.ensure_pipeline("clicks")
         self.clock = FakeClock()
@@ -36,9 +38,9 @@ class Scene:
             table="/lake/clicks",
         )
 
-    def commit(self, count: int = 1) -> None:
+    def commit(self, count: int = 1, *, prefix: str = "object") -> None:
         for _ in range(count):
-            name = f"object {self.ledger.ensure_pipeline('clicks').next_seq}"
+            name = f"{prefix} {self.ledger.ensure_pipeline('clicks').next_seq}"
             candidate = Candidate(
                 object_id=name.encode().ljust(16)[:16],
                 bucket="file",
@@ -134,3 +136,35 @@ def test_batches_from_before_anybody_listened_are_not_told_of(scene: Scene) -> N
     scene.commit()
     herald.tell(3)
     assert scene.seqs() == [3]
+
+
+def test_batches_that_get_numbers_of_lost_ones_are_told_of_by_a_process_that_told_of_those(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The ledger fails over to a replica that knows neither the last commits nor that messages were sent for them."""
+    herald = scene.herald()
+    scene.commit(3)
+    herald.tell(3)
+    replica = Scene(scene.folder / "replica")
+    replica.ledger.begin_telling("clicks")
+    replica.commit()
+    replica.ledger.advance_told("clicks", 1)
+    replica.commit(2, prefix="another")
+    for name in ("begin_telling", "batches_after", "advance_told"):
+        monkeypatch.setattr(scene.ledger, name, getattr(replica.ledger, name))
+    herald.tell(3)
+    assert scene.seqs() == [1, 2, 3, 2, 3]
+
+
+def test_of_a_call_that_the_broker_took_in_part_what_it_took_is_not_sent_again(scene: Scene) -> None:
+    class Partial(MemoryBroker):
+        def try_send(self, queue: str, messages: Sequence[Outgoing]) -> Sequence[str | PenstockError]:
+            return [*scene.broker.send(queue, messages[:2]), *[TemporaryError("away")] * (len(messages) - 2)]
+
+    herald = scene.herald(broker=Partial(clock=scene.clock))
+    scene.commit(5)
+    with pytest.raises(TemporaryError, match="away"):
+        herald.tell(5)
+    assert scene.ledger.told("clicks") == 2
+    scene.herald().tell(5)
+    assert scene.seqs() == [1, 2, 3, 4, 5]

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -241,6 +242,67 @@ def test_work_that_does_not_hear_of_the_stop_does_not_hold_it_up(scene: Scene) -
     duty.end()
     assert not ended.is_set(), "it waited for the work"
     go_on.set()
+
+
+class ForgetfulLedger:
+    """A ledger that cannot extend claims: it is away for a moment each time."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._ledger, name)
+
+    def extend_work(self, *_: object, **__: object) -> bool:
+        raise TemporaryError("the ledger cannot be reached")
+
+
+def test_work_whose_claim_cannot_be_extended_ends_before_another_begins(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at_once, most, begun, ended = [0], [0], [0], [0]
+
+    def work(_target: Target, stop: StopSignal) -> None:
+        begun[0] += 1
+        at_once[0] += 1
+        most[0] = max(most[0], at_once[0])
+        told = threading.Event()
+        with stop.watched_by(told):
+            assert told.wait(PATIENCE_SECONDS), "it was not told to stop"
+        at_once[0] -= 1
+        ended[0] += 1
+
+    ledger = ForgetfulLedger(scene.ledger)
+    monkeypatch.setattr(Scene, "target", property(lambda _: _target_with(ledger)))
+    scene.begin(work, every_seconds=SOON_SECONDS, lease_seconds=0.1)
+    wait_until(lambda: ended[0] >= 3)
+    assert most == [1]
+    assert scene.heard[0] == UpkeepFailed(handler="reconcile clicks", error="the ledger cannot be reached")
+
+
+def test_work_that_ignores_the_stop_keeps_its_claim_and_no_second_one_begins(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.app.reconcile_duty.END_SECONDS", 0.01)
+    begun, go_on = [0], threading.Event()
+
+    def work(_target: Target, _stop: StopSignal) -> None:
+        begun[0] += 1
+        go_on.wait(PATIENCE_SECONDS)
+
+    ledger = ForgetfulLedger(scene.ledger)
+    monkeypatch.setattr(Scene, "target", property(lambda _: _target_with(ledger)))
+    scene.begin(work, every_seconds=SOON_SECONDS, lease_seconds=0.1)
+    wait_until(lambda: bool(scene.heard))
+    scene.after_looks(10)
+    assert begun == [1]
+    go_on.set()
+    wait_until(lambda: begun[0] >= 2)
+
+
+def _target_with(ledger: Any) -> Target:
+    source = Source(address="/landing", aws=Aws())
+    return Target(pipeline="clicks", source=source, own=(), queue="events", ledger=ledger, broker=MemoryBroker())
 
 
 def test_it_waits_while_what_the_last_one_sent_is_in_the_queue(scene: Scene) -> None:

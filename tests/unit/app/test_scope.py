@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from penstock.app.places import Places, declared_places, places
-from penstock.app.scope import Asked, Scope, find_scope, options_for, scopes_here
+from penstock.app.scope import Asked, Scope, find_scope, find_scopes, options_for, scopes_here
 from penstock.config import Settings
 from penstock.errors import UsageError
 
@@ -39,7 +39,21 @@ def test_a_scope_has_the_addresses_of_what_was_found(here: Path) -> None:
     scope = find_scope(Asked(pipeline="clicks"), here=here)
     assert (scope.table, scope.pipeline, scope.options) == (None, "clicks", " --pipeline clicks")
     assert scope.settings.ledger == "sqlite:///.penstock/ledger.db"
-    assert [one.table for one in scopes_here(here)] == [where, None]
+    assert [one.table for one in scopes_here(here)] == [None, where]
+    assert [one.table for one in find_scopes(Asked(), here=here)] == [None, where]
+    assert [one.table for one in find_scopes(Asked(table="clicks"), here=here)] == [where]
+    assert [one.table for one in find_scopes(Asked(pipeline="clicks"), here=here)] == [None]
+    with pytest.raises(UsageError, match="give --table FOLDER"):
+        find_scope(Asked(), here=here)
+    views = table(here / "views")
+    assert [one.table for one in find_scopes(Asked(), here=here)] == [None, where, views]
+
+
+def test_several_tables_without_an_app_have_to_be_named(here: Path) -> None:
+    table(here / "clicks")
+    table(here / "views")
+    with pytest.raises(UsageError, match="clicks, views"):
+        find_scopes(Asked(), here=here)
 
 
 def test_a_table_named_goes_before_the_rest(here: Path) -> None:

@@ -1,16 +1,18 @@
 """What ends a process: whom it is told to."""
 
 import io
+import json
 import os
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
-from penstock.app.telemetry import Telemetry, attended
+from penstock.app.telemetry import Telemetry, attended, open_log, open_reports, open_telemetry
+from penstock.config import Settings
 from penstock.errors import ConfigurationError, TemporaryError
-from penstock.events import tell_nobody
+from penstock.events import Bus, Event, LedgerBack, tell_nobody
 from penstock.monitoring.errors import ErrorReporter
 
 FLUSH_SECONDS = 10.0
@@ -96,3 +98,24 @@ def fail_without_threads(crowded: pytest.MonkeyPatch) -> None:
 
     crowded.setattr(threading.Thread, "start", refuse)
     raise ValueError("a defect")
+
+
+@pytest.mark.parametrize("opened", [open_reports, open_telemetry])
+def test_a_command_that_shows_its_progress_writes_the_log_where_the_setting_asks_for_it(
+    opened: Callable[..., Telemetry], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for chosen, lines in (("json", 1), ("auto", 0)):
+        stream, shown = io.StringIO(), list[Event]()
+        monkeypatch.setattr(sys, "stderr", stream)
+        telemetry = opened(Settings(log_format=chosen), worker="w", process="ingest", tell=shown.append)
+        Bus(*telemetry.listeners).emit(LedgerBack(away_seconds=1.0))
+        assert [json.loads(line)["event"] for line in stream.getvalue().splitlines()] == ["ledger.back"] * lines
+        assert shown == [LedgerBack(away_seconds=1.0)]
+
+
+def test_a_command_that_logs_anyway_writes_each_line_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings, stream = Settings(log_format="json"), io.StringIO()
+    monkeypatch.setattr(sys, "stderr", stream)
+    telemetry = open_reports(settings, worker="w", process="upkeep", tell=open_log(settings, worker=None))
+    Bus(*telemetry.listeners).emit(LedgerBack(away_seconds=1.0))
+    assert len(stream.getvalue().splitlines()) == 1

@@ -70,3 +70,16 @@ def test_a_plain_name_can_be_read_in_its_key() -> None:
     assert KEYS.wake("-dlq") == "penstock:{-dlq}:wake"
     assert KEYS.wake("-dead") == "penstock:{-dead}:wake"
     assert Keys("shop").settings("q") == "shop:{q}:queue"
+
+
+def test_a_name_that_has_to_be_escaped_has_an_unescaped_key_that_nothing_reads() -> None:
+    assert KEYS.stream("myqueue:realtime") == "penstock:{myqueue%3Arealtime}:stream"
+    assert KEYS.unescaped_stream("myqueue:realtime") == "penstock:{myqueue:realtime}:stream"
+    assert KEYS.unescaped_stream("orders of 2026/eu") is None
+    assert KEYS.unescaped_stream("a%3Ab") is None, "it is the key of the queue a:b"
+    assert KEYS.unescaped_stream("a:b-dlq") is None, "nothing is sent there by other clients"
+
+
+@given(TEXTS)
+def test_an_unescaped_key_is_never_one_of_the_queue(queue: str) -> None:
+    assert KEYS.unescaped_stream(queue) not in keys_of(queue)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from tests.claims import claim_named
 
 from penstock import Context, Handlers, Queue
 from penstock.errors import Interrupted, TemporaryError
@@ -21,7 +22,8 @@ from penstock.events import (
 )
 from penstock.handlers.function_handler import FunctionHandler
 from penstock.handlers.keys import Begun, Busy, Done
-from penstock.handlers.outage import PAUSE_SECONDS_MIN
+from penstock.handlers.outage import PAUSE_SECONDS_MIN, Outage
+from penstock.messaging.claims import HeldClaim
 from penstock.messaging.clock import SystemClock
 from penstock.messaging.delivery import AttemptEnd, Delivery, PreviousAttempt
 from penstock.messaging.message import Message
@@ -37,7 +39,7 @@ class Keys:
     def __init__(self, answer: Begun | Busy | Done | Exception | None = None) -> None:
         self.answer = answer
         self.told: list[str] = []
-        self.held = True  # whether the claim is still ours
+        self.ours = True  # whether the claim is still ours
         self.previous: PreviousAttempt | None = None
         self.finish_fault: Exception | None = None
 
@@ -50,22 +52,23 @@ class Keys:
     def forget(self) -> None:
         self.told.append("forget")
 
-    def extend(self) -> bool:
-        return self.held
+    @property
+    def held(self) -> HeldClaim:
+        return claim_named(lost=not self.ours)
 
     def finish(self, outcome: str) -> bool:
         if self.finish_fault is not None:
             raise self.finish_fault
         self.told.append(f"finish {outcome}")
-        return self.held
+        return self.ours
 
     def fail(self, reason: str) -> bool:
         self.told.append(f"fail {reason}")
-        return self.held
+        return self.ours
 
     def give_back(self) -> bool:
         self.told.append("give back")
-        return self.held
+        return self.ours
 
 
 def delivery(attempt: int = 1, body: bytes = b"{}", previous: PreviousAttempt | None = None) -> Delivery:
@@ -76,10 +79,17 @@ def delivery(attempt: int = 1, body: bytes = b"{}", previous: PreviousAttempt | 
 class Desk:
     """A handler of one function, and what it told."""
 
-    def __init__(self, function: Callable[..., Any], *, keys: Keys | None = None, **options: Any) -> None:
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        *,
+        keys: Keys | None = None,
+        outage: Outage | None = None,
+        **options: Any,
+    ) -> None:
         app = Handlers()
         if keys is not None:
-            options["idempotency"] = lambda message: message.body.decode() or "key"
+            options.setdefault("idempotency", lambda message: message.body.decode() or "key")
         app.handler("q", **options)(function)
         self.events: list[Event] = []
         self.handler = FunctionHandler(
@@ -88,6 +98,7 @@ class Desk:
             clock=SystemClock(),
             random=lambda: 0.5,
             keys=keys,
+            outage=outage,
         )
 
     def told(self, kind: type[Event]) -> list[Any]:
@@ -152,9 +163,32 @@ def test_a_ledger_that_takes_no_claims_is_told_once_and_when_it_is_back() -> Non
     assert len(desk.told(LedgerBack)) == 1
 
 
+@pytest.mark.parametrize("read", [Busy(seconds=1.0), Done(outcome="1")])
+def test_a_key_that_was_only_read_does_not_say_that_the_ledger_takes_claims(read: Busy | Done) -> None:
+    """Its disk is full: it answers questions and takes no claim. Every other key is another worker's."""
+    keys, clock = Keys(), FakeClock()
+    outage = Outage(bus=Bus(), clock=clock, random=lambda: 0.5, ping=lambda: None)
+    gate = outage.gate("q")
+    desk = Desk(lambda message: None, keys=keys, outage=outage)
+    began = clock.monotonic()
+    tries = 0
+    while clock.monotonic() - began < 600.0:
+        if gate.admits() != 0:
+            keys.answer = read if tries % 2 else TemporaryError("the disk is full")
+            desk.handler.begin([delivery()]).run()
+            tries += 1
+        else:
+            clock.advance(max(outage._rest_seconds(), 0.1))
+            outage.check(lambda: None)
+    assert tries < 50, "each costs a receive"
+    keys.answer = None
+    desk.handler.begin([delivery()]).run()
+    assert gate.admits() is None
+
+
 def test_work_whose_claim_was_lost_is_never_acked() -> None:
     keys = Keys()
-    keys.held = False
+    keys.ours = False
     (settlement,) = Desk(lambda message: None, keys=keys).handler.begin([delivery()]).run().values()  # type: ignore[union-attr]
     assert isinstance(settlement, Release)
 
@@ -180,7 +214,7 @@ def test_old_completions_are_forgotten_now_and_then() -> None:
     app.handler("q", idempotency=str)(lambda message: None)
     handler = FunctionHandler(app.declarations[0], bus=Bus(), clock=clock, random=lambda: 0.5, keys=keys)
     for _ in range(12):
-        handler.upkeep()
+        handler.forget()
         clock.advance(100)
     assert keys.told == ["forget"] * 2
 

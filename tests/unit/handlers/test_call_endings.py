@@ -7,12 +7,14 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from tests.claims import claim_named, extended
 
 from penstock import Handlers, Item, Queue, Retry
 from penstock.errors import TemporaryError, UsageError
 from penstock.events import Bus, Event, MessageFailed, MessageFinished, MessageGivenBack, MessageStarted
 from penstock.handlers.function_handler import FunctionHandler
 from penstock.handlers.keys import Begun
+from penstock.messaging.claims import HeldClaim
 from penstock.messaging.clock import SystemClock
 from penstock.messaging.delivery import Delivery
 from penstock.messaging.message import Message
@@ -30,8 +32,9 @@ class Claim:
         self.at_finish: Callable[[], object] = lambda: None  # while the record is on its way
         self.away = False
 
-    def extend(self) -> bool:
-        return self.state == "open"
+    @property
+    def held(self) -> HeldClaim:
+        return claim_named(lost=self.state != "open")
 
     def finish(self, outcome: str) -> bool:
         self.told.append(f"finish {outcome}")
@@ -209,7 +212,7 @@ def test_a_heartbeat_that_meets_the_end_of_a_claim_does_not_take_it_for_lost(fai
             raise ValueError("no")
 
     call = Desk(works, keys=keys).begin()
-    keys.claim.at_finish = lambda: held.append(call.extend())
+    keys.claim.at_finish = lambda: held.append(extended(call))
     call.run()
     assert held == [True]
 
@@ -314,3 +317,50 @@ def test_a_batch_given_back_is_told_of_each_message_once() -> None:
     go_on.set()
     ended(thread)
     assert desk.told(*ENDS) == ["MessageGivenBack"] * 3
+
+
+def test_a_stop_leaves_the_key_to_a_completion_that_is_on_its_way() -> None:
+    """Freed, the key would have the work of a function that returned done twice."""
+    keys, recording, go_on = Keys(), threading.Event(), threading.Event()
+
+    def record_slowly() -> None:
+        recording.set()
+        assert go_on.wait(DEADLINE_SECONDS)
+
+    keys.claim.at_finish = record_slowly
+    call = Desk(lambda message: None, keys=keys).begin()
+    thread = in_thread(call.run)
+    assert recording.wait(DEADLINE_SECONDS)
+    call.give_back()
+    call.interrupt()
+    go_on.set()
+    ended(thread)
+    assert keys.claim.told == ["finish null"]
+    assert keys.claim.state == "done"
+
+
+def test_a_cancelled_async_call_still_records_that_its_function_returned() -> None:
+    keys, recording, go_on = Keys(), threading.Event(), threading.Event()
+
+    def record_slowly() -> None:
+        recording.set()
+        assert go_on.wait(DEADLINE_SECONDS)
+
+    keys.claim.at_finish = record_slowly
+
+    async def takes(message: Message) -> None:
+        pass
+
+    async def story() -> None:
+        call = Desk(takes, keys=keys).begin()
+        running = asyncio.ensure_future(call.run())
+        while not recording.is_set():
+            await asyncio.sleep(0.001)
+        call.give_back()
+        call.interrupt()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+
+    asyncio.run(story())
+    go_on.set()
+    assert keys.claim.told == ["finish null"]

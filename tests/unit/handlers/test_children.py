@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.claims import extended
 
 from penstock import Context, Handlers, Queue, Reject, Retry
 from penstock.errors import ConfigurationError
@@ -55,6 +56,11 @@ def work_with_others(do: str, body: dict[str, Any], ctx: Context) -> Any:
         case "fork and die":
             fork_sleeper(body["pids"])
             os.kill(os.getpid(), signal.SIGKILL)
+        case "fork and return":
+            if copy := os.fork():
+                os.waitpid(copy, 0)
+                raise ValueError("in the parent")
+            signal.alarm(60)
         case "end a program":
             with subprocess.Popen(["sleep", "60"]) as program:
                 program.terminate()
@@ -164,7 +170,7 @@ def test_row_63_a_regex_bomb_is_killed_at_its_timeout_and_counted(desk: Desk) ->
     thread = threading.Thread(target=call.run)
     thread.start()
     child = child_of(call)
-    assert call.extend()
+    assert extended(call)
     settlement = call.time_out()["r"]
     call.interrupt()
     thread.join(DEADLINE_SECONDS)
@@ -183,7 +189,7 @@ def test_a_suspended_child_loses_its_lease(desk: Desk) -> None:
     pid = child._process.pid
     assert pid is not None
     os.kill(pid, signal.SIGSTOP)
-    wait_for(lambda: not call.extend())
+    wait_for(lambda: not extended(call))
     call.interrupt()
     thread.join(DEADLINE_SECONDS)
     assert not thread.is_alive()

@@ -1,10 +1,20 @@
 """A ledger that is away: told once each way, and asked more and more seldom."""
 
+import threading
+
 import pytest
 
 from penstock.errors import TemporaryError
 from penstock.events import Bus, Event, LedgerAway, LedgerBack
-from penstock.handlers.outage import PAUSE_SECONDS_MAX, PAUSE_SECONDS_MIN, Outage
+from penstock.handlers.outage import (
+    CHECK_SECONDS,
+    CLAIMS_PAUSE_SECONDS_MAX,
+    COUNTED_RELEASE_SECONDS,
+    PAUSE_SECONDS_MAX,
+    PAUSE_SECONDS_MIN,
+    PING_SECONDS_MAX,
+    Outage,
+)
 from penstock.testing import FakeClock
 
 
@@ -59,3 +69,108 @@ def test_pauses_grow_with_the_outage_up_to_a_bound() -> None:
     scene.claim_succeeds()
     scene.claim_fails()
     assert scene.outage.pause_seconds(lambda: 0.999) == pytest.approx(PAUSE_SECONDS_MIN, rel=0.01)
+
+
+class Watched(Scene):
+    """With a ledger that answers what the test says, and a queue that needs it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fault: Exception | None = None
+        self.outage = Outage(bus=Bus(self.heard.append), clock=self.clock, random=lambda: 0.999, ping=self.ping)
+        self.gate = self.outage.gate("mail")
+
+    def ping(self) -> None:
+        if self.fault is not None:
+            raise self.fault
+
+    def check(self, fault: Exception | None = None) -> None:
+        self.fault = fault
+        self.outage.check(self.ping)
+
+
+def test_a_queue_is_paused_until_the_ledger_answers_the_watch() -> None:
+    scene = Watched()
+    assert scene.gate.admits() is None
+    assert scene.gate.opens_at() is None
+    scene.claim_fails("refused")
+    assert scene.heard == [LedgerAway(error="refused", queues=("mail",))]
+    for _ in range(5):
+        assert scene.gate.admits() == 0
+        assert scene.outage.refusal == "refused"
+        scene.check(TemporaryError("still away"))
+    assert len(scene.heard) == 1
+    scene.check()
+    assert scene.gate.admits() is None
+    assert scene.outage.refusal is None
+    assert isinstance(scene.heard[-1], LedgerBack)
+
+
+def test_the_watch_notices_an_outage_without_a_message() -> None:
+    scene = Watched()
+    scene.check(TemporaryError("refused"))
+    assert scene.heard == [LedgerAway(error="refused", queues=("mail",))]
+    assert scene.gate.admits() == 0
+
+
+def test_a_defect_of_the_question_is_no_outage() -> None:
+    scene = Watched()
+    scene.check(ValueError("a table that is not there"))
+    assert scene.heard == []
+
+
+def test_questions_come_more_and_more_seldom_up_to_a_bound() -> None:
+    scene, rests = Watched(), list[float]()
+    scene.claim_fails()
+    for _ in range(8):
+        rests.append(scene.outage._rest_seconds())
+        scene.clock.advance(rests[-1])
+        scene.check(TemporaryError("away"))
+    assert rests == sorted(rests)
+    assert rests[0] == pytest.approx(PAUSE_SECONDS_MIN, rel=0.01)
+    assert rests[-1] == pytest.approx(PAUSE_SECONDS_MAX, rel=0.01)
+
+
+def test_a_ledger_that_answers_and_takes_no_claims_is_tried_with_one_message_at_a_time() -> None:
+    """Each try costs a receive: with all of them at once, an outage would use up the receives of every message."""
+    scene, rests = Watched(), list[float]()
+    for cycle in range(8):
+        scene.claim_fails("the disk is full")
+        assert scene.gate.admits() == 0
+        rests.append(scene.outage._rest_seconds())
+        scene.clock.advance(rests[-1])
+        scene.check()
+        assert scene.gate.admits() == (None if cycle == 0 else 1)
+        assert (scene.gate.opens_at() is None) == (cycle == 0)
+    assert rests == sorted(rests)
+    assert rests[-1] == pytest.approx(CLAIMS_PAUSE_SECONDS_MAX, rel=0.01)
+    with scene.outage.watched():
+        assert scene.gate.admits() == 0, "one is tried already"
+    assert scene.gate.admits() is None
+
+
+def test_a_ledger_that_does_not_answer_in_time_is_away_until_it_does() -> None:
+    scene = Watched()
+    hung, go_on = threading.Event(), threading.Event()
+
+    def ping() -> None:
+        hung.set()
+        assert go_on.wait(60.0)
+
+    checking = threading.Thread(target=scene.outage.check, args=(ping,))
+    checking.start()
+    assert hung.wait(60.0)
+    while not scene.heard:
+        scene.outage._clock.advance(PING_SECONDS_MAX)  # type: ignore[attr-defined] # the fake one
+    assert isinstance(scene.heard[0], LedgerAway)
+    assert scene.gate.admits() == 0
+    go_on.set()
+    checking.join(60.0)
+    assert isinstance(scene.heard[-1], LedgerBack)
+
+
+def test_where_receives_count_a_message_stays_away_until_all_workers_know() -> None:
+    scene = Scene()
+    counted = Outage(bus=Bus(), clock=scene.clock, refunds=False)
+    assert counted.pause_seconds(lambda: 0.0) == COUNTED_RELEASE_SECONDS / 2
+    assert COUNTED_RELEASE_SECONDS / 2 >= CHECK_SECONDS + PING_SECONDS_MAX

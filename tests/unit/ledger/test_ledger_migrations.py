@@ -21,7 +21,7 @@ from penstock.ledger.schema import VERSION_TABLE, metadata
 
 def shape(connection: Connection) -> dict[str, str]:
     """The SQL of all tables and indexes, without what is only spacing or the order in which they were made."""
-    rows = connection.exec_driver_sql("SELECT name, sql FROM sqlite_master WHERE sql IS NOT NULL")
+    rows = connection.exec_driver_sql("SELECT name, sql FROM sqlite_master WHERE sql IS NOT NULL AND type <> 'view'")
     return {name: " ".join(sql.split()) for name, sql in rows if VERSION_TABLE not in name}
 
 

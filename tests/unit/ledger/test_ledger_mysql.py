@@ -50,6 +50,19 @@ def test_what_passes_is_temporary_and_no_clash(code: int, says: str) -> None:
     assert says in str(error)
 
 
+def test_mysql_ends_sessions_that_are_idle_for_a_minute() -> None:
+    """MySQL has no other limit for a client that was frozen inside a transaction."""
+    settings = " ".join(mysql.session_settings(is_mariadb=False))
+    assert "wait_timeout = 60" in settings.replace("lock_wait_timeout", "")
+    assert "idle_transaction_timeout" not in settings, "MySQL does not know it"
+
+
+def test_mariadb_ends_transactions_that_are_idle_for_a_minute_and_lets_pooled_connections_wait() -> None:
+    settings = " ".join(mysql.session_settings(is_mariadb=True))
+    assert "idle_transaction_timeout = 60" in settings
+    assert "wait_timeout = 600" in settings.replace("lock_wait_timeout", "")
+
+
 def test_rights_to_change_tables_are_named_where_tables_were_to_be_changed() -> None:
     denied = pymysql.OperationalError(1142, "told")
     assert "CREATE, ALTER" in str(explained(denied, statement="\nCREATE TABLE x (id INTEGER)"))

@@ -272,4 +272,6 @@ def test_no_statement_on_a_work_reads_all_of_them() -> None:
     assert len(steps) >= 10
     for step in steps:
         assert step.startswith("SEARCH works USING"), step
-        assert any(narrow in step for narrow in ("(work_id=?", "(attempt_id=?", "(state=?", "(ended_at<?")), step
+        assert any(
+            narrow in step for narrow in ("(work_id=?", "(attempt_id=?", "(state=?", "(ended_at<?", "(expires_at<?")
+        ), step

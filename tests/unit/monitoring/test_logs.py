@@ -17,11 +17,13 @@ from penstock.events import (
     Event,
     LeaseLost,
     LeasesExtended,
+    LinesQuarantined,
     MessageFailed,
     MessageFinished,
     MessagesReceived,
     MessageStarted,
     SettleFailed,
+    SourceCleaned,
     StacksDumped,
     WorkerDraining,
     WorkerStopped,
@@ -30,6 +32,7 @@ from penstock.messaging.failure import failure_of
 from penstock.messaging.settlement import Ack, DeadLetter, Release
 from penstock.monitoring.logs import configure_logs
 from penstock.monitoring.plans import LogSettings
+from penstock.monitoring.text import ITEMS_MAX, TRIMMED, plain
 from penstock.testing import FakeClock
 
 MESSAGE: dict[str, Any] = {"queue": "thumbnails", "handler": "make", "message_id": "m1", "attempt": 2}
@@ -380,3 +383,32 @@ def test_a_traceback_stands_below_and_cannot_pass_for_a_line() -> None:
 
 def test_stacks_stand_below_too() -> None:
     assert console_of(StacksDumped(stacks="one\ntwo")).split("\n")[1:] == ["    | one", "    | two", ""]
+
+
+def test_reasons_keep_their_counts_in_both_formats() -> None:
+    quarantined = LinesQuarantined(
+        pipeline="clicks",
+        object_uri="s3://b/k",
+        count=5,
+        reasons={"malformed": 3, "invalid UTF-8": 2},
+        sample=((130, "malformed: not a JSON object"),),
+    )
+    (line,) = log_of(quarantined)
+    assert line["reasons"] == {"malformed": 3, "invalid UTF-8": 2}
+    assert line["sample"] == ["130: malformed: not a JSON object"]
+    stream = io.StringIO()
+    Bus(configure_logs(LogSettings(format="console"), stream, clock=FakeClock())).emit(quarantined)
+    assert "reasons={'malformed': 3, 'invalid UTF-8': 2}" in stream.getvalue()
+
+
+def test_source_cleaned_says_how_many_for_which_reason() -> None:
+    reasons = {"changed since": 2, "newer version": 1}
+    cleaned = SourceCleaned(pipeline="clicks", action="tag", seq=7, objects=40, skipped=3, reasons=reasons)
+    (line,) = log_of(cleaned)
+    assert line["reasons"] == reasons
+
+
+def test_a_mapping_is_bounded_as_a_list_is() -> None:
+    long = plain({f"n{number}": number for number in range(ITEMS_MAX + 5)})
+    assert isinstance(long, dict)
+    assert (len(long), long[TRIMMED]) == (ITEMS_MAX + 1, 5)

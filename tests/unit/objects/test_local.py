@@ -227,7 +227,7 @@ def test_a_device_is_unreadable(store: LocalStore, file: Path) -> None:
     [
         (errno.EACCES, ObjectUnreadable),
         (errno.EIO, ObjectUnreadable),
-        (errno.ESTALE, ObjectUnreadable),
+        (errno.ESTALE, TemporaryError),
         (errno.EMFILE, TemporaryError),
         (errno.ENOMEM, TemporaryError),
     ],

@@ -1,14 +1,16 @@
 """One batch through the protocol, on a real ledger in memory and an engine that does as it is told."""
 
 import itertools
+import json
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any
 from unittest import mock
 
 import pytest
+from tests.claims import extended
 
 from penstock.errors import FaultPersists, TableError, TemporaryError, TransformError
 from penstock.events import (
@@ -19,6 +21,7 @@ from penstock.events import (
     Event,
     LinesQuarantined,
     Listener,
+    MessageInvalid,
     ObjectEvent,
     ObjectFailed,
     ObjectFinished,
@@ -132,6 +135,21 @@ class Pipeline:
         settlements = self.execution(*names).run()
         return [settlements[receipt] for receipt in sorted(settlements, key=lambda receipt: int(receipt))]
 
+    def run_bodies(self, *bodies: bytes) -> list[Settlement]:
+        """Deliver messages with these bodies; the ids are m-0, m-1 and so on."""
+        deliveries = [
+            Delivery(
+                message=Message(id=f"m-{number}", body=body, enqueued_at=1.0),
+                queue="q",
+                receipt=str(number),
+                attempt=1,
+                received_at=1.0,
+            )
+            for number, body in enumerate(bodies)
+        ]
+        settlements = BatchExecution(deliveries, self._settings, self._around).run()
+        return [settlements[delivery.receipt] for delivery in deliveries]
+
     def state(self, name: str) -> ObjectState:
         return self.ledger.states(PIPELINE, [ref(name).object_id])[ref(name).object_id]
 
@@ -183,6 +201,20 @@ def test_what_is_committed_is_acked_and_told(ledger: Ledger) -> None:
     assert [batch.objects for batch in ledger.batches(PIPELINE)] == [2]
     way = (BatchClaimed, BatchWritten, BatchCommitted)
     assert [type(event) for event in pipeline.events if isinstance(event, way)] == list(way)
+
+
+def test_a_message_that_can_never_be_worked_on_is_told_of_once(ledger: Ledger) -> None:
+    pipeline = Pipeline(ledger, Engine())
+    document = json.loads(announce(ref("a")))
+    document["Records"].append({})
+    bodies = [b'{"hello": 1}', json.dumps(document).encode(), b'{"Records": [{}]}']
+    assert [type(one) for one in pipeline.run_bodies(*bodies)] == [DeadLetter] * 3
+    assert pipeline.state("a") is ObjectState.PROCESSED
+    found = [event for event in pipeline.events if isinstance(event, MessageInvalid)]
+    assert sorted((event.handler, event.message_id) for event in found) == [(PIPELINE, f"m-{n}") for n in range(3)]
+    reasons = {event.message_id: event.reason for event in found}
+    assert "Records is missing" in reasons["m-0"]
+    assert reasons["m-1"] == "record 2: eventVersion is missing"
 
 
 def test_a_duplicate_is_acked_without_a_second_run(ledger: Ledger) -> None:
@@ -247,11 +279,34 @@ def test_a_ledger_that_is_away_ends_a_job_that_is_to_end(ledger: Ledger) -> None
     assert pipeline.run("a") == [Ack()]
 
 
-def test_an_object_is_gone_only_after_a_second_look(ledger: Ledger) -> None:
-    pipeline = Pipeline(ledger, Engine(unreadable("a", failure=Failure.GONE)))
-    assert pipeline.run("a") == [Release(delay_seconds=0.5)]
-    assert pipeline.run("a") == [Ack()]
-    assert pipeline.state("a") is ObjectState.GONE
+def test_an_object_is_gone_only_after_two_looks_apart() -> None:
+    now = [1_000.0]
+    with closing(Ledger.open("sqlite://", now=lambda: now[0])) as ledger:
+        ledger.ensure_pipeline(PIPELINE)
+        engine = Engine(unreadable("a"))
+        pipeline = Pipeline(ledger, engine)
+        pipeline.run("a")  # a failure of another kind is no look
+        engine.answer = unreadable("a", failure=Failure.GONE)
+        assert pipeline.run("a") == [Release(delay_seconds=5.5, refund=True)]
+        now[0] += 3.0
+        assert pipeline.run("a") == [Release(delay_seconds=2.5, refund=True)], "still within one outage"
+        now[0] += 2.0
+        assert pipeline.run("a") == [Ack()]
+        assert pipeline.state("a") is ObjectState.GONE
+
+
+def test_a_look_that_found_the_object_begins_the_count_anew() -> None:
+    now = [1_000.0]
+    with closing(Ledger.open("sqlite://", now=lambda: now[0])) as ledger:
+        ledger.ensure_pipeline(PIPELINE)
+        engine = Engine(unreadable("a", failure=Failure.GONE))
+        pipeline = Pipeline(ledger, engine)
+        pipeline.run("a")
+        now[0] += 60.0
+        engine.answer = unreadable("a")
+        pipeline.run("a")
+        engine.answer = unreadable("a", failure=Failure.GONE)
+        assert pipeline.run("a") == [Release(delay_seconds=5.5, refund=True)]
 
 
 def test_a_superseded_object_is_done_at_once(ledger: Ledger) -> None:
@@ -390,7 +445,7 @@ def test_given_back_work_is_free_at_once_and_its_run_cannot_commit(ledger: Ledge
 
     def given_back_meanwhile(request: RunRequest) -> RunResult:
         executions[0].give_back()
-        assert not executions[0].extend(), "the claim is not ours any more"
+        assert not extended(executions[0]), "the claim is not ours any more"
         executions[0].interrupt()
         return result(request)
 
@@ -414,16 +469,16 @@ def test_nothing_is_claimed_after_giving_back(ledger: Ledger) -> None:
 
 def test_a_claim_is_extended_while_it_runs_and_nothing_is_lost_after_the_commit(ledger: Ledger) -> None:
     executions: list[BatchExecution] = []
-    extended: list[bool] = []
+    held: list[bool] = []
 
     def slow(request: RunRequest) -> RunResult:
-        extended.append(executions[0].extend())
+        held.append(extended(executions[0]))
         return result(request)
 
     pipeline = Pipeline(ledger, Engine(slow))
     executions.append(pipeline.execution("a"))
     assert list(executions[0].run().values()) == [Ack()]
-    assert [*extended, executions[0].extend()] == [True, True]
+    assert [*held, extended(executions[0])] == [True, True]
 
 
 def test_an_object_that_another_worker_has_waits_for_its_lease_and_costs_nothing(ledger: Ledger) -> None:

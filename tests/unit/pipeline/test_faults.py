@@ -71,6 +71,35 @@ def test_what_the_reader_raised_in_a_worker_of_spark_is_what_it_was(
     assert (type(explained), str(explained)) == (ours, "s3://lake/x cannot be used: try again.")
 
 
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (
+            "Traceback (most recent call last):\n  x\nModuleNotFoundError: No module named 'penstock'\n",
+            "package penstock",
+        ),
+        ("ModuleNotFoundError: No module named 'pyarrow.parquet'", "package pyarrow"),
+        (
+            "[PYTHON_VERSION_MISMATCH] Python in worker has different version: 3.9 than that in driver: 3.11, PySpark",
+            "Python 3.9",
+        ),
+        ('java.io.IOException: Cannot run program "/opt/python": error=2', "/opt/python cannot be started"),
+    ],
+)
+@pytest.mark.parametrize("spark_s", [PySparkException, AnalysisException])
+def test_workers_that_cannot_run_penstock_are_a_fault_of_the_environment(
+    spark_s: type[PySparkException], text: str, words: str
+) -> None:
+    explained = explain(spark_s(text))
+    assert isinstance(explained, ConfigurationError)
+    assert words in str(explained)
+
+
+def test_a_module_that_the_user_s_code_lacks_is_not() -> None:
+    text = "Traceback (most recent call last):\n  File x\nModuleNotFoundError: No module named 'shop'\n"
+    assert isinstance(explain(PySparkException(text)), RunBroken)
+
+
 def test_what_spark_cannot_plan_is_the_transform_s_fault() -> None:
     explained = explain(AnalysisException("[UNRESOLVED_COLUMN] A column with name `nope` cannot be resolved."))
     assert isinstance(explained, TransformError)
@@ -101,4 +130,34 @@ def test_equal_causes_have_equal_fingerprints_and_others_do_not() -> None:
 
 
 def test_the_sentence_is_the_last_line_of_the_python_traceback() -> None:
-    assert str(explain(PySparkException(UDF.format(line=17)))) == "ValueError: no good 17"
+    assert str(explain(PySparkException(UDF.format(line=17)))) == "ValueError: no good 17 (worker.py:17)"
+
+
+IN_A_UDF = """An exception was thrown from the Python worker.
+Traceback (most recent call last):
+  File "/opt/spark/python/lib/pyspark.zip/pyspark/worker.py", line 1225, in main
+    process()
+  File "/jobs/clean.py", line 8, in ratio
+    return helper(v)
+  File "/jobs/penstock-demo/math_helpers.py", line 3, in helper
+    return 1.0 / v
+  File "/usr/lib/python3.11/fractions.py", line 99, in __truediv__
+    raise ZeroDivisionError
+ZeroDivisionError: float division by zero
+"""
+
+
+def test_a_udf_that_raises_is_told_with_its_place_and_traceback() -> None:
+    explained = explain(PySparkException(IN_A_UDF))
+    assert isinstance(explained, RunBroken)
+    assert str(explained) == "ZeroDivisionError: float division by zero (math_helpers.py:3)"
+    assert explained.raised is not None
+    assert (explained.raised.error_type, explained.raised.error) == ("ZeroDivisionError", "float division by zero")
+    assert explained.raised.traceback.startswith("Traceback (most recent call last):\n")
+    assert explained.raised.traceback.endswith("ZeroDivisionError: float division by zero\n")
+
+
+def test_what_no_python_raised_has_no_place() -> None:
+    explained = explain(PySparkException("Job aborted"))
+    assert isinstance(explained, RunBroken)
+    assert (str(explained), explained.raised) == ("Job aborted", None)

@@ -1,14 +1,14 @@
 """The publish loop on doubles: what goes into which commit, and when it stops."""
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 import pyarrow as pa
 import pytest
 
 from penstock.errors import PublishConflict, PublishHalted, TableError, TemporaryError
-from penstock.events import BatchPublished, Bus, Event
+from penstock.events import BatchPublished, Bus, Event, LedgerRolledBack
 from penstock.ledger import Ledger
 from penstock.ledger.records import BatchRow
 from penstock.messaging.steps import Step
@@ -60,9 +60,9 @@ class FakeLedger:
         self.rows = list(batches)
         self.asked_after: list[int] = []
 
-    def batches_after(self, pipeline: str, after_seq: int) -> Iterator[BatchRow]:
+    def batches(self, pipeline: str, *, after_seq: int, limit: int) -> Sequence[BatchRow]:
         self.asked_after.append(after_seq)
-        return iter([row for row in self.rows if row.seq > after_seq])
+        return [row for row in self.rows if row.seq > after_seq][:limit]
 
     def batch(self, pipeline: str, seq: int) -> BatchRow | None:
         return next((row for row in self.rows if row.seq == seq), None)
@@ -122,7 +122,7 @@ def test_all_waiting_batches_go_into_one_commit_under_the_last_one() -> None:
     assert [(a.seq, a.attempt_id, [f.path for f in a.files]) for a in table.appended] == [
         (4, "a4", ["data/a2/r0/0", "data/a3/r0/0", "data/a4/r0/0"])
     ]
-    assert done == Published(seq=4, looked_to=4, table_version=1, batches=3)
+    assert done == Published(position=at(4), looked_to=at(4), table_version=1, batches=3)
 
 
 def test_each_step_is_told_in_its_order() -> None:
@@ -140,12 +140,12 @@ def test_a_commit_ends_at_a_batch_with_files() -> None:
     ledger = FakeLedger(batch(1), batch(2, files=0), batch(3), batch(4, files=0))
     done = run(ledger, table)
     assert [append.seq for append in table.appended] == [3]
-    assert (done.seq, done.looked_to) == (3, 4)
+    assert (done.position, done.looked_to) == (at(3), at(4))
 
 
 def test_batches_without_files_alone_are_no_commit_however_many() -> None:
     table = FakeTable(exists=False)
-    assert run(FakeLedger(*(batch(seq, files=0) for seq in range(1, 251))), table).looked_to == 250
+    assert run(FakeLedger(*(batch(seq, files=0) for seq in range(1, 251))), table).looked_to == at(250)
     assert not table.exists
 
 
@@ -163,15 +163,47 @@ def test_what_was_looked_at_before_is_not_looked_at_again() -> None:
     ledger.asked_after.clear()
     ledger.rows.append(batch(6))
     run(ledger, table, after=done)
-    assert ledger.asked_after[0] == 5
+    assert ledger.asked_after[0] == 4, "the last batch that was read, and what follows"
     assert [append.seq for append in table.appended] == [1, 6]
 
 
 def test_an_earlier_look_does_not_count_at_another_position() -> None:
     table = FakeTable(position=at(2))
-    run(FakeLedger(*map(batch, range(1, 5))), table, after=Published(seq=1, looked_to=4, table_version=0, batches=0))
+    after = Published(position=at(1), looked_to=at(4), table_version=0, batches=0)
+    run(FakeLedger(*map(batch, range(1, 5))), table, after=after)
     assert [append.seq for append in table.appended] == [4]
     assert len(table.appended[0].files) == 2
+
+
+def test_numbers_that_a_ledger_gives_again_after_a_failover_are_read_again() -> None:
+    """The lost batches had no files for this table, so the table's tip shows nothing of the failover."""
+    table, heard = FakeTable(position=at(3)), list[object]()
+    ledger = FakeLedger(*map(batch, range(1, 4)), batch(4, files=0), batch(5, files=0))
+    before = run(ledger, table)
+    ledger.rows[3:] = [replace(batch(4), attempt_id="b4"), replace(batch(5), attempt_id="b5")]
+    after = run(ledger, table, after=before, heard=heard)
+    assert [file.path for append in table.appended for file in append.files] == ["data/a4/r0/0", "data/a5/r0/0"]
+    assert after.position == Position(seq=5, attempt_token=attempt_token("b5"))
+    assert heard[0] == LedgerRolledBack(pipeline=PIPELINE, sink=table.uri, lost_seq=5)
+
+
+def test_a_ledger_that_went_back_is_reported_before_it_gives_numbers_again() -> None:
+    table, heard = FakeTable(position=at(1)), list[object]()
+    ledger = FakeLedger(batch(1), batch(2, files=0), batch(3, files=0))
+    before = run(ledger, table)
+    del ledger.rows[2:]
+    after = run(ledger, table, after=before, heard=heard)
+    assert (after.position, after.looked_to) == (at(1), at(2))
+    assert heard == [LedgerRolledBack(pipeline=PIPELINE, sink=table.uri, lost_seq=3)]
+    run(ledger, table, after=after, heard=heard)
+    assert len(heard) == 1
+
+
+def test_an_earlier_look_does_not_count_at_another_batch_of_the_positions_number() -> None:
+    table = FakeTable(position=at(1))
+    before = Published(position=Position(seq=1, attempt_token=7), looked_to=at(3), table_version=0, batches=0)
+    run(FakeLedger(*map(batch, range(1, 4))), table, after=before)
+    assert [file.path for append in table.appended for file in append.files] == ["data/a2/r0/0", "data/a3/r0/0"]
 
 
 def test_a_gap_in_the_ledger_halts() -> None:
@@ -196,7 +228,7 @@ def test_after_a_conflict_the_table_is_looked_at_again() -> None:
         raise PublishConflict("no reply")
 
     table = FakeTable(disturb=lose_the_answer)
-    assert run(FakeLedger(batch(1), batch(2)), table).seq == 2
+    assert run(FakeLedger(batch(1), batch(2)), table).position.seq == 2
     assert table.appended == []
 
 
@@ -234,7 +266,7 @@ def test_a_table_that_moved_while_columns_were_added_is_looked_at_again() -> Non
             self.position = at(1)
 
     table = Racing(exists=False)
-    assert run(FakeLedger(batch(1)), table).seq == 1
+    assert run(FakeLedger(batch(1)), table).position.seq == 1
     assert table.appended == []
 
 

@@ -1,8 +1,11 @@
 """Why Spark did not start, out of what its JVM logged."""
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
-from penstock.pipeline.session import complaint
+from penstock.pipeline.session import complaint, runs_here, tasks_run_once
 
 WARNINGS = """WARNING: Using incubator modules: jdk.incubator.vector
 2026-01-01T03:30:49.516 WARN Utils: Set SPARK_LOCAL_IP if you need to bind to another address
@@ -28,3 +31,22 @@ def test_the_first_complaint_is_the_reason(log: str, told: str) -> None:
 def test_a_log_without_a_complaint_gives_no_reason() -> None:
     assert complaint(WARNINGS) is None
     assert complaint("") is None
+
+
+@pytest.mark.parametrize(
+    ("master", "here", "once"),
+    [
+        ("local", True, True),
+        ("local[*]", True, True),
+        ("local[4]", True, True),
+        ("local[4, 1]", True, True),
+        ("local[4,3]", True, False),
+        ("local-cluster[2,1,1024]", False, False),
+        ("spark://host:7077", False, False),
+        ("yarn", False, False),
+        ("k8s://https://host", False, False),
+    ],
+)
+def test_where_tasks_run_and_how_often(master: str, here: bool, once: bool) -> None:
+    spark: Any = SimpleNamespace(sparkContext=SimpleNamespace(master=master))
+    assert (runs_here(spark), tasks_run_once(spark)) == (here, once)

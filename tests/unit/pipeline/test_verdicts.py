@@ -1,12 +1,14 @@
 """What becomes of objects that left their attempt unprocessed."""
 
+from dataclasses import replace
+
 import pytest
 
 from penstock.ledger.records import Carrier, ClaimedObject, FailedObject, Failure
 from penstock.messaging.failure import Failure as Raised
 from penstock.pipeline.engine import ReadFailure
 from penstock.pipeline.parcel import Dead, Done, Later
-from penstock.pipeline.verdicts import failure_outcome, timed_out, verdict
+from penstock.pipeline.verdicts import GONE_AFTER_SECONDS, failure_outcome, look_again_seconds, timed_out, verdict
 
 CARRIER = Carrier(message_id="m1", enqueued_at=1.0)
 LATER = Later(delay_seconds=7.0)
@@ -21,8 +23,6 @@ def claimed(attempts: int = 1, name: bytes = b"a") -> ClaimedObject:
     [
         (Failure.RETRY, 1, Failure.RETRY),
         (Failure.RETRY, 3, Failure.DEAD),
-        (Failure.GONE, 1, Failure.RETRY),
-        (Failure.GONE, 2, Failure.GONE),
         (Failure.SUPERSEDED, 1, Failure.SUPERSEDED),
         (Failure.DEAD, 1, Failure.DEAD),
     ],
@@ -30,6 +30,25 @@ def claimed(attempts: int = 1, name: bytes = b"a") -> ClaimedObject:
 def test_an_object_is_judged_by_its_own_attempts(failure: Failure, attempts: int, expected: Failure) -> None:
     judged = verdict(claimed(attempts), ReadFailure(failure=failure, reason="no"), attempts_max=3)
     assert judged == FailedObject(object_id=b"a", failure=expected, reason="no")
+
+
+@pytest.mark.parametrize(
+    ("attempts", "missing_seconds", "expected"),
+    [
+        pytest.param(1, None, Failure.RETRY, id="the first look"),
+        pytest.param(3, None, Failure.RETRY, id="the first look, after failures of another kind, at the last attempt"),
+        pytest.param(2, GONE_AFTER_SECONDS - 0.1, Failure.RETRY, id="two looks in one outage"),
+        pytest.param(1, GONE_AFTER_SECONDS, Failure.GONE, id="two looks apart"),
+    ],
+)
+def test_a_missing_object_is_gone_after_two_looks_apart(
+    attempts: int, missing_seconds: float | None, expected: Failure
+) -> None:
+    one = replace(claimed(attempts), missing_seconds=missing_seconds)
+    judged = verdict(one, ReadFailure(failure=Failure.GONE, reason="no"), attempts_max=3)
+    refund = expected is Failure.RETRY
+    assert judged == FailedObject(object_id=b"a", failure=expected, reason="no", refund=refund, missing=True)
+    assert look_again_seconds(one) == max(0.0, GONE_AFTER_SECONDS - (missing_seconds or 0.0))
 
 
 def test_what_is_hardly_the_object_s_fault_is_refunded_also_at_its_last_attempt() -> None:

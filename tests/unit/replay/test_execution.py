@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import pytest
+from tests.claims import extended
 from tests.conformance.broker_stands import LEASE, MemoryStand
 from tests.conformance.replay.scene import DIED, FIRST, QUEUE, SECOND, TIERS, Crash, Scene, crash_at
 
@@ -12,11 +13,11 @@ from penstock.events import DeadReplayed, ReplaysUnmarked
 from penstock.messaging.broker import Broker, Capabilities
 from penstock.messaging.message import Outgoing
 from penstock.messaging.replays import COUNTER_ATTRIBUTE, NoLog, Replay, letter_replay_id
+from penstock.messaging.sending import send_each
 from penstock.messaging.settlement import Ack, DeadLetter, Release
 from penstock.messaging.steps import Step
 from penstock.replay.execution import ReplayExecution
 from penstock.replay.policy import ReplayPolicy
-from penstock.replay.sending import send_each
 
 AWAY = TemporaryError("it is away")
 
@@ -354,7 +355,7 @@ def test_a_fifo_queue_delays_nothing(scene: Scene) -> None:
 def test_an_execution_holds_nothing_of_its_own(scene: Scene) -> None:
     scene.die(b"a")
     execution: ReplayExecution = scene.handler().begin(scene.receive(FIRST))
-    assert execution.extend()
+    assert extended(execution)
     execution.drain()
     execution.give_back()
     assert [type(each) for each in execution.run().values()] == [Ack]

@@ -2,6 +2,7 @@
 
 import math
 import os
+from collections.abc import Iterator
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
@@ -13,8 +14,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.errors import TableError
-from penstock.sinks.parquet import STRING_CHARACTERS_MAX, bounds, list_files, partition_values, statistics
+from penstock.errors import TableError, TemporaryError
+from penstock.sinks.parquet import (
+    STRING_CHARACTERS_MAX,
+    WrittenFile,
+    bounds,
+    list_files,
+    partition_values,
+    statistics,
+)
+from penstock.storage.files import FileInfo
 from penstock.storage.local_files import LocalFiles
 
 RUN = "data/01K00000000000000000000000/r1"
@@ -249,3 +258,45 @@ def test_the_bounds_of_timestamps_bound_them_or_are_left_out(one: int, other: in
 def microseconds(told: str) -> int:
     """Since the epoch."""
     return (datetime.fromisoformat(told) - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1)
+
+
+def reported(*files: tuple[str, int, int]) -> list[WrittenFile]:
+    return [WrittenFile(path=f"{RUN}/{name}", rows=rows, size_bytes=size) for name, rows, size in files]
+
+
+def test_files_are_exactly_those_that_their_tasks_reported(tmp_path: Path) -> None:
+    size = write(tmp_path, "part-0.parquet", rows(1, 2)).stat().st_size
+    write(tmp_path, "part-of-a-repeated-task.parquet", rows(1, 2))
+    found = list_files(
+        LocalFiles(tmp_path), RUN, partition_by=(), schema=SCHEMA, written=reported(("part-0.parquet", 2, size))
+    )
+    assert [file.path for file in found] == [f"{RUN}/part-0.parquet"]
+
+
+@pytest.mark.parametrize(
+    ("name", "more_rows", "more_bytes", "words"),
+    [
+        ("part-1.parquet", 0, 0, "is not there"),
+        ("part-0.parquet", 1, 0, "has 2 rows"),
+        ("part-0.parquet", 0, 1, r"has \d+ bytes"),
+    ],
+)
+def test_a_file_that_is_not_as_reported_fails_the_run(
+    tmp_path: Path, name: str, more_rows: int, more_bytes: int, words: str
+) -> None:
+    size = write(tmp_path, "part-0.parquet", rows(1, 2)).stat().st_size
+    written = reported((name, 2 + more_rows, size + more_bytes))
+    with pytest.raises(TemporaryError, match=words):
+        list_files(LocalFiles(tmp_path), RUN, partition_by=(), schema=SCHEMA, written=written)
+
+
+def test_a_file_that_a_cached_listing_lacks_is_found_by_its_name(tmp_path: Path) -> None:
+    class Cached(LocalFiles):
+        def list(self, folder: str = "") -> Iterator[FileInfo]:
+            return iter(())
+
+    size = write(tmp_path, "part-0.parquet", rows(1, 2)).stat().st_size
+    (file,) = list_files(
+        Cached(tmp_path), RUN, partition_by=(), schema=SCHEMA, written=reported(("part-0.parquet", 2, size))
+    )
+    assert file.rows == 2

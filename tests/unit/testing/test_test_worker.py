@@ -154,7 +154,9 @@ def test_duplicates_of_one_key_have_one_effect() -> None:
         worker.run_until_empty()
         worker.send(ORDERS, Order(id=7))
         worker.run_until_empty()
-        assert app.ledger.work("take", "7").outcome == '{"paid":7}'
+        (work,) = app.ledger.works("take")
+        assert (work.key, work.outcome) == ("7", '{"paid":7}')
+        assert (work.app, work.queue) == (app.name, ORDERS.name)
         skipped = [event.reason for event in worker.events if isinstance(event, MessageSkipped)]
     assert effects == [7]
     assert skipped[-1] == "already_done"

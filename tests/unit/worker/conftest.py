@@ -13,6 +13,7 @@ from penstock.brokers.turns import one_by_one
 from penstock.errors import TemporaryError
 from penstock.events import Bus, Event
 from penstock.messaging.broker import Ask, Capabilities, QueueStats, SettleFailure, Turn
+from penstock.messaging.claims import Extension, HeldClaim
 from penstock.messaging.clock import Clock, SystemClock
 from penstock.messaging.delivery import Delivery
 from penstock.messaging.handler import Answer, Place
@@ -131,6 +132,7 @@ class FakeBroker:
         self.refuse: set[str] = set()  # message ids that settle refuses, not lost
         self.receive_gate: threading.Event | None = None  # a receive waits for it before it looks
         self.extend_gate: threading.Event | None = None
+        self.hanging: dict[str, threading.Event] = {}  # by queue: an extension waits for it
         self.receiving = threading.Event()
         self.extending = threading.Event()
         self.turns: list[tuple[int, list[str]]] = []  # how many settlements, and the queues asked
@@ -176,6 +178,8 @@ class FakeBroker:
 
     def extend(self, deliveries: Sequence[Delivery], *, lease_seconds: float) -> Sequence[Delivery]:
         self.extending.set()
+        if (hanging := self.hanging.get(deliveries[0].queue)) is not None:
+            assert hanging.wait(DEADLINE_SECONDS)
         self.extensions.append([delivery.message.id for delivery in deliveries])
         if self.extend_gate is not None:
             assert self.extend_gate.wait(DEADLINE_SECONDS)
@@ -244,6 +248,9 @@ class FakeBroker:
     def resume(self, queue: str) -> None:
         raise NotImplementedError
 
+    def now(self) -> float:
+        return 0.0
+
     def paused(self, queue: str) -> bool:
         return False
 
@@ -269,6 +276,7 @@ class ToyExecution:
         self.interrupted = threading.Event()
         self.go_on = threading.Event()
         self.held = True
+        self.begun_at = handler.clock.monotonic()
 
     def run(self) -> Answer | Coroutine[Any, Any, Answer]:
         self.started.set()
@@ -279,14 +287,19 @@ class ToyExecution:
     def let_go(self) -> None:
         self.go_on.set()
 
-    def extend(self) -> bool:
-        self.handler.journal.append("extend claim")
-        if self.handler.claim_faults:
-            raise self.handler.claim_faults.pop(0)
-        return self.held
+    def claim(self) -> HeldClaim | None:
+        return HeldClaim(keeper=self.handler.keeper, id=f"claim-{id(self)}") if self.handler.claims else None
+
+    def loses(self, claim: HeldClaim) -> bool:
+        return claim.id == f"claim-{id(self)}"
 
     def drain(self) -> None:
         self.handler.journal.append("drain")
+
+    def left_seconds(self, timeout_seconds: float) -> float:
+        if self.handler.waits_for_ledger:
+            return timeout_seconds
+        return timeout_seconds - (self.handler.clock.monotonic() - self.begun_at)
 
     def time_out(self) -> Answer:
         self.handler.journal.append("time out")
@@ -340,6 +353,25 @@ def ack_all(deliveries: Sequence[Delivery]) -> Mapping[str, Settlement]:
     return {delivery.receipt: Ack() for delivery in deliveries}
 
 
+class ToyKeeper:
+    """Extends the claims of a toy handler's executions; ``gate`` is awaited first."""
+
+    def __init__(self, handler: "ToyHandler") -> None:
+        self.handler = handler
+        self.gate: threading.Event | None = None
+        self.asked = threading.Event()
+
+    def extend(self, ids: Sequence[str], *, lease_seconds: float, answer_seconds: float) -> Extension:
+        self.handler.journal.append("extend claim")
+        self.asked.set()
+        if self.gate is not None:
+            assert self.gate.wait(DEADLINE_SECONDS)
+        if self.handler.claim_faults:
+            raise self.handler.claim_faults.pop(0)
+        lost = {f"claim-{id(one)}" for one in self.handler.executions if not one.held}
+        return Extension(lost=lost & set(ids))
+
+
 @dataclass
 class ToyHandler:
     journal: list[str]
@@ -357,6 +389,12 @@ class ToyHandler:
     claim_faults: list[Exception] = field(default_factory=list)
     give_back_fault: Exception | None = None
     time_out_fault: Exception | None = None
+    claims: bool = True  # whether its executions hold a claim
+    waits_for_ledger: bool = False  # so that no user code is at work
+    clock: Clock = field(default_factory=SystemClock)
+
+    def __post_init__(self) -> None:
+        self.keeper = ToyKeeper(self)
 
     def weigh(self, delivery: Delivery) -> int:
         return self.weight
@@ -367,6 +405,9 @@ class ToyHandler:
         execution = (LoopExecution if self.place is Place.LOOP else ToyExecution)(self, deliveries)
         self.executions.append(execution)
         return execution
+
+    def jobs(self) -> Mapping[str, Callable[[], object]]:
+        return {"upkeep": lambda: self.upkeep()}
 
     def upkeep(self) -> None:
         self.upkeeps += 1

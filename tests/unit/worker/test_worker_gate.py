@@ -26,6 +26,9 @@ class FakeGate:
     def admits(self) -> int | None:
         return self.admitted
 
+    def put_back_seconds(self) -> float:
+        return 0.0
+
     def opens_at(self) -> float | None:
         return self.at
 

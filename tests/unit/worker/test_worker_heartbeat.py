@@ -1,15 +1,18 @@
-"""The book of leases, and the loop that keeps them."""
+"""The book of leases, and the heartbeat that keeps leases and claims."""
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import pytest
 
-from penstock.errors import TemporaryError
-from penstock.events import Bus, Event, HeartbeatFailed, LeaseLost, LeasesExtended
+from penstock.errors import ClaimLost, TemporaryError
+from penstock.events import Bus, Event, HeartbeatFailed, LeaseLost, LeasesEndangered, LeasesExtended
+from penstock.messaging.claims import Extension, HeldClaim
 from penstock.messaging.delivery import Delivery
-from penstock.worker.heartbeat import TRIES, Book, Claimed, Heartbeat
+from penstock.worker.beats import TRIES
+from penstock.worker.claim_beat import Claimed
+from penstock.worker.heartbeat import Book, Heartbeat
 from penstock.worker.pulse import Sign
 from penstock.worker.settings import WorkerSettings
 
@@ -19,35 +22,62 @@ if TYPE_CHECKING:
     from tests.unit.worker.conftest import FakeBroker, FakeClock, SkippingClock
 
 Make = Callable[..., Delivery]
+Eventually = Callable[..., None]
 LEASE_SECONDS = 30.0
 
 
-class Claim:
-    queue = "q"
+class Keeper:
+    """Extends what it is asked to, unless the test says otherwise."""
 
-    def __init__(self, broker: "FakeBroker", *answers: bool | Exception) -> None:
-        self.broker = broker
-        self.answers = list(answers) or [True]
-        self.lost = False
+    def __init__(self) -> None:
+        self.calls: list[tuple[list[str], float]] = []
+        self.answers: list[Extension | Exception] = []
+        self.gate: threading.Event | None = None
+        self.asked = threading.Event()
 
-    def extend(self) -> bool:
-        self.broker.journal.append("claim")
-        answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+    def extend(self, ids: Sequence[str], *, lease_seconds: float, answer_seconds: float) -> Extension:
+        assert answer_seconds < LEASE_SECONDS / 3, "several answers of that length fit between two heartbeats"
+        self.calls.append((list(ids), lease_seconds))
+        self.asked.set()
+        if self.gate is not None:
+            assert self.gate.wait(DEADLINE_SECONDS)
+        answer = self.answers.pop(0) if self.answers else Extension()
         if isinstance(answer, Exception):
             raise answer
         return answer
+
+
+class Batch:
+    queue = "q"
+
+    def __init__(self, keeper: Keeper, id: str = "claim") -> None:
+        self.held: HeldClaim | None = HeldClaim(keeper=keeper, id=id)
+        self.ended_by_itself = False
+        self.suspended = False
+        self.lost = False
+
+    def claim(self) -> HeldClaim | None:
+        if self.suspended:
+            raise ClaimLost("suspended")
+        return self.held
+
+    def loses(self, claim: HeldClaim) -> bool:
+        assert claim == self.held
+        return not self.ended_by_itself
 
     def lose(self) -> None:
         self.lost = True
 
 
 class Beating:
-    def __init__(self, broker: "FakeBroker", clock: "FakeClock") -> None:
+    def __init__(self, broker: "FakeBroker", clock: "FakeClock", eventually: Eventually) -> None:
         self.events: list[Event] = []
         self.claims: list[Claimed] = []
+        self.keeper = Keeper()
         self.book = Book(clock=clock, lease_seconds=LEASE_SECONDS)
         self.broker = broker
         self.sign = Sign("penstock-heartbeat", clock)
+        self.eventually = eventually
         self.heartbeat = Heartbeat(
             broker=broker,
             book=self.book,
@@ -59,29 +89,85 @@ class Beating:
             sign=self.sign,
         )
 
-    def receive(self, count: int) -> list[Delivery]:
-        self.broker.put(*range(count))
-        deliveries = list(self.broker.receive("q", messages_max=count, lease_seconds=LEASE_SECONDS))
+    def receive(self, count: int, queue: str = "q") -> list[Delivery]:
+        self.broker.put(*range(count), queue=queue)
+        deliveries = list(self.broker.receive(queue, messages_max=count, lease_seconds=LEASE_SECONDS))
         self.book.register(deliveries)
         return deliveries
 
+    def beat(self) -> None:
+        """One beat, to its end."""
+        self.heartbeat.beat()
+        self.eventually(lambda: self.heartbeat.idle, "every call has been answered")
+
+    def told(self, kind: type[Event]) -> list[Event]:
+        return [event for event in self.events if isinstance(event, kind)]
+
 
 @pytest.fixture
-def beating(broker: "FakeBroker", skipping_clock: "SkippingClock") -> Beating:
-    return Beating(broker, skipping_clock)
+def beating(broker: "FakeBroker", skipping_clock: "SkippingClock", eventually: Eventually) -> Beating:
+    return Beating(broker, skipping_clock, eventually)
 
 
-def test_claims_are_extended_before_the_leases(beating: Beating, broker: "FakeBroker") -> None:
-    beating.claims = [Claim(broker)]
-    beating.receive(3)
-    beating.heartbeat.beat()
-    assert broker.journal == ["claim", "extend", "extend"]
+@pytest.fixture
+def standing(broker: "FakeBroker", clock: "FakeClock", eventually: Eventually) -> Beating:
+    """On a clock that stands still."""
+    return Beating(broker, clock, eventually)
 
 
 def test_leases_are_extended_in_groups(beating: Beating, broker: "FakeBroker") -> None:
     beating.receive(5)
-    beating.heartbeat.beat()
+    beating.beat()
     assert broker.extensions == [["m0", "m1"], ["m2", "m3"], ["m4"]]
+
+
+def test_a_ledger_that_does_not_answer_delays_no_lease(standing: Beating, broker: "FakeBroker") -> None:
+    """Beat after beat, while the first call of the claims is still waiting."""
+    standing.claims = [Batch(standing.keeper)]
+    standing.receive(1)
+    standing.keeper.gate = threading.Event()
+    for beats in range(1, 4):
+        standing.heartbeat.beat()
+        standing.eventually(lambda beats=beats: len(standing.told(LeasesExtended)) == beats)
+    assert len(standing.keeper.calls) == 1
+    standing.keeper.gate.set()
+    standing.eventually(lambda: standing.heartbeat.idle)
+
+
+def test_a_queue_whose_call_hangs_delays_no_other_queue(standing: Beating, broker: "FakeBroker") -> None:
+    hanging = threading.Event()
+    broker.hanging = {"q": hanging}
+    standing.receive(1)
+    standing.receive(1, queue="other")
+    for beats in range(1, 4):
+        standing.heartbeat.beat()
+        standing.eventually(lambda beats=beats: len(standing.told(LeasesExtended)) == beats)
+    assert {event.queue for event in standing.events if isinstance(event, LeasesExtended)} == {"other"}
+    hanging.set()
+    standing.eventually(lambda: standing.heartbeat.idle)
+
+
+def test_claims_are_extended_as_a_set(beating: Beating) -> None:
+    batches = [Batch(beating.keeper, f"c{number}") for number in range(3)]
+    beating.claims = [*batches]
+    beating.beat()
+    assert [ids for ids, _ in beating.keeper.calls] == [["c0", "c1"], ["c2"]]
+
+
+def test_a_claim_ends_before_the_lease_of_its_message_however_late_it_is_extended(
+    standing: Beating, clock: "FakeClock"
+) -> None:
+    """So the claim of a worker that died is free when its message comes back."""
+    standing.claims = [Batch(standing.keeper, f"c{number}") for number in range(3)]
+    standing.keeper.gate = threading.Event()
+    began_at = clock.time
+    standing.heartbeat.beat()
+    standing.eventually(standing.keeper.asked.is_set)
+    clock.time += 5.0  # for the answer of the first call
+    standing.keeper.gate.set()
+    standing.eventually(lambda: standing.heartbeat.idle)
+    (_, first_seconds), (_, second_seconds) = standing.keeper.calls
+    assert began_at + first_seconds == clock.time + second_seconds == began_at + LEASE_SECONDS - 1.0
 
 
 def test_a_beat_that_fails_is_tried_again_a_second_later(
@@ -89,7 +175,7 @@ def test_a_beat_that_fails_is_tried_again_a_second_later(
 ) -> None:
     beating.receive(1)
     broker.extend_faults = [TemporaryError("away"), TemporaryError("away")]
-    beating.heartbeat.beat()
+    beating.beat()
     assert len(broker.extensions) == 3
     assert skipping_clock.waits == [1.0, 1.0]
     assert [type(event) for event in beating.events] == [HeartbeatFailed, HeartbeatFailed, LeasesExtended]
@@ -98,50 +184,107 @@ def test_a_beat_that_fails_is_tried_again_a_second_later(
 def test_it_gives_up_a_beat_after_five_tries(beating: Beating, broker: "FakeBroker") -> None:
     beating.receive(1)
     broker.extend_faults = [TemporaryError("away")] * 9
-    beating.heartbeat.beat()
+    beating.beat()
     assert len(broker.extensions) == TRIES == 5
 
 
-def test_a_claim_that_cannot_be_reached_does_not_hold_up_the_leases(beating: Beating, broker: "FakeBroker") -> None:
-    claim = Claim(broker, TemporaryError("away"), True)
-    beating.claims = [claim]
-    beating.receive(1)
-    beating.heartbeat.beat()
-    assert broker.journal == ["claim", "extend", "claim"]
-    assert not claim.lost
+def test_claims_that_fail_are_tried_again_and_none_is_lost(beating: Beating) -> None:
+    batch = Batch(beating.keeper)
+    beating.claims = [batch]
+    beating.keeper.answers = [TemporaryError("away"), TemporaryError("away")]
+    beating.beat()
+    assert len(beating.keeper.calls) == 3
+    assert [event.last for event in beating.events if isinstance(event, HeartbeatFailed)] == [False, False]
+    assert not batch.lost
 
 
-def test_a_ledger_that_is_slow_to_fail_does_not_hold_up_the_leases_for_every_claim(
-    beating: Beating, broker: "FakeBroker", skipping_clock: "SkippingClock"
-) -> None:
-    """Each claim takes its timeout to fail, and the lease of every queue waits behind them."""
-    away = TemporaryError("away")
+def test_the_calls_of_a_beat_end_with_it(beating: Beating, skipping_clock: "SkippingClock") -> None:
+    """A ledger that takes long to fail gets no second try in a beat that is over."""
 
-    class SlowClaim(Claim):
-        def extend(self) -> bool:
-            skipping_clock.time += 5.0
-            return super().extend()
+    class Slow(Keeper):
+        def extend(self, ids: Sequence[str], *, lease_seconds: float, answer_seconds: float) -> Extension:
+            skipping_clock.time += 6.0
+            return super().extend(ids, lease_seconds=lease_seconds, answer_seconds=answer_seconds)
 
-    claims = [SlowClaim(broker, away, away, True) for _ in range(20)]
-    beating.claims = list(claims)
-    beating.receive(1)
-    beating.heartbeat.beat()
-    assert broker.journal[:2] == ["claim", "extend"]
-    assert not any(claim.lost for claim in claims)
-    assert len({id(claim) for claim in claims if len(claim.answers) < 3}) == TRIES  # each round tries another one
+    keeper = Slow()
+    keeper.answers = [TemporaryError("away")] * 9
+    beating.claims = [Batch(keeper)]
+    beating.beat()
+    assert len(keeper.calls) == 2
+    assert [event.last for event in beating.events if isinstance(event, HeartbeatFailed)] == [False, True]
 
 
-def test_a_lost_claim_is_told_to_its_batch(beating: Beating, broker: "FakeBroker") -> None:
-    claim = Claim(broker, False)
-    beating.claims = [claim]
-    beating.heartbeat.beat()
-    assert claim.lost
+def test_a_claim_that_another_transaction_has_locked_is_extended_a_moment_later(beating: Beating) -> None:
+    locked, free = Batch(beating.keeper, "locked"), Batch(beating.keeper, "free")
+    beating.claims = [locked, free]
+    beating.keeper.answers = [Extension(late=frozenset({"locked"}))]
+    beating.beat()
+    assert [ids for ids, _ in beating.keeper.calls] == [["locked", "free"], ["locked"]]
+    assert [locked.lost, free.lost] == [False, False]
+
+
+def test_a_lost_claim_is_told_to_its_batch_alone(beating: Beating) -> None:
+    lost, held = Batch(beating.keeper, "lost"), Batch(beating.keeper, "held")
+    beating.claims = [lost, held]
+    beating.keeper.answers = [Extension(lost=frozenset({"lost"}))]
+    beating.beat()
+    assert (lost.lost, held.lost) == (True, False)
+
+
+def test_a_claim_that_its_batch_ended_meanwhile_is_no_loss(beating: Beating) -> None:
+    batch = Batch(beating.keeper)
+    batch.ended_by_itself = True
+    beating.claims = [batch]
+    beating.keeper.answers = [Extension(lost=frozenset({"claim"}))]
+    beating.beat()
+    assert not batch.lost
+
+
+def test_work_that_cannot_go_on_is_lost_whatever_the_ledger_does(standing: Beating) -> None:
+    running, suspended = Batch(standing.keeper, "running"), Batch(standing.keeper, "suspended")
+    standing.keeper.gate = threading.Event()
+    standing.claims = [running, suspended]
+    standing.heartbeat.beat()
+    standing.eventually(standing.keeper.asked.is_set)
+    suspended.suspended = True
+    standing.heartbeat.beat()
+    assert suspended.lost
+    standing.keeper.gate.set()
+    standing.eventually(lambda: standing.heartbeat.idle)
+
+
+def test_what_is_not_extended_is_reported_before_it_is_lost(standing: Beating, clock: "FakeClock") -> None:
+    hanging = threading.Event()
+    standing.broker.hanging = {"q": hanging}
+    standing.keeper.gate = threading.Event()
+    standing.claims = [Batch(standing.keeper)]
+    standing.receive(2)
+    standing.heartbeat.watch()
+    standing.heartbeat.beat()
+    standing.eventually(standing.keeper.asked.is_set)
+    clock.time += 14.0
+    standing.heartbeat.watch()
+    assert standing.told(LeasesEndangered) == []
+    clock.time += 2.0
+    standing.heartbeat.watch()
+    assert standing.told(LeasesEndangered) == [
+        LeasesEndangered(queue="q", held="message leases", count=2, seconds_left=14.0),
+        LeasesEndangered(queue="q", held="claims", count=1, seconds_left=14.0),
+    ]
+    hanging.set()
+    standing.keeper.gate.set()
+    standing.eventually(lambda: standing.heartbeat.idle)
+    standing.events.clear()
+    standing.heartbeat.watch()
+    assert standing.told(LeasesEndangered) == [
+        LeasesEndangered(queue="q", held="claims", count=1, seconds_left=13.0)
+    ], "the claim was extended for as long as it was asked to, when its call began"
 
 
 def test_a_lost_lease_leaves_the_book_and_is_told(beating: Beating, broker: "FakeBroker") -> None:
     first, second = beating.receive(2)
     broker.steal("m0")
-    beating.heartbeat.beat()
+    beating.beat()
     assert beating.events == [
         LeaseLost(queue="q", message_id="m0", attempt=1),
         LeasesExtended(queue="q", message_ids=("m1",)),
@@ -155,62 +298,53 @@ def test_a_lease_ends_that_long_after_its_last_extension(
 ) -> None:
     (only,) = beating.receive(1)
     skipping_clock.time += 20
-    beating.heartbeat.beat()
+    beating.beat()
     ends_at = beating.book.unregister([only], wait_seconds=0)
     assert ends_at == {only.receipt: skipping_clock.time + LEASE_SECONDS}
 
 
 def test_nothing_held_means_no_call(beating: Beating, broker: "FakeBroker") -> None:
-    beating.heartbeat.beat()
+    beating.beat()
     assert broker.extensions == []
 
 
-def test_the_pause_is_never_longer_than_a_third_of_the_lease(
-    beating: Beating, broker: "FakeBroker", skipping_clock: "SkippingClock"
-) -> None:
-    claim = Claim(broker)
-    beating.claims = [claim]
-    claim.lose = beating.heartbeat.end  # type: ignore[method-assign] # ends the loop after its first beat
-    claim.answers = [False]
+def test_the_pause_is_never_longer_than_a_third_of_the_lease(beating: Beating, skipping_clock: "SkippingClock") -> None:
+    class Last(Batch):
+        def claim(self) -> HeldClaim | None:
+            beating.heartbeat.end()
+            return None
+
+    beating.claims = [Last(beating.keeper)]
     beating.heartbeat.run()
-    assert skipping_clock.waits[0] == pytest.approx(8.0)
-    assert all(wait <= LEASE_SECONDS / 3 for wait in skipping_clock.waits)
+    assert skipping_clock.waits[:1] == [pytest.approx(4.0)]
+    assert all(wait <= LEASE_SECONDS / 6 for wait in skipping_clock.waits)
 
 
-def test_taking_a_delivery_out_awaits_the_call_in_flight_for_it(
-    broker: "FakeBroker", clock: "FakeClock", eventually: Callable[..., None]
-) -> None:
-    beating = Beating(broker, clock)
-    (only,) = beating.receive(1)
+def test_taking_a_delivery_out_awaits_the_call_in_flight_for_it(standing: Beating, broker: "FakeBroker") -> None:
+    (only,) = standing.receive(1)
     broker.extend_gate = threading.Event()
-    beat = threading.Thread(target=beating.heartbeat.beat, daemon=True)
-    beat.start()
+    standing.heartbeat.beat()
     assert broker.extending.wait(DEADLINE_SECONDS)
     out = threading.Event()
 
     def take_out() -> None:
-        beating.book.unregister([only], wait_seconds=60)
+        standing.book.unregister([only], wait_seconds=60)
         broker.journal.append("out")
         out.set()
 
     threading.Thread(target=take_out, daemon=True).start()
-    eventually(lambda: not beating.book.holds(only))
+    standing.eventually(lambda: not standing.book.holds(only))
     assert not out.is_set()
     broker.extend_gate.set()
     assert out.wait(DEADLINE_SECONDS)
     assert broker.journal == ["extend", "out"]
 
 
-def test_it_does_not_await_a_call_for_others(
-    broker: "FakeBroker", clock: "FakeClock", delivery: Make, eventually: Callable[..., None]
-) -> None:
-    beating = Beating(broker, clock)
-    beating.receive(1)
+def test_it_does_not_await_a_call_for_others(standing: Beating, broker: "FakeBroker", delivery: Make) -> None:
+    standing.receive(1)
     broker.extend_gate = threading.Event()
-    beat = threading.Thread(target=beating.heartbeat.beat, daemon=True)
-    beat.start()
+    standing.heartbeat.beat()
     assert broker.extending.wait(DEADLINE_SECONDS)
-    beating.book.unregister([delivery(99)], wait_seconds=60)  # would wait for ever: the clock stands still
+    standing.book.unregister([delivery(99)], wait_seconds=60)  # would wait for ever: the clock stands still
     broker.extend_gate.set()
-    beat.join(DEADLINE_SECONDS)
-    assert not beat.is_alive()
+    standing.eventually(lambda: standing.heartbeat.idle)

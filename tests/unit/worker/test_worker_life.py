@@ -531,9 +531,11 @@ def test_one_batch_whose_giving_back_hangs_does_not_hold_the_others(life: "Life"
     life.running(0).give_back = lambda: hung.wait(30)  # type: ignore[assignment,method-assign] # a ledger that hangs
     life.running(1)
     life.stop.request()
-    assert life.end() == "forced"
-    assert life.broker.released() == {"m1": UNSTARTED}
-    assert ThreadLeftBehind(thread="penstock-give-back-1") in life.told(ThreadLeftBehind)
+    assert life.end() == "given_back"
+    assert life.broker.released() == {"m0": UNSTARTED, "m1": UNSTARTED}, "the claim alone waits for its lease to end"
+    assert [event.error for event in life.told(GiveBackFailed)] == [
+        "TimeoutError: the time for it was over; the claim ends with its lease"
+    ]
     hung.set()
 
 
@@ -544,7 +546,7 @@ def test_settlements_that_cannot_be_applied_in_time_are_named(life: "Life", even
     eventually(lambda: "settle 1" in life.journal)
     life.stop.request()
     assert life.end() == "given_back"
-    assert life.events[-1] == WorkerStopped(outcome="given_back", given_back=("m0",))
+    assert life.events[-1] == WorkerStopped(outcome="given_back", given_back=("m0",), unsettled=("m0",))
 
 
 def test_a_worker_asked_before_it_started_stops(life: "Life") -> None:

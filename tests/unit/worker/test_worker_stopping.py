@@ -15,7 +15,7 @@ from penstock.worker.shift import Conclusion
 DEADLINE_SECONDS = 60.0
 
 if TYPE_CHECKING:
-    from tests.unit.worker.conftest import Life
+    from tests.unit.worker.conftest import FakeClock, Life
 
 Eventually = Callable[..., None]
 UNSTARTED = Release(delay_seconds=0.0, refund=True)
@@ -229,3 +229,63 @@ def test_stacks_are_told_while_a_handler_blocks_the_loop(life: "Life", eventuall
     let_go.set()
     life.stop.request()
     life.end()
+
+
+def test_a_run_that_was_broken_off_gets_what_the_stop_timeout_has_left(
+    life: "Life", clock: "FakeClock", eventually: Eventually
+) -> None:
+    """With what flushing alone has, its thread would be left behind, and the worker forced."""
+    life.clock = clock
+    life.handler.blocking = True
+    life.handler.obedient = False
+    life.broker.put(0)
+    life.start(stop_timeout_seconds=3_600.0, drain_seconds=0.0, flush_seconds=0.6)
+    execution = life.running()
+    life.stop.request()
+    assert execution.interrupted.wait(60.0)
+    for _ in range(5):  # far longer than flushing lasts
+        waits = len(clock.waits)
+        clock.time += 61.0
+        eventually(lambda waits=waits: len(clock.waits) > waits, "it waits on")
+    assert not life.told(WorkerStopped)
+    assert not life.told(ThreadLeftBehind)
+    execution.let_go()
+    assert life.end() == "given_back"
+    assert life.conclusion is not None
+    assert life.conclusion.threads_left == ()
+    stopped = life.told(WorkerStopped)[0]
+    assert (stopped.given_back, stopped.unsettled) == (("m0",), ())
+
+
+def test_what_ends_itself_at_a_stop_counts_as_given_back(life: "Life", eventually: Eventually) -> None:
+    mail = life.serve(
+        Place.POOL,
+        queue="mail",
+        handler={
+            "blocking": True,
+            "answer": lambda deliveries: {one.receipt: Release(refund=True) for one in deliveries},
+        },
+    )
+    life.broker.put(0, queue="mail")
+    life.start()
+    execution = life.running(0, mail)
+    life.stop.request()
+    eventually(lambda: "drain" in life.journal)
+    execution.let_go()
+    assert life.end() == "given_back"
+    assert life.told(WorkerStopped) == [WorkerStopped(outcome="given_back", given_back=("m0",))]
+
+
+def test_a_forced_end_names_only_what_the_broker_did_not_take(life: "Life") -> None:
+    life.handler.blocking = True
+    life.handler.obedient = False
+    life.broker.put(0)
+    life.start(drain_seconds=0.0, flush_seconds=0.6, stop_timeout_seconds=10.0)
+    execution = life.running()
+    life.stop.request()
+    assert execution.interrupted.wait(60.0)
+    life.stop.request()  # urgent: no more than flushing is waited for
+    assert life.end() == "forced"
+    stopped = life.told(WorkerStopped)[0]
+    assert (stopped.given_back, stopped.unsettled) == (("m0",), ())
+    execution.let_go()

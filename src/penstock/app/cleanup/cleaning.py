@@ -4,12 +4,13 @@ The thread does a bounded number of objects at a time and rests in between. Noth
 process ends is done again by the next one, which is harmless.
 """
 
+from collections.abc import Callable, Sequence
+
 from penstock.app.cleanup.declaration import Cleanup, Delete, Keep, Move, Tag
 from penstock.app.cleanup.overlaps import overlap
-from penstock.app.places import Places, real
+from penstock.app.places import real
 from penstock.app.rounds import Rounds
 from penstock.app.sources import Source
-from penstock.app.tables import Tables
 from penstock.errors import UsageError
 from penstock.events import Bus
 from penstock.ledger import Ledger
@@ -19,6 +20,7 @@ from penstock.messaging.waits import Random
 from penstock.objects.cleanup import Cleaner
 from penstock.pipeline.cleanup import Pass, SourceCleanup, Swept
 from penstock.storage.address import S3Address, is_s3, s3_address
+from penstock.storage.files import Files
 from penstock.worker.shutdown import StopSignal
 
 NAME = "cleanup"  # of what failed, in events
@@ -31,36 +33,45 @@ def source_cleanup(
     cleanup: Cleanup,
     *,
     source: Source,
-    where: Places,
-    tables: Tables,
+    pipeline: str,
+    own: Sequence[Files],
+    shown_to: Callable[[int, int], int],
     ledger: Ledger,
     bus: Bus,
     probe: Probe,
     clock: Clock,
 ) -> SourceCleanup | None:
-    """Whoever cleans up that source; None where it is kept. Raises `UsageError` for a target that is no place for it,
-    looked at once more with the links that are there now."""
+    """Return what cleans up that source for a pipeline or an object handler; None where it is kept.
+
+    ``own`` is what Penstock writes itself, ``shown_to`` that of `SourceCleanup`. Raises `UsageError` for a target that
+    is no place for it, looked at once more with the links that are there now.
+    """
     if isinstance(cleanup, Keep):
         return None
     if isinstance(cleanup, Move):
-        for place in (source.address, *map(str, where.own)):
+        for place in (source.address, *map(str, own)):
             if overlap(cleanup.target, place):
                 raise UsageError(
                     f"Processed objects cannot move to {cleanup.target}, which overlaps with {place}, where objects "
                     "are read or tables written; name a target apart from it."
                 )
     return SourceCleanup(
-        pipeline=where.pipeline,
+        pipeline=pipeline,
         action=cleanup.action,
         after_seconds=cleanup.after_seconds,
         exclusive=cleanup.takes_away,
         cleaner=_cleaner(cleanup, source, probe),
         ledger=ledger,
-        shown_to=tables.shown_to,
+        shown_to=shown_to,
         bus=bus,
         probe=probe,
         clock=clock,
     )
+
+
+def all_visible(_after: int, up_to: int) -> int:
+    """The ``shown_to`` of an object handler, whose work is visible as soon as it is recorded."""
+    return up_to
 
 
 def moved_to(cleanup: Cleanup) -> tuple[S3Address, ...]:

@@ -10,6 +10,7 @@ from penstock.app.cleanup.declaration import Cleanup, Keep, check_fits
 from penstock.app.pipelines.published import PublishedBatch
 from penstock.errors import UsageError
 from penstock.handlers.durations import Duration, Size, bytes_of, seconds_of
+from penstock.messaging.options import checks_class_options
 from penstock.messaging.queue import Queue
 from penstock.storage.address import check_address
 
@@ -24,6 +25,7 @@ OBJECTS_LIMIT = 100_000
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 
 
+@checks_class_options("ObjectSource")
 @dataclass(frozen=True, slots=True)
 class ObjectSource:
     """Where a pipeline's objects lie, which queue announces them, and how they are written.
@@ -58,6 +60,7 @@ class ObjectSource:
         check_fits(self.cleanup, self.folder)
 
 
+@checks_class_options("DeltaSink")
 @dataclass(frozen=True, slots=True)
 class DeltaSink:
     """A Delta table in a folder or at s3://BUCKET/PREFIX, made by the first batch; what cannot be read goes to
@@ -96,7 +99,7 @@ class PipelineDeclaration:
 
 
 def declared(
-    name: str,
+    name: Any,
     *,
     source: Any,
     sink: Any,
@@ -109,6 +112,10 @@ def declared(
     max_quarantine_ratio: float | None,
 ) -> PipelineDeclaration:
     """Raises `UsageError` for what does not fit."""
+    if not isinstance(name, str):
+        raise UsageError(
+            "app.pipeline is no decorator: write NAME = app.pipeline('NAME', source=..., sink=..., transform=...)."
+        )
     if not _NAME.fullmatch(name):
         raise UsageError(
             f"The pipeline's name {name!r} does not fit: up to 64 letters, digits, dots, hyphens and underscores."

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 from penstock.app.cleanup.cleaning import Caretaker, moved_to, source_cleanup
 from penstock.app.pipelines.declaration import ObjectSource, PipelineDeclaration
@@ -10,7 +11,8 @@ from penstock.app.places import Places, declared_places
 from penstock.app.service import Host
 from penstock.app.sources import Source, source_of
 from penstock.app.tables import Tables
-from penstock.app.wiring import Blueprint, Numbers, Tools
+from penstock.app.tools import Tools
+from penstock.app.wiring import Blueprint, Numbers
 from penstock.pipeline.cleanup import SourceCleanup
 from penstock.pipeline.declaration import Declaration
 from penstock.pipeline.source.api import CsvOptions, ReadOptions
@@ -42,6 +44,7 @@ def plan_of(declaration: PipelineDeclaration, host: Host, *, faults_max: int | N
     ledger.ensure_pipeline(where.pipeline)
     chosen = declaration.source.cleanup
     tables = Tables(where, ledger, partition_by=declaration.sink.partition_by, bus=host.bus, probe=host.probe)
+    told = _told(declaration, host, where, tables)
     blueprint = Blueprint(
         declaration=Declaration(
             pipeline=where.pipeline,
@@ -59,17 +62,20 @@ def plan_of(declaration: PipelineDeclaration, host: Host, *, faults_max: int | N
         worker=host.worker,
         ledger=ledger,
         tables=tables,
-        publish=_publish(declaration, host, where, tables),
+        publish=partial(_publish, tables.publish, told),
+        publish_jobs={name: partial(_publish, job, told) for name, job in tables.publish_jobs.items()},
         faults_max=faults_max,
         tools=Tools(stop=host.stop, clock=host.clock, bus=host.bus, probe=host.probe, tracing=host.tracing),
         watched=host.outage.watched,
+        gate=host.outage.gate(declaration.source.queue),
         moved_to=moved_to(chosen),
     )
     cleanup = source_cleanup(
         chosen,
         source=source,
-        where=where,
-        tables=tables,
+        pipeline=where.pipeline,
+        own=where.own,
+        shown_to=tables.shown_to,
         ledger=ledger,
         bus=host.bus,
         probe=host.probe,
@@ -107,10 +113,16 @@ def _numbers(declaration: PipelineDeclaration, host: Host) -> Numbers:
     return replace(numbers, **{name: value for name, value in given.items() if value is not None})
 
 
-def _publish(declaration: PipelineDeclaration, host: Host, where: Places, tables: Tables) -> Callable[[], None]:
-    """Publish both tables; and tell whoever has a handler for it, and nobody else: no queue is to grow unread."""
+def _publish(publish: Callable[[], None], told: Callable[[], None]) -> None:
+    publish()
+    told()
+
+
+def _told(declaration: PipelineDeclaration, host: Host, where: Places, tables: Tables) -> Callable[[], None]:
+    """Return how published batches are announced: to a handler of theirs, and to nobody else, so that no queue grows
+    unread."""
     if declaration.published.name not in host.handled:
-        return tables.publish
+        return lambda: None
     herald = Herald(
         ledger=host.ledger(),
         broker=host.broker,
@@ -118,9 +130,4 @@ def _publish(declaration: PipelineDeclaration, host: Host, where: Places, tables
         pipeline=where.pipeline,
         table=str(where.table),
     )
-
-    def publish_and_tell() -> None:
-        tables.publish()
-        herald.tell(tables.visible_to)
-
-    return publish_and_tell
+    return lambda: herald.tell(tables.visible_to)

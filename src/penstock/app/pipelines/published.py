@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING
 
 from pydantic import BaseModel, ConfigDict
 
+from penstock.errors import PenstockError
 from penstock.messaging.broker import Broker
 from penstock.messaging.message import Outgoing
 from penstock.messaging.queue import Queue
 from penstock.messaging.schema import Codec
+from penstock.messaging.sending import send_each
 
 if TYPE_CHECKING:
     from penstock.ledger import Ledger
@@ -48,19 +50,22 @@ class Herald:
         self._codec = Codec(queue)
         self._pipeline = pipeline
         self._table = table
-        self._told = ledger.begin_telling(pipeline)  # written by any thread; one that is behind does no harm
+        ledger.begin_telling(pipeline)
 
     def tell(self, visible_to: int) -> None:
         """Tell of every batch up to this one that was not told of. Raises `TemporaryError` where the broker is away."""
-        if visible_to <= self._told:
+        told = self._ledger.begin_telling(self._pipeline)  # never from memory: a ledger may give numbers again
+        if visible_to <= told:
             return
-        told = max(self._told, self._ledger.told(self._pipeline) or 0)
         batches = takewhile(lambda batch: batch.seq <= visible_to, self._ledger.batches_after(self._pipeline, told))
         while chunk := tuple(islice(batches, SEND_MAX)):
-            self._broker.send(self._queue, [self._message(batch) for batch in chunk])
-            told = chunk[-1].seq
-            self._ledger.advance_told(self._pipeline, told)
-        self._told = max(told, visible_to)
+            answers = send_each(self._broker, self._queue, [self._message(batch) for batch in chunk])
+            taken = list(takewhile(lambda answer: isinstance(answer, str), answers))
+            if taken:
+                self._ledger.advance_told(self._pipeline, chunk[len(taken) - 1].seq)
+            for answer in answers:
+                if isinstance(answer, PenstockError):
+                    raise answer
 
     def _message(self, batch: "BatchRow") -> Outgoing:
         body = PublishedBatch(
@@ -75,5 +80,5 @@ class Herald:
         return Outgoing(
             body=self._codec.encode(body),
             attributes=self._codec.attributes(),
-            deduplication_id=f"{self._pipeline}:{batch.seq}",
+            deduplication_id=f"{self._pipeline}:{batch.seq}:{batch.attempt_id}",
         )

@@ -12,6 +12,7 @@ from penstock.app.home import Home
 from penstock.app.hosting import host_of
 from penstock.app.housekeeping import Presence
 from penstock.app.listeners import guarded
+from penstock.app.naming import register_pipeline
 from penstock.app.pipelines.declaration import PipelineDeclaration
 from penstock.app.pipelines.plan import Plan, plan_of
 from penstock.app.service import Host
@@ -98,6 +99,7 @@ def run(
         stack.enter_context(home.incidents.passing_to(bus.emit))
         stack.enter_context(presence.kept(ledger=host.ledger, tell=bus.emit, random=host.random))
         stack.callback(own.close)
+        register_pipeline(home, declaration.name, queue=declaration.source.queue)
         plan = plan_of(declaration, host, faults_max=FAULTS_MAX if available_now else None)
         plan.blueprint.check_columns()
         caretaker = plan.caretaker(host)

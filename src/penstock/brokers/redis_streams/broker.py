@@ -28,7 +28,7 @@ from penstock.brokers.redis_streams.records import entry_of, milliseconds, sent
 from penstock.brokers.redis_streams.server import Server, script
 from penstock.brokers.redis_streams.sweeping import Sweeping
 from penstock.brokers.redis_streams.turns import Turns
-from penstock.errors import TemporaryError
+from penstock.errors import ConfigurationError, TemporaryError
 from penstock.events import Listener, MessagesVanished, tell_nobody
 from penstock.messaging.broker import (
     Ask,
@@ -203,6 +203,24 @@ class RedisStreamsBroker:
         self._turns.sweep_due([queue], LEASE_SECONDS, tidy=False)
         return read_messages(self._server, self._keys, queue, messages_max=messages_max, after_id=after_id)
 
+    def sender_key(self, queue: str) -> str:
+        """The key of the stream into which other clients put messages with XADD."""
+        return self._keys.stream(queue)
+
+    def unread_stream(self, queue: str) -> tuple[str, int] | None:
+        """The key of the stream at the queue's unescaped name, and its entries; None if it has none.
+
+        No worker reads that stream: a sender used the name as it is where it has to be escaped.
+        """
+        key = self._keys.unescaped_stream(queue)
+        if key is None:
+            return None
+        try:
+            entries = int(self._server.ask("XLEN", key))
+        except ConfigurationError:  # it is no stream, or there is no right to read it
+            return None
+        return (key, entries) if entries else None
+
     def queue_names(self) -> Sequence[str]:
         return self._queues.names()
 
@@ -235,6 +253,11 @@ class RedisStreamsBroker:
         if self._server.ask("HDEL", self._keys.settings(queue), "paused"):
             wake = self._keys.wake(queue)
             self._server.run(("DEL", wake), ("RPUSH", wake, "1"))  # one token, whatever was there
+
+    def now(self) -> float:
+        """The server's. Raises `TemporaryError` if it does not answer."""
+        seconds, microseconds = self._server.ask("TIME")
+        return int(seconds) + int(microseconds) / 1e6
 
     def paused(self, queue: str) -> bool:
         return bool(self._server.ask("HEXISTS", self._keys.settings(queue), "paused"))

@@ -1,7 +1,7 @@
 """The names of a queue's keys. Together they lie in one slot of a cluster, those of its dead letters beside them."""
 
 import random
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 from penstock.messaging.broker import DEAD_LETTER_SUFFIX, SECOND_TIER_SUFFIX
 
@@ -37,9 +37,7 @@ class Keys:
     def base(self, queue: str) -> str:
         """What each key of the queue begins with: ``penstock:{orders}``, and for its dead letters
         ``penstock:{orders}-dlq`` and ``penstock:{orders}-dead``."""
-        name = queue
-        while (shorter := _shortened(name)) != name:
-            name = shorter
+        name = self._head(queue)
         return f"{self._prefix}:{{{quote(name, safe=_PLAIN)}}}{queue.removeprefix(name)}"
 
     def stream(self, queue: str) -> str:
@@ -48,6 +46,22 @@ class Keys:
         if found is None:
             found = self._streams[queue] = f"{self.base(queue)}:stream"
         return found
+
+    def unescaped_stream(self, queue: str) -> str | None:
+        """The key that a foreign sender takes for the stream if it writes the queue's name as it is; None if that is
+        the stream."""
+        if queue != self._head(queue):
+            return None  # dead letters, which no foreign client sends
+        plain = f"{self._prefix}:{{{queue}}}:stream"
+        return None if plain == self.stream(unquote(queue)) else plain  # its own, or another queue's
+
+    @staticmethod
+    def _head(queue: str) -> str:
+        """The name of the queue to whose keys those of the dead letters in ``queue`` belong."""
+        name = queue
+        while (shorter := _shortened(name)) != name:
+            name = shorter
+        return name
 
     def wake(self, queue: str) -> str:
         """The list in which a sender leaves a token."""

@@ -285,6 +285,10 @@ class SqsBroker:
     def resume(self, queue: str) -> None:
         raise ConfigurationError(f"The queue {queue!r} cannot be resumed: on SQS none is ever paused.")
 
+    def now(self) -> float:
+        """This host's: SQS tells no time."""
+        return self._clock.now()
+
     def paused(self, queue: str) -> bool:  # noqa: ARG002 - the signature is the Protocol's
         return False
 

@@ -48,9 +48,11 @@ class Sending:
         return ids
 
     def try_send(self, queue: str, messages: Sequence[Outgoing]) -> Sequence[str | PenstockError]:
-        """The id of each, or why it was not taken; nobody's failure keeps the next from being sent.
+        """Return the id of each message, or why it was not taken.
 
-        A `ConfigurationError` in the answer is the message's own. Raises one that is the queue's, or of our rights.
+        A `ConfigurationError` in the result is the message's own. Raises one of the queue or of our rights if no
+        message was taken before it; after that it is a `TemporaryError` of each message that was not taken, so that the
+        caller can mark the others.
         """
         found = self._queues.find(queue)
         answers: list[str | PenstockError] = []
@@ -64,10 +66,13 @@ class Sending:
             else:
                 answers.append("")  # until it is tried
         for place, answer in zip(entries, self.try_all(found, list(entries.values())), strict=True):
-            if isinstance(answer, ConfigurationError) and answer.__cause__ is not None and not is_invalid(answer):
-                raise answer
             answers[place] = answer
-        return answers
+        refusal = next((answer for answer in answers if _is_of_queue(answer)), None)
+        if not isinstance(refusal, PenstockError):
+            return answers
+        if not any(isinstance(answer, str) for answer in answers):
+            raise refusal
+        return [TemporaryError(str(answer)) if _is_of_queue(answer) else answer for answer in answers]
 
     def takes(self, queue: str, message: Outgoing) -> bool:
         """Whether the queue takes a message of that size, by what it was told when it was asked last."""
@@ -76,15 +81,42 @@ class Sending:
         return size_bytes(entry) <= min(self._queues.bytes_max(found), MESSAGE_BYTES_MAX)
 
     def try_all(self, queue: QueueRef, entries: Sequence[Entry]) -> Sequence[str | PenstockError]:
-        """The id of each, or why it was not taken; nobody's failure keeps the next from being sent."""
+        """Return the id of each entry, or why it was not taken.
+
+        An entry that is refused does not keep the next ones from being sent. After a call that failed as a whole, or
+        that the queue refused, nothing more is sent. In a FIFO queue nothing is sent behind a message of its group that
+        may still be sent again: the group's order would be lost.
+        """
         answers: list[str | PenstockError] = []
+        halted: dict[str, PenstockError] = {}  # by group
+        over: PenstockError | None = None
         for batch in _batched(entries, fifo=queue.is_fifo):
-            try:
-                answers += self._batch(queue, batch)
-            except PenstockError as error:
-                alone = isinstance(error, ConfigurationError) and len(batch) > 1  # one of them may spoil the call
-                answers += self._each(queue, batch) if alone else [error] * len(batch)
+            if over is not None:
+                answers += [over] * len(batch)
+                continue
+            kept = [place for place, entry in enumerate(batch) if entry.get(GROUP) not in halted]
+            tried, over = self._whole(queue, [batch[place] for place in kept])
+            by_place = dict(zip(kept, tried, strict=True))
+            answers += [by_place.get(place) or _behind(halted[entry[GROUP]]) for place, entry in enumerate(batch)]
+            if queue.is_fifo:
+                failed = ((batch[place], answer) for place, answer in by_place.items())
+                halted |= {entry[GROUP]: answer for entry, answer in failed if isinstance(answer, TemporaryError)}
         return answers
+
+    def _whole(
+        self, queue: QueueRef, batch: Sequence[Entry]
+    ) -> tuple[Sequence[str | PenstockError], PenstockError | None]:
+        """Send one call. Returns the answers, and why nothing more is to be sent, if so."""
+        if not batch:
+            return (), None
+        try:
+            return self._batch(queue, batch), None
+        except TemporaryError as error:
+            return [error] * len(batch), TemporaryError(f"it was not sent, since the call before it failed: {error}")
+        except PenstockError as error:
+            if _is_of_queue(error):
+                return [error] * len(batch), error
+            return list(self._each(queue, batch)) if len(batch) > 1 else [error], None  # one may spoil the call
 
     def _answers(self, queue: QueueRef, batch: Sequence[Entry]) -> Sequence[str | PenstockError]:
         try:
@@ -167,6 +199,15 @@ def _refuses_groups(answer: str | PenstockError) -> bool:
 
 def _groupless(entry: Entry) -> Entry:
     return {name: value for name, value in entry.items() if name != GROUP}
+
+
+def _is_of_queue(answer: str | PenstockError) -> bool:
+    """Return True for a refusal of the queue, or for want of rights, and not of a message."""
+    return isinstance(answer, ConfigurationError) and answer.__cause__ is not None and not is_invalid(answer)
+
+
+def _behind(failed: PenstockError) -> PenstockError:
+    return TemporaryError(f"it was not sent, to keep the order of its group: a message before it failed ({failed})")
 
 
 def _was_refused_unread(error: PenstockError) -> bool:

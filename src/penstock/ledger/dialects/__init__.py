@@ -38,6 +38,11 @@ class Dialect(Protocol):
         """Connections that begin as `READ_ONLY` says, know `DatabaseNow` and have the tables of a session."""
         ...
 
+    def hurried_engine(self, url: URL, *, now: Callable[[], float] | None, answer_seconds: float) -> Engine | None:
+        """Return an engine with `HURRIED_CONNECTIONS` connections, each wait of which is bounded by ``answer_seconds``;
+        None if the database has no more than one connection."""
+        ...
+
     def insert_or_ignore(self, table: Table) -> Insert:
         """An insert that leaves an existing row of the same primary key alone."""
         ...
@@ -52,6 +57,7 @@ class Dialect(Protocol):
         ...
 
 
+HURRIED_CONNECTIONS = 2  # a heartbeat extends the claims of handlers and those of pipelines at the same time
 READ_ONLY = "penstock_read_only"  # the execution option of a transaction that writes nothing durable
 
 

@@ -12,7 +12,7 @@ Session tables and settings belong to a connection: a pooler has to pool session
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
@@ -25,7 +25,7 @@ from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.schema import CreateTable
 
 from penstock.errors import ConfigurationError, PenstockError
-from penstock.ledger.dialects import READ_ONLY, DatabaseNow
+from penstock.ledger.dialects import HURRIED_CONNECTIONS, READ_ONLY, DatabaseNow
 from penstock.ledger.dialects.postgresql_errors import explained, leaves_the_connection_useless
 from penstock.ledger.dialects.postgresql_rows import insert_as_arrays
 from penstock.ledger.schema import session_metadata
@@ -50,6 +50,8 @@ _SETTINGS = {  # each is in milliseconds
     "statement_timeout": 60_000,  # below the client's own patience
     "idle_in_transaction_session_timeout": 60_000,  # a process that was frozen shall not hold its locks for ever
 }
+_WAITS = frozenset({"lock_timeout", "statement_timeout"})
+CONNECT_SECONDS_MIN = 2  # libpq takes no less
 _PLANNER = {  # sizes of the session's tables are guesses: what joins them goes by an index, row by row
     "enable_hashjoin": "off",
     "enable_mergejoin": "off",
@@ -70,6 +72,14 @@ class Postgresql:
     """A server that a fleet shares."""
 
     def create_engine(self, url: URL, *, now: Callable[[], float] | None) -> Engine:  # noqa: ARG002 - it has a clock
+        return self._engine(url, connections=CONNECTIONS_MAX, pool_seconds=POOL_TIMEOUT_SECONDS, answer_seconds=None)
+
+    def hurried_engine(self, url: URL, *, now: Callable[[], float] | None, answer_seconds: float) -> Engine:  # noqa: ARG002 - as above
+        return self._engine(
+            url, connections=HURRIED_CONNECTIONS, pool_seconds=answer_seconds, answer_seconds=answer_seconds
+        )
+
+    def _engine(self, url: URL, *, connections: int, pool_seconds: float, answer_seconds: float | None) -> Engine:
         if url.drivername not in _DRIVERS:
             raise ConfigurationError(
                 f"the ledger speaks to PostgreSQL through psycopg, not {url.drivername}: begin its URL with postgresql://"
@@ -90,9 +100,9 @@ class Postgresql:
         engine = create_engine(
             url.set(drivername="postgresql+psycopg").difference_update_query(secrets),  # what is told shows no secret
             poolclass=QueuePool,
-            pool_size=CONNECTIONS_MAX,
+            pool_size=connections,
             max_overflow=0,
-            pool_timeout=POOL_TIMEOUT_SECONDS,
+            pool_timeout=pool_seconds,
             pool_recycle=RECYCLE_SECONDS,
             pool_pre_ping=True,
             use_native_hstore=False,
@@ -106,10 +116,16 @@ class Postgresql:
         tables = [str(CreateTable(table).compile(engine)) for table in session_metadata.sorted_tables]
 
         def connect(_dialect: object, _record: object, arguments: Any, named: Any) -> BoundedConnection:
-            return BoundedConnection.connect(*arguments, **named)
+            if answer_seconds is None:
+                return BoundedConnection.connect(*arguments, **named)
+            connecting_seconds = max(CONNECT_SECONDS_MIN, math.ceil(answer_seconds))
+            named["connect_timeout"] = min(int(named.get("connect_timeout", connecting_seconds)), connecting_seconds)
+            connection = BoundedConnection.connect(*arguments, **named)
+            connection.silence_seconds = min(connection.silence_seconds, answer_seconds)
+            return connection
 
         event.listen(engine, "do_connect", connect)
-        event.listen(engine, "connect", partial(_prepare, tables))
+        event.listen(engine, "connect", partial(_prepare, tables, _bounded(answer_seconds)))
         event.listen(engine, "begin", _begin)
         event.listen(engine, "rollback", _end_reading)
         event.listen(engine, "do_executemany", insert_as_arrays)
@@ -143,7 +159,17 @@ def _set(connection: Connection, **settings: int) -> None:
         connection.exec_driver_sql(f"SET LOCAL {name} = {value}")
 
 
-def _prepare(tables: Sequence[str], connection: Any, _: object) -> None:
+def _bounded(answer_seconds: float | None) -> dict[str, int]:
+    """Return the settings of a session whose statements take no longer than that."""
+    if answer_seconds is None:
+        return _SETTINGS
+    most = max(1, int(answer_seconds * 1000))
+    return {
+        name: min(milliseconds, most) if name in _WAITS else milliseconds for name, milliseconds in _SETTINGS.items()
+    }
+
+
+def _prepare(tables: Sequence[str], limits: Mapping[str, int], connection: Any, _: object) -> None:
     """A connection's settings and tables, in one exchange."""
     version, encoding = connection.info.server_version, connection.info.parameter_status("server_encoding")
     if version < VERSION_MIN * 10_000:
@@ -154,7 +180,7 @@ def _prepare(tables: Sequence[str], connection: Any, _: object) -> None:
         raise ConfigurationError(
             f"the ledger's database keeps text as {encoding}: create one with ENCODING 'UTF8', and name it in the URL"
         )
-    settings = [f"SET {name} = '{value}'" for name, value in {**_SETTINGS, **_PLANNER}.items()]
+    settings = [f"SET {name} = '{value}'" for name, value in {**limits, **_PLANNER}.items()]
     connection.execute(";".join([*settings, *tables]))
     connection.commit()
 

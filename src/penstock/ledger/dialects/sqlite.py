@@ -20,7 +20,8 @@ from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.schema import CreateTable
 
 from penstock.errors import ConfigurationError, PenstockError, TemporaryError
-from penstock.ledger.dialects import READ_ONLY, DatabaseNow
+from penstock.ledger.dialects import HURRIED_CONNECTIONS, READ_ONLY, DatabaseNow
+from penstock.ledger.dialects.sqlite_holder import holder_of
 from penstock.ledger.schema import session_metadata
 
 BUSY_TIMEOUT_SECONDS = 30.0
@@ -47,16 +48,26 @@ class Sqlite:
             raise ConfigurationError(
                 f"this Python brings SQLite {sqlite3.sqlite_version}, the ledger needs {wants}: use a newer Python"
             )
-        in_memory = url.database in (None, "", ":memory:")
+        connections = 1 if _is_in_memory(url) else CONNECTIONS_MAX
+        return self._engine(url, now=now, connections=connections, busy_seconds=BUSY_TIMEOUT_SECONDS)
+
+    def hurried_engine(self, url: URL, *, now: Callable[[], float] | None, answer_seconds: float) -> Engine | None:
+        if _is_in_memory(url):
+            return None
+        seconds = min(answer_seconds, BUSY_TIMEOUT_SECONDS)
+        return self._engine(url, now=now, connections=HURRIED_CONNECTIONS, busy_seconds=seconds)
+
+    def _engine(self, url: URL, *, now: Callable[[], float] | None, connections: int, busy_seconds: float) -> Engine:
+        in_memory = _is_in_memory(url)
         engine = create_engine(
             url,
             # One connection alone *is* a database in memory; threads take turns on it.
             poolclass=QueuePool,
-            pool_size=1 if in_memory else CONNECTIONS_MAX,
+            pool_size=connections,
             max_overflow=0,
-            pool_timeout=BUSY_TIMEOUT_SECONDS,
+            pool_timeout=busy_seconds,
             connect_args={
-                "timeout": BUSY_TIMEOUT_SECONDS,
+                "timeout": busy_seconds,
                 "isolation_level": None,  # transactions begin where we say, not where the driver guesses
                 "check_same_thread": False,
             },
@@ -72,6 +83,9 @@ class Sqlite:
         code = getattr(error.orig, "sqlite_errorcode", 0) & _CODE_MASK
         if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
             waited = f"for {BUSY_TIMEOUT_SECONDS:.0f} s"
+            holder = holder_of(place)
+            if holder is not None:
+                return TemporaryError(f"the ledger {place} was kept locked {waited}, now by {holder}; try again")
             return TemporaryError(f"the ledger {place} was kept locked by another process {waited}: try again")
         if code == sqlite3.SQLITE_FULL:
             return TemporaryError(f"the disk that holds the ledger {place} is full: make room and try again")
@@ -89,6 +103,10 @@ class Sqlite:
 
     def migrating(self, connection: Connection) -> AbstractContextManager[None]:  # noqa: ARG002 - the protocol's
         return nullcontext()  # the transaction, begun IMMEDIATE, holds off all others
+
+
+def _is_in_memory(url: URL) -> bool:
+    return url.database in (None, "", ":memory:")
 
 
 def _prepare(now: Callable[[], float], *, in_memory: bool) -> Callable[[sqlite3.Connection, object], None]:

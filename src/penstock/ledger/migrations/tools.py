@@ -33,6 +33,12 @@ def create_index(name: str, table: str, columns: list[str], *, unique: bool = Fa
         op.create_index(name, table, columns, unique=unique, **options)
 
 
+def drop_index(name: str, table: str) -> None:
+    """Drop an index if it is there."""
+    if name in {index["name"] for index in _inspector().get_indexes(table)}:
+        op.drop_index(name, table)
+
+
 def by_database(columns: list[str], *, postgresql: list[str]) -> list[str]:
     """The columns of an index that one database needs in another order."""
     return postgresql if _is_postgresql() else columns
@@ -66,6 +72,11 @@ def drop_column(table: str, name: str) -> None:
     """Drop a column if it is there."""
     if name in _columns(table):
         op.drop_column(table, name)
+
+
+def has_column(table: str, name: str) -> bool:
+    """Return True if a table has a column."""
+    return name in _columns(table)
 
 
 def has_rows(table: str) -> bool:

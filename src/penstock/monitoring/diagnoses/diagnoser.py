@@ -1,4 +1,4 @@
-"""The five diagnoses, from lines in any order.
+"""The diagnoses, from lines in any order.
 
 What is kept grows with the objects and their attempts, and with the messages that something befell; not with lines.
 """
@@ -12,6 +12,7 @@ from penstock.monitoring.diagnoses.findings import Diagnoses, Found
 from penstock.monitoring.diagnoses.lines import Line
 from penstock.monitoring.diagnoses.messages import Messages
 from penstock.monitoring.diagnoses.order import after, before, found_in, in_time
+from penstock.monitoring.diagnoses.outages import Outages
 
 Key = tuple[str | None, str]  # pipeline and object
 
@@ -21,7 +22,7 @@ _ENDS = frozenset(f"object.{end}" for end in ("finished", "failed", "retrying", 
 class _Object:
     """One object of one pipeline."""
 
-    __slots__ = ("ended", "failed", "finished", "given_back", "open", "skipped", "started_last")
+    __slots__ = ("ended", "failed", "finished", "given_back", "open", "skipped", "started_last", "taken_over")
 
     def __init__(self) -> None:
         self.open: dict[str, Found] = {}  # attempts that began and have not come to an end, as far as is known
@@ -31,6 +32,7 @@ class _Object:
         self.finished: tuple[Found, ...] = ()
         self.failed: tuple[Found, ...] = ()
         self.given_back: tuple[Found, ...] = ()
+        self.taken_over: tuple[Found, ...] = ()
 
 
 class Diagnoser:
@@ -40,6 +42,7 @@ class Diagnoser:
         """``spool`` is an empty file that can be written and read again."""
         self._objects: dict[Key, _Object] = {}
         self._messages = Messages(spool)
+        self._outages = Outages()
         self._last_of: dict[str, str] = {}  # by worker, when it wrote its last line
         self._seen: set[str] = set()  # events
         self.first_ts: str | None = None
@@ -50,6 +53,7 @@ class Diagnoser:
             "object.failed": _failed,
             "object.given_back": _given_back,
             "object.skipped": _skipped,
+            "object.taken_over": _taken_over,
         }
 
     def take(self, line: Line) -> None:
@@ -65,16 +69,18 @@ class Diagnoser:
             self._take_object(line)
         else:
             self._messages.take(line)
+            self._outages.take(line)
 
     def diagnoses(self) -> Diagnoses:
         """What all the lines together say."""
-        found: dict[str, list[Found]] = {name: [] for name in ("wrong", "failed", "finished", "died", "back")}
+        found: dict[str, list[Found]] = {name: [] for name in ("wrong", "failed", "finished", "died", "back", "over")}
         for one in self._objects.values():
             found["wrong"] += _wrong(one)
             found["failed"] += (replace(each, later=after(each, one.finished)) for each in one.failed)
             found["finished"] += (replace(one.finished[0], times=len(one.finished)),) if one.finished else ()
             found["died"] += self._died(one)
             found["back"] += (replace(each, later=after(each, one.finished)) for each in one.given_back)
+            found["over"] += (replace(each, later=after(each, one.finished)) for each in one.taken_over)
         for name, messages in self._messages.diagnoses(self._last_of).items():
             found[name] += messages
         for each in found.values():
@@ -85,6 +91,8 @@ class Diagnoser:
             finished=found["finished"],
             died=found["died"],
             interrupted=found["back"],
+            taken_over=found["over"],
+            outages=self._outages.found(),
             remarks=tuple(self._remarks()),
         )
 
@@ -138,6 +146,10 @@ def _failed(one: _Object, found: Found) -> None:
 
 def _given_back(one: _Object, found: Found) -> None:
     one.given_back = in_time((*one.given_back, found))
+
+
+def _taken_over(one: _Object, found: Found) -> None:
+    one.taken_over = in_time((*one.taken_over, found))
 
 
 def _skipped(one: _Object, found: Found) -> None:

@@ -17,6 +17,7 @@ from penstock.monitoring.diagnoses.order import after, found_in
 Place = tuple[str | None, str]  # queue and message
 
 START = "message.started"
+TAKEN_OVER = "message.taken_over"
 ENDS = frozenset(
     f"message.{end}" for end in ("finished", "failed", "given_back", "released", "acked", "dead_lettered", "invalid")
 )
@@ -33,16 +34,20 @@ class Messages:
         self._open: dict[tuple[Place, str | None, int | None], Found] = {}  # by worker and attempt, the last start
         self._dead: dict[tuple[Place, int | None], Found] = {}
         self._backs: dict[Place, list[Found]] = {}
+        self._overs: dict[Place, list[Found]] = {}  # taken over from another worker
         self._starts = 0
         self._ends = 0
 
     def take(self, line: Line) -> None:
         """One line of ours; most are none of a message's."""
         message_id = line.name("message_id")
-        if message_id is None or (line.event != START and line.event not in ENDS):
+        if message_id is None or (line.event not in (START, TAKEN_OVER) and line.event not in ENDS):
             return
         place = (line.name("queue"), message_id)
         found = found_in("message", message_id, place[0], line)
+        if line.event == TAKEN_OVER:
+            self._overs.setdefault(place, []).append(found)
+            return
         self._spool.write(json.dumps([*place, line.event, found.ts, found.worker, found.attempt]) + "\n")
         self._take_course(place, found, line.event)
         if line.event == "message.given_back":
@@ -56,7 +61,7 @@ class Messages:
         for (place, _, _), found in self._open.items():
             by_place.setdefault(place, []).append(found)
         finished: dict[Place, list[Found]] = {}
-        asked = {*self._backs, *(place for place, _ in self._dead)}
+        asked = {*self._backs, *self._overs, *(place for place, _ in self._dead)}
         for place, event, told in self._spooled() if by_place or asked else ():
             if place in by_place:
                 by_place[place] = [one for one in by_place[place] if not _ended(one, event, told)]
@@ -67,11 +72,8 @@ class Messages:
         return {
             "failed": dead,
             "died": [replace(one, worker_last_ts=last_of.get(one.worker or "")) for one in died],
-            "back": [
-                replace(one, later=after(one, finished.get(place, ())))
-                for place, of in self._backs.items()
-                for one in of
-            ],
+            "back": _with_finishes(self._backs, finished),
+            "over": _with_finishes(self._overs, finished),
         }
 
     def remarks(self) -> Iterator[str]:
@@ -111,6 +113,10 @@ class Messages:
             queue, message_id, event, ts, worker, attempt = json.loads(text)
             told = Found(kind="message", name=message_id, place=queue, ts=ts, worker=worker, attempt=attempt)
             yield (queue, message_id), event, told
+
+
+def _with_finishes(told: Mapping[Place, list[Found]], finished: Mapping[Place, list[Found]]) -> list[Found]:
+    return [replace(one, later=after(one, finished.get(place, ()))) for place, of in told.items() for one in of]
 
 
 def _ended(one: Found, event: str, told: Found) -> bool:

@@ -23,7 +23,17 @@ def found_in(kind: str, name: str, place: str | None, line: Line) -> Found:
         attempt_id=None if attempt_id is None else sys.intern(attempt_id),
         attempt=attempt if isinstance(attempt, int) else None,
         reason=reason if isinstance(reason, str) else None,
+        from_worker=_text(line.fields.get("from_worker")),
+        from_attempt=_text(line.fields.get("from_attempt_id")) or _number(line.fields.get("from_attempt")),
     )
+
+
+def _text(value: object) -> str | None:
+    return value if isinstance(value, str) else None
+
+
+def _number(value: object) -> int | None:
+    return value if isinstance(value, int) else None
 
 
 def before(ts: str, other: str) -> bool:

@@ -7,7 +7,7 @@ when the execution is timed out, given back or lost from outside. What a functio
 import inspect
 import threading
 from collections import Counter
-from collections.abc import Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -17,6 +17,7 @@ from opentelemetry.context import Context
 from opentelemetry.trace import Span, SpanKind, Tracer
 from opentelemetry.util.types import AttributeValue
 
+from penstock.messaging.claims import HeldClaim
 from penstock.messaging.delivery import Delivery
 from penstock.messaging.handler import Answer, BatchHandler, Execution, Place
 from penstock.messaging.settlement import operation_of
@@ -51,8 +52,8 @@ class TracedHandler:
     def begin(self, deliveries: Sequence[Delivery]) -> Execution:
         return TracedExecution(self._inner.begin(deliveries), deliveries, self)
 
-    def upkeep(self) -> None:
-        self._inner.upkeep()
+    def jobs(self) -> Mapping[str, Callable[[], object]]:
+        return self._inner.jobs()
 
     def span_of(self, deliveries: Sequence[Delivery]) -> Span:
         """Begin the span of an execution."""
@@ -90,11 +91,17 @@ class TracedExecution:
         self._answered(answer)  # type: ignore[arg-type] # the protocol knows no other coroutines
         return answer
 
-    def extend(self) -> bool:
-        return self._inner.extend()
+    def claim(self) -> HeldClaim | None:
+        return self._inner.claim()
+
+    def loses(self, claim: HeldClaim) -> bool:
+        return self._inner.loses(claim)
 
     def drain(self) -> None:
         self._inner.drain()
+
+    def left_seconds(self, timeout_seconds: float) -> float:
+        return self._inner.left_seconds(timeout_seconds)
 
     def time_out(self) -> Answer:
         with _within(self._span):  # what is told of the failure belongs there

@@ -47,6 +47,8 @@ class ObjectHandlerDeclaration:
             if getattr(self, bound) < 1:
                 raise UsageError(f"{name} has {bound}={getattr(self, bound)}; it has to be at least 1.")
         _check_encoding(name, self.encoding)
+        if self.cleanup is not None and not callable(self.cleanup):
+            raise UsageError(f"{name} has cleanup={self.cleanup!r}; give a function of the object.")
         for function in (self.function, self.cleanup):
             if function is not None:
                 takes_context(function, name, first="object")

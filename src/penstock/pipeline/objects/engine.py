@@ -26,6 +26,7 @@ from penstock.errors import (
 from penstock.ledger import Ledger
 from penstock.ledger.records import Failure, ObjectResult
 from penstock.messaging.call_context import NO_RESOURCES
+from penstock.messaging.call_time import CallTime
 from penstock.messaging.control import Control
 from penstock.messaging.failure import failure_of
 from penstock.objects.reference import ObjectRef
@@ -55,10 +56,11 @@ class EngineTools:
 class ObjectEngine:
     """A `penstock.pipeline.engine.Engine` for one execution. Its runs are of one object each."""
 
-    def __init__(self, tools: EngineTools, control: Control) -> None:
+    def __init__(self, tools: EngineTools, control: Control, time: CallTime) -> None:
         self._tools = tools
         self._declaration = tools.declaration
         self._control = control
+        self._time = time  # of the user's code
 
     def run(self, request: RunRequest) -> RunResult:
         [ref] = request.objects
@@ -72,7 +74,9 @@ class ObjectEngine:
         except ObjectError as error:
             return _failed(ref, self._unread(ref, Fault(error=error, lasting=False)))
         with closing(obj):
-            failure = self._call(obj, self._context(ref, request))
+            context = self._context(ref, request)
+            with self._time.counted():
+                failure = self._call(obj, context)
             if obj.fault is not None:
                 failure = self._unread(ref, obj.fault)
         return _processed(ref, obj) if failure is None else _failed(ref, failure)

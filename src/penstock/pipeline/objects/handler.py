@@ -13,6 +13,8 @@ from penstock.errors import InvalidMessage
 from penstock.events import Bus
 from penstock.ledger import Ledger
 from penstock.messaging.call_context import NO_RESOURCES
+from penstock.messaging.call_time import CallTime
+from penstock.messaging.clock import Clock, SystemClock
 from penstock.messaging.control import Control
 from penstock.messaging.delivery import Delivery
 from penstock.messaging.handler import Answer, Place
@@ -43,6 +45,7 @@ class ObjectHandlerTools:
     faults_max: int | None = None  # infrastructure faults in a row before the worker stops; None bears any number
     scratch: Path | None = None  # for content too large for memory; None: where the system keeps such files
     resources: Mapping[str, Any] = field(default_factory=lambda: NO_RESOURCES)  # what the app's lifespans gave
+    clock: Clock = field(default_factory=SystemClock)
     random: Random = system_random.random
     new_attempt_id: Callable[[], str] = lambda: str(ULID())
     watched: Callable[[], AbstractContextManager[None]] = nullcontext  # around a claim: who hears of a ledger away
@@ -99,21 +102,26 @@ class ObjectHandler:
 
     def begin(self, deliveries: Sequence[Delivery]) -> BatchExecution:
         control = Control(gives_back=self._declaration.on_stop == "give_back")
+        time = CallTime(self._tools.clock)
         around = Surroundings(
             ledger=self._tools.ledger,
-            engine=ObjectEngine(self._engine_tools, control),
+            engine=ObjectEngine(self._engine_tools, control, time),
             parse=self._tools.parse,
             publish=_nothing_to_publish,
             streak=self._streak,
             bus=self._tools.bus,
+            clock=self._tools.clock,
             random=self._tools.random,
             new_attempt_id=self._tools.new_attempt_id,
             watched=self._tools.watched,
         )
-        return _Execution(deliveries, self._settings, around, control, self._ensure_known)
+        return _Execution(deliveries, self._settings, around, control, time, self._ensure_known)
 
-    def upkeep(self) -> None:
-        """Free what expired."""
+    def jobs(self) -> Mapping[str, Callable[[], object]]:
+        return {"claims": self.free_expired}
+
+    def free_expired(self) -> None:
+        """Free what attempts hold that are past their lease."""
         self._ensure_known()
         for attempt_id in self._tools.ledger.abandon_expired(self._declaration.name):
             self._telling.abandoned(attempt_id, "its lease ran out")
@@ -133,15 +141,20 @@ class _Execution(BatchExecution):
         settings: AttemptSettings,
         around: Surroundings,
         control: Control,
+        time: CallTime,
         prepare: Callable[[], None],
     ) -> None:
         super().__init__(deliveries, settings, around)
         self._control = control
+        self._time = time
         self._prepare = prepare
 
     def run(self) -> Answer:
         self._prepare()
         return super().run()
+
+    def left_seconds(self, timeout_seconds: float) -> float:
+        return self._time.left_seconds(timeout_seconds)
 
     def drain(self) -> None:
         self._control.stop()

@@ -20,13 +20,21 @@ _ARROW = pa.schema([pa.field(KNOWN_ID, pa.binary(), nullable=False)])
 _LOCAL = "local"
 
 
-def known_frame(spark: SparkSession, ledger: Ledger, pipeline: str) -> DataFrame:
-    """One column, `KNOWN_ID`. A ledger of this host alone is read here, where Spark's executors are elsewhere."""
+def known_frame(spark: SparkSession, ledger: Ledger, pipeline: str, *, seen_at: float) -> DataFrame:
+    """The ids that need no message, for a comparison with what existed at ``seen_at``; see `Ledger.known_ids`.
+
+    One column, `KNOWN_ID`. A ledger of this host alone is read here, where Spark's executors are elsewhere.
+    """
     if ledger.is_of_this_process or (ledger.is_of_this_host and not _runs_here(spark)):
-        table = pa.Table.from_batches(_batches(ledger.known_ids(pipeline)), schema=_ARROW)
+        table = pa.Table.from_batches(_batches(ledger.known_ids(pipeline, seen_at=seen_at)), schema=_ARROW)
         return spark.createDataFrame(table, KNOWN)
     tasks = min(TASKS_A_CORE * cores(spark), TASKS_MAX)
-    task = _Task(url=ledger.secret_url, pipeline=pipeline, bounds=[IDS_END * n // tasks for n in range(tasks + 1)])
+    task = _Task(
+        url=ledger.secret_url,
+        pipeline=pipeline,
+        seen_at=seen_at,
+        bounds=[IDS_END * n // tasks for n in range(tasks + 1)],
+    )
     return spark.range(0, tasks, 1, tasks).mapInArrow(task.rows, KNOWN)
 
 
@@ -36,13 +44,14 @@ class _Task:
 
     url: str = field(repr=False)
     pipeline: str
+    seen_at: float
     bounds: Sequence[int]
 
     def rows(self, numbers: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in numbers:
             for number in batch.column(0).to_pylist():
                 low, high = self.bounds[number], self.bounds[number + 1]
-                yield from _batches(known_ids_at(self.url, self.pipeline, low, high))
+                yield from _batches(known_ids_at(self.url, self.pipeline, low, high, seen_at=self.seen_at))
 
 
 def _batches(blobs: Iterable[bytes]) -> Iterator[pa.RecordBatch]:

@@ -1,8 +1,6 @@
 """What exists without what is known, in one pass over both; and what of it is nobody's fault."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from enum import StrEnum
 from itertools import islice
 
 from pyspark import StorageLevel
@@ -13,44 +11,13 @@ from penstock.objects.reference import S3_KEY_BYTES_MAX, ObjectRef, decode_key, 
 from penstock.objects.scan_report import CHUNK_OBJECTS, PROBLEMS_MAX, TABLE_FOLDERS
 from penstock.pipeline.reconcile.existing import object_id
 from penstock.pipeline.reconcile.known import KNOWN_ID
-
-PREFIXES_MAX = 20
+from penstock.pipeline.reconcile.scope import PREFIXES_MAX, LeftOut, Prefix, Scope
 
 _TABLE = rf"^((?:[^/]*/)*?)(?:{'|'.join(TABLE_FOLDERS)})/"
 _HIDDEN = r"(?:^|/)\.(?!\.?(?:/|\z))"  # begins with a dot, and is not "." or "..", which are names like others in S3
 _URL = r"^[A-Za-z][A-Za-z0-9+.-]*://"  # as notifications may not name a key
 _FIRST_FOLDER = r"^[^/]*/"
 _PROBLEM = "problem"
-
-
-class LeftOut(StrEnum):
-    """Why an object that is there and that nobody knows is not missing."""
-
-    YOUNG = "young"  # younger than the margin: it may still be on its way
-    EXCLUDED = "excluded"  # a table's file, or in a place that Penstock writes itself
-    FOLDER_MARKER = "folder_marker"  # empty, and its name ends in a slash
-    HIDDEN = "hidden"  # a part of its name begins with a dot
-    ARCHIVED = "archived"  # in a storage class that cannot be read as it is
-    UNNAMEABLE = "unnameable"  # no notification can name its key
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Scope:
-    """What is looked for. ``excluded`` are the keys of places, and what is below them."""
-
-    bucket: str
-    below: str  # what keys of the source begin with
-    before: float  # epoch seconds: only what was modified earlier
-    excluded: Sequence[str] = ()
-    is_local: bool = False  # then the scanner has left out what is no object
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Prefix:
-    """A folder of the source, and how many are missing below it."""
-
-    uri: str
-    missing: int
 
 
 class Missing:

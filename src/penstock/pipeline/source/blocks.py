@@ -7,7 +7,8 @@ over its block. Whoever judges, every value that leaves was made by Arrow; a lin
 neighbours.
 """
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -23,6 +24,10 @@ Flags = npt.NDArray[np.bool_]
 NEWLINE, RETURN = b"\n\r"
 _JUDGED_ALONE_MAX = 512  # lines: below that, asking Python about each costs less than another pass
 _WINDOW_BYTES = 1 << 14  # decoded at once where lines are bad: a decoder makes room for all it is given
+_DIGITS_TRUSTED = 20  # as many in a row may be the last places of a number that is cut
+_WORD, _ALL_OF_A_WORD = 4, 0x01010101  # bytes; of flags that are all set
+_ESCAPED = re.compile(rb"\\u00(?:3[0-9]|2[bBdDeE]|[46]5)")  # JSON may write any character of a number like that
+_EXPONENT_END = re.compile(rb"[eE][-+]?[0-9]+(?![0-9A-Za-z-])")
 _NARROWING = 8  # parts into which a refused run is cut
 
 
@@ -48,8 +53,8 @@ class Decoded:
 class Decoder(Protocol):
     """Makes typed rows of blocks of one format under one schema. Holds no state between blocks."""
 
-    def decode(self, block: bytes) -> Decoded:
-        """Decode lines that each end with a newline, the last one too."""
+    def decode(self, block: bytes, *, plain: bool = False) -> Decoded:
+        """Decode lines that each end with a newline, the last one too. ``plain``: see `contents.Part`."""
         ...
 
 
@@ -107,6 +112,60 @@ class Lines:
         start = int(self.starts[index])
         raw = block[start : int(self.ends[index])].removesuffix(b"\r")
         return BadLine(start=start, raw=raw, reason=reason, detail=detail)
+
+
+class DecimalGuard:
+    """Finds the lines with a number that Arrow may turn into a wrong decimal, so that they are judged alone.
+
+    Measured with pyarrow 26: a decimal(38,0) takes 1e-39 for 0, and a decimal(38,38) takes 11 for another number, since
+    its 128 bits overflow. Neither can happen without an exponent or many digits.
+    """
+
+    def __init__(self, kinds: Iterable[pa.DataType]) -> None:
+        scales = [scale for kind in kinds for scale in _scales(kind)]
+        self._digits = max(1, min(_DIGITS_TRUSTED, 39 - max(scales))) if scales else 0
+        self._run = re.compile(rb"[0-9]{%d}" % self._digits)
+
+    def distrust(self, block: bytes, lines: Lines, shaped: Flags) -> None:
+        """Clear the flags of those lines."""
+        if not self._digits:
+            return
+        if b"\\u00" in block:
+            for found in _ESCAPED.finditer(block):
+                shaped[np.searchsorted(lines.ends, found.start())] = False
+        data = np.frombuffer(block, dtype=np.uint8)
+        numeric = data - ord(".") < 12  # ./0123456789; unsigned, so that what is smaller wraps around
+        marks = np.flatnonzero(((data[1:] | 0x20) == ord("e")) & numeric[:-1]) + 1
+        for at in marks.tolist():
+            if _EXPONENT_END.match(block, at):
+                shaped[np.searchsorted(lines.ends, at)] = False
+        for index in np.unique(np.searchsorted(lines.ends, self._runs(numeric))).tolist():
+            if self._run.search(block, int(lines.starts[index]), int(lines.ends[index])):
+                shaped[index] = False
+
+    def _runs(self, numeric: Flags) -> Positions:
+        """Return places that lie in every run of so many digits, and in some that are shorter."""
+        if self._digits < 2 * _WORD:
+            width, count, some = 1, self._digits, numeric
+        else:  # such a run covers so many aligned words
+            width, count = _WORD, (self._digits - _WORD + 1) // _WORD
+            some = numeric[: len(numeric) // _WORD * _WORD].view(np.uint32) == _ALL_OF_A_WORD
+        size = len(some) - count + 1
+        if size <= 0:
+            return np.empty(0, dtype=np.int64)
+        together = some[:size].copy()
+        for shift in range(1, count):
+            together &= some[shift : size + shift]
+        return np.flatnonzero(together) * width
+
+
+def _scales(kind: pa.DataType) -> Iterator[int]:
+    """The scales of the decimals in the type."""
+    if pa.types.is_nested(kind):
+        for index in range(kind.num_fields):
+            yield from _scales(kind.field(index).type)
+    elif pa.types.is_decimal(kind):
+        yield kind.scale
 
 
 def is_utf8(block: bytes) -> bool:

@@ -22,18 +22,41 @@ _GZIP_MAGIC = b"\x1f\x8b\x08"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class BadRecord:
+    """Several lines that are one record and no row. ``raw``: all its bytes without the end of its last line."""
+
+    offset: int
+    raw: bytes
+    detail: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quotes:
+    """How the lines that begin in a piece leave the quotes, for the driver (see records.py)."""
+
+    ends_open: bool  # a record that begins in the piece goes on behind its last line
+    ends_open_if_open: bool  # the same, if the piece begins within quotes
+    closes_at: int | None  # then: where the first line begins behind them; None if they close in no line of the piece
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
     """Whole lines of one object, each with its newline (the object's last line gets one where it has none).
 
     ``offset``: where ``lines`` begins in the (inflated) object. A byte order mark at the object's start is left out:
     then ``offset`` is 3 and ``marked`` is set: the line it stood on begins at 0 all the same. ``header``: the line that
-    names the object's columns, where it has one (see headers.py).
+    names the object's columns, where it has one (see headers.py). ``plain``: every line of CSV opens and closes its
+    quotes in the way that needs no second look. ``bad`` and ``quotes`` come in parts without lines,
+    ``quotes`` in the last part of a piece of CSV.
     """
 
     lines: bytes
     offset: int
     marked: bool = False
     header: bytes = b""
+    plain: bool = False
+    bad: tuple[BadRecord, ...] = ()
+    quotes: Quotes | None = None
 
 
 def read_lines(reader: ObjectReader, piece: Piece, options: ReadOptions) -> Iterator[Part]:
@@ -55,6 +78,14 @@ def read_lines(reader: ObjectReader, piece: Piece, options: ReadOptions) -> Iter
             chunks = _undisguised(chunks, uri)
     verified = _verified(reader, chunks, held_bytes_max)
     return _whole_lines(verified, start, options.line_bytes_max, uri)
+
+
+def read_on(reader: ObjectReader, offset: int, options: ReadOptions) -> Iterator[Part]:
+    """The lines of a plain object from the start of one on; each part is verified. Raises as `read_lines` does."""
+    chunks = _piece_chunks(reader, offset, reader.ref.size_bytes, options.block_bytes)
+    for part in _whole_lines(chunks, offset, options.line_bytes_max, reader.ref.uri):
+        reader.verify()
+        yield part
 
 
 def first_line(reader: ObjectReader, piece: Piece) -> int:

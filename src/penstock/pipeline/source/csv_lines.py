@@ -1,6 +1,7 @@
 """What one line of CSV means: the rule that blocks and single lines share, and the reasons a line is refused for.
 
 A line is what stands between two newlines, a carriage return before the newline not counted; a record is one line.
+Records of several lines do not come here: records.py cuts them out as bad ones.
 
 ===================  ==============================================================================================
 line or value        what comes of it

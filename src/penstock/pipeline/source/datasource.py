@@ -77,5 +77,6 @@ class PenstockReader(DataSourceReader):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         if not isinstance(partition, PlannedPartition):
             return iter(())  # Spark makes a partition up where a source has none
+        ReadPlan.check_seen(self._work)
         task = partition.task
         return read_partition(task, self._store, ReadingId(task.reports, task.partition))

@@ -22,7 +22,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv as pcsv
 
-from penstock.pipeline.source.blocks import NEWLINE, RETURN, Decoded, Flags, Lines, is_utf8, repair
+from penstock.pipeline.source.blocks import (
+    NEWLINE,
+    RETURN,
+    DecimalGuard,
+    Decoded,
+    Flags,
+    Lines,
+    is_utf8,
+    repair,
+)
 from penstock.pipeline.source.contents import BOM
 from penstock.pipeline.source.csv_lines import (
     FALSE_TEXTS,
@@ -35,6 +44,7 @@ from penstock.pipeline.source.csv_lines import (
 )
 from penstock.pipeline.source.lines import Reason
 from penstock.pipeline.source.options import CsvOptions
+from penstock.pipeline.source.records import oddly_quoted
 from penstock.pipeline.source.texts import to_moments
 
 _HEXADECIMAL = (b"0x", b"0X")
@@ -49,6 +59,7 @@ class CsvDecoder:
         self.schema = schema
         self._csv = csv
         self._layout = layout
+        self._decimals = DecimalGuard(field.type for field in schema)
         self._classifier = CsvClassifier(schema, csv, layout)
         self._kinds = {
             place: _reading_type(field.type)
@@ -68,9 +79,10 @@ class CsvDecoder:
             ignore_empty_lines=True,
         )
 
-    def decode(self, block: bytes) -> Decoded:
+    def decode(self, block: bytes, *, plain: bool = False) -> Decoded:
         lines = Lines.of(block)
-        shaped = self._shaped(block, lines)
+        shaped = self._shaped(block, lines, plain=plain)
+        self._decimals.distrust(block, lines, shaped)
         if shaped.all() and is_utf8(block):
             table = self.parse(block, len(lines.starts), verified=False)
             if isinstance(table, pa.Table):
@@ -96,7 +108,7 @@ class CsvDecoder:
             return Reason.WRONG_TYPE, text.rpartition("Row #1: ")[2]
         return Reason.MALFORMED, text.removeprefix("CSV parse error: ")
 
-    def _shaped(self, block: bytes, lines: Lines) -> Flags:
+    def _shaped(self, block: bytes, lines: Lines, *, plain: bool) -> Flags:
         """Which lines are surely neither blank nor oddly quoted."""
         data = np.frombuffer(block, dtype=np.uint8)
         blank = np.zeros(256, dtype=np.bool_)
@@ -106,25 +118,9 @@ class CsvDecoder:
             returns = np.flatnonzero(data == RETURN)
             alone = returns[data[returns + 1] != NEWLINE]
             shaped[np.searchsorted(lines.ends, alone)] = False
-        if self._csv.quote and self._csv.quote.encode() in block:
-            self._refuse_odd_quotes(data, lines, shaped)
+        if not plain and self._csv.quote and self._csv.quote.encode() in block:
+            shaped &= ~oddly_quoted(data, lines, self._csv)
         return shaped
-
-    def _refuse_odd_quotes(
-        self, data: "np.ndarray[tuple[int], np.dtype[np.uint8]]", lines: Lines, shaped: Flags
-    ) -> None:
-        delimiter, quote = (self._csv.delimiter + self._csv.quote).encode()
-        quotes = np.flatnonzero(data == quote)
-        counts = np.diff(np.searchsorted(quotes, lines.ends), prepend=0)
-        shaped[counts % 2 == 1] = False
-        owners = np.repeat(np.arange(len(shaped)), counts)
-        opening = (np.arange(len(quotes)) - np.repeat(np.cumsum(counts) - counts, counts)) % 2 == 0
-        edge = np.zeros(256, dtype=np.bool_)
-        edge[[delimiter, quote, NEWLINE, RETURN]] = True
-        before = data[quotes - 1]  # of a quote that begins the block this is the last newline
-        after = data[quotes + 1]
-        regular = np.where(opening, edge[before] & (before != RETURN), edge[after])
-        shaped[owners[~regular]] = False
 
     def _parse(
         self, block: bytes, rows: int, *readings: tuple[Mapping[int, pa.DataType], bool], verified: bool

@@ -13,11 +13,12 @@ import pyarrow as pa
 
 from penstock.errors import ObjectUnreadable
 from penstock.objects.store import ObjectReader
-from penstock.pipeline.source.contents import BOM, Part, read_lines
+from penstock.pipeline.source.contents import BOM, Part, read_lines, read_on
 from penstock.pipeline.source.csv_lines import Layout, Misquoted, is_blank, split
 from penstock.pipeline.source.inflate import codec_of
 from penstock.pipeline.source.options import CsvOptions, ReadOptions
 from penstock.pipeline.source.plan import Piece
+from penstock.pipeline.source.records import Records
 
 _HEADER_BYTES_MAX = 1 << 20  # with the blank lines before it
 _FIRST_READ_BYTES = 16 << 10
@@ -27,10 +28,25 @@ _NAMES_TOLD = 5
 def read_parts(reader: ObjectReader, piece: Piece, options: ReadOptions) -> Iterator[Part]:
     """The lines of `read_lines`, where there is a header without it, and each part with it.
 
-    An object that has a header and no line more gives a part without lines.
+    An object that has a header and no line more gives a part without lines. Records of CSV that go on over several
+    lines come as bad ones.
     """
-    if options.format != "csv" or not options.csv.header:
+    if options.format != "csv":
         return read_lines(reader, piece, options)
+    parts = _with_header(reader, piece, options) if options.csv.header else read_lines(reader, piece, options)
+    if not options.csv.quote:
+        return parts
+    compressed = codec_of(reader.ref) is not None
+    records = Records(
+        options.csv,
+        from_start=piece.start == 0 or compressed,
+        record_bytes_max=options.line_bytes_max,
+        uri=reader.ref.uri,
+    )
+    return records.cut(parts, lambda offset: iter(()) if compressed else read_on(reader, offset, options))
+
+
+def _with_header(reader: ObjectReader, piece: Piece, options: ReadOptions) -> Iterator[Part]:
     if piece.start == 0 or codec_of(reader.ref) is not None:
         return _behind_header(read_lines(reader, piece, options), options.csv, reader.ref.uri)
     header, end = _header_apart(reader, options.csv)

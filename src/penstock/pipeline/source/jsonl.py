@@ -8,7 +8,7 @@ when
   cross a newline: what would join the halves (``}`` newline ``{``) is JSON nowhere;
 - it is UTF-8;
 - Arrow gives exactly one row a line that is not blank. No line gives less than one, so none gave two;
-- no number overflowed its type.
+- no number overflowed its type, and none has an exponent or many digits if a column is a decimal.
 
 The rule of what a line means is in lines.py.
 """
@@ -21,7 +21,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json as pj
 
-from penstock.pipeline.source.blocks import RETURN, Decoded, Flags, Lines, is_utf8, repair
+from penstock.pipeline.source.blocks import (
+    RETURN,
+    DecimalGuard,
+    Decoded,
+    Flags,
+    Lines,
+    is_utf8,
+    repair,
+)
 from penstock.pipeline.source.lines import BLANKS, Classifier, Reason
 from penstock.pipeline.source.texts import cast_texts, holds_moments, text_type
 
@@ -40,11 +48,13 @@ class JsonlDecoder:
         moments = any(holds_moments(field.type) for field in schema)
         self._fine_options = _parse_options(schema, moments=True) if moments else None
         self._checked = [index for index, field in enumerate(schema) if _may_overflow(field.type)]
+        self._decimals = DecimalGuard(field.type for field in schema)
         self._classifier = Classifier(schema)
 
-    def decode(self, block: bytes) -> Decoded:
+    def decode(self, block: bytes, *, plain: bool = False) -> Decoded:  # noqa: ARG002 # it tells of CSV
         lines = Lines.of(block)
         shaped = _shaped(block, lines)
+        self._decimals.distrust(block, lines, shaped)
         if shaped.all() and is_utf8(block):
             table = self.parse(block, len(lines.starts), verified=False)
             if isinstance(table, pa.Table):

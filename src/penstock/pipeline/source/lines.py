@@ -59,6 +59,7 @@ _MOMENT = re.compile(
     r"(?:[T ](?:[01][0-9]|2[0-3])(?::[0-5][0-9](?::[0-5][0-9](?:\.[0-9]{1,9})?)?)?"
     r"(?:Z|[+-](?:[01][0-9]|2[0-3])(?::?[0-5][0-9])?)?)?",
 )
+_PLACES_CUT_MAX = 38  # of a decimal: zeros behind those that its type has
 _DAY = re.compile(r"([0-9]{4})-([0-9]{2})-([0-9]{2})")
 
 
@@ -163,11 +164,16 @@ def decimal_check(precision: int, scale: int) -> Check:
             number = Decimal(str(value))
         except InvalidOperation:
             return False
-        if not number.is_finite() or number == 0:
+        if not number.is_finite():
             return True
-        digits = number.normalize().as_tuple()
-        exponent = int(digits.exponent)
-        return exponent >= -scale and len(digits.digits) + exponent <= precision - scale
+        _, found, exponent_written = number.as_tuple()
+        if -int(exponent_written) - scale > _PLACES_CUT_MAX:
+            return False
+        if number == 0:
+            return True
+        last = next(place for place, digit in enumerate(reversed(found)) if digit)  # zeros at the end need no digit
+        exponent = int(exponent_written) + last
+        return exponent >= -scale and len(found) - last + exponent <= precision - scale
 
     return fits
 

@@ -7,12 +7,14 @@ are cut into pieces of bytes, compressed ones stay whole. A piece owns the lines
 
 import heapq
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
+from socket import gethostname
 from typing import Any
 from urllib.parse import quote_from_bytes, unquote_to_bytes
 
+from penstock.errors import TemporaryError
 from penstock.objects.reference import ObjectRef, decode_key
 from penstock.pipeline.layout import run_files
 from penstock.pipeline.source.inflate import codec_of
@@ -64,6 +66,13 @@ class ReadPlan:
         return self.work.below("reports")
 
     @property
+    def cuts_are_guesses(self) -> bool:
+        """Return True if an object is cut where a record of several lines may go on."""
+        if self.options.format != "csv" or not self.options.csv.quote:
+            return False
+        return any(piece.start for partition in self.partitions for piece in partition)
+
+    @property
     def quarantine_dir(self) -> str:
         """Where the run's quarantine files are, relative to the quarantine table's root, with "/" between the parts."""
         return run_files(self.attempt_id, self.run)
@@ -71,6 +80,18 @@ class ReadPlan:
     def save(self) -> None:
         """Write the plan into its work folder; afterwards it is there whole, or was never there."""
         self.work.write(PLAN_FILE, json.dumps(_to_json(self), separators=(",", ":")).encode())
+
+    @staticmethod
+    def check_seen(work: Files) -> None:
+        """Raise `TemporaryError` if this host does not see the plan that the driver saved in a folder.
+
+        The folder is named after the attempt, so that nothing older can pass for it.
+        """
+        if work.is_local and work.stat(PLAN_FILE) is None:
+            raise TemporaryError(
+                f"The host {gethostname()} does not see {work}/{PLAN_FILE}, which the driver has written: all hosts of "
+                "the Spark cluster must share the folder of the table."
+            )
 
     @staticmethod
     def load(work: Files) -> "ReadPlan":
@@ -89,14 +110,18 @@ def make_plan(
     aws: Aws,
     quarantine: Files,
     work: Files,
+    cuts: Mapping[int, Sequence[int]] | None = None,
 ) -> ReadPlan:
-    """Cut the objects into partitions of about equal cost, a few a core. Raises `UsageError` for format and schema."""
+    """Cut the objects into partitions of about equal cost, a few a core. Raises `UsageError` for format and schema.
+
+    ``cuts``: objects, by their place, that are cut at these offsets and nowhere else.
+    """
     return ReadPlan(
         attempt_id=attempt_id,
         run=run,
         options=checked(options),
         objects=tuple(objects),
-        partitions=_partitions(objects, cores),
+        partitions=_partitions(objects, cores, cuts or {}),
         source=source,
         aws=aws,
         quarantine=quarantine,
@@ -104,12 +129,14 @@ def make_plan(
     )
 
 
-def _partitions(objects: Sequence[ObjectRef], cores: int) -> tuple[tuple[Piece, ...], ...]:
+def _partitions(
+    objects: Sequence[ObjectRef], cores: int, cuts: Mapping[int, Sequence[int]]
+) -> tuple[tuple[Piece, ...], ...]:
     total = sum(_cost(ref) for ref in objects)
     least = -(-total // _PARTITION_COST_MAX)
     count = max(1, least, min(cores * _PARTITIONS_A_CORE, -(-total // _PARTITION_COST_MIN)))
     target = max(1, -(-total // count))
-    pieces = [piece for index, ref in enumerate(objects) for piece in _pieces(index, ref, target)]
+    pieces = [piece for index, ref in enumerate(objects) for piece in _pieces(index, ref, target, cuts.get(index))]
     return _balance(pieces, objects, count)
 
 
@@ -117,11 +144,11 @@ def _cost(ref: ObjectRef) -> int:
     return _OBJECT_COST_BYTES + ref.size_bytes * (_INFLATION if codec_of(ref) else 1)
 
 
-def _pieces(index: int, ref: ObjectRef, target_bytes: int) -> list[Piece]:
-    """The whole object, or equal pieces of at most the target."""
+def _pieces(index: int, ref: ObjectRef, target_bytes: int, cuts: Sequence[int] | None) -> list[Piece]:
+    """The whole object, or equal pieces of at most the target; with ``cuts`` the pieces between them."""
     size = ref.size_bytes
     count = 1 if codec_of(ref) or size <= max(target_bytes, _PARTITION_COST_MIN) else -(-size // target_bytes)
-    edges = [size * part // count for part in range(count + 1)]
+    edges = [0, *cuts, size] if cuts is not None else [size * part // count for part in range(count + 1)]
     return [Piece(object=index, start=start, stop=stop) for start, stop in pairwise(edges)]
 
 

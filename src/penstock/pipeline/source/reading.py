@@ -18,16 +18,18 @@ from penstock.objects.ahead import ahead
 from penstock.objects.reference import ObjectRef
 from penstock.objects.store import ObjectStore
 from penstock.pipeline.source.blocks import Decoded, Decoder
-from penstock.pipeline.source.contents import BOM, Part
+from penstock.pipeline.source.contents import BOM, Part, Quotes
 from penstock.pipeline.source.ddl import PROVENANCE
 from penstock.pipeline.source.decoders import Decoders
 from penstock.pipeline.source.headers import read_parts
+from penstock.pipeline.source.lines import Reason
 from penstock.pipeline.source.options import ReadOptions
 from penstock.pipeline.source.plan import Piece, ReadPlan
 from penstock.pipeline.source.quarantine import QuarantineFile
-from penstock.pipeline.source.report import FailureKind, ObjectFailure, PieceReading, ReadingId, Report
+from penstock.pipeline.source.report import SAMPLES_MAX, FailureKind, ObjectFailure, PieceReading, ReadingId, Report
 from penstock.storage.files import Files
 
+_SAMPLE_CHARS_MAX = 300
 _URI_BYTES_MAX = 64 << 20  # of the _object column of one batch: uris may be longer than lines
 
 
@@ -86,6 +88,8 @@ class _Tally:
     reasons: Counter[str] = field(default_factory=Counter)  # of the lines in quarantine
     parts: int = 0
     failure: ObjectFailure | None = None
+    samples: list[tuple[int, str]] = field(default_factory=list)  # offset and reason of the first bad lines
+    quotes: Quotes | None = None  # once the piece was read to its end
 
 
 class _Scan:
@@ -121,11 +125,21 @@ class _Scan:
                 rows=tally.rows,
                 lines_quarantined=tally.reasons.total(),
                 reasons=dict(tally.reasons),
+                samples=tuple(tally.samples),
                 failure=tally.failure,
                 broken_midway=tally.failure is not None and tally.parts > 0,
+                quotes=tally.quotes,
             )
             for (_, piece), tally in zip(self._task.pieces, self._tallies, strict=True)
         )
+
+    def _refuse(self, slot: int, offset: int, raw: bytes, reason: Reason, detail: str) -> None:
+        """Quarantine one line, or the lines of one record."""
+        tally = self._tallies[slot]
+        self._quarantine.add(self._uris[slot], offset, raw, reason.value, detail)
+        tally.reasons[reason.value] += 1
+        if len(tally.samples) < SAMPLES_MAX:
+            tally.samples.append((offset, f"{reason.value}: {detail}"[:_SAMPLE_CHARS_MAX]))
 
     def _parts(self) -> Iterator[tuple[int, Part, Decoder]]:
         """The parts of all pieces in turn; an object that fails ends, and its siblings go on."""
@@ -142,17 +156,26 @@ class _Scan:
         try:
             with store.open(ref) as reader:
                 for part in read_parts(reader, piece, self._task.options):
+                    if part.quotes is not None:
+                        tally.quotes = part.quotes
+                        continue
                     decoder = self._decoders.of(part.header, ref.uri)
+                    self._keep_bad_records(slot, part)
                     if part.lines:
                         tally.parts += 1
                         yield slot, part, decoder
         except ObjectError as error:
             tally.failure = ObjectFailure.of(error)
 
+    def _keep_bad_records(self, slot: int, part: Part) -> None:
+        for record in part.bad:
+            self._tallies[slot].parts += 1
+            self._refuse(slot, record.offset, record.raw, Reason.MALFORMED, record.detail)
+
     def _decode(self, pack: Sequence[tuple[int, Part]], decoder: Decoder) -> Iterator[pa.RecordBatch]:
         block = pack[0][1].lines if len(pack) == 1 else b"".join(part.lines for _, part in pack)
         origin = _Origin.of(pack)
-        decoded = decoder.decode(block)
+        decoded = decoder.decode(block, plain=all(part.plain for _, part in pack))
         self._keep_bad_lines(decoded, origin)
         owners, offsets = origin.locate(decoded.starts)
         for owner, rows in enumerate(np.bincount(owners, minlength=len(pack)).tolist()):
@@ -169,8 +192,7 @@ class _Scan:
         for bad, owner, offset in zip(decoded.bad, owners.tolist(), offsets.tolist(), strict=True):
             slot, part = origin.pack[owner]
             raw = BOM + bad.raw if part.marked and offset == 0 else bad.raw
-            self._quarantine.add(self._uris[slot], offset, raw, bad.reason.value, bad.detail)
-            self._tallies[slot].reasons[bad.reason.value] += 1
+            self._refuse(slot, offset, raw, bad.reason, bad.detail)
 
 
 def _too_large(ref: ObjectRef, bytes_max: int) -> ObjectFailure | None:

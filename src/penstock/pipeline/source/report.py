@@ -14,12 +14,14 @@ from typing import Any
 from uuid import uuid4
 
 from penstock.errors import ObjectDenied, ObjectError, ObjectGone, ObjectSuperseded
+from penstock.pipeline.source.contents import Quotes
 from penstock.pipeline.source.plan import Piece
 from penstock.sinks.manifest import DataFile
 from penstock.storage.files import Files
 
 _BEGUN = ".begun"
 _REPORT = ".json"
+SAMPLES_MAX = 10  # bad lines of an object that its events show
 READS_AT_ONCE = 16  # from S3
 
 
@@ -63,8 +65,10 @@ class PieceReading:
     reasons: Mapping[str, int] = field(
         default_factory=dict
     )  # the same lines by `penstock.pipeline.source.lines.Reason`
+    samples: Sequence[tuple[int, str]] = ()  # of the first of these lines: offset, reason
     failure: ObjectFailure | None = None
     broken_midway: bool = False  # it failed after some of its lines had left
+    quotes: Quotes | None = None  # of CSV, read to its end
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,6 +147,8 @@ def _reading(values: Mapping[str, Any]) -> PieceReading:
         rows=values["rows"],
         lines_quarantined=values["lines_quarantined"],
         reasons=values["reasons"],
+        samples=[(offset, reason) for offset, reason in values["samples"]],
         failure=ObjectFailure(kind=FailureKind(failure["kind"]), reason=failure["reason"]) if failure else None,
         broken_midway=values["broken_midway"],
+        quotes=Quotes(**values["quotes"]) if values["quotes"] else None,
     )

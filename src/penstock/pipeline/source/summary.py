@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from penstock.pipeline.source.plan import ReadPlan
 from penstock.pipeline.source.report import (
+    SAMPLES_MAX,
     FailureKind,
     ObjectFailure,
     PartitionReadings,
@@ -23,6 +24,7 @@ class ObjectReading:
     rows: int
     lines_quarantined: int
     reasons: Mapping[str, int]  # the same lines by `penstock.pipeline.source.lines.Reason`
+    samples: Sequence[tuple[int, str]]  # the first of these lines: offset, reason
     bytes: int  # of the object as stored
 
 
@@ -31,13 +33,15 @@ class Summary:
     """A run, by the objects' places in its plan.
 
     Where ``missing`` is not empty, read those partitions by a drain run and ask again. Where ``exclude`` is not empty,
-    rows that do not count have left: the run must be repeated without those objects, and its files forgotten. Else
-    every object is in ``readings`` or ``failures``.
+    rows that do not count have left: the run must be repeated without those objects, and its files forgotten. Where
+    ``recut`` is not empty, it must be repeated with those objects cut at these offsets. Else every object is in
+    ``readings`` or ``failures``.
     """
 
     readings: Mapping[int, ObjectReading]
     failures: Mapping[int, ObjectFailure]  # no row of these has left
     exclude: Mapping[int, ObjectFailure]
+    recut: Mapping[int, Sequence[int]]  # objects with a piece that began in the middle of a record
     missing: Sequence[int]  # partitions without a report
     quarantine: Sequence[DataFile]  # one file at most a partition, paths relative to the quarantine table's root
 
@@ -67,7 +71,13 @@ def summarise(plan: ReadPlan) -> Summary:
     leaked = dict(_leaks(found))
     readings: dict[int, ObjectReading] = {}
     failures: dict[int, ObjectFailure] = {}
+    recut: dict[int, Sequence[int]] = {}
     for index, pieces in _by_object(chosen).items():
+        cuts = None if index in unknown or _is_beyond(leaked.get(index)) else _cuts(pieces)
+        if cuts is not None:
+            leaked.pop(index, None)
+            recut[index] = cuts
+            continue
         failure = _failure(pieces)
         if failure is None and index not in unknown:
             readings[index] = _sum(pieces)
@@ -80,6 +90,7 @@ def summarise(plan: ReadPlan) -> Summary:
         readings={index: reading for index, reading in readings.items() if index not in failures | leaked},
         failures={index: failure for index, failure in failures.items() if index not in leaked},
         exclude=leaked,
+        recut=recut,
         missing=missing,
         quarantine=tuple(report.quarantine for report in chosen if report.quarantine is not None),
     )
@@ -97,6 +108,34 @@ def _leaks(found: Sequence[PartitionReadings]) -> Iterator[tuple[int, ObjectFail
                 yield piece.piece.object, _disagreement([piece, *(other.pieces[slot] for other in others)])
             elif piece.failure is not None and untold:
                 yield piece.piece.object, piece.failure
+
+
+def _is_beyond(failure: ObjectFailure | None) -> bool:
+    """Return True for a failure that has another cause than where the object was cut."""
+    return failure is not None and failure.kind is not FailureKind.UNREADABLE
+
+
+def _cuts(pieces: Sequence[PieceReading]) -> Sequence[int] | None:
+    """Return where to cut the object if a piece of it began within quotes; None if none did.
+
+    Every piece was read as if it began outside of quotes (see records.py); those before it show whether it did.
+    """
+    cuts: list[int] = []
+    within = misread = False
+    for number, reading in enumerate(sorted(pieces, key=lambda reading: (reading.piece.start, reading.piece.stop))):
+        piece, quotes = reading.piece, reading.quotes
+        misread = misread or within
+        if within:
+            if quotes is not None and quotes.closes_at is not None and quotes.closes_at < piece.stop:
+                cuts.append(quotes.closes_at)
+        elif number:
+            cuts.append(piece.start)
+        if _is_beyond(reading.failure):
+            return None
+        if quotes is None:  # failed, or of no CSV: the rest stays together
+            break
+        within = quotes.ends_open_if_open if within else quotes.ends_open
+    return tuple(cuts) if misread else None
 
 
 def _differ(one: PieceReading, other: PieceReading) -> bool:
@@ -137,6 +176,7 @@ def _sum(pieces: Sequence[PieceReading]) -> ObjectReading:
         rows=sum(piece.rows for piece in pieces),
         lines_quarantined=sum(piece.lines_quarantined for piece in pieces),
         reasons=dict(reasons),
+        samples=sorted(sample for piece in pieces for sample in piece.samples)[:SAMPLES_MAX],
         bytes=sum(piece.piece.stop - piece.piece.start for piece in pieces),
     )
 

@@ -17,7 +17,7 @@ class TextDecoder:
     def __init__(self, schema: pa.Schema) -> None:
         self._schema = schema
 
-    def decode(self, block: bytes) -> Decoded:
+    def decode(self, block: bytes, *, plain: bool = False) -> Decoded:  # noqa: ARG002 # it tells of CSV
         lines = Lines.of(block)
         data = np.frombuffer(block, dtype=np.uint8)
         returns: Flags = (data[lines.ends - 1] == RETURN) & (lines.ends > lines.starts)

@@ -1,7 +1,7 @@
 """The wrapped handler and broker alone: ends from outside, bounds, and what has no room."""
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -11,10 +11,12 @@ from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 from opentelemetry.trace import StatusCode
+from tests.claims import claim_named, extended
 from tests.traced import Traces, context_in, linked
 
 from penstock.brokers.memory import MemoryBroker
 from penstock.errors import ConfigurationError, TemporaryError
+from penstock.messaging.claims import HeldClaim
 from penstock.messaging.delivery import Delivery
 from penstock.messaging.handler import Answer, Place
 from penstock.messaging.message import Message, Outgoing
@@ -53,18 +55,24 @@ class Handler:
     def begin(self, deliveries: Sequence[Delivery]) -> "Handler":
         return self
 
-    def upkeep(self) -> None:
-        self.called.append("upkeep")
+    def jobs(self) -> Mapping[str, Callable[[], object]]:
+        return {"upkeep": lambda: self.called.append("upkeep")}
 
     def run(self) -> Answer:
         answer: Answer = self._run()
         return answer
 
-    def extend(self) -> bool:
-        return False
+    def claim(self) -> HeldClaim | None:
+        return claim_named(lost=True)
+
+    def loses(self, claim: HeldClaim) -> bool:
+        return claim.id == "claim"
 
     def drain(self) -> None:
         self.called.append("drain")
+
+    def left_seconds(self, timeout_seconds: float) -> float:
+        return timeout_seconds
 
     def time_out(self) -> Answer:
         self.called.append(f"time_out in {trace.get_current_span().get_span_context().span_id:016x}")
@@ -161,9 +169,9 @@ def test_a_handler_is_the_same_in_all_else(traces: Traces) -> None:
     handler = traces.tracing.handler(inner, queue="q", system="memory")
     assert (handler.name, handler.place, handler.timeout_seconds) == ("h", Place.POOL, None)
     assert handler.weigh(delivery()) == 7
-    handler.upkeep()
+    handler.jobs()["upkeep"]()
     execution = handler.begin([delivery()])
-    assert not execution.extend()
+    assert not extended(execution)
     execution.drain()
     assert inner.called == ["upkeep", "drain"]
 

@@ -13,17 +13,20 @@ from penstock.errors import Interrupted, Reject, Retry, TemporaryError
 from penstock.events import (
     AttemptAbandoned,
     BatchCommitted,
+    MessageInvalid,
     ObjectEvent,
     ObjectFailed,
     ObjectFinished,
     ObjectGivenBack,
     ObjectStarted,
+    ObjectTakenOver,
 )
 from penstock.ledger.records import ObjectState
 from penstock.messaging.delivery import AttemptEnd, PreviousAttempt
 from penstock.messaging.handler import Place
 from penstock.messaging.replays import REPLAY_ID_ATTRIBUTE
 from penstock.messaging.settlement import Ack, DeadLetter, Release
+from penstock.monitoring.occurrences import occurrence_of
 from penstock.objects.announcement import announce
 from penstock.objects.reference import ObjectRef
 from penstock.objects.store import ObjectReader
@@ -53,6 +56,17 @@ def test_an_object_is_worked_on_acked_and_told(scene: Scene) -> None:
     assert started.attempt_id == finished.attempt_id
     [batch] = scene.ledger.batches(HANDLER)
     assert (batch.objects, batch.bytes, batch.manifest) == (1, ref.size_bytes, "")
+
+
+def test_an_unreadable_notification_is_told_of_as_of_a_handler(scene: Scene) -> None:
+    message_id = scene.send(b'{"hello": 1}')
+    [letter] = scene.serve(scene.handler(lambda obj: obj.read()))
+    assert isinstance(letter, DeadLetter)
+    [invalid] = scene.told(MessageInvalid)
+    assert (invalid.message_id, invalid.handler, invalid.reason) == (message_id, HANDLER, letter.reason)
+    occurrence = occurrence_of(invalid)
+    assert occurrence is not None
+    assert (occurrence.error_type, occurrence.final) == ("InvalidMessage", True)
 
 
 def test_the_function_is_told_all_about_the_object(scene: Scene) -> None:
@@ -217,7 +231,7 @@ def test_an_expired_attempt_and_a_given_back_one_are_told_apart(scene: Scene) ->
         seen.append(ctx.previous_attempt)
         if len(seen) == 1:
             scene.clock.advance(LEASE_SECONDS + 1)
-            handler.upkeep()  # of another worker
+            handler.free_expired()  # of another worker
         elif len(seen) == 2:
             execution.give_back()
 
@@ -228,6 +242,9 @@ def test_an_expired_attempt_and_a_given_back_one_are_told_apart(scene: Scene) ->
         scene.clock.advance(LEASE_SECONDS + 1)
     ends = [attempt.end for attempt in seen if attempt is not None]
     assert ends == [AttemptEnd.EXPIRED, AttemptEnd.GIVEN_BACK]
+    [taken_over] = scene.told(ObjectTakenOver)
+    assert (taken_over.attempt, taken_over.reason) == (2, "its lease ran out")
+    assert taken_over.from_attempt_id == scene.told(AttemptAbandoned)[0].attempt_id
     assert scene.row(ref).attempts == 2, "what was given back does not count"
     assert [event.reason for event in scene.told(AttemptAbandoned)] == [
         "its lease ran out",

@@ -4,6 +4,7 @@ import json
 from typing import Any
 
 import pytest
+from tests.claims import extended
 from tests.unit.pipeline.objects.scene import HANDLER, LEASE_SECONDS, Scene, run
 
 from penstock.events import (
@@ -107,7 +108,7 @@ def test_work_whose_claim_was_lost_is_told_once_and_cannot_commit(scene: Scene) 
     def function(obj: IncomingObject) -> None:
         scene.clock.advance(LEASE_SECONDS + 1)
         scene.ledger.abandon_expired(HANDLER)
-        assert not execution.extend()
+        assert not extended(execution)
 
     ref = scene.put("a")
     scene.announce(ref)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.errors import UsageError
+from penstock.errors import TemporaryError, UsageError
 from penstock.objects.reference import ObjectRef, decode_key
 from penstock.pipeline.source.plan import ReadOptions, ReadPlan, make_plan
 from penstock.storage.aws import Aws
@@ -78,3 +78,11 @@ def test_format_and_schema_are_checked_with_one_sentence() -> None:
     with pytest.raises(UsageError, match="unknown type"):
         plan_of([], options=ReadOptions(schema_ddl="id lung"))
     assert plan_of([]).options.schema_ddl == "id BIGINT"
+
+
+def test_a_host_that_does_not_see_the_saved_plan_does_not_read(tmp_path: Path) -> None:
+    plan = replace(plan_of([ref("a", 1)]), work=LocalFiles(tmp_path / "A" / "r1"))
+    with pytest.raises(TemporaryError, match="must share the folder"):
+        ReadPlan.check_seen(plan.work)
+    plan.save()
+    ReadPlan.check_seen(plan.work)

@@ -12,7 +12,7 @@ from penstock.errors import ObjectUnreadable, TemporaryError, UsageError
 from penstock.objects.local import LocalReader, LocalStore
 from penstock.objects.reference import ObjectRef
 from penstock.pipeline.source.infer import infer_schema
-from penstock.pipeline.source.plan import Piece, ReadOptions, ReadPlan
+from penstock.pipeline.source.plan import CsvOptions, Piece, ReadOptions, ReadPlan
 from penstock.pipeline.source.reading import partition_task, read_partition
 from penstock.pipeline.source.report import FailureKind, ReadingId
 from penstock.pipeline.source.summary import summarise
@@ -178,6 +178,37 @@ def test_a_line_over_the_limit_fails_the_object(tmp_path: Path) -> None:
     summary = summarise(plan)
     assert sorted({**summary.failures, **summary.exclude}) == [0, 1, 2]
     assert "a line of more than 500 bytes at offset 9" in summary.exclude[0].reason
+
+
+def quoted_plan(tmp_path: Path, content: bytes, **options: object) -> ReadPlan:
+    plan = plan_of(tmp_path, {"a": content}, format="csv", csv=CsvOptions(header=False), **options)
+    return replace(plan, options=replace(plan.options, schema_ddl="id bigint, s string"))
+
+
+def test_a_quote_that_is_never_closed_costs_the_rest_of_the_object(tmp_path: Path) -> None:
+    plan = quoted_plan(tmp_path, b'1,a\n2,"b\n' + b"3,c\n" * 100)
+    assert read(plan, 0) == 1
+    summary = summarise(plan)
+    assert (summary.rows, summary.lines_quarantined, summary.failures) == (1, 1, {})
+    reason = "malformed: a quote that is not closed before the end of the object"
+    assert list(summary.readings[0].samples) == [(4, reason)]
+
+
+def test_a_few_bad_lines_of_each_object_are_shown(tmp_path: Path) -> None:
+    plan = plan_of(tmp_path, {"a": LINE + b"no\n" * 20, "b": LINE})
+    for partition in range(2):
+        read(plan, partition)
+    summary = summarise(plan)
+    assert [offset for offset, _ in summary.readings[0].samples] == [9 + 3 * n for n in range(10)]
+    assert all(reason.startswith("malformed: ") for _, reason in summary.readings[0].samples)
+    assert list(summary.readings[1].samples) == []
+
+
+def test_a_record_over_the_limit_of_a_line_fails_the_object(tmp_path: Path) -> None:
+    plan = quoted_plan(tmp_path, b'1,a\n2,"b\n' + b"3,c\n" * 100, line_bytes_max=300, block_bytes=64)
+    read(plan, 0)
+    summary = summarise(plan)
+    assert "a quoted field at offset 4 that does not end within 300 bytes" in summary.exclude[0].reason
 
 
 class ChangingStore(LocalStore):

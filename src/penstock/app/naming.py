@@ -1,0 +1,80 @@
+"""What an app is called in its ledger, and the names that it registers there.
+
+Every process of one app has to find the same name: workers on all hosts, children, and the same app after a restart. A
+name that somebody gives is that; else it is the module that makes the app, which is the same however the module is
+started.
+"""
+
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import PurePath
+from types import FrameType
+from typing import TYPE_CHECKING
+
+from penstock.app.service import Service, needs_objects
+from penstock.errors import UsageError
+
+if TYPE_CHECKING:
+    from penstock.app.home import Home
+    from penstock.ledger.owner_records import OwnedName, WorkOwner
+
+NAME_CHARS_MAX = 200
+
+
+def checked_name(name: str) -> str:
+    """Return the name. Raises `UsageError` for one that a ledger cannot keep."""
+    if not name or len(name) > NAME_CHARS_MAX or not name.isprintable():
+        raise UsageError(f"App(name={name!r}) does not fit: up to {NAME_CHARS_MAX} printable characters, at least one.")
+    return name
+
+
+def module_that_calls() -> str:
+    """Return the name of the nearest module up the stack that is not Penstock's own.
+
+    A module that was started as a script is named as it would be if it were imported.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and _is_own(str(frame.f_globals.get("__name__", ""))):
+        frame = frame.f_back
+    if frame is None:
+        return "app"
+    name = str(frame.f_globals.get("__name__", "app"))
+    return name if name != "__main__" else _main_name(frame.f_globals)
+
+
+def register(home: "Home", services: Sequence[Service]) -> "Mapping[str, WorkOwner]":
+    """Register the names that these services use in the app's ledger; return the owners of keys, by handler.
+
+    Raises `ConfigurationError` for a name that belongs to another app.
+    """
+    from penstock.ledger.owner_records import OwnedName
+
+    uses = [
+        OwnedName(kind="objects" if needs_objects(one) else "keys", name=one.name, queue=one.queue_name)
+        for one in services
+    ]
+    return _registered(home, uses) if uses else {}
+
+
+def register_pipeline(home: "Home", name: str, *, queue: str) -> None:
+    """As `register`, for a pipeline that is run alone."""
+    from penstock.ledger.owner_records import OwnedName
+
+    _registered(home, [OwnedName(kind="objects", name=name, queue=queue)])
+
+
+def _registered(home: "Home", uses: "Sequence[OwnedName]") -> "Mapping[str, WorkOwner]":
+    found: Mapping[str, WorkOwner] = home.ledger.owners.register(home.name, is_named=home.is_named, uses=uses)
+    return found
+
+
+def _is_own(module: str) -> bool:
+    return module == "penstock" or module.startswith("penstock.")
+
+
+def _main_name(found: Mapping[str, object]) -> str:
+    name = getattr(found.get("__spec__"), "name", None)
+    if isinstance(name, str):  # python -m shop, python -m shop.worker
+        return name.removesuffix(".__main__")
+    file = found.get("__file__")
+    return PurePath(file).stem if isinstance(file, str) else "app"

@@ -1,0 +1,158 @@
+"""Owners: each app registers the names that it uses in a ledger, so that two apps never share one by accident.
+
+The names of pipelines and object handlers identify their rows, so each of them belongs to one app. Keys of handlers
+contain app and queue in their identity, so like-named handlers of two apps do not meet. An app that was given no name
+is called after its module, which is a guess: where a guess could be wrong, the registration is refused.
+
+A ledger that was upgraded holds keys that are identified by the handler's name alone, and workers of the earlier
+version may still add some. The first app that registers the name keeps these identities. Another app with a handler of
+that name is refused at each start as long as any of these keys exists, because some of them may be its own.
+
+Registrations take turns by a lock on the row of the tables' version.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+
+from sqlalchemy import Connection, String, bindparam, column, exists, insert, select, table, update
+
+from penstock.errors import ConfigurationError
+from penstock.ledger.database import Database
+from penstock.ledger.dialects import DatabaseNow
+from penstock.ledger.owner_records import OwnedName, WorkOwner
+from penstock.ledger.rows import AnyRow
+from penstock.ledger.rules import storable
+from penstock.ledger.schema import VERSION_TABLE, owners, works
+from penstock.ledger.work_records import WorkState
+
+_LOCK = select(column("version_num", String)).select_from(table(VERSION_TABLE)).with_for_update()
+_OF_NAME = select(owners).where(owners.c.kind == bindparam("of_kind"), owners.c.name == bindparam("of_name"))
+_IS_UPGRADED = select(exists().where(owners.c.kind == "ledger"))
+_HAS_OLD_KEYS = select(
+    exists().where(
+        works.c.state.in_([state.value for state in WorkState]),  # so that the index on state and handler serves
+        works.c.handler == bindparam("of_name"),
+        works.c.queue.is_(None),
+    )
+)
+_ADD = insert(owners).values(first_seen_at=DatabaseNow(), last_seen_at=DatabaseNow())
+_SEEN = (
+    update(owners)
+    .values(last_seen_at=DatabaseNow(), named=bindparam("is_named"), queue=bindparam("new_queue"))
+    .where(owners.c.owner_id == bindparam("of_owner"))
+)
+
+
+class Owners:
+    """The register of names."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def register(self, app: str, *, is_named: bool, uses: Sequence[OwnedName]) -> Mapping[str, WorkOwner]:
+        """Register the names that an app uses; return the owner of each handler's keys, by the handler's name.
+
+        ``is_named``: somebody gave the app its name. All names are registered, or none.
+
+        Raises `ConfigurationError` for a name that belongs to another app, or may.
+        """
+
+        def register(connection: Connection) -> Mapping[str, WorkOwner]:
+            connection.execute(_LOCK).all()
+            registration = _Registration(connection, storable(app), is_named=is_named, place=self._database.place)
+            found = {use.name: registration.take(use) for use in uses}
+            return {name: owner for name, owner in found.items() if owner is not None}
+
+        return self._database.transact(register) if uses else {}
+
+
+class _Registration:
+    """One app's, in one transaction that holds the lock."""
+
+    def __init__(self, connection: Connection, app: str, *, is_named: bool, place: str) -> None:
+        self._connection = connection
+        self._app = app
+        self._is_named = is_named
+        self._place = place
+
+    def take(self, use: OwnedName) -> WorkOwner | None:
+        """Register one name; return the owner of its keys, if it has keys."""
+        name, queue = storable(use.name), storable(use.queue)
+        rows = self._connection.execute(_OF_NAME, {"of_kind": use.kind, "of_name": name}).all()
+        if use.kind == "objects":
+            self._take_objects(name, queue, rows)
+            return None
+        return WorkOwner(app=self._app, queue=queue, is_plain=self._take_keys(name, queue, rows))
+
+    def _take_objects(self, name: str, queue: str, rows: Sequence[AnyRow]) -> None:
+        """One owner a name, whose queue may change if the app was given its name."""
+        if not rows:
+            self._add("objects", name, queue, is_plain=True)
+            return
+        row = rows[0]
+        if row.app != self._app:
+            raise ConfigurationError(
+                f"The objects of {name} in the ledger {self._place} belong to the app {row.app!r}, and this app is "
+                f"{self._app!r}: if it is the same app, name it App(name={row.app!r}) (PENSTOCK_APP_NAME); if it is "
+                "another one, give this object handler or pipeline a name of its own."
+            )
+        if row.queue != queue and not self._is_named:
+            raise ConfigurationError(
+                f"The objects of {name} in the ledger {self._place} are fed from the queue {row.queue}, and here it is "
+                f"{queue}: if this is another app, give the object handler or pipeline a name of its own; if it is the "
+                f"same app with another queue, name it App(name={self._app!r}) (PENSTOCK_APP_NAME)."
+            )
+        self._seen(row, queue)
+
+    def _take_keys(self, name: str, queue: str, rows: Sequence[AnyRow]) -> bool:
+        """Any number of owners a name; return True for the one whose keys are identified as before."""
+        mine = [row for row in rows if (row.app, row.queue) == (self._app, queue)]
+        if mine and mine[0].plain:
+            self._seen(mine[0], queue)
+            return True
+        self._refuse_beside_old_keys(name, queue, rows)
+        if mine:
+            self._seen(mine[0], queue)
+            return False
+        for row in rows:
+            if row.queue == queue and not (row.named and self._is_named):
+                raise ConfigurationError(
+                    f"The keys of the handler {name} on the queue {queue} in the ledger {self._place} belong to the "
+                    f"app {row.app!r}, and this app is {self._app!r}: if it is the same app, name it "
+                    f"App(name={row.app!r}) (PENSTOCK_APP_NAME); if it is another one, give both of them a name, or "
+                    "this handler a name=... of its own."
+                )
+        is_plain = not any(row.plain for row in rows) and bool(self._connection.execute(_IS_UPGRADED).scalar())
+        self._add("keys", name, queue, is_plain=is_plain)
+        return is_plain
+
+    def _refuse_beside_old_keys(self, name: str, queue: str, rows: Sequence[AnyRow]) -> None:
+        """Also at a later start: old workers of this app may have added keys, which its new ones do not find."""
+        taken = [row for row in rows if row.plain]
+        if taken and self._connection.execute(_HAS_OLD_KEYS, {"of_name": name}).scalar():
+            raise ConfigurationError(
+                f"The ledger {self._place} holds keys of a handler {name} from workers of before its upgrade, which "
+                f"name no app; the app {taken[0].app!r} (queue {taken[0].queue}) has taken them over, and some may "
+                f"belong to this app, {self._app!r} (queue {queue}): give this handler a name=... of its own, or wait "
+                "until these keys have expired."
+            )
+
+    def _add(self, kind: str, name: str, queue: str, *, is_plain: bool) -> None:
+        identity = [kind, name] if kind == "objects" else [kind, name, self._app, queue]
+        self._connection.execute(
+            _ADD,
+            {
+                "owner_id": hashlib.sha256(json.dumps(identity).encode()).digest()[:16],
+                "kind": kind,
+                "name": name,
+                "app": self._app,
+                "queue": queue,
+                "named": int(self._is_named),
+                "plain": int(is_plain),
+            },
+        )
+
+    def _seen(self, row: AnyRow, queue: str) -> None:
+        # Rounded times could leave a row unchanged, which MySQL counts as none: nothing here looks at the count.
+        self._connection.execute(_SEEN, {"of_owner": row.owner_id, "is_named": int(self._is_named), "new_queue": queue})

@@ -1,0 +1,107 @@
+"""When workers could not use a service that they need: breakers that were open, and a ledger that was away.
+
+Several workers notice one outage. Their times are merged where they touch.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+
+from penstock.monitoring.diagnoses.findings import Outage
+from penstock.monitoring.diagnoses.lines import Line
+
+# The event that begins an outage -> what it is, and the field that names it. The end has the same field.
+_BEGINS: Mapping[str, tuple[str, str]] = {
+    "breaker.opened": ("breaker", "queue"),
+    "ledger.away": ("ledger", ""),
+    "look.failed": ("look", "source"),
+}
+_ENDS: Mapping[str, tuple[str, str]] = {
+    "breaker.closed": ("breaker", "queue"),
+    "ledger.back": ("ledger", ""),
+    "look.recovered": ("look", "source"),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Mark:
+    ts: str
+    begins: bool
+    seconds: float | None  # of an end: how long the outage lasted
+    error: str | None
+
+
+class Outages:
+    """Takes lines in any order, then answers once. What is kept grows with the outages that each worker noticed."""
+
+    def __init__(self) -> None:
+        self._marks: dict[tuple[str, str, str], list[_Mark]] = {}  # by what, name and worker
+
+    def take(self, line: Line) -> None:
+        """Note a line that begins or ends an outage."""
+        begins = line.event in _BEGINS
+        found = _BEGINS.get(line.event) or _ENDS.get(line.event)
+        if found is None:
+            return
+        what, field = found
+        name, error, seconds = line.fields.get(field), line.fields.get("error.message"), line.fields.get("duration_s")
+        mark = _Mark(
+            ts=line.ts,
+            begins=begins,
+            seconds=float(seconds) if isinstance(seconds, int | float) and not begins else None,
+            error=error if isinstance(error, str) else None,
+        )
+        key = (what, name if isinstance(name, str) else "", line.name("worker") or "")
+        self._marks.setdefault(key, []).append(mark)
+
+    def found(self) -> Sequence[Outage]:
+        """Return all outages in the order of their beginnings."""
+        noticed: dict[tuple[str, str], list[Outage]] = {}
+        for (what, name, _), marks in self._marks.items():
+            noticed.setdefault((what, name), []).extend(_of_worker(what, name, marks))
+        merged = [one for of in noticed.values() for one in _merged(of)]
+        return sorted(merged, key=lambda one: (one.began_ts, one.what, one.name))
+
+
+def _of_worker(what: str, name: str, marks: Sequence[_Mark]) -> Iterator[Outage]:
+    """The outages that one worker noticed of one thing."""
+    open_: _Mark | None = None
+    for mark in sorted(marks, key=lambda one: one.ts):
+        if mark.begins:
+            open_ = open_ or mark
+            continue
+        began_ts = _earlier(mark.ts, mark.seconds) if open_ is None else open_.ts
+        yield Outage(
+            what=what,
+            name=name,
+            began_ts=began_ts,
+            ended_ts=mark.ts,
+            workers=1,
+            error=None if open_ is None else open_.error,
+        )
+        open_ = None
+    if open_ is not None:
+        yield Outage(what=what, name=name, began_ts=open_.ts, ended_ts=None, workers=1, error=open_.error)
+
+
+def _merged(noticed: Sequence[Outage]) -> Sequence[Outage]:
+    """Outages of one thing. Those that overlap are one; one without an end lasts until the next begins."""
+    merged: list[Outage] = []
+    for one in sorted(noticed, key=lambda each: each.began_ts):
+        last = merged[-1] if merged else None
+        if last is not None and last.ended_ts is not None and one.began_ts <= last.ended_ts:
+            ended = None if one.ended_ts is None else max(last.ended_ts, one.ended_ts)
+            error = last.error or one.error
+            merged[-1] = replace(last, ended_ts=ended, workers=last.workers + one.workers, error=error)
+        else:
+            merged.append(one)
+    return merged
+
+
+def _earlier(ts: str, seconds: float | None) -> str:
+    """The time that many seconds before, as the log writes it."""
+    try:
+        at = datetime.fromisoformat(ts) - timedelta(seconds=seconds or 0.0)
+    except (ValueError, OverflowError):  # digits that are no time
+        return ts
+    return at.strftime("%Y-%m-%dT%H:%M:%S.%fZ")

@@ -1,0 +1,105 @@
+"""A broker in memory that remembers everything that was sent to it."""
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from penstock.app.app import App, apps_of_process
+from penstock.brokers.memory import MemoryBroker
+from penstock.errors import UsageError
+from penstock.messaging.clock import Clock, SystemClock
+from penstock.messaging.message import Attributes, Outgoing
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sent:
+    """A message that was sent, as the broker got it."""
+
+    queue: str
+    id: str
+    outgoing: Outgoing
+
+    @property
+    def body(self) -> Any:
+        """The JSON value of the body; its bytes if it is not JSON."""
+        try:
+            return json.loads(self.outgoing.body)
+        except ValueError:
+            return bytes(self.outgoing.body)
+
+    @property
+    def attributes(self) -> Attributes:
+        """The message's attributes."""
+        return self.outgoing.attributes
+
+    @property
+    def group(self) -> str | None:
+        """The tenant that it belongs to."""
+        return self.outgoing.group
+
+    @property
+    def deduplication_id(self) -> str | None:
+        """The id by which the broker drops a second send."""
+        return self.outgoing.deduplication_id
+
+    @property
+    def delay_seconds(self) -> float:
+        """How long it is invisible."""
+        return self.outgoing.delay_seconds
+
+
+class Recorder(MemoryBroker):
+    """Queues in memory. Any thread may send."""
+
+    def __init__(self, clock: Clock | None = None) -> None:
+        super().__init__(clock=clock or SystemClock())
+        self.sent: list[Sent] = []  # only ever appended to
+
+    def send(self, queue: str, messages: Sequence[Outgoing]) -> Sequence[str]:
+        ids = super().send(queue, messages)
+        self.sent.extend(
+            Sent(queue=queue, id=id, outgoing=outgoing) for id, outgoing in zip(ids, messages, strict=True)
+        )
+        return ids
+
+
+@contextmanager
+def recorded() -> Iterator[list[Sent]]:
+    """Record what any app of this process sends until the block ends; no app reaches its broker or ledger meanwhile.
+
+    An app that is in a `TestWorker` sends to the queues of that worker, as before.
+    """
+    sent: list[Sent] = []
+    here = Recorder()
+    with ExitStack() as stack:
+        for app in apps_of_process():
+            worker = app.stand_in
+            if isinstance(worker, Recorder):
+                stack.callback(_collect, worker, len(worker.sent), sent)
+            else:
+                stack.callback(_restore, app, app.swap(broker=here, ledger=_NO_LEDGER))
+        stack.callback(_collect, here, 0, sent)
+        yield sent
+
+
+def _collect(recorder: Recorder, start: int, sent: list[Sent]) -> None:
+    sent.extend(recorder.sent[start:])
+
+
+def _restore(app: App, before: tuple[Any, Any]) -> None:
+    app.swap(broker=before[0], ledger=before[1])
+
+
+class _NoLedger:
+    """What an app has for a ledger meanwhile."""
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise UsageError("`perform` has no ledger; use a TestWorker for what needs one.")
+
+    def close(self) -> None:
+        """There is nothing to close."""
+
+
+_NO_LEDGER = _NoLedger()

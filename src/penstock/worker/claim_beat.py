@@ -1,0 +1,143 @@
+"""The claims of the batches at work, extended as a set: one call for all claims of a keeper.
+
+The bounds of the calls derive from the lease, and the calls of a beat end with the beat: what was not extended by then
+belongs to the next one, on a fresh connection.
+"""
+
+import threading
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Protocol
+
+from penstock.errors import ClaimLost
+from penstock.events import Bus, HeartbeatFailed, LeasesEndangered
+from penstock.messaging.claims import ClaimKeeper, HeldClaim
+from penstock.messaging.clock import Clock
+from penstock.worker.beats import TRIES, TRY_AGAIN_SECONDS, Beats
+from penstock.worker.settings import WorkerSettings
+
+
+class Claimed(Protocol):
+    """A batch at work that may hold a claim. No method blocks."""
+
+    @property
+    def queue(self) -> str:
+        """The queue of its deliveries."""
+        ...
+
+    def claim(self) -> HeldClaim | None:
+        """Return the claim to extend. Raises `ClaimLost` if the work cannot go on."""
+        ...
+
+    def loses(self, claim: HeldClaim) -> bool:
+        """Return True if a claim that its keeper does not know any more is a loss."""
+        ...
+
+    def lose(self) -> None:
+        """End the work without a settlement, since the claim is lost."""
+        ...
+
+
+Holding = tuple[Claimed, HeldClaim]
+
+
+class ClaimBeat:
+    """The claims' part of a heartbeat."""
+
+    def __init__(
+        self,
+        *,
+        claims: Callable[[], Sequence[Claimed]],
+        beats: Beats,
+        settings: WorkerSettings,
+        clock: Clock,
+        bus: Bus,
+        ended: threading.Event,
+    ) -> None:
+        self._claims = claims
+        self._beats = beats
+        self._settings = settings
+        self._clock = clock
+        self._bus = bus
+        self._ended = ended
+        self._lock = threading.Lock()
+        self._ends_at: dict[HeldClaim, float] = {}  # under the lock (monotonic): a lower bound, once it was extended
+
+    def begin(self) -> None:
+        """Begin to extend all claims; waits for no answer."""
+        began_at = self._clock.monotonic()
+        by_keeper: dict[ClaimKeeper, list[Holding]] = {}
+        for claimed, claim in self._held():
+            by_keeper.setdefault(claim.keeper, []).append((claimed, claim))
+        for keeper, held in by_keeper.items():
+            self._beats.begin(keeper, partial(self._extend_all, keeper, held, began_at))
+
+    def watch(self) -> None:
+        """Report claims that were not extended in time."""
+        now, within_seconds = self._clock.monotonic(), self._settings.endangered_seconds
+        left_seconds: dict[str, list[float]] = {}
+        held = self._held()
+        with self._lock:
+            # A claim that is seen for the first time was taken a moment ago.
+            self._ends_at = {claim: self._ends_at.get(claim, now + self._settings.lease_seconds) for _, claim in held}
+            for claimed, claim in held:
+                if self._ends_at[claim] - now < within_seconds:
+                    left_seconds.setdefault(claimed.queue, []).append(self._ends_at[claim] - now)
+        for queue, left in left_seconds.items():
+            self._bus.emit(
+                LeasesEndangered(queue=queue, held="claims", count=len(left), seconds_left=max(min(left), 0.0))
+            )
+
+    def _held(self) -> Sequence[Holding]:
+        held: list[Holding] = []
+        for claimed in self._claims():
+            try:
+                claim = claimed.claim()
+            except ClaimLost:
+                claimed.lose()
+                continue
+            if claim is not None:
+                held.append((claimed, claim))
+        return held
+
+    def _extend_all(self, keeper: ClaimKeeper, held: Sequence[Holding], began_at: float) -> None:
+        """What fails is tried again, until the next beat is due or `TRIES` times in all."""
+        ends_at = began_at + self._settings.heartbeat_interval_seconds
+        size = self._settings.settle_max
+        groups = [held[start : start + size] for start in range(0, len(held), size)]
+        for left in reversed(range(TRIES)):
+            failed: list[Sequence[Holding]] = []
+            for group in groups:
+                again = self._extend(keeper, group, began_at, last=not left)
+                if again:
+                    failed.append(again)
+                if self._clock.monotonic() >= ends_at:
+                    return
+            groups = failed
+            if not groups or self._clock.wait(self._ended, TRY_AGAIN_SECONDS):
+                return
+
+    def _extend(
+        self, keeper: ClaimKeeper, group: Sequence[Holding], began_at: float, *, last: bool
+    ) -> Sequence[Holding]:
+        """Return what is to be tried again."""
+        lease_ends_at = began_at + self._settings.claim_seconds
+        try:
+            extension = keeper.extend(
+                [claim.id for _, claim in group],
+                lease_seconds=max(lease_ends_at - self._clock.monotonic(), self._settings.claim_seconds / 2),
+                answer_seconds=self._settings.claim_answer_seconds,
+            )
+        except Exception as error:
+            last = last or self._clock.monotonic() >= began_at + self._settings.heartbeat_interval_seconds
+            for queue in dict.fromkeys(claimed.queue for claimed, _ in group):
+                self._bus.emit(HeartbeatFailed(queue=queue, error=f"{type(error).__name__}: {error}", last=last))
+            return group
+        with self._lock:
+            for _, claim in group:
+                if claim.id not in extension.lost and claim.id not in extension.late:
+                    self._ends_at[claim] = lease_ends_at
+        for claimed, claim in group:
+            if claim.id in extension.lost and claimed.loses(claim):
+                claimed.lose()
+        return [(claimed, claim) for claimed, claim in group if claim.id in extension.late]

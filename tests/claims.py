@@ -1,0 +1,35 @@
+"""One execution's part of a heartbeat, as a test needs it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from penstock.errors import ClaimLost
+from penstock.messaging.claims import Extension, HeldClaim
+from penstock.messaging.handler import Execution
+
+
+def extended(execution: Execution, *, lease_seconds: float = 60.0) -> bool:
+    """Extend what the execution holds; False when that is lost."""
+    try:
+        claim = execution.claim()
+    except ClaimLost:
+        return False
+    if claim is None:
+        return True
+    extension = claim.keeper.extend([claim.id], lease_seconds=lease_seconds, answer_seconds=5.0)
+    return not (claim.id in extension.lost and execution.loses(claim))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NoKeeper:
+    """Extends nothing and knows every claim."""
+
+    lost: frozenset[str] = frozenset()
+
+    def extend(self, ids: Sequence[str], *, lease_seconds: float, answer_seconds: float) -> Extension:
+        return Extension(lost=self.lost & set(ids))
+
+
+def claim_named(id: str = "claim", *, lost: bool = False) -> HeldClaim:
+    """Return a claim of nothing, which a heartbeat extends; or finds ``lost``."""
+    return HeldClaim(keeper=NoKeeper(lost=frozenset([id] if lost else ())), id=id)

@@ -1,0 +1,160 @@
+"""`penstock reconcile` and the regular reconcile of object handlers: the source against the ledger, without Spark."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from tests.cli.conftest import Call
+from tests.cli.process import Process, Start
+
+from penstock.brokers.sqlite import SqliteBroker
+from penstock.ledger import Ledger
+from penstock.ledger.records import ObjectState
+from penstock.objects.reference import ObjectRef
+from penstock.pipeline.reconcile.alone import FOLDERS_MAX, Listed, MissingAlone
+from penstock.pipeline.reconcile.scope import LeftOut, Scope
+
+FOUND, STOPPED = 3, 75
+SRC = Path(__file__).parents[2] / "src"
+SHOP = """
+from penstock import App, Reject
+
+app = App.from_config()
+
+@app.object_handler("landed", source="landing", name="parse")
+def parse(incoming):
+    if b"bad" in incoming.read():
+        raise Reject("bad")
+"""
+
+
+@pytest.fixture
+def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("PENSTOCK_RECONCILE_OLDER_THAN_SECONDS", "0")
+    name = f"shop_{tmp_path.name}"
+    (tmp_path / f"{name}.py").write_text(SHOP)
+    (tmp_path / "landing" / "2026").mkdir(parents=True)
+    for path in ("a", "2026/b", "2026/c", ".hidden"):
+        (tmp_path / "landing" / path).write_text(path)
+    return f"{name}:app"
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    begun: list[Process] = []
+
+    def started(*arguments: object) -> Process:
+        begun.append(Process(tmp_path, *arguments))
+        return begun[-1]
+
+    yield started
+    for process in begun:
+        process.kill()
+
+
+def messages() -> int:
+    with closing(SqliteBroker(Path(".penstock/queue.db"), holder="looking")) as broker:
+        return broker.stats("landed").messages
+
+
+def test_what_was_never_announced_is_found_and_then_announced(penstock: Call, shop: str) -> None:
+    said = penstock("reconcile", shop, "parse", "--dry-run", "--json")
+    assert said.exit_code == FOUND, said.err
+    report = json.loads(said.out)
+    assert (report["listed"], report["missing"], report["sent"], report["stopped"]) == (3, 3, 0, False)
+    assert [(prefix["uri"].rpartition("/landing/")[2], prefix["missing"]) for prefix in report["prefixes"]] == [
+        ("2026/", 2),
+        ("", 1),
+    ]
+    said = penstock("reconcile", shop, "parse", "--limit", "2")
+    assert said.exit_code == FOUND
+    assert "announced 2 of them anew to landed" in said.out
+    assert messages() == 2
+    assert "missing" in penstock("status").out
+    said = penstock("reconcile", shop, "parse")
+    assert said.exit_code == 0, said.err
+    assert messages() == 5, "what still waits is announced once more, which does no harm"
+
+
+def test_what_is_done_failed_or_young_is_not_missing(penstock: Call, shop: str, start: Start, tmp_path: Path) -> None:
+    (tmp_path / "landing" / "bad").write_text("bad")
+    assert penstock("reconcile", shop, "parse").exit_code == 0
+    worker = start("worker", shop)
+    worker.expect("object.finished", times=3)
+    worker.expect("object.failed")
+    worker.signal(signal.SIGTERM)
+    worker.exit_code()
+    with closing(Ledger.open(f"sqlite:///{tmp_path}/.penstock/ledger.db")) as ledger:
+        assert ledger.counts("parse")[ObjectState.PROCESSED] == 3
+        assert ledger.counts("parse")[ObjectState.DEAD] == 1
+    (tmp_path / "landing" / "new").write_text("new")
+    said = penstock("reconcile", shop, "parse", "--older-than", "1h", "--json")
+    report = said.document
+    assert (report["listed"], report["missing"], report["left_out"]) == (5, 0, {"young": 1})
+    (tmp_path / "landing" / "a").write_text("changed: another version")
+    report = penstock("reconcile", shop, "parse", "--json").document
+    assert (report["missing"], report["sent"]) == (2, 2)
+
+
+def test_it_needs_no_package_of_spark(penstock: Call, shop: str, tmp_path: Path) -> None:
+    code = (
+        "import sys; sys.modules.update(dict.fromkeys(['pyspark', 'py4j', 'pyarrow', 'deltalake', 'numpy']))\n"
+        "sys.argv[0] = 'penstock'; from penstock.cli.main import main; main()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, "reconcile", shop, "parse", "--json"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": f"{SRC}:{tmp_path}"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["sent"] == 3
+
+
+def test_a_worker_reconciles_its_object_handlers_by_itself(
+    penstock: Call, shop: str, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker = start("worker", shop, "--reconcile-every", "60s")
+    worker.expect("reconcile.missing")
+    worker.expect("reconcile.finished")
+    worker.expect("object.finished", times=3)
+    worker.signal(signal.SIGTERM)
+    worker.exit_code()
+    assert penstock("reconcile", shop, "parse", "--json").document["missing"] == 0
+
+
+def test_memory_stays_bounded_where_every_object_has_a_folder_of_its_own() -> None:
+    found = MissingAlone(Scope(bucket="b", below="in/", before=1e12))
+    with closing(found):
+        for number in range(2 * FOLDERS_MAX + 10):
+            found.take(_listed(f"in/{number}/x"))
+        for _ in range(5):
+            found.take(_listed("in/many/x"))
+        assert len(found._folders) <= 2 * FOLDERS_MAX
+        assert found.prefixes()[0].missing == 5
+        assert sum(len(chunk) for chunk in found.chunks(objects_max=1_000)) == found.count
+        assert [len(chunk) for chunk in found.chunks(limit=3, objects_max=2)] == [2, 1]
+
+
+def test_keys_that_no_notification_can_name_are_left_out_and_strange_ones_are_not() -> None:
+    found = MissingAlone(Scope(bucket="b", below="", before=1e12))
+    strange = ["\udc80", "a b/%2F?", "画像"]
+    with closing(found):
+        for key in ("http://x", "k" * 1_025, *strange):
+            found.take(_listed(key))
+        assert found.left_out == {LeftOut.UNNAMEABLE: 2}
+        assert [ref.key for chunk in found.chunks() for ref in chunk] == strange
+
+
+def _listed(key: str) -> Listed:
+    return Listed(ObjectRef(bucket="b", key=key, size_bytes=1, version_id=None, etag="e"), 1.0)

@@ -1,0 +1,185 @@
+"""Objects that were deleted or replaced before they were read, and the messages that may know better."""
+
+import pytest
+from tests.conformance.ledger.crowd import once_after
+from tests.conformance.ledger.desk import AFTER, BEFORE, PIPELINE, Desk, candidate, candidates, object_id_of, outcome
+
+from penstock.ledger.records import BatchOutcome, Candidate, Claim, FailedObject, Failure, ObjectState
+
+A, B = object_id_of("a"), object_id_of("b")
+REPLAYS_LOOKED_UP = "object_attempts.replay_id ... IS NOT NULL"  # of objects that have ended
+UNREAD = (Failure.GONE, Failure.SUPERSEDED)
+FIRST, SECOND, THIRD = "0061", "0062", "0063"
+
+
+def of_key(name: str, sequencer: str | None, *, message: str = "m-1", enqueued_at: float = BEFORE) -> Candidate:
+    """A version of the one key, in a bucket that keeps no versions."""
+    return candidate(name, message=message, enqueued_at=enqueued_at, key=b"k", sequencer=sequencer)
+
+
+def overtake(desk: Desk) -> None:
+    """B replaced A, and was read first: A was superseded without a look."""
+    desk.ledger.commit(outcome(desk.claim([of_key("b", SECOND)])))
+    assert desk.claim([of_key("a", FIRST)]).ended[A].state is ObjectState.SUPERSEDED
+
+
+def miss(desk: Desk, wanted: Candidate) -> Claim:
+    """A look that does not find it, and is not the last one."""
+    claim = desk.claim([wanted])
+    failed = FailedObject(
+        object_id=wanted.object_id, failure=Failure.RETRY, reason="missing", refund=True, missing=True
+    )
+    desk.ledger.commit(BatchOutcome(pipeline=PIPELINE, attempt_id=claim.attempt_id, processed=[], failed=[failed]))
+    return claim
+
+
+@pytest.mark.parametrize("failure", UNREAD)
+@pytest.mark.parametrize(
+    ("message", "replay", "enqueued_at", "restored"),
+    [
+        pytest.param("m-1", None, BEFORE, False, id="its message, redelivered"),
+        pytest.param("m-2", None, BEFORE, False, id="another announcement of the same life"),
+        pytest.param("m-2", None, AFTER, True, id="announced since it was looked for"),
+        pytest.param("m-1", None, AFTER, True, id="the same, keeping its message id"),
+        pytest.param("m-2", "r-1", BEFORE, True, id="a retry by hand"),
+    ],
+)
+def test_what_takes_it_again(
+    desk: Desk, failure: Failure, message: str, replay: str | None, enqueued_at: float, restored: bool
+) -> None:
+    desk.fail(failure, candidate("a"), "a")
+    claim = desk.claim([candidate("a", message=message, replay=replay, enqueued_at=enqueued_at)])
+    assert (set(claim.claimed), set(claim.ended)) == (({A}, set()) if restored else (set(), {A}))
+    if restored:
+        assert (claim.claimed[A].attempts, claim.claimed[A].missing_seconds) == (1, None)
+        assert claim.claimed[A].carrier.message_id == message
+        desk.ledger.commit(outcome(claim))
+        assert desk.state("a") is ObjectState.PROCESSED
+
+
+@pytest.mark.parametrize("failure", UNREAD)
+def test_its_carrier_never_takes_it_again_even_if_its_broker_is_ahead_of_the_database(
+    desk: Desk, failure: Failure
+) -> None:
+    desk.fail(failure, candidate("a", enqueued_at=AFTER), "a")
+    assert set(desk.claim([candidate("a", enqueued_at=AFTER)]).ended) == {A}
+
+
+def test_what_was_processed_is_never_taken_again(desk: Desk) -> None:
+    desk.process("a")
+    again = desk.claim([candidate("a", message="m-2", replay="r-1", enqueued_at=AFTER, sequencer=THIRD)])
+    assert again.ended[A].state is ObjectState.PROCESSED
+
+
+@pytest.mark.parametrize("failure", UNREAD)
+def test_two_announcements_of_one_life_are_read_once(desk: Desk, failure: Failure) -> None:
+    desk.fail(failure, candidate("a"), "a")
+    both = [candidate("a", message=name, enqueued_at=AFTER) for name in ("m-2", "m-3")]
+    claim = desk.claim(both[:1])
+    assert set(desk.claim(both[1:]).busy) == {A}
+    desk.ledger.commit(outcome(claim))
+    for late in both:
+        assert desk.claim([late]).ended[A].state is ObjectState.PROCESSED
+
+
+@pytest.mark.parametrize("failure", UNREAD)
+def test_a_claimer_that_slept_over_another_life_does_not_begin_one(server_desk: Desk, failure: Failure) -> None:
+    server_desk.fail(failure, candidate("a"), "a")
+    ends = candidate("a", message="m-3", enqueued_at=AFTER)
+    with once_after(server_desk.ledger, REPLAYS_LOOKED_UP, lambda: server_desk.fail(failure, ends, "a")) as done:
+        claim = server_desk.claim([candidate("a", message="m-2", enqueued_at=AFTER)])
+    assert done, "the claim has such a statement"
+    assert set(claim.ended) == {A}
+
+
+def test_looks_that_miss_it_are_remembered_until_one_finds_it(desk: Desk) -> None:
+    assert miss(desk, candidate("a")).claimed[A].missing_seconds is None
+    again = miss(desk, candidate("a")).claimed[A]
+    assert (again.attempts, again.missing_seconds is not None) == (1, True)
+    desk.fail(Failure.RETRY, candidate("a"), "a")  # found, and failed for another reason
+    assert miss(desk, candidate("a")).claimed[A].missing_seconds is None
+
+
+def test_a_look_of_before_an_announcement_is_none_after_it(desk: Desk) -> None:
+    miss(desk, candidate("a"))
+    old = desk.claim([candidate("a", message="m-2")])
+    assert old.claimed[A].missing_seconds is not None
+    desk.ledger.abandon(old.attempt_id, reason="", outcome="given_back", refund=True, unattributed=False)
+    claim = desk.claim([candidate("a", message="m-3", enqueued_at=AFTER)])
+    assert claim.claimed[A].missing_seconds is None
+
+
+def test_an_attempt_that_never_looked_changes_nothing_about_it(desk: Desk) -> None:
+    miss(desk, candidate("a"))
+    claim = desk.claim([candidate("a")])
+    desk.ledger.abandon(claim.attempt_id, reason="", outcome="given_back", refund=True, unattributed=False)
+    assert desk.claim([candidate("a")]).claimed[A].missing_seconds is not None
+
+
+# Content that was replaced and put back, in a bucket without versions
+
+
+def test_a_later_event_of_what_was_overtaken_is_read(desk: Desk) -> None:
+    overtake(desk)
+    for old in (of_key("a", FIRST), of_key("a", FIRST, message="m-2", enqueued_at=AFTER)):
+        assert set(desk.claim([old]).ended) == {A}, "the same event, however often it is announced"
+    claim = desk.claim([of_key("a", THIRD, message="m-3")])
+    assert set(claim.claimed) == {A}, "put back later than B, though announced before the end was recorded"
+    desk.ledger.commit(outcome(claim))
+    assert desk.state("a") is ObjectState.PROCESSED
+
+
+def test_a_later_event_of_what_waits_is_not_overtaken(desk: Desk) -> None:
+    desk.fail(Failure.RETRY, of_key("a", FIRST), "a")
+    desk.ledger.commit(outcome(desk.claim([of_key("b", SECOND)])))
+    assert set(desk.claim([of_key("a", THIRD, message="m-2")]).claimed) == {A}
+
+
+@pytest.mark.parametrize("names", [("a", "a"), ("a", "b", "a")])
+def test_of_events_that_come_together_the_latest_counts(desk: Desk, names: tuple[str, ...]) -> None:
+    desk.ledger.commit(outcome(desk.claim([of_key("b", SECOND)])))
+    events = [of_key("a", FIRST), of_key("a", THIRD, message="m-3")]
+    assert set(desk.claim(events if len(names) == 2 else [events[0], of_key("b", SECOND), events[1]]).claimed) == {A}
+
+
+def test_a_later_event_that_is_overtaken_too_stays_superseded(desk: Desk) -> None:
+    overtake(desk)
+    desk.ledger.commit(outcome(desk.claim([of_key("c", "0064")])))
+    for _ in range(2):
+        assert desk.claim([of_key("a", THIRD, message="m-3")]).ended[A].state is ObjectState.SUPERSEDED
+
+
+def test_a_listing_that_saw_what_was_overtaken_has_it_looked_for_once(desk: Desk) -> None:
+    overtake(desk)
+    claim = desk.claim([of_key("a", None, message="m-2")])
+    assert set(claim.claimed) == {A}, "the order of events says nothing of a listing: the store decides"
+    desk.ledger.commit(outcome(claim, failed={"a": Failure.SUPERSEDED}))
+    for message in ("m-2", "m-3"):
+        assert set(desk.claim([of_key("a", None, message=message)]).ended) == {A}
+    assert set(desk.claim([of_key("a", None, message="m-4", enqueued_at=AFTER)]).claimed) == {A}
+
+
+def test_a_dead_object_s_later_event_is_not_overtaken(desk: Desk) -> None:
+    desk.fail(Failure.DEAD, of_key("a", FIRST), "a")
+    desk.ledger.commit(outcome(desk.claim([of_key("b", SECOND)])))
+    assert set(desk.claim([of_key("a", THIRD, message="m-2", enqueued_at=AFTER)]).claimed) == {A}
+
+
+def test_in_the_life_after_any_message_that_claims_it_carries_it(desk: Desk) -> None:
+    desk.fail(Failure.DEAD, candidate("a"), "a")
+    desk.fail(Failure.GONE, candidate("a", message="m-2", replay="r-1"), "a")
+    claim = desk.claim([candidate("a", message="m-3", enqueued_at=AFTER)])
+    desk.ledger.commit(outcome(claim, failed={"a": Failure.RETRY}))
+    claim = desk.claim([candidate("a", message="m-4")])
+    assert claim.claimed[A].carrier.message_id == "m-4"
+
+
+def test_when_they_ended_is_told_of_those_that_were_never_read(desk: Desk) -> None:
+    desk.process("c")
+    desk.fail(Failure.DEAD, candidate("d"), "d")
+    for name, failure in zip("ab", UNREAD, strict=True):
+        desk.fail(failure, candidate(name), name)
+    desk.claim(candidates("e"))
+    ends = desk.ledger.unread(PIPELINE, [object_id_of(name) for name in "abcdef"])
+    assert set(ends) == {A, B}
+    assert ends == {row.object_id: row.ended_at for row in desk.ledger.objects(PIPELINE) if row.object_id in ends}

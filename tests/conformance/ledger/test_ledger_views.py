@@ -1,0 +1,84 @@
+"""The ledger as people read it: views, and every query of the docs, on every database."""
+
+import re
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import text
+from tests.conformance.ledger.desk import PIPELINE, Desk, candidate, outcome
+
+from penstock.ledger.owner_records import WorkOwner
+from penstock.ledger.records import Candidate, Failure
+
+PAGE = (Path(__file__).parents[3] / "docs" / "ledger.md").read_text(encoding="utf-8")
+SECTION = PAGE.split("## Reading it with SQL")[1].split("\n## ")[0]
+QUERIES = re.findall(r"```sql\n(.*?)```", SECTION, re.DOTALL)
+
+
+def asked(desk: Desk, query: str) -> list[dict[str, Any]]:
+    with desk.ledger.database.reading() as connection:
+        return [dict(row._mapping) for row in connection.execute(text(query))]
+
+
+def moment(value: Any) -> datetime:
+    """A time as each driver hands it over."""
+    found = value if isinstance(value, datetime) else datetime.fromisoformat(value)
+    return found if found.tzinfo else found.replace(tzinfo=UTC)
+
+
+def named(key: str) -> Candidate:
+    return candidate(key, key=key.encode())
+
+
+@pytest.fixture
+def busy(desk: Desk) -> Desk:
+    """A ledger in which there is something of everything."""
+    desk.ledger.commit(outcome(desk.claim([named("2026-01-01/a"), named("2026-01-01/b")])))
+    desk.fail(Failure.DEAD, named("2026-01-02/bad"), "2026-01-02/bad")
+    desk.claim([named("2026-01-03/now")], worker="worker-7")
+    owner = WorkOwner(app="shop", queue="orders")
+    desk.ledger.begin_work(
+        "take", "order-42", attempt_id="w", worker="worker-7", lease_seconds=60.0, owner=owner, retention_seconds=60.0
+    )
+    assert desk.ledger.finish_work("w", outcome='{"paid":42}')
+    return desk
+
+
+def test_the_docs_have_five_queries() -> None:
+    assert len(QUERIES) == 5
+
+
+def test_each_query_of_the_docs_finds_what_it_says(busy: Desk) -> None:
+    states, failed, working, batches, keys = (asked(busy, query) for query in QUERIES)
+    assert [(row["pipeline"], row["status"], row["objects"]) for row in states] == [
+        (PIPELINE, "dead", 1),
+        (PIPELINE, "processed", 2),
+        (PIPELINE, "processing", 1),
+    ]
+    assert [(row["object_key"], row["attempts"], row["reason"]) for row in failed] == [
+        ("2026-01-02/bad", 1, "2026-01-02/bad is dead")
+    ]
+    assert [(row["worker"], row["object_key"]) for row in working] == [("worker-7", "2026-01-03/now")]
+    assert [row["object_key"] for row in batches] == ["2026-01-01/a", "2026-01-01/b"]
+    assert {(row["batch_seq"], row["rows_read"]) for row in batches} == {(1, 10)}
+    assert [(row["app"], row["queue"], row["status"], row["outcome"]) for row in keys] == [
+        ("shop", "orders", "done", '{"paid":42}')
+    ]
+
+
+def test_times_are_moments_and_an_object_is_updated_when_its_attempt_begins_and_ends(busy: Desk) -> None:
+    rows = asked(busy, "SELECT status, created_at, updated_at FROM penstock_objects")
+    now = datetime.now(UTC)
+    for row in rows:
+        created, updated = moment(row["created_at"]), moment(row["updated_at"])
+        assert abs((now - created).total_seconds()) < 600
+        assert updated >= created
+    (key,) = asked(busy, "SELECT updated_at, expires_at FROM penstock_keys")
+    assert abs((moment(key["expires_at"]) - moment(key["updated_at"])).total_seconds() - 60.0) < 0.01
+
+
+def test_objects_are_listed_by_age(busy: Desk) -> None:
+    assert busy.ledger.objects(PIPELINE, older_than_seconds=3_600.0) == []
+    assert len(busy.ledger.objects(PIPELINE, older_than_seconds=-1.0)) == 4

@@ -1,0 +1,125 @@
+"""The ledger's server hangs while handlers run: messages stay leased, and a stop releases them.
+
+A lease belongs to the broker alone. The calls for leases and releases wait for no other service.
+"""
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
+from pathlib import Path
+
+import pytest
+from tests.services.mariadb_server import MariadbServer
+from tests.services.plugin import StartMariadb, StartPostgresql
+from tests.services.postgresql_server import PostgresqlServer
+
+from penstock import App
+from penstock.app.serving import serve
+from penstock.brokers.sqlite import SqliteBroker
+from penstock.config import Settings
+from penstock.events import Event, LeaseLost, LeasesEndangered, LeasesExtended, MessageStarted
+from penstock.messaging.message import Message
+from penstock.worker.settings import WorkerSettings
+from penstock.worker.shutdown import StopSignal
+
+DEADLINE_SECONDS = 90.0
+LEASE_SECONDS = 4.0
+BEATS = 12  # more than three leases
+STOP_SECONDS = 8.0
+
+
+class Story:
+    """Two workers on one broker; what they emitted, by worker."""
+
+    def __init__(self, stack: ExitStack, folder: Path) -> None:
+        self._stack = stack
+        self._folder = folder
+        self._news = threading.Condition()
+        self.events: list[tuple[str, Event]] = []  # under the condition
+        self.go_on = threading.Event()
+
+    def start(self, name: str, ledger: str, **queues: int) -> tuple[App, StopSignal, threading.Thread]:
+        broker = self._stack.enter_context(closing(SqliteBroker(self._folder / "queue.db", holder=name)))
+        app = App(broker=broker, settings=Settings(state=str(self._folder / name), ledger=ledger))
+        app.handler("plain")(self._work)
+        app.handler("keyed", name="keyed", idempotency=lambda message: message.id)(self._work)
+        stop = StopSignal()
+        settings = WorkerSettings(lease_seconds=LEASE_SECONDS, stop_timeout_seconds=STOP_SECONDS)
+
+        def run() -> None:
+            serve(app, stop=stop, queues=queues, listeners=(self._listener(name),), settings=settings, resident=False)
+
+        thread = threading.Thread(target=run, daemon=True)
+        thread.start()
+        self._stack.callback(thread.join, DEADLINE_SECONDS)
+        self._stack.callback(stop.request)
+        self._stack.callback(stop.request)
+        return app, stop, thread
+
+    def begun(self, queue: str) -> list[tuple[str, int]]:
+        """Return the worker and the attempt of each call."""
+        return [(name, e.attempt) for name, e in self.events if isinstance(e, MessageStarted) and e.queue == queue]
+
+    def until(self, condition: Callable[[], bool], what: str) -> None:
+        with self._news:
+            assert self._news.wait_for(condition, DEADLINE_SECONDS), f"never came true: {what}: {self.events}"
+
+    def extended(self, queue: str) -> int:
+        return sum(isinstance(event, LeasesExtended) and event.queue == queue for _, event in self.events)
+
+    def has(self, kind: type[Event], **fields: str) -> bool:
+        return any(
+            isinstance(event, kind) and all(getattr(event, field) == value for field, value in fields.items())
+            for _, event in self.events
+        )
+
+    def _listener(self, name: str) -> Callable[[Event], None]:
+        def hear(event: Event) -> None:
+            with self._news:
+                self.events.append((name, event))
+                self._news.notify_all()
+
+        return hear
+
+    def _work(self, message: Message) -> None:
+        self.go_on.wait(2 * DEADLINE_SECONDS)
+
+
+@pytest.fixture(params=["mariadb", "postgresql"])
+def server(request: pytest.FixtureRequest) -> MariadbServer | PostgresqlServer:
+    start: StartMariadb | StartPostgresql = request.getfixturevalue(f"start_{request.param}")
+    return start()
+
+
+@pytest.fixture
+def story(server: MariadbServer | PostgresqlServer, tmp_path: Path) -> Iterator[Story]:
+    with ExitStack() as stack:
+        story = Story(stack, tmp_path)
+        yield story
+        server.thaw()
+        story.go_on.set()
+
+
+@pytest.mark.timeout(400)
+def test_a_ledger_that_hangs_costs_no_lease_and_a_stop_releases_what_needs_no_ledger(
+    story: Story, server: MariadbServer | PostgresqlServer
+) -> None:
+    app, stop, thread = story.start("first", server.fresh(), plain=1, keyed=1)
+    app.send("plain", b"{}")
+    app.send("keyed", b"{}")
+    story.until(lambda: bool(story.begun("plain") and story.begun("keyed")), "both handlers run")
+    story.start("second", "sqlite://", plain=1)
+
+    server.freeze()
+    plain, keyed = (story.extended(queue) + BEATS for queue in ("plain", "keyed"))
+    story.until(lambda: story.extended("plain") >= plain, "the plain message is extended")
+    story.until(lambda: story.extended("keyed") >= keyed, "the other one is extended as well")
+    story.until(lambda: story.has(LeasesEndangered, held="claims"), "it is logged that claims are in danger")
+    assert story.begun("plain") == [("first", 1)], "no other worker begins it"
+    assert not story.has(LeaseLost)
+
+    stop.request()
+    story.until(lambda: len(story.begun("plain")) > 1, "the other worker goes on")
+    assert story.begun("plain")[1] == ("second", 1), "released, so the attempt is not counted"
+    thread.join(DEADLINE_SECONDS)
+    assert not thread.is_alive(), "the stop waits for no ledger"

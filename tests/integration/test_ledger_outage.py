@@ -1,0 +1,193 @@
+"""The ledger's server is away for long: the queues that need it are paused, and messages keep their receives.
+
+On SQS each receive counts, and the queue itself moves a message to its dead-letter queue after some of them.
+"""
+
+import threading
+from collections import Counter
+from collections.abc import Callable
+from contextlib import ExitStack, closing
+from pathlib import Path
+
+import pytest
+from tests.services.aws_server import AwsServer
+from tests.services.mariadb_server import MariadbServer
+from tests.services.plugin import StartMariadb
+from tests.services.redis_server import RedisServer
+
+from penstock import App
+from penstock.app.serving import serve
+from penstock.brokers.redis_streams import RedisStreamsBroker
+from penstock.brokers.sqlite import SqliteBroker
+from penstock.brokers.sqs import SqsBroker
+from penstock.config import Settings
+from penstock.events import DeliverySettled, Event, LedgerAway, LedgerBack
+from penstock.handlers import outage
+from penstock.messaging.broker import Broker, QueueSettings
+from penstock.messaging.message import Message
+from penstock.messaging.settlement import Ack
+from penstock.worker.shutdown import StopSignal
+
+DEADLINE_SECONDS = 60.0
+RECEIVES_MAX = 5
+PINGS = 3 * RECEIVES_MAX  # that fail: as many receives as this would kill every message
+MESSAGES = 12
+WORKERS = 2
+
+Kind = Callable[[pytest.FixtureRequest, Path, str], Broker]
+QUEUES = (QueueSettings(name="keyed", receives_max=RECEIVES_MAX), QueueSettings(name="plain"))
+
+
+def on_sqlite(request: pytest.FixtureRequest, folder: Path, holder: str) -> Broker:
+    return SqliteBroker(folder / "queue.db", holder=holder)
+
+
+def on_redis(request: pytest.FixtureRequest, folder: Path, holder: str) -> Broker:
+    server: RedisServer = request.getfixturevalue("servers").redis("7.0")
+    request.addfinalizer(server.clean)
+    return RedisStreamsBroker(server.url, holder=holder)
+
+
+def on_sqs(request: pytest.FixtureRequest, folder: Path, holder: str) -> Broker:
+    server: AwsServer = request.getfixturevalue("moto")
+    request.addfinalizer(server.clean)
+    return SqsBroker(server.aws, holder=holder, queues=QUEUES, poll_seconds=1)
+
+
+class Story:
+    """Workers in threads on one broker and one ledger, and what they told."""
+
+    def __init__(self, stack: ExitStack, kind: Kind, request: pytest.FixtureRequest, folder: Path, url: str) -> None:
+        self._news = threading.Condition()
+        self.received: Counter[str] = Counter()  # settled deliveries by message id; this and the rest: under it
+        self.acked: Counter[str] = Counter()
+        self.away: list[LedgerAway] = []
+        self.back = 0
+        self.apps: list[App] = []
+        self._stop = StopSignal()
+        for number in range(WORKERS):
+            broker = stack.enter_context(closing(kind(request, folder, f"w{number}")))
+            settings = Settings(state=str(folder / f"state{number}"), ledger=url, one_host=True, concurrency=10)
+            app = App(broker=broker, settings=settings)
+            app.handler("keyed", idempotency=lambda message: message.id)(self._work)
+            app.handler("plain", name="plain")(self._work)
+            self.apps.append(app)
+        self._threads = [
+            threading.Thread(target=lambda app=app: serve(app, stop=self._stop, listeners=(self._hear,)), daemon=True)
+            for app in self.apps
+        ]
+
+    def start(self) -> None:
+        for thread in self._threads:
+            thread.start()
+
+    def close(self) -> None:
+        self._stop.request()
+        self._stop.request()
+        for thread in self._threads:
+            thread.join(DEADLINE_SECONDS)
+            assert not thread.is_alive(), "the worker did not end"
+
+    def send(self, queue: str, count: int = MESSAGES) -> list[str]:
+        return self.apps[0].send_many(queue, [b"{}"] * count)
+
+    def until(self, condition: Callable[[], bool], what: str) -> None:
+        with self._news:
+            assert self._news.wait_for(condition, DEADLINE_SECONDS), f"never came true: {what}"
+
+    def until_acked(self, ids: list[str]) -> None:
+        self.until(lambda: all(self.acked[one] for one in ids), "all are done")
+
+    def _hear(self, event: Event) -> None:
+        with self._news:
+            match event:
+                case DeliverySettled():
+                    self.received[event.message_id] += 1
+                    self.acked[event.message_id] += isinstance(event.settlement, Ack)
+                case LedgerAway():
+                    self.away.append(event)
+                case LedgerBack():
+                    self.back += 1
+                case _:
+                    return
+            self._news.notify_all()
+
+    def _work(self, message: Message) -> None:
+        pass
+
+
+@pytest.fixture
+def pings(monkeypatch: pytest.MonkeyPatch) -> list[threading.Event]:
+    """The rounds of the watches, which are shortened; each is an event that is set when its ping failed."""
+    failed: list[threading.Event] = []
+    away = outage.Outage._away
+
+    def counted(self: outage.Outage, error: str, *, by_claim: bool) -> None:
+        away(self, error, by_claim=by_claim)
+        if not by_claim:
+            failed.append(threading.Event())
+
+    monkeypatch.setattr(outage.Outage, "_away", counted)
+    monkeypatch.setattr(outage, "CHECK_SECONDS", 0.1)
+    monkeypatch.setattr(outage, "PAUSE_SECONDS_MIN", 0.05)
+    monkeypatch.setattr(outage, "PAUSE_SECONDS_MAX", 0.2)
+    monkeypatch.setattr(outage, "COUNTED_RELEASE_SECONDS", 2.0)
+    return failed
+
+
+def wait_for_pings(pings: list[threading.Event], count: int) -> None:
+    tick = threading.Event()
+    for _ in range(int(DEADLINE_SECONDS / 0.05)):
+        if len(pings) >= count:
+            return
+        tick.wait(0.05)
+    raise AssertionError(f"the watches asked the ledger {len(pings)} times in vain, and not {count}")
+
+
+@pytest.mark.parametrize("kind", [on_sqlite, on_redis, on_sqs])
+def test_an_outage_of_the_ledger_costs_messages_no_more_than_a_receive(
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
+    start_mariadb: StartMariadb,
+    pings: list[threading.Event],
+    kind: Kind,
+) -> None:
+    server: MariadbServer = start_mariadb()
+    with ExitStack() as stack:
+        story = Story(stack, kind, request, tmp_path, server.fresh())
+        stack.callback(story.close)
+        story.start()
+        story.until_acked(story.send("keyed"))
+        server.kill()
+        waiting = story.send("keyed")
+        story.until(lambda: len(story.away) >= WORKERS, "every worker knows, though it received nothing")
+        wait_for_pings(pings, len(pings) + WORKERS * PINGS)
+        waiting += story.send("keyed")
+        story.until_acked(story.send("plain"))  # they need no ledger
+        wait_for_pings(pings, len(pings) + WORKERS * PINGS)
+        assert max((story.received[one] for one in waiting), default=0) <= WORKERS
+        server.start()
+        story.until_acked(waiting)
+        assert all(event.queues == ("keyed",) for event in story.away)
+        assert story.back >= WORKERS
+        assert max(story.received[one] for one in waiting) <= WORKERS + 1
+        assert story.apps[0].broker.stats("keyed-dlq").messages == 0
+
+
+def test_a_worker_that_starts_without_its_ledger_serves_what_needs_none(
+    request: pytest.FixtureRequest, tmp_path: Path, start_mariadb: StartMariadb, pings: list[threading.Event]
+) -> None:
+    server: MariadbServer = start_mariadb()
+    url = server.fresh()
+    server.kill()
+    with ExitStack() as stack:
+        story = Story(stack, on_sqlite, request, tmp_path, url)
+        stack.callback(story.close)
+        waiting = story.send("keyed")
+        story.start()
+        story.until_acked(story.send("plain"))
+        wait_for_pings(pings, WORKERS * PINGS)
+        assert not any(story.received[one] for one in waiting)
+        assert {event.queues for event in story.away} == {("keyed",)}
+        server.start()
+        story.until_acked(waiting)

@@ -1,0 +1,199 @@
+"""Objects that seem deleted or replaced, and exist after all: whatever is announced and there is read, once."""
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.services.aws_server import AwsServer
+
+from penstock import App
+from penstock.app.serving import serve
+from penstock.brokers.memory import MemoryBroker
+from penstock.config import Settings
+from penstock.events import Event, ObjectGivenBack, ObjectSkipped
+from penstock.ledger import Ledger
+from penstock.ledger.records import ObjectState
+from penstock.messaging.message import Outgoing
+from penstock.worker.shutdown import StopSignal
+
+QUEUE, HANDLER, BUCKET = "letters", "load", "landing"
+
+
+@dataclass
+class Scene:
+    """An object handler that notes what it reads."""
+
+    app: App
+    ledger: Ledger
+    broker: MemoryBroker
+    source: str
+    read: list[bytes] = field(default_factory=list)
+    heard: list[Event] = field(default_factory=list)
+    after_read: Callable[[], None] = lambda: None
+
+    def announce(self) -> int:
+        return int(self.app.announce(QUEUE, self.source))
+
+    def work(self, until: Callable[[], bool] | None = None) -> None:
+        """A worker, until its queue is empty, or something else is so."""
+        idle = until or (lambda: not self.broker.stats(QUEUE).messages)
+        serve(self.app, stop=StopSignal(), until=idle, resident=False)
+
+    def heard_of(self, kind: type[Event]) -> list[Any]:
+        return [event for event in self.heard if isinstance(event, kind)]
+
+    @property
+    def states(self) -> dict[str, int]:
+        return {state.value: count for state, count in self.ledger.counts(HANDLER).items() if count}
+
+
+@pytest.fixture(autouse=True)
+def quick_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.pipeline.verdicts.GONE_AFTER_SECONDS", 0.2)
+
+
+def made(tmp_path: Path, source: str) -> Scene:
+    broker, ledger = MemoryBroker(), Ledger.open(f"sqlite:///{tmp_path}/ledger.db")
+    heard: list[Event] = []
+    settings = Settings(state=str(tmp_path / "state"), retry_base_seconds=0.05, retry_cap_seconds=0.1)
+    app = App(broker=broker, ledger=ledger, settings=settings, listeners=[heard.append])
+    scene = Scene(app, ledger, broker, source, heard=heard)
+
+    def load(each: Any) -> None:
+        scene.read.append(each.read())
+        scene.after_read()
+
+    app.object_handler(QUEUE, name=HANDLER, source=source, retry_base=0.05, retry_cap=0.1)(load)
+    return scene
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    inbox = tmp_path / "inbox"
+    inbox.mkdir()
+    return inbox
+
+
+@pytest.fixture
+def scene(tmp_path: Path, folder: Path) -> Iterator[Scene]:
+    made_here = made(tmp_path, str(folder))
+    with closing(made_here.ledger):
+        yield made_here
+
+
+def test_a_file_that_was_moved_out_and_back_is_read_once(scene: Scene, folder: Path, tmp_path: Path) -> None:
+    (folder / "stays").write_text("s")
+    (folder / "a").write_text("hello")
+    scene.announce()
+    shutil.move(folder / "a", tmp_path / "a")
+    scene.work()
+    assert scene.states == {"processed": 1, "gone": 1}
+    shutil.move(tmp_path / "a", folder / "a")
+    for _ in range(2):
+        scene.announce()
+        scene.work()
+    assert sorted(scene.read) == [b"hello", b"s"]
+    assert scene.states == {"processed": 2}
+
+
+def test_a_file_that_was_replaced_and_put_back_is_read(scene: Scene, folder: Path) -> None:
+    (folder / "a").write_text("first")
+    kept = (folder / "a").stat()
+    scene.announce()
+    (folder / "a").write_text("replaced")
+    scene.work()
+    assert scene.states == {"superseded": 1}
+    (folder / "a").write_text("first")
+    os.utime(folder / "a", ns=(kept.st_atime_ns, kept.st_mtime_ns))
+    scene.announce()
+    scene.work()
+    assert scene.read == [b"first"]
+
+
+@pytest.mark.parametrize("left_behind", [False, True], ids=["no folder", "an empty mount point"])
+def test_while_the_source_is_away_nothing_is_taken_for_deleted(
+    scene: Scene, folder: Path, tmp_path: Path, left_behind: bool
+) -> None:
+    for number in range(20):
+        (folder / f"{number}").write_text(f"{number}")
+    scene.announce()
+
+    def leave() -> None:
+        if len(scene.read) == 1:
+            folder.rename(tmp_path / "unmounted")
+            if left_behind:
+                folder.mkdir()
+
+    scene.after_read = leave
+
+    def many_looks_failed() -> bool:
+        return len(scene.heard_of(ObjectGivenBack)) >= 60
+
+    scene.work(until=many_looks_failed)
+    assert ObjectState.GONE.value not in scene.states
+    assert any("is its file system mounted?" in event.reason for event in scene.heard_of(ObjectGivenBack))
+    if left_behind:
+        folder.rmdir()
+    (tmp_path / "unmounted").rename(folder)
+    scene.work()
+    assert scene.states == {"processed": 20}
+    assert sorted(scene.read) == sorted(f"{number}".encode() for number in range(20))
+
+
+@pytest.fixture
+def bucket(tmp_path: Path, moto: AwsServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Scene, Any]]:
+    for name, value in moto.environment.items():
+        monkeypatch.setenv(name, value)
+    s3 = moto.client("s3")
+    s3.create_bucket(Bucket=BUCKET)
+    scene = made(tmp_path, f"s3://{BUCKET}/in/")
+    with closing(scene.ledger):
+        yield scene, s3
+
+
+def notify(scene: Scene, etag: str, size: int, sequencer: str) -> None:
+    described = {"key": "in/a", "size": size, "eTag": etag.strip('"'), "sequencer": sequencer}
+    record = {
+        "eventVersion": "2.1",
+        "eventSource": "aws:s3",
+        "eventName": "ObjectCreated:Put",
+        "s3": {"bucket": {"name": BUCKET}, "object": described},
+    }
+    scene.broker.send(QUEUE, [Outgoing(body=json.dumps({"Records": [record]}).encode())])
+
+
+def test_what_was_deleted_and_put_again_with_the_same_bytes_is_read(bucket: tuple[Scene, Any]) -> None:
+    scene, s3 = bucket
+    etag = s3.put_object(Bucket=BUCKET, Key="in/a", Body=b"hello")["ETag"]
+    notify(scene, etag, 5, "0061")
+    s3.delete_object(Bucket=BUCKET, Key="in/a")
+    scene.work()
+    assert scene.states == {"gone": 1}
+    s3.put_object(Bucket=BUCKET, Key="in/a", Body=b"hello")
+    notify(scene, etag, 5, "0063")
+    notify(scene, etag, 5, "0063")  # S3 announces at least once
+    scene.work()
+    assert scene.read == [b"hello"]
+    assert scene.heard_of(ObjectSkipped)[-1].reason == "already_processed"
+
+
+def test_what_was_replaced_and_put_back_without_versions_is_read(bucket: tuple[Scene, Any]) -> None:
+    scene, s3 = bucket
+    first = s3.put_object(Bucket=BUCKET, Key="in/a", Body=b"first")["ETag"]
+    other = s3.put_object(Bucket=BUCKET, Key="in/a", Body=b"other!")["ETag"]
+    notify(scene, other, 6, "0062")
+    scene.work()
+    s3.put_object(Bucket=BUCKET, Key="in/a", Body=b"first")
+    notify(scene, first, 5, "0061")
+    scene.work()
+    assert scene.states == {"processed": 1, "superseded": 1}, "its event is older than that of what was read"
+    notify(scene, first, 5, "0063")
+    scene.work()
+    assert scene.read == [b"other!", b"first"]
+    assert scene.states == {"processed": 2}

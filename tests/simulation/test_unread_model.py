@@ -1,0 +1,78 @@
+"""No end that was recorded hides content that exists and was announced; and no rule of it can be dropped."""
+
+from collections import Counter
+
+import pytest
+from tests.simulation.unread_model import Mutation, State, canonical, moves, violation
+
+STATES_MAX = 150_000
+STARTS = {  # with outages and redeliveries; and with more messages instead
+    "two messages": (State(), 100_000),
+    "three messages": (State(room=3, outages=0, failures=0, repeats=0), 35_000),
+}
+UNREAD = "content that exists and was announced was never read"
+TWICE = "rows of an object are in the table twice"
+MUTANTS = {
+    Mutation.ENDS_ARE_FINAL: UNREAD,
+    Mutation.SINCE_THE_END: UNREAD,
+    Mutation.SINCE_THE_RECORD: UNREAD,
+    Mutation.LOOKS_OUTLIVE_NEWS: UNREAD,
+    Mutation.ORDER_IS_KEPT: UNREAD,
+    Mutation.LISTINGS_HAVE_NO_SAY: UNREAD,
+    Mutation.ATTEMPTS_ARE_LOOKS: UNREAD,
+    Mutation.LOOKS_AT_ONCE: UNREAD,
+    Mutation.OLD_MESSAGES_RESTORE: "one message begins two lives of an object",
+    Mutation.PROCESSED_ONES_RETURN: TWICE,
+    Mutation.HELD_ONES_ARE_TAKEN: TWICE,
+}
+
+
+def explore(
+    mutation: Mutation, first: State = STARTS["two messages"][0]
+) -> tuple[int, Counter[str], str | None, list[str]]:
+    """Visit states until one breaks the promise: how many, by which moves, what it breaks and the way there."""
+    start = canonical(first)
+    frontier, came_from, taken = [start], {start: ("start", start)}, Counter[str]()
+    for state in frontier:
+        for name, raw in moves(state, mutation):
+            taken[name] += 1
+            there = canonical(raw)
+            if there in came_from:
+                continue
+            came_from[there] = (name, state)
+            assert len(came_from) < STATES_MAX, "the model grew by accident"
+            frontier.append(there)
+            if bad := violation(there):
+                return len(came_from), taken, bad, _way(there, came_from)
+    return len(came_from), taken, None, []
+
+
+def _way(state: State, came_from: dict[State, tuple[str, State]]) -> list[str]:
+    names: list[str] = []
+    while came_from[state][0] != "start":
+        name, state = came_from[state]
+        names.append(name)
+    return names[::-1]
+
+
+@pytest.mark.parametrize(("first", "states_min"), STARTS.values(), ids=STARTS)
+def test_no_reachable_state_breaks_the_promise(first: State, states_min: int) -> None:
+    states, taken, bad, way = explore(Mutation.NONE, first)
+
+    assert bad is None, (bad, way)
+    assert states >= states_min, "a model that shrinks by accident proves less than it says"
+    expected = {"put", "delete", "notify", "list", "lose", "process B", "overtaken", "busy", "claim", "look", "commit"}
+    adverse = {"unmount", "mount", "fail", "redeliver"} if first.outages else set()
+    assert expected | adverse <= {*taken}
+
+
+@pytest.mark.parametrize("mutation", MUTANTS, ids=lambda mutation: mutation.name or repr(mutation))
+def test_dropping_a_rule_breaks_the_promise(mutation: Mutation) -> None:
+    _, _, bad, way = explore(mutation)
+
+    assert bad == MUTANTS[mutation], way
+    assert way
+
+
+def test_every_rule_is_dropped_once() -> None:
+    assert {*MUTANTS} == {*Mutation}

@@ -1,0 +1,92 @@
+"""What a handler under test sends stays in the test."""
+
+import asyncio
+import threading
+from pathlib import Path
+
+import pytest
+
+from penstock import App, Handlers, Message
+from penstock.brokers.memory import MemoryBroker
+from penstock.errors import UsageError
+from penstock.testing import TestWorker, perform
+
+
+@pytest.fixture
+def app(tmp_path: Path) -> App:
+    return App(broker=f"sqlite:///{tmp_path}/queue.db", ledger=f"sqlite:///{tmp_path}/ledger.db")
+
+
+def test_what_a_handler_sends_is_captured_and_goes_nowhere(app: App, tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a").write_text("x")
+
+    @app.handler("a")
+    def pass_on(message: Message) -> None:
+        app.send("b", {"n": 1}, delay=60, group="blue", deduplication_id="one", attributes={"trace": "t"})
+        app.send_many("c", [b"\xff", "text"])
+        app.announce("d", str(tmp_path / "in"))
+
+    performed = perform(app, pass_on, b"x")
+    assert performed.acked
+    assert [one.queue for one in performed.sent] == ["b", "c", "c", "d"]
+    first = performed.sent[0]
+    assert (first.body, first.group, first.deduplication_id, first.delay_seconds) == ({"n": 1}, "blue", "one", 60.0)
+    assert first.attributes["trace"] == "t"
+    assert performed.sent[1].body == b"\xff"
+    assert not (tmp_path / "queue.db").exists(), "the app's own broker was never opened"
+    assert perform(app, pass_on, b"x").sent[0].id, "a second call starts anew, and drops no duplicate of the first"
+
+
+def test_of_threads_async_functions_and_other_apps_too(app: App) -> None:
+    group, broker = Handlers(), MemoryBroker()
+    other = App(broker=broker)
+
+    @group.handler("a")
+    async def pass_on(message: Message) -> None:
+        await app.send_async("b", 1)
+        thread = threading.Thread(target=other.send, args=("c", 2))
+        thread.start()
+        await asyncio.to_thread(thread.join)
+
+    assert [(one.queue, one.body) for one in perform(group, pass_on, b"x").sent] == [("b", 1), ("c", 2)]
+    assert broker.queue_names() == []
+    other.send("c", 3)
+    assert broker.stats("c").visible == 1, "afterwards each app has its own broker again"
+
+
+def test_a_handler_that_raises_leaves_the_app_as_it_was(app: App) -> None:
+    @app.handler("a")
+    def fail(message: Message) -> None:
+        app.send("b", 1)
+        raise RuntimeError("no")
+
+    assert [one.queue for one in perform(app, fail, b"x").sent] == ["b"]
+    assert app.stand_in is None
+
+
+def test_there_is_no_ledger(app: App, tmp_path: Path) -> None:
+    @app.handler("a")
+    def ask(message: Message) -> None:
+        app.ledger.works()
+
+    assert isinstance(perform(app, ask, b"x").error, UsageError)
+    assert not (tmp_path / "ledger.db").exists()
+
+
+def test_a_worker_knows_what_was_sent_although_it_is_done(app: App) -> None:
+    @app.handler("a")
+    def pass_on(message: Message) -> None:
+        app.send("b", {"from": message.body.decode()})
+
+    @app.handler("b")
+    def end(message: Message) -> None:
+        pass
+
+    with TestWorker(app) as worker:
+        worker.send("a", b"x")
+        worker.run_until_empty()
+        assert [one.body for one in worker.sent("b")] == [{"from": "x"}]
+        performed = perform(app, pass_on, b"y")
+        assert [one.body for one in performed.sent] == [{"from": "y"}]
+        assert len(worker.waiting("b")) == 1, "inside a worker it goes to the worker's queues as well"
