@@ -171,8 +171,10 @@ def test_a_heartbeat_that_comes_after_a_take_over_extends_nothing(desk: Desk) ->
     desk.begin(attempt="first")
     lease_until = desk.work().lease_until
     with changed_after_a_look(desk.ledger.database.engine, "UPDATE works SET attempt_id = 'next'"):
-        assert not desk.ledger.extend_work("first", lease_seconds=2 * LEASE_SECONDS)
+        late = desk.ledger.extend_works(["first"], lease_seconds=2 * LEASE_SECONDS).late
+    assert late == {"first"}
     assert desk.work().lease_until == lease_until
+    assert not desk.ledger.extend_work("first", lease_seconds=2 * LEASE_SECONDS)  # the next look sees who has it
 
 
 def test_what_began_again_between_look_and_deletion_is_not_forgotten(desk: Desk) -> None:
