@@ -122,9 +122,9 @@ def pings(monkeypatch: pytest.MonkeyPatch) -> list[threading.Event]:
     failed: list[threading.Event] = []
     away = outage.Outage._away
 
-    def counted(self: outage.Outage, error: str, *, by_claim: bool) -> None:
-        away(self, error, by_claim=by_claim)
-        if not by_claim:
+    def counted(self: outage.Outage, error: str, *, by_request: bool) -> None:
+        away(self, error, by_request=by_request)
+        if not by_request:
             failed.append(threading.Event())
 
     monkeypatch.setattr(outage.Outage, "_away", counted)
