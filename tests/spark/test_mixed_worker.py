@@ -65,6 +65,7 @@ class Scene:
         self.worker: Process | None = None
         (folder / "mixed.py").write_text(APP)
         (folder / "landing").mkdir()
+        (folder / ".penstock").mkdir()
         (self._java / "bin").mkdir(parents=True)
         java = self._java / "bin" / "java"
         java.write_text(JAVA.format(here=self._java, java=find_java(os.environ).home / "bin" / "java"))
