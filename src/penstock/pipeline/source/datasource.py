@@ -6,11 +6,13 @@ Keep to the API of pyspark 4.0. What runs in executors is `read_partition`; this
 import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from socket import gethostname
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
+from penstock.errors import ConfigurationError, TemporaryError
 from penstock.objects.store import ObjectStore
 from penstock.objects.stores import store_at
 from penstock.pipeline.source.ddl import columns_read, format_ddl
@@ -79,4 +81,12 @@ class PenstockReader(DataSourceReader):
             return iter(())  # Spark makes a partition up where a source has none
         ReadPlan.check_seen(self._work)
         task = partition.task
-        return read_partition(task, self._store, ReadingId(task.reports, task.partition))
+        return _naming_host(read_partition(task, self._store, ReadingId(task.reports, task.partition)))
+
+
+def _naming_host(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """A fault of the machine is one of this machine: say which."""
+    try:
+        yield from batches
+    except (TemporaryError, ConfigurationError) as fault:
+        raise type(fault)(f"on the host {gethostname()}, {fault}") from fault
