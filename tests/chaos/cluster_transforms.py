@@ -23,8 +23,8 @@ Tasks = Callable[[Iterator[Any]], Iterator[Any]]
 
 
 def meanwhile(frame: DataFrame) -> DataFrame:
-    """After the proof that the hosts share their folders, and before they read."""
-    for command in json.loads(os.environ[COMMANDS]):
+    """Run commands once: after the proof that the hosts share their folders, and before they read."""
+    for command in json.loads(os.environ.pop(COMMANDS, "[]")):
         subprocess.run(command, check=True)
     return frame
 

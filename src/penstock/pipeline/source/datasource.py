@@ -12,9 +12,9 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
-from penstock.errors import ConfigurationError, TemporaryError
 from penstock.objects.store import ObjectStore
 from penstock.objects.stores import store_at
+from penstock.pipeline.faulty_host import naming_host
 from penstock.pipeline.source.ddl import columns_read, format_ddl
 from penstock.pipeline.source.plan import ReadPlan
 from penstock.pipeline.source.reading import PartitionTask, partition_task, read_partition
@@ -67,6 +67,7 @@ class PenstockReader(DataSourceReader):
     def __init__(self, work: Files, drained: list[int] | None) -> None:
         self._work = work
         self._drained = drained
+        self._driver_host = gethostname()  # where Spark plans
         plan = ReadPlan.load(work)
         self._store: ObjectStore = store_at(plan.source, plan.aws)
 
@@ -81,12 +82,8 @@ class PenstockReader(DataSourceReader):
             return iter(())  # Spark makes a partition up where a source has none
         ReadPlan.check_seen(self._work)
         task = partition.task
-        return _naming_host(read_partition(task, self._store, ReadingId(task.reports, task.partition)))
+        return self._read(task)
 
-
-def _naming_host(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """A fault of the machine is one of this machine: say which."""
-    try:
-        yield from batches
-    except (TemporaryError, ConfigurationError) as fault:
-        raise type(fault)(f"on the host {gethostname()}, {fault}") from fault
+    def _read(self, task: PartitionTask) -> Iterator[pa.RecordBatch]:
+        with naming_host(self._driver_host):
+            yield from read_partition(task, self._store, ReadingId(task.reports, task.partition))
