@@ -116,7 +116,7 @@ def test_forget_deletes_what_is_old(shop: Shop) -> None:
         connection.execute("UPDATE penstock_inbox SET done_at = done_at - 15 * 86400 WHERE message = 'message:a'")
         connection.commit()
     assert shop.penstock("inbox", "forget", "shop:app", "--older-than", "14d").stdout == "1 message forgotten.\n"
-    assert shop.count("penstock_inbox") == 1
+    assert shop.count("penstock_inbox") == 2
     for wrong in ("soon", "0s"):
         refused = shop.penstock("inbox", "forget", "shop:app", "--older-than", wrong)
         assert (refused.returncode, "is no duration above 0" in refused.stderr) == (2, True)

@@ -65,6 +65,30 @@ def test_a_broker_that_remembers_ids_drops_what_is_sent_again(request: pytest.Fi
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("step", ["committing", "committed"])
+def test_two_apps_share_an_inbox_and_each_takes_effect_once_although_it_is_killed(
+    kind: str, step: str, request: pytest.FixtureRequest, folder: Path
+) -> None:
+    """Both have a handler of one name on a queue of one name, and messages of one id."""
+    database = make_user_database(kind, request, folder)
+    shops = [Shop(folder=folder / name, database=database, die_at=step, name=name) for name in ("shop", "depot")]
+    for shop in shops:
+        for no in range(ORDERS):
+            shop.fleet.app.send("orders", {"no": no}, deduplication_id=f"order-{no}")
+    workers = [Keeper(lambda shop=shop: shop.work().process) for shop in shops]  # type: ignore[misc] # a closure
+    try:
+        for shop in shops:
+            wait_for(shop.done, "all is done", within=WITHIN_SECONDS)
+    finally:
+        for worker in workers:
+            worker.stop()
+        for shop in shops:
+            shop.close()
+    assert [(shop.died, len(shop.calls()) > ORDERS) for shop in shops] == [(True, True)] * 2
+    assert database.effects() == sorted([*range(ORDERS)] * 2)
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_the_whole_story_with_kills_at_random(kind: str, request: pytest.FixtureRequest, folder: Path) -> None:
     shop = Shop(folder=folder, database=make_user_database(kind, request, folder))
     chance = random.Random(f"outbox {kind}")

@@ -48,6 +48,7 @@ class UserDatabase:
         return self._count("penstock_outbox")
 
     def inbox_rows(self) -> int:
+        """Two for each message."""
         return self._count("penstock_inbox")
 
     def orders(self) -> set[int]:

@@ -96,15 +96,18 @@ class Shop:
     database: UserDatabase
     die_at: str = ""
     deduplication_seconds: float = 0.0
+    name: str = "shop"
     fleet: Fleet = field(init=False)
 
     def __post_init__(self) -> None:
+        self.folder.mkdir(exist_ok=True)
         added = {
             "DATABASE": self.database.url,
             "DIE_AT": self.die_at,
             "DIED": str(self.folder / "died"),
             "DEDUPLICATION_SECONDS": str(self.deduplication_seconds),
             "RELAY_LEASE": str(LEASE_SECONDS),
+            "PENSTOCK_APP_NAME": self.name,
         }
         self.fleet = Fleet(self.folder, added=added, app=APP, lease_seconds=3, log_level="warning")
 

@@ -4,12 +4,10 @@ from collections.abc import Mapping
 from contextlib import closing
 
 from penstock.app.archive import archive, cleanups_of, stores
-from penstock.app.backends import open_ledger
 from penstock.app.kill import killing_probe
 from penstock.app.object_service import ObjectService
 from penstock.app.places import Places
-from penstock.app.scope import Scope, is_there
-from penstock.app.state import check_owner
+from penstock.app.scope import Scope, is_there, scope_ledger
 from penstock.config import load_settings
 from penstock.errors import UsageError
 from penstock.messaging.clock import SystemClock
@@ -36,9 +34,7 @@ def archive_scope(scope: Scope, *, app: str | None, older_than_seconds: float, d
         cleans_up |= cleanups_of([*loaded.pipelines, *objects])
     probe, clock = killing_probe(settings.kill_at), SystemClock()
     where_settings = settings.model_copy(update={"state": scope.settings.state})
-    with closing(open_ledger(scope.settings, probe=probe)) as ledger:
-        if scope.table is not None:
-            check_owner(ledger, scope.table)
+    with closing(scope_ledger(scope, probe=probe)) as ledger:
         return {
             store.pipeline: archive(
                 store, ledger, older_than_seconds=older_than_seconds, probe=probe, clock=clock, dry_run=dry_run

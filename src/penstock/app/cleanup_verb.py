@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 from penstock.app.cleanup.cleaning import source_cleanup
 from penstock.app.cleanup.declaration import Cleanup
 from penstock.app.kill import killing_probe
+from penstock.app.naming import object_names
 from penstock.app.object_service import ObjectService
 from penstock.app.places import declared_places
 from penstock.app.sources import source_at, source_of
@@ -53,8 +54,8 @@ def clean_up(
 ) -> CleanupReport:
     """Do it for a pipeline or an object handler.
 
-    Raises `UsageError` where objects are kept, `ObjectDenied` and `TemporaryError` in the middle: what was done until
-    then stays so, and the next one goes on from there.
+    Raises `UsageError` where objects are kept, `ConfigurationError` if they are another app's, `ObjectDenied` and
+    `TemporaryError` in the middle: what was done until then stays so, and the next one goes on from there.
     """
     heard = open_reports(
         app.settings, worker=app.worker, process="cleanup", on_error=app.on_error, tell=Bus(*listeners).emit
@@ -76,6 +77,7 @@ def _cleaned(
     clock = SystemClock()
     began_at = clock.monotonic()
     probe = killing_probe(app.settings.kill_at)
+    object_names(app, app.services, only=reader.name).check(app.ledger)
     work, cleanup = _work(app, reader, bus=bus, probe=probe, clock=clock)
     if work is None:
         raise UsageError(

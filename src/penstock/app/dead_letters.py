@@ -10,10 +10,10 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Literal
 
-from penstock.app.backends import open_ledger
 from penstock.app.dead_homes import Homes
 from penstock.app.dead_places import FIRST, SECOND, check_destination, tiers_asked
 from penstock.app.inspect import View
+from penstock.app.scope import scope_ledger
 from penstock.ledger import Ledger
 from penstock.ledger.records import ObjectRow
 from penstock.messaging.broker import Broker
@@ -165,7 +165,7 @@ def story_of(seen: View, asked: Asked, id: str) -> LetterStory | None:
 
 def opened_ledger(seen: View) -> Ledger:
     """The ledger, made if need be: what is done goes on record before it is done."""
-    return open_ledger(seen.scope.settings)
+    return scope_ledger(seen.scope)
 
 
 def plan(seen: View, asked: Asked, *, to: str | None, clock: Clock | None = None) -> Plan:

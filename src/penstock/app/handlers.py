@@ -258,6 +258,10 @@ class Handlers:
             f"{_name_of(function)} is no handler of messages in this app; object handlers are tested with a TestWorker."
         )
 
+    def queue_name_of(self, name: str) -> str | None:
+        """Return the queue of the handler or pipeline with this name; None if there is none."""
+        return next((one.queue_name for one in self.services if one.name == name), None)
+
     def add(self, service: Service) -> None:
         """Serve this too. Raises `UsageError` where its queue or its name is taken, or where a cleanup would take away
         what another one reads, or its name is too long for a ledger."""

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import IO
 
 from penstock.app.backends import SQLITE, open_ledger
+from penstock.app.naming import object_names
 from penstock.app.object_service import ObjectService
 from penstock.app.pipelines.service import PipelineService
 from penstock.app.places import LEDGER_FILE, Places, find_table, places
@@ -88,6 +89,7 @@ def target_of(*, app: str | None, pipeline: str | None, table: str | None, state
             f"The app {app} has no pipeline or object handler {pipeline}; it has {', '.join(names) or 'none'}."
         )
     with closing(open_ledger(loaded.settings)) as made:
+        object_names(loaded, loaded.services, only=pipeline).check(made)
         yield Target(pipeline=pipeline or "", ledger=made, aws=loaded.settings.aws)
 
 

@@ -6,11 +6,10 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
 
-from penstock.app.backends import SQLITE, open_broker, open_ledger
+from penstock.app.backends import SQLITE, open_broker
 from penstock.app.queues import check_shared
 from penstock.app.registry import Workers
-from penstock.app.scope import Scope, is_there
-from penstock.app.state import check_owner
+from penstock.app.scope import Scope, is_there, scope_ledger
 from penstock.errors import UsageError
 from penstock.ledger import Ledger
 from penstock.ledger.records import ObjectRow, ObjectState
@@ -39,8 +38,7 @@ class View:
 
     @cached_property
     def ledger(self) -> Ledger:
-        settings = self.scope.settings
-        ledger = open_ledger(settings) if is_there(settings.ledger) else Ledger.open("sqlite://")
+        ledger = scope_ledger(self.scope) if is_there(self.scope.settings.ledger) else Ledger.open("sqlite://")
         self._closing.callback(ledger.close)
         return ledger
 
@@ -123,5 +121,5 @@ def view(scope: Scope, *, make: bool = False) -> Iterator[View]:
     with ExitStack() as closing:
         seen = View(scope, closing, make=make)
         if scope.table is not None:
-            check_owner(seen.ledger, scope.table)
+            _ = seen.ledger  # one that is another table's is refused at once
         yield seen

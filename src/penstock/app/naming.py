@@ -7,6 +7,7 @@ started.
 
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import PurePath
 from types import FrameType
 from typing import TYPE_CHECKING
@@ -16,6 +17,7 @@ from penstock.errors import UsageError
 
 if TYPE_CHECKING:
     from penstock.app.home import Home
+    from penstock.ledger import Ledger
     from penstock.ledger.owner_records import OwnedName, WorkOwner
 
 NAME_CHARS_MAX = 200
@@ -61,6 +63,28 @@ def register_pipeline(home: "Home", name: str, *, queue: str) -> None:
     from penstock.ledger.owner_records import OwnedName
 
     _registered(home, [OwnedName(kind="objects", name=name, queue=queue)])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObjectNames:
+    """Names of pipelines and object handlers of an app, each with its queue: what a command acts on by name."""
+
+    app: str
+    is_named: bool
+    queues: Mapping[str, str]
+
+    def check(self, ledger: "Ledger") -> None:
+        """Raise `ConfigurationError` if the ledger holds objects of another app under one of these names."""
+        from penstock.ledger.owner_records import OwnedName
+
+        uses = [OwnedName(kind="objects", name=name, queue=queue) for name, queue in self.queues.items()]
+        ledger.owners.check(self.app, is_named=self.is_named, uses=uses)
+
+
+def object_names(home: "Home", services: Sequence[Service], *, only: str | None = None) -> ObjectNames:
+    """Return the names of pipelines and object handlers among an app's services, or ``only`` this one of them."""
+    queues = {one.name: one.queue_name for one in services if needs_objects(one) and only in (None, one.name)}
+    return ObjectNames(app=home.name, is_named=home.is_named, queues=queues)
 
 
 def _registered(home: "Home", uses: "Sequence[OwnedName]") -> "Mapping[str, WorkOwner]":

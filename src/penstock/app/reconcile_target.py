@@ -5,6 +5,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from penstock.app.naming import object_names
 from penstock.app.object_service import ObjectService
 from penstock.app.pipelines.service import PipelineService
 from penstock.app.places import declared_places
@@ -35,11 +36,13 @@ class Target:
 
 
 def target_in(app: "App", name: str) -> Target:
-    """A pipeline of an app, or an object handler. Raises `UsageError` where it has none of that name."""
+    """A pipeline of an app, or an object handler. Raises `UsageError` where it has none of that name, and
+    `ConfigurationError` if the ledger has it from another app."""
     found = {service.name: service for service in app.services if _has_objects(service)}
     if name not in found:
         known = ", ".join(sorted(found)) or "none"
         raise UsageError(f"The app has no pipeline {name}; what it reads objects with: {known}.")
+    object_names(app, app.services, only=name).check(app.ledger)
     return _target_of(app, found[name])
 
 
@@ -51,16 +54,15 @@ def targets_in(app: "App", services: "Sequence[Service]") -> Sequence[Target]:
 @contextmanager
 def target_of_table(scope: "Scope", source: str) -> Iterator[Target]:
     """The table of an ingest, fed from that source."""
-    from penstock.app.backends import open_broker, open_ledger
-    from penstock.app.state import check_owner
+    from penstock.app.backends import open_broker
+    from penstock.app.scope import scope_ledger
 
     where = scope.table
     assert where is not None, "the scope is a table's"
     found = source_of(source, where)
     with ExitStack() as stack:
-        ledger = open_ledger(scope.settings)
+        ledger = scope_ledger(scope)
         stack.callback(ledger.close)
-        check_owner(ledger, where)
         broker = open_broker(scope.settings, holder="")
         stack.callback(broker.close)
         yield Target(

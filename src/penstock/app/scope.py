@@ -9,15 +9,21 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from penstock.app.backends import MEMORY, SQLITE
+from penstock.app.backends import MEMORY, SQLITE, open_ledger
 from penstock.app.places import LEDGER_FILE, Places, declared_places, find_table, places, tables_here
-from penstock.app.state import QUEUE_FILE
+from penstock.app.state import QUEUE_FILE, check_owner
 from penstock.config import Settings, load_settings, shown
 from penstock.errors import ConfigurationError, UsageError
+from penstock.messaging.steps import Probe, no_probe
 from penstock.monitoring.error_context import ErrorHook
 from penstock.storage.address import LOCAL, S3, check_folder, is_s3
 from penstock.storage.aws import Aws
+
+if TYPE_CHECKING:
+    from penstock.app.naming import ObjectNames
+    from penstock.ledger import Ledger
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +60,7 @@ class Scope:
     tables: Mapping[str, Places] = field(default_factory=dict)  # as far as they are known, by pipeline
     tableless: frozenset[str] = frozenset()  # object handlers, as far as they are known
     served: Mapping[str, str] = field(default_factory=dict)  # what of the app is fed from which queue, as far as known
+    names: "ObjectNames | None" = None  # of the app that are meant, as far as they are known
     on_error: ErrorHook | None = None  # the app's, as far as it is known
     recorded: Sequence[str] = ()  # what of the app records in the ledger what it did, as far as that is known
     options: str = ""  # what leads another verb here: empty, or beginning with a space
@@ -90,6 +97,24 @@ class Scope:
             known = ", ".join(sorted(self.tables)) or "none"
             raise UsageError(f"The app has no pipeline {self.pipeline or 'with a table'}; its pipelines: {known}.")
         return meant
+
+
+def scope_ledger(scope: Scope, *, probe: Probe = no_probe) -> "Ledger":
+    """Open the ledger of a scope. Every command that acts on a scope opens its ledger here.
+
+    Raise `ConfigurationError` for one beside a table that was moved, or one that holds objects of another app under a
+    name of this one.
+    """
+    ledger = open_ledger(scope.settings, probe=probe)
+    try:
+        if scope.table is not None:
+            check_owner(ledger, scope.table)
+        if scope.names is not None:
+            scope.names.check(ledger)
+    except BaseException:
+        ledger.close()
+        raise
+    return ledger
 
 
 def find_scope(asked: Asked, *, here: Path, make: bool = False) -> Scope:
@@ -173,6 +198,7 @@ def _of_table(where: Places, options: str = "") -> Scope:
 
 def _of_app(asked: Asked, *, make: bool) -> Scope:
     from penstock.app.loading import load_app
+    from penstock.app.naming import object_names
     from penstock.app.object_service import ObjectService
     from penstock.app.service import needs_ledger
 
@@ -197,6 +223,7 @@ def _of_app(asked: Asked, *, make: bool) -> Scope:
         tables=tables,
         tableless=frozenset(one.name for one in services if isinstance(one, ObjectService)),
         served={one.name: one.queue_name for one in services},
+        names=None if app is None else object_names(app, app.services, only=asked.pipeline),
         on_error=None if app is None else app.on_error,
         recorded=[one.name for one in services if needs_ledger(one)],
         options=asked.options,

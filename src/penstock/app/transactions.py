@@ -15,6 +15,7 @@ from penstock.messaging.message import Message
 if TYPE_CHECKING:
     from penstock.app.transactions_faces import AsyncOutbox, Make, Outbox
     from penstock.transactions.engines import Database
+    from penstock.transactions.inbox import Recipient
     from penstock.transactions.relay import RelaySettings
     from penstock.transactions.sessions import AsyncSessions, SyncSession
     from penstock.transactions.store import Store
@@ -52,7 +53,9 @@ class Answer:
 class Transactional:
     """Effects that are one commit with what the user writes."""
 
-    outgoing_in_trace: "Make"  # of the `App`
+    outgoing_in_trace: "Make"  # this and the next two: of the `App`
+    name: str
+    queue_name_of: Callable[[str], str | None]
 
     def __init__(self) -> None:
         self._relays: tuple[RelayDeclaration, ...] = ()  # written where the app is declared
@@ -97,7 +100,8 @@ class Transactional:
         """Record in the session's transaction that the message takes effect here; answers whether it is new.
 
         False: its effect is committed already, so return. ``message`` is the context of a handler; or a message, such
-        as an item's in a batch, and then ``handler`` names who works on it. With an async session, ``await`` it.
+        as an item's in a batch, and then ``handler`` names who works on it. With an async session, ``await`` it. The
+        message is known by the app's name, the handler's, and the queue of the app's handler of that name.
 
         Raises what the database raises where it cannot decide (a deadlock, a lock that lasts): let it pass, and the
         message comes again. Raises `ConfigurationError` where the database has no inbox.
@@ -106,8 +110,9 @@ class Transactional:
         from penstock.transactions.sessions import is_async
 
         name, found = _whose(message, handler)
+        recipient = self._recipient(name)
         writer: Any = session
-        return Answer(record_async(writer, name, found)) if is_async(session) else record(writer, name, found)
+        return Answer(record_async(writer, recipient, found)) if is_async(session) else record(writer, recipient, found)
 
     def relay(
         self,
@@ -141,6 +146,11 @@ class Transactional:
     def wake_by(self, wakers: Sequence[Callable[[], None]]) -> None:
         """Who is told of commits from now on."""
         self._wakers = tuple(wakers)
+
+    def _recipient(self, handler: str) -> "Recipient":
+        from penstock.transactions.inbox import Recipient
+
+        return Recipient(app=self.name, queue=self.queue_name_of(handler), handler=handler)
 
     def _committed(self, _session: object) -> None:
         for wake in self._wakers:

@@ -70,7 +70,7 @@ def waiting_rows(app: "App", *, limit: int) -> "Sequence[Waiting]":
 
 
 def forget_inbox(app: "App", *, older_than_seconds: float) -> int:
-    """Delete what the inboxes of the app's databases have held for longer; answers how many rows."""
+    """Delete what the inboxes of the app's databases have held for longer; return the number of messages."""
     from penstock.transactions.relay import forget
 
     return sum(forget(store, older_than_seconds) for store in stores(app))

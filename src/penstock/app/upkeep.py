@@ -7,11 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from penstock.app.backends import open_ledger
 from penstock.app.kill import killing_probe
 from penstock.app.places import Places
-from penstock.app.scope import Scope, is_there
-from penstock.app.state import check_owner
+from penstock.app.scope import Scope, is_there, scope_ledger
 from penstock.app.tables import Tables
 from penstock.config import load_settings
 from penstock.errors import UsageError
@@ -122,10 +120,8 @@ def kept(scope: Scope, *, bus: Bus) -> Iterator[Mapping[str, Kept]]:
     if not is_there(scope.settings.ledger):
         raise UsageError(f"There is no ledger at {scope.name}; the first worker or ingest makes it.")
     probe = killing_probe(load_settings().kill_at)
-    ledger = open_ledger(scope.settings, probe=probe)
+    ledger = scope_ledger(scope, probe=probe)
     try:
-        if scope.table is not None:
-            check_owner(ledger, scope.table)
         yield {name: Kept(places=places, ledger=ledger, bus=bus, probe=probe) for name, places in tables.items()}
     finally:
         ledger.close()

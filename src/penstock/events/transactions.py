@@ -38,4 +38,4 @@ class InboxForgotten(Event):
     """Rows of an inbox that are old enough were deleted."""
 
     database: str  # its address, for people
-    count: int
+    count: int  # messages

@@ -66,6 +66,14 @@ class Owners:
 
         return self._database.transact(register) if uses else {}
 
+    def check(self, app: str, *, is_named: bool, uses: Sequence[OwnedName]) -> None:
+        """Raise `ConfigurationError` if objects of these names belong to another app. A name that no app has registered
+        is free. Nothing is written."""
+        with self._database.reading() as connection:
+            registration = _Registration(connection, storable(app), is_named=is_named, place=self._database.place)
+            for use in uses:
+                registration.check_objects(storable(use.name), storable(use.queue))
+
 
 class _Registration:
     """One app's, in one transaction that holds the lock."""
@@ -79,17 +87,24 @@ class _Registration:
     def take(self, use: OwnedName) -> WorkOwner | None:
         """Register one name; return the owner of its keys, if it has keys."""
         name, queue = storable(use.name), storable(use.queue)
-        rows = self._connection.execute(_OF_NAME, {"of_kind": use.kind, "of_name": name}).all()
         if use.kind == "objects":
-            self._take_objects(name, queue, rows)
+            self._take_objects(name, queue)
             return None
-        return WorkOwner(app=self._app, queue=queue, is_plain=self._take_keys(name, queue, rows))
+        return WorkOwner(app=self._app, queue=queue, is_plain=self._take_keys(name, queue))
 
-    def _take_objects(self, name: str, queue: str, rows: Sequence[AnyRow]) -> None:
-        """One owner a name, whose queue may change if the app was given its name."""
-        if not rows:
+    def _take_objects(self, name: str, queue: str) -> None:
+        row = self.check_objects(name, queue)
+        if row is None:
             self._add("objects", name, queue, is_plain=True)
-            return
+        else:
+            self._seen(row, queue)
+
+    def check_objects(self, name: str, queue: str) -> "AnyRow | None":
+        """Return the row of a name, None if it is free. A name has one owner, whose queue may change if the app was
+        given its name. Raise `ConfigurationError` if it is another's."""
+        rows = self._of_name("objects", name)
+        if not rows:
+            return None
         row = rows[0]
         if row.app != self._app:
             raise ConfigurationError(
@@ -103,10 +118,11 @@ class _Registration:
                 f"{queue}: if this is another app, give the object handler or pipeline a name of its own; if it is the "
                 f"same app with another queue, name it App(name={self._app!r}) (PENSTOCK_APP_NAME)."
             )
-        self._seen(row, queue)
+        return row
 
-    def _take_keys(self, name: str, queue: str, rows: Sequence[AnyRow]) -> bool:
+    def _take_keys(self, name: str, queue: str) -> bool:
         """Any number of owners a name; return True for the one whose keys are identified as before."""
+        rows = self._of_name("keys", name)
         mine = [row for row in rows if (row.app, row.queue) == (self._app, queue)]
         if mine and mine[0].plain:
             self._seen(mine[0], queue)
@@ -137,6 +153,9 @@ class _Registration:
                 f"belong to this app, {self._app!r} (queue {queue}): give this handler a name=... of its own, or wait "
                 "until these keys have expired."
             )
+
+    def _of_name(self, kind: str, name: str) -> Sequence[AnyRow]:
+        return self._connection.execute(_OF_NAME, {"of_kind": kind, "of_name": name}).all()
 
     def _add(self, kind: str, name: str, queue: str, *, is_plain: bool) -> None:
         identity = [kind, name] if kind == "objects" else [kind, name, self._app, queue]

@@ -87,6 +87,7 @@ class BatchExecution:
 
     def interrupt(self) -> None:
         work = self._hold.stop()
+        self._hold.wait_no_more()
         if work is not None:
             self._around.engine.cancel(work.attempt_id)
 

@@ -113,8 +113,13 @@ class Hold:
             return self._work
 
     def await_taken(self) -> None:
-        """After `stop`: wait, for at most a lease, until an attempt that the run thread was taking is given up."""
+        """After `stop`: wait until an attempt that the run thread was taking is given up, and until `wait_no_more` at
+        most. A lease is the last bound, where no stop calls that."""
         self._taken.wait(self._lease_seconds)
+
+    def wait_no_more(self) -> None:
+        """After `stop`: end `await_taken`. The run thread gives up what it still takes, whenever that is."""
+        self._taken.set()
 
     def fail(self, work: Work, outcome: BatchOutcome) -> bool:
         """End the attempt from outside the run; True where the caller is to tell. Raises as `Ledger.commit` does."""

@@ -19,7 +19,7 @@ from penstock.messaging.clock import Clock
 from penstock.messaging.sending import PARTIAL_CHUNK, TriesEach
 from penstock.messaging.waits import Random, backoff_seconds
 from penstock.transactions.outbox import ID_BYTES
-from penstock.transactions.store import FORGET_ROWS, Held, Store
+from penstock.transactions.store import Held, Store
 
 FAILED_BASE_SECONDS, FAILED_CAP_SECONDS = 0.5, 30.0  # of the relay, where broker or database are away
 REFUSED_BASE_SECONDS, REFUSED_CAP_SECONDS = 10.0, 600.0  # of a row that the broker refused
@@ -27,7 +27,7 @@ QUEUE_REST_SECONDS = 3.0  # of a queue that seems to be refused: less, so that i
 REFUSED_IN_A_ROW_MAX = 3  # then the queue is thought to be refused, not a message
 LEASE_SHARE = 0.5  # of the claim: later than that nothing more is begun under it
 FORGET_EVERY_SECONDS = 3_600.0
-FORGET_CALLS_MAX = 20  # before rows are sent again
+FORGET_CALLS_MAX = 40  # before rows are sent again
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,12 +172,12 @@ class Relay:
 
 
 def forget(store: Store, older_than_seconds: float, *, calls_max: int | None = None) -> int:
-    """Delete what the inbox has held for longer, in short transactions; answers how many rows."""
+    """Delete what the inbox has held for longer, in short transactions; return the number of messages."""
     count = calls = 0
     while calls_max is None or calls < calls_max:
         forgotten = store.forget(older_than_seconds)
-        count, calls = count + forgotten, calls + 1
-        if forgotten < FORGET_ROWS:
+        count, calls = count + forgotten.messages, calls + 1
+        if forgotten.is_all:
             break
     return count
 

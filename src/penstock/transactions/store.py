@@ -18,6 +18,7 @@ from penstock.messaging.addresses import masked
 from penstock.messaging.message import OUTBOX_ID_ATTRIBUTE, Outgoing
 from penstock.transactions.claiming import Seen, takeable, unbroken
 from penstock.transactions.clock import Now
+from penstock.transactions.inbox import count_messages
 from penstock.transactions.outbox import digest, read_attributes
 from penstock.transactions.sessions import explained
 from penstock.transactions.tables import inbox, outbox
@@ -66,6 +67,14 @@ class Waiting:
     tries: int
     due_in_seconds: float  # 0: as soon as a relay comes
     reason: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forgotten:
+    """The rows of an inbox that one transaction deleted."""
+
+    messages: int  # that they recorded
+    is_all: bool  # no older rows are left
 
 
 class Store:
@@ -149,14 +158,15 @@ class Store:
         with self._transaction() as connection:
             return [_waiting(row) for row in connection.execute(query).mappings()]
 
-    def forget(self, older_than_seconds: float) -> int:
-        """Delete some rows of the inbox that are older; answers how many. Less than `FORGET_ROWS`: that was all."""
-        old = select(inbox.c.inbox_id).where(inbox.c.done_at < Now() - older_than_seconds).limit(FORGET_ROWS)
+    def forget(self, older_than_seconds: float) -> Forgotten:
+        """Delete some rows of the inbox that are older."""
+        is_old = inbox.c.done_at < Now() - older_than_seconds
+        old = select(inbox.c.inbox_id, inbox.c.handler).where(is_old).limit(FORGET_ROWS)
         with self._transaction() as connection:
-            ids = connection.execute(old).scalars().all()
-            if ids:
-                connection.execute(delete(inbox).where(inbox.c.inbox_id.in_(ids)))
-            return len(ids)
+            rows = connection.execute(old).all()
+            if rows:
+                connection.execute(delete(inbox).where(inbox.c.inbox_id.in_([row.inbox_id for row in rows])))
+        return Forgotten(messages=count_messages([row.handler for row in rows]), is_all=len(rows) < FORGET_ROWS)
 
     def close(self) -> None:
         """Give back connections; those of a user's engine are the user's. It can be used again."""

@@ -82,12 +82,12 @@ outbox = Table(  # one row a message that is to be sent; it goes when the broker
     **_OPTIONS,
 )
 
-inbox = Table(  # one row a message that took effect in a handler
+inbox = Table(  # two rows for each message that took effect in a handler: see `inbox`
     INBOX,
     metadata,
-    Column("inbox_id", _DIGEST, primary_key=True),  # of handler and message
-    Column("handler", _TEXT, nullable=False),  # this and the next: for people
-    Column("message", _TEXT, nullable=False),
+    Column("inbox_id", _DIGEST, primary_key=True),  # of app, queue, handler and message; of handler and message
+    Column("handler", _TEXT, nullable=False),  # for people; the second row's ends with a digest of app and queue
+    Column("message", _TEXT, nullable=False),  # for people
     Column("done_at", Double, nullable=False),
     Index("ix_penstock_inbox_done_at", "done_at"),
     **_OPTIONS,

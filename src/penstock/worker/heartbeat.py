@@ -34,12 +34,18 @@ class _Call:
     over: threading.Event
 
 
+def _nothing() -> None:
+    pass
+
+
 class Book:
     """Which leases we hold, and when each will have ended if nobody extends it again. Any thread may call it."""
 
-    def __init__(self, *, clock: Clock, lease_seconds: float) -> None:
+    def __init__(self, *, clock: Clock, lease_seconds: float, call_over: Callable[[], None] = _nothing) -> None:
+        """``call_over``: called after each call that extended leases, in its thread."""
         self._clock = clock
         self._lease_seconds = lease_seconds
+        self._call_over = call_over
         self._lock = threading.Lock()
         self._held: dict[str, tuple[Delivery, float]] = {}  # under the lock; by receipt, with the lease's end
         self._calls: dict[str, _Call] = {}  # under the lock; by queue, each written by the thread of that queue
@@ -62,8 +68,15 @@ class Book:
             calls = [call for call in self._calls.values() if not call.receipts.isdisjoint(receipts)]
         ends_wait_at = self._clock.monotonic() + wait_seconds
         for call in calls:
-            self._clock.wait(call.over, max(ends_wait_at - self._clock.monotonic(), 0.0))
+            if (left_seconds := ends_wait_at - self._clock.monotonic()) > 0:
+                self._clock.wait(call.over, left_seconds)
         return ends_at
+
+    def is_extended_now(self, delivery: Delivery) -> bool:
+        """Return True while a call is under way that may extend it. Of what was taken out none begins any more."""
+        with self._lock:
+            call = self._calls.get(delivery.queue)
+            return call is not None and delivery.receipt in call.receipts
 
     def holds(self, delivery: Delivery) -> bool:
         """Whether the lease is still ours, as far as we know."""
@@ -104,6 +117,7 @@ class Book:
             with self._lock:
                 del self._calls[queue]
             call_over.set()
+            self._call_over()
 
     def extended(self, deliveries: Sequence[Delivery], lost: Sequence[Delivery]) -> Sequence[Delivery]:
         """What a call came to; answers the lost ones that nobody had taken out of the book meanwhile."""

@@ -66,7 +66,7 @@ class Parts:
     def __init__(self, tools: Tools, calls: Calls, *, wake: threading.Event, until: Until | None) -> None:
         self._tools = tools
         self._calls = calls
-        self.book = Book(clock=tools.clock, lease_seconds=tools.settings.lease_seconds)
+        self.book = Book(clock=tools.clock, lease_seconds=tools.settings.lease_seconds, call_over=calls.freed)
         self.settler = Settler(
             broker=tools.broker,
             book=self.book,

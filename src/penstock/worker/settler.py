@@ -3,6 +3,9 @@
 What is submitted here is recorded already; a settlement is applied, and only then told. One that fails is tried again,
 with growing waits, until its lease must have ended. Then it is dropped: the message comes back, and the record absorbs
 the second delivery.
+
+No settlement waits for an extension, which may hang. But a broker without a fence lets an extension that arrives late
+take a released message back (measured), so there a release is put off while a call is under way that may extend it.
 """
 
 import threading
@@ -14,7 +17,7 @@ from penstock.events import Bus, DeliverySettled, SettleFailed, SettlementsTaken
 from penstock.messaging.broker import Broker, SettleFailure
 from penstock.messaging.clock import Clock
 from penstock.messaging.delivery import Delivery
-from penstock.messaging.settlement import Release, Settlement, operation_of
+from penstock.messaging.settlement import Ack, Release, Settlement, operation_of
 from penstock.messaging.steps import Probe, Step
 from penstock.messaging.waits import Random, backoff_seconds
 from penstock.worker.heartbeat import Book
@@ -23,13 +26,14 @@ from penstock.worker.settings import WorkerSettings
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pending:
-    """A settlement that was refused and is tried again. ``lease_ends_at`` and ``due_at``: monotonic."""
+    """A settlement that was refused or put off, and is tried again. ``lease_ends_at`` and ``due_at``: monotonic."""
 
     delivery: Delivery
     settlement: Settlement
     lease_ends_at: float
     tries: int
     due_at: float
+    put_off: bool = False  # by a call that may extend the lease: due when that is over, and at ``due_at`` at the latest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +69,7 @@ class Settler:
         self._bus = bus
         self._probe = probe
         self._random = random
+        self._fenced = broker.capabilities.fenced
         self._hold_seconds_max = broker.capabilities.hold_seconds_max
         self._batch = broker.capabilities.settle_batch
         self._linger_seconds = broker.capabilities.settle_linger_seconds
@@ -93,7 +98,7 @@ class Settler:
     def next_due_at(self) -> float | None:
         """When the next settlement is to be tried (monotonic); None when there is none."""
         with self._lock:
-            due_at = [pending.due_at for pending in self._again]
+            due_at = [self._due_at(pending) for pending in self._again]
             if self._fresh:
                 due_at.append(self._fresh_since + self._linger_seconds if self._lingers else 0.0)
             return min(due_at, default=None)
@@ -169,14 +174,19 @@ class Settler:
     def _take_again(self, now: float, count: int) -> list[Pending]:
         if not self._again:
             return []
-        due = [pending for pending in self._again if pending.due_at <= now][:count]
+        due = [pending for pending in self._again if self._due_at(pending) <= now][:count]
         taken = {pending.delivery.receipt for pending in due}
         self._again = [pending for pending in self._again if pending.delivery.receipt not in taken]
         return due
 
+    def _due_at(self, pending: Pending) -> float:
+        over = pending.put_off and not self._book.is_extended_now(pending.delivery)
+        return 0.0 if over else pending.due_at
+
     def _group(self, fresh: Sequence[tuple[Delivery, Settlement]], again: Sequence[Pending]) -> Group:
-        entered = [delivery for delivery, _ in fresh]
-        ends_at = self._book.unregister(entered, wait_seconds=self._settings.heartbeat_interval_seconds)
+        ends_at = self._book.unregister([delivery for delivery, _ in fresh], wait_seconds=0.0)
+        if not self._fenced:
+            fresh = self._without_extended(fresh, ends_at)
         if not again:
             return Group(settlements=fresh, lease_ends_at=ends_at)
         return Group(
@@ -184,6 +194,30 @@ class Settler:
             lease_ends_at={**ends_at, **{pending.delivery.receipt: pending.lease_ends_at for pending in again}},
             tries={pending.delivery.receipt: pending.tries for pending in again},
         )
+
+    def _without_extended(
+        self, fresh: Sequence[tuple[Delivery, Settlement]], ends_at: Mapping[str, float]
+    ) -> Sequence[tuple[Delivery, Settlement]]:
+        """Put off what an extension under way could undo; answers the rest. An ack stays, whatever comes after it."""
+        due_at = self._clock.monotonic() + self._settings.heartbeat_interval_seconds
+        put_off = {
+            delivery.receipt: Pending(
+                delivery=delivery,
+                settlement=settlement,
+                lease_ends_at=ends_at.get(delivery.receipt, 0.0),  # it was lost
+                tries=0,
+                due_at=due_at,
+                put_off=True,
+            )
+            for delivery, settlement in fresh
+            if not isinstance(settlement, Ack) and self._book.is_extended_now(delivery)
+        }
+        if not put_off:
+            return fresh
+        with self._lock:
+            self._again += put_off.values()
+            self._applying = [delivery for delivery in self._applying if delivery.receipt not in put_off]
+        return [(delivery, settlement) for delivery, settlement in fresh if delivery.receipt not in put_off]
 
     def _called(
         self, settlements: Sequence[tuple[Delivery, Settlement]]

@@ -27,7 +27,7 @@ from penstock.worker.loop import Until
 from penstock.worker.parts import Calls, Parts, Tools
 from penstock.worker.places import LOOP_THREAD
 from penstock.worker.pulse import Phase
-from penstock.worker.shutdown import BROKER_SHARE, UNSTARTED, StopSignal, give_back, release_pending
+from penstock.worker.shutdown import BOOK_SHARE, BROKER_SHARE, UNSTARTED, StopSignal, give_back, release_pending
 from penstock.worker.stacks import stacks
 
 Outcome = Literal["drained", "given_back", "forced"]
@@ -304,7 +304,7 @@ class Shift:
         """What nobody began, when the I/O thread has not come to it (a poll may hold it)."""
         deadline = self._clock.monotonic() + seconds * BROKER_SHARE
         unstarted = [delivery for served in self._parts.lines for delivery in served.intake.take_all()]
-        self._parts.book.unregister(unstarted, wait_seconds=deadline - self._clock.monotonic())
+        self._parts.book.unregister(unstarted, wait_seconds=seconds * BOOK_SHARE)
         settlements = [(delivery, UNSTARTED) for delivery in unstarted]
         self._refused += self._parts.settler.settle_by(settlements, deadline=deadline)
 

@@ -23,7 +23,7 @@ GIVEN_BACK = Release(delay_seconds=0.0, refund=True)  # a shutdown broke it off,
 
 # Parts of the time for releasing: the book gets the first to await a heartbeat in flight, the claims may take until the
 # second is over, the broker until the third; the rest is for interrupting.
-_BOOK_SHARE = 1 / 3
+BOOK_SHARE = 1 / 3
 _CLAIMS_SHARE = 2 / 3
 BROKER_SHARE = 0.9
 _PENDING_PAUSE_SECONDS = 0.05  # between two looks at batches that wait for the ledger
@@ -191,7 +191,7 @@ def give_back(
         left[:] = [delivery for delivery in left if delivery.receipt not in settled]
 
     tried(
-        "leave the heartbeat's book", lambda: book.unregister(_deliveries(flights), wait_seconds=seconds * _BOOK_SHARE)
+        "leave the heartbeat's book", lambda: book.unregister(_deliveries(flights), wait_seconds=seconds * BOOK_SHARE)
     )
     claimless = [flight for flight in flights if not _holds_claim(flight)]
     holding = [flight for flight in flights if flight not in set(claimless)]

@@ -89,7 +89,8 @@ def instant_clock() -> FakeClock:
 
 
 def batches(api: Api, clock: FakeClock | None = None) -> Batches:
-    return Batches(api, AtOnce("test", threads=2), clock=clock or instant_clock(), random=lambda: 0.5)
+    at_once = AtOnce("test", threads=2)
+    return Batches(api, lambda _: at_once, clock=clock or instant_clock(), random=lambda: 0.5)
 
 
 class KnownQueues(Queues):
@@ -138,7 +139,7 @@ class Scene:
         self.settling = Settling(
             queues=queues,
             batches=calls,
-            leases=Leases(queues, calls, self.settled, clock=self.clock),
+            leases=Leases(queues, calls, self.settled, extending=calls, clock=self.clock),
             sending=Sending(self.api, queues, calls),
             settled=self.settled,
             at_once=AtOnce("test", threads=2),

@@ -1,12 +1,19 @@
 """What the SQS broker says of itself, and what it refuses before it asks anybody."""
 
-from collections.abc import Callable, Iterator
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
+from typing import Any
 
 import pytest
-from tests.unit.brokers.sqs_doubles import received
+from tests.unit.brokers.sqs_doubles import received, succeeded
 
 from penstock.brokers.sqs import SqsBroker
+from penstock.brokers.sqs.api import Api
+from penstock.brokers.sqs.broker import EXTENDERS, SETTLERS
+from penstock.brokers.sqs.leases import CHANGE
+from penstock.brokers.sqs.settling import DELETE
 from penstock.errors import ConfigurationError, TemporaryError
 from penstock.messaging.broker import Ask, QueueSettings
 from penstock.messaging.message import Outgoing
@@ -14,6 +21,7 @@ from penstock.messaging.settlement import Ack
 from penstock.storage.aws import Aws
 
 NOWHERE = Aws(region="us-east-1", endpoint_url="http://127.0.0.1:1")
+DEADLINE_SECONDS = 60.0
 
 
 @pytest.fixture
@@ -92,3 +100,68 @@ def test_after_the_closing_everything_is_away(broker: SqsBroker) -> None:
     turn = broker.turn([(received(1), Ack())], [Ask(queue="q", messages_max=1)], lease_seconds=1)
     assert isinstance(turn.settle_error, TemporaryError)
     assert turn.receive_error is not None
+
+
+class Hanging:
+    """An API in place of AWS's: calls of one operation on one queue wait until the test lets them go."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, operation: str, queue: str) -> None:
+        self.gate = threading.Event()
+        self._waiting = threading.Semaphore(0)
+
+        def ask(_: Api, asked: str, *, queue: str = "", **parameters: Any) -> Mapping[str, Any]:
+            if asked == "get_queue_url":
+                return {"QueueUrl": f"http://sqs/1/{parameters['QueueName']}"}
+            if (asked, queue) == hangs:
+                self._waiting.release()
+                assert self.gate.wait(2 * DEADLINE_SECONDS)
+            return succeeded(parameters["Entries"])
+
+        hangs = (operation, queue)
+        monkeypatch.setattr(Api, "ask", ask)
+
+    def until_waiting(self, count: int) -> None:
+        for _ in range(count):
+            assert self._waiting.acquire(timeout=DEADLINE_SECONDS)
+
+
+def extended(broker: SqsBroker, queue: str) -> threading.Event:
+    """Set when the leases of two full calls have been extended."""
+    done = threading.Event()
+    deliveries = [received(n, queue=queue, began_at=time.monotonic()) for n in range(1_000, 1_020)]
+
+    def extend() -> None:
+        broker.extend(deliveries, lease_seconds=60)
+        done.set()
+
+    threading.Thread(target=extend, daemon=True).start()
+    return done
+
+
+@pytest.mark.parametrize("queue", ["q", "other"])
+def test_leases_are_extended_while_every_call_that_settles_hangs(
+    broker: SqsBroker, monkeypatch: pytest.MonkeyPatch, queue: str
+) -> None:
+    hanging = Hanging(monkeypatch, DELETE, "q")
+    acks = [(received(n, began_at=time.monotonic()), Ack()) for n in range(10 * (SETTLERS + 1))]
+    settling = threading.Thread(target=broker.settle, args=(acks,), daemon=True)
+    settling.start()
+    hanging.until_waiting(SETTLERS + 1)  # the last call is made by the thread that settles
+    assert extended(broker, queue).wait(DEADLINE_SECONDS)
+    hanging.gate.set()
+    settling.join(DEADLINE_SECONDS)
+    assert not settling.is_alive()
+
+
+def test_leases_of_a_queue_are_extended_while_every_call_that_extends_another_hangs(
+    broker: SqsBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hanging = Hanging(monkeypatch, CHANGE, "q")
+    deliveries = [received(n, began_at=time.monotonic()) for n in range(10 * (EXTENDERS + 1))]
+    extending = threading.Thread(target=broker.extend, args=(deliveries,), kwargs={"lease_seconds": 60}, daemon=True)
+    extending.start()
+    hanging.until_waiting(EXTENDERS + 1)
+    assert extended(broker, "other").wait(DEADLINE_SECONDS)
+    hanging.gate.set()
+    extending.join(DEADLINE_SECONDS)
+    assert not extending.is_alive()

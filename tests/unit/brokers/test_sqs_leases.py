@@ -24,7 +24,8 @@ class Scene:
         self.clock = instant_clock()
         self.api = FakeApi(answer)
         self.settled = Settled()
-        self.leases = Leases(KnownQueues(self.api), batches(self.api, self.clock), self.settled, clock=self.clock)
+        calls = batches(self.api, self.clock)
+        self.leases = Leases(KnownQueues(self.api), calls, self.settled, extending=calls, clock=self.clock)
 
     def extend(self, *deliveries: Delivery, lease_seconds: float = 60.0) -> Sequence[Delivery]:
         return self.leases.extend(deliveries, lease_seconds)

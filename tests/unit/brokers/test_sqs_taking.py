@@ -25,11 +25,11 @@ class Scene:
         self.clock = FakeClock()
         self.api = FakeApi()
         self.held = Held(self.clock, unclaimed_seconds=1.0)
-        queues = KnownQueues(self.api)
+        queues, calls = KnownQueues(self.api), batches(self.api)
         self.taking = Taking(
             held=self.held,
             receiving=Receiving(self.api, queues, AtOnce("test", threads=2), pollers=2, clock=self.clock),
-            leases=Leases(queues, batches(self.api), Settled(), clock=self.clock),
+            leases=Leases(queues, calls, Settled(), extending=calls, clock=self.clock),
             poll_seconds=5.0,
             clock=self.clock,
         )

@@ -2,7 +2,9 @@
 
 import itertools
 import json
+import threading
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
@@ -31,7 +33,7 @@ from penstock.events import (
     RunFailed,
 )
 from penstock.ledger import Ledger
-from penstock.ledger.records import Failure, ObjectResult, ObjectState
+from penstock.ledger.records import Claim, Failure, ObjectResult, ObjectState
 from penstock.messaging.clock import Clock, SystemClock
 from penstock.messaging.delivery import Delivery
 from penstock.messaging.message import Message
@@ -46,6 +48,7 @@ from penstock.pipeline.streak import FailureStreak
 from penstock.testing.fake_clock import FakeClock
 
 PIPELINE = "file:///table"
+DEADLINE_SECONDS = 60.0
 Answer = Callable[[RunRequest], RunResult]
 
 
@@ -102,13 +105,14 @@ class Pipeline:
         listen: Listener = lambda event: None,
         watched: Callable[[], AbstractContextManager[None]] = nullcontext,
         clock: Clock | None = None,
+        lease_seconds: float = 60.0,
     ) -> None:
         self.ledger = ledger
         self.events: list[Event] = []
         self._settings = AttemptSettings(
             pipeline=PIPELINE,
             worker="w",
-            lease_seconds=60.0,
+            lease_seconds=lease_seconds,
             objects_max=objects_max,
             attempts_max=3,
             backoff_base_seconds=1.0,
@@ -465,6 +469,33 @@ def test_nothing_is_claimed_after_giving_back(ledger: Ledger) -> None:
     with pytest.raises(RunCancelled):
         execution.run()
     assert engine.requests == []
+
+
+def test_a_stop_waits_for_a_claim_that_does_not_come_until_it_interrupts_the_work(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    claiming, answers = threading.Event(), threading.Event()
+    claim = ledger.claim
+
+    def slowly(*args: Any, **named: Any) -> Claim:
+        claiming.set()
+        assert answers.wait(2 * DEADLINE_SECONDS)
+        return claim(*args, **named)
+
+    monkeypatch.setattr(ledger, "claim", slowly)
+    pipeline = Pipeline(ledger, Engine(), lease_seconds=2 * DEADLINE_SECONDS)
+    execution = pipeline.execution("a")
+    with ThreadPoolExecutor(2) as pool:
+        running = pool.submit(execution.run)
+        assert claiming.wait(DEADLINE_SECONDS)
+        waiting = pool.submit(execution.give_back)
+        execution.interrupt()
+        waiting.result(DEADLINE_SECONDS)
+        assert not running.done()
+        answers.set()
+        with pytest.raises(RunCancelled):
+            running.result(DEADLINE_SECONDS)
+    assert pipeline.state("a") is ObjectState.UNPROCESSED
 
 
 def test_a_claim_is_extended_while_it_runs_and_nothing_is_lost_after_the_commit(ledger: Ledger) -> None:

@@ -348,3 +348,18 @@ def test_it_does_not_await_a_call_for_others(standing: Beating, broker: "FakeBro
     standing.book.unregister([delivery(99)], wait_seconds=60)  # would wait for ever: the clock stands still
     broker.extend_gate.set()
     standing.eventually(lambda: standing.heartbeat.idle)
+
+
+def test_who_waits_for_a_call_hears_of_its_end(skipping_clock: "SkippingClock", delivery: Make) -> None:
+    seen: list[bool] = []
+    book = Book(
+        clock=skipping_clock,
+        lease_seconds=LEASE_SECONDS,
+        call_over=lambda: seen.append(book.is_extended_now(only)),
+    )
+    only = delivery(1)
+    book.register([only])
+    with book.calling("q", [only]):
+        assert book.is_extended_now(only)
+        assert not book.is_extended_now(delivery(2))
+    assert seen == [False]

@@ -251,3 +251,60 @@ def test_nothing_lingers_where_everything_is_to_be_applied_now(thrifty: Settling
     thrifty.settler.apply_due()
     assert thrifty.broker.journal == ["settle 3"]
     assert thrifty.settler.next_due_at() is None
+
+
+# --- while a lease is being extended
+
+
+@pytest.fixture
+def unfenced(broker: "FakeBroker", skipping_clock: "SkippingClock") -> Settling:
+    """At a broker that cannot tell an extension that comes late."""
+    broker.capabilities = replace(broker.capabilities, fenced=False)
+    return Settling(broker, skipping_clock)
+
+
+def test_an_ack_does_not_wait_for_an_extension_under_way(unfenced: Settling) -> None:
+    (only,) = unfenced.receive(1)
+    with unfenced.book.calling("q", [only]):
+        unfenced.settler.submit([(only, Ack())])
+        unfenced.settler.apply_due()
+        assert unfenced.broker.acked() == ["m0"]
+    assert unfenced.clock.waits == []
+
+
+def test_at_a_broker_with_a_fence_a_release_does_not_either(settling: Settling) -> None:
+    (only,) = settling.receive(1)
+    with settling.book.calling("q", [only]):
+        settling.settler.submit([(only, Release())])
+        settling.settler.apply_due()
+        assert settling.broker.released() == {"m0": Release()}
+    assert settling.clock.waits == []
+
+
+def test_without_a_fence_a_release_is_applied_when_the_extension_is_over_and_others_do_not_wait(
+    unfenced: Settling,
+) -> None:
+    extended, other = unfenced.receive(2)
+    with unfenced.book.calling("q", [extended]):
+        unfenced.settler.submit([(extended, Release()), (other, Release())])
+        unfenced.settler.apply_due()
+        assert unfenced.broker.released() == {"m1": Release()}
+        assert unfenced.settler.unapplied() == [extended]
+        due_at = unfenced.settler.next_due_at()
+        assert due_at is not None
+        assert due_at > unfenced.clock.time
+    assert unfenced.settler.next_due_at() == 0.0
+    unfenced.settler.apply_due()
+    assert unfenced.broker.released() == {"m1": Release(), "m0": Release()}
+    assert unfenced.settler.unapplied() == []
+    assert unfenced.clock.waits == []
+
+
+def test_a_release_waits_for_an_extension_no_longer_than_a_beat(unfenced: Settling) -> None:
+    (only,) = unfenced.receive(1)
+    began_at = unfenced.clock.time
+    with unfenced.book.calling("q", [only]):
+        unfenced.settler.submit([(only, Release())])
+        unfenced.apply_until(LEASE_SECONDS)
+    assert unfenced.broker.released() == {"m0": Release()}
+    assert unfenced.clock.time == began_at + LEASE_SECONDS / 3

@@ -1,5 +1,6 @@
 """Several calls at the same time, and what each came to."""
 
+import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
@@ -31,6 +32,34 @@ class AtOnce:
     def close(self) -> None:
         """Begin no more. What is under way ends by itself."""
         self._pool.shutdown(wait=False)
+
+
+class AtOncePerQueue:
+    """Threads of its own for each queue, made when it first needs them. Any thread may call it."""
+
+    def __init__(self, name: str, *, threads: int) -> None:
+        """``threads``: of each queue, at most."""
+        self._name = name
+        self._threads = threads
+        self._lock = threading.Lock()
+        self._by_queue: dict[str, AtOnce] = {}  # under the lock
+        self._closed = False  # under the lock
+
+    def of(self, queue: str) -> AtOnce:
+        """Those of this queue."""
+        with self._lock:
+            if queue not in self._by_queue:
+                self._by_queue[queue] = AtOnce(f"{self._name}-{queue}", threads=self._threads)
+                if self._closed:
+                    self._by_queue[queue].close()
+            return self._by_queue[queue]
+
+    def close(self) -> None:
+        """Begin no more. What is under way ends by itself."""
+        with self._lock:
+            self._closed = True
+            for at_once in self._by_queue.values():
+                at_once.close()
 
 
 def outcome(call: Callable[[], Answer]) -> Answer | Exception:

@@ -1,7 +1,7 @@
 """Calls of ten entries. SQS answers 200 and names those that failed: they alone are tried again."""
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -35,7 +35,8 @@ class Failed:
 class Batches:
     """Any thread may call it."""
 
-    def __init__(self, api: Api, at_once: AtOnce, *, clock: Clock, random: Random) -> None:
+    def __init__(self, api: Api, at_once: Callable[[str], AtOnce], *, clock: Clock, random: Random) -> None:
+        """``at_once``: the threads for the calls of a queue, by its name."""
         self._api = api
         self._at_once = at_once
         self._clock = clock
@@ -48,7 +49,7 @@ class Batches:
         failed, their entries did.
         """
         starts = range(0, len(entries), BATCH_MAX)
-        answers = self._at_once.run(
+        answers = self._at_once(queue.name).run(
             [partial(self.call, queue, operation, entries[start : start + BATCH_MAX]) for start in starts]
         )
         errors = [answer for answer in answers if isinstance(answer, Exception)]

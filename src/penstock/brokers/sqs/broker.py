@@ -19,7 +19,7 @@ from dataclasses import replace
 
 from penstock.brokers import rules
 from penstock.brokers.sqs.api import Api
-from penstock.brokers.sqs.at_once import AtOnce, outcome
+from penstock.brokers.sqs.at_once import AtOnce, AtOncePerQueue, outcome
 from penstock.brokers.sqs.batches import Batches
 from penstock.brokers.sqs.faults import is_missing
 from penstock.brokers.sqs.held import Expected, Held
@@ -57,7 +57,8 @@ from penstock.storage.aws import Aws
 POLLERS = 5
 POLL_SECONDS = 5.0
 UNCLAIMED_SECONDS = 1.0
-SETTLERS = 8  # threads that settle and extend
+SETTLERS = 8  # threads that settle
+EXTENDERS = 4  # threads that extend, of each queue
 TURNS_MAX = 4  # threads that call `turn` at the same time without waiting for each other
 
 
@@ -98,6 +99,7 @@ class SqsBroker:
         self._capabilities = capabilities(pollers=pollers)
         self._receivers = AtOnce("receive", threads=pollers * TURNS_MAX)
         self._settlers = AtOnce("settle", threads=SETTLERS)
+        self._extenders = AtOncePerQueue("extend", threads=EXTENDERS)
         self._turners = AtOnce("turn", threads=TURNS_MAX)
         self._ways = AtOnce("ways", threads=SETTLERS)
         self._api = Api(aws, pollers=pollers, poll_seconds=poll_seconds)
@@ -105,8 +107,9 @@ class SqsBroker:
         self._movers = Movers(self._api, self._queues, clock=self._clock)
         self._held = Held(self._clock, unclaimed_seconds=UNCLAIMED_SECONDS)
         self._settled = Settled()
-        batches = Batches(self._api, self._settlers, clock=self._clock, random=random)
-        self._leases = Leases(self._queues, batches, self._settled, clock=self._clock)
+        batches = Batches(self._api, lambda _: self._settlers, clock=self._clock, random=random)
+        extending = Batches(self._api, self._extenders.of, clock=self._clock, random=random)
+        self._leases = Leases(self._queues, batches, self._settled, extending=extending, clock=self._clock)
         self._sending = Sending(self._api, self._queues, batches)
         self._taking = Taking(
             held=self._held,
@@ -297,7 +300,7 @@ class SqsBroker:
         self._closed = True
         self._taking.close()
         self._api.close()
-        for pool in (self._receivers, self._settlers, self._turners, self._ways):
+        for pool in (self._receivers, self._settlers, self._extenders, self._turners, self._ways):
             pool.close()
 
     # --- inside

@@ -23,9 +23,11 @@ CHANGE = "change_message_visibility_batch"
 class Leases:
     """Any thread may call it."""
 
-    def __init__(self, queues: Queues, batches: Batches, settled: Settled, *, clock: Clock) -> None:
+    def __init__(self, queues: Queues, batches: Batches, settled: Settled, *, extending: Batches, clock: Clock) -> None:
+        """``extending``: what extends, in threads that wait for no other call and for no other queue."""
         self._queues = queues
         self._batches = batches
+        self._extending = extending
         self._settled = settled
         self._clock = clock
 
@@ -38,7 +40,7 @@ class Leases:
                 by_queue.setdefault(delivery.queue, []).append(delivery)
         refused: list[Failed] = []
         for queue, held in by_queue.items():
-            for place, failed in self.change(queue, [(each, lease_seconds) for each in held]):
+            for place, failed in self._changed(self._extending, queue, [(each, lease_seconds) for each in held]):
                 if faults.is_gone_handle(failed.code, failed.message):
                     lost.append(held[place])
                 elif not faults.is_ceiling(failed.code, failed.message):
@@ -49,6 +51,15 @@ class Leases:
 
     def change(self, queue: str, visibility: Sequence[tuple[Delivery, float]]) -> Sequence[tuple[int, Failed]]:
         """Let deliveries of one queue be hidden for so many seconds from now; answers which failed."""
+        return self._changed(self._batches, queue, visibility)
+
+    def left_seconds(self, delivery: Delivery) -> float:
+        """For how long from now SQS would hold it."""
+        return LEASE_SECONDS_MAX - MARGIN_SECONDS - held_seconds(delivery, self._clock)
+
+    def _changed(
+        self, batches: Batches, queue: str, visibility: Sequence[tuple[Delivery, float]]
+    ) -> Sequence[tuple[int, Failed]]:
         entries = [
             {
                 "ReceiptHandle": delivery.receipt,
@@ -56,8 +67,4 @@ class Leases:
             }
             for delivery, seconds in visibility
         ]
-        return list(self._batches.run(self._queues.find(queue), CHANGE, entries).items())
-
-    def left_seconds(self, delivery: Delivery) -> float:
-        """For how long from now SQS would hold it."""
-        return LEASE_SECONDS_MAX - MARGIN_SECONDS - held_seconds(delivery, self._clock)
+        return list(batches.run(self._queues.find(queue), CHANGE, entries).items())
