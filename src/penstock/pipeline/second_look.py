@@ -33,7 +33,7 @@ def look_again(summary: Summary, plan: ReadPlan) -> Summary:
     }
     if not refs:
         return summary
-    with ahead(store_at(plan.source, plan.aws), list(refs.values())) as store:
+    with ahead(store_at(plan.source, plan.aws, remembers=False), list(refs.values())) as store:
 
         def judged(failures: Mapping[int, ObjectFailure]) -> dict[int, ObjectFailure]:
             return {

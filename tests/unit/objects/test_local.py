@@ -339,21 +339,6 @@ def test_a_range_that_cannot_be_read_is_named(store: LocalStore, file: Path) -> 
     assert (raised.value.offset, raised.value.length_bytes) == (100, 50)
 
 
-def test_on_another_host_a_root_may_have_another_device_number(
-    store: LocalStore, file: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ref = store.describe(file)
-    file.unlink()
-    file.parent.parent.rename(file.parent.parent.with_name("before"))
-    file.parent.mkdir(parents=True)
-    carried = pickle.dumps(store)
-    with pytest.raises(TemporaryError, match="another folder than before"):
-        pickle.loads(carried).open(ref)
-    monkeypatch.setattr("penstock.objects.local_root.gethostname", lambda: "another-host")
-    with pytest.raises(ObjectGone):
-        pickle.loads(carried).open(ref)
-
-
 def test_a_closed_reader_reads_nothing(store: LocalStore, file: Path) -> None:
     reader = store.open(store.describe(file))
     reader.close()

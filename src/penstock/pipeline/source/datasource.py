@@ -69,7 +69,7 @@ class PenstockReader(DataSourceReader):
         self._drained = drained
         self._driver_host = gethostname()  # where Spark plans
         plan = ReadPlan.load(work)
-        self._store: ObjectStore = store_at(plan.source, plan.aws)
+        self._store: ObjectStore = store_at(plan.source, plan.aws, remembers=False)
 
     def partitions(self) -> list[InputPartition]:
         plan = ReadPlan.load(self._work)
