@@ -107,6 +107,16 @@ def test_readings_that_disagree_exclude_the_object(tmp_path: Path) -> None:
     assert (list(summary.readings), summary.failures) == ([1], {})
 
 
+def test_readings_of_which_a_host_refused_one_disagree_by_that_refusal(tmp_path: Path) -> None:
+    plan = plan_of(tmp_path, {"a": LINE})
+    read(plan, 0)
+    path = Path(plan.objects[0].key)
+    path.rename(path.with_name("before"))
+    path.mkdir()
+    read(plan, 0)
+    assert summarise(plan).exclude[0].kind is FailureKind.REFUSED
+
+
 @pytest.mark.parametrize("begun", [True, False])
 def test_a_failure_seen_only_afterwards_excludes_the_object(tmp_path: Path, begun: bool) -> None:
     plan = plan_of(tmp_path, {"a": LINE})
