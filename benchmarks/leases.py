@@ -116,7 +116,8 @@ class Books:
     alive: Counter[str] = field(default_factory=Counter)  # calls under way, by message
     calls: int = 0
     twice: set[str] = field(default_factory=set)  # messages that two calls had at a time
-    elsewhere: set[str] = field(default_factory=set)  # messages that the second worker began
+    elsewhere: set[str] = field(default_factory=set)  # messages that the second worker began, though not released
+    released: set[str] = field(default_factory=set)  # what an object could not be read for
     leased_at: dict[str, float] = field(default_factory=dict)  # monotonic: the last receive or extension
     gap_seconds: float = 0.0
     lost: set[str] = field(default_factory=set)
@@ -133,7 +134,7 @@ class Books:
             self.alive[message_id] += 1
             if self.alive[message_id] > 1:
                 self.twice.add(message_id)
-            if worker != "first":
+            if worker != "first" and message_id not in self.released:
                 self.elsewhere.add(message_id)
         try:
             yield
@@ -166,7 +167,8 @@ class Books:
                 case DeliverySettled(settlement=Ack()):
                     self.acked.add(event.message_id)
                     self.leased_at.pop(event.message_id, None)
-                case DeliverySettled():  # released: an object that could not be read
+                case DeliverySettled():
+                    self.released.add(event.message_id)
                     self.leased_at.pop(event.message_id, None)
                 case _:
                     pass
