@@ -53,9 +53,8 @@ def moves(s: State, m: Mutation) -> Iterator[tuple[str, State]]:
     yield "the worker dies", s._replace(alive=False)
     if s.asking >= 0:
         yield "the calls to the ledger end", _over(s, m)
-    if 0 <= s.asking <= BEAT:  # calls begin until the next beat is due
         late = 0 if Mutation.CLAIM_FROM_ITS_CALL in m else s.asking
-        yield "the ledger extends the claim", s._replace(claim=CLAIM - late)
+        yield "the ledger extends the claim", s._replace(claim=max(CLAIM - late, CLAIM // 2))
 
 
 def _beat(s: State, m: Mutation) -> State:
