@@ -130,7 +130,7 @@ class SparkEngine:
         missing = [object_id for object_id, failure in found.items() if failure.failure is Failure.GONE]
         if missing and self._root is not None:
             try:
-                self._root.check()
+                self._root.check_missing()
             except TemporaryError as away:
                 fault = ReadFailure(failure=Failure.RETRY, reason=str(away), refund=True)
                 found |= dict.fromkeys(missing, fault)
