@@ -96,9 +96,10 @@ class LocalStore:
 
     __slots__ = ("_looked", "_prefixes", "_roots")
 
-    def __init__(self, *roots: AnyPath) -> None:
+    def __init__(self, *roots: AnyPath, remembers: bool = True) -> None:
+        """``remembers`` is explained at `LocalRoot`."""
         self._roots = tuple(os.path.realpath(os.fsencode(root)) for root in roots)
-        self._looked = {root: LocalRoot(root) for root in self._roots}
+        self._looked = {root: LocalRoot(root, remembers=remembers) for root in self._roots}
         self._prefixes = tuple(root.rstrip(b"/") + b"/" for root in self._roots)
 
     def contains(self, path: bytes) -> bool:
@@ -144,12 +145,12 @@ class LocalStore:
         return data
 
     def check_root(self, path: bytes) -> None:
-        """Raise `TemporaryError` if the root of a missing file is away; see `LocalRoot.check`."""
+        """Raise `TemporaryError` if the root above a path is away; see `LocalRoot.check`."""
         self._root_of(path).check()
 
     def _refuse(self, uri: str, path: bytes, error: OSError) -> NoReturn:
         if error.errno in _NOT_THERE and self.contains(path):
-            self.check_root(path)
+            self._root_of(path).check_missing()
         _refuse(uri, error)
 
     def _root_of(self, path: bytes) -> LocalRoot:

@@ -203,7 +203,7 @@ class Run:
         replaced: they do not see the source as it is, and their word must not be the object's end."""
         if runs_here(self._tools.spark) or is_s3(self._plan.source):
             return
-        store = store_at(self._plan.source, self._plan.aws)
+        store = store_at(self._plan.source, self._plan.aws, remembers=False)
         for index, failure in {**summary.failures, **summary.exclude}.items():
             if failure.kind not in (FailureKind.GONE, FailureKind.SUPERSEDED):
                 continue

@@ -66,7 +66,7 @@ class PenstockReader(DataSourceReader):
         self._work = work
         self._drained = drained
         plan = ReadPlan.load(work)
-        self._store: ObjectStore = store_at(plan.source, plan.aws)
+        self._store: ObjectStore = store_at(plan.source, plan.aws, remembers=False)
 
     def partitions(self) -> list[InputPartition]:
         plan = ReadPlan.load(self._work)
