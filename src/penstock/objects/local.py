@@ -13,7 +13,14 @@ import stat
 from types import TracebackType
 from typing import NoReturn, Self
 
-from penstock.errors import ObjectDenied, ObjectGone, ObjectSuperseded, ObjectUnreadable, TemporaryError
+from penstock.errors import (
+    ObjectDenied,
+    ObjectGone,
+    ObjectRefused,
+    ObjectSuperseded,
+    ObjectUnreadable,
+    TemporaryError,
+)
 from penstock.objects.local_root import LocalRoot
 from penstock.objects.reference import LOCAL_BUCKET, ObjectRef, decode_key, uri_of
 
@@ -62,7 +69,7 @@ class LocalReader:
                     )
                 data += more
         except OSError as error:
-            _refuse(self._ref.uri, error)
+            _refuse(self._ref.uri, error, offset, wanted)
         return data
 
     def verify(self) -> None:
@@ -177,9 +184,9 @@ def etag_of(status: os.stat_result) -> str:
 
 def _check_regular(uri: str, status: os.stat_result) -> None:
     if stat.S_ISDIR(status.st_mode):
-        raise ObjectUnreadable(f"{uri}: {os.strerror(errno.EISDIR)}")
+        raise ObjectRefused(f"{uri}: {os.strerror(errno.EISDIR)}")
     if not stat.S_ISREG(status.st_mode):
-        raise ObjectUnreadable(f"{uri} is not a regular file")
+        raise ObjectRefused(f"{uri} is not a regular file")
 
 
 def _check_version(ref: ObjectRef, status: os.stat_result) -> None:
@@ -191,7 +198,7 @@ def _check_place(uri: str, path: bytes, descriptor: int, status: os.stat_result)
     # A folder on the way may have become a link since the path was resolved. Asking the open descriptor leaves no gap
     # between the check and the reading.
     if _place(path, descriptor, status) != path:
-        raise ObjectUnreadable(f"{uri} is reached through a link now; announce it by its real path")
+        raise ObjectRefused(f"{uri} is reached through a link now; announce it by its real path")
 
 
 def _place(path: bytes, descriptor: int, status: os.stat_result) -> bytes | None:
@@ -216,12 +223,12 @@ def _resolve(path: bytes, opened: os.stat_result) -> bytes | None:
     return real if os.path.samestat(named, opened) else None
 
 
-def _refuse(uri: str, error: OSError) -> NoReturn:
+def _refuse(uri: str, error: OSError, offset: int = 0, length_bytes: int = 0) -> NoReturn:
     reason = f"{uri}: {error.strerror or error}"
     if error.errno in _PROCESS_FAULTS | _MOUNT_FAULTS:
         raise TemporaryError(reason) from error
     if error.errno in _NOT_THERE:
         raise ObjectGone(reason) from error
     if isinstance(error, PermissionError):
-        raise ObjectDenied(reason) from error
-    raise ObjectUnreadable(reason) from error
+        raise ObjectDenied(reason, offset=offset, length_bytes=length_bytes) from error
+    raise ObjectRefused(reason, offset=offset, length_bytes=length_bytes) from error

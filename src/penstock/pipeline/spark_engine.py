@@ -183,7 +183,7 @@ def judged(failures: Mapping[bytes, ObjectFailure], denials: Denials) -> dict[by
         denials.add(object_id)
     forgiven = {object_id for object_id in denied if denials.add(object_id)}
     return {
-        object_id: replace(read_failure(failure), refund=object_id in forgiven)
+        object_id: replace(found := read_failure(failure), refund=found.refund or object_id in forgiven)
         for object_id, failure in failures.items()
     }
 
@@ -197,7 +197,15 @@ def read_failure(failure: ObjectFailure) -> ReadFailure:
             return ReadFailure(failure=Failure.SUPERSEDED, reason=failure.reason)
         case FailureKind.TOO_LARGE:
             return ReadFailure(failure=Failure.DEAD, reason=failure.reason)
-        case FailureKind.UNREADABLE | FailureKind.DENIED | FailureKind.QUARANTINE_RATIO | FailureKind.DISAGREED:
+        case FailureKind.HOST:
+            return ReadFailure(failure=Failure.RETRY, reason=failure.reason, refund=True)
+        case (
+            FailureKind.UNREADABLE
+            | FailureKind.REFUSED
+            | FailureKind.DENIED
+            | FailureKind.QUARANTINE_RATIO
+            | FailureKind.DISAGREED
+        ):
             return ReadFailure(failure=Failure.RETRY, reason=failure.reason)
 
 
