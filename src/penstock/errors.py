@@ -26,7 +26,8 @@
         ├── ObjectGone           it is no longer there
         ├── ObjectSuperseded     what is there now is another version
         └── ObjectUnreadable     it is there and cannot be read: truncated, corrupt, too large
-            └── ObjectDenied     we are not permitted to: rather a fault of the settings than of the object
+            └── ObjectRefused    this host could not open or read it; another one may
+                └── ObjectDenied we are not permitted to: rather a fault of the settings than of the object
 
     Interrupted                  (a BaseException) what `checkpoint` raises when the work is no longer ours: let it pass
 
@@ -148,7 +149,17 @@ class ObjectUnreadable(ObjectError):
     """The object exists in the right version and cannot be read."""
 
 
-class ObjectDenied(ObjectUnreadable):
+class ObjectRefused(ObjectUnreadable):
+    """This host could not open the object, or not read a range of it. Another host may be able to."""
+
+    def __init__(self, message: str, *, offset: int = 0, length_bytes: int = 0) -> None:
+        """``length_bytes``: of the range that could not be read; 0 if the object could not be opened."""
+        super().__init__(message)
+        self.offset = offset
+        self.length_bytes = length_bytes
+
+
+class ObjectDenied(ObjectRefused):
     """Permission to read the object is missing; often that of many objects at once."""
 
 

@@ -40,6 +40,12 @@ EMPTY_IF_RIGHT = {
         WHERE a.state = 'open' AND o.object_id IS NULL""",
     "a free object names an attempt": """
         SELECT uri, attempt_id FROM objects WHERE state = 'unprocessed' AND attempt_id IS NOT NULL""",
+    "an object that lives has an end": """
+        SELECT uri, state FROM objects WHERE state IN ('unprocessed', 'processing') AND ended_at IS NOT NULL""",
+    "an object was found missing, and nobody knows since when": """
+        SELECT uri, state FROM objects WHERE sought_at IS NULL AND (missed_at IS NOT NULL OR state = 'gone')""",
+    "an object that was processed is missing": """
+        SELECT uri FROM objects WHERE state = 'processed' AND (missed_at IS NOT NULL OR sought_at IS NOT NULL)""",
     "an object was not charged once for each attempt": """
         SELECT o.uri, o.charged, count(t.attempt_id) FROM objects o
         LEFT JOIN object_attempts t ON t.pipeline = o.pipeline AND t.object_id = o.object_id

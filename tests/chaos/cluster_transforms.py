@@ -4,61 +4,68 @@ What runs in Spark's Python workers is defined inside its function: so it travel
 module.
 """
 
+import json
 import os
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from pyspark.sql import DataFrame
 
-WORKERS = "CLUSTER_WORKERS"  # process ids of the cluster's workers, with commas
-OVER = "CLUSTER_MOUNT_OVER"  # a folder that is to be another one on each of their hosts
-FAULTS = "CLUSTER_FAULTS"  # a folder in which each fault leaves a file of its name, so that it happens once
-TASK, EXECUTOR, STRAGGLER = "task", "executor", "straggler"
+COMMANDS = "CLUSTER_COMMANDS"  # what `meanwhile` runs, as JSON
+FAULTS = "CLUSTER_FAULTS"  # a folder in which each fault leaves a file of its name and host, so that it happens once
+TASK, EXECUTOR, WORKER, STRAGGLER = "task", "executor", "worker", "straggler"
+PARTITIONS = 4
+PATIENCE_SECONDS = 120.0
+
+Tasks = Callable[[Iterator[Any]], Iterator[Any]]
 
 
-def diverge(frame: DataFrame) -> DataFrame:
-    """From now on the workers' hosts have a disk of their own there: after the proof that they share it."""
-    over = os.environ[OVER]
-    Path(over).mkdir(parents=True, exist_ok=True)
-    for worker in os.environ[WORKERS].split(","):
-        inside = ["nsenter", "--mount", "--target", worker]
-        subprocess.run([*inside, "mount", "-t", "tmpfs", "none", over], check=True)
+def meanwhile(frame: DataFrame) -> DataFrame:
+    """Run commands once: after the proof that the hosts share their folders, and before they read."""
+    for command in json.loads(os.environ.pop(COMMANDS, "[]")):
+        subprocess.run(command, check=True)
     return frame
 
 
 def faulty(frame: DataFrame) -> DataFrame:
-    """Behind a shuffle, and after some of their rows: one task fails, one executor is killed, one task hangs."""
-    folder = os.environ[FAULTS]
-    faults = (TASK, EXECUTOR, STRAGGLER)
+    """Behind a shuffle, and after some of their rows: one task fails, one has its executor killed, one waits until its
+    host is gone. Behind another shuffle, when all that is made up for: one task hangs."""
+    folder, patience_seconds = os.environ[FAULTS], PATIENCE_SECONDS
 
-    def tasks(batches: Iterator[Any]) -> Iterator[Any]:
-        import os
-        import signal
-        import time
-        from pathlib import Path
+    def faults(*names: str) -> Tasks:
+        """Let the fault of that place happen in the partition of that number, once."""
 
-        from pyspark import TaskContext
+        def tasks(batches: Iterator[Any]) -> Iterator[Any]:
+            import os
+            import signal
+            import socket
+            import time
 
-        def happens(fault: str) -> bool:
-            try:
-                Path(folder, fault).touch(exist_ok=False)
-            except FileExistsError:
-                return False
-            return True
+            from pyspark import TaskContext
 
-        context = TaskContext.get()
-        assert context is not None
-        partition = context.partitionId()
-        yield next(batches)
-        if partition < len(faults) and happens(faults[partition]):
-            if partition == 0:
+            context = TaskContext.get()
+            assert context is not None
+            partition = context.partitionId()
+            yield next(batches)
+            fault = names[partition] if partition < len(names) else None
+            if fault is not None:
+                try:
+                    with Path(folder, fault).open("x") as struck:
+                        struck.write(socket.gethostname())
+                except FileExistsError:
+                    fault = None
+            if fault == "task":
                 raise RuntimeError("a task that fails once")
-            if partition == 1:
+            if fault == "executor":
                 daemon = Path(f"/proc/{os.getppid()}/stat").read_text()
                 os.kill(int(daemon.rpartition(")")[2].split()[1]), signal.SIGKILL)
-            time.sleep(60)  # until Spark ends it: its executor is dead, or its copy was quicker
-        yield from batches
+            if fault is not None:
+                time.sleep(patience_seconds)  # until Spark ends it: its executor is dead, or its copy was quicker
+            yield from batches
 
-    return frame.repartition(4).mapInArrow(tasks, frame.schema)
+        return tasks
+
+    struck = frame.repartition(PARTITIONS).mapInArrow(faults(TASK, EXECUTOR, WORKER), frame.schema)
+    return struck.repartition(PARTITIONS).mapInArrow(faults(STRAGGLER), frame.schema)

@@ -18,6 +18,7 @@ from penstock.ledger.work_records import WorkBegun, WorkDone
 
 PIPELINE = "clicks"
 HANDLER = "thumbs"
+LATER = 1e11  # than any database's clock says
 LEASE_SECONDS = 3600.0  # nobody waits for a lease: who is dead is known to be
 
 
@@ -96,8 +97,10 @@ class Life:
             )
 
     def _claim(self, numbers: Sequence[int]) -> Claim:
-        candidates = [candidate(number) for number in numbers]
         attempt_id = self._fresh()
+        # A message of its own, that knows better than every end that the database recorded; or the first one.
+        news = Carrier(message_id=attempt_id, enqueued_at=LATER) if self._child.last or self._is_news() else None
+        candidates = [candidate(number, news) for number in numbers]
         try:
             return self._ledger.claim(
                 PIPELINE, candidates, attempt_id=attempt_id, worker=self._child.name, lease_seconds=LEASE_SECONDS
@@ -114,15 +117,25 @@ class Life:
             return
         bad = {id for id in claim.claimed if failures and self._chance.random() < 0.2}
         done = sorted(set(claim.claimed) - bad)
+        failed = [self._failed(id) for id in bad]
         outcome = BatchOutcome(
             pipeline=PIPELINE,
             attempt_id=claim.attempt_id,
             processed=[ObjectResult(object_id=id, rows=3, lines_quarantined=0) for id in done],
-            failed=[FailedObject(object_id=id, failure=Failure.RETRY, reason="") for id in bad],
+            failed=failed,
             rows=3 * len(done),
         )
         seq = self._until_answered(lambda: self._ledger.commit(outcome))
         self._note(committed=claim.attempt_id, seq=seq)
+
+    def _failed(self, id: bytes) -> FailedObject:
+        """Tried again, found missing for the first time, deleted, or replaced."""
+        failure = self._chance.choice((Failure.RETRY, Failure.RETRY, Failure.GONE, Failure.SUPERSEDED))
+        missing = failure is Failure.GONE or (failure is Failure.RETRY and self._chance.random() < 0.5)
+        return FailedObject(object_id=id, failure=failure, reason="", missing=missing)
+
+    def _is_news(self) -> bool:
+        return self._chance.random() < 0.5
 
     def _some(self) -> list[int]:
         return self._chance.sample(range(self._child.objects), min(8, self._child.objects))
@@ -173,8 +186,8 @@ def object_id(number: int) -> bytes:
     return number.to_bytes(16, "big")
 
 
-def candidate(number: int) -> Candidate:
-    carrier = Carrier(message_id=f"m-{number}", enqueued_at=1.0)
+def candidate(number: int, carrier: Carrier | None = None) -> Candidate:
+    carrier = carrier or Carrier(message_id=f"m-{number}", enqueued_at=1.0)
     key = f"object-{number}"
     return Candidate(
         object_id=object_id(number), bucket="b", key=key.encode(), size_bytes=1, uri=f"s3://b/{key}", carrier=carrier

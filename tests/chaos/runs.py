@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tests.chaos.oracle import Truth, truth
+
 SCHEMA = "id long, v double, s string"
 RUN_SECONDS_MAX = 240.0  # a hang, or a wait for a lease, fails a test instead of stretching it
 # Nobody may need a lease to run out: whoever waits for one misses the bound above.
@@ -110,6 +112,18 @@ class Case:
         self.source.mkdir()
         self._settings = settings
         self._started: list[Running] = []
+
+    def bring(self, numbers: range) -> None:
+        """Put the objects of these numbers where ingests find them."""
+        write_objects(self.source, numbers)
+
+    def truth(self) -> Truth:
+        """What ingests find."""
+        return truth(self.source)
+
+    def mirror(self) -> Path:
+        """Return where the oracle is to look."""
+        return self.table
 
     @property
     def arguments(self) -> Sequence[str]:

@@ -11,7 +11,7 @@ from urllib.parse import quote
 
 from tests.chaos.oracle import Place, Truth, Values, truth
 from tests.chaos.runs import LEASE_SECONDS as HOST_LEASE_SECONDS
-from tests.chaos.runs import Case
+from tests.chaos.runs import Case, write_objects
 from tests.services.aws_server import AwsServer
 from tests.services.s3_scene import Announced, Way
 
@@ -40,6 +40,9 @@ class S3Case(Case):
     def arguments(self) -> tuple[str, ...]:
         queue = ("--queue", self._landing.queue_arn) if self._by_queue else ()
         return self._remote, f"s3://{LAKE}/table", "--state", str(self.table / "_penstock"), *queue
+
+    def bring(self, numbers: range) -> None:
+        self.upload(write_objects(self.source, numbers))
 
     def upload(self, paths: list[Path]) -> None:
         for path in paths:

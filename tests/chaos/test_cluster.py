@@ -1,33 +1,44 @@
-"""Ingests on a standalone cluster of two workers that are hosts of their own, as far as their mounts go.
+"""Ingests on a standalone cluster of two workers that are hosts of their own, as far as their mounts and names go.
 
-Judged by the oracle: a run either has every line exactly once, or it fails and has committed nothing.
+Judged by the oracle: a run either has every line exactly once, or it fails and has committed nothing. That the faults
+happened is judged by Spark's own event log.
 """
 
 import json
+import random
 import re
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.chaos import cluster_transforms
-from tests.chaos.cluster_transforms import EXECUTOR, FAULTS, OVER, STRAGGLER, TASK, WORKERS
-from tests.chaos.oracle import attempts, check_done, check_meanwhile, look, objects, truth
+from tests.chaos.cluster_transforms import COMMANDS, FAULTS, WORKER
+from tests.chaos.oracle import attempts, check_done, check_meanwhile, look, objects
 from tests.chaos.runs import KILLED, Case, write_objects
 from tests.chaos.s3_case import S3Case
 from tests.services.aws_server import AwsServer
 from tests.services.spark_cluster import FROM_DRIVER, SparkCluster, why_not_here
+from tests.services.spark_events import SparkEvents, logged_to
 
 from penstock.messaging.steps import Step
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 
 OBJECTS = 200  # several partitions
+ROUNDS = 3  # of the long form, in each place
+SEED = 20261123
+DRIVER_DIES_AT = (Step.ATTEMPT_OPENED, Step.PLANNED, Step.WRITTEN, Step.MANIFESTED, Step.COMMITTED, Step.ROWS_PUBLISHED)
 CANNOT_WORK = 78
 FAULT_PERSISTS = 75
-EAGER_COPIES = {
+ON_THIS_HOST = "local[2]"
+CONF: Mapping[str, str] = {
+    **FROM_DRIVER,
+    "spark.executor.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",  # quicker to start
     "spark.speculation": "true",
     "spark.speculation.interval": "200ms",
     "spark.speculation.quantile": "0.25",
@@ -55,15 +66,86 @@ def cluster(tmp_path_factory: pytest.TempPathFactory, apart: Path) -> Iterator[S
 
 @pytest.fixture
 def case(tmp_path: Path, cluster: SparkCluster) -> Iterator[Case]:
-    made = Case(tmp_path, **settings(cluster))
-    write_objects(made.source, range(OBJECTS))
-    shutil.copy(cluster_transforms.__file__, made.folder)
-    yield made
-    made.close()
+    yield from prepared(Case(tmp_path, **settings(cluster)))
+
+
+@pytest.fixture(params=["shared disk", "S3"])
+def either(request: pytest.FixtureRequest, tmp_path: Path, cluster: SparkCluster, moto: AwsServer) -> Iterator[Case]:
+    """Source and table on a disk that all hosts share, or in S3."""
+    if request.param == "S3":
+        yield from prepared(S3Case(tmp_path, moto, by_queue=False, **settings(cluster)))
+    else:
+        yield from prepared(Case(tmp_path, **settings(cluster)))
+
+
+def prepared(case: Case) -> Iterator[Case]:
+    with closing(case):
+        shutil.copy(cluster_transforms.__file__, case.folder)
+        case.bring(range(OBJECTS))
+        yield case
 
 
 def settings(cluster: SparkCluster) -> dict[str, Any]:
-    return {"spark_master": cluster.url, "spark_conf": json.dumps(FROM_DRIVER | EAGER_COPIES), "retry_cap_seconds": 1}
+    return {"spark_master": cluster.url, "spark_conf": json.dumps(CONF), "retry_cap_seconds": 1}
+
+
+class Faults:
+    """The faults of `cluster_transforms.faulty`, and what Spark recorded of them. Used by one test."""
+
+    def __init__(self, cluster: SparkCluster, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._cluster = cluster
+        self._folder = folder
+        self._monkeypatch = monkeypatch
+        self._rounds = 0
+
+    def strike(self, case: Case) -> SparkEvents:
+        """Ingest while all of them happen. Fails unless Spark saw each, and made up for it."""
+        faults, events = (self._folder / f"{name}-{self._rounds}" for name in ("faults", "events"))
+        faults.mkdir()
+        events.mkdir()
+        self._rounds += 1
+        self._monkeypatch.setenv(FAULTS, str(faults))
+        conf = json.dumps({**CONF, **logged_to(events)})
+        running = case.start("--transform", "cluster_transforms:faulty", spark_conf=conf)
+        running.wait_until(lambda: _text(faults / WORKER) != "")
+        number = self._cluster.number_of(_text(faults / WORKER))
+        self._cluster.kill_worker(number)
+        self._cluster.start_worker(number)
+        running.end().but(0)
+        seen = SparkEvents.of(events)
+        assert seen.tasks_failed == 1, f"not one task failed: {seen}"
+        assert seen.tasks_done_again >= 1, f"the task that failed was not tried again: {seen}"
+        assert any("137" in reason for reason in seen.executors_removed), f"no executor was killed: {seen}"
+        assert seen.executors_removed.total() >= 2, f"the worker took no executor with it: {seen}"
+        assert seen.stages_again >= 1, f"no stage was run again: {seen}"
+        assert seen.copies_done >= 1, f"no speculative copy was quicker than its task: {seen}"
+        return seen
+
+
+def _text(file: Path) -> str:
+    return file.read_text() if file.exists() else ""
+
+
+@pytest.fixture
+def faults(cluster: SparkCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Faults:
+    return Faults(cluster, tmp_path, monkeypatch)
+
+
+@contextmanager
+def mounted_later(
+    cluster: SparkCluster, monkeypatch: pytest.MonkeyPatch, *mounts: Sequence[str], here: Sequence[str] = ("true",)
+) -> Iterator[None]:
+    """Have `cluster_transforms.meanwhile` run ``mount`` with these options on each host, and ``here`` on the driver's.
+    The last option of each is where to. In the end it is undone."""
+    hosts = [cluster.inside(number) for number in range(cluster.workers)]
+    commands = [[*host, "mount", *options] for host in hosts for options in mounts]
+    monkeypatch.setenv(COMMANDS, json.dumps([*commands, here]))
+    try:
+        yield
+    finally:
+        for host in hosts:
+            for options in reversed(mounts):
+                subprocess.run([*host, "umount", options[-1]], capture_output=True, check=False)
 
 
 def check_nothing_happened(case: Case) -> None:
@@ -87,7 +169,7 @@ def test_a_source_that_the_hosts_do_not_share_is_refused(case: Case, apart: Path
     case.source.mkdir()
     write_objects(case.source, range(8))
     ended = case.ingest(code=CANNOT_WORK)
-    assert f"do not share the folder {apart}/in: the host" in ended.err
+    assert f"do not share the folder {apart}/in: the host spark-host-" in ended.err
     check_nothing_happened(case)
     assert not attempts(case.table), "something was claimed"
 
@@ -97,56 +179,68 @@ def test_a_disk_that_is_another_one_after_the_proof_loses_nothing(
     case: Case, cluster: SparkCluster, monkeypatch: pytest.MonkeyPatch, folder: str
 ) -> None:
     over = case.folder / folder
-    workers = [str(cluster.pid(number)) for number in range(cluster.workers)]
-    monkeypatch.setenv(WORKERS, ",".join(workers))
-    monkeypatch.setenv(OVER, str(over))
-    try:
-        ended = case.ingest("--transform", "cluster_transforms:diverge", code=FAULT_PERSISTS)
-    finally:
-        for worker in workers:
-            inside = ["nsenter", "--mount", "--target", worker]
-            while subprocess.run([*inside, "umount", str(over)], capture_output=True, check=False).returncode == 0:
-                pass
-    # Whichever notices first: the driver, or the executor that had looked into the folder before.
-    assert re.search("[Aa]ll hosts of the Spark cluster must share|is another folder than before", ended.err)
+    over.mkdir(parents=True, exist_ok=True)
+    with mounted_later(cluster, monkeypatch, ["-t", "tmpfs", "none", str(over)]):
+        ended = case.ingest("--transform", "cluster_transforms:meanwhile", code=FAULT_PERSISTS)
+    assert "ll hosts of the Spark cluster must share" in ended.err
     check_nothing_happened(case)
-    case.ingest()
-    check_done(truth(case.source), case.table)
+    case.ingest(spark_master=ON_THIS_HOST)
+    check_done(case.truth(), case.table)
 
 
-def test_with_a_shared_disk_no_death_loses_or_doubles_a_line(
-    case: Case, cluster: SparkCluster, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+def test_what_hosts_alone_cannot_read_costs_no_attempt(
+    case: Case, cluster: SparkCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = truth(case.source)
-    case.ingest(code=KILLED, kill_at=Step.WRITTEN.value)
-    check_meanwhile(whole, case.table)
-    faults = with_faults(tmp_path, monkeypatch)
-    running = case.start("--transform", "cluster_transforms:faulty")
-    running.wait_until((faults / EXECUTOR).exists)
-    cluster.kill_worker(1)
-    cluster.start_worker(1)
-    running.end().but(0)
-    assert {TASK, EXECUTOR, STRAGGLER} == {file.name for file in faults.iterdir()}
-    check_done(whole, case.table)
+    """The hosts mount the source under device numbers of their own; there one file is closed, and another no file.
+    A third one is deleted, and is so for all."""
+    denied, refused, deleted = (next(case.source.glob(f"object-{number:04}*")) for number in (1, 2, 3))
+    empty = case.folder / "empty"
+    empty.mkdir()
+    with mounted_later(
+        cluster,
+        monkeypatch,
+        ["-t", "overlay", "-o", f"lowerdir={case.source}:{empty}", "none", str(case.source)],
+        ["--bind", "/dev/null", str(denied)],
+        ["-o", "remount,bind,nodev", str(denied)],
+        ["--bind", "/dev/null", str(refused)],
+        here=["rm", "-f", str(deleted)],
+    ):
+        ended = case.ingest("--transform", "cluster_transforms:meanwhile", code=FAULT_PERSISTS)
+    assert re.search(r"on the host (spark-host-\d); .* can read it: look at mounts and rights on \1", ended.err)
+    found = objects(case.table)
+    for path, why in ((denied, "Permission denied"), (refused, "not a regular file")):
+        state, counted, reason = found[path.as_uri()]
+        assert (state, counted) == ("unprocessed", 0)
+        assert why in str(reason)
+    assert Counter(state for state, _, _ in found.values())["processed"] == OBJECTS - 3
+    case.ingest(spark_master=ON_THIS_HOST)
+    check_done(case.truth(), case.table)
+    assert objects(case.table)[deleted.as_uri()][0] == "gone"
 
 
-def test_with_s3_no_death_loses_or_doubles_a_line(
-    tmp_path: Path, cluster: SparkCluster, moto: AwsServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    case = S3Case(tmp_path, moto, by_queue=False, **settings(cluster))
-    try:
-        shutil.copy(cluster_transforms.__file__, case.folder)
-        case.upload(write_objects(case.source, range(OBJECTS)))
-        faults = with_faults(tmp_path, monkeypatch)
-        case.ingest("--transform", "cluster_transforms:faulty")
-        assert {TASK, EXECUTOR, STRAGGLER} == {file.name for file in faults.iterdir()}
-        check_done(case.truth(), case.mirror())
-    finally:
-        case.close()
+def test_no_death_loses_or_doubles_a_line(either: Case, faults: Faults) -> None:
+    whole = either.truth()
+    either.ingest(code=KILLED, kill_at=Step.WRITTEN.value)
+    check_meanwhile(whole, either.mirror())
+    faults.strike(either)
+    check_done(whole, either.mirror())
 
 
-def with_faults(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    faults = folder / "faults"
-    faults.mkdir()
-    monkeypatch.setenv(FAULTS, str(faults))
-    return faults
+@pytest.mark.slow
+@pytest.mark.timeout(1_800)
+def test_rounds_of_deaths(either: Case, faults: Faults, capsys: pytest.CaptureFixture[str]) -> None:
+    dies_at, total = random.Random(SEED), SparkEvents()
+    for first in range(0, 2 * ROUNDS * OBJECTS, 2 * OBJECTS):
+        either.bring(range(first, first + OBJECTS))
+        either.ingest(code=KILLED, kill_at=dies_at.choice(DRIVER_DIES_AT).value)
+        check_meanwhile(either.truth(), either.mirror())
+        either.bring(range(first + OBJECTS, first + 2 * OBJECTS))
+        total += faults.strike(either)
+        check_done(either.truth(), either.mirror())
+    lines = Counter(place for place, _ in look(either.mirror()).rows)
+    lost, doubled = either.truth().good.keys() - lines.keys(), lines.total() - len(lines)
+    with capsys.disabled():
+        print(  # noqa: T201 - the figures of a long run
+            f"\n{ROUNDS} rounds, each with a driver and a worker killed; {total}; {len(lines):,} lines, "
+            f"{len(lost)} lost, {doubled} doubled"
+        )

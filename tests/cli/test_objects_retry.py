@@ -436,6 +436,22 @@ def test_later_versions_need_no_retry_of_earlier_ones(penstock: Call, scene: Sce
     assert penstock("objects", "retry", scene.ref("a").uri, "--yes", "--json").document["sent"] == 1, "it was named"
 
 
+@pytest.mark.parametrize("state", [Failure.DEAD, Failure.GONE, Failure.SUPERSEDED])
+def test_only_those_in_the_state_that_was_given_are_announced(penstock: Call, scene: Scene, state: Failure) -> None:
+    for number, failure in enumerate((Failure.DEAD, Failure.GONE, Failure.SUPERSEDED)):
+        for name in "ab"[: 1 + (failure is state)]:
+            scene.fail(f"{name}-{failure.value}-{number}", failure, "bad")
+    scene.send("elsewhere")
+    only = () if state is Failure.DEAD else ("--only", state.value)
+    assert penstock("objects", "retry", *only, "--filter", "a-", "--dry-run", "--json").document["objects"] == 1
+    assert penstock("objects", "retry", *only, "--yes", "--json").document["sent"] == 2
+    announced = {ref.uri for message in waiting(scene) for ref in parse(message.body, buckets_allowed=None).objects}
+    assert sum(f"-{state.value}-" in uri for uri in announced) == 2
+    assert len(announced) == 3, "and the one that was sent elsewhere"
+    (entry,) = penstock("audit", "--json").document
+    assert entry["details"].get("state") == (state.value if only else None)
+
+
 def test_what_is_not_dead_is_named_and_left(penstock: Call, scene: Scene) -> None:
     scene.process("a")
     scene.send("elsewhere")

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -52,6 +53,7 @@ def test_every_queue_is_listed_with_its_numbers(penstock: Call, broker: SqliteBr
         "dead_letters_set_aside": 0,
         "paused": False,
         "breaker": None,
+        "unserved": None,
         "workers": [],
         "sender_key": None,
         "unread": None,
@@ -215,3 +217,13 @@ def test_a_queue_that_a_breaker_keeps_from_being_served_is_seen(
     assert "breaker" in penstock("queues", "list").out.splitlines()[1]
     assert "by its breaker: ConnectionRefusedError: no" in penstock("queues", "show", "orders").out
     assert "orders is paused by its breaker: ConnectionRefusedError: no" in penstock("status").out
+    lacks = "the ledger is away: refused"
+    away = replace(record, paused={}, unserved={"orders": lacks})
+    monkeypatch.setattr(Workers, "records", lambda _: [away])
+    (orders, _) = penstock("queues", "list", "--json").document
+    assert orders["unserved"] == lacks
+    assert "unserved" in penstock("queues", "list").out.splitlines()[1]
+    assert lacks in penstock("queues", "show", "orders").out
+    assert f"orders is not served: {lacks}" in penstock("status").out
+    assert lacks in penstock("worker", "ps").out
+    assert "unserved" in penstock("top", "--once").out

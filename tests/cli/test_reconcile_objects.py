@@ -104,6 +104,23 @@ def test_what_is_done_failed_or_young_is_not_missing(penstock: Call, shop: str, 
     assert (report["missing"], report["sent"]) == (2, 2)
 
 
+def test_status_says_missing_until_what_was_announced_is_attended_to(penstock: Call, shop: str, start: Start) -> None:
+    assert penstock("reconcile", shop, "parse", "--limit", "2").exit_code == FOUND
+    assert penstock("status", "--json").document["pipelines"][0]["objects_missing"] == 3, "messages wait"
+    worker = start("worker", shop)
+    worker.expect("object.finished", times=2)
+    worker.signal(signal.SIGTERM)
+    worker.exit_code()
+    assert penstock("status", "--json").document["pipelines"][0]["objects_missing"] == 1, "the one over the limit"
+    assert "objects missing at the latest reconcile: 1" in penstock("status").out
+    assert penstock("reconcile", shop, "parse").exit_code == 0
+    worker = start("worker", shop)
+    worker.expect("object.finished")
+    worker.signal(signal.SIGTERM)
+    worker.exit_code()
+    assert "objects missing" not in penstock("status").out
+
+
 def test_it_needs_no_package_of_spark(penstock: Call, shop: str, tmp_path: Path) -> None:
     code = (
         "import sys; sys.modules.update(dict.fromkeys(['pyspark', 'py4j', 'pyarrow', 'deltalake', 'numpy']))\n"

@@ -116,6 +116,7 @@ def test_a_queue_is_sent_to_and_shown(penstock: Call, moto: AwsServer, broker: S
         "dead_letters_set_aside": 0,
         "paused": False,
         "breaker": None,
+        "unserved": None,
         "sender_key": None,
         "unread": None,
     }

@@ -25,7 +25,7 @@ from penstock.events import DeliverySettled, Event, LedgerAway, LedgerBack
 from penstock.handlers import outage
 from penstock.messaging.broker import Broker, QueueSettings
 from penstock.messaging.message import Message
-from penstock.messaging.settlement import Ack
+from penstock.messaging.settlement import Ack, DeadLetter
 from penstock.worker.shutdown import StopSignal
 
 DEADLINE_SECONDS = 60.0
@@ -57,17 +57,29 @@ def on_sqs(request: pytest.FixtureRequest, folder: Path, holder: str) -> Broker:
 class Story:
     """Workers in threads on one broker and one ledger, and what they told."""
 
-    def __init__(self, stack: ExitStack, kind: Kind, request: pytest.FixtureRequest, folder: Path, url: str) -> None:
+    def __init__(
+        self,
+        stack: ExitStack,
+        kind: Kind,
+        request: pytest.FixtureRequest,
+        folder: Path,
+        url: str,
+        *,
+        replay: bool = False,
+    ) -> None:
         self._news = threading.Condition()
         self.received: Counter[str] = Counter()  # settled deliveries by message id; this and the rest: under it
         self.acked: Counter[str] = Counter()
+        self.taken: Counter[str] = Counter()  # settled deliveries by queue
         self.away: list[LedgerAway] = []
         self.back = 0
         self.apps: list[App] = []
         self._stop = StopSignal()
         for number in range(WORKERS):
             broker = stack.enter_context(closing(kind(request, folder, f"w{number}")))
-            settings = Settings(state=str(folder / f"state{number}"), ledger=url, one_host=True, concurrency=10)
+            settings = Settings(
+                state=str(folder / f"state{number}"), ledger=url, one_host=True, concurrency=10, replay=replay
+            )
             app = App(broker=broker, settings=settings)
             app.handler("keyed", idempotency=lambda message: message.id)(self._work)
             app.handler("plain", name="plain")(self._work)
@@ -91,6 +103,15 @@ class Story:
     def send(self, queue: str, count: int = MESSAGES) -> list[str]:
         return self.apps[0].send_many(queue, [b"{}"] * count)
 
+    def bury(self, count: int = MESSAGES) -> None:
+        """Let messages die in the queue that is paused, past the workers."""
+        broker, dead = self.apps[0].broker, 0
+        self.send("keyed", count)
+        while dead < count:
+            found = broker.receive("keyed", messages_max=count, lease_seconds=60.0)
+            assert not broker.settle([(one, DeadLetter(reason="no")) for one in found])
+            dead += len(found)
+
     def until(self, condition: Callable[[], bool], what: str) -> None:
         with self._news:
             assert self._news.wait_for(condition, DEADLINE_SECONDS), f"never came true: {what}"
@@ -103,6 +124,7 @@ class Story:
             match event:
                 case DeliverySettled():
                     self.received[event.message_id] += 1
+                    self.taken[event.queue] += 1
                     self.acked[event.message_id] += isinstance(event.settlement, Ack)
                 case LedgerAway():
                     self.away.append(event)
@@ -122,9 +144,9 @@ def pings(monkeypatch: pytest.MonkeyPatch) -> list[threading.Event]:
     failed: list[threading.Event] = []
     away = outage.Outage._away
 
-    def counted(self: outage.Outage, error: str, *, by_claim: bool) -> None:
-        away(self, error, by_claim=by_claim)
-        if not by_claim:
+    def counted(self: outage.Outage, error: str, *, by_request: bool) -> None:
+        away(self, error, by_request=by_request)
+        if not by_request:
             failed.append(threading.Event())
 
     monkeypatch.setattr(outage.Outage, "_away", counted)
@@ -191,3 +213,27 @@ def test_a_worker_that_starts_without_its_ledger_serves_what_needs_none(
         assert {event.queues for event in story.away} == {("keyed",)}
         server.start()
         story.until_acked(waiting)
+
+
+@pytest.mark.parametrize("kind", [on_sqlite, on_sqs])
+def test_an_outage_of_the_ledger_costs_dead_letters_no_receive(
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
+    start_mariadb: StartMariadb,
+    pings: list[threading.Event],
+    kind: Kind,
+) -> None:
+    server: MariadbServer = start_mariadb()
+    with ExitStack() as stack:
+        story = Story(stack, kind, request, tmp_path, server.fresh(), replay=True)
+        stack.callback(story.close)
+        story.start()
+        story.until_acked(story.send("keyed"))
+        server.kill()
+        story.until(lambda: len(story.away) >= WORKERS, "every worker knows, though it received nothing")
+        assert all("keyed-dlq" in event.queues for event in story.away)
+        story.bury()
+        wait_for_pings(pings, len(pings) + WORKERS * PINGS)
+        assert story.taken["keyed-dlq"] == 0
+        server.start()
+        story.until(lambda: story.taken["keyed-dlq"] >= MESSAGES, "they are looked at when it is back")

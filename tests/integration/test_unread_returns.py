@@ -146,6 +146,25 @@ def test_while_the_source_is_away_nothing_is_taken_for_deleted(
     assert sorted(scene.read) == sorted(f"{number}".encode() for number in range(20))
 
 
+def test_a_worker_that_starts_before_the_mount_takes_nothing_for_deleted(
+    scene: Scene, folder: Path, tmp_path: Path
+) -> None:
+    for number in range(3):
+        (folder / f"{number}").write_text(f"{number}")
+    scene.announce()
+    away = folder.rename(tmp_path / "unmounted")
+    folder.mkdir()
+    scene.work(until=lambda: len(scene.heard_of(ObjectGivenBack)) >= 15)
+    assert ObjectState.GONE.value not in scene.states
+    assert {event.reason.split("; ")[0] for event in scene.heard_of(ObjectGivenBack)} == {
+        f"the source folder {folder} is empty, and was empty when this process began"
+    }
+    folder.rmdir()
+    away.rename(folder)
+    scene.work()
+    assert scene.states == {"processed": 3}
+
+
 @pytest.fixture
 def bucket(tmp_path: Path, moto: AwsServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Scene, Any]]:
     for name, value in moto.environment.items():

@@ -149,6 +149,15 @@ class FaultProxy:
             self._traps.append(trap)
         return trap
 
+    def leave(self) -> None:
+        """Reset every connection and refuse new ones, until `come_back`."""
+        self._stop_listening()
+        self.cut()
+
+    def come_back(self) -> None:
+        """Listen again, at the same port."""
+        self._listen()
+
     def heal(self) -> None:
         """From now on all goes through, and no trap waits."""
         with self._changed:

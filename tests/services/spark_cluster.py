@@ -1,7 +1,8 @@
 """A standalone Spark cluster on loopback, of PySpark's own classes: a master, and workers that are hosts of their own.
 
 Each worker has its own mount namespace, in which folders of the test's choice are its private ones: what is written
-there on one "host" is on no other. Everything else is shared, like a disk that all hosts mount.
+there on one "host" is on no other. Everything else is shared, like a disk that all hosts mount. Each has a host name
+and an address of its own, too: Spark starts no speculative copy of a task on the host where the task runs.
 """
 
 import os
@@ -11,6 +12,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -24,7 +26,8 @@ STOP_SECONDS = 10.0
 MASTER = "org.apache.spark.deploy.master.Master"
 WORKER = "org.apache.spark.deploy.worker.Worker"
 EXECUTOR = "org.apache.spark.executor.CoarseGrainedExecutorBackend"
-FROM_DRIVER = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
+_ADDRESS = "127.0.0.1"  # of the master and of drivers
+FROM_DRIVER = {"spark.driver.host": _ADDRESS, "spark.driver.bindAddress": _ADDRESS}
 """Settings of a driver whose executors find it on loopback."""
 
 _SPARK_HOME = Path(pyspark.__file__).parent
@@ -32,9 +35,15 @@ _JVM = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xmx256m")
 
 
 def why_not_here() -> str | None:
-    """Return why this machine cannot have mount namespaces; None if it can."""
-    found = subprocess.run(["unshare", "--mount", "true"], capture_output=True, text=True, check=False)
+    """Return why this machine cannot have namespaces; None if it can."""
+    tried = ["unshare", "--mount", "--uts", "hostname", host(0)]
+    found = subprocess.run(tried, capture_output=True, text=True, check=False)
     return None if found.returncode == 0 else f"mount namespaces are not permitted: {found.stderr.strip()}"
+
+
+def host(number: int) -> str:
+    """Return the host name of a worker."""
+    return f"spark-host-{number}"
 
 
 @dataclass(kw_only=True)
@@ -50,7 +59,7 @@ class SparkCluster:
 
     @property
     def url(self) -> str:
-        return f"spark://127.0.0.1:{self.port}"
+        return f"spark://{_ADDRESS}:{self.port}"
 
     # --- its life
 
@@ -58,7 +67,7 @@ class SparkCluster:
         """Start the master and all workers, and wait until they know each other."""
         self.folder.mkdir(parents=True, exist_ok=True)
         self.port = free_port()
-        address = ("--host", "127.0.0.1", "--webui-port", "0")
+        address = ("--host", _ADDRESS, "--webui-port", "0")
         self._launch("master", [], [MASTER, *address, "--port", str(self.port)])
         self._wait_for("master", "I have been elected leader")
         for number in range(self.workers):
@@ -73,11 +82,13 @@ class SparkCluster:
         for path in self.private:
             self.private_folder(number, path).mkdir(parents=True, exist_ok=True)
         work = self.folder / f"work-{number}"
+        address, names = f"127.0.0.{number + 2}", self.folder / f"hosts-{number}"
+        names.write_text(f"127.0.0.1 localhost\n{address} {host(number)}\n")
         self._launch(
             f"worker-{number}",
-            mounts,
+            [f"hostname {host(number)}", f"mount --bind {names} /etc/hosts", *mounts],
             [
-                *(WORKER, "--host", "127.0.0.1", "--webui-port", "0", "--cores", "1", "--memory", "1g"),
+                *(WORKER, "--host", address, "--webui-port", "0", "--cores", "1", "--memory", "1g"),
                 *("--work-dir", str(work), self.url),
             ],
         )
@@ -97,27 +108,29 @@ class SparkCluster:
     def close(self) -> None:
         for name in list(self._processes):
             process = self._processes.pop(name)
-            os.killpg(process.pid, signal.SIGKILL)  # executors are in the group of their worker
+            with suppress(ProcessLookupError):  # it ended before
+                os.killpg(process.pid, signal.SIGKILL)  # executors are in the group of their worker
             process.wait(STOP_SECONDS)
 
     # --- what goes on in it
 
     def pid(self, number: int) -> int:
-        """The process of a worker; `nsenter --mount --target PID` leads into its namespace."""
+        """The process of a worker."""
         return self._processes[f"worker-{number}"].pid
+
+    def inside(self, number: int) -> Sequence[str]:
+        """The beginning of a command that is to run on a worker's host, which sees its mounts."""
+        return "nsenter", "--mount", "--target", str(self.pid(number))
+
+    def number_of(self, name: str) -> int:
+        """The worker of that host name."""
+        return next(number for number in range(self.workers) if host(number) == name)
 
     def executors(self, number: int) -> Sequence[int]:
         """The processes of a worker's executors."""
         children = Path(f"/proc/{self.pid(number)}/task").glob("*/children")
         pids = [int(pid) for file in children for pid in file.read_text().split()]
         return [pid for pid in pids if EXECUTOR in _command(pid)]
-
-    def wait_until_idle(self) -> None:
-        """Wait until no executor is left of the applications that ended."""
-        give_up, tick = time.monotonic() + START_SECONDS, threading.Event()
-        while any(self.executors(number) for number in range(self.workers) if f"worker-{number}" in self._processes):
-            assert time.monotonic() < give_up, "executors of an application that ended are still there"
-            tick.wait(0.05)
 
     # --- in detail
 
@@ -136,7 +149,7 @@ class SparkCluster:
         with (self.folder / f"{name}.log").open("wb") as log:
             self._processes[name] = subprocess.Popen(
                 # pdeathsig: nothing is left of a test run that was killed.
-                ["unshare", "--mount", "setpriv", "--pdeathsig", "KILL", "sh", "-c", script],
+                ["unshare", "--mount", "--uts", "setpriv", "--pdeathsig", "KILL", "sh", "-c", script],
                 env=environment,
                 stdin=subprocess.DEVNULL,
                 stdout=log,

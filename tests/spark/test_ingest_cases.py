@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tests.chaos import transforms
 from tests.chaos.oracle import check_done, check_meanwhile, claims, look, look_at_quarantine, messages, objects, truth
-from tests.chaos.runs import JUNK, KILLED, SOME_DEAD, Case, line, write_objects
+from tests.chaos.runs import JUNK, KILLED, SOME_DEAD, STOPPED, Case, line, write_objects
 from tests.permissions import obey_permissions
 
 from penstock.messaging.steps import Step
@@ -54,6 +54,21 @@ def test_three_bad_objects_among_500_cost_the_others_nothing(case: Case) -> None
     ill = {path.as_uri() for path in seen}
     assert {count for uri, count in claims(case.table).items() if uri not in ill} == {1}
     assert messages(case.table, dead=True) == 2
+
+
+def test_an_empty_mount_point_makes_no_object_gone(case: Case) -> None:
+    write_objects(case.source, range(4))
+    case.ingest(code=KILLED, kill_at=Step.ANNOUNCED.value)
+    whole = truth(case.source)
+    away = case.source.rename(case.folder / "unmounted")
+    case.source.mkdir()
+    ended = case.ingest(code=STOPPED, retry_base_seconds=0.05)
+    assert f"the source folder {case.source.resolve()} is empty" in ended.err
+    assert {word for word, _, _ in objects(case.table).values()} == {"unprocessed"}
+    case.source.rmdir()
+    away.rename(case.source)
+    assert case.ingest().report["objects_processed"] == 4
+    check_done(whole, case.table)
 
 
 def test_again_adds_nothing_and_says_so_then_only_what_is_new(case: Case) -> None:

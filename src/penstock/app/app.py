@@ -152,10 +152,11 @@ class App(Handlers, Transactional):
     def ledger(self) -> Any:
         """The `penstock.ledger.Ledger`, opened when first asked for."""
         from penstock.app.backends import open_ledger
+        from penstock.app.kill import killing_probe
 
         with self._lock:
             if self._ledger is None:
-                self._ledger = open_ledger(self.settings)
+                self._ledger = open_ledger(self.settings, probe=killing_probe(self.settings.kill_at))
             return self._ledger
 
     def swap(self, *, broker: Any, ledger: Any) -> tuple[Any, Any]:

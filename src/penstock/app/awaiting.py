@@ -19,7 +19,7 @@ def await_ledger(
     never = threading.Event()
     while True:
         try:
-            with outage.watched():
+            with outage.asked():
                 open_ledger()
             return
         except TemporaryError:

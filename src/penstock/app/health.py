@@ -38,10 +38,15 @@ def ready(pulse: Pulse, stop: StopSignal) -> Answer:
     if pulse.phase is Phase.STARTING:
         return False, "the worker is starting"
     lines = pulse.lines()
-    serving = [line.queue for line in lines if not line.halted]
     halted = [line.queue for line in lines if line.halted]
-    aside = f"; halted until a restart: {', '.join(halted)}" if halted else ""
-    return bool(serving), (f"serving {', '.join(serving)}" if serving else "no queue is served any more") + aside
+    waiting = [f"{line.queue} for {line.awaits}" for line in lines if line.awaits is not None and not line.halted]
+    serving = [line.queue for line in lines if line.awaits is None and not line.halted]
+    told = [
+        f"serving {', '.join(serving)}" if serving else "no queue is served" + (" yet" if waiting else " any more"),
+        *([f"waiting: {', '.join(waiting)}"] if waiting else ()),
+        *([f"halted until a restart: {', '.join(halted)}"] if halted else ()),
+    ]
+    return bool(serving), "; ".join(told)
 
 
 def started(pulse: Pulse) -> Answer:

@@ -1,11 +1,13 @@
 """What the services of a worker stand on, put together: for workers, and for a pipeline that is run alone."""
 
 import random
+from functools import partial
 
 from penstock.app.home import Home
 from penstock.app.kill import killing_probe
 from penstock.app.service import Host
 from penstock.app.spark import Spark
+from penstock.app.store_outages import StoreOutages
 from penstock.events import Bus
 from penstock.handlers.outage import Outage
 from penstock.messaging.clock import Clock
@@ -17,6 +19,7 @@ def host_of(
     home: Home, *, sessions: Spark, bus: Bus, clock: Clock, stop: StopSignal, tracing: Tracing, breaks: bool = True
 ) -> Host:
     """Without resources, which are added when they are entered."""
+    outage = partial(Outage, bus=bus, clock=clock, refunds=home.broker.capabilities.refunds)
     return Host(
         worker=home.worker,
         settings=home.settings,
@@ -27,13 +30,10 @@ def host_of(
         random=random.random,
         probe=killing_probe(home.settings.kill_at),
         stop=stop,
-        outage=Outage(
-            bus=bus,
-            clock=clock,
-            ping=lambda: home.ledger.ping(),
-            refunds=home.broker.capabilities.refunds,
-        ),
+        outage=outage(ping=lambda: home.ledger.ping()),
+        stores=StoreOutages(outage),
         spark=sessions.session,
+        check_spark=sessions.check,
         handled=frozenset(service.queue_name for service in home.services),
         tracing=tracing,
         breaks=breaks,

@@ -13,7 +13,7 @@ from penstock.events import Bus
 from penstock.messaging.clock import Clock
 from penstock.messaging.steps import Probe
 from penstock.storage.address import check_address
-from penstock.worker.line import Line
+from penstock.worker.line import Gates, Line
 
 if TYPE_CHECKING:
     from penstock.ledger import Ledger
@@ -51,6 +51,7 @@ class ObjectService:
             source = source_at(self.source, host.settings.aws)
         except UsageError as error:
             raise UsageError(f"The object handler {self.name}: {error}") from error
+        store = host.stores.of(source)
         tools = ObjectHandlerTools(
             ledger=host.ledger(),
             store=source.store,
@@ -64,7 +65,8 @@ class ObjectService:
             resources=host.resources,
             clock=host.clock,
             random=host.random,
-            watched=host.outage.watched,
+            ledger_watch=host.outage,
+            store_watch=store,
         )
         handler = ObjectHandler(self.declaration, tools)
         line = Line(
@@ -72,7 +74,7 @@ class ObjectService:
             handler=handler,
             weight=weight,
             in_flight_max=self.concurrency,
-            gate=host.outage.gate(self.queue_name),
+            gate=Gates(host.outage.gate(self.queue_name), store.gate(self.queue_name)),
         )
         work = self.cleaning(source, ledger=tools.ledger, bus=host.bus, probe=host.probe, clock=host.clock)
         if work is None:

@@ -45,6 +45,7 @@ class QueueStanding:
     dead_letters_set_aside: int  # those of the second tier, which nothing brings back by itself
     paused: bool
     breaker: str | None  # the error for which a worker of this state folder serves it no more for now
+    unserved: str | None  # what else keeps a worker of this state folder from serving it, as a sentence
     workers: tuple[str, ...]  # of this state folder; on a broker that hosts share there may be others
     sender_key: str | None = None  # for XADD by other clients, on Redis
     unread: str | None = None  # a sentence about messages that other clients put where no worker reads
@@ -143,6 +144,7 @@ def _standing(
         dead_letters_set_aside=sum(letters[1:]),
         paused=broker.paused(queue),
         breaker=next((record.paused[queue] for record in workers if queue in record.paused), None),
+        unserved=next((record.unserved[queue] for record in workers if queue in record.unserved), None),
         workers=tuple(record.worker for record in workers if queue in record.queues),
         sender_key=key,
         unread=unread,

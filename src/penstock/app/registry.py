@@ -11,11 +11,13 @@ import socket
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 
+from penstock.app import unserved
 from penstock.app.processes import PROCESSES_FOLDER, ProcessRegistry, draft_of
 from penstock.app.seen_ages import SeenAges
+from penstock.app.unserved import UnservedQueues
 from penstock.events import (
     BreakerClosed,
     BreakerOpened,
@@ -47,6 +49,7 @@ HEARD = frozenset(
         SettleFailed,
         WorkerDraining,
         WorkerStarted,
+        *unserved.HEARD,
     }
 )
 SERVING, DRAINING, STOPPING = "serving", "draining", "stopping"
@@ -66,10 +69,14 @@ class WorkerRecord:
     queues: tuple[str, ...]
     in_flight: int  # messages whose lease it holds
     beat_at: float
-    paused: Mapping[str, str] = field(default_factory=dict)  # by queue: the error that keeps it from being served
+    paused: Mapping[str, str] = field(default_factory=dict)  # by queue: the error for which its breaker is open
+    unserved: Mapping[str, str] = field(default_factory=dict)  # by queue: what else keeps it from being served
     seen: Mapping[str, Estimate] = field(default_factory=dict)  # by queue: what its receives say of ages
     settled: Mapping[str, int] = field(default_factory=dict)  # by queue: messages that left it through this worker
     metrics_address: str | None = None  # HOST:PORT where it answers for its metrics and its health, if it does
+
+
+_FIELDS = frozenset(one.name for one in fields(WorkerRecord))
 
 
 class RecordKeeper(ChoosyListener):
@@ -96,6 +103,7 @@ class RecordKeeper(ChoosyListener):
         self._lock = threading.Lock()
         self._held: dict[str, set[str]] = {}  # under the lock: message ids by queue
         self._paused: dict[str, str] = {}  # under the lock: the error, by queue
+        self._unserved = UnservedQueues()
         self._seen = SeenAges(clock)
         self._settled: dict[str, int] = {}  # under the lock, by queue
         self._queues: tuple[str, ...] = ()  # written by the thread that starts the worker
@@ -134,7 +142,8 @@ class RecordKeeper(ChoosyListener):
             case WorkerDraining():
                 self._changed.set()
             case _:
-                pass
+                self._unserved(event)
+                self._changed.set()
 
     def start(self) -> None:
         """Write the first record, and go on. Raises OSError where it cannot be written."""
@@ -164,6 +173,7 @@ class RecordKeeper(ChoosyListener):
             in_flight=in_flight,
             beat_at=self._clock.now(),
             paused=paused,
+            unserved=self._unserved.sentences,
             seen=self._seen.estimates,
             settled=settled,
             metrics_address=self._metrics_address(),
@@ -266,8 +276,9 @@ def _send(pid: int, number: signal.Signals, *, only_if: Callable[[], bool]) -> b
 
 def _read(path: Path) -> WorkerRecord | None:
     try:
-        fields = json.loads(path.read_text(encoding="utf-8"))
-        seen = {queue: Estimate(**estimate) for queue, estimate in fields.get("seen", {}).items()}
-        return WorkerRecord(**{**fields, "queues": tuple(fields["queues"]), "seen": seen})
+        said = json.loads(path.read_text(encoding="utf-8"))
+        seen = {queue: Estimate(**estimate) for queue, estimate in said.get("seen", {}).items()}
+        known = {name: value for name, value in said.items() if name in _FIELDS}  # a newer worker says more
+        return WorkerRecord(**{**known, "queues": tuple(said["queues"]), "seen": seen})
     except (OSError, ValueError, TypeError, KeyError, AttributeError):  # gone meanwhile, or of another version
         return None

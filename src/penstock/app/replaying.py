@@ -156,7 +156,7 @@ def replay_lines(tiers: Sequence[FirstTier], host: Host) -> Sequence[Line]:
                     clock=host.clock,
                     random=host.random,
                     probe=host.probe,
-                    watched=host.outage.watched,
+                    ledger_watch=host.outage,
                 ),
                 forgetting,
             ),

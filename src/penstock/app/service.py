@@ -6,6 +6,7 @@ from functools import lru_cache, partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
 
+from penstock.app.store_outages import StoreOutages
 from penstock.config import Settings
 from penstock.events import Bus
 from penstock.handlers.breaker import BreakerPolicy
@@ -63,8 +64,10 @@ class Host:
     probe: Probe
     stop: StopSignal
     outage: Outage  # of the ledger
+    stores: StoreOutages
     bookkeeping: AsideThreads = field(default_factory=bookkeeping_threads)  # shared by the async handlers
     spark: Callable[[], Any] = _no_spark  # the session that the worker's pipelines share, started when first asked for
+    check_spark: Callable[[], None] = _no_spark  # raises what is known of Spark before it is started
     handled: frozenset[str] = frozenset()  # every queue of the app that has a handler, served here or elsewhere
     resources: Mapping[str, Any] = field(default_factory=lambda: NO_RESOURCES)
     tracing: Tracing = NO_TRACING

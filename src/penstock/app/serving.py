@@ -127,6 +127,7 @@ def serve(
             _begin_duties(app, [service for service, _ in services], host, stack)
         if needs_watch:
             stack.enter_context(host.outage.watching())
+            stack.enter_context(host.stores.watching())
         worker = Worker(
             broker=host.broker,
             lines=traced(lines, host.tracing, system=host.broker.capabilities.system),
@@ -153,7 +154,7 @@ def _meet_ledger(host: Host, owners: Callable[[], object], *, waits: bool) -> No
         await_ledger(host.ledger, outage=host.outage, stop=host.stop, clock=host.clock, random=host.random)
         owners()
         return
-    with suppress(TemporaryError), host.outage.watched():
+    with suppress(TemporaryError), host.outage.asked():
         owners()
 
 

@@ -1,5 +1,6 @@
 """Where objects come from: a folder of this machine, or a prefix in S3."""
 
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from os import PathLike
@@ -8,6 +9,7 @@ from typing import Protocol
 from penstock.app.places import Places, real
 from penstock.errors import UsageError
 from penstock.objects.local import LocalStore
+from penstock.objects.local_root import LocalRoot
 from penstock.objects.reference import LOCAL_BUCKET, ObjectRef
 from penstock.objects.scan_report import ScanReport
 from penstock.objects.scanner import Scanner
@@ -16,6 +18,7 @@ from penstock.objects.stores import store_at
 from penstock.storage.address import check_address, is_s3, s3_address
 from penstock.storage.aws import Aws, require_aws
 from penstock.storage.files import Files
+from penstock.storage.s3_client import ping_bucket
 
 
 class Scan(Protocol):
@@ -58,6 +61,13 @@ class Source:
     def holds(self, other: "Source") -> bool:
         """Whether the other one is this one, or in it."""
         return f"{other.address}/".startswith(f"{self.address.rstrip('/')}/")
+
+    def ping(self) -> None:
+        """Raise `TemporaryError` while it is away. Whatever else its server says is an answer."""
+        if self.is_local:
+            LocalRoot(os.fsencode(self.address)).check()
+        else:
+            ping_bucket(s3_address(self.address).bucket, self.aws)
 
     def scan(self, part: "Source | None" = None, *, own: Sequence[Files] = ()) -> Scan:
         """A walk through it, or through a part of it. ``own``: what Penstock writes itself, which is left out."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from penstock.app.housekeeping import SCRATCH_FOLDER
 from penstock.config import Settings
+from penstock.errors import PenstockError, TemporaryError, UserError
 from penstock.events import Bus, SparkStarted
 from penstock.messaging.clock import Clock
 from penstock.worker.shutdown import StopSignal
@@ -44,46 +45,91 @@ class Spark:
         self._bus = bus
         self._stop = stop
         self._given = given
-        self._lock = threading.Lock()
-        self._beside: Session | None = None  # beside the given one; this and the next: written under the lock
+        self._starting = threading.Lock()  # held while a session is made
+        self._lock = threading.Lock()  # never held for long
+        self._java: Java | None = None  # this and the rest: written under the lock
+        self._beside: Session | None = None  # beside the given one
         self._own: Session | None = None
+        self._failure: PenstockError | None = None  # why there never will be one
+        self._closed = False
+
+    def check(self) -> None:
+        """Raise `ConfigurationError` for what is known to be missing before Spark is started: its package, Java."""
+        from penstock.pipeline.extra import require_spark
+
+        require_spark()
+        if self._given is None:
+            self._found_java()
 
     def session(self) -> "Session":
-        """The session. Raises `ConfigurationError` if Spark does not start, or if its workers cannot run Penstock."""
-        with self._lock:
-            if self._given is not None and self._beside is None:
-                from penstock.pipeline.python_workers import check_python
-                from penstock.pipeline.session import session_beside
+        """The session; one that cannot be started is not tried again. A caller waits while another one starts it.
 
-                beside = session_beside(self._given)
-                check_python(beside)
-                self._beside = beside
-            if self._beside is not None:
-                return self._beside
-            if self._own is None:
-                self._own = self._start()
-            return self._own
+        Raises `ConfigurationError` if Spark does not start, or if its workers cannot run Penstock, and
+        `TemporaryError` after `close`.
+        """
+        with self._starting:
+            if self._failure is not None:
+                raise self._failure
+            made = self._beside or self._own
+            if made is not None:
+                return made
+            try:
+                return self._work_beside(self._given) if self._given is not None else self._kept(self._start())
+            except UserError as error:
+                self._failure = error
+                raise
 
     def close(self) -> None:
-        """End a session of our own, within a few seconds; at once where the process was asked to stop."""
+        """End a session of our own, within a few seconds; at once where the process was asked to stop.
+
+        One that is being started is not waited for: it is ended when it is there.
+        """
         with self._lock:
+            self._closed = True
             own, self._own = self._own, None
         if own is not None:
-            from penstock.pipeline.session import end_session
+            self._end(own)
 
-            end_session(own, at_once=self._stop.requested, seconds=SESSION_END_SECONDS)
-            shutil.rmtree(self._scratch, ignore_errors=True)
+    def _work_beside(self, given: "Session") -> "Session":
+        from penstock.pipeline.python_workers import check_python
+        from penstock.pipeline.session import session_beside
+
+        beside = session_beside(given)
+        check_python(beside)
+        self._beside = beside
+        return beside
+
+    def _kept(self, own: "Session") -> "Session":
+        with self._lock:
+            late = self._closed
+            if not late:
+                self._own = own
+        if late:
+            self._end(own)
+            raise TemporaryError("the worker ended while Spark was started")
+        return own
+
+    def _end(self, own: "Session") -> None:
+        from penstock.pipeline.session import end_session
+
+        end_session(own, at_once=self._stop.requested, seconds=SESSION_END_SECONDS)
+        shutil.rmtree(self._scratch, ignore_errors=True)
+
+    def _found_java(self) -> "Java":
+        from penstock.pipeline.java import find_java
+
+        self._java = self._java or find_java(os.environ)
+        return self._java
 
     def _start(self) -> "Session":
         from penstock.pipeline.extra import require_spark
 
         require_spark()
-        from penstock.pipeline.java import find_java
         from penstock.pipeline.python_workers import check_python
         from penstock.pipeline.session import end_session, start_session
 
         began_at = self._clock.monotonic()
-        java = find_java(os.environ)
+        java = self._found_java()
         spark = start_session(session_settings(self._settings, java, scratch=self._scratch, log=self._log))
         try:
             check_python(spark)

@@ -182,6 +182,8 @@ class Standing:
         for one in self.queues:
             if one.breaker is not None:
                 yield f"{one.queue} is paused by its breaker: {one.breaker}"
+            if one.unserved is not None:
+                yield f"{one.queue} is not served: {one.unserved}"
             if one.unread is not None:
                 yield one.unread
         if self.messages_unserved:

@@ -1,8 +1,7 @@
 """One pipeline on Spark, wired: engine, handler, line. `penstock ingest` and declared pipelines share it."""
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 from penstock.app.service import busy_seconds_max
@@ -12,10 +11,13 @@ from penstock.app.tools import Tools
 from penstock.config import Settings
 from penstock.ledger import Ledger
 from penstock.messaging.broker import Broker
+from penstock.messaging.outages import ServiceWatch, Unwatched
 from penstock.objects.own_files import parse_others
 from penstock.pipeline.attempt import AttemptSettings, Surroundings
 from penstock.pipeline.declaration import Declaration
+from penstock.pipeline.engine import Engine
 from penstock.pipeline.handler import PipelineHandler
+from penstock.pipeline.late_engine import LateEngine
 from penstock.pipeline.session import Session
 from penstock.pipeline.shared_folders import prove_shared
 from penstock.pipeline.source.api import columns_read
@@ -24,11 +26,12 @@ from penstock.pipeline.streak import FailureStreak
 from penstock.pipeline.table_schema import agreement, check_partitions
 from penstock.storage.address import S3Address, s3_address
 from penstock.worker.batcher import Limits
-from penstock.worker.line import Gate, Line
+from penstock.worker.line import Gate, Line, Start
 from penstock.worker.settings import WorkerSettings, budget
 
 FAULTS_MAX = 3  # infrastructure faults in a row that a bounded job bears before it tells a person
 FETCH_MAX = 500  # notifications are small, and a batch takes thousands
+SPARK = "Spark"  # as people are told that it is waited for
 WAIT_SECONDS = 30.0  # for a batch to fill while messages keep coming
 
 
@@ -74,23 +77,39 @@ class Blueprint:
     publish_jobs: Mapping[str, Callable[[], object]]  # the same, table by table: neither waits for the other
     faults_max: int | None  # infrastructure faults in a row; None bears any number
     tools: Tools
-    watched: Callable[[], AbstractContextManager[None]] = nullcontext  # around a claim in the ledger
+    ledger_watch: ServiceWatch = field(default_factory=Unwatched)
+    store_watch: ServiceWatch = field(default_factory=Unwatched)  # of what runs read and write
     gate: Gate | None = None  # whether it may receive; None: always
     moved_to: tuple[S3Address, ...] = ()  # where processed objects go, and announce themselves once more
 
-    def line(self, spark: Session, *, queue: str, weight: int = 1) -> Line:
+    def line(self, spark: Session, *, queue: str) -> Line:
         """Return what a worker serves the pipeline by.
 
         Raises `ConfigurationError` if the executors do not share the pipeline's folders.
         """
-        prove_shared(spark, self.declaration)
+        return self._line(self._engine(spark), queue=queue)
+
+    def late_line(self, session: Callable[[], Session], *, queue: str, weight: int) -> Line:
+        """Return the same, of which the session is started while other queues are served; the line raises as `line`
+        does then."""
+        engine = LateEngine(lambda: self._engine(session()))
+        return self._line(engine, queue=queue, weight=weight, start=Start(awaits=SPARK, run=engine.start))
+
+    def _line(self, engine: Engine, *, queue: str, weight: int = 1, start: Start | None = None) -> Line:
         limits = Limits(
             messages_max=self.numbers.max_objects,
             bytes_max=self.numbers.max_bytes,
             wait_seconds=self.numbers.max_wait_seconds,
         )
-        handler = PipelineHandler(self._attempts(), self._surroundings(spark))
-        return Line(queue=queue, handler=handler, weight=weight, limits=limits, fetch_max=FETCH_MAX, gate=self.gate)
+        return Line(
+            queue=queue,
+            handler=PipelineHandler(self._attempts(), self._surroundings(engine)),
+            weight=weight,
+            limits=limits,
+            fetch_max=FETCH_MAX,
+            gate=self.gate,
+            start=start,
+        )
 
     def check_columns(self) -> None:
         """Without a transform what will be written is known: a mistake in it is told before Spark is started."""
@@ -112,15 +131,19 @@ class Blueprint:
             busy_seconds_max=self.numbers.busy_seconds_max,
         )
 
-    def _surroundings(self, spark: Session) -> Surroundings:
-        engine = SparkEngine(
+    def _engine(self, spark: Session) -> Engine:
+        prove_shared(spark, self.declaration)
+        return SparkEngine(
             spark,
             self.declaration,
             agree=partial(agreement, self.ledger, self.tables.rows, self.declaration.pipeline),
             clock=self.tools.clock,
             bus=self.tools.bus,
             probe=self.tools.probe,
+            store_watch=self.store_watch,
         )
+
+    def _surroundings(self, engine: Engine) -> Surroundings:
         return Surroundings(
             ledger=self.ledger,
             engine=engine,
@@ -131,7 +154,8 @@ class Blueprint:
             bus=self.tools.bus,
             clock=self.tools.clock,
             tracing=self.tools.tracing,
-            watched=self.watched,
+            ledger_watch=self.ledger_watch,
+            store_watch=self.store_watch,
         )
 
     def _own(self) -> Sequence[S3Address]:

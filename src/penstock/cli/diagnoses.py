@@ -58,7 +58,12 @@ _SECTIONS: Mapping[str, tuple[str, str, str]] = {
 }
 
 
-_OUTAGES = {"breaker": "queue {} paused", "ledger": "ledger away", "look": "monitor could not see {}"}
+_OUTAGES = {
+    "breaker": "queue {} paused",
+    "ledger": "ledger away",
+    "store": "store {} away",
+    "look": "monitor could not see {}",
+}
 
 
 def print_diagnoses(found: "Diagnoses", *, limit: int, lines: int) -> None:

@@ -9,7 +9,9 @@ if TYPE_CHECKING:
 
 def state_of(one: "QueueStanding") -> str:
     """Whether it is handed over: empty where it is."""
-    return "paused" if one.paused else "breaker" if one.breaker is not None else ""
+    if one.paused:
+        return "paused"
+    return "breaker" if one.breaker is not None else "unserved" if one.unserved is not None else ""
 
 
 def oldest_visible(one: "QueueStanding | QueueLook") -> str:

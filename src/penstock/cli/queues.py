@@ -83,6 +83,7 @@ def show(queue: Queue, json_: Json = False) -> None:
             else "yes"
             if standing.paused
             else "no",
+            **({} if standing.unserved is None else {"not served": standing.unserved}),
             "visible": f"{standing.visible:,}",
             "in flight": f"{standing.in_flight:,}",
             "delayed": f"{standing.delayed:,}",

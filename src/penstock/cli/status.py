@@ -164,7 +164,8 @@ def _queue(one: "QueueStanding") -> str:
     )
     letters = f"; {counted(one.dead_letters, 'dead letter')}" if one.dead_letters else ""
     paused = "; paused" if one.paused else "; paused by its breaker" if one.breaker is not None else ""
-    return f"{messages}{letters}{paused}"
+    unserved = "" if one.unserved is None else f"; not served: {one.unserved}"
+    return f"{messages}{letters}{paused}{unserved}"
 
 
 def _workers(found: "Standing") -> str:

@@ -44,7 +44,7 @@ def ps(state: State = None, json_: Json = False) -> None:
                 record.version,
                 moment(record.started_at),
                 record.state,
-                ", ".join(_shown(queue, record.paused) for queue in record.queues),
+                ", ".join(_shown(queue, {**record.unserved, **record.paused}) for queue in record.queues),
                 record.in_flight,
                 f"{max(0.0, now - record.beat_at):.0f} s ago",
                 record.metrics_address or "",

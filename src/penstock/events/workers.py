@@ -186,3 +186,23 @@ class LedgerBack(Event):
     """The ledger answers again, and the queues that were paused are served."""
 
     away_seconds: float
+    queues: tuple[str, ...] = ()  # that were paused in this worker
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreAway(Event):
+    """The store of a source's objects, or of a table, cannot be used. The queues that need it are paused until it
+    answers."""
+
+    store: str  # its address, as the source or table names it
+    error: str
+    queues: tuple[str, ...] = ()  # that are paused in this worker
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreBack(Event):
+    """The store answers again, and the queues that were paused are served."""
+
+    store: str
+    away_seconds: float
+    queues: tuple[str, ...] = ()  # that were paused in this worker

@@ -1,36 +1,77 @@
-"""The ledger's outages: noticed by claims and by a watch of its own, and over when the ledger answers the watch.
+"""Outages of a service that queues need: noticed by requests and by a watch, and over when it answers the watch.
 
-While the ledger is away, the queues that need it are paused: a message received then could only go back, and where each
-receive counts (SQS) an outage would use up its attempts. The watch asks the ledger itself, also while no message comes,
-so that every worker knows of an outage before it receives.
+While the service is away, the queues that need it are paused: a message received then could only go back, and where
+each receive counts (SQS) an outage would use up its attempts. The watch asks the service itself, also while no message
+comes, so that every worker knows of an outage before it receives.
 """
 
 import random as system_random
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
 
 from penstock.errors import TemporaryError
-from penstock.events import Bus, LedgerAway, LedgerBack
+from penstock.events import Bus, Event, LedgerAway, LedgerBack, StoreAway, StoreBack
 from penstock.messaging.clock import Clock
 from penstock.messaging.waits import Random
 
 PAUSE_SECONDS_MIN = 1.0
-PAUSE_SECONDS_MAX = 5.0  # so much later than the ledger the work goes on, at most
-CLAIMS_PAUSE_SECONDS_MAX = 60.0  # while the ledger answers, and takes no claims: its disk is full, say
+PAUSE_SECONDS_MAX = 5.0  # so much later than the service the work goes on, at most
+CLAIMS_PAUSE_SECONDS_MAX = 60.0  # while it answers, and work fails for it all the same: its disk is full, say
 CHECK_SECONDS = 5.0  # between two looks at a ledger that answered
-PING_SECONDS_MAX = 10.0  # after which a ledger that has not answered is away
+PING_SECONDS_MAX = 10.0  # after which a service that has not answered is away
 COUNTED_RELEASE_SECONDS = 30.0  # how long a message stays away where a receive counts: all workers know by then
+STORE_PATIENCE = 2.0  # each look at a store is a request that costs money
 LOOK_SECONDS = 0.25  # between two looks of a worker at a closed gate
 
 _TRIES_MAX = 16  # bounds the exponent of pauses
 
 
-class Outage:
-    """The state of one worker's ledger. Any thread may call it.
+class MakeAway(Protocol):
+    """Make the event of a service that went away."""
 
-    ``ping`` asks the ledger, and raises `TemporaryError` while it is away. Without one only claims tell, and no queue
-    is paused. ``refunds``: whether the broker can take back the count of a receive.
+    def __call__(self, *, error: str, queues: tuple[str, ...]) -> Event: ...
+
+
+class MakeBack(Protocol):
+    """Make the event of a service that answers again."""
+
+    def __call__(self, *, away_seconds: float, queues: tuple[str, ...]) -> Event: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WatchedService:
+    """A service that queues need, and how its outages are told. ``patience`` stretches the time between two looks at it
+    while it answers, and that for which messages stay away where a receive counts."""
+
+    name: str
+    away: MakeAway
+    back: MakeBack
+    patience: float = 1.0
+
+
+LEDGER = WatchedService(name="ledger", away=LedgerAway, back=LedgerBack)
+
+
+def store_service(address: str) -> WatchedService:
+    """Return the store of a source's objects, or of a table, at such an address."""
+    return WatchedService(
+        name="store",
+        away=partial(StoreAway, store=address),
+        back=partial(StoreBack, store=address),
+        patience=STORE_PATIENCE,
+    )
+
+
+class Outage:
+    """A `penstock.messaging.outages.ServiceWatch` of one worker's service, by default the ledger. Any thread may call
+    it.
+
+    ``ping`` asks the service, and raises `TemporaryError` while it is away. Without one only requests tell, and no
+    queue is paused. ``refunds``: whether the broker can take back the count of a receive.
     """
 
     def __init__(
@@ -41,7 +82,9 @@ class Outage:
         random: Random = system_random.random,
         ping: Callable[[], object] | None = None,
         refunds: bool = True,
+        service: WatchedService = LEDGER,
     ) -> None:
+        self._service = service
         self._bus = bus
         self._clock = clock
         self._random = random
@@ -55,34 +98,28 @@ class Outage:
         self._since: float | None = None  # None: it answers
         self._error = ""
         self._pings = 0  # that failed since it went away
-        self._cycles = 0  # how often it went away since the last claim that succeeded
+        self._cycles = 0  # how often it went away since it did what work needs of it
         self._next_ping_at = 0.0
-        self._claimed_at = clock.monotonic()  # the last claim or ping that succeeded
-        self._trying = 0  # claims under way
+        self._claimed_at = clock.monotonic()  # the last request or ping that succeeded
+        self._trying = 0  # requests under way
 
     # -- by handlers ---------------------------------------------------------------------------------------------
 
-    @contextmanager
-    def watched(self) -> Iterator[None]:
-        """As `asked`, around what counts as a claim that succeeded."""
-        with self.asked():
-            yield
-        self.claimed()
-
     def claimed(self) -> None:
-        """The ledger took a claim: it can be written to. That it answered says nothing of that, on a full disk."""
+        """It did what work needs of it: the ledger took a claim, the store gave an object. That it answered says
+        nothing of that, on a full disk."""
         with self._lock:
             self._cycles = 0
 
     @contextmanager
     def asked(self) -> Iterator[None]:
-        """Around a claim. A `TemporaryError` in the block says that the ledger is away; its end, that it answers."""
+        """Around a request. A `TemporaryError` in the block says that it is away; its end, that it answers."""
         with self._lock:
             self._trying += 1
         try:
             yield
         except TemporaryError as error:
-            self._away(str(error), by_claim=True)
+            self._away(str(error), by_request=True)
             raise
         else:
             self._answers()
@@ -92,31 +129,32 @@ class Outage:
 
     @property
     def refusal(self) -> str | None:
-        """Why no claim is to be tried now; None while one may be."""
+        """Why no request is to be tried now; None while one may be."""
         with self._lock:
             return None if self._since is None or self._ping is None else self._error
 
     def pause_seconds(self, random: Random) -> float:
-        """Return how long a message stays away whose claim failed: longer the longer the outage lasts, with jitter."""
+        """Return how long a message stays away whose request failed: the longer the outage lasts, the longer, with
+        jitter."""
         since = self._since
         away_seconds = 0.0 if since is None else self._clock.monotonic() - since
         ceiling = min(PAUSE_SECONDS_MAX, max(PAUSE_SECONDS_MIN, away_seconds))
         if not self._refunds:
-            ceiling = COUNTED_RELEASE_SECONDS
+            ceiling = COUNTED_RELEASE_SECONDS * self._service.patience
         return ceiling * (1.0 + random()) / 2.0
 
     # -- by the worker -------------------------------------------------------------------------------------------
 
     def gate(self, queue: str) -> "OutageGate":
-        """Return the gate of a queue that needs the ledger. Only before the worker serves."""
+        """Return the gate of a queue that needs the service. Only before the worker serves."""
         self._queues |= {queue}
         return OutageGate(self)
 
     def admits(self) -> int | None:
         """How many messages may be at hand for what begins next; None: any number.
 
-        None may while it is away. After claims failed again although it answered, one at a time may, until a claim
-        succeeds.
+        None may while it is away. After work failed for it again although it answered, one at a time may, until it
+        did what work needs of it.
         """
         if self._ping is None or (self._since is None and self._cycles < 2):
             return None
@@ -133,11 +171,12 @@ class Outage:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Ask the ledger until the block ends: now and then while it answers, and until it does while it is away."""
+        """Ask it until the block ends: now and then while it answers, and until it does while it is away."""
         if self._ping is None:
             yield
             return
-        threading.Thread(target=self._watch, args=(self._ping,), name="penstock-ledger-watch", daemon=True).start()
+        name = f"penstock-{self._service.name}-watch"
+        threading.Thread(target=self._watch, args=(self._ping,), name=name, daemon=True).start()
         try:
             yield
         finally:
@@ -158,13 +197,14 @@ class Outage:
     def _rest_seconds(self) -> float:
         with self._lock:
             if self._since is None:
-                at = self._claimed_at + CHECK_SECONDS * (0.5 + self._random() / 2.0)
+                seconds = CHECK_SECONDS * self._service.patience
+                at = self._claimed_at + seconds * (0.5 + self._random() / 2.0)
             else:
                 at = self._next_ping_at
         return at - self._clock.monotonic()
 
     def check(self, ping: Callable[[], object]) -> None:
-        """Ask the ledger once. One that takes long is away meanwhile; no other question is asked until it answers."""
+        """Ask it once. If that takes long it is away meanwhile, and no other question is asked until it answers."""
         over = threading.Event()
         answers: list[TemporaryError | None] = []
 
@@ -179,18 +219,18 @@ class Outage:
                 answers.append(None)
             over.set()
 
-        threading.Thread(target=ask, name="penstock-ledger-ping", daemon=True).start()
+        threading.Thread(target=ask, name=f"penstock-{self._service.name}-ping", daemon=True).start()
         if not self._clock.wait(over, PING_SECONDS_MAX):
-            self._away(f"the ledger has not answered for {PING_SECONDS_MAX:.0f} s", by_claim=False)
+            self._away(f"the {self._service.name} has not answered for {PING_SECONDS_MAX:.0f} s", by_request=False)
             while not self._ended and not over.is_set():
                 self._clock.wait(over, CHECK_SECONDS)
         for error in answers:
             if error is None:
                 self._answers()
             else:
-                self._away(str(error), by_claim=False)
+                self._away(str(error), by_request=False)
 
-    def _away(self, error: str, *, by_claim: bool) -> None:
+    def _away(self, error: str, *, by_request: bool) -> None:
         now = self._clock.monotonic()
         with self._lock:
             first = self._since is None
@@ -198,7 +238,7 @@ class Outage:
                 self._since, self._error, self._pings = now, error, 0
                 self._cycles += 1
                 tries, most = self._cycles - 1, CLAIMS_PAUSE_SECONDS_MAX
-            elif by_claim:
+            elif by_request:
                 return
             else:
                 self._pings += 1
@@ -207,18 +247,19 @@ class Outage:
             self._next_ping_at = now + ceiling * (1.0 + self._random()) / 2.0
         self._news.set()
         if first and not self._ended:
-            self._bus.emit(LedgerAway(error=error, queues=tuple(sorted(self._queues))))
+            self._bus.emit(self._service.away(error=error, queues=tuple(sorted(self._queues))))
 
     def _answers(self) -> None:
         with self._lock:
             since, self._since = self._since, None
             self._claimed_at = self._clock.monotonic()
         if since is not None and not self._ended:
-            self._bus.emit(LedgerBack(away_seconds=self._clock.monotonic() - since))
+            away_seconds = self._clock.monotonic() - since
+            self._bus.emit(self._service.back(away_seconds=away_seconds, queues=tuple(sorted(self._queues))))
 
 
 class OutageGate:
-    """A `penstock.worker.line.Gate` of one queue that needs the ledger."""
+    """A `penstock.worker.line.Gate` of one queue that needs the service."""
 
     def __init__(self, outage: Outage) -> None:
         self._outage = outage

@@ -288,7 +288,7 @@ class Claims:
             if opened and connection.execute(_EXTEND, holding).rowcount != 1:
                 raise TemporaryError(f"attempt {opening['fresh']} was given up while it claimed: claim again")
             fill(connection, wanted, first)
-            revive(connection, opening["in_pipeline"], named)
+            restored = revive(connection, opening["in_pipeline"], named)
             taken = connection.execute(_TAKE, opening).rowcount
             archived = set(connection.scalars(ARCHIVED, opening))
             if taken and archived:
@@ -301,7 +301,7 @@ class Claims:
                 taken -= len(overtaken)
             if taken and not opened:
                 connection.execute(_OPEN, opening)
-            carried = carry(connection, opening, named) if taken else {}
+            carried = carry(connection, opening, named, restored) if taken else {}
             if taken:
                 connection.execute(_NOTE_TAKEN, opening)
             chosen = {id: carried.get(id, messages[0].carrier) for id, messages in named.items()}

@@ -91,9 +91,15 @@ _CARRY = (
 )
 
 
-def revive(connection: Connection, pipeline: str, named: Mapping[bytes, Sequence[Candidate]]) -> None:
-    """Make ended objects among the wanted ones claimable where a message may. ``named``: the messages, by object id."""
+def revive(
+    connection: Connection, pipeline: str, named: Mapping[bytes, Sequence[Candidate]]
+) -> Mapping[bytes, Carrier]:
+    """Make ended objects among the wanted ones claimable where a message may. ``named``: the messages, by object id.
+
+    Return the message that knew better, by object that was never read.
+    """
     binds = {"in_pipeline": pipeline}
+    restored: dict[bytes, Carrier] = {}
     found = connection.execute(_ENDED, binds).all()
     spent = _replays_spent(connection, pipeline) if found else {}
     for row in found:
@@ -103,17 +109,30 @@ def revive(connection: Connection, pipeline: str, named: Mapping[bytes, Sequence
             death = DeadObject(carrier=_carrier(row), dead_at=row.dead_at, replay_ids=replay_ids)
             if any(revives(one.carrier, death) for one in named[row.object_id]):
                 connection.execute(_REVIVE, ended)
-        elif any(restores(one.carrier, one.sequencer, _unread(row, replay_ids)) for one in named[row.object_id]):
+            continue
+        unread = _unread(row, replay_ids)
+        newer = (one.carrier for one in named[row.object_id] if restores(one.carrier, one.sequencer, unread))
+        if (restorer := next(newer, None)) is not None:
             half_way = row.state == ObjectState.UNPROCESSED.value
-            connection.execute(_FORGET_LOOKS if half_way else _RESTORE, ended)
+            if connection.execute(_FORGET_LOOKS if half_way else _RESTORE, ended).rowcount:
+                restored[row.object_id] = restorer
+    return restored
 
 
-def carry(connection: Connection, binds: Values, named: Mapping[bytes, Sequence[Candidate]]) -> Mapping[bytes, Carrier]:
-    """Say who carries the wanted objects that this claim took and that were dead before; answers it, by object.
+def carry(
+    connection: Connection,
+    binds: Values,
+    named: Mapping[bytes, Sequence[Candidate]],
+    restored: Mapping[bytes, Carrier],
+) -> Mapping[bytes, Carrier]:
+    """Record which message carries an object that this claim took after an end of it; return it, by object.
 
-    The first that may give it another life: it just did, or takes over. Where none may, the carrier stays.
+    For an object that was dead, the first message that may give it another life: it just did, or takes over. If none
+    may, the carrier stays. For one that was never read, the message that ``restored`` it.
     """
-    carriers: dict[bytes, Carrier] = {}
+    carriers = dict(restored)
+    for object_id, restorer in restored.items():
+        connection.execute(_CARRY, {"in_pipeline": binds["in_pipeline"], **_carried(object_id, restorer)})
     found = connection.execute(_LIVING_AGAIN, binds).all()
     spent = _replays_spent(connection, binds["in_pipeline"]) if found else {}
     for row in found:

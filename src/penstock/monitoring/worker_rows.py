@@ -106,6 +106,18 @@ WORKER_ROWS: Rows = {
         msg="The ledger answers again; the queues that need it are served.",
         fields={"duration_s": "away_seconds"},
     ),
+    events.StoreAway: Row(
+        name="store.away",
+        level="warning",
+        msg="The store of objects or of a table is away; the queues that need it are paused until it answers.",
+        fields={**with_error("store"), **same("queues")},
+    ),
+    events.StoreBack: Row(
+        name="store.back",
+        level="info",
+        msg="The store answers again; the queues that need it are served.",
+        fields={**same("store"), "duration_s": "away_seconds"},
+    ),
     events.BreakerOpened: Row(
         name="breaker.opened",
         level="error",

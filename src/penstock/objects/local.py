@@ -13,7 +13,14 @@ import stat
 from types import TracebackType
 from typing import NoReturn, Self
 
-from penstock.errors import ObjectDenied, ObjectGone, ObjectSuperseded, ObjectUnreadable, TemporaryError
+from penstock.errors import (
+    ObjectDenied,
+    ObjectGone,
+    ObjectRefused,
+    ObjectSuperseded,
+    ObjectUnreadable,
+    TemporaryError,
+)
 from penstock.objects.local_root import LocalRoot
 from penstock.objects.reference import LOCAL_BUCKET, ObjectRef, decode_key, uri_of
 
@@ -62,7 +69,7 @@ class LocalReader:
                     )
                 data += more
         except OSError as error:
-            _refuse(self._ref.uri, error)
+            _refuse(self._ref.uri, error, offset, wanted)
         return data
 
     def verify(self) -> None:
@@ -96,9 +103,10 @@ class LocalStore:
 
     __slots__ = ("_looked", "_prefixes", "_roots")
 
-    def __init__(self, *roots: AnyPath) -> None:
+    def __init__(self, *roots: AnyPath, remembers: bool = True) -> None:
+        """``remembers`` is explained at `LocalRoot`."""
         self._roots = tuple(os.path.realpath(os.fsencode(root)) for root in roots)
-        self._looked = {root: LocalRoot(root) for root in self._roots}
+        self._looked = {root: LocalRoot(root, remembers=remembers) for root in self._roots}
         self._prefixes = tuple(root.rstrip(b"/") + b"/" for root in self._roots)
 
     def contains(self, path: bytes) -> bool:
@@ -144,12 +152,12 @@ class LocalStore:
         return data
 
     def check_root(self, path: bytes) -> None:
-        """Raise `TemporaryError` if the root of a missing file is away; see `LocalRoot.check`."""
+        """Raise `TemporaryError` if the root above a path is away; see `LocalRoot.check`."""
         self._root_of(path).check()
 
     def _refuse(self, uri: str, path: bytes, error: OSError) -> NoReturn:
         if error.errno in _NOT_THERE and self.contains(path):
-            self.check_root(path)
+            self._root_of(path).check_missing()
         _refuse(uri, error)
 
     def _root_of(self, path: bytes) -> LocalRoot:
@@ -176,9 +184,9 @@ def etag_of(status: os.stat_result) -> str:
 
 def _check_regular(uri: str, status: os.stat_result) -> None:
     if stat.S_ISDIR(status.st_mode):
-        raise ObjectUnreadable(f"{uri}: {os.strerror(errno.EISDIR)}")
+        raise ObjectRefused(f"{uri}: {os.strerror(errno.EISDIR)}")
     if not stat.S_ISREG(status.st_mode):
-        raise ObjectUnreadable(f"{uri} is not a regular file")
+        raise ObjectRefused(f"{uri} is not a regular file")
 
 
 def _check_version(ref: ObjectRef, status: os.stat_result) -> None:
@@ -190,7 +198,7 @@ def _check_place(uri: str, path: bytes, descriptor: int, status: os.stat_result)
     # A folder on the way may have become a link since the path was resolved. Asking the open descriptor leaves no gap
     # between the check and the reading.
     if _place(path, descriptor, status) != path:
-        raise ObjectUnreadable(f"{uri} is reached through a link now; announce it by its real path")
+        raise ObjectRefused(f"{uri} is reached through a link now; announce it by its real path")
 
 
 def _place(path: bytes, descriptor: int, status: os.stat_result) -> bytes | None:
@@ -215,12 +223,12 @@ def _resolve(path: bytes, opened: os.stat_result) -> bytes | None:
     return real if os.path.samestat(named, opened) else None
 
 
-def _refuse(uri: str, error: OSError) -> NoReturn:
+def _refuse(uri: str, error: OSError, offset: int = 0, length_bytes: int = 0) -> NoReturn:
     reason = f"{uri}: {error.strerror or error}"
     if error.errno in _PROCESS_FAULTS | _MOUNT_FAULTS:
         raise TemporaryError(reason) from error
     if error.errno in _NOT_THERE:
         raise ObjectGone(reason) from error
     if isinstance(error, PermissionError):
-        raise ObjectDenied(reason) from error
-    raise ObjectUnreadable(reason) from error
+        raise ObjectDenied(reason, offset=offset, length_bytes=length_bytes) from error
+    raise ObjectRefused(reason, offset=offset, length_bytes=length_bytes) from error

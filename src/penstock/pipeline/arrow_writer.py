@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from operator import itemgetter
+from socket import gethostname
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -24,6 +25,7 @@ from pyspark.sql import DataFrame, functions
 from penstock.errors import TableError, TemporaryError, TransformError
 from penstock.pipeline.arrow_types import arrow_schema
 from penstock.pipeline.columns import column, gathered
+from penstock.pipeline.faulty_host import naming_host
 from penstock.sinks.parquet import NULL_PARTITION, WrittenFile
 from penstock.storage.files import Files
 
@@ -72,6 +74,7 @@ def write_parquet(
         partition_by=tuple(partition_by),
         row_group_bytes=row_group_bytes,
         file_bytes=file_bytes,
+        driver_host=gethostname(),
     )
     answers = _arranged(frame, stored, partition_by).mapInArrow(task.answers, _ANSWER_DDL).collect()
     for answer in answers:
@@ -107,13 +110,15 @@ class _Task:
     partition_by: tuple[str, ...]
     row_group_bytes: int
     file_bytes: int
+    driver_host: str
 
     def answers(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """One row a file that is there. A fault of the store is a row as well: raised here, it would reach the driver
         as text among Spark's, where it looks like a fault of the rows."""
         try:
-            for file in self._written(batches):
-                yield _answer(path=file.path, rows=file.rows, size_bytes=file.size_bytes)
+            with naming_host(self.driver_host):
+                for file in self._written(batches):
+                    yield _answer(path=file.path, rows=file.rows, size_bytes=file.size_bytes)
         except tuple(_FAULTS.values()) as error:
             fault = next(name for name, kind in _FAULTS.items() if isinstance(error, kind))
             yield _answer(fault=fault, reason=str(error))

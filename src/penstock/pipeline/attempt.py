@@ -18,6 +18,7 @@ from penstock.ledger import Ledger
 from penstock.ledger.records import BatchOutcome, Claim, FailedObject, Failure, ObjectAttempt
 from penstock.messaging.clock import Clock, SystemClock
 from penstock.messaging.failure import Failure as Raised
+from penstock.messaging.outages import ServiceWatch, Unwatched
 from penstock.messaging.tracing import NO_TRACING, Tracing
 from penstock.messaging.waits import Random, backoff_seconds
 from penstock.pipeline.engine import (
@@ -84,7 +85,8 @@ class Surroundings:
     tracing: Tracing = NO_TRACING
     random: Random = random.random
     new_attempt_id: Callable[[], str] = lambda: str(ULID())
-    watched: Callable[[], AbstractContextManager[None]] = nullcontext  # around a claim: who hears of a ledger away
+    ledger_watch: ServiceWatch = field(default_factory=Unwatched)
+    store_watch: ServiceWatch = field(default_factory=Unwatched)  # of what runs read and write; the engine asks it
 
 
 class Attempts:
@@ -108,7 +110,7 @@ class Attempts:
         claim, work = self._hold.take(lambda: self._claim(group), refs)
         seconds = self._around.clock.monotonic() - began_at
         if claim is None:
-            return dict.fromkeys(refs, self._later(1))
+            return dict.fromkeys(refs, self._fault_later())
         self._telling.skipped(claim, refs)
         outcomes = self._unclaimed(claim)
         if work is not None:
@@ -142,8 +144,8 @@ class Attempts:
         """Claim what is free of the group; None when the ledger could not tell whether we did."""
         attempt_id = self._around.new_attempt_id()
         try:
-            with self._around.watched():
-                return self._around.ledger.claim(
+            with self._around.ledger_watch.asked():
+                claim = self._around.ledger.claim(
                     self._settings.pipeline,
                     candidates(group),
                     attempt_id=attempt_id,
@@ -154,6 +156,9 @@ class Attempts:
             self._abandon_unknown(attempt_id, str(unknown))
             self._around.streak.add_fault(unknown)
             return None
+        if claim.claimed:  # else it may have written nothing
+            self._around.ledger_watch.claimed()
+        return claim
 
     def _abandon_unknown(self, attempt_id: str, reason: str) -> None:
         with suppress(TemporaryError):  # where even this fails the attempt's lease ends by itself
@@ -244,7 +249,7 @@ class Attempts:
             stage_seconds=result.stage_seconds,
             spark_ui_url=result.spark_ui_url,
         )
-        with self._stage("commit", work):
+        with self._stage("commit", work), self._around.ledger_watch.asked():
             seq = self._hold.commit(work, outcome)
         if seq is not None:
             self._telling.committed(work, result, seq, seconds=self._around.clock.monotonic() - began_at)
@@ -270,11 +275,12 @@ class Attempts:
             pipeline=self._settings.pipeline, attempt_id=work.attempt_id, processed=(), failed=failed
         )
         try:
-            self._hold.commit(work, outcome)
+            with self._around.ledger_watch.asked():
+                self._hold.commit(work, outcome)
         except ClaimLost:
             return self._lost(work)
         except TemporaryError:
-            return dict.fromkeys(work.refs, self._later(1))
+            return dict.fromkeys(work.refs, self._fault_later())
         if isinstance(meaning, TransformError):
             self._telling.given_back(work, str(meaning))
             raise meaning
@@ -291,8 +297,7 @@ class Attempts:
         """The machinery failed: nobody is charged, and when it goes on failing the worker hears of it."""
         self._hold.abandon(work, reason=str(fault), outcome="failed")
         self._around.streak.add_fault(fault)
-        later = self._later(self._around.streak.faults)
-        return dict.fromkeys(work.refs, replace(later, refund=True))
+        return dict.fromkeys(work.refs, self._fault_later())
 
     def _failed(
         self, work: Work, failed: Sequence[FailedObject], causes: Mapping[bytes, ReadFailure] | None = None
@@ -312,7 +317,17 @@ class Attempts:
 
     def _lost(self, work: Work) -> dict[bytes, ObjectOutcome]:
         self._hold.lost(work)
-        return dict.fromkeys(work.refs, self._later(1))
+        return dict.fromkeys(work.refs, replace(self._later(1), refund=True))
+
+    def fault_seconds(self) -> float:
+        """Return how long to wait until the next try after a service was away."""
+        watches = (self._around.ledger_watch, self._around.store_watch)
+        paused_seconds = max(watch.put_back_seconds() for watch in watches)
+        # Where the queue is paused, that is the wait that grows.
+        return paused_seconds or self._later(max(1, self._around.streak.faults)).delay_seconds
+
+    def _fault_later(self) -> Later:
+        return Later(delay_seconds=self.fault_seconds(), refund=True)
 
     def _later(self, attempt: int) -> Later:
         return Later(

@@ -43,10 +43,11 @@ class BatchExecution:
         self._thread_id = threading.get_ident()
         self._open()
         try:
-            suspects = self._parts(self._parcels)
+            suspects = self._suspects()
         except TemporaryError as away:  # the ledger: a job that is to end counts it like other faults
             self._around.streak.add_fault(away)
-            raise
+            later = Release(delay_seconds=self._attempts.fault_seconds(), refund=True, reason=str(away))
+            return {**self._answer({}), **{parcel.delivery.receipt: later for parcel in self._parcels}}
         for group in groups(suspects, objects_max=self._settings.objects_max, attempts_max=self._settings.attempts_max):
             try:
                 self._outcomes = {**self._outcomes, **self._attempts.of_group(group)}
@@ -121,15 +122,15 @@ class BatchExecution:
                     self._telling.invalid(delivery, opened.reason)
         self._settled, self._parcels = settlements, parcels
 
-    def _parts(self, parcels: Sequence[Parcel]) -> list[Parcel]:
+    def _suspects(self) -> Sequence[Parcel]:
         """What is put into groups: a delivery's objects together, until some of them are suspects."""
-        ids = {ref.object_id for parcel in parcels for ref in parcel.objects}
+        ids = {ref.object_id for parcel in self._parcels for ref in parcel.objects}
         failures: Mapping[bytes, int] = {}
         if ids:
-            with self._around.watched():
+            with self._around.ledger_watch.asked():
                 failures = self._around.ledger.unattributed_failures(self._settings.pipeline, ids)
         singly = self._settings.objects_max == 1
-        found = [part for parcel in parcels for part in parts(parcel, failures, singly=singly)]
+        found = [part for parcel in self._parcels for part in parts(parcel, failures, singly=singly)]
         # Suspects come in another order each time: where only a few of them fail, the others must not wait behind them.
         return sorted(found, key=lambda part: self._around.random() if part.failures else 0.0)
 

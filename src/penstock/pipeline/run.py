@@ -11,29 +11,28 @@ from typing import Any, TypeVar
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
-from penstock.errors import ObjectError, TemporaryError, TransformError
+from penstock.errors import TemporaryError, TransformError
 from penstock.ledger.records import ObjectResult
 from penstock.messaging.clock import Clock
 from penstock.messaging.failure import place_of
 from penstock.messaging.steps import Probe, Step
 from penstock.objects.reference import ObjectRef
-from penstock.objects.stores import store_at
 from penstock.pipeline.arrow_types import arrow_schema
 from penstock.pipeline.batch_record import BatchRecord, RecordedObject, save
 from penstock.pipeline.declaration import Declaration
 from penstock.pipeline.engine import ReadFailure, RunResult
 from penstock.pipeline.faults import SPARK_ERRORS
 from penstock.pipeline.layout import run_files, run_work
+from penstock.pipeline.second_look import look_again
 from penstock.pipeline.session import cores, runs_here
 from penstock.pipeline.shared_folders import prove_shared
-from penstock.pipeline.source.api import FailureKind, ReadPlan, Summary, drain, make_plan, read, summarise
+from penstock.pipeline.source.api import ReadPlan, Summary, drain, make_plan, read, summarise
 from penstock.pipeline.stopwatch import Stopwatch
 from penstock.pipeline.table_schema import Agree, Agreement, check_partitions
 from penstock.pipeline.writing import write
 from penstock.sinks.manifest import DataFile, encode
 from penstock.sinks.parquet import WrittenFile, list_files
 from penstock.sinks.schema import encode as encode_columns
-from penstock.storage.address import is_s3
 
 DRAINS_MAX = 3  # a partition that was read to its end and yet has no report: its task failed
 
@@ -82,8 +81,7 @@ class Run:
         self._tools.probe(Step.WRITTEN)
         with self._stopwatch.stage("drain"):
             summary = self._drained(summarise(self._plan))
-        self._check_deleted(summary)
-        return summary
+        return summary if runs_here(self._tools.spark) else look_again(summary, self._plan)
 
     def misread(self) -> Cuts:
         """After a failed run: the objects that may have broken it by being cut within a record, and where to cut them.
@@ -197,24 +195,6 @@ class Run:
         if summary.missing:
             raise TemporaryError(f"{len(summary.missing)} partitions of a run left no report")
         return summary
-
-    def _check_deleted(self, summary: Summary) -> None:
-        """Raise `TemporaryError` if the driver sees an object that executors on other hosts report as deleted or
-        replaced: they do not see the source as it is, and their word must not be the object's end."""
-        if runs_here(self._tools.spark) or is_s3(self._plan.source):
-            return
-        store = store_at(self._plan.source, self._plan.aws)
-        for index, failure in {**summary.failures, **summary.exclude}.items():
-            if failure.kind not in (FailureKind.GONE, FailureKind.SUPERSEDED):
-                continue
-            try:
-                store.open(self._plan.objects[index]).close()
-            except ObjectError:
-                continue
-            raise TemporaryError(
-                f"An executor does not see a file of the source as it is ({failure.reason}), and the driver does: all "
-                f"hosts of the Spark cluster must share the folder {self._plan.source}."
-            )
 
     def _check_rows(self, files: Sequence[DataFile], summary: Summary) -> None:
         """Raise `TemporaryError` if the rows written are not the rows read, where a transform cannot be the reason."""

@@ -18,6 +18,7 @@ from penstock.errors import TemporaryError
 from penstock.events import Bus
 from penstock.ledger.records import Failure
 from penstock.messaging.clock import Clock
+from penstock.messaging.outages import ServiceWatch, Unwatched
 from penstock.messaging.steps import Probe, no_probe
 from penstock.objects.local_root import LocalRoot
 from penstock.pipeline.declaration import Declaration
@@ -49,6 +50,7 @@ class SparkEngine:
         clock: Clock,
         bus: Bus,
         probe: Probe = no_probe,
+        store_watch: ServiceWatch | None = None,
     ) -> None:
         """``agree`` compares a run's columns with the table's; it raises `TableError` where they cannot go together."""
         register(spark)
@@ -63,6 +65,7 @@ class SparkEngine:
             ui=partial(run_url, spark),
         )
         self._bus = bus
+        self._store_watch = store_watch or Unwatched()
         self._denials = Denials()
         self._root = None if is_s3(declaration.source) else LocalRoot(os.fsencode(declaration.source))
         self._lock = threading.Lock()
@@ -75,12 +78,12 @@ class SparkEngine:
             self._ended_told(attempt_id),
             self._tagged(attempt_id),
             watched(self._spark, pipeline, attempt_id, self._bus),
+            self._store_watch.asked(),
         ):
-            try:
-                return self._until_whole(request)
-            except SPARK_ERRORS as error:
-                self._check_cancelled(attempt_id)
-                raise explain(error) from error
+            result = self._explained(request)
+        if result.processed:  # else no object was read, perhaps
+            self._store_watch.claimed()
+        return result
 
     def cancel(self, attempt_id: str) -> None:
         with self._lock:
@@ -94,6 +97,13 @@ class SparkEngine:
             self._spark.sparkContext.cancelJobsWithTag(attempt_id)
             if ended.wait(CANCEL_AGAIN_SECONDS):
                 return
+
+    def _explained(self, request: RunRequest) -> RunResult:
+        try:
+            return self._until_whole(request)
+        except SPARK_ERRORS as error:
+            self._check_cancelled(request.attempt_id)
+            raise explain(error) from error
 
     def _until_whole(self, request: RunRequest) -> RunResult:
         left_out: dict[bytes, ReadFailure] = {}
@@ -130,7 +140,7 @@ class SparkEngine:
         missing = [object_id for object_id, failure in found.items() if failure.failure is Failure.GONE]
         if missing and self._root is not None:
             try:
-                self._root.check()
+                self._root.check_missing()
             except TemporaryError as away:
                 fault = ReadFailure(failure=Failure.RETRY, reason=str(away), refund=True)
                 found |= dict.fromkeys(missing, fault)
@@ -173,7 +183,7 @@ def judged(failures: Mapping[bytes, ObjectFailure], denials: Denials) -> dict[by
         denials.add(object_id)
     forgiven = {object_id for object_id in denied if denials.add(object_id)}
     return {
-        object_id: replace(read_failure(failure), refund=object_id in forgiven)
+        object_id: replace(found := read_failure(failure), refund=found.refund or object_id in forgiven)
         for object_id, failure in failures.items()
     }
 
@@ -187,7 +197,15 @@ def read_failure(failure: ObjectFailure) -> ReadFailure:
             return ReadFailure(failure=Failure.SUPERSEDED, reason=failure.reason)
         case FailureKind.TOO_LARGE:
             return ReadFailure(failure=Failure.DEAD, reason=failure.reason)
-        case FailureKind.UNREADABLE | FailureKind.DENIED | FailureKind.QUARANTINE_RATIO | FailureKind.DISAGREED:
+        case FailureKind.HOST:
+            return ReadFailure(failure=Failure.RETRY, reason=failure.reason, refund=True)
+        case (
+            FailureKind.UNREADABLE
+            | FailureKind.REFUSED
+            | FailureKind.DENIED
+            | FailureKind.QUARANTINE_RATIO
+            | FailureKind.DISAGREED
+        ):
             return ReadFailure(failure=Failure.RETRY, reason=failure.reason)
 
 

@@ -6,8 +6,7 @@ a message twice at most, under one replay id, and loses none.
 """
 
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from penstock.errors import ConfigurationError, PenstockError, TemporaryError
@@ -17,6 +16,7 @@ from penstock.messaging.claims import HeldClaim
 from penstock.messaging.clock import Clock
 from penstock.messaging.delivery import Delivery
 from penstock.messaging.handler import Answer
+from penstock.messaging.outages import ServiceWatch, Unwatched
 from penstock.messaging.replays import Replay, ReplayLog, letter_replay_id, replayed
 from penstock.messaging.sending import send_each
 from penstock.messaging.settlement import Ack, DeadLetter, Release, Settlement
@@ -52,7 +52,7 @@ class Desk:
     random: Random
     probe: Probe = no_probe
     away: Away = field(default_factory=Away)
-    watched: Callable[[], AbstractContextManager[None]] = nullcontext  # around the log: who hears that it is away
+    ledger_watch: ServiceWatch = field(default_factory=Unwatched)  # of the log
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,7 +107,7 @@ class ReplayExecution:
 
     def _answer(self, away: int) -> Answer:
         plans = [(letter, self._plan(letter)) for letter in self._letters]
-        with self._desk.watched():
+        with self._desk.ledger_watch.asked():
             on_record = self._recorded([plan for _, plan in plans])
         answers: dict[str, Settlement] = {}
         due: dict[str, list[tuple[_Planned, Send]]] = {}
@@ -149,6 +149,8 @@ class ReplayExecution:
         ids = {_id_of(letter) for letter in self._letters} - {replay.replay_id for replay in replays}
         known = self._desk.log.find(sorted(ids)) if ids else {}
         opened = self._desk.log.open(replays) if replays else {}
+        if opened:
+            self._desk.ledger_watch.claimed()
         self._desk.probe(Step.REPLAY_INTENDED)
         return {**known, **opened}
 

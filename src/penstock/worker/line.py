@@ -1,5 +1,6 @@
 """A line: one queue, and the handler that serves it."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -44,6 +45,18 @@ class Gates:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Start:
+    """What a line needs before it can receive, and what takes long to make.
+
+    ``run`` makes it, in the worker's thread `penstock-start`; it raises `UserError` for what a person has to mend.
+    ``awaits`` names it for people.
+    """
+
+    awaits: str
+    run: Callable[[], object]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
     """One queue and what serves it. Raises `ConfigurationError` for numbers that cannot work.
 
@@ -51,6 +64,7 @@ class Line:
     bound a batch; plain handlers keep the default, each message alone. ``in_flight_max`` bounds the executions at once;
     None: one in a thread of its own, and as many as the worker has slots for the others. ``fetch_max`` is how many
     messages one receive asks for, at most; None: what the worker's settings say. ``gate``: None is always open.
+    ``start``: what the line waits for before its first receive, while others are served; None: for nothing.
     """
 
     queue: str
@@ -60,6 +74,7 @@ class Line:
     in_flight_max: int | None = None
     fetch_max: int | None = None
     gate: Gate | None = None
+    start: Start | None = None
 
     def __post_init__(self) -> None:
         numbers = {

@@ -120,6 +120,7 @@ class Parts:
                 slots=served.line.places(self._tools.settings),
                 polled_at=None if served.polled_at is None else served.polled_at + to_wall,
                 halted=served.halted,
+                awaits=served.awaits,
             )
             for served in self.lines
         ]

@@ -33,6 +33,7 @@ class LineStanding:
     slots: int  # executions it may have at once, whatever the other lines do
     polled_at: float | None  # epoch seconds: when the broker last answered for its queue
     halted: bool
+    awaits: str | None = None  # what it waits for before its first receive
 
 
 class Sign:

@@ -23,6 +23,7 @@ class ServedLine:
     receive_failures: int = 0  # in a row
     unheard: bool = False  # something may have arrived since it was asked last
     halted: bool = False  # set once, by whichever thread meets what nothing can mend
+    started: bool = False  # whether what its line waits for is there; set once, by the thread that makes it
 
     @property
     def idle(self) -> bool:
@@ -30,9 +31,14 @@ class ServedLine:
         return not self.executors.busy and self.intake.empty
 
     @property
+    def awaits(self) -> str | None:
+        """What it waits for before its first receive."""
+        return None if self.started or self.line.start is None else self.line.start.awaits
+
+    @property
     def room(self) -> int:
         """How many more messages may be received."""
-        if self.halted:
+        if self.halted or self.awaits is not None:
             return 0
         room = self.intake.room(self.executors.free)
         admitted = None if self.line.gate is None else self.line.gate.admits()

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
+from penstock.errors import UserError
 from penstock.events import (
     LineHalted,
     StacksDumped,
@@ -31,6 +32,8 @@ from penstock.worker.shutdown import BOOK_SHARE, BROKER_SHARE, UNSTARTED, StopSi
 from penstock.worker.stacks import stacks
 
 Outcome = Literal["drained", "given_back", "forced"]
+
+START_THREAD = "penstock-start"
 
 _WAIT_SECONDS_MAX = 60.0  # a bound for waits that an event ends
 _UNWIND_SECONDS = 0.5  # of the flush: for threads that were told to end
@@ -78,6 +81,7 @@ class Shift:
         self._io = self._helper("penstock-io", self._parts.loop.run)
         self._beating = self._helper("penstock-heartbeat", self._parts.heartbeat.run)
         self._telling = self._helper("penstock-drain", self._tell_drain)
+        self._starting = self._helper(START_THREAD, self._start_lines)
 
     # Told by other threads
 
@@ -155,6 +159,10 @@ class Shift:
         )
         self._beating.start()
         self._io.start()
+        if any(served.awaits is not None for served in self._parts.lines):
+            self._starting.start()
+        else:
+            self._starting.done = True
         self._pulse.phase = Phase.SERVING
         self._await(lambda: self._reason() is not None or self._stop.paused, self._never)
         if self._reason() is None:
@@ -227,6 +235,7 @@ class Shift:
         # A user's function on a shared place that goes on after its message was given back holds nothing any more.
         self._leave_behind(self._running(shares_slots=True))
         self._leave_behind(() if places.done else (LOOP_THREAD,))
+        self._leave_behind(() if self._starting.done else (START_THREAD,))  # as little as an upkeep
         for upkeep in upkeeps:
             upkeep.end()
         self._leave_behind(upkeep.name for upkeep in upkeeps if upkeep.running)  # it holds nothing of a message
@@ -251,6 +260,27 @@ class Shift:
 
     def _helper(self, name: str, work: Callable[[], object]) -> Helper:
         return Helper(name, work, changed=self.changed, fail=self.fail)
+
+    def _start_lines(self) -> None:
+        """Make what lines wait for, one after another. What it comes to while the worker stops is nobody's concern."""
+        for served in self._parts.lines:
+            start = served.line.start
+            if start is None or self._leaves():
+                continue
+            try:
+                start.run()
+            except BaseException as error:
+                if self._leaves():
+                    return
+                if not isinstance(error, UserError):
+                    raise
+                self.halt(served.line.queue, error)
+            else:
+                served.started = True
+                self.freed()
+
+    def _leaves(self) -> bool:
+        return self._reason() is not None
 
     def _tell_drain(self) -> None:
         for served in self._parts.lines:

@@ -65,6 +65,22 @@ def test_its_carrier_never_takes_it_again_even_if_its_broker_is_ahead_of_the_dat
     assert set(desk.claim([candidate("a", enqueued_at=AFTER)]).ended) == {A}
 
 
+@pytest.mark.parametrize("failure", [*UNREAD, None], ids=["gone", "superseded", "half way to gone"])
+def test_its_carrier_is_the_message_that_restored_it_whatever_else_was_claimed_with_it(
+    desk: Desk, failure: Failure | None
+) -> None:
+    """Else the same message would restore it again and again where its broker's clock is ahead of the database's."""
+    if failure is None:
+        miss(desk, candidate("a"))
+    else:
+        desk.fail(failure, candidate("a"), "a")
+    old, new = candidate("a"), candidate("a", message="m-2", enqueued_at=AFTER)
+    claim = desk.claim([old, new])
+    assert claim.claimed[A].carrier.message_id == "m-2"
+    desk.ledger.commit(outcome(claim, failed={"a": Failure.GONE}))
+    assert set(desk.claim([old, new]).ended) == {A}
+
+
 def test_what_was_processed_is_never_taken_again(desk: Desk) -> None:
     desk.process("a")
     again = desk.claim([candidate("a", message="m-2", replay="r-1", enqueued_at=AFTER, sequencer=THIRD)])

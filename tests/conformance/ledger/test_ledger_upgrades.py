@@ -2,15 +2,16 @@
 
 from typing import Any
 
+import pytest
 from sqlalchemy import Select, Table, inspect, select, update
-from tests.conformance.ledger.desk import HANDLER, PIPELINE, Desk, candidate, candidates
+from tests.conformance.ledger.desk import AFTER, HANDLER, PIPELINE, Desk, candidate, candidates, object_id_of, outcome
 
 from penstock.ledger import Ledger
 from penstock.ledger.dialects import DatabaseNow
 from penstock.ledger.migrate import downgrade
 from penstock.ledger.owner_records import WorkOwner
-from penstock.ledger.records import Failure
-from penstock.ledger.schema import metadata, works
+from penstock.ledger.records import Failure, ObjectState
+from penstock.ledger.schema import metadata, objects, works
 from penstock.ledger.work_records import WorkBegun, WorkDone
 
 SINCE_0001 = {
@@ -84,6 +85,31 @@ def test_up_from_0001_with_data_and_down_again(shared_url: str) -> None:
     again.close()
 
 
+@pytest.mark.parametrize("failure", [Failure.GONE, Failure.SUPERSEDED])
+def test_objects_that_0007_found_missing_or_replaced_are_taken_again_by_what_was_announced_since(
+    shared_url: str, failure: Failure
+) -> None:
+    """Their rows say when they ended, and not when they were sought."""
+    old = of_revision(shared_url, "0008")
+    for name in ("e", "f"):
+        old.fail(failure, candidate(name), name)
+    with old.ledger.database.writing() as connection:
+        downgrade(connection, "0007")
+    old.ledger.close()
+
+    ledger = Ledger.open(shared_url)
+    desk = Desk(ledger, old.numbers)
+    with ledger.database.reading() as connection:
+        assert set(connection.execute(select(objects.c.missed_at, objects.c.sought_at))) == {(None, None)}
+    assert set(desk.claim([candidate("e", message="m-2")]).ended) == {object_id_of("e")}, "it knows no better"
+    claim = desk.claim([candidate("e", message="m-3", enqueued_at=AFTER)])
+    ledger.commit(outcome(claim))
+    assert desk.state("e") is ObjectState.PROCESSED
+    again = desk.claim([candidate("f", message="m-2", replay="r-1")])
+    assert (set(again.claimed), again.claimed[object_id_of("f")].attempts) == ({object_id_of("f")}, 1)
+    ledger.close()
+
+
 def test_what_a_worker_of_0005_holds_or_completed_stays_for_its_whole_retention(shared_desk: Desk) -> None:
     """Such a worker takes a key that a newer one freed, and leaves the time at which it would have expired then."""
     ledger = shared_desk.ledger
@@ -110,3 +136,26 @@ def test_what_a_worker_of_0005_holds_or_completed_stays_for_its_whole_retention(
     assert ledger.forget_works(limit=10) == 0, "it was completed just now"
     change(ended_at=DatabaseNow() - 3_610.0)
     assert ledger.forget_works(limit=10) == 1
+
+
+def test_what_a_worker_of_0005_took_over_and_completed_is_forgotten_some_time(shared_desk: Desk) -> None:
+    """Such a worker knows no time of expiry, and the newer one that it took the key from had recorded none yet."""
+    ledger = shared_desk.ledger
+    owner = WorkOwner(app="shop", queue="orders", is_plain=True)
+    begun = ledger.begin_work(
+        HANDLER, "k", attempt_id="new", worker="new", lease_seconds=60.0, owner=owner, retention_seconds=3_600.0
+    )
+    assert isinstance(begun, WorkBegun)
+
+    def complete(*, seconds_ago: float) -> None:
+        with ledger.database.writing() as connection:
+            ended = {"state": "done", "attempt_id": "old", "ended_at": DatabaseNow() - seconds_ago, "outcome": "null"}
+            connection.execute(update(works).values(ended))
+
+    def forgotten(handler: str = HANDLER) -> int:
+        return ledger.forget_works(limit=10, older_than_seconds=60.0, handler=handler)
+
+    complete(seconds_ago=3_590.0)
+    assert forgotten() == 0, "it has a retention of its own"
+    complete(seconds_ago=3_610.0)
+    assert [forgotten("other"), forgotten()] == [0, 1]

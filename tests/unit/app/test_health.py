@@ -12,8 +12,8 @@ from penstock.worker.pulse import LineStanding, Phase, Pulse
 from penstock.worker.shutdown import StopSignal
 
 
-def line(queue: str, *, halted: bool = False, polled_at: float | None = 5.0) -> LineStanding:
-    return LineStanding(queue=queue, in_flight=3, slots=10, polled_at=polled_at, halted=halted)
+def line(queue: str, *, halted: bool = False, polled_at: float | None = 5.0, awaits: str | None = None) -> LineStanding:
+    return LineStanding(queue=queue, in_flight=3, slots=10, polled_at=polled_at, halted=halted, awaits=awaits)
 
 
 @pytest.fixture
@@ -44,6 +44,16 @@ def test_a_worker_that_serves_is_all_three(pulse: Pulse) -> None:
     assert health.live() == (True, "the worker is serving")
     assert health.ready() == (True, "serving mails, orders")
     assert health.started() == (True, "the worker has started")
+
+
+def test_a_queue_that_waits_for_spark_is_named_and_keeps_none_but_itself_from_being_ready(pulse: Pulse) -> None:
+    health = worker_health(pulse, StopSignal())
+    pulse.lines = lambda: [line("mails"), line("clicks", awaits="Spark")]
+    assert health.ready() == (True, "serving mails; waiting: clicks for Spark")
+    pulse.lines = lambda: [line("clicks", awaits="Spark")]
+    assert health.ready() == (False, "no queue is served yet; waiting: clicks for Spark")
+    pulse.lines = lambda: [line("mails"), line("clicks", halted=True, awaits="Spark")]
+    assert health.ready() == (True, "serving mails; halted until a restart: clicks")
 
 
 def test_a_worker_that_is_stuck_is_not_alive_whatever_it_says_of_itself(pulse: Pulse, clock: FakeClock) -> None:

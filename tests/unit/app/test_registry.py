@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from penstock.app import registry
 from penstock.app.processes import PROCESSES_FOLDER, ProcessRegistry
 from penstock.app.registry import (
     BEAT_SECONDS,
@@ -29,8 +30,13 @@ from penstock.events import (
     BreakerOpened,
     DeliverySettled,
     LeaseLost,
+    LedgerAway,
+    LedgerBack,
+    LineHalted,
     MessagesReceived,
     SettleFailed,
+    StoreAway,
+    StoreBack,
     WorkerDraining,
     WorkerStarted,
 )
@@ -92,6 +98,26 @@ def test_a_queue_is_paused_from_the_opening_of_its_breaker_to_the_closing(keeper
     keeper(BreakerClosed(queue="r", handler="i", open_seconds=1.0, probes=1))
     keeper(BreakerClosed(queue="q", handler="h", open_seconds=1.0, probes=1))
     assert keeper.record().paused == {}
+
+
+def test_a_queue_is_unserved_until_everything_that_it_needs_is_back(keeper: RecordKeeper) -> None:
+    keeper(LedgerAway(error="refused", queues=("q", "r")))
+    keeper(StoreAway(store="s3://lake", error="503", queues=("q",)))
+    ledger, store = "the ledger is away: refused", "the store s3://lake is away: 503"
+    assert keeper.record().unserved == {"q": f"{ledger}; {store}", "r": ledger}
+    keeper(LedgerBack(away_seconds=1.0, queues=("q", "r")))
+    assert keeper.record().unserved == {"q": store}
+    keeper(StoreBack(store="s3://lake", away_seconds=1.0, queues=("q",)))
+    keeper(LineHalted(queue="r", handler="h", error="UsageError: no"))
+    assert keeper.record().unserved == {"r": "it is halted until a restart: UsageError: no"}
+
+
+def test_a_record_of_a_newer_worker_is_read_as_far_as_it_is_known(tmp_path: Path, keeper: RecordKeeper) -> None:
+    path = tmp_path / "record.json"
+    path.write_text(json.dumps({**asdict(keeper.record()), "mood": "good"}))
+    found = registry._read(path)
+    assert found is not None
+    assert found.worker == keeper.record().worker
 
 
 def test_the_state_is_what_the_worker_was_asked(keeper: RecordKeeper, stop: StopSignal) -> None:

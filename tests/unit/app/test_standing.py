@@ -68,6 +68,7 @@ def queue(name: str = "orders", *, age_seconds: float | None = 1.0, **given: Any
         "dead_letters_set_aside": 0,
         "paused": False,
         "breaker": None,
+        "unserved": None,
         "workers": (),
     }
     known = {field.name for field in fields(QueueStanding)}

@@ -25,12 +25,13 @@ class Scene:
         self.outage = Outage(bus=Bus(self.heard.append), clock=self.clock)
 
     def claim_fails(self, words: str = "away") -> None:
-        with pytest.raises(TemporaryError), self.outage.watched():
+        with pytest.raises(TemporaryError), self.outage.asked():
             raise TemporaryError(words)
 
     def claim_succeeds(self) -> None:
-        with self.outage.watched():
+        with self.outage.asked():
             pass
+        self.outage.claimed()
 
 
 def test_an_outage_is_told_once_at_each_end() -> None:
@@ -51,7 +52,7 @@ def test_an_outage_is_told_once_at_each_end() -> None:
 def test_another_failure_says_nothing_of_the_ledger() -> None:
     scene = Scene()
     scene.claim_fails()
-    with pytest.raises(ValueError, match="defect"), scene.outage.watched():
+    with pytest.raises(ValueError, match="defect"), scene.outage.asked():
         raise ValueError("defect")
     assert scene.heard == [LedgerAway(error="away")]
 
@@ -144,8 +145,10 @@ def test_a_ledger_that_answers_and_takes_no_claims_is_tried_with_one_message_at_
         assert (scene.gate.opens_at() is None) == (cycle == 0)
     assert rests == sorted(rests)
     assert rests[-1] == pytest.approx(CLAIMS_PAUSE_SECONDS_MAX, rel=0.01)
-    with scene.outage.watched():
+    with scene.outage.asked():
         assert scene.gate.admits() == 0, "one is tried already"
+    assert scene.gate.admits() == 1, "it answered, which says nothing of its disk"
+    scene.outage.claimed()
     assert scene.gate.admits() is None
 
 

@@ -12,8 +12,15 @@ from typing import Any
 
 import pytest
 
-from penstock.errors import ObjectError, ObjectGone, ObjectSuperseded, ObjectUnreadable, TemporaryError
-from penstock.objects.local import LocalStore, etag_of
+from penstock.errors import (
+    ObjectError,
+    ObjectGone,
+    ObjectRefused,
+    ObjectSuperseded,
+    ObjectUnreadable,
+    TemporaryError,
+)
+from penstock.objects.local import LocalReader, LocalStore, etag_of
 from penstock.objects.reference import ObjectRef
 from penstock.objects.store import ObjectStore
 
@@ -323,6 +330,13 @@ def test_a_root_may_be_one_file_and_a_link_to_a_folder(file: Path, root: Path) -
     link.symlink_to(root)
     assert LocalStore(link).describe(link / "other").key == str(root / "other")
     assert LocalStore("/").describe(file).key == str(file)
+
+
+def test_a_range_that_cannot_be_read_is_named(store: LocalStore, file: Path) -> None:
+    memory = os.open("/proc/self/mem", os.O_RDONLY)  # nothing is mapped at its beginning: EIO
+    with LocalReader(store.describe(file), memory) as reader, pytest.raises(ObjectRefused, match="error") as raised:
+        reader.pread(100, 50)
+    assert (raised.value.offset, raised.value.length_bytes) == (100, 50)
 
 
 def test_a_closed_reader_reads_nothing(store: LocalStore, file: Path) -> None:

@@ -2,13 +2,15 @@
 
 import os
 import threading
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
 from penstock.messaging.clock import SystemClock
 from penstock.objects.local import LocalStore
+from penstock.objects.reference import ObjectRef
+from penstock.objects.scanner import Scanner
 from penstock.objects.watcher import RESCAN_SECONDS, Watcher, folder_changes
 from penstock.testing import FakeClock
 
@@ -176,6 +178,25 @@ def test_a_folder_that_vanishes_is_told_of_once_and_waited_for(folder: Path) -> 
     stage.watcher._tell = tell
     assert [name for _, name in stage.then(vanished).then(back).rest(2).settled()] == ["a"]
     assert stage.told == [f"The folder {folder} is gone; waiting for it to come back."]
+
+
+def test_a_folder_that_vanishes_during_a_walk_is_waited_for(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stage, whole, away = Stage(folder), Scanner.chunks, folder.parent / "away"
+    written(folder / "a", modified=LONG_AGO)()
+
+    def vanishing(scanner: Scanner) -> Iterator[Sequence[ObjectRef]]:
+        if not stage.told:
+            folder.rename(away)
+        return whole(scanner)
+
+    def tell(sentence: str) -> None:
+        stage.told.append(sentence)
+        away.rename(folder)
+
+    monkeypatch.setattr(Scanner, "chunks", vanishing)
+    stage.watcher._tell = tell
+    assert [name for _, name in stage.rest(2).settled()] == ["a"]
+    assert stage.told == [f"{folder} was there and is not there now; is its file system mounted?."]
 
 
 def test_notifications_that_fail_are_told_of_and_walked_instead(folder: Path) -> None:

@@ -5,7 +5,7 @@ import json
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, closing, contextmanager, nullcontext, suppress
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -37,6 +37,7 @@ from penstock.ledger.records import Claim, Failure, ObjectResult, ObjectState
 from penstock.messaging.clock import Clock, SystemClock
 from penstock.messaging.delivery import Delivery
 from penstock.messaging.message import Message
+from penstock.messaging.outages import ServiceWatch, Unwatched
 from penstock.messaging.settlement import Ack, DeadLetter, Release, Settlement
 from penstock.objects.announcement import announce
 from penstock.objects.notification import parse
@@ -103,7 +104,7 @@ class Pipeline:
         *,
         objects_max: int = 100,
         listen: Listener = lambda event: None,
-        watched: Callable[[], AbstractContextManager[None]] = nullcontext,
+        watch: ServiceWatch | None = None,
         clock: Clock | None = None,
         lease_seconds: float = 60.0,
     ) -> None:
@@ -127,7 +128,7 @@ class Pipeline:
             bus=Bus(self.events.append, listen),
             clock=SystemClock() if clock is None else clock,
             random=lambda: 0.5,
-            watched=watched,
+            ledger_watch=watch or Unwatched(),
         )
         self._receipts = itertools.count()
 
@@ -253,31 +254,57 @@ def test_refusals_that_nobody_is_charged_for_end_a_job_that_is_to_end(ledger: Le
     assert pipeline.state("a") is ObjectState.UNPROCESSED
 
 
-@pytest.mark.parametrize("asked", ["unattributed_failures", "claim"])
-def test_a_claim_that_cannot_be_made_is_seen_by_who_watches(ledger: Ledger, asked: str) -> None:
-    seen: list[str] = []
+class Watch(Unwatched):
+    """Notes what it is told."""
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
 
     @contextmanager
-    def watched() -> Iterator[None]:
+    def asked(self) -> Iterator[None]:
         try:
             yield
         except TemporaryError as away:
-            seen.append(str(away))
+            self.told.append(str(away))
             raise
 
-    pipeline = Pipeline(ledger, Engine(), watched=watched)
-    with mock.patch.object(ledger, asked, side_effect=TemporaryError("the ledger is away")), suppress(TemporaryError):
-        pipeline.run("a")
-    assert seen == ["the ledger is away"]
+    def claimed(self) -> None:
+        self.told.append("claimed")
+
+    def put_back_seconds(self) -> float:
+        return 20.0
+
+
+@pytest.mark.parametrize("asked", ["unattributed_failures", "claim", "commit"])
+def test_a_ledger_that_is_away_is_seen_by_who_watches_and_costs_no_attempt(ledger: Ledger, asked: str) -> None:
+    watch = Watch()
+    pipeline = Pipeline(ledger, Engine(), watch=watch)
+    with mock.patch.object(ledger, asked, side_effect=TemporaryError("it is away")):
+        [settled] = pipeline.run("a")
+    assert isinstance(settled, Release)
+    assert (settled.delay_seconds, settled.refund) == (20.0, True)
+    assert watch.told == [*(["claimed"] if asked == "commit" else []), "it is away"]
     assert pipeline.run("a") == [Ack()]
+    assert pipeline.attempts("a") == 1
+
+
+def test_a_ledger_that_answers_and_takes_no_claim_is_not_taken_for_one_that_works(ledger: Ledger) -> None:
+    watch = Watch()
+    pipeline = Pipeline(ledger, Engine(), watch=watch)
+    with mock.patch.object(ledger, "claim", side_effect=TemporaryError("its disk is full")):
+        for _ in range(2):
+            pipeline.run("a")
+    assert "claimed" not in watch.told
+    pipeline.run("a")
+    assert pipeline.run("a") == [Ack()]
+    assert watch.told.count("claimed") == 1, "an object that is done already needs no write"
 
 
 def test_a_ledger_that_is_away_ends_a_job_that_is_to_end(ledger: Ledger) -> None:
     pipeline = Pipeline(ledger, Engine())
     with mock.patch.object(ledger, "unattributed_failures", side_effect=TemporaryError("the ledger is away")):
-        for _ in range(2):
-            with pytest.raises(TemporaryError, match="away"):
-                pipeline.run("a")
+        assert pipeline.run("a") == [Release(delay_seconds=0.5, refund=True, reason="the ledger is away")]
+        assert pipeline.run("a") == [Release(delay_seconds=1.0, refund=True, reason="the ledger is away")]
         with pytest.raises(FaultPersists, match=r"away \(3 times in a row\)"):
             pipeline.run("a")
     assert pipeline.run("a") == [Ack()]
@@ -456,7 +483,7 @@ def test_given_back_work_is_free_at_once_and_its_run_cannot_commit(ledger: Ledge
     engine = Engine(given_back_meanwhile)
     pipeline = Pipeline(ledger, engine)
     executions.append(pipeline.execution("a"))
-    assert list(executions[0].run().values()) == [Release(delay_seconds=0.5)]
+    assert list(executions[0].run().values()) == [Release(delay_seconds=0.5, refund=True)]
     assert pipeline.state("a") is ObjectState.UNPROCESSED
     assert pipeline.attempts("a") == 0
     assert engine.cancelled == [engine.requests[0].attempt_id]

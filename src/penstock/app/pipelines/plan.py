@@ -13,10 +13,12 @@ from penstock.app.sources import Source, source_of
 from penstock.app.tables import Tables
 from penstock.app.tools import Tools
 from penstock.app.wiring import Blueprint, Numbers
+from penstock.handlers.outage import Outage
 from penstock.pipeline.cleanup import SourceCleanup
 from penstock.pipeline.declaration import Declaration
 from penstock.pipeline.source.api import CsvOptions, ReadOptions
 from penstock.pipeline.source.options import checked
+from penstock.worker.line import Gates
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +47,7 @@ def plan_of(declaration: PipelineDeclaration, host: Host, *, faults_max: int | N
     chosen = declaration.source.cleanup
     tables = Tables(where, ledger, partition_by=declaration.sink.partition_by, bus=host.bus, probe=host.probe)
     told = _told(declaration, host, where, tables)
+    queue, store = declaration.source.queue, _store(host, source, where)
     blueprint = Blueprint(
         declaration=Declaration(
             pipeline=where.pipeline,
@@ -66,8 +69,10 @@ def plan_of(declaration: PipelineDeclaration, host: Host, *, faults_max: int | N
         publish_jobs={name: partial(_publish, job, told) for name, job in tables.publish_jobs.items()},
         faults_max=faults_max,
         tools=Tools(stop=host.stop, clock=host.clock, bus=host.bus, probe=host.probe, tracing=host.tracing),
-        watched=host.outage.watched,
-        gate=host.outage.gate(declaration.source.queue),
+        ledger_watch=host.outage,
+        store_watch=store,
+        # A run that is to end bears a few faults and then says so: it does not wait until they are over.
+        gate=Gates(host.outage.gate(queue), store.gate(queue)) if faults_max is None else None,
         moved_to=moved_to(chosen),
     )
     cleanup = source_cleanup(
@@ -75,13 +80,19 @@ def plan_of(declaration: PipelineDeclaration, host: Host, *, faults_max: int | N
         source=source,
         pipeline=where.pipeline,
         own=where.own,
-        shown_to=tables.shown_to,
+        shown_to=tables.kept_to,
         ledger=ledger,
         bus=host.bus,
         probe=host.probe,
         clock=host.clock,
     )
     return Plan(source=source, where=where, blueprint=blueprint, cleanup=cleanup)
+
+
+def _store(host: Host, source: Source, where: Places) -> Outage:
+    """Return the outage of what runs read, and of the table where it is in S3."""
+    table = where.table
+    return host.stores.of(source, *(() if table.is_local else (Source(address=table.uri, aws=where.aws),)))
 
 
 def read_options(declaration: PipelineDeclaration, *, default_ratio: float) -> ReadOptions:

@@ -109,6 +109,9 @@ def run(
         if not (available_now and errand.done()) and not stop.requested:
             worker = _worker(plan, host, queue=errand.queue, pulse=pulse)
             if not stop.requested:
+                if not available_now:
+                    stack.enter_context(host.outage.watching())
+                    stack.enter_context(host.stores.watching())
                 if caretaker is not None and not available_now:
                     stack.enter_context(caretaker.beside())
                 worker.run(stop, errand.done if available_now else errand.tended)

@@ -9,7 +9,7 @@ from penstock.app.service import Host, Opened
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineService:
-    """Opened before the worker has threads, and so Spark's JVM is started before them."""
+    """Its line waits for Spark, which the worker starts while it serves other queues."""
 
     pipeline: Pipeline
 
@@ -28,14 +28,12 @@ class PipelineService:
         return Reader(name=self.name, source=source.folder, cleanup=source.cleanup, table=sink.table)
 
     def open(self, host: Host, *, weight: int) -> Opened:
-        from penstock.pipeline.extra import require_spark
-
-        require_spark()
+        host.check_spark()
         from penstock.app.pipelines.plan import plan_of
 
         plan = plan_of(self.pipeline.declaration, host, faults_max=None)
         plan.blueprint.check_columns()
-        line = plan.blueprint.line(host.spark(), queue=self.queue_name, weight=weight)
+        line = plan.blueprint.late_line(host.spark, queue=self.queue_name, weight=weight)
         caretaker = plan.caretaker(host)
         if caretaker is None:
             return Opened(line=line, close=lambda: None)

@@ -1,4 +1,4 @@
-"""When workers could not use a service that they need: breakers that were open, and a ledger that was away.
+"""When workers could not use a service that they need: breakers that were open, a ledger or a store that was away.
 
 Several workers notice one outage. Their times are merged where they touch.
 """
@@ -14,11 +14,13 @@ from penstock.monitoring.diagnoses.lines import Line
 _BEGINS: Mapping[str, tuple[str, str]] = {
     "breaker.opened": ("breaker", "queue"),
     "ledger.away": ("ledger", ""),
+    "store.away": ("store", "store"),
     "look.failed": ("look", "source"),
 }
 _ENDS: Mapping[str, tuple[str, str]] = {
     "breaker.closed": ("breaker", "queue"),
     "ledger.back": ("ledger", ""),
+    "store.back": ("store", "store"),
     "look.recovered": ("look", "source"),
 }
 

@@ -29,6 +29,7 @@ from penstock.messaging.call_context import NO_RESOURCES
 from penstock.messaging.call_time import CallTime
 from penstock.messaging.control import Control
 from penstock.messaging.failure import failure_of
+from penstock.messaging.outages import ServiceWatch, Unwatched
 from penstock.objects.reference import ObjectRef
 from penstock.objects.store import ObjectStore
 from penstock.pipeline.denials import Denials
@@ -51,6 +52,7 @@ class EngineTools:
     telling: Telling
     resources: Mapping[str, Any] = field(default_factory=lambda: NO_RESOURCES)
     denials: Denials = field(default_factory=Denials)
+    store_watch: ServiceWatch = field(default_factory=Unwatched)
 
 
 class ObjectEngine:
@@ -85,7 +87,9 @@ class ObjectEngine:
         self._control.end()
 
     def _open(self, ref: ObjectRef, request: RunRequest) -> IncomingObject:
-        reader = self._tools.store.open(ref)
+        with self._tools.store_watch.asked():
+            reader = self._tools.store.open(ref)
+        self._tools.store_watch.claimed()
         self._tools.denials.clear()
         return IncomingObject(
             ref,
@@ -124,7 +128,10 @@ class ObjectEngine:
     def _unread(self, ref: ObjectRef, fault: Fault) -> ReadFailure:
         """What a fault in reading means; raises what is the machinery's."""
         match fault.error:
-            case TemporaryError() | UserError():
+            case TemporaryError():
+                with self._tools.store_watch.asked():
+                    raise fault.error
+            case UserError():
                 raise fault.error
             case ObjectGone():
                 return ReadFailure(failure=Failure.GONE, reason=str(fault.error))

@@ -2,7 +2,6 @@
 
 import random as system_random
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,14 +16,15 @@ from penstock.messaging.call_time import CallTime
 from penstock.messaging.clock import Clock, SystemClock
 from penstock.messaging.control import Control
 from penstock.messaging.delivery import Delivery
-from penstock.messaging.handler import Answer, Place
+from penstock.messaging.handler import Place
+from penstock.messaging.outages import ServiceWatch, Unwatched
 from penstock.messaging.waits import Random
 from penstock.objects.store import ObjectStore
 from penstock.pipeline.attempt import AttemptSettings, Surroundings
 from penstock.pipeline.batch import BatchExecution
 from penstock.pipeline.objects.declaration import ObjectHandlerDeclaration
 from penstock.pipeline.objects.engine import EngineTools, ObjectEngine
-from penstock.pipeline.parcel import Parse
+from penstock.pipeline.parcel import Parcel, Parse
 from penstock.pipeline.streak import FailureStreak
 from penstock.pipeline.telling import Telling
 
@@ -48,7 +48,8 @@ class ObjectHandlerTools:
     clock: Clock = field(default_factory=SystemClock)
     random: Random = system_random.random
     new_attempt_id: Callable[[], str] = lambda: str(ULID())
-    watched: Callable[[], AbstractContextManager[None]] = nullcontext  # around a claim: who hears of a ledger away
+    ledger_watch: ServiceWatch = field(default_factory=Unwatched)
+    store_watch: ServiceWatch = field(default_factory=Unwatched)  # of the objects
 
 
 class ObjectHandler:
@@ -65,6 +66,7 @@ class ObjectHandler:
             scratch=tools.scratch,
             telling=self._telling,
             resources=tools.resources,
+            store_watch=tools.store_watch,
         )
         self._settings = AttemptSettings(
             pipeline=declaration.name,
@@ -113,7 +115,8 @@ class ObjectHandler:
             clock=self._tools.clock,
             random=self._tools.random,
             new_attempt_id=self._tools.new_attempt_id,
-            watched=self._tools.watched,
+            ledger_watch=self._tools.ledger_watch,
+            store_watch=self._tools.store_watch,
         )
         return _Execution(deliveries, self._settings, around, control, time, self._ensure_known)
 
@@ -149,9 +152,9 @@ class _Execution(BatchExecution):
         self._time = time
         self._prepare = prepare
 
-    def run(self) -> Answer:
+    def _suspects(self) -> Sequence[Parcel]:
         self._prepare()
-        return super().run()
+        return super()._suspects()
 
     def left_seconds(self, timeout_seconds: float) -> float:
         return self._time.left_seconds(timeout_seconds)

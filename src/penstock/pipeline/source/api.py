@@ -10,11 +10,12 @@ from penstock.pipeline.source.infer import infer_schema
 from penstock.pipeline.source.options import CsvOptions, ReadOptions
 from penstock.pipeline.source.plan import ReadPlan, make_plan
 from penstock.pipeline.source.quarantine import QUARANTINE_SCHEMA
-from penstock.pipeline.source.report import FailureKind, ObjectFailure
+from penstock.pipeline.source.report import REFUSALS, FailureKind, ObjectFailure
 from penstock.pipeline.source.summary import ObjectReading, Summary, summarise
 
 __all__ = [
     "QUARANTINE_SCHEMA",
+    "REFUSALS",
     "CsvOptions",
     "FailureKind",
     "ObjectFailure",

@@ -6,6 +6,7 @@ Keep to the API of pyspark 4.0. What runs in executors is `read_partition`; this
 import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from socket import gethostname
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
@@ -13,6 +14,7 @@ from pyspark.sql.types import StructType
 
 from penstock.objects.store import ObjectStore
 from penstock.objects.stores import store_at
+from penstock.pipeline.faulty_host import naming_host
 from penstock.pipeline.source.ddl import columns_read, format_ddl
 from penstock.pipeline.source.plan import ReadPlan
 from penstock.pipeline.source.reading import PartitionTask, partition_task, read_partition
@@ -65,8 +67,9 @@ class PenstockReader(DataSourceReader):
     def __init__(self, work: Files, drained: list[int] | None) -> None:
         self._work = work
         self._drained = drained
+        self._driver_host = gethostname()  # where Spark plans
         plan = ReadPlan.load(work)
-        self._store: ObjectStore = store_at(plan.source, plan.aws)
+        self._store: ObjectStore = store_at(plan.source, plan.aws, remembers=False)
 
     def partitions(self) -> list[InputPartition]:
         plan = ReadPlan.load(self._work)
@@ -79,4 +82,8 @@ class PenstockReader(DataSourceReader):
             return iter(())  # Spark makes a partition up where a source has none
         ReadPlan.check_seen(self._work)
         task = partition.task
-        return read_partition(task, self._store, ReadingId(task.reports, task.partition))
+        return self._read(task)
+
+    def _read(self, task: PartitionTask) -> Iterator[pa.RecordBatch]:
+        with naming_host(self._driver_host):
+            yield from read_partition(task, self._store, ReadingId(task.reports, task.partition))

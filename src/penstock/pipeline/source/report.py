@@ -8,12 +8,13 @@ leaves the mark alone.
 import json
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
+from socket import gethostname
 from typing import Any
 from uuid import uuid4
 
-from penstock.errors import ObjectDenied, ObjectError, ObjectGone, ObjectSuperseded
+from penstock.errors import ObjectDenied, ObjectError, ObjectGone, ObjectRefused, ObjectSuperseded
 from penstock.pipeline.source.contents import Quotes
 from penstock.pipeline.source.plan import Piece
 from penstock.sinks.manifest import DataFile
@@ -31,10 +32,15 @@ class FailureKind(StrEnum):
     GONE = "gone"
     SUPERSEDED = "superseded"
     UNREADABLE = "unreadable"
-    DENIED = "denied"  # we are not permitted to read it
+    REFUSED = "refused"  # the host could not open it, or not read a range of it
+    DENIED = "denied"  # the same, since we are not permitted to
+    HOST = "host"  # the same, and the driver can: the host is at fault
     TOO_LARGE = "too_large"  # another attempt would not make it smaller
     QUARANTINE_RATIO = "quarantine_ratio"  # too many of its lines are bad
     DISAGREED = "disagreed"  # two readings of one run saw different things
+
+
+REFUSALS = frozenset({FailureKind.REFUSED, FailureKind.DENIED})  # of the host that read, perhaps of no other
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,16 +49,31 @@ class ObjectFailure:
 
     kind: FailureKind
     reason: str
+    host: str = ""  # that read it
+    offset: int = 0  # of the range that could not be read
+    length_bytes: int = 0  # of the same; 0: the object could not be opened
 
     @staticmethod
     def of(error: ObjectError) -> "ObjectFailure":
         """What a store's error means."""
-        if isinstance(error, ObjectGone):
-            return ObjectFailure(kind=FailureKind.GONE, reason=str(error))
-        if isinstance(error, ObjectSuperseded):
-            return ObjectFailure(kind=FailureKind.SUPERSEDED, reason=str(error))
-        kind = FailureKind.DENIED if isinstance(error, ObjectDenied) else FailureKind.UNREADABLE
-        return ObjectFailure(kind=kind, reason=str(error))
+        failure = ObjectFailure(kind=_kind(error), reason=str(error), host=gethostname())
+        if isinstance(error, ObjectRefused):
+            return replace(failure, offset=error.offset, length_bytes=error.length_bytes)
+        return failure
+
+
+def _kind(error: ObjectError) -> FailureKind:
+    match error:
+        case ObjectGone():
+            return FailureKind.GONE
+        case ObjectSuperseded():
+            return FailureKind.SUPERSEDED
+        case ObjectDenied():
+            return FailureKind.DENIED
+        case ObjectRefused():
+            return FailureKind.REFUSED
+        case _:
+            return FailureKind.UNREADABLE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,7 +169,7 @@ def _reading(values: Mapping[str, Any]) -> PieceReading:
         lines_quarantined=values["lines_quarantined"],
         reasons=values["reasons"],
         samples=[(offset, reason) for offset, reason in values["samples"]],
-        failure=ObjectFailure(kind=FailureKind(failure["kind"]), reason=failure["reason"]) if failure else None,
+        failure=ObjectFailure(**failure | {"kind": FailureKind(failure["kind"])}) if failure else None,
         broken_midway=values["broken_midway"],
         quotes=Quotes(**values["quotes"]) if values["quotes"] else None,
     )

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from penstock.pipeline.source.plan import ReadPlan
 from penstock.pipeline.source.report import (
+    REFUSALS,
     SAMPLES_MAX,
     FailureKind,
     ObjectFailure,
@@ -146,9 +147,12 @@ def _differ(one: PieceReading, other: PieceReading) -> bool:
 
 
 def _disagreement(readings: Sequence[PieceReading]) -> ObjectFailure:
-    known = next((reading.failure.reason for reading in readings if reading.failure is not None), None)
+    failures = [reading.failure for reading in readings if reading.failure is not None]
+    refused = next((failure for failure in failures if failure.kind in REFUSALS), None)
+    if refused is not None:  # what differs may be the hosts
+        return refused
     counts = " and ".join(f"{reading.rows} rows, {reading.lines_quarantined} bad lines" for reading in readings)
-    reason = f"readings of one run disagree: {counts}" + (f" ({known})" if known else "")
+    reason = f"readings of one run disagree: {counts}" + (f" ({failures[0].reason})" if failures else "")
     return ObjectFailure(kind=FailureKind.DISAGREED, reason=reason)
 
 

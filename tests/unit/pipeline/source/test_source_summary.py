@@ -45,13 +45,15 @@ def plan_of(tmp_path: Path, contents: dict[str, bytes], **options: object) -> Re
 def read(plan: ReadPlan, partition: int, *, drain: bool = False, store: LocalStore | None = None) -> int:
     task = partition_task(plan, partition, drain=drain)
     reading = ReadingId(plan.reports, partition)
-    return sum(batch.num_rows for batch in read_partition(task, store or LocalStore(plan.source), reading))
+    return sum(
+        batch.num_rows for batch in read_partition(task, store or LocalStore(plan.source, remembers=False), reading)
+    )
 
 
 def start_and_stop(plan: ReadPlan, partition: int) -> None:
     """Take one batch and go, as a limit does."""
     reading = ReadingId(plan.reports, partition)
-    batches = read_partition(partition_task(plan, partition), LocalStore(plan.source), reading)
+    batches = read_partition(partition_task(plan, partition), LocalStore(plan.source, remembers=False), reading)
     next(batches)
     batches.close()  # type: ignore[attr-defined] # it is a generator
 
@@ -105,6 +107,16 @@ def test_readings_that_disagree_exclude_the_object(tmp_path: Path) -> None:
     assert summary.exclude[0].kind is FailureKind.DISAGREED
     assert "No such file" in summary.exclude[0].reason
     assert (list(summary.readings), summary.failures) == ([1], {})
+
+
+def test_readings_of_which_a_host_refused_one_disagree_by_that_refusal(tmp_path: Path) -> None:
+    plan = plan_of(tmp_path, {"a": LINE})
+    read(plan, 0)
+    path = Path(plan.objects[0].key)
+    path.rename(path.with_name("before"))
+    path.mkdir()
+    read(plan, 0)
+    assert summarise(plan).exclude[0].kind is FailureKind.REFUSED
 
 
 @pytest.mark.parametrize("begun", [True, False])

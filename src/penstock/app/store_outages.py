@@ -1,0 +1,43 @@
+"""Outages of the stores that a worker's queues need: of its sources, and of tables in S3."""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import Protocol
+
+from penstock.app.sources import Source
+from penstock.handlers.outage import Outage, WatchedService, store_service
+
+
+class MakeOutage(Protocol):
+    """Make what watches a service for this worker."""
+
+    def __call__(self, *, service: WatchedService, ping: Callable[[], object]) -> Outage: ...
+
+
+class StoreOutages:
+    """One outage for the same places, however many queues need them. For the thread that opens the services."""
+
+    def __init__(self, make: MakeOutage) -> None:
+        self._make = make
+        self._made: dict[str, Outage] = {}
+
+    def of(self, *places: Source) -> Outage:
+        """Return the outage of work that needs all of these."""
+        name = " and ".join(dict.fromkeys(place.address for place in places))
+        if name not in self._made:
+            self._made[name] = self._make(service=store_service(name), ping=partial(_ping, places))
+        return self._made[name]
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Ask all of them until the block ends; see `Outage.watching`."""
+        with ExitStack() as stack:
+            for outage in self._made.values():
+                stack.enter_context(outage.watching())
+            yield
+
+
+def _ping(places: tuple[Source, ...]) -> None:
+    for place in places:
+        place.ping()

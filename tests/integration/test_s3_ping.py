@@ -1,0 +1,50 @@
+"""Is the store of a source away? Asked by those who wait until it is back."""
+
+from pathlib import Path
+
+import pytest
+from tests.services.aws_server import aws_at
+from tests.services.ports import free_port
+from tests.services.s3_stub import Answered, S3Stub, refusal
+
+from penstock.app.sources import source_at
+from penstock.errors import TemporaryError
+from penstock.storage import s3_client
+from penstock.storage.aws import Aws
+
+BUCKET = "s3://lake/landing"
+
+
+@pytest.fixture(autouse=True)
+def one_try(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The client's own tries take seconds."""
+    monkeypatch.setattr(s3_client, "TRIES_MAX", 1)
+
+
+@pytest.mark.parametrize("answer", [Answered(), refusal(403, "AccessDenied"), refusal(404, "NoSuchBucket")])
+def test_whatever_a_server_says_of_the_bucket_is_an_answer(answer: Answered) -> None:
+    with S3Stub(lambda _: answer) as stub:
+        source_at(BUCKET, aws_at(stub.url)).ping()
+        assert [asked.method for asked in stub.asked] == ["HEAD"]
+
+
+@pytest.mark.parametrize("status", [429, 500, 503])
+def test_a_server_that_cannot_serve_now_is_away(status: int) -> None:
+    with S3Stub(lambda _: refusal(status, "SlowDown")) as stub, pytest.raises(TemporaryError, match="s3://lake"):
+        source_at(BUCKET, aws_at(stub.url)).ping()
+
+
+def test_nobody_at_the_port_is_away() -> None:
+    aws: Aws = aws_at(f"http://127.0.0.1:{free_port()}")
+    with pytest.raises(TemporaryError, match="no connection to the server"):
+        source_at(BUCKET, aws).ping()
+
+
+def test_a_folder_is_away_while_it_is_not_there(tmp_path: Path) -> None:
+    folder = tmp_path / "landing"
+    folder.mkdir()
+    source = source_at(folder, Aws())
+    source.ping()
+    folder.rename(tmp_path / "elsewhere")
+    with pytest.raises(TemporaryError, match="is its file system mounted"):
+        source.ping()

@@ -1,0 +1,186 @@
+"""The store of a handler's objects is away for long: the queue is paused, and messages keep their receives.
+
+On SQS each receive counts, and the queue itself moves a message to its dead-letter queue after some of them.
+"""
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.services.aws_proxy import AwsProxy
+from tests.services.aws_server import AwsServer
+
+from penstock import App
+from penstock.app.serving import serve
+from penstock.brokers.sqs import SqsBroker
+from penstock.config import Settings
+from penstock.events import DeliverySettled, Event, StoreAway, StoreBack
+from penstock.handlers import outage
+from penstock.messaging.broker import QueueSettings
+from penstock.messaging.message import Outgoing
+from penstock.messaging.settlement import Ack
+from penstock.objects.announcement import announce
+from penstock.objects.reference import ObjectRef
+from penstock.storage import s3_client
+from penstock.worker.shutdown import StopSignal
+
+DEADLINE_SECONDS = 60.0
+RECEIVES_MAX = 5
+PINGS = 3 * RECEIVES_MAX  # that fail: as many receives as this would kill every message
+MESSAGES = 12
+WORKERS = 2
+BUCKET, QUEUE = "landing", "landed"
+
+
+class Story:
+    """Workers in threads that read a bucket by way of a proxy, and what they told."""
+
+    def __init__(self, stack: ExitStack, server: AwsServer, proxy: AwsProxy, folder: Path, calls: list[str]) -> None:
+        self._news = threading.Condition()
+        self.received: Counter[str] = Counter()  # settled deliveries by message id; this and the rest: under it
+        self.acked: Counter[str] = Counter()
+        self.away: list[StoreAway] = []
+        self.back = 0
+        self._stop = StopSignal()
+        self._s3 = server.client("s3")
+        self._s3.create_bucket(Bucket=BUCKET)
+        queues = (QueueSettings(name=QUEUE, receives_max=RECEIVES_MAX), QueueSettings(name="plain"))
+        self.apps: list[App] = []
+        for number in range(WORKERS):
+            broker = stack.enter_context(
+                closing(SqsBroker(server.aws, holder=f"w{number}", queues=queues, poll_seconds=1))
+            )
+            settings = Settings(
+                state=str(folder / f"state{number}"),
+                ledger=f"sqlite:///{folder}/ledger.db",
+                one_host=True,
+                aws_endpoint_url=proxy.url,
+                retry_base_seconds=0.1,
+                retry_cap_seconds=0.2,
+            )
+            app = App(broker=broker, settings=settings)
+            app.object_handler(QUEUE, source=f"s3://{BUCKET}", name="read")(lambda incoming: calls.append(incoming.key))
+            app.handler("plain", name="plain")(lambda message: None)
+            self.apps.append(app)
+        self._threads = [
+            threading.Thread(target=lambda app=app: serve(app, stop=self._stop, listeners=(self._hear,)), daemon=True)
+            for app in self.apps
+        ]
+
+    def start(self) -> None:
+        for thread in self._threads:
+            thread.start()
+
+    def close(self) -> None:
+        self._stop.request()
+        self._stop.request()
+        for thread in self._threads:
+            thread.join(DEADLINE_SECONDS)
+            assert not thread.is_alive(), "the worker did not end"
+
+    def store(self, *keys: str) -> Sequence[str]:
+        """Put objects past the proxy, and send a notification for each; answers the ids of the messages."""
+        bodies = []
+        for key in keys:
+            put: dict[str, Any] = self._s3.put_object(Bucket=BUCKET, Key=key, Body=key.encode())
+            ref = ObjectRef(bucket=BUCKET, key=key, size_bytes=len(key), etag=put["ETag"].strip('"'))
+            bodies.append(announce(ref))
+        return self.apps[0].broker.send(QUEUE, [Outgoing(body=body) for body in bodies])
+
+    def until(self, condition: Callable[[], bool], what: str) -> None:
+        with self._news:
+            assert self._news.wait_for(condition, DEADLINE_SECONDS), f"never came true: {what}"
+
+    def until_acked(self, ids: Sequence[str]) -> None:
+        self.until(lambda: all(self.acked[one] for one in ids), "all are done")
+
+    def _hear(self, event: Event) -> None:
+        with self._news:
+            match event:
+                case DeliverySettled():
+                    self.received[event.message_id] += 1
+                    self.acked[event.message_id] += isinstance(event.settlement, Ack)
+                case StoreAway():
+                    self.away.append(event)
+                case StoreBack():
+                    self.back += 1
+                case _:
+                    return
+            self._news.notify_all()
+
+
+@pytest.fixture
+def proxy(moto: AwsServer) -> Iterator[AwsProxy]:
+    proxy = AwsProxy(moto)
+    yield proxy
+    proxy.close()
+
+
+@pytest.fixture
+def pings(monkeypatch: pytest.MonkeyPatch) -> list[threading.Event]:
+    """The rounds of the watches, which are shortened, as are the clients' own tries; one is added for each that
+    failed."""
+    failed: list[threading.Event] = []
+    away = outage.Outage._away
+
+    def counted(self: outage.Outage, error: str, *, by_request: bool) -> None:
+        away(self, error, by_request=by_request)
+        if not by_request:
+            failed.append(threading.Event())
+
+    monkeypatch.setattr(outage.Outage, "_away", counted)
+    for name, seconds in {
+        "CHECK_SECONDS": 0.1,
+        "PAUSE_SECONDS_MIN": 0.05,
+        "PAUSE_SECONDS_MAX": 0.2,
+        "COUNTED_RELEASE_SECONDS": 1.0,
+    }.items():
+        monkeypatch.setattr(outage, name, seconds)
+    for name, number in {"CONNECT_SECONDS": 1, "READ_SECONDS": 1, "RETRY_SECONDS": 2, "TRIES_MAX": 1}.items():
+        monkeypatch.setattr(s3_client, name, number)
+    return failed
+
+
+def wait_for_pings(pings: list[threading.Event], count: int) -> None:
+    tick = threading.Event()
+    for _ in range(int(DEADLINE_SECONDS / 0.05)):
+        if len(pings) >= count:
+            return
+        tick.wait(0.05)
+    raise AssertionError(f"the watches asked the store {len(pings)} times in vain, and not {count}")
+
+
+@pytest.mark.parametrize("breaks", [AwsProxy.leave, AwsProxy.stall], ids=["refuses", "freezes"])
+def test_an_outage_of_the_store_costs_messages_no_more_than_a_receive(
+    moto: AwsServer, proxy: AwsProxy, tmp_path: Path, pings: list[threading.Event], breaks: Callable[[AwsProxy], None]
+) -> None:
+    calls: list[str] = []
+    with ExitStack() as stack:
+        story = Story(stack, moto, proxy, tmp_path, calls)
+        stack.callback(story.close)
+        story.start()
+        story.until_acked(story.store("first"))
+        breaks(proxy)
+        waiting = [*story.store(*(f"a{number}" for number in range(MESSAGES)))]
+        story.until(lambda: len(story.away) >= WORKERS, "every worker knows")
+        wait_for_pings(pings, len(pings) + WORKERS * PINGS)
+        waiting += story.store(*(f"b{number}" for number in range(MESSAGES)))
+        story.until_acked(story.apps[0].send_many("plain", [b"{}"]))  # it needs no store
+        wait_for_pings(pings, len(pings) + WORKERS * PINGS)
+        assert max((story.received[one] for one in waiting), default=0) <= WORKERS
+        assert "first" in calls
+        assert len(calls) == 1, "nothing was read meanwhile"
+        if breaks is AwsProxy.leave:
+            proxy.come_back()
+        proxy.heal()
+        story.until_acked(waiting)
+        assert {(event.store, event.queues) for event in story.away} == {(f"s3://{BUCKET}", (QUEUE,))}
+        assert story.back >= WORKERS
+        assert max(story.received[one] for one in waiting) <= WORKERS + 1
+        assert story.apps[0].broker.stats(f"{QUEUE}-dlq").messages == 0
+        assert Counter(calls) == dict.fromkeys(["first", *calls[1:]], 1)
+        assert len(calls) == 1 + 2 * MESSAGES

@@ -1,0 +1,101 @@
+"""A line that waits for something before its first receive, while the others are served."""
+
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from penstock.errors import ConfigurationError
+from penstock.events import LineHalted, WorkerStopped
+from penstock.messaging.handler import Place
+from penstock.worker.line import Start
+
+if TYPE_CHECKING:
+    from tests.unit.worker.conftest import Life
+
+DEADLINE_SECONDS = 60.0
+Eventually = Callable[..., None]
+MISTAKE = ConfigurationError("Spark did not start")
+
+
+class Gate:
+    """A start that ends when the test says, and as it says."""
+
+    def __init__(self) -> None:
+        self.begun, self.go = threading.Event(), threading.Event()
+        self.error: BaseException | None = None
+
+    def __call__(self) -> None:
+        self.begun.set()
+        assert self.go.wait(DEADLINE_SECONDS)
+        if self.error is not None:
+            raise self.error
+
+
+@pytest.fixture
+def gate(life: "Life") -> Gate:
+    """That of the queue clicks, beside which mail is served."""
+    gate = Gate()
+    life.serve(Place.THREAD, queue="clicks")
+    life.serve(Place.POOL, queue="mail")
+    life.lines = [
+        replace(line, start=Start(awaits="Spark", run=gate)) if line.queue == "clicks" else line for line in life.lines
+    ]
+    life.broker.put(0, queue="clicks")
+    life.broker.put(1, queue="mail")
+    return gate
+
+
+def test_the_others_are_served_meanwhile(life: "Life", eventually: Eventually, gate: Gate) -> None:
+    life.start()
+    eventually(lambda: life.broker.acked() == ["m1"])
+    assert gate.begun.wait(DEADLINE_SECONDS)
+    assert "clicks" not in life.broker.asked_of
+    gate.go.set()
+    eventually(lambda: life.broker.acked() == ["m1", "m0"])
+    life.stop.request()
+    assert life.end() == "drained"
+
+
+def test_a_stop_does_not_wait_for_it(life: "Life", eventually: Eventually, gate: Gate) -> None:
+    gate.error = MISTAKE
+    life.start()
+    assert gate.begun.wait(DEADLINE_SECONDS)
+    eventually(lambda: life.broker.acked() == ["m1"])
+    life.stop.request()
+    assert life.end() == "drained"
+    assert life.conclusion is not None
+    assert life.conclusion.threads_left == ("penstock-start",)
+    assert life.told(WorkerStopped) == [WorkerStopped(outcome="drained", given_back=())]
+    gate.go.set()
+    eventually(lambda: not any(thread.name == "penstock-start" for thread in threading.enumerate()))
+    assert life.told(LineHalted) == []
+
+
+def test_a_start_that_fails_halts_its_line_alone(life: "Life", eventually: Eventually, gate: Gate) -> None:
+    gate.error = MISTAKE
+    gate.go.set()
+    life.start()
+    eventually(lambda: life.told(LineHalted))
+    life.broker.put(2, queue="mail")
+    eventually(lambda: set(life.broker.acked()) == {"m1", "m2"})
+    life.stop.request()
+    assert life.end() == "drained"
+    assert [(event.queue, event.error) for event in life.told(LineHalted)] == [
+        ("clicks", "ConfigurationError: Spark did not start")
+    ]
+    assert "clicks" not in life.broker.asked_of
+
+
+@pytest.mark.parametrize("error", [MISTAKE, ValueError("a defect")])
+def test_a_start_that_fails_ends_a_worker_that_serves_nothing_else(
+    life: "Life", gate: Gate, error: BaseException
+) -> None:
+    life.lines = [line for line in life.lines if line.queue == "clicks"]
+    gate.error = error
+    gate.go.set()
+    life.start()
+    life.end()
+    assert life.error is error
