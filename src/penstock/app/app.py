@@ -20,10 +20,12 @@ from penstock.events import Listener
 from penstock.handlers.durations import Duration, seconds_of
 from penstock.messaging.aside import AsideThreads
 from penstock.messaging.broker import Broker
+from penstock.messaging.forks import leave_to_parent, tell_copies
 from penstock.messaging.message import (
     DEDUPLICATION_ATTRIBUTE,
     IDENTITY_ATTRIBUTES,
     NO_ATTRIBUTES,
+    ORIGIN_ATTRIBUTE,
     Attributes,
     Outgoing,
 )
@@ -93,10 +95,21 @@ class App(Handlers, Transactional):
         self._broker: Broker | None = None if broker is None or isinstance(broker, str) else broker  # under the lock
         self._ledger: Any | None = None if ledger is None or isinstance(ledger, str) else ledger  # as above
         self._opened_elsewhere = self._broker is not None  # as above
+        self._opened: Settings | None = None  # as above: with which the broker was opened
+        self._inherited: Settings | None = None  # as above: in a copy of a process that had opened it
         self._stand_in: Any = None  # as above: a test's broker
         self._tracing: Tracing | None = None  # as above
         self._senders: dict[Queue[Any] | str, _Sender] = {}  # as above
         _apps.add(self)
+        tell_copies(self)
+
+    def begin_in_copy(self) -> None:
+        """Be a worker of its own, with a view of its own on the same broker, in a copy of the process (`os.fork`)."""
+        self.worker = worker_id()
+        self._lock = threading.Lock()
+        if not self._opened_elsewhere and self._broker is not None:
+            leave_to_parent(self._broker)
+            self._broker, self._inherited = None, self._opened
 
     @classmethod
     def from_config(
@@ -113,11 +126,13 @@ class App(Handlers, Transactional):
     @property
     def broker(self) -> Broker:
         """The broker, opened when first asked for."""
-        from penstock.app.backends import open_broker
+        from penstock.app.backends import open_broker, with_whole_path
 
         with self._lock:
             if self._broker is None:
-                self._broker = open_broker(self.settings, holder=self.worker, tell=self.incidents)
+                settings = self._inherited or self.settings
+                self._broker = open_broker(settings, holder=self.worker, tell=self.incidents)
+                self._opened = with_whole_path(settings)
             if self.settings.traces:
                 self._broker = self._traces().broker(self._broker)
             return self._broker
@@ -265,7 +280,8 @@ class App(Handlers, Transactional):
         clash = sorted((sender.attributes.keys() | IDENTITY_ATTRIBUTES) & attributes.keys())
         if clash:
             raise UsageError(f"The attribute {clash[0]} is Penstock's own; leave it out, or give another name.")
-        added = dict(attributes)
+        # The origin that a replay adds is left out, or a handler that passes on all it got would fail in replays alone.
+        added = {name: value for name, value in attributes.items() if name != ORIGIN_ATTRIBUTE}
         if deduplication_id:
             added[DEDUPLICATION_ATTRIBUTE] = deduplication_id  # for the inbox: brokers forget it, or never looked
         return Outgoing(

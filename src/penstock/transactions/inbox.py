@@ -22,7 +22,7 @@ from sqlalchemy import Insert, Select, insert, select
 from sqlalchemy.dialects import postgresql, sqlite
 
 from penstock.errors import TemporaryError
-from penstock.messaging.message import DEDUPLICATION_ATTRIBUTE, OUTBOX_ID_ATTRIBUTE, Message
+from penstock.messaging.message import DEDUPLICATION_ATTRIBUTE, ORIGIN_ATTRIBUTE, OUTBOX_ID_ATTRIBUTE, Message
 from penstock.transactions.clock import Now
 from penstock.transactions.outbox import ID_BYTES
 from penstock.transactions.sessions import AsyncSessions, SyncSession, dialect_of, explained
@@ -51,7 +51,8 @@ class Recipient:
 
 
 def identity_of(message: Message) -> Identity:
-    """The outbox's id, else the sender's deduplication id, else the broker's message id.
+    """The outbox's id, else the sender's deduplication id, else the broker's message id, of a replayed message the one
+    that it was first delivered under.
 
     The last is of one sending: who sends one thing twice gives it two.
     """
@@ -59,7 +60,7 @@ def identity_of(message: Message) -> Identity:
         value = message.attributes.get(name)
         if value:
             return Identity(kind, _bytes(value))
-    return Identity("message", _bytes(message.id))
+    return Identity("message", _bytes(message.attributes.get(ORIGIN_ATTRIBUTE) or message.id))
 
 
 def record(session: SyncSession, recipient: Recipient, message: Message) -> bool:
