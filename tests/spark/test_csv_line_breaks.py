@@ -10,7 +10,7 @@ from penstock.app.ingest_pipeline import IngestRequest
 from penstock.config import Settings
 from penstock.events import Event, LinesQuarantined
 from penstock.monitoring.object_rows import OBJECT_ROWS
-from penstock.monitoring.table import Row
+from penstock.monitoring.rows import Row
 from penstock.objects.local import LocalStore
 from penstock.pipeline.session import cores
 from penstock.pipeline.source.plan import _partitions
