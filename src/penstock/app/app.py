@@ -26,6 +26,7 @@ from penstock.messaging.message import (
     DEDUPLICATION_ATTRIBUTE,
     IDENTITY_ATTRIBUTES,
     NO_ATTRIBUTES,
+    ORIGIN_ATTRIBUTE,
     Attributes,
     Outgoing,
 )
@@ -283,7 +284,8 @@ class App(Handlers, Transactional):
         clash = sorted((sender.attributes.keys() | IDENTITY_ATTRIBUTES) & attributes.keys())
         if clash:
             raise UsageError(f"The attribute {clash[0]} is Penstock's own; leave it out, or give another name.")
-        added = dict(attributes)
+        # The origin that a replay adds is left out, or a handler that passes on all it got would fail in replays alone.
+        added = {name: value for name, value in attributes.items() if name != ORIGIN_ATTRIBUTE}
         if deduplication_id:
             added[DEDUPLICATION_ATTRIBUTE] = deduplication_id  # for the inbox: brokers forget it, or never looked
         return Outgoing(

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.errors import UsageError
-from penstock.messaging.message import Attributes, Message, Outgoing
+from penstock.messaging.death import DEATH_ATTRIBUTE
+from penstock.messaging.message import ORIGIN_ATTRIBUTE, Attributes, Message, Outgoing
 from penstock.messaging.replays import Replay, replay_id_of
 from penstock.replay.letters import Letter
 
@@ -40,11 +41,12 @@ class Kept:
         )
 
     def outgoing(self, intent: Replay) -> Outgoing:
-        """The letter as it was, its death included."""
+        """The letter as it was, its death included, and the id that it had where no death says it."""
         message = self.message
+        origin = {} if DEATH_ATTRIBUTE in message.attributes else {ORIGIN_ATTRIBUTE: message.id}
         return Outgoing(
             body=message.body,
-            attributes=message.attributes,
+            attributes={**origin, **message.attributes},
             group=message.group,
             deduplication_id=intent.replay_id,
         )
