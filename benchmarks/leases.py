@@ -34,7 +34,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import create_engine, text
+from sqlalchemy import text
 from tests.services import fauxqs_package
 from tests.services.aws_server import NOBODY, REGION, AwsServer
 from tests.services.fault_proxy import Link
@@ -116,7 +116,8 @@ class Books:
     alive: Counter[str] = field(default_factory=Counter)  # calls under way, by message
     calls: int = 0
     twice: set[str] = field(default_factory=set)  # messages that two calls had at a time
-    elsewhere: set[str] = field(default_factory=set)  # messages that the second worker began
+    elsewhere: set[str] = field(default_factory=set)  # messages that the second worker began, though not released
+    released: set[str] = field(default_factory=set)  # what an object could not be read for
     leased_at: dict[str, float] = field(default_factory=dict)  # monotonic: the last receive or extension
     gap_seconds: float = 0.0
     lost: set[str] = field(default_factory=set)
@@ -133,7 +134,7 @@ class Books:
             self.alive[message_id] += 1
             if self.alive[message_id] > 1:
                 self.twice.add(message_id)
-            if worker != "first":
+            if worker != "first" and message_id not in self.released:
                 self.elsewhere.add(message_id)
         try:
             yield
@@ -166,7 +167,8 @@ class Books:
                 case DeliverySettled(settlement=Ack()):
                     self.acked.add(event.message_id)
                     self.leased_at.pop(event.message_id, None)
-                case DeliverySettled():  # released: an object that could not be read
+                case DeliverySettled():
+                    self.released.add(event.message_id)
                     self.leased_at.pop(event.message_id, None)
                 case _:
                     pass
@@ -222,6 +224,7 @@ class Stage:
     folder: Path
     seconds: float
     messages: int
+    lease_seconds: float
     books: Books = field(default_factory=Books)
     gate: Gate = field(default_factory=Gate)
     failing: threading.Event = field(default_factory=threading.Event)  # what the part is about has begun
@@ -264,7 +267,13 @@ class Stage:
         if self.store is not None:
             aws = {"aws_endpoint_url": self.store.url, "aws_region": REGION}
         concurrency = min(self.messages, CONCURRENCY_MAX)
-        settings = Settings(state=str(self.folder / name), ledger=self.ledger, concurrency=concurrency, **aws)
+        settings = Settings(
+            state=str(self.folder / name),
+            ledger=self.ledger,
+            concurrency=concurrency,
+            lease_seconds=self.lease_seconds,
+            **aws,
+        )
         app = App(broker=broker, settings=settings, name="bench")
 
         async def hold(message: Message) -> None:
@@ -291,7 +300,7 @@ class Stage:
             target=lambda: serve(app, stop=stop, listeners=(self.books.hear,), resident=False), daemon=True
         )
         worker.start()
-        self.stack.callback(worker.join, LEASE_SECONDS)
+        self.stack.callback(worker.join, ENOUGH_SECONDS)
         self.stack.callback(stop.request)
 
     def _until(self, condition: Callable[[], bool], what: str) -> None:
@@ -351,7 +360,7 @@ def frozen_store(stage: Stage) -> None:
 
 def slow_requests(stage: Stage, server: SqlServer, kind: str) -> None:
     direct = server.fresh()
-    Ledger.open(direct).close()
+    Ledger.open(direct).close()  # which is many requests
     way = SlowWay(direct)
     stage.stack.callback(way.close)
     _with_claims(stage, way.url, direct, kind)
@@ -359,7 +368,6 @@ def slow_requests(stage: Stage, server: SqlServer, kind: str) -> None:
 
 def slow_rows(stage: Stage, server: SqlServer, kind: str) -> None:
     direct = server.fresh()
-    Ledger.open(direct).close()
     slow = [statement.format(seconds=SLOW_SECONDS) for statement in SLOW_ROWS[kind]]
     _with_claims(stage, direct, direct, kind, slow=slow, fast=[FAST_ROWS[kind]])
 
@@ -371,7 +379,8 @@ def _with_claims(
     stage.ledger, stage.queues = ledger, ("plain", "keyed")
     stage.send("plain", [b"{}"] * FEW)
     stage.send("keyed", [b"{}"] * (stage.messages - FEW))
-    engine = create_engine(direct)
+    own = stage.stack.enter_context(closing(Ledger.open(direct)))
+    engine = own.database.engine
     over = threading.Event()
 
     def execute(statements: Sequence[str]) -> None:
@@ -393,11 +402,10 @@ def _with_claims(
 
     def heal() -> None:
         over.set()
-        looking.join(LEASE_SECONDS)
+        looking.join(ENOUGH_SECONDS)
         execute(fast)
 
     stage.run(fail=fail, heal=heal)
-    engine.dispose()
 
 
 def many(stage: Stage) -> None:
@@ -415,22 +423,26 @@ def figures(part: str, stage: Stage) -> Mapping[str, Any]:
         "lost": len(lost),
         "calls": books.calls,
         "gap": round(books.gap_seconds, 1),
-        "left": round(LEASE_SECONDS - books.gap_seconds, 1),
+        "left": round(stage.lease_seconds - books.gap_seconds, 1),
         "leases/s": round(books.extended / books.extending_seconds) if books.extended else 0,
         "claims lost": books.claims_lost,
         "claims left": round(books.claims_left_seconds, 1) if claims else None,
     }
 
 
-def measure(part: str, arguments: argparse.Namespace) -> Mapping[str, Any]:
-    """One part in this process."""
+def measure(
+    part: str, *, seconds: float, messages: int, claims: int, lease_seconds: float = LEASE_SECONDS
+) -> Mapping[str, Any]:
+    """One part in this process. Raises `SystemExit` if what has to come never does."""
     kind = part.rpartition("-")[2]
-    messages = {"claims": arguments.claims + FEW, "rows": arguments.claims + FEW}.get(part.partition("-")[0])
-    messages = messages or (arguments.messages if part in ("redis", "sqlite", "sqs") else FEW)
+    if part.startswith(("claims", "rows")):
+        messages = claims + FEW
+    elif part not in ("redis", "sqlite", "sqs"):
+        messages = FEW
     with tempfile.TemporaryDirectory(prefix="penstock-leases-") as name, ExitStack() as stack:
         folder = Path(name)
         make = {"redis": RedisStage, "sqs": SqsStage}.get(part, Stage)
-        stage = make(stack=stack, folder=folder, seconds=arguments.seconds, messages=messages)
+        stage = make(stack=stack, folder=folder, seconds=seconds, messages=messages, lease_seconds=lease_seconds)
         if isinstance(stage, RedisStage):
             stage.server = RedisServer(folder=folder / "redis").start()
             stack.callback(stage.server.close)
@@ -480,7 +492,7 @@ def main() -> None:
             print(f"left out: {reason}")
             continue
         say(part)
-        found = measure(part, arguments)
+        found = measure(part, seconds=arguments.seconds, messages=arguments.messages, claims=arguments.claims)
         lost += found["lost"]
         if arguments.json:
             print(json.dumps(found), flush=True)

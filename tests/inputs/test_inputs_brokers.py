@@ -4,6 +4,7 @@ import re
 import sqlite3
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -306,3 +307,27 @@ def test_row_85_the_time_comes_from_one_source(tmp_path: Path) -> None:
     assert (delivery.message.enqueued_at, delivery.received_at) == (1_000.0, 1_010.0)
     assert not broker.settle([(delivery, Ack())])
     broker.close()
+
+
+@pytest.mark.parametrize("attributes", ["no json", "[1]", '{"a": 1}', b"\xff"], ids=repr)
+def test_attributes_that_cannot_be_read_are_one_dead_letter(
+    tmp_path: Path, clock: FakeClock, attributes: str | bytes
+) -> None:
+    path = tmp_path / "queue.db"
+    with closing(SqliteBroker(path, holder="w1", clock=clock)) as broker:
+        broker.send("q", [Outgoing(body=body) for body in (b"first", b"bad", b"last")])
+        connection = sqlite3.connect(path)
+        connection.execute(
+            "UPDATE messages SET attributes = ?, body = CAST(body AS TEXT) WHERE body = ?", (attributes, b"bad")
+        )
+        connection.commit()
+        connection.close()
+        assert len(broker.browse("q", messages_max=9)) == 3
+        assert [each.message.body for each in receive(broker)] == [b"first", b"last"]
+        (letter,) = receive(broker, queue="q-dlq")
+        death = death_of(letter.message.attributes)
+        assert letter.message.body == b"bad"
+        assert death is not None
+        assert death.poison
+        assert not broker.settle([(letter, DeadLetter(reason="for people", set_aside=True))])
+        assert broker.stats("q-dead").visible == 1

@@ -14,7 +14,12 @@ from tests.integration.transactions_scene import UserDatabase
 
 from penstock import App, Message
 from penstock.app.transactions_running import forget_inbox
-from penstock.messaging.message import DEDUPLICATION_ATTRIBUTE
+from penstock.messaging.clock import SystemClock
+from penstock.messaging.message import DEDUPLICATION_ATTRIBUTE, ORIGIN_ATTRIBUTE, Outgoing
+from penstock.messaging.replays import NoLog
+from penstock.messaging.settlement import DeadLetter
+from penstock.replay.letters import letters_in
+from penstock.replay.operator import Errand, Sender
 
 Ask = Callable[[Connection, Message], bool]  # whether the message is new
 
@@ -80,6 +85,12 @@ def test_two_queues_share_an_inbox_and_no_message(engine: Engine) -> None:
     asks = [asking(named("shop", queue)) for queue in ("orders", "returns")]
     assert [new(engine, ask) for ask in asks] == [True, True]
     assert [new(engine, ask) for ask in asks] == [False, False]
+
+
+def test_one_queue_spelled_in_three_ways_has_one_effect(engine: Engine) -> None:
+    arn, url = "arn:aws:sqs:eu-west-1:111122223333:orders", "https://sqs.eu-west-1.amazonaws.com/111122223333/orders"
+    asks = [asking(named("shop", queue)) for queue in (url, "orders", arn)]
+    assert [new(engine, ask) for ask in asks] == [True, False, False]
 
 
 def test_a_name_that_is_no_handlers_is_one_in_all_queues_of_the_app(engine: Engine) -> None:
@@ -223,3 +234,24 @@ def until_decided(engine: Engine, ask: Ask, found: Message, no: int) -> None:
         except DBAPIError as error:  # a deadlock, for one: the handler fails, and its message comes again
             last: Any = error
     raise AssertionError(f"{found.id} was never decided: {last}")
+
+
+def test_a_dead_letter_that_is_replayed_has_no_second_effect(engine: Engine) -> None:
+    """The last attempt commits, and loses the answer of its COMMIT: the message dies, and a person replays it."""
+    broker = named("shop").broker
+    broker.send("orders", [Outgoing(body=b"{}")])
+    for is_new in (True, False, False):  # replayed twice
+        (delivery,) = broker.receive("orders", messages_max=1, lease_seconds=60.0)
+        assert new(engine, SHOP, delivery.message) is is_new
+        assert new(engine, DEPOT, delivery.message) is is_new
+        assert not broker.settle([(delivery, DeadLetter(reason="the answer of COMMIT was lost"))])
+        with letters_in(broker, "orders-dlq") as letters:
+            errands = [Errand(letter=letter, queue="orders") for page in letters.pages() for letter in page]
+            assert len(Sender(broker, NoLog(), clock=SystemClock()).send(letters, errands).ids) == 1
+
+
+def test_what_is_sent_further_with_all_attributes_is_a_message_of_its_own() -> None:
+    app = named("shop")
+    sent = app.outgoing("orders", {}, attributes={ORIGIN_ATTRIBUTE: "m1", "tenant": "a"})
+    assert ORIGIN_ATTRIBUTE not in sent.attributes
+    assert sent.attributes["tenant"] == "a"

@@ -1,9 +1,11 @@
 """Shares: of tenants in one queue, of queues in one worker, and of those who send without Penstock."""
 
 import json
+import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing
+from typing import Any
 
 import pytest
 from tests.integration.fleet import wait_for
@@ -13,8 +15,9 @@ from tests.services.redis_server import RedisServer
 
 from penstock.brokers.redis_streams import RedisStreamsBroker
 from penstock.events import Event, MessagesReceived
+from penstock.messaging.death import death_of
 from penstock.messaging.delivery import Delivery
-from penstock.messaging.message import Outgoing
+from penstock.messaging.message import UNREADABLE_ATTRIBUTE, Outgoing
 from penstock.messaging.settlement import Ack, DeadLetter, Release
 
 NOISY = 100_000
@@ -142,6 +145,69 @@ def test_whatever_bytes_others_send_halt_no_queue(redis_server: RedisServer, bro
     assert {each.message.id for each in second} == {each.message.id for each in first}
     assert not broker.settle([(each, DeadLetter(reason="enough")) for each in second])
     assert broker.stats("q-dlq").visible == 4
+
+
+@pytest.mark.parametrize(
+    "head", ["no json", "[1]", '{"a": 1}', '{"a": ["no base64!"]}', b"\xff", "[" * 100_000], ids=lambda head: head[:9]
+)
+def test_attributes_that_cannot_be_read_are_one_dead_letter(
+    redis_server: RedisServer, broker: RedisStreamsBroker, head: str | bytes
+) -> None:
+    broker.send("q", outgoing("good 1", "good 2"))
+    now = int(time.time() * 1000)
+    redis_server.client.xadd(STREAM, {"state": f"7 {now}", "body": "x", "head": head})
+    assert sorted(bodies(take(broker))) == ["good 1", "good 2"]
+    (letter,) = broker.receive("q-dlq", messages_max=9, lease_seconds=LEASE)
+    death = death_of(letter.message.attributes)
+    assert death is not None
+    assert death.poison
+    shown = head if isinstance(head, str) else head.decode("utf-8", "backslashreplace")
+    assert letter.message.attributes[UNREADABLE_ATTRIBUTE] == shown[:4096]
+    assert not broker.settle([(letter, DeadLetter(reason="for people", set_aside=True))])
+    assert [each.body for each in broker.browse("q-dead", messages_max=9)] == [b"x"]
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        "9" * 5_000 + " 1",
+        "1 " + "9" * 400,
+        "1 1 1 1 1 1 1 1 1 1 F \0\0\n\0",
+        "1 1 1 1 1 1 1 1 1 " + "9" * 5_000 + " E w\n",
+    ],
+    ids=lambda state: state[:12],
+)
+def test_no_forged_state_halts_a_queue(redis_server: RedisServer, broker: RedisStreamsBroker, state: str) -> None:
+    broker.send("q", outgoing("good"))
+    redis_server.client.xadd(STREAM, {"state": state, "group": "b", "body": "x"})
+    redis_server.client.xadd(STREAM, {"state": state, "body": "x"})
+    assert "good" in bodies(take(broker))
+    assert broker.stats("q").messages + broker.stats("q-dlq").messages == 3
+    assert len({each.id for queue in ("q", "q-dlq") for each in broker.browse(queue, messages_max=9)}) == 3
+
+
+def test_an_entry_copied_from_another_queue_gets_a_number_of_its_own(
+    redis_server: RedisServer, broker: RedisStreamsBroker
+) -> None:
+    redis_server.client.xadd(STREAM, {"state": f"3 {int(time.time() * 1000)}", "body": "copied"})
+    assert bodies(take(broker)) == ["copied"]
+    broker.send("q", outgoing("1", "2", "3"))
+    assert len({each.id for each in broker.browse("q", messages_max=9)}) == 4
+
+
+@pytest.mark.parametrize("fields", [{"body": "theirs"}, {"state": "NY", "body": "theirs"}])
+def test_what_others_read_in_our_group_comes_back_after_a_minute(
+    redis_server: RedisServer, broker: RedisStreamsBroker, fields: dict[Any, Any]
+) -> None:
+    broker.send("q", outgoing("ours"))
+    assert bodies(take(broker)) == ["ours"]
+    redis_server.client.xadd(STREAM, fields)
+    redis_server.client.xreadgroup("penstock", "somebody", {STREAM: ">"})
+    (pending,) = redis_server.client.xpending_range(STREAM, "penstock", "-", "+", 9, consumername="somebody")
+    redis_server.client.xclaim(STREAM, "penstock", "somebody", 0, [pending["message_id"]], idle=61_000)
+    with closing(RedisStreamsBroker(redis_server.url, holder="w2")) as other:  # sweeps before its first look
+        assert bodies(take(other)) == ["theirs"]
+    assert redis_server.client.xlen(STREAM) == 2
 
 
 def test_what_others_sent_while_nobody_looked_all_arrives(

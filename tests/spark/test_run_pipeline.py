@@ -6,7 +6,10 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession, functions
 
 from penstock import App, DeltaSink, ObjectSource
-from penstock.errors import UsageError
+from penstock.config import Settings
+from penstock.errors import FaultPersists, TemporaryError, UsageError
+from penstock.ledger import Ledger
+from penstock.ledger.records import Claim
 from penstock.testing import TestWorker, run_pipeline
 
 
@@ -56,3 +59,25 @@ def test_a_test_worker_leaves_pipelines_alone(tmp_path: Path) -> None:
         worker.run_until_empty()
         assert worker.queues() == ["mail"]
     assert seen == [b"x"]
+
+
+def test_a_run_that_is_to_end_says_so_where_its_ledger_takes_no_claims(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "landing").mkdir()
+    (tmp_path / "landing" / "a.txt").write_text("a\n")
+    settings = Settings(state=str(tmp_path / "state"), retry_base_seconds=0.01, retry_cap_seconds=0.01)
+    with App(settings=settings, ledger=f"sqlite:///{tmp_path}/state/ledger.db") as app:
+        lines = app.pipeline(
+            "lines",
+            source=ObjectSource(tmp_path / "landing", queue="lines", format="text"),
+            sink=DeltaSink(tmp_path / "t"),
+            max_wait=0.1,
+        )
+
+        def full(*_: object, **__: object) -> Claim:
+            raise TemporaryError("its disk is full")
+
+        monkeypatch.setattr(Ledger, "claim", full)
+        with pytest.raises(FaultPersists, match="its disk is full"):
+            lines.run(spark, source=tmp_path / "landing")

@@ -151,12 +151,12 @@ def kill_jvm(worker: Process) -> None:
     os.kill(jvm_below(worker.pid), signal.SIGKILL)
 
 
-def readiness(address: str) -> int:
+def readiness(address: str) -> tuple[int, str]:
     try:
         with urllib.request.urlopen(f"http://{address}/readyz", timeout=30) as answer:
-            return int(answer.status)
+            return answer.status, answer.read().decode().strip()
     except urllib.error.HTTPError as refusal:
-        return refusal.code
+        return refusal.code, refusal.read().decode().strip()
 
 
 @pytest.mark.parametrize("kind", ["worker", "ingest"])
@@ -182,16 +182,24 @@ def test_the_process_ends_for_a_new_one_that_goes_on(scene: Scene, busy: bool) -
 def test_a_mixed_worker_lets_its_handlers_finish_and_is_not_ready(scene: Scene) -> None:
     worker = scene.start()
     address = worker.expect("worker.started")["metrics"]
-    worker.expect("spark.started")
+    wait_until(lambda: readiness(address) == (200, "serving mails, clicks-events"))
     [message_id] = scene.broker.send("mails", [Outgoing(body=b"{}")])
     wait_until((scene.folder / "mail-begun").exists)
     kill_jvm(worker)
     assert "Spark went away: its JVM ended by SIGKILL." in worker.expect("worker.failed")["error.message"]
     worker.expect("worker.draining")
-    assert readiness(address) == 503
+    assert readiness(address) == (503, "the worker is stopping")
     (scene.folder / "mail-go").touch()
     worker.expect("message.finished", message_id=message_id)
     assert worker.exit_code() == TEMPORARY_FAILURE, worker.said
+
+
+def test_a_jvm_that_dies_as_soon_as_it_is_there_is_no_other_matter(scene: Scene) -> None:
+    worker = scene.start("--queues", "clicks-events")
+    worker.expect("spark.started")
+    kill_jvm(worker)
+    assert worker.exit_code() == TEMPORARY_FAILURE, worker.said
+    assert "Spark went away" in worker.sentence()
 
 
 def test_a_supervisor_starts_another_worker(scene: Scene) -> None:

@@ -1,7 +1,8 @@
 """`App`: handlers and pipelines, and the broker and ledger they stand on. A value, not a global."""
 
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Self
@@ -20,10 +21,12 @@ from penstock.events import Listener
 from penstock.handlers.durations import Duration, seconds_of
 from penstock.messaging.aside import AsideThreads
 from penstock.messaging.broker import Broker
+from penstock.messaging.forks import leave_to_parent, tell_copies
 from penstock.messaging.message import (
     DEDUPLICATION_ATTRIBUTE,
     IDENTITY_ATTRIBUTES,
     NO_ATTRIBUTES,
+    ORIGIN_ATTRIBUTE,
     Attributes,
     Outgoing,
 )
@@ -37,6 +40,7 @@ SEND_CHUNK = 1_000  # messages handed to the broker in one call
 
 # Every app of this process, for tests alone: a handler under test may send through any of them.
 _apps: "WeakSet[App]" = WeakSet()
+_met: "list[Callable[[App], None]]" = []  # for tests alone: the last of them meets each app that is made
 SENDING_THREADS_MAX = 32  # of `send_async` and `send_many_async`
 
 
@@ -93,10 +97,23 @@ class App(Handlers, Transactional):
         self._broker: Broker | None = None if broker is None or isinstance(broker, str) else broker  # under the lock
         self._ledger: Any | None = None if ledger is None or isinstance(ledger, str) else ledger  # as above
         self._opened_elsewhere = self._broker is not None  # as above
+        self._opened: Settings | None = None  # as above: with which the broker was opened
+        self._inherited: Settings | None = None  # as above: in a copy of a process that had opened it
         self._stand_in: Any = None  # as above: a test's broker
         self._tracing: Tracing | None = None  # as above
         self._senders: dict[Queue[Any] | str, _Sender] = {}  # as above
         _apps.add(self)
+        tell_copies(self)
+        for meet in _met[-1:]:
+            meet(self)
+
+    def begin_in_copy(self) -> None:
+        """Be a worker of its own, with a view of its own on the same broker, in a copy of the process (`os.fork`)."""
+        self.worker = worker_id()
+        self._lock = threading.Lock()
+        if not self._opened_elsewhere and self._broker is not None:
+            leave_to_parent(self._broker)
+            self._broker, self._inherited = None, self._opened
 
     @classmethod
     def from_config(
@@ -113,11 +130,13 @@ class App(Handlers, Transactional):
     @property
     def broker(self) -> Broker:
         """The broker, opened when first asked for."""
-        from penstock.app.backends import open_broker
+        from penstock.app.backends import open_broker, with_whole_path
 
         with self._lock:
             if self._broker is None:
-                self._broker = open_broker(self.settings, holder=self.worker, tell=self.incidents)
+                settings = self._inherited or self.settings
+                self._broker = open_broker(settings, holder=self.worker, tell=self.incidents)
+                self._opened = with_whole_path(settings)
             if self.settings.traces:
                 self._broker = self._traces().broker(self._broker)
             return self._broker
@@ -265,7 +284,8 @@ class App(Handlers, Transactional):
         clash = sorted((sender.attributes.keys() | IDENTITY_ATTRIBUTES) & attributes.keys())
         if clash:
             raise UsageError(f"The attribute {clash[0]} is Penstock's own; leave it out, or give another name.")
-        added = dict(attributes)
+        # The origin that a replay adds is left out, or a handler that passes on all it got would fail in replays alone.
+        added = {name: value for name, value in attributes.items() if name != ORIGIN_ATTRIBUTE}
         if deduplication_id:
             added[DEDUPLICATION_ATTRIBUTE] = deduplication_id  # for the inbox: brokers forget it, or never looked
         return Outgoing(
@@ -322,6 +342,16 @@ class App(Handlers, Transactional):
 def apps_of_process() -> Sequence[App]:
     """Return every app that this process has made and still uses. For tests."""
     return tuple(_apps)
+
+
+@contextmanager
+def met(meet: "Callable[[App], None]") -> Iterator[None]:
+    """Call ``meet`` with each app that is made while the block lasts. For tests."""
+    _met.append(meet)
+    try:
+        yield
+    finally:
+        _met.remove(meet)
 
 
 def _name(queue: Queue[Any] | str) -> str:

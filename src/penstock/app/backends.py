@@ -32,6 +32,14 @@ def open_broker(settings: Settings, *, holder: str, tell: Listener = tell_nobody
     return tracing_of(settings, worker=holder).broker(_broker(settings, holder=holder, tell=tell))
 
 
+def with_whole_path(settings: Settings) -> Settings:
+    """The settings with a queue file's path from the root: a copy of the process may open it from another folder."""
+    if not settings.broker.startswith(SQLITE) or settings.broker == SQLITE:
+        return settings
+    path = Path(settings.broker.removeprefix(SQLITE)).absolute()
+    return settings.model_copy(update={"broker": f"{SQLITE}{path}"})
+
+
 def open_ledger(settings: Settings, *, probe: Probe = no_probe) -> "Ledger":
     """The ledger at ``settings.ledger``, its tables brought up to date."""
     from penstock.ledger import Ledger

@@ -14,7 +14,6 @@ from penstock.app.telemetry import open_reports
 from penstock.errors import UsageError
 from penstock.events import Bus
 from penstock.messaging.clock import Clock, SystemClock
-from penstock.messaging.steps import Probe
 from penstock.pipeline.cleanup import TASK, Pass, SourceCleanup
 from penstock.worker.shutdown import StopSignal
 
@@ -49,36 +48,41 @@ def clean_up(
     dry_run: bool = False,
     limit: int | None = None,
     rate: float | None = None,
+    although_missing: bool = False,
     stop: StopSignal,
     listeners: "tuple[Listener, ...]" = (),
 ) -> CleanupReport:
     """Do it for a pipeline or an object handler.
 
-    Raises `UsageError` where objects are kept, `ConfigurationError` if they are another app's, `ObjectDenied` and
-    `TemporaryError` in the middle: what was done until then stays so, and the next one goes on from there.
+    ``although_missing``: also if rows that they brought may have left the table, which was meant then.
+
+    Raises `UsageError` where objects are kept, `ConfigurationError` if they are another app's; `PublishHalted` if such
+    rows may have left the table, `ObjectDenied` and `TemporaryError` in the middle: what was done until then stays so,
+    and the next one goes on from there.
     """
     heard = open_reports(
         app.settings, worker=app.worker, process="cleanup", on_error=app.on_error, tell=Bus(*listeners).emit
     )
     with heard.told():
-        return _cleaned(app, reader, dry_run=dry_run, limit=limit, rate=rate, stop=stop, bus=Bus(*heard.listeners))
+        work, cleanup = _work(
+            app, reader, although_missing=although_missing, bus=Bus(*heard.listeners), clock=SystemClock()
+        )
+        return _cleaned(app, reader, work, cleanup, dry_run=dry_run, limit=limit, rate=rate, stop=stop)
 
 
 def _cleaned(
     app: "App",
     reader: "Pipeline | ObjectService",
+    work: SourceCleanup | None,
+    cleanup: Cleanup,
     *,
     dry_run: bool,
     limit: int | None,
     rate: float | None,
     stop: StopSignal,
-    bus: Bus,
 ) -> CleanupReport:
     clock = SystemClock()
     began_at = clock.monotonic()
-    probe = killing_probe(app.settings.kill_at)
-    object_names(app, app.services, only=reader.name).check(app.ledger)
-    work, cleanup = _work(app, reader, bus=bus, probe=probe, clock=clock)
     if work is None:
         raise UsageError(
             f"{reader.name} keeps its objects: declare what is to become of them, such as "
@@ -105,8 +109,10 @@ def _cleaned(
 
 
 def _work(
-    app: "App", reader: "Pipeline | ObjectService", *, bus: Bus, probe: Probe, clock: Clock
-) -> "tuple[SourceCleanup | None, Cleanup]":
+    app: "App", reader: "Pipeline | ObjectService", *, although_missing: bool, bus: Bus, clock: Clock
+) -> tuple[SourceCleanup | None, Cleanup]:
+    probe = killing_probe(app.settings.kill_at)
+    object_names(app, app.services, only=reader.name).check(app.ledger)
     if isinstance(reader, ObjectService):
         app.ledger.ensure_pipeline(reader.name)
         source = source_at(reader.source, app.settings.aws)
@@ -123,7 +129,7 @@ def _work(
         source=source_of(declared.source.folder, where),
         pipeline=where.pipeline,
         own=where.own,
-        shown_to=tables.shown_to,
+        shown_to=tables.shown_to if although_missing else tables.kept_to,
         ledger=app.ledger,
         bus=bus,
         probe=probe,

@@ -127,7 +127,7 @@ class IngestPipeline:
             source=self.source,
             pipeline=self.where.pipeline,
             own=self.where.own,
-            shown_to=self.tables.shown_to,
+            shown_to=self.tables.kept_to,
             ledger=ledger,
             bus=tools.bus,
             probe=tools.probe,

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import takewhile
 
 from penstock.app.places import Places
 from penstock.errors import TableError, TemporaryError
@@ -13,10 +14,12 @@ from penstock.messaging.clock import SystemClock
 from penstock.messaging.steps import Probe, Step, no_probe
 from penstock.pipeline.compact_leftovers import collect_leftovers
 from penstock.pipeline.gc import Collected, collect
+from penstock.pipeline.kept import BatchFiles, KeptRows
 from penstock.pipeline.publish import Published, check_tip, publish, rows_schema
 from penstock.pipeline.shortfall import Shortfall, shortfall
 from penstock.pipeline.source.quarantine import QUARANTINE_SCHEMA
 from penstock.sinks.delta import DeltaTableSink
+from penstock.sinks.manifest import decode
 
 _CLOCK = SystemClock()  # holds no state
 EMPTY_MANIFESTS = frozenset({"", "[]"})
@@ -42,6 +45,7 @@ class Tables:
         self._probe = probe
         self.rows = DeltaTableSink(places.table, pipeline=places.pipeline, partition_by=partition_by)
         self.quarantine = DeltaTableSink(places.quarantine, pipeline=places.pipeline)
+        self._kept_rows, self._kept_bad = KeptRows(self.rows), KeptRows(self.quarantine)
         # Where the last publish of this process ended. Written by any thread that publishes; an older one does no harm.
         self._rows_published: Published | None = None
         self._quarantine_published: Published | None = None
@@ -128,6 +132,24 @@ class Tables:
             shown = batch.seq
         return shown
 
+    def kept_to(self, after_seq: int, up_to_seq: int) -> int:
+        """As `shown_to`, for those whose objects are to leave their source.
+
+        Raises `PublishHalted` also if rows of these batches may have left a table since. For one thread at a time.
+        """
+        shown = self.shown_to(after_seq, up_to_seq)
+        later = self._ledger.batches_after(self._places.pipeline, after_seq)
+        batches = list(takewhile(lambda batch: batch.seq <= shown, later))
+        for kept, manifest_of, place in (
+            (self._kept_rows, _rows_manifest, 0),
+            (self._kept_bad, _quarantine_manifest, 1),
+        ):
+            files = [
+                BatchFiles(seq=batch.seq, paths={file.path for file in decode(manifest_of(batch))}) for batch in batches
+            ]
+            kept.check(files, written=partial(self._written, place=place))
+        return shown
+
     def shortfalls(self) -> Sequence[Shortfall]:
         """Return what the two tables lack of the rows that their batches wrote."""
         found = [
@@ -137,12 +159,11 @@ class Tables:
         return [one for one in found if one is not None]
 
     def _shortfall(self, sink: DeltaTableSink, manifest_of: Callable[[BatchRow], str], place: int) -> Shortfall | None:
-        pipeline = self._places.pipeline
+        written = partial(self._written, place=place)
+        return shortfall(self._ledger, sink, pipeline=self._places.pipeline, written=written, manifest_of=manifest_of)
 
-        def written(seq: int) -> int:
-            return self._ledger.written_to(pipeline, seq)[place]
-
-        return shortfall(self._ledger, sink, pipeline=pipeline, written=written, manifest_of=manifest_of)
+    def _written(self, seq: int, *, place: int) -> int:
+        return self._ledger.written_to(self._places.pipeline, seq)[place]
 
     def sweep(self) -> None:
         """Delete what abandoned attempts left. Cheap where there are none, and no reason to fail: it is told as an

@@ -16,6 +16,7 @@ from penstock.objects.own_files import parse_others
 from penstock.pipeline.attempt import AttemptSettings, Surroundings
 from penstock.pipeline.declaration import Declaration
 from penstock.pipeline.engine import StandingEngine
+from penstock.pipeline.faults import SPARK_ERRORS, explain
 from penstock.pipeline.handler import PipelineHandler
 from penstock.pipeline.late_engine import LateEngine
 from penstock.pipeline.session import Session
@@ -132,16 +133,19 @@ class Blueprint:
         )
 
     def _engine(self, spark: Session) -> StandingEngine:
-        prove_shared(spark, self.declaration)
-        return SparkEngine(
-            spark,
-            self.declaration,
-            agree=partial(agreement, self.ledger, self.tables.rows, self.declaration.pipeline),
-            clock=self.tools.clock,
-            bus=self.tools.bus,
-            probe=self.tools.probe,
-            store_watch=self.store_watch,
-        )
+        try:
+            prove_shared(spark, self.declaration)
+            return SparkEngine(
+                spark,
+                self.declaration,
+                agree=partial(agreement, self.ledger, self.tables.rows, self.declaration.pipeline),
+                clock=self.tools.clock,
+                bus=self.tools.bus,
+                probe=self.tools.probe,
+                store_watch=self.store_watch,
+            )
+        except SPARK_ERRORS as error:  # it went away since it was started
+            raise explain(error) from error
 
     def _surroundings(self, engine: StandingEngine) -> Surroundings:
         return Surroundings(

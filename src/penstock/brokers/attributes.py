@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from functools import lru_cache
 from types import MappingProxyType
 
-from penstock.messaging.message import NO_ATTRIBUTES, Attributes
+from penstock.messaging.message import NO_ATTRIBUTES, UNREADABLE_ATTRIBUTE, Attributes
 
+_UNREADABLE_CHARS_MAX = 4 * 1024
 _REMEMBERED_SIZE_MAX = 512
 
 
@@ -34,17 +35,32 @@ def encode_attributes(attributes: Attributes) -> str | None:
 
 
 def decode_attributes(text: str | bytes | None) -> Attributes:
-    """The attributes that `encode_attributes` wrote. What many messages have alike is read once."""
+    """Return the attributes that `encode_attributes` wrote. What many messages have alike is read once.
+
+    Raises nothing. A text that it cannot have written becomes one attribute, `UNREADABLE_ATTRIBUTE`, which holds its
+    beginning: a broker makes that message a dead letter, and the others of its queue go on.
+    """
     if not text:
         return NO_ATTRIBUTES
     return _remembered(text) if len(text) <= _REMEMBERED_SIZE_MAX else _decoded(text)
 
 
 def _decoded(text: str | bytes) -> Attributes:
-    fields: Mapping[str, str | list[str]] = json.loads(text)
-    return MappingProxyType(
-        {name: value if isinstance(value, str) else base64.b64decode(value[0]) for name, value in fields.items()}
-    )
+    try:
+        fields: Mapping[str, object] = json.loads(text)
+        return MappingProxyType({name: _value(value) for name, value in fields.items()})
+    except (ValueError, TypeError, AttributeError, RecursionError):  # no JSON, no Unicode, no object, other values
+        shown = text if isinstance(text, str) else bytes(text).decode("utf-8", "backslashreplace")
+        return MappingProxyType({UNREADABLE_ATTRIBUTE: shown[:_UNREADABLE_CHARS_MAX]})
+
+
+def _value(value: object) -> str | bytes:
+    match value:
+        case str():
+            return value
+        case [str(text)]:
+            return base64.b64decode(text, validate=True)
+    raise TypeError
 
 
 _remembered = lru_cache(maxsize=256)(_decoded)  # nobody can write to what it answers

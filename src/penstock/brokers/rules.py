@@ -20,7 +20,7 @@ from penstock.messaging.broker import (
 )
 from penstock.messaging.death import DIED, TRIES_MAX, Death, Try
 from penstock.messaging.delivery import Delivery, PreviousAttempt
-from penstock.messaging.message import Outgoing
+from penstock.messaging.message import UNREADABLE_ATTRIBUTE, Outgoing
 from penstock.messaging.settlement import DeadLetter, Release
 
 G = TypeVar("G")
@@ -249,6 +249,11 @@ def kept_reason(reason: str | None) -> str | None:
 def reason_too_large(body_bytes: int) -> str:
     """Why the broker gave up on a message that came into its file past `check_outgoing`."""
     return f"its body has {body_bytes} bytes, over the limit of {CAPABILITIES.body_bytes_max}"
+
+
+def reason_unreadable() -> str:
+    """Why the broker gave up on a message that somebody else wrote into its file or stream."""
+    return f"its attributes cannot be read: they are in {UNREADABLE_ATTRIBUTE}"
 
 
 def reason_exhausted(attempts: int) -> str:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from penstock.brokers.sqlite_schema import bring_up_to_date, version_of
 from penstock.errors import ConfigurationError, PenstockError, TemporaryError
+from penstock.messaging.forks import EmbeddedFile
 
 _WAL_BYTES_MAX = 64 * 1024 * 1024  # what is left of the log after a checkpoint; it is larger only meanwhile
 _TEMPORARY = {  # another try may succeed: space is freed, another process ends its transaction
@@ -26,22 +27,21 @@ class QueueFile:
     """One connection to the file, used by one thread at a time.
 
     One connection, because SQLite has one writer anyway, and threads of a process line up better at a lock of ours than
-    at SQLite's, which is found free by asking again and again. Other processes meet at SQLite's lock.
+    at SQLite's, which is found free by asking again and again. Other processes meet at SQLite's lock. No connection is
+    open while the process forks; the next use opens another one.
     """
 
     def __init__(self, path: Path, *, busy_timeout_seconds: float) -> None:
         self.path = path
         self._busy_timeout_seconds = busy_timeout_seconds
+        self._place = path.absolute()  # the process may go to another folder before it opens the file again
         self._lock = threading.Lock()
-        self._synchronous = ""  # written under the lock
-        self._connection: sqlite3.Connection | None = self._open()  # None once closed; written under the lock
-        try:
-            with self._translated():
-                self._prepare(self._connection_or_raise())
-                self.store_id = str(self._connection_or_raise().execute("SELECT id FROM store").fetchone()[0])
-        except BaseException:
-            self.close()
-            raise
+        self._synchronous = ""  # this and the next: written under the lock
+        self._connection: sqlite3.Connection | None = None  # None while nobody needed it since the start, or a fork
+        self._closed = False  # as above
+        self._use = EmbeddedFile(f"the queue file {path}", path, self._disconnect)
+        with self._use, self._translated():
+            self.store_id = self._connect()
 
     @contextmanager
     def reading(self) -> Iterator[sqlite3.Connection]:
@@ -71,21 +71,22 @@ class QueueFile:
 
     def close(self) -> None:
         """Waits for a transaction under way."""
-        with self._lock:
-            if self._connection is not None:
-                self._connection.close()
-            self._connection = None
+        with self._use, self._lock:
+            self._disconnect()
+            self._closed = True
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        if not self._lock.acquire(timeout=self._busy_timeout_seconds):
-            raise TemporaryError(
-                f"the queue file {self.path} was busy in this process for {self._busy_timeout_seconds:g} s: try again"
-            )
-        try:
-            yield
-        finally:
-            self._lock.release()
+        with self._use:
+            if not self._lock.acquire(timeout=self._busy_timeout_seconds):
+                raise TemporaryError(
+                    f"the queue file {self.path} was busy in this process for {self._busy_timeout_seconds:g} s: try "
+                    "again"
+                )
+            try:
+                yield
+            finally:
+                self._lock.release()
 
     @contextmanager
     def _translated(self) -> Iterator[None]:
@@ -95,9 +96,29 @@ class QueueFile:
             raise translate(error, self.path) from error
 
     def _connection_or_raise(self) -> sqlite3.Connection:
-        if self._connection is None:
+        if self._closed:
             raise TemporaryError(f"the queue file {self.path} was closed by this process: open it again")
+        if self._connection is None and self._connect() != self.store_id:
+            self._disconnect()
+            raise ConfigurationError(f"the queue file {self.path} was replaced by another one: start this process anew")
+        assert self._connection is not None
         return self._connection
+
+    def _connect(self) -> str:
+        """Open the file; returns the id of what is in it."""
+        self._synchronous = ""
+        self._connection = self._open()
+        try:
+            self._prepare(self._connection)
+            return str(self._connection.execute("SELECT id FROM store").fetchone()[0])
+        except BaseException:
+            self._disconnect()
+            raise
+
+    def _disconnect(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+        self._connection = None
 
     def _set_synchronous(self, connection: sqlite3.Connection, synchronous: str) -> None:
         if self._synchronous != synchronous:
@@ -105,11 +126,11 @@ class QueueFile:
             self._synchronous = synchronous
 
     def _open(self) -> sqlite3.Connection:
-        if not self.path.parent.is_dir():
+        if not self._place.parent.is_dir():
             raise ConfigurationError(f"the queue file {self.path} has no folder to be in: create {self.path.parent}")
         with self._translated():
             return sqlite3.connect(
-                self.path,
+                self._place,
                 timeout=self._busy_timeout_seconds,
                 isolation_level=None,  # transactions are begun and ended here, nowhere else
                 check_same_thread=False,  # the lock sees to it

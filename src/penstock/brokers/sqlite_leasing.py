@@ -9,6 +9,7 @@ from penstock.brokers.sqlite_queues import QueueRow, Queues
 from penstock.brokers.sqlite_rows import Row, delivery_of
 from penstock.brokers.sqlite_upkeep import Upkeep
 from penstock.messaging.delivery import Delivery
+from penstock.messaging.message import UNREADABLE_ATTRIBUTE, Message
 
 _BODY_BYTES_MAX = rules.CAPABILITIES.body_bytes_max
 
@@ -26,7 +27,7 @@ class Leasing:
     def lease(
         self, connection: sqlite3.Connection, name: str, messages_max: int, lease_seconds: float, now: float
     ) -> Sequence[Delivery]:
-        """Hand over ready messages, the groups in turn. A body over the limit goes to the dead letters instead."""
+        """Hand over ready messages, the groups in turn. What `rules` would have refused goes to the dead letters."""
         count = max(0, min(messages_max, rules.CAPABILITIES.receive_max))
         while True:  # ends: each turn but the last buries something
             queue = self._queues.ensure(connection, name)  # again: the ring has turned, or somebody paused the queue
@@ -36,15 +37,15 @@ class Leasing:
             # Not by RETURNING: its order is undefined, and SQLite before 3.35 (shipped with Python 3.11) lacks it.
             ids = json.dumps([seq for _, seq in picked])
             rows: dict[int, Row] = {row[0]: row for row in connection.execute(self._sql["messages"], {"ids": ids})}
-            buried = self._bury_too_large(connection, queue, rows, now)
+            found = {seq: delivery_of(self._store_id, name, row, now) for seq, row in rows.items()}
+            buried = self._bury_unfit(connection, queue, found, now)
             if buried:
                 ids = json.dumps([seq for seq in rows if seq not in buried])
             parameters = {"ids": ids, "now": now, "lease_seconds": lease_seconds, "holder": self._holder}
             connection.execute(self._sql["lease"], parameters)
             self._queues.turn_ring(connection, queue, dict.fromkeys(group for group, _ in picked), now)
             if len(buried) < len(picked):
-                fit = [rows[seq] for _, seq in picked if seq not in buried]
-                return [delivery_of(self._store_id, name, row, now) for row in fit]
+                return [found[seq] for _, seq in picked if seq not in buried]
 
     def held(self, connection: sqlite3.Connection, deliveries: Iterable[Delivery], now: float) -> dict[str, int]:
         """The fence: receipts whose very hand-over is leased still, with the row's id."""
@@ -85,12 +86,20 @@ class Leasing:
             quota *= 2
         return heads.items()
 
-    def _bury_too_large(
-        self, connection: sqlite3.Connection, queue: QueueRow, rows: Mapping[int, Row], now: float
+    def _bury_unfit(
+        self, connection: sqlite3.Connection, queue: QueueRow, found: Mapping[int, Delivery], now: float
     ) -> set[int]:
-        """Of messages that came into the file past `rules.check_outgoing`. A dead letter is handed over as it is."""
-        sizes = {seq: len(row[1]) for seq, row in rows.items() if len(row[1]) > _BODY_BYTES_MAX}
-        if not sizes or self._queues.is_dead_letter_queue(connection, queue.settings.name):
+        """Of messages that came into the file past `encode_attributes` and `rules.check_outgoing`. A dead letter is
+        handed over as it is."""
+        reasons = {seq: reason for seq, delivery in found.items() if (reason := _unfit(delivery.message)) is not None}
+        if not reasons or self._queues.is_dead_letter_queue(connection, queue.settings.name):
             return set()
-        self._upkeep.give_up(connection, queue, list(sizes), lambda row: rules.reason_too_large(sizes[row[0]]), now)
-        return set(sizes)
+        self._upkeep.give_up(connection, queue, list(reasons), lambda row: reasons[row[0]], now)
+        return set(reasons)
+
+
+def _unfit(message: Message) -> str | None:
+    """Return why no handler can have it."""
+    if len(message.body) > _BODY_BYTES_MAX:
+        return rules.reason_too_large(len(message.body))
+    return rules.reason_unreadable() if UNREADABLE_ATTRIBUTE in message.attributes else None

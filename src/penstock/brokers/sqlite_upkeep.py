@@ -6,13 +6,14 @@ Everything runs inside a transaction of the caller's.
 import json
 import sqlite3
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 from penstock.brokers import rules
 from penstock.brokers.attributes import decode_attributes, encode_attributes
 from penstock.brokers.sqlite_queues import QueueRow, Queues
 from penstock.brokers.sqlite_rows import Row, tries_of
 from penstock.messaging.death import Death, with_death
-from penstock.messaging.message import Attributes
+from penstock.messaging.message import UNREADABLE_ATTRIBUTE, Attributes
 
 ROWS_MAX = 10_000  # looked after in one transaction, so that other writers come in between
 
@@ -83,7 +84,8 @@ class Upkeep:
         """Bury what dies by the broker's own hand."""
 
         def attributes(before: Attributes, row: Row) -> Attributes:
-            return with_death(before, self._death(queue, row, reason(row), now))
+            death = self._death(queue, row, reason(row), now)
+            return with_death(before, replace(death, poison=UNREADABLE_ATTRIBUTE in before))
 
         self.bury(connection, queue, ids, attributes, now)
 

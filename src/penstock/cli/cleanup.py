@@ -24,6 +24,13 @@ def cleanup(
     rate: Annotated[
         float | None, typer.Option("--rate", metavar="N", min=0.01, help="At most so many objects a second.")
     ] = None,
+    although_missing: Annotated[
+        bool,
+        typer.Option(
+            "--although-missing",
+            help="Also objects whose rows another writer removed from the table, or may have: it was meant.",
+        ),
+    ] = False,
     json_: Json = False,
 ) -> None:
     """Tag, move or delete the objects that a pipeline or object handler has processed, as its declaration says.
@@ -44,6 +51,7 @@ def cleanup(
             dry_run=dry_run,
             limit=limit,
             rate=rate,
+            although_missing=although_missing,
             stop=stop,
             listeners=() if is_logged(app.settings) else (_tell,),
         )

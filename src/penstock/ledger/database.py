@@ -3,7 +3,8 @@
 import logging
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
 from typing import TypeVar
 
 from sqlalchemy import URL, Connection, Engine
@@ -14,11 +15,14 @@ from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait
 from penstock.errors import TemporaryError
 from penstock.ledger.dialects import READ_ONLY, Clash, Dialect
 from penstock.messaging.addresses import masked
+from penstock.messaging.forks import EmbeddedFile, leave_to_parent, tell_copies
 
 # A connection that is lost is told by an error of ours. SQLAlchemy logs it too, with a traceback, which without any
 # handler Python prints; who configured logging reads it as before.
 logging.getLogger("sqlalchemy").addHandler(logging.NullHandler())
 
+SQLITE = "sqlite"  # as SQLAlchemy names the dialect
+IN_MEMORY = ":memory:"
 CLASHES_MAX = 10  # in a row, before somebody hears of it
 CLASH_BASE_SECONDS = 0.01
 CLASH_CAP_SECONDS = 1.0
@@ -48,12 +52,21 @@ class Database:
         self.dialect = dialect
         self.place = _place(engine.url)  # as errors name it
         self._reader = engine.execution_options(**{READ_ONLY: True})
+        self._use = _use_of(engine, self.place)
         self._until_no_clash = Retrying(
             retry=retry_if_exception_type(Clash),
             stop=stop_after_attempt(CLASHES_MAX),
             wait=wait_random_exponential(multiplier=CLASH_BASE_SECONDS, max=CLASH_CAP_SECONDS),
             reraise=True,
         )
+        tell_copies(self)
+
+    def begin_in_copy(self) -> None:
+        """Leave the connections to the process that this one is a copy of. (Of a file, none is open at a fork.)"""
+        self._lock = threading.Lock()
+        if self.engine.dialect.name != SQLITE:
+            leave_to_parent(self.engine.pool)
+            self.engine.dispose(close=False)
 
     def hurried(self, answer_seconds: float | None) -> "Database":
         """Return this database as a heartbeat needs it: on connections of its own, with each wait bounded by
@@ -69,7 +82,7 @@ class Database:
     @contextmanager
     def reading(self) -> Iterator[Connection]:
         """One consistent look; whatever it writes to session tables is thrown away."""
-        with self._explained(), self._reader.connect() as connection:
+        with self._explained(), self._use, self._reader.connect() as connection:
             connection.begin()  # rolled back when the connection is given back
             yield connection
 
@@ -92,7 +105,7 @@ class Database:
         Raises `Clash` when it has to be run again, `OutcomeUnknown` when COMMIT itself failed, `TemporaryError` and
         `ConfigurationError` as the dialect explains a database error.
         """
-        with self._explained(), self.engine.connect() as connection:
+        with self._explained(), self._use, self.engine.connect() as connection:
             transaction = connection.begin()
             try:
                 yield connection
@@ -111,7 +124,8 @@ class Database:
         with self._lock:
             hurried = [each for each in self._hurried.values() if each is not self]
         for each in (self, *hurried):
-            each.engine.dispose()
+            with each._use:
+                each.engine.dispose()
 
     @contextmanager
     def _explained(self) -> Iterator[None]:
@@ -124,6 +138,17 @@ class Database:
             raise explained from error
         except PoolTimeout as error:
             raise TemporaryError(f"every connection to the ledger {self.place} is in use: try again") from error
+
+
+def _use_of(engine: Engine, place: str) -> AbstractContextManager[None]:
+    """What a transaction enters: a file must not be open at a fork; a server's connections may be."""
+    if engine.dialect.name != SQLITE:
+        return nullcontext()
+    in_memory = engine.url.database in (None, "", IN_MEMORY)
+    # A database in memory is its connection, which stays open.
+    return EmbeddedFile(
+        f"the ledger {place}", None if in_memory else Path(place), _nothing if in_memory else engine.dispose
+    )
 
 
 def _place(url: URL) -> str:

@@ -13,7 +13,7 @@ from contextlib import suppress
 from functools import partial
 from typing import TypeVar
 
-from sqlalchemy import Connection, Delete, bindparam, delete, select, update
+from sqlalchemy import Connection, Delete, bindparam, delete, func, select, update
 
 from penstock.errors import TemporaryError
 from penstock.ledger.database import Database, OutcomeUnknown
@@ -111,20 +111,26 @@ _IS_EXPIRED = (
     & (works.c.state != WorkState.OPEN.value)
 )
 _EXPIRED = select(works.c.work_id).where(_IS_EXPIRED).order_by(works.c.expires_at).limit(bindparam("rows_max"))
-# Works without a retention of their own. An app forgets only those of its handlers, and of all apps' oldest rows only
-# so many are looked at: behind them its own wait until the others' are gone.
-_IS_OLD = works.c.expires_at.is_(None) & (
-    works.c.ended_at < DatabaseNow() - bindparam("older_than_seconds", type_=_time)
+# Works without a time of their own to expire at: those of revision 0005, and a key that one of its workers took from a
+# newer worker and completed. The latter has a retention on record, which is kept to. An app forgets only those of its
+# handlers; of all apps' oldest rows only so many are looked at: behind them its own wait until the others' are gone.
+_IS_OLD = (
+    works.c.expires_at.is_(None)
+    & (works.c.ended_at < DatabaseNow() - bindparam("older_than_seconds", type_=_time))
+    & (works.c.ended_at + func.coalesce(works.c.retention_seconds, 0.0) < DatabaseNow())
 )
 _OLDEST = (
-    select(works.c.work_id, works.c.handler, works.c.queue)
+    select(works.c.work_id, works.c.handler, works.c.queue, works.c.retention_seconds)
     .where(_IS_OLD)
     .order_by(works.c.ended_at)
     .limit(bindparam("looked_at_max"))
     .subquery()
 )
 _OLD = select(_OLDEST.c.work_id).limit(bindparam("rows_max"))
-_OLD_OF_HANDLER = _OLD.where(_OLDEST.c.handler == bindparam("of_handler"), _OLDEST.c.queue.is_(None))
+_OLD_OF_HANDLER = _OLD.where(
+    _OLDEST.c.handler == bindparam("of_handler"),
+    _OLDEST.c.queue.is_(None) | _OLDEST.c.retention_seconds.is_not(None),
+)
 _FORGET = delete(works).where(works.c.work_id.in_(bindparam("forgotten", expanding=True)))
 _FORGET_EXPIRED = _FORGET.where(_IS_EXPIRED)
 _FORGET_OLD = _FORGET.where(_IS_OLD)

@@ -12,8 +12,12 @@ from contextlib import suppress
 from contextvars import copy_context
 from typing import Any, TypeVar
 
+<<<<<<< HEAD
 from penstock.errors import TemporaryError
 from penstock.messaging.threads import begin_thread
+=======
+from penstock.messaging.forks import tell_copies
+>>>>>>> main
 
 IDLE_SECONDS = 5.0  # after which a thread without work ends
 
@@ -30,6 +34,11 @@ class AsideThreads:
     def __init__(self, name: str, *, threads_max: int) -> None:
         self._name = name
         self._threads_max = threads_max
+        self.begin_in_copy()
+        tell_copies(self)
+
+    def begin_in_copy(self) -> None:
+        """Have no threads, and none of the calls of the process that this one is a copy of."""
         self._changed = threading.Condition()
         # The rest is written under the condition's lock.
         self._urgent: deque[Callable[[], None]] = deque()

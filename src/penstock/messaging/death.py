@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from types import MappingProxyType
 
-from penstock.messaging.message import Attributes
+from penstock.messaging.message import ORIGIN_ATTRIBUTE, Attributes, Message
 from penstock.messaging.past import DEATH_ATTRIBUTE, with_past
 from penstock.messaging.settlement import DeadLetter
 
@@ -67,7 +67,20 @@ def buried(attributes: Attributes, settlement: DeadLetter, death: Death) -> Attr
     """The attributes of a dead letter, of whichever tier."""
     if not settlement.set_aside:
         return with_death(attributes, death)
-    return MappingProxyType({**attributes, SET_ASIDE_ATTRIBUTE: _cut(settlement.reason)})
+    origin = {} if DEATH_ATTRIBUTE in attributes else {ORIGIN_ATTRIBUTE: death.message_id}  # nothing else would say it
+    return MappingProxyType({**origin, **attributes, SET_ASIDE_ATTRIBUTE: _cut(settlement.reason)})
+
+
+def origin_id(letter: Message) -> str:
+    """Return the id that a message was first delivered under, however often it died and was replayed since.
+
+    SQS moves a message under its id and says nothing of its death: then the letter's own id is that id.
+    """
+    origin = letter.attributes.get(ORIGIN_ATTRIBUTE)
+    if origin and isinstance(origin, str):
+        return origin
+    death = death_of(letter.attributes)
+    return letter.id if death is None else death.message_id
 
 
 def set_aside_reason(attributes: Attributes) -> str | None:

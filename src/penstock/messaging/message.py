@@ -9,7 +9,11 @@ Attributes = Mapping[str, str | bytes]
 # What the inbox knows a message again by, whatever id a broker gives it.
 OUTBOX_ID_ATTRIBUTE = "penstock-outbox-id"
 DEDUPLICATION_ATTRIBUTE = "penstock-deduplication-id"
+ORIGIN_ATTRIBUTE = "penstock-origin-id"  # of a replayed message: the id that it was first delivered under
 IDENTITY_ATTRIBUTES = frozenset({OUTBOX_ID_ATTRIBUTE, DEDUPLICATION_ATTRIBUTE})
+
+# What a broker found where a message's attributes ought to be, and could not read.
+UNREADABLE_ATTRIBUTE = "penstock-unreadable-attributes"
 
 # Python 3.11's dataclasses take a proxy for a mutable default, so it is handed out by a factory.
 NO_ATTRIBUTES: Attributes = MappingProxyType({})

@@ -14,14 +14,15 @@ from types import MappingProxyType
 from typing import Protocol
 
 from penstock.messaging.broker import listed_name
-from penstock.messaging.death import SET_ASIDE_ATTRIBUTE
-from penstock.messaging.message import Attributes, Message, Outgoing
+from penstock.messaging.death import SET_ASIDE_ATTRIBUTE, origin_id
+from penstock.messaging.message import ORIGIN_ATTRIBUTE, UNREADABLE_ATTRIBUTE, Attributes, Message, Outgoing
 from penstock.messaging.past import with_past
 
 COUNTER_ATTRIBUTE = "sqs-dlq-replay-nb"
 REPLAY_ID_ATTRIBUTE = "penstock-replay-id"
 COUNT_MAX = 1_000  # a counter that says more is forged
 _ID_CHARS_MAX = 64
+_LEFT_BEHIND = frozenset({SET_ASIDE_ATTRIBUTE, UNREADABLE_ATTRIBUTE})  # they say why it is a letter
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,8 +100,10 @@ def replays_so_far(attributes: Attributes) -> int:
 
 
 def replayed(letter: Message, replay: Replay, *, delay_seconds: float) -> Outgoing:
-    """The letter as a message again: body, group and attributes as they were, its deaths in its past."""
-    attributes = {name: value for name, value in with_past(letter.attributes).items() if name != SET_ASIDE_ATTRIBUTE}
+    """The letter as a message again: body, group and attributes as they were, its deaths in its past, and the id that
+    an inbox knows it by."""
+    attributes = {name: value for name, value in with_past(letter.attributes).items() if name not in _LEFT_BEHIND}
+    attributes[ORIGIN_ATTRIBUTE] = origin_id(letter)
     attributes[COUNTER_ATTRIBUTE] = str(replay.count)
     attributes[REPLAY_ID_ATTRIBUTE] = replay.replay_id
     return Outgoing(

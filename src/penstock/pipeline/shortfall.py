@@ -63,7 +63,7 @@ def shortfall(
     text = (
         f"version {last.version} of the table {sink.uri} ({last.operation}, by another writer) removed rows: "
         f"{missing:,} rows that batches wrote are no longer in the table{numbers}; restore version {last.version - 1}, "
-        "or read the objects of these batches again"
+        "or read the objects of these batches again; until then their objects stay in their source"
     )
     return Shortfall(text=text, is_explained=True)
 

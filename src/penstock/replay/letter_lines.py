@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.errors import UsageError
-from penstock.messaging.message import Attributes, Message, Outgoing
-from penstock.messaging.replays import Replay, replay_id_of
+from penstock.messaging.death import DEATH_ATTRIBUTE
+from penstock.messaging.message import ORIGIN_ATTRIBUTE, Attributes, Message, Outgoing
+from penstock.messaging.replays import Replay, letter_replay_id, replay_id_of
 from penstock.replay.letters import Letter
 
 FORMAT = 1  # of a line
@@ -28,6 +29,11 @@ class Kept:
     message: Message
     digest: str  # of the line: the same letter has the same
 
+    @property
+    def replay_id(self) -> str:
+        """The id of a replay of the letter from where it lay when the line was written."""
+        return letter_replay_id(self.queue, self.message)
+
     def intent(self, queue: str) -> Replay:
         """To put it into that queue: on record once, however often its file is imported, and to wherever."""
         return Replay(
@@ -40,11 +46,12 @@ class Kept:
         )
 
     def outgoing(self, intent: Replay) -> Outgoing:
-        """The letter as it was, its death included."""
+        """The letter as it was, its death included, and the id that it had where no death says it."""
         message = self.message
+        origin = {} if DEATH_ATTRIBUTE in message.attributes else {ORIGIN_ATTRIBUTE: message.id}
         return Outgoing(
             body=message.body,
-            attributes=message.attributes,
+            attributes={**origin, **message.attributes},
             group=message.group,
             deduplication_id=intent.replay_id,
         )

@@ -27,7 +27,8 @@ class LogCommit:
     committed_at: float | None  # epoch seconds, by the clock of who committed
     transactions: Mapping[str, int]  # the positions it moved, by application
     added: Sequence[DataFile]
-    removed: Sequence[str] = ()  # files that left with their rows; those that were merged into others did not
+    removed: Sequence[str] = ()  # files that left with their rows
+    merged: Sequence[str] = ()  # files that left, and whose rows are in those that came
     operation: str = ""  # as who committed it calls it, in capitals
 
 
@@ -42,13 +43,21 @@ def versions(root: Files) -> Sequence[int]:
 def commits(root: Files) -> Iterator[LogCommit]:
     """Newest first, each read when it is asked for. Raises `TableError` for one that cannot be read."""
     for version in versions(root):
-        path = f"{LOG_FOLDER}/{version:020}.json"
-        try:
-            yield _commit(version, root.read(path))
-        except FileNotFoundError:  # cleaned up meanwhile, and so are all before it
+        commit = commit_at(root, version)
+        if commit is None:  # cleaned up meanwhile, and so are all before it
             return
-        except (ValueError, KeyError, TypeError) as error:
-            raise TableError(f"The commit {root}/{path} of a Delta table cannot be read ({error}).") from error
+        yield commit
+
+
+def commit_at(root: Files, version: int) -> LogCommit | None:
+    """Return the commit of a version; None if it is no longer in the log. Raises as `commits`."""
+    path = f"{LOG_FOLDER}/{version:020}.json"
+    try:
+        return _commit(version, root.read(path))
+    except FileNotFoundError:
+        return None
+    except (ValueError, KeyError, TypeError) as error:
+        raise TableError(f"The commit {root}/{path} of a Delta table cannot be read ({error}).") from error
 
 
 def added_below(root: Files, folder: str) -> set[str]:
@@ -60,6 +69,7 @@ def _commit(version: int, text: bytes) -> LogCommit:
     transactions: dict[str, int] = {}
     added: list[DataFile] = []
     removed: list[str] = []
+    merged: list[str] = []
     committed_at: float | None = None
     operation = ""
     for line in text.splitlines():
@@ -69,7 +79,8 @@ def _commit(version: int, text: bytes) -> LogCommit:
         elif "add" in action:
             added.append(_data_file(action["add"]))
         elif "remove" in action:
-            removed += [unquote(action["remove"]["path"])] if action["remove"].get("dataChange", True) else []
+            remove = action["remove"]
+            (removed if remove.get("dataChange", True) else merged).append(unquote(remove["path"]))
         elif "commitInfo" in action:
             info = action["commitInfo"]
             committed_at = info["timestamp"] / 1000 if "timestamp" in info else None
@@ -80,6 +91,7 @@ def _commit(version: int, text: bytes) -> LogCommit:
         transactions=transactions,
         added=added,
         removed=removed,
+        merged=merged,
         operation=operation,
     )
 

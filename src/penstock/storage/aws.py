@@ -5,6 +5,7 @@ kept here: the value travels to Spark's executors, each of which asks its own ch
 """
 
 import functools
+import os
 import threading
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
@@ -36,10 +37,16 @@ class MadeOnce(Generic[_Made]):
         functools.update_wrapper(self, make)
         self._lock = threading.RLock()
         self._cached = functools.cache(make)  # called under the lock
+        os.register_at_fork(after_in_child=self._begin_in_copy)
 
     def __call__(self, *arguments: Hashable) -> _Made:
         with self._lock:
             return self._cached(*arguments)
+
+    def _begin_in_copy(self) -> None:
+        """Make other ones: a copy of the process must not speak through its parent's connections."""
+        self._lock = threading.RLock()
+        self.cache_clear()
 
     def cache_clear(self) -> None:
         """Forget all that was made."""

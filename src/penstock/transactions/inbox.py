@@ -22,7 +22,8 @@ from sqlalchemy import Insert, Select, insert, select
 from sqlalchemy.dialects import postgresql, sqlite
 
 from penstock.errors import TemporaryError
-from penstock.messaging.message import DEDUPLICATION_ATTRIBUTE, OUTBOX_ID_ATTRIBUTE, Message
+from penstock.messaging.broker import listed_name
+from penstock.messaging.message import DEDUPLICATION_ATTRIBUTE, ORIGIN_ATTRIBUTE, OUTBOX_ID_ATTRIBUTE, Message
 from penstock.transactions.clock import Now
 from penstock.transactions.outbox import ID_BYTES
 from penstock.transactions.sessions import AsyncSessions, SyncSession, dialect_of, explained
@@ -51,7 +52,8 @@ class Recipient:
 
 
 def identity_of(message: Message) -> Identity:
-    """The outbox's id, else the sender's deduplication id, else the broker's message id.
+    """The outbox's id, else the sender's deduplication id, else the broker's message id, of a replayed message the one
+    that it was first delivered under.
 
     The last is of one sending: who sends one thing twice gives it two.
     """
@@ -59,7 +61,7 @@ def identity_of(message: Message) -> Identity:
         value = message.attributes.get(name)
         if value:
             return Identity(kind, _bytes(value))
-    return Identity("message", _bytes(message.id))
+    return Identity("message", _bytes(message.attributes.get(ORIGIN_ATTRIBUTE) or message.id))
 
 
 def record(session: SyncSession, recipient: Recipient, message: Message) -> bool:
@@ -101,7 +103,10 @@ class _Entry:
     def __init__(self, recipient: Recipient, identity: Identity) -> None:
         self._recipient = recipient
         self._identity = identity
-        self._owner = _digest(_bytes(recipient.app), _bytes(recipient.queue or ""))
+        # A queue on SQS is one however it is spelled. The row of the earlier key has the digest of the spelling, as the
+        # version before wrote it: both versions know each other's messages where both spell the queue alike.
+        self._owner = _digest(_bytes(recipient.app), _bytes(listed_name(recipient.queue or "")))
+        self._owner_as_spelled = _digest(_bytes(recipient.app), _bytes(recipient.queue or ""))
         self._earlier_key = _digest(_bytes(recipient.handler), identity.kind.encode("ascii"), identity.value)
 
     def insertion(self, dialect: str) -> Insert:
@@ -132,7 +137,7 @@ class _Entry:
         if handler is None:  # neither the transaction that inserts nor another one's insert can explain that
             raise TemporaryError(f"a row of {inbox.name} was deleted while it was read")
         marked = _EARLIER_KEY.search(handler)
-        return marked is not None and marked[1] != self._owner.hex()
+        return marked is not None and marked[1] not in (self._owner.hex(), self._owner_as_spelled.hex())
 
     def _row(self) -> Mapping[str, Any]:
         app, queue, handler = self._recipient.app, self._recipient.queue, self._recipient.handler
@@ -142,7 +147,7 @@ class _Entry:
 
     def _earlier(self) -> Mapping[str, Any]:
         shown = _shown(_bytes(self._recipient.handler))
-        return self._values(self._earlier_key, f"{shown} #{self._owner.hex()}")
+        return self._values(self._earlier_key, f"{shown} #{self._owner_as_spelled.hex()}")
 
     def _values(self, key: bytes, handler: str) -> Mapping[str, Any]:
         message = f"{self._identity.kind}:{_shown(self._identity.value)}"

@@ -5,8 +5,9 @@ the network. A claim is a lease by the database's clock, so that rows of a relay
 """
 
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from pathlib import Path
 
 from sqlalchemy import Connection, Engine, RowMapping, and_, delete, false, func, not_, select, update
 from sqlalchemy.exc import DBAPIError
@@ -15,6 +16,7 @@ from sqlalchemy.sql import ColumnElement
 
 from penstock.errors import ConfigurationError, TemporaryError
 from penstock.messaging.addresses import masked
+from penstock.messaging.forks import EmbeddedFile, leave_to_parent, tell_copies
 from penstock.messaging.message import OUTBOX_ID_ATTRIBUTE, Outgoing
 from penstock.transactions.claiming import Seen, takeable, unbroken
 from penstock.transactions.clock import Now
@@ -26,6 +28,7 @@ from penstock.transactions.tables import inbox, outbox
 LOOK_ROWS = 1_000  # so far beyond the rows that others hold a relay looks for some of its own
 FORGET_ROWS = 1_000  # deleted in one transaction
 SQLITE = "sqlite"
+IN_MEMORY = ":memory:"
 
 _claimed = outbox.c.claimed_until > Now()
 _due = outbox.c.due_at <= Now()
@@ -87,6 +90,18 @@ class Store:
         self._on_sqlite = engine.dialect.name == SQLITE
         # No gaps are locked then, in which a user's insert would have to wait; and each look sees what is there.
         self._engine = engine if self._on_sqlite else engine.execution_options(isolation_level="READ COMMITTED")
+        # Of an engine of the user's, forks are the user's business too: it has other connections than these.
+        self._use: AbstractContextManager[None] = nullcontext()
+        if owned and self._on_sqlite and engine.url.database not in (None, "", IN_MEMORY):
+            path = Path(str(engine.url.database))
+            self._use = EmbeddedFile(f"the outbox's database {path}", path, engine.dispose)
+        tell_copies(self)
+
+    def begin_in_copy(self) -> None:
+        """Leave the connections to the process that this one is a copy of. (Of a file, none is open at a fork.)"""
+        if self._owned and not self._on_sqlite:
+            leave_to_parent(self._engine.pool)
+            self._engine.dispose(close=False)
 
     def claim(
         self,
@@ -177,7 +192,7 @@ class Store:
     def _transaction(self) -> Iterator[Connection]:
         """Raises `ConfigurationError` for a missing table, `TemporaryError` for everything else of the database's."""
         try:
-            with explained(), self._connected() as connection, connection.begin():
+            with explained(), self._use, self._connected() as connection, connection.begin():
                 yield connection
         except DBAPIError as error:
             raise TemporaryError(f"the database {self.place} of the outbox failed: {error.orig}") from error

@@ -1,9 +1,12 @@
 """The claims of the batches at work, extended as a set: one call for all claims of a keeper.
 
 The bounds of the calls derive from the lease, and the calls of a beat end with the beat: what was not extended by then
-belongs to the next one, on a fresh connection.
+belongs to the next one, on a fresh connection. What ends first is extended first, so no claim waits while others are
+extended again and again. A call that takes half its bound is followed by one for half as many claims: a ledger that is
+slow for each of them would never answer for all.
 """
 
+import math
 import threading
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -62,6 +65,7 @@ class ClaimBeat:
         self._ended = ended
         self._lock = threading.Lock()
         self._ends_at: dict[HeldClaim, float] = {}  # under the lock (monotonic): a lower bound, once it was extended
+        self._sizes: dict[ClaimKeeper, int] = {}  # how many a call is for; each written by the thread of that keeper
 
     def begin(self) -> None:
         """Begin to extend all claims; waits for no answer."""
@@ -101,24 +105,35 @@ class ClaimBeat:
         return held
 
     def _extend_all(self, keeper: ClaimKeeper, held: Sequence[Holding], began_at: float) -> None:
-        """What fails is tried again, until the next beat is due or `TRIES` times in all."""
-        ends_at = began_at + self._settings.heartbeat_interval_seconds
-        size = self._settings.settle_max
-        groups = [held[start : start + size] for start in range(0, len(held), size)]
+        """What fails is tried again, until the time of a beat is over or `TRIES` times in all."""
+        ends_at = self._clock.monotonic() + self._settings.heartbeat_interval_seconds
+        with self._lock:
+            waiting = sorted(held, key=lambda holding: self._ends_at.get(holding[1], math.inf))
         for left in reversed(range(TRIES)):
-            failed: list[Sequence[Holding]] = []
-            for group in groups:
-                again = self._extend(keeper, group, began_at, last=not left)
-                if again:
-                    failed.append(again)
+            failed: list[Holding] = []
+            while waiting:
+                size = self._sizes.get(keeper, self._settings.settle_max)
+                group, waiting = waiting[:size], waiting[size:]
+                asked_at = self._clock.monotonic()
+                failed += self._extend(keeper, group, began_at, last=not left, ends_at=ends_at)
+                self._resize(keeper, len(group), self._clock.monotonic() - asked_at)
                 if self._clock.monotonic() >= ends_at:
                     return
-            groups = failed
-            if not groups or self._clock.wait(self._ended, TRY_AGAIN_SECONDS):
+            waiting = failed
+            if not waiting or self._clock.wait(self._ended, TRY_AGAIN_SECONDS):
                 return
 
+    def _resize(self, keeper: ClaimKeeper, count: int, seconds: float) -> None:
+        """Let the next calls be for as many claims as the keeper can do in good time."""
+        size = self._sizes.get(keeper, self._settings.settle_max)
+        share = seconds / self._settings.claim_answer_seconds
+        if share > 1 / 2:
+            self._sizes[keeper] = max(min(count, size) // 2, 1)
+        elif share < 1 / 8 and count == size:
+            self._sizes[keeper] = min(2 * size, self._settings.settle_max)
+
     def _extend(
-        self, keeper: ClaimKeeper, group: Sequence[Holding], began_at: float, *, last: bool
+        self, keeper: ClaimKeeper, group: Sequence[Holding], began_at: float, *, last: bool, ends_at: float
     ) -> Sequence[Holding]:
         """Return what is to be tried again."""
         lease_ends_at = began_at + self._settings.claim_seconds
@@ -129,7 +144,7 @@ class ClaimBeat:
                 answer_seconds=self._settings.claim_answer_seconds,
             )
         except Exception as error:
-            last = last or self._clock.monotonic() >= began_at + self._settings.heartbeat_interval_seconds
+            last = last or self._clock.monotonic() >= ends_at
             for queue in dict.fromkeys(claimed.queue for claimed, _ in group):
                 self._bus.emit(HeartbeatFailed(queue=queue, error=f"{type(error).__name__}: {error}", last=last))
             return group

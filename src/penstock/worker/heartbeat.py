@@ -174,6 +174,7 @@ class Heartbeat:
     def end(self) -> None:
         """Beat no more."""
         self._ended.set()
+        self._beats.end()
 
     @property
     def idle(self) -> bool:
@@ -181,7 +182,7 @@ class Heartbeat:
         return self._beats.idle
 
     def beat(self) -> None:
-        """Begin to extend everything; waits for no answer. A queue whose last beat is still at work is left out."""
+        """Begin to extend everything; waits for no answer. Where the last beat is still at work this one follows it."""
         for queue, deliveries in self._by_queue().items():
             self._beats.begin(queue, partial(self._extend_queue, queue, deliveries))
         self._claim_beat.begin()

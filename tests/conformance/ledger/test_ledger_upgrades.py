@@ -136,3 +136,26 @@ def test_what_a_worker_of_0005_holds_or_completed_stays_for_its_whole_retention(
     assert ledger.forget_works(limit=10) == 0, "it was completed just now"
     change(ended_at=DatabaseNow() - 3_610.0)
     assert ledger.forget_works(limit=10) == 1
+
+
+def test_what_a_worker_of_0005_took_over_and_completed_is_forgotten_some_time(shared_desk: Desk) -> None:
+    """Such a worker knows no time of expiry, and the newer one that it took the key from had recorded none yet."""
+    ledger = shared_desk.ledger
+    owner = WorkOwner(app="shop", queue="orders", is_plain=True)
+    begun = ledger.begin_work(
+        HANDLER, "k", attempt_id="new", worker="new", lease_seconds=60.0, owner=owner, retention_seconds=3_600.0
+    )
+    assert isinstance(begun, WorkBegun)
+
+    def complete(*, seconds_ago: float) -> None:
+        with ledger.database.writing() as connection:
+            ended = {"state": "done", "attempt_id": "old", "ended_at": DatabaseNow() - seconds_ago, "outcome": "null"}
+            connection.execute(update(works).values(ended))
+
+    def forgotten(handler: str = HANDLER) -> int:
+        return ledger.forget_works(limit=10, older_than_seconds=60.0, handler=handler)
+
+    complete(seconds_ago=3_590.0)
+    assert forgotten() == 0, "it has a retention of its own"
+    complete(seconds_ago=3_610.0)
+    assert [forgotten("other"), forgotten()] == [0, 1]

@@ -87,6 +87,8 @@ class Mill:
                 pipeline=self.pipeline,
                 attempt_id=attempt_id,
                 processed=[ObjectResult(object_id=self._held[attempt_id], rows=1, lines_quarantined=0)],
+                rows=sum(file.rows for file in files),
+                lines_quarantined=sum(file.rows for file in quarantine),
                 manifest=encode(files),
                 quarantine_manifest=encode(quarantine),
                 schema_id=row.schema_id,

@@ -1,6 +1,6 @@
 """The pure rules that the brokers share."""
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from penstock.brokers import rules
@@ -42,6 +42,21 @@ def test_interleaving_takes_turns(lines: list[list[int]], count: int) -> None:
 
 @given(st.dictionaries(st.text(), st.text() | st.binary()))
 def test_attributes_read_back(attributes: dict[str, str | bytes]) -> None:
+    assert dict(decode_attributes(encode_attributes(attributes))) == attributes
+
+
+@given(st.text(min_size=1) | st.binary(min_size=1))
+@example("no json")
+@example("[]")
+@example('{"a": 1}')
+@example('{"a": []}')
+@example('{"a": ["!"]}')
+@example(b"\xff")
+@example("[" * 100_000)
+@example("9" * 10_000)
+def test_whatever_stands_for_attributes_can_be_read_and_written(text: str | bytes) -> None:
+    attributes = decode_attributes(text)
+    assert all(isinstance(value, str | bytes) for value in attributes.values())
     assert dict(decode_attributes(encode_attributes(attributes))) == attributes
 
 

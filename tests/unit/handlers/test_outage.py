@@ -1,6 +1,8 @@
 """A ledger that is away: told once each way, and asked more and more seldom."""
 
 import threading
+import time
+from dataclasses import replace
 
 import pytest
 
@@ -10,11 +12,13 @@ from penstock.handlers.outage import (
     CHECK_SECONDS,
     CLAIMS_PAUSE_SECONDS_MAX,
     COUNTED_RELEASE_SECONDS,
+    LEDGER,
     PAUSE_SECONDS_MAX,
     PAUSE_SECONDS_MIN,
     PING_SECONDS_MAX,
     Outage,
 )
+from penstock.messaging.clock import SystemClock
 from penstock.testing import FakeClock
 
 
@@ -201,7 +205,8 @@ def test_a_watch_that_ended_by_a_defect_is_told_to_the_worker() -> None:
     def raises(event: Event) -> None:
         raise defect
 
-    outage = Outage(bus=Bus(raises), clock=SystemClock(), random=lambda: 0.0, ping=scene.ping, service=QUICK)
+    quick = replace(LEDGER, patience=0.001)
+    outage = Outage(bus=Bus(raises), clock=SystemClock(), random=lambda: 0.0, ping=scene.ping, service=quick)
     scene.fault = TemporaryError("away")
     give_up = time.monotonic() + 60.0
     with outage.watching(), pytest.raises(ValueError, match="a listener that raises"):

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from penstock.messaging.death import DEATH_ATTRIBUTE, SET_ASIDE_ATTRIBUTE, Death, buried, death_of
-from penstock.messaging.message import Message
+from penstock.messaging.message import ORIGIN_ATTRIBUTE, Message
 from penstock.messaging.past import PAST_ATTRIBUTE, PAST_MAX, past_of
 from penstock.messaging.replays import (
     COUNT_MAX,
@@ -21,6 +21,8 @@ from penstock.messaging.replays import (
     replays_so_far,
 )
 from penstock.messaging.settlement import DeadLetter
+from penstock.replay.letter_lines import line_of, read_line
+from penstock.replay.letters import Letter
 
 USERS: Mapping[str, str | bytes] = {"tenant": "a", "sealed": b"\x00\xff", "traceparent": "00-1-2-03"}
 REPLAY = Replay(
@@ -92,9 +94,28 @@ def test_a_letter_is_a_message_again_with_all_that_was_its_own() -> None:
     message = replayed(letter(), REPLAY, delay_seconds=7.5)
     assert (message.body, message.group, message.delay_seconds) == (b"\x00{", "g", 7.5)
     assert message.deduplication_id == REPLAY.replay_id
-    added = {COUNTER_ATTRIBUTE: "2", REPLAY_ID_ATTRIBUTE: REPLAY.replay_id}
+    added = {COUNTER_ATTRIBUTE: "2", REPLAY_ID_ATTRIBUTE: REPLAY.replay_id, ORIGIN_ATTRIBUTE: "m0"}
     rest = {name: value for name, value in message.attributes.items() if name != PAST_ATTRIBUTE}
     assert rest == {**USERS, **added}
+
+
+def test_a_message_keeps_the_id_of_its_first_delivery_however_often_it_dies() -> None:
+    again = replayed(letter(), REPLAY, delay_seconds=0.0)
+    second = Message(
+        id="l2", body=b"", attributes=buried(again.attributes, DeadLetter(reason=""), death(2)), enqueued_at=6.0
+    )
+    assert replayed(second, REPLAY, delay_seconds=0.0).attributes[ORIGIN_ATTRIBUTE] == "m0"
+
+
+def test_a_letter_that_sqs_moved_has_the_id_of_its_message() -> None:
+    moved = Message(id="m7", body=b"", attributes=USERS, enqueued_at=6.0)
+    assert replayed(moved, REPLAY, delay_seconds=0.0).attributes[ORIGIN_ATTRIBUTE] == "m7"
+    aside = buried(USERS, DeadLetter(reason="", set_aside=True), replace(death(), message_id="m7"))  # under another id
+    second_tier = Message(id="l2", body=b"", attributes=aside, enqueued_at=7.0)
+    assert replayed(second_tier, REPLAY, delay_seconds=0.0).attributes[ORIGIN_ATTRIBUTE] == "m7"
+    line = read_line(line_of(Letter(queue="q-dlq", message=moved)), number=1, file="f")
+    imported = Message(id="l3", body=b"", attributes=line.outgoing(REPLAY).attributes, enqueued_at=8.0)
+    assert replayed(imported, REPLAY, delay_seconds=0.0).attributes[ORIGIN_ATTRIBUTE] == "m7"
 
 
 def test_its_death_is_past() -> None:

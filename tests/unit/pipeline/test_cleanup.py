@@ -274,6 +274,17 @@ def test_a_rate_is_kept(site: Site) -> None:
     assert site.clock.monotonic() == pytest.approx(10.0, abs=1.0)
 
 
+def test_the_tables_are_asked_anew_before_a_batch_that_comes_much_later(site: Site) -> None:
+    site.process(*names(*range(10)))
+    site.process("o-later")
+
+    def restored(step: Step) -> None:
+        site.shown = 1
+
+    assert site.run(bounds=Pass(per_second=0.1), probe=restored).objects == 10
+    assert site.done_to == 1
+
+
 def test_versions_of_a_key_follow_one_another(site: Site) -> None:
     at_work: set[str] = set()
 

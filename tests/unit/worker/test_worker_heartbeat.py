@@ -78,12 +78,16 @@ class Beating:
         self.broker = broker
         self.sign = Sign("penstock-heartbeat", clock)
         self.eventually = eventually
-        self.heartbeat = Heartbeat(
-            broker=broker,
+        self._clock = clock
+        self.heartbeat = self.made(settle_max=2)
+
+    def made(self, *, settle_max: int) -> Heartbeat:
+        return Heartbeat(
+            broker=self.broker,
             book=self.book,
             claims=lambda: self.claims,
-            settings=WorkerSettings(lease_seconds=LEASE_SECONDS, settle_max=2),
-            clock=clock,
+            settings=WorkerSettings(lease_seconds=LEASE_SECONDS, settle_max=settle_max),
+            clock=self._clock,
             bus=Bus(self.events.append),
             random=lambda: 0.0,
             sign=self.sign,
@@ -212,6 +216,73 @@ def test_the_calls_of_a_beat_end_with_it(beating: Beating, skipping_clock: "Skip
     beating.beat()
     assert len(keeper.calls) == 2
     assert [event.last for event in beating.events if isinstance(event, HeartbeatFailed)] == [False, True]
+
+
+def test_claims_that_a_beat_had_no_time_for_are_the_first_of_the_next(
+    beating: Beating, skipping_clock: "SkippingClock"
+) -> None:
+    class Slow(Keeper):
+        def extend(self, ids: Sequence[str], *, lease_seconds: float, answer_seconds: float) -> Extension:
+            skipping_clock.time += 5.5
+            return super().extend(ids, lease_seconds=lease_seconds, answer_seconds=answer_seconds)
+
+    keeper = Slow()
+    beating.claims = [Batch(keeper, f"c{number}") for number in range(5)]
+    beating.heartbeat.watch()
+    skipping_clock.time += LEASE_SECONDS / 6
+    for _ in range(3):
+        beating.beat()
+    asked = [id for ids, _ in keeper.calls for id in ids]
+    assert [asked[:3], asked[3:5]] == [["c0", "c1", "c2"], ["c3", "c4"]]
+    assert asked[5:] == ["c0", "c1"], "and then those that were extended first"
+
+
+def test_a_keeper_that_is_slow_for_each_claim_is_asked_for_fewer_until_it_answers_in_time(
+    beating: Beating, skipping_clock: "SkippingClock"
+) -> None:
+    beating.heartbeat = beating.made(settle_max=500)
+
+    class SlowRows(Keeper):
+        def extend(self, ids: Sequence[str], *, lease_seconds: float, answer_seconds: float) -> Extension:
+            skipping_clock.time += min(0.01 * len(ids), answer_seconds)
+            if 0.01 * len(ids) > answer_seconds:
+                raise TemporaryError("a statement takes too long")
+            return super().extend(ids, lease_seconds=lease_seconds, answer_seconds=answer_seconds)
+
+    keeper = SlowRows()
+    beating.claims = [Batch(keeper, f"c{number}") for number in range(1_000)]
+    beating.heartbeat.watch()
+    for _ in range(3):
+        beating.beat()
+    assert {id for ids, _ in keeper.calls for id in ids} == {f"c{number}" for number in range(1_000)}
+    skipping_clock.time += LEASE_SECONDS / 2  # time for more than one beat, in which it gets quick again
+    keeper.extend = Keeper.extend.__get__(keeper)  # type: ignore[method-assign] # it is quick now
+    for _ in range(2):
+        beating.beat()
+    assert max(len(ids) for ids, _ in keeper.calls) == 500
+
+
+def test_a_beat_that_is_due_while_the_last_is_at_work_follows_it(standing: Beating, broker: "FakeBroker") -> None:
+    standing.receive(1)
+    broker.extend_gate = threading.Event()
+    for _ in range(3):
+        standing.heartbeat.beat()
+    assert broker.extending.wait(DEADLINE_SECONDS)
+    broker.extend_gate.set()
+    standing.eventually(lambda: standing.heartbeat.idle)
+    assert broker.extensions == [["m0"], ["m0"]]
+
+
+def test_after_the_end_no_beat_follows(standing: Beating, broker: "FakeBroker") -> None:
+    standing.receive(1)
+    broker.extend_gate = threading.Event()
+    for _ in range(2):
+        standing.heartbeat.beat()
+    assert broker.extending.wait(DEADLINE_SECONDS)
+    standing.heartbeat.end()
+    broker.extend_gate.set()
+    standing.eventually(lambda: standing.heartbeat.idle)
+    assert broker.extensions == [["m0"]]
 
 
 def test_a_claim_that_another_transaction_has_locked_is_extended_a_moment_later(beating: Beating) -> None:

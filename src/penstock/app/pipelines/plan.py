@@ -80,7 +80,7 @@ def plan_of(declaration: PipelineDeclaration, host: Host, *, faults_max: int | N
         source=source,
         pipeline=where.pipeline,
         own=where.own,
-        shown_to=tables.shown_to,
+        shown_to=tables.kept_to,
         ledger=ledger,
         bus=host.bus,
         probe=host.probe,

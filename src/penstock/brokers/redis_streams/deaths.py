@@ -8,6 +8,7 @@ from penstock.brokers.redis_streams.records import entry_of, state_of
 from penstock.brokers.redis_streams.server import Server, script
 from penstock.messaging.death import TRIES_MAX, Death, Try
 from penstock.messaging.delivery import Delivery
+from penstock.messaging.message import UNREADABLE_ATTRIBUTE
 from penstock.messaging.settlement import DeadLetter
 
 
@@ -46,7 +47,7 @@ def death_by_broker(
     worker: str,
     tries: Sequence[Try],
 ) -> Death:
-    """Of a message that nobody settled for good: handed over too often, or past its retention."""
+    """Of a message that nobody settled for good: handed over too often, past its retention, or not to be read."""
     return Death(
         reason=reason,
         attempts=attempts,
@@ -57,4 +58,5 @@ def death_by_broker(
         message_id=delivery.message.id,
         enqueued_at=delivery.message.enqueued_at,
         tries=tuple(tries)[-TRIES_MAX:],
+        poison=UNREADABLE_ATTRIBUTE in delivery.message.attributes,
     )

@@ -29,6 +29,7 @@ from redis.retry import Retry
 from penstock.brokers.redis_streams.scripts import scripts
 from penstock.errors import ConfigurationError, PenstockError, TemporaryError, UnknownOutcome
 from penstock.messaging.addresses import masked
+from penstock.messaging.forks import OwnSockets
 
 VERSION_MIN = (6, 2)
 CONNECT_SECONDS = 5.0
@@ -54,6 +55,7 @@ class Server:
 
     def __init__(self, url: str) -> None:
         self.shown_url = masked(url)
+        self._own = OwnSockets("this view of the Redis broker")
         self._ready = False  # written under the lock: scripts are there, and the version is right
         self._known = False  # written under the lock, never unset: it once let us in
         self._closed = False  # written by the thread that closes
@@ -125,6 +127,7 @@ class Server:
     @contextmanager
     def translated(self) -> Iterator[None]:
         """Turn the library's errors into ours."""
+        self._own.check()
         if self._closed:
             raise TemporaryError("this view of the Redis broker was closed: open another one")
         try:

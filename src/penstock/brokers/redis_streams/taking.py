@@ -11,6 +11,7 @@ from penstock.brokers.redis_streams.records import State, delivery_of, first_del
 from penstock.brokers.redis_streams.server import Command, script
 from penstock.messaging.broker import Ask, QueueSettings
 from penstock.messaging.delivery import Delivery
+from penstock.messaging.message import UNREADABLE_ATTRIBUTE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +57,8 @@ def taken(asks: Sequence[Ask], answer: Sequence[Any]) -> Taken:
         if delivery.message.enqueued_at <= fresh_from and not holds_dead:  # the script drops those
             reason = rules.reason_expired(settings.retention_seconds)
             given_up.append((delivery, state or state_of(text), reason))
+        elif head and not holds_dead and UNREADABLE_ATTRIBUTE in delivery.message.attributes:
+            given_up.append((delivery, state or state_of(text), rules.reason_unreadable()))
         elif state and settings.receives_max is not None and state.attempts >= settings.receives_max:
             given_up.append((delivery, state, rules.reason_exhausted(state.attempts)))
         else:

@@ -16,6 +16,7 @@ from botocore.config import Config
 from penstock.brokers.sqs import faults
 from penstock.errors import TemporaryError, UnknownOutcome
 from penstock.messaging.broker import is_fifo
+from penstock.messaging.forks import OwnSockets
 from penstock.storage.aws import Aws
 
 CONNECT_SECONDS = 5.0
@@ -47,6 +48,7 @@ class Api:
         self._aws = aws
         self._pollers = pollers
         self._poll_seconds = poll_seconds
+        self._own = OwnSockets("this view of the SQS broker")
         self._lock = threading.RLock()
         self._clients: dict[str, Any] = {}  # under the lock
         self._done: set[tuple[str, str]] = set()  # operation and queue, once they worked; written by any thread
@@ -79,7 +81,8 @@ class Api:
         return answer
 
     def check_open(self) -> None:
-        """Raise `TemporaryError` after the closing."""
+        """Raise `TemporaryError` after the closing, and `UsageError` in a copy of the process that opened it."""
+        self._own.check()
         if self._closed:
             raise TemporaryError("this view of the SQS broker was closed: open another one")
 

@@ -24,7 +24,10 @@ Flags = npt.NDArray[np.bool_]
 NEWLINE, RETURN = b"\n\r"
 _JUDGED_ALONE_MAX = 512  # lines: below that, asking Python about each costs less than another pass
 _WINDOW_BYTES = 1 << 14  # decoded at once where lines are bad: a decoder makes room for all it is given
-_DIGITS_TRUSTED = 20  # as many in a row may be the last places of a number that is cut
+_DIGITS_MAX = 38  # of a number that 128 bits hold, whatever they are
+_DIGITS_TRUSTED = 19  # behind the point, of which a type may want fewer
+_GUARDED_BYTES = 1 << 17  # at once, so that what is computed of them stays in the processor's cache
+_NOWHERE = np.empty(0, dtype=np.int64)
 _WORD, _ALL_OF_A_WORD = 4, 0x01010101  # bytes; of flags that are all set
 _ESCAPED = re.compile(rb"\\u00(?:3[0-9]|2[bBdDeE]|[46]5)")  # JSON may write any character of a number like that
 _EXPONENT_END = re.compile(rb"[eE][-+]?[0-9]+(?![0-9A-Za-z-])")
@@ -118,45 +121,72 @@ class DecimalGuard:
     """Finds the lines with a number that Arrow may turn into a wrong decimal, so that they are judged alone.
 
     Measured with pyarrow 26: a decimal(38,0) takes 1e-39 for 0, and a decimal(38,38) takes 11 for another number, since
-    its 128 bits overflow. Neither can happen without an exponent or many digits.
+    its 128 bits overflow. Neither can happen without an exponent, and without many digits before or behind the point:
+    the two runs of digits that are trusted make 38 together, and the first is no longer than the type has room for.
     """
 
     def __init__(self, kinds: Iterable[pa.DataType]) -> None:
         scales = [scale for kind in kinds for scale in _scales(kind)]
-        self._digits = max(1, min(_DIGITS_TRUSTED, 39 - max(scales))) if scales else 0
-        self._run = re.compile(rb"[0-9]{%d}" % self._digits)
+        behind = max(_DIGITS_TRUSTED, *scales) if scales else 0
+        before = _DIGITS_MAX - behind
+        self._before, self._behind = (before + 1, behind + 1) if scales else (0, 0)  # digits that are too many
+        self._many = re.compile(rb"(?<![0-9.])0*[1-9][0-9]{%d}|[0-9]{%d}" % (before, behind + 1))
 
     def distrust(self, block: bytes, lines: Lines, shaped: Flags) -> None:
         """Clear the flags of those lines."""
-        if not self._digits:
+        if not self._behind:
             return
         if b"\\u00" in block:
             for found in _ESCAPED.finditer(block):
                 shaped[np.searchsorted(lines.ends, found.start())] = False
         data = np.frombuffer(block, dtype=np.uint8)
-        numeric = data - ord(".") < 12  # ./0123456789; unsigned, so that what is smaller wraps around
-        marks = np.flatnonzero(((data[1:] | 0x20) == ord("e")) & numeric[:-1]) + 1
-        for at in marks.tolist():
-            if _EXPONENT_END.match(block, at):
-                shaped[np.searchsorted(lines.ends, at)] = False
-        for index in np.unique(np.searchsorted(lines.ends, self._runs(numeric))).tolist():
-            if self._run.search(block, int(lines.starts[index]), int(lines.ends[index])):
-                shaped[index] = False
+        for start in range(0, len(data), _GUARDED_BYTES):
+            window = data[start : start + _GUARDED_BYTES + _DIGITS_MAX + 1]  # a run may begin at the window's end
+            numeric = window - ord(".") < 12  # ./0123456789; unsigned, so that what is smaller wraps around
+            for at in (_exponents(window, numeric) + start).tolist():
+                if _EXPONENT_END.match(block, at):
+                    shaped[np.searchsorted(lines.ends, at)] = False
+            runs = _runs(numeric, self._behind)
+            if len(runs):
+                runs = _runs(window - ord("0") < 10, self._behind)
+            if self._before < self._behind:
+                runs = np.concatenate([runs, _begun(window, numeric, self._before)])
+            for index in np.unique(np.searchsorted(lines.ends, runs + start)).tolist() if len(runs) else ():
+                if self._many.search(block, int(lines.starts[index]), int(lines.ends[index])):
+                    shaped[index] = False
 
-    def _runs(self, numeric: Flags) -> Positions:
-        """Return places that lie in every run of so many digits, and in some that are shorter."""
-        if self._digits < 2 * _WORD:
-            width, count, some = 1, self._digits, numeric
-        else:  # such a run covers so many aligned words
-            width, count = _WORD, (self._digits - _WORD + 1) // _WORD
-            some = numeric[: len(numeric) // _WORD * _WORD].view(np.uint32) == _ALL_OF_A_WORD
-        size = len(some) - count + 1
-        if size <= 0:
-            return np.empty(0, dtype=np.int64)
-        together = some[:size].copy()
-        for shift in range(1, count):
-            together &= some[shift : size + shift]
-        return np.flatnonzero(together) * width
+
+def _exponents(window: npt.NDArray[np.uint8], numeric: Flags) -> Positions:
+    """Return the places of every e behind a digit or a point."""
+    found = (window[1:] | 0x20) == ord("e")
+    found &= numeric[:-1]
+    return np.flatnonzero(found) + 1 if found.any() else _NOWHERE
+
+
+def _runs(some: Flags, digits: int) -> Positions:
+    """Return places that lie in every run of so many flags, and in some that are shorter."""
+    count = (digits - _WORD + 1) // _WORD  # aligned words that such a run covers
+    words = some[: len(some) // _WORD * _WORD].view(np.uint32) == _ALL_OF_A_WORD
+    size = len(words) - count + 1
+    if size <= 0:
+        return _NOWHERE
+    together = words[:size].copy()
+    for shift in range(1, count):
+        together &= words[shift : size + shift]
+    return np.flatnonzero(together) * _WORD if together.any() else _NOWHERE
+
+
+def _begun(window: npt.NDArray[np.uint8], numeric: Flags, digits: int) -> Positions:
+    """Return where so many digits begin that no digit or point is before; a zero before a point is none."""
+    is_digit = window - ord("0") < 10
+    begun = is_digit.copy()
+    begun[1:] &= ~numeric[:-1]  # a window's first byte may be in the middle of a number: then it is looked at in vain
+    zero = window == ord("0")
+    begun[:-1] &= ~zero[:-1] | is_digit[1:]
+    for shift in range(1, digits):
+        begun[:-shift] &= is_digit[shift:]
+        begun[-shift:] = False
+    return np.flatnonzero(begun) if begun.any() else _NOWHERE
 
 
 def _scales(kind: pa.DataType) -> Iterator[int]:

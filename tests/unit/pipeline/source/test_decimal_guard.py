@@ -10,7 +10,9 @@ from hypothesis import strategies as st
 
 from penstock.pipeline.source.blocks import DecimalGuard, Lines
 
-PARTS = st.sampled_from([b"1", b"23", b"99999999", b"e", b"E", b"-", b".", b"x", b" ", b"1e5", b"1E-3", b"\\u0031"])
+PARTS = st.sampled_from(
+    [b"0", b"1", b"23", b"99999999", b"e", b"E", b"-", b".", b"x", b" ", b"1e5", b"1E-3", b"\\u0031"]
+)
 LINE = st.lists(PARTS, max_size=8).map(b"".join)
 EXPONENT = re.compile(rb"(?<=[0-9.])[eE][-+]?[0-9]+(?![0-9A-Za-z-])")
 ESCAPED = re.compile(rb"\\u0031")
@@ -37,9 +39,22 @@ def test_a_run_of_digits_is_found_at_any_alignment(before: int) -> None:
     assert trusted(pa.decimal128(38, 0), line[:-1]) == [True]
 
 
+def test_no_digit_before_the_point_is_trusted_where_the_type_has_none() -> None:
+    lines = b"0." + b"7" * 38, b"-0.5", b"1.5", b"0.%s" % (b"7" * 39), b"00", b"01", b"-3"
+    assert trusted(pa.decimal128(38, 38), *lines) == [True, True, False, False, True, False, False]
+
+
+def test_a_number_that_lies_across_two_windows_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.pipeline.source.blocks._GUARDED_BYTES", 7)
+    for number in (b"9" * 20, b"1e-39", b"0." + b"1" * 20):
+        for before in range(14):
+            assert trusted(pa.decimal128(38, 0), b"x" * before, b"y" + number, b"") == [True, False, True]
+
+
 @given(scale=st.sampled_from([0, 9, 25, 31, 33, 36, 38]), lines=st.lists(LINE, min_size=1, max_size=5))
 def test_what_is_found_is_what_a_plain_search_finds(scale: int, lines: list[bytes]) -> None:
-    run = re.compile(rb"[0-9]{%d}" % min(20, 39 - scale))
+    behind = max(19, scale)
+    run = re.compile(rb"(?<![0-9.])0*[1-9][0-9]{%d}|[0-9]{%d}" % (38 - behind, behind + 1))
     expected = [not (EXPONENT.search(line) or run.search(line) or ESCAPED.search(line)) for line in lines]
     assert trusted(pa.decimal128(38, scale), *lines) == expected
 

@@ -45,13 +45,15 @@ def plan_of(tmp_path: Path, contents: dict[str, bytes], **options: object) -> Re
 def read(plan: ReadPlan, partition: int, *, drain: bool = False, store: LocalStore | None = None) -> int:
     task = partition_task(plan, partition, drain=drain)
     reading = ReadingId(plan.reports, partition)
-    return sum(batch.num_rows for batch in read_partition(task, store or LocalStore(plan.source), reading))
+    return sum(
+        batch.num_rows for batch in read_partition(task, store or LocalStore(plan.source, remembers=False), reading)
+    )
 
 
 def start_and_stop(plan: ReadPlan, partition: int) -> None:
     """Take one batch and go, as a limit does."""
     reading = ReadingId(plan.reports, partition)
-    batches = read_partition(partition_task(plan, partition), LocalStore(plan.source), reading)
+    batches = read_partition(partition_task(plan, partition), LocalStore(plan.source, remembers=False), reading)
     next(batches)
     batches.close()  # type: ignore[attr-defined] # it is a generator
 

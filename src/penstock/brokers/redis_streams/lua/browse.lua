@@ -51,7 +51,7 @@ if count > 0 then
     local entries = redis.call('XRANGE', stream, from, '+', 'COUNT', PAGE)
     for _, entry in ipairs(entries) do
       local fields = fields_of(entry)
-      if is_state(fields.state) and seq_of(fields.state) > after and seq_of(fields.state) < below then
+      if is_ours(fields) and seq_of(fields.state) > after and seq_of(fields.state) < below then
         look(fields.group or '', fields.state, fields.head or '', fields.body)
       end
     end

@@ -11,19 +11,37 @@ if not page then
   return { '', 0, {}, {} } -- no such queue
 end
 local receives_max = tonumber(redis.call('HGET', base .. ':queue', 'receives_max') or 0)
-local back, back_ids, vanished, exhausted = {}, {}, {}, {}
+local back, back_ids, vanished, exhausted, foreign = {}, {}, {}, {}, 0
 
 local function hand_overs_of(state)
   local hand_overs, refunds = string.match(state, '^%d+ %d+ %d+ (%d+) (%d+) ')
   return tonumber(hand_overs or 0) + 1 - tonumber(refunds or 0)
 end
 
+-- An entry of others that others read in our group goes into the stream once more: the next look adopts it.
+local function put_foreign_back(id, fields)
+  may_end(stream)
+  local group = fields.group and { 'group', fields.group } or {}
+  redis.call('XADD', stream, '*', 'body', foreign_body(fields), unpack(group))
+  end_hand_over(stream, id)
+  wake(base)
+  foreign = foreign + 1
+end
+
 local function put_aside(id, worker, at)
-  local tag, state, head, body = message_in(stream, id)
-  if not state then
+  local entry = redis.call('XRANGE', stream, id, id)[1]
+  if not entry then
     redis.call('XACK', stream, GROUP, id)
     vanished[#vanished + 1] = id
-  elseif receives_max > 0 and hand_overs_of(state) >= receives_max then
+    return
+  end
+  local fields = fields_of(entry)
+  if not is_ours(fields) then
+    put_foreign_back(id, fields)
+    return
+  end
+  local tag, state, head, body = fields.group or '', fields.state, fields.head or '', fields.body
+  if receives_max > 0 and hand_overs_of(state) >= receives_max then
     local store = redis.call('HGET', base .. ':queue', 'store')
     exhausted[#exhausted + 1] = { id, int(at), worker, state, tag, head, body, store }
   else
@@ -52,4 +70,4 @@ if #back > 0 then
 end
 end_hand_overs(stream, back_ids)
 local last = page[#page]
-return { #page == tonumber(ARGV[2]) and '(' .. last[1] or '', #back, vanished, exhausted }
+return { #page == tonumber(ARGV[2]) and '(' .. last[1] or '', #back + foreign, vanished, exhausted }

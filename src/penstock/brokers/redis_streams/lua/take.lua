@@ -19,15 +19,20 @@ local function read(stream, count)
 end
 
 -- What stands in the stream and was never handed over joins the ring, so that it is fair to the rest and its id stays
--- what it is. Others put it there; or we did, and somebody destroyed the group that knew of it.
+-- what it is. Others put it there; or we did, and somebody destroyed the group that knew of it. A state with a number
+-- that was never given here (a copy of another queue's entry) gets one that is.
 local function adopt(base, stream, entries)
   local ids, order, by_tag, back = {}, {}, {}, {}
   local seq = next_seq(base, ARGV[2], #entries)
   for number, entry in ipairs(entries) do
     local fields = fields_of(entry)
     ids[number] = entry[1]
-    if is_state(fields.state) and fields.body then
-      local state = ended(fields.state, started_of(entry[1]), now, 'E', '', '')
+    if is_ours(fields) then
+      local state = fields.state
+      if seq_of(state) >= seq then
+        state = string.gsub(state, '^%d+', int(seq + number - 1), 1)
+      end
+      state = ended(state, started_of(entry[1]), now, 'E', '', '')
       back[#back + 1] = { fields.group or '', state, fields.head or '', fields.body }
     else
       local tag = fields.group and ':' .. fields.group or ''
@@ -40,7 +45,7 @@ local function adopt(base, stream, entries)
       local size = #flat
       flat[size + 1] = int(seq + number - 1) .. ' ' .. int(started_of(entry[1]))
       flat[size + 2] = ''
-      flat[size + 3] = fields.body or cjson.encode(fields)
+      flat[size + 3] = foreign_body(fields)
     end
   end
   may_end(stream)

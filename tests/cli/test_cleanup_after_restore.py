@@ -1,0 +1,77 @@
+"""`penstock cleanup` on a table that another writer has restored: what is no longer in it stays in the source."""
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+from deltalake import DeltaTable
+from tests.cli.conftest import Call
+from tests.cli.scene import Scene
+
+APP = """
+from penstock import App, DeltaSink, ObjectSource, cleanup
+
+CLEANUPS = {"delete": cleanup.Delete(after="0 s"), "move": cleanup.Move("done")}
+
+
+def app_that(action):
+    app = App()
+    source = ObjectSource("landing", queue="clicks-files", schema="id long", cleanup=CLEANUPS[action])
+    app.pipeline("clicks", source=source, sink=DeltaSink("tables/clicks"))
+    return app
+
+
+delete, move = app_that("delete"), app_that("move")
+"""
+
+
+@pytest.fixture
+def keeper(app_scene: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scene:
+    """Two batches, published, and their files in the source."""
+    monkeypatch.setattr("sys.path", [str(tmp_path), *sys.path])
+    (tmp_path / "keeper.py").write_text(APP)
+    app_scene.source.mkdir()
+    for name in ("first", "second"):
+        path = Path(os.fsdecode(app_scene.ref(name).key))
+        path.write_bytes(b"x" * 1_000)
+        os.utime(path, ns=(1, 1))  # as the scene has recorded it
+        app_scene.process(name)
+        app_scene.publish()
+    return app_scene
+
+
+def left(scene: Scene) -> list[str]:
+    return sorted(path.name for path in scene.source.iterdir())
+
+
+@pytest.mark.parametrize("action", ["delete", "move"])
+def test_files_whose_rows_a_restore_removed_stay(penstock: Call, keeper: Scene, action: str) -> None:
+    table = DeltaTable(str(keeper.table))
+    complete = table.version()
+    table.restore(complete - 1)
+    for dry_run in ((), ("--dry-run",)):
+        said = penstock("cleanup", f"keeper:{action}", "clicks", *dry_run)
+        assert said.exit_code == 1
+        assert f"Version {complete + 1} of the table" in said.err
+        assert "(RESTORE, by another writer) removed rows of batch 2" in said.err
+    assert left(keeper) == ["first", "second"]
+    assert "their objects stay in their source" in penstock("status", "--app", f"keeper:{action}").out
+
+    table.restore(complete)
+    assert penstock("cleanup", f"keeper:{action}", "clicks").exit_code == 0
+    assert left(keeper) == []
+
+
+def test_rows_that_were_removed_on_purpose_can_be_said_to_be(penstock: Call, keeper: Scene) -> None:
+    table = DeltaTable(str(keeper.table))
+    table.restore(table.version() - 1)
+    assert penstock("cleanup", "keeper:delete", "clicks").exit_code == 1
+    assert penstock("cleanup", "keeper:delete", "clicks", "--although-missing").exit_code == 0
+    assert left(keeper) == []
+
+
+def test_files_whose_rows_are_in_the_table_go(penstock: Call, keeper: Scene) -> None:
+    assert penstock("compact", "--app", "keeper:delete").exit_code == 0
+    assert penstock("cleanup", "keeper:delete", "clicks").exit_code == 0
+    assert left(keeper) == []

@@ -1,0 +1,273 @@
+"""A process that forks after it used the queue, the ledger or an outbox: both go on, or the copy is refused."""
+
+import asyncio
+import os
+import sqlite3
+import threading
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from sqlalchemy import create_engine
+from tests.integration.forked import copied, fork_unknown_to_python
+from tests.integration.sqs_scene import Scene, scene
+from tests.services.redis_server import RedisServer
+
+from penstock import App
+from penstock.brokers.redis_streams import RedisStreamsBroker
+from penstock.brokers.sqlite import SqliteBroker
+from penstock.ledger import Ledger
+from penstock.messaging import forks
+from penstock.messaging.message import Outgoing
+from penstock.transactions import create_tables
+from penstock.transactions.engines import engine_of
+from penstock.transactions.store import Store
+
+__all__ = ["scene"]
+
+
+def bodies(path: Path) -> list[str]:
+    with closing(SqliteBroker(path, holder="reader")) as broker:
+        return [message.body.decode() for message in broker.browse("q", messages_max=1_000)]
+
+
+def open_files() -> list[str]:
+    folder = Path("/proc/self/fd")
+    return [str(each.readlink()) for each in folder.iterdir() if each.is_symlink() and each.exists()]
+
+
+def test_a_copy_goes_on_sending_when_its_parent_and_others_have_closed_the_queue(tmp_path: Path) -> None:
+    path = tmp_path / "queue.db"
+    broker = SqliteBroker(path, holder="parent")
+    broker.send("q", [Outgoing(body=b"parent")])
+    with copied(lambda: broker.send("q", [Outgoing(body=b"copy")])) as copy:
+        first = copy.ask()
+        broker.close()
+        with closing(SqliteBroker(path, holder="third")) as third:
+            third.send("q", [Outgoing(body=b"third")])
+        assert copy.ask() != first
+    assert bodies(path) == ["parent", "copy", "third", "copy"]
+    with closing(sqlite3.connect(path)) as file:
+        assert file.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+
+
+def test_a_copy_has_none_of_the_files_open(tmp_path: Path) -> None:
+    app = App(name="shop", broker=f"sqlite:///{tmp_path}/queue.db", ledger=f"sqlite:///{tmp_path}/ledger.db")
+    app.send("q", 1)
+    app.ledger.ensure_pipeline("p")
+    assert any("queue.db" in file for file in open_files())
+    with copied(lambda: [file for file in open_files() if str(tmp_path) in file]) as copy:
+        assert copy.ask() == "[]"
+    app.close()
+
+
+def test_a_copy_goes_on_with_the_ledger_when_its_parent_and_others_have_closed_it(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.db"
+    ledger = Ledger.open(path)
+    ledger.database.hurried(1.0)
+    ledger.ensure_pipeline("parent")
+    names = iter(["first", "second"])
+    with copied(lambda: ledger.ensure_pipeline(next(names)).id) as copy:
+        assert copy.ask() == "first"
+        ledger.close()
+        with closing(Ledger.open(path)) as third:
+            third.ensure_pipeline("third")
+        assert copy.ask() == "second"
+    with closing(Ledger.open(path)) as reader:
+        assert [row.id for row in reader.pipelines()] == ["first", "parent", "second", "third"]
+
+
+def test_a_copy_goes_on_with_the_database_of_an_outbox(tmp_path: Path) -> None:
+    address = f"sqlite:///{tmp_path}/shop.db"
+    engine = create_engine(address)
+    create_tables(engine)
+    engine.dispose()
+    store = Store(engine_of(address), owned=True)
+    assert not store.claim(b"a", lease_seconds=1, rows_max=1, bytes_max=1)
+    with copied(lambda: [file for file in open_files() if "shop.db" in file]) as copy:
+        assert copy.ask() == "[]"
+    with copied(lambda: list(store.claim(b"b", lease_seconds=1, rows_max=1, bytes_max=1))) as copy:
+        assert copy.ask() == "[]"
+    store.close()
+
+
+@pytest.mark.parametrize("kind", ["mariadb", "postgresql"])
+def test_a_copy_has_connections_of_its_own_to_a_ledger_in_a_server(kind: str, request: pytest.FixtureRequest) -> None:
+    ledger = Ledger.open(request.getfixturevalue(f"{kind}_url"))
+    ledger.ensure_pipeline("parent")
+    with copied(lambda: [row.id for row in ledger.pipelines()]) as copy:
+        for _ in range(3):
+            assert copy.ask() == str([row.id for row in ledger.pipelines()]) == "['parent']"
+    assert [row.id for row in ledger.pipelines()] == ["parent"]  # the copy's end closed nothing of ours
+    ledger.close()
+
+
+def test_every_message_is_there_once_when_a_process_forks_while_its_threads_send(tmp_path: Path) -> None:
+    path = tmp_path / "queue.db"
+    broker = SqliteBroker(path, holder="parent")
+    done = threading.Event()
+    sent: list[int] = []
+
+    def send() -> None:
+        while not done.is_set():
+            broker.send("q", [Outgoing(body=b"parent")])
+            sent.append(1)
+
+    threads = [threading.Thread(target=send) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for _ in range(10):
+        with copied(lambda: broker.send("q", [Outgoing(body=b"copy")])[0][:1]) as copy:
+            assert copy.ask() == "q"
+    done.set()
+    for thread in threads:
+        thread.join()
+    broker.close()
+    with closing(SqliteBroker(path, holder="reader")) as reader:
+        found = [message.body for message in reader.browse("q", messages_max=1_000_000)]
+    assert (found.count(b"copy"), found.count(b"parent")) == (10, len(sent))
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["the inherited one", "one that the copy opens"])
+def test_a_copy_made_in_the_middle_of_a_transaction_is_refused_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, again: bool
+) -> None:
+    monkeypatch.setattr(forks, "WAIT_SECONDS", 0.05)
+    path = tmp_path / "queue.db"
+    broker = SqliteBroker(path, holder="parent")
+    inside, go_on = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with broker._file.transaction():
+            inside.set()
+            go_on.wait(60)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    inside.wait(60)
+
+    def send() -> object:
+        return (SqliteBroker(path, holder="copy") if again else broker).send("q", [Outgoing(body=b"copy")])
+
+    with copied(send) as copy:
+        assert copy.ask().startswith(f"ConfigurationError: the queue file {path} was in use while this process was")
+    go_on.set()
+    thread.join()
+    broker.send("q", [Outgoing(body=b"parent")])
+    broker.close()
+    assert bodies(path) == ["parent"]
+
+
+def test_a_copy_that_python_knows_nothing_of_is_refused_an_open_file(tmp_path: Path) -> None:
+    broker = SqliteBroker(tmp_path / "queue.db", holder="parent")
+    with copied(lambda: broker.send("q", [Outgoing(body=b"copy")]), fork=fork_unknown_to_python) as copy:
+        assert copy.ask().startswith("ConfigurationError: the queue file")
+        assert copy.ask().startswith("ConfigurationError: the queue file")
+    broker.send("q", [Outgoing(body=b"parent")])
+    broker.close()
+    assert bodies(tmp_path / "queue.db") == ["parent"]
+
+
+def test_both_find_the_queue_again_from_another_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    app = App(name="shop", broker="sqlite:///queue.db", ledger="sqlite:///ledger.db")
+    app.send("q", "before")
+    app.ledger.ensure_pipeline("p")
+
+    def daemon() -> object:
+        os.chdir("elsewhere")
+        app.send("q", "copy")
+        return app.ledger.ensure_pipeline("q").id
+
+    with copied(daemon) as copy:
+        assert copy.ask() == "q"
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    app.send("q", "after")
+    app.close()
+    assert list((tmp_path / "elsewhere").iterdir()) == []
+    assert bodies(tmp_path / "queue.db") == ["before", "copy", "after"]
+
+
+def test_a_queue_that_was_replaced_meanwhile_is_not_taken_for_the_old_one(tmp_path: Path) -> None:
+    path = tmp_path / "queue.db"
+    broker = SqliteBroker(path, holder="parent")
+
+    def replace_and_send() -> object:
+        path.unlink()
+        return broker.send("q", [Outgoing(body=b"copy")])
+
+    with copied(replace_and_send) as copy:
+        assert copy.ask().startswith(f"ConfigurationError: the queue file {path} was replaced by another one")
+    broker.close()
+
+
+# --- servers, and threads
+
+
+def send_async_too(app: App) -> Callable[[], object]:
+    def send() -> object:
+        app.send("q", "copy")
+        asyncio.run(app.send_async("q", "copy, async"))
+        return app.worker
+
+    return send
+
+
+def check_that_both_send(app: App, take: Callable[[App], list[str]]) -> None:
+    app.send("q", "parent")
+    asyncio.run(app.send_async("q", "parent, async"))
+    with copied(send_async_too(app)) as copy:
+        assert copy.ask().partition("-")[0] == app.worker.partition("-")[0]  # the host: it was no error
+        app.send("q", "parent")
+        assert copy.ask() != app.worker
+        app.send("q", "parent")
+    assert sorted(take(app)) == ["copy"] * 2 + ["copy, async"] * 2 + ["parent"] * 3 + ["parent, async"]
+    app.close()
+
+
+def browsed(app: App) -> list[str]:
+    return [message.body.decode() for message in app.broker.browse("q", messages_max=100)]
+
+
+def received(app: App) -> list[str]:
+    found: list[str] = []
+    while got := app.broker.receive("q", messages_max=10, lease_seconds=60, wait_seconds=1):
+        found += [delivery.message.body.decode() for delivery in got]
+    return found
+
+
+def test_an_app_of_the_embedded_queue_works_on_both_sides_of_a_fork(tmp_path: Path) -> None:
+    check_that_both_send(App(name="shop", broker=f"sqlite:///{tmp_path}/queue.db"), browsed)
+
+
+def test_an_app_of_redis_works_on_both_sides_of_a_fork(redis_server: RedisServer) -> None:
+    check_that_both_send(App(name="shop", broker=redis_server.url), browsed)
+
+
+def test_an_app_of_sqs_works_on_both_sides_of_a_fork(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in scene.server.environment.items():
+        monkeypatch.setenv(name, value)
+    scene.broker()
+    check_that_both_send(App.from_config(name="shop", broker="sqs://"), received)
+
+
+def test_a_broker_of_redis_that_an_app_was_given_is_refused_to_a_copy(redis_server: RedisServer) -> None:
+    with closing(RedisStreamsBroker(redis_server.url, holder="w")) as broker:
+        broker.send("q", [Outgoing(body=b"parent")])
+        with copied(lambda: broker.send("q", [Outgoing(body=b"copy")])) as copy:
+            assert copy.ask().startswith("UsageError: this view of the Redis broker was opened before")
+        assert broker.stats("q").visible == 1
+
+
+def test_a_broker_of_sqs_that_an_app_was_given_is_refused_to_a_copy(scene: Scene) -> None:
+    broker = scene.broker()
+    broker.send("q", [Outgoing(body=b"parent")])
+    for work in (
+        lambda: broker.send("q", [Outgoing(body=b"copy")]),
+        lambda: broker.receive("q", messages_max=1, lease_seconds=1),
+        lambda: broker.stats("q"),
+    ):
+        with copied(work) as copy:
+            assert copy.ask().startswith("UsageError: this view of the SQS broker was opened before")
