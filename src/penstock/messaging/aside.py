@@ -12,12 +12,9 @@ from contextlib import suppress
 from contextvars import copy_context
 from typing import Any, TypeVar
 
-<<<<<<< HEAD
 from penstock.errors import TemporaryError
-from penstock.messaging.threads import begin_thread
-=======
 from penstock.messaging.forks import tell_copies
->>>>>>> main
+from penstock.messaging.threads import begin_thread
 
 IDLE_SECONDS = 5.0  # after which a thread without work ends
 

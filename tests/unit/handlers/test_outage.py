@@ -208,7 +208,11 @@ def test_a_watch_that_ended_by_a_defect_is_told_to_the_worker() -> None:
     quick = replace(LEDGER, patience=0.001)
     outage = Outage(bus=Bus(raises), clock=SystemClock(), random=lambda: 0.0, ping=scene.ping, service=quick)
     scene.fault = TemporaryError("away")
-    give_up = time.monotonic() + 60.0
     with outage.watching(), pytest.raises(ValueError, match="a listener that raises"):
-        while time.monotonic() < give_up:
-            outage.admits()
+        ask_until_it_raises(outage)
+
+
+def ask_until_it_raises(outage: Outage) -> None:
+    give_up = time.monotonic() + 60.0
+    while time.monotonic() < give_up:
+        outage.admits()
