@@ -4,6 +4,7 @@ import json
 import multiprocessing
 import os
 import re
+import resource
 import select
 import signal
 import subprocess
@@ -148,6 +149,26 @@ def test_a_child_runs_the_function_and_is_used_again(desk: Desk) -> None:
 )
 def test_what_the_function_raises_means_the_same_as_here(desk: Desk, do: str, settlement: object) -> None:
     assert desk.begin(do).run() == {"r": settlement}
+
+
+def test_a_child_that_cannot_be_started_costs_no_attempt(desk: Desk) -> None:
+    desk.begin("pid").run()
+    desk.handler.close()  # its child ends; the program that helps to spawn is there
+    call = desk.begin("pid", attempt=3)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))  # no pipe can be made
+    try:
+        answer = call.run()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    (settlement,) = answer.values()
+    assert isinstance(settlement, Release)
+    assert settlement.refund
+    assert settlement.delay_seconds > 0
+    assert settlement.reason is not None
+    assert settlement.reason.startswith("no process can be started for the handler: ")
+    assert isinstance(desk.events[-1], MessageGivenBack)
+    assert desk.begin("pid", attempt=3).run() == {"r": Ack()}
 
 
 def test_retries_in_the_child_are_told_here(desk: Desk) -> None:
