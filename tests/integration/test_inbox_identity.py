@@ -87,6 +87,12 @@ def test_two_queues_share_an_inbox_and_no_message(engine: Engine) -> None:
     assert [new(engine, ask) for ask in asks] == [False, False]
 
 
+def test_one_queue_spelled_in_three_ways_has_one_effect(engine: Engine) -> None:
+    arn, url = "arn:aws:sqs:eu-west-1:111122223333:orders", "https://sqs.eu-west-1.amazonaws.com/111122223333/orders"
+    asks = [asking(named("shop", queue)) for queue in (url, "orders", arn)]
+    assert [new(engine, ask) for ask in asks] == [True, False, False]
+
+
 def test_a_name_that_is_no_handlers_is_one_in_all_queues_of_the_app(engine: Engine) -> None:
     shop, depot = named("shop"), named("depot")
 

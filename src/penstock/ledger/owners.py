@@ -8,6 +8,9 @@ A ledger that was upgraded holds keys that are identified by the handler's name 
 version may still add some. The first app that registers the name keeps these identities. Another app with a handler of
 that name is refused at each start as long as any of these keys exists, because some of them may be its own.
 
+A queue on SQS is given by its name, URL or ARN. The queue that is in the identity of keys is spelled as the app
+registered it first, however it is spelled since. A ledger that knew two spellings before keeps both.
+
 Registrations take turns by a lock on the row of the tables' version.
 """
 
@@ -25,6 +28,7 @@ from penstock.ledger.rows import AnyRow
 from penstock.ledger.rules import storable
 from penstock.ledger.schema import VERSION_TABLE, owners, works
 from penstock.ledger.work_records import WorkState
+from penstock.messaging.broker import same_queue
 
 _LOCK = select(column("version_num", String)).select_from(table(VERSION_TABLE)).with_for_update()
 _OF_NAME = select(owners).where(owners.c.kind == bindparam("of_kind"), owners.c.name == bindparam("of_name"))
@@ -90,7 +94,7 @@ class _Registration:
         if use.kind == "objects":
             self._take_objects(name, queue)
             return None
-        return WorkOwner(app=self._app, queue=queue, is_plain=self._take_keys(name, queue))
+        return self._take_keys(name, queue)
 
     def _take_objects(self, name: str, queue: str) -> None:
         row = self.check_objects(name, queue)
@@ -112,7 +116,7 @@ class _Registration:
                 f"{self._app!r}: if it is the same app, name it App(name={row.app!r}) (PENSTOCK_APP_NAME); if it is "
                 "another one, give this object handler or pipeline a name of its own."
             )
-        if row.queue != queue and not self._is_named:
+        if not same_queue(row.queue, queue) and not self._is_named:
             raise ConfigurationError(
                 f"The objects of {name} in the ledger {self._place} are fed from the queue {row.queue}, and here it is "
                 f"{queue}: if this is another app, give the object handler or pipeline a name of its own; if it is the "
@@ -120,19 +124,18 @@ class _Registration:
             )
         return row
 
-    def _take_keys(self, name: str, queue: str) -> bool:
-        """Any number of owners a name; return True for the one whose keys are identified as before."""
+    def _take_keys(self, name: str, queue: str) -> WorkOwner:
+        """Any number of owners a name; one of them has the keys that are identified as before."""
         rows = self._of_name("keys", name)
-        mine = [row for row in rows if (row.app, row.queue) == (self._app, queue)]
-        if mine and mine[0].plain:
-            self._seen(mine[0], queue)
-            return True
-        self._refuse_beside_old_keys(name, queue, rows)
+        mine = [row for row in rows if row.app == self._app and same_queue(row.queue, queue)]
+        mine.sort(key=lambda row: (row.queue != queue, not row.plain, row.first_seen_at, row.queue))
+        if not (mine and mine[0].plain):
+            self._refuse_beside_old_keys(name, queue, rows)
         if mine:
-            self._seen(mine[0], queue)
-            return False
+            self._seen(mine[0], mine[0].queue)
+            return WorkOwner(app=self._app, queue=mine[0].queue, is_plain=bool(mine[0].plain))
         for row in rows:
-            if row.queue == queue and not (row.named and self._is_named):
+            if same_queue(row.queue, queue) and not (row.named and self._is_named):
                 raise ConfigurationError(
                     f"The keys of the handler {name} on the queue {queue} in the ledger {self._place} belong to the "
                     f"app {row.app!r}, and this app is {self._app!r}: if it is the same app, name it "
@@ -141,7 +144,7 @@ class _Registration:
                 )
         is_plain = not any(row.plain for row in rows) and bool(self._connection.execute(_IS_UPGRADED).scalar())
         self._add("keys", name, queue, is_plain=is_plain)
-        return is_plain
+        return WorkOwner(app=self._app, queue=queue, is_plain=is_plain)
 
     def _refuse_beside_old_keys(self, name: str, queue: str, rows: Sequence[AnyRow]) -> None:
         """Also at a later start: old workers of this app may have added keys, which its new ones do not find."""

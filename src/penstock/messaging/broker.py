@@ -19,6 +19,24 @@ def listed_name(queue: str) -> str:
     return re.split("[:/]", queue)[-1] if queue.startswith(("https://", "http://", "arn:")) else queue
 
 
+def same_queue(one: str, other: str) -> bool:
+    """Return True if both name one queue, each by its name, URL or ARN. A name alone is that of any account and region,
+    as a broker serves one."""
+    if one == other or listed_name(one) != listed_name(other):
+        return one == other
+    places = zip(_place(one), _place(other), strict=True)
+    return all(None in pair or pair[0] == pair[1] for pair in places)
+
+
+def _place(queue: str) -> tuple[str | None, str | None]:
+    """Return region and account of a URL or ARN, as far as it says them."""
+    parts = re.split("[:/]", queue)
+    if len(parts) < 3:
+        return None, None
+    region = re.search(r"\b[a-z]{2,3}(?:-[a-z]+)+-[0-9]\b", queue.rpartition(parts[-1])[0])
+    return region[0] if region else None, parts[-2] if parts[-2].isdigit() else None
+
+
 def names_dead_letters(queue: str) -> bool:
     """Whether the queue's name says that it holds dead letters, of either tier."""
     return queue.removesuffix(_FIFO_SUFFIX).endswith((DEAD_LETTER_SUFFIX, SECOND_TIER_SUFFIX))

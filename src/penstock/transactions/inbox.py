@@ -22,6 +22,7 @@ from sqlalchemy import Insert, Select, insert, select
 from sqlalchemy.dialects import postgresql, sqlite
 
 from penstock.errors import TemporaryError
+from penstock.messaging.broker import listed_name
 from penstock.messaging.message import DEDUPLICATION_ATTRIBUTE, ORIGIN_ATTRIBUTE, OUTBOX_ID_ATTRIBUTE, Message
 from penstock.transactions.clock import Now
 from penstock.transactions.outbox import ID_BYTES
@@ -102,7 +103,10 @@ class _Entry:
     def __init__(self, recipient: Recipient, identity: Identity) -> None:
         self._recipient = recipient
         self._identity = identity
-        self._owner = _digest(_bytes(recipient.app), _bytes(recipient.queue or ""))
+        # A queue on SQS is one however it is spelled. The row of the earlier key has the digest of the spelling, as the
+        # version before wrote it: both versions know each other's messages where both spell the queue alike.
+        self._owner = _digest(_bytes(recipient.app), _bytes(listed_name(recipient.queue or "")))
+        self._owner_as_spelled = _digest(_bytes(recipient.app), _bytes(recipient.queue or ""))
         self._earlier_key = _digest(_bytes(recipient.handler), identity.kind.encode("ascii"), identity.value)
 
     def insertion(self, dialect: str) -> Insert:
@@ -133,7 +137,7 @@ class _Entry:
         if handler is None:  # neither the transaction that inserts nor another one's insert can explain that
             raise TemporaryError(f"a row of {inbox.name} was deleted while it was read")
         marked = _EARLIER_KEY.search(handler)
-        return marked is not None and marked[1] != self._owner.hex()
+        return marked is not None and marked[1] not in (self._owner.hex(), self._owner_as_spelled.hex())
 
     def _row(self) -> Mapping[str, Any]:
         app, queue, handler = self._recipient.app, self._recipient.queue, self._recipient.handler
@@ -143,7 +147,7 @@ class _Entry:
 
     def _earlier(self) -> Mapping[str, Any]:
         shown = _shown(_bytes(self._recipient.handler))
-        return self._values(self._earlier_key, f"{shown} #{self._owner.hex()}")
+        return self._values(self._earlier_key, f"{shown} #{self._owner_as_spelled.hex()}")
 
     def _values(self, key: bytes, handler: str) -> Mapping[str, Any]:
         message = f"{self._identity.kind}:{_shown(self._identity.value)}"

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from penstock.errors import ConfigurationError
+from penstock.messaging.broker import same_queue
 from penstock.messaging.handler import BatchHandler, Place
 from penstock.worker.batcher import EACH_ALONE, Limits
 from penstock.worker.settings import WorkerSettings
@@ -111,7 +112,7 @@ def check_lines(lines: tuple[Line, ...]) -> None:
     if not lines:
         raise ConfigurationError("A worker needs at least one queue to serve; give it a handler.")
     queues = [line.queue for line in lines]
-    twice = sorted({queue for queue in queues if queues.count(queue) > 1})
+    twice = sorted({one for one in queues if sum(same_queue(one, other) for other in queues) > 1})
     if twice:
         raise ConfigurationError(
             f"The queue {twice[0]} has more than one handler, and they would take each other's messages; give each "

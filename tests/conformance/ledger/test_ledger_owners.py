@@ -83,6 +83,28 @@ def test_every_process_of_an_app_finds_the_same_keys(shared_desk: Desk, shared_u
     other.close()
 
 
+ARN, URL = "arn:aws:sqs:eu-west-1:111122223333:orders", "https://sqs.eu-west-1.amazonaws.com/111122223333/orders"
+
+
+@pytest.mark.parametrize("first", ["orders", URL, ARN])
+def test_a_queue_is_one_however_it_is_spelled(desk: Desk, first: str) -> None:
+    finish(keys(desk.ledger, "shop", queue=first), "42")
+    for spelled in ("orders", URL, ARN, first):
+        assert isinstance(keys(desk.ledger, "shop", queue=spelled).begin("42"), Done)
+    with pytest.raises(ConfigurationError, match="belong to the app 'shop'"):
+        keys(desk.ledger, "depot", queue="orders")
+
+
+def test_queues_of_one_name_in_two_accounts_are_two(desk: Desk) -> None:
+    for account in ("111122223333", "444455556666"):
+        finish(keys(desk.ledger, "shop", queue=f"arn:aws:sqs:eu-west-1:{account}:orders"), "42")
+
+
+def test_objects_are_fed_from_one_queue_however_it_is_spelled(desk: Desk) -> None:
+    for spelled in ("orders", URL, ARN):
+        register(desk.ledger, "thumbnails", queue=spelled, kind="objects")
+
+
 @pytest.mark.parametrize("is_named", [False, True])
 def test_a_name_that_is_a_guess_is_not_enough_to_share_a_queue_and_a_handler(desk: Desk, is_named: bool) -> None:
     """The module may have been renamed, and its keys must not be forgotten; or it is another app."""

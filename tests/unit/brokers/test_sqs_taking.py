@@ -59,6 +59,13 @@ def test_what_was_held_for_long_is_extended_and_past_its_lease_it_is_nobodys() -
     assert scene.take() == []
 
 
+def test_what_is_past_its_lease_is_taken_from_nobody_with_another_lease() -> None:
+    scene = Scene(lease_seconds=10.0)
+    scene.clock.advance(10.0)
+    assert scene.take() == []
+    assert scene.api.calls == []
+
+
 def test_what_others_have_by_now_is_left_out() -> None:
     scene = Scene(lease_seconds=10.0)
     scene.api.answers = lambda operation, parameters: succeeded(parameters["Entries"], {"0": "MessageNotInflight"})

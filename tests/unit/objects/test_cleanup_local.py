@@ -1,6 +1,7 @@
 """Moving and deleting files: exactly the version that was processed, whatever writers do meanwhile."""
 
 import errno
+import fcntl
 import os
 import threading
 from collections.abc import Callable
@@ -11,6 +12,7 @@ import pytest
 
 from penstock.errors import ConfigurationError, ObjectDenied, TemporaryError
 from penstock.messaging.steps import Step
+from penstock.objects import cleanup_local
 from penstock.objects.cleanup import ASIDE_PREFIX, CHANGED, DONE, GONE, Cleaner, Outcome, second_name
 from penstock.objects.cleanup_local import FileDeleter, FileMover
 from penstock.objects.local import LocalStore
@@ -279,3 +281,18 @@ def test_a_folder_that_took_the_source_s_place_proves_nothing(make: Make, source
     source.mkdir()
     with pytest.raises(TemporaryError, match="another folder than before"):
         cleaner.clean(ref)
+
+
+def test_a_folder_that_another_cleaner_never_lets_go_is_tried_again_later(
+    make: Make, source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cleanup_local, "LOCK_SECONDS", 0.05)
+    ref = put(source / "a")
+    suspended = os.open(source, os.O_RDONLY)
+    try:
+        fcntl.flock(suspended, fcntl.LOCK_EX)
+        with pytest.raises(TemporaryError, match="another cleanup has kept its folder"):
+            make().clean(ref)
+    finally:
+        os.close(suspended)
+    assert make().clean(ref) is DONE

@@ -8,7 +8,7 @@ import pytest
 from penstock.brokers.memory import MemoryBroker
 from penstock.errors import TemporaryError
 from penstock.messaging.death import SET_ASIDE_ATTRIBUTE
-from penstock.messaging.message import Message, Outgoing
+from penstock.messaging.message import ORIGIN_ATTRIBUTE, Message, Outgoing
 from penstock.messaging.replays import COUNTER_ATTRIBUTE, REPLAY_ID_ATTRIBUTE, Replay
 from penstock.messaging.steps import Step
 from penstock.replay.filters import Wanted
@@ -88,7 +88,11 @@ def test_they_go_and_are_marked_and_only_then_deleted(broker: MemoryBroker, cloc
     assert (there(broker, FIRST), sent.sent_before) == ([], 0)
     assert list(sent.ids) == [message.id for message in there(broker)]
     for message, errand in zip(there(broker), sent.errands, strict=True):
-        assert message.attributes == {COUNTER_ATTRIBUTE: "0", REPLAY_ID_ATTRIBUTE: errand.replay.replay_id}
+        assert message.attributes == {
+            COUNTER_ATTRIBUTE: "0",
+            REPLAY_ID_ATTRIBUTE: errand.replay.replay_id,
+            ORIGIN_ATTRIBUTE: errand.letter.id,
+        }
 
 
 @pytest.mark.parametrize("step", [Step.REPLAY_INTENDED, Step.REPLAY_SENT, Step.REPLAY_MARKED])

@@ -29,6 +29,25 @@ def test_two_lines_may_not_name_one_queue(life: "Life") -> None:
         life.worker()
 
 
+@pytest.mark.parametrize(
+    ("other", "is_refused"),
+    [
+        ("https://sqs.eu-west-1.amazonaws.com/111122223333/mail", True),
+        ("arn:aws:sqs:us-east-1:111122223333:mail", True),
+        ("arn:aws:sqs:eu-west-1:444455556666:mail", False),
+        ("arn:aws:sqs:eu-west-1:111122223333:post", False),
+    ],
+)
+def test_one_queue_spelled_in_two_ways_is_one_queue(life: "Life", other: str, is_refused: bool) -> None:
+    life.serve(Place.POOL, queue="mail" if is_refused else "arn:aws:sqs:eu-west-1:111122223333:mail")
+    life.serve(Place.LOOP, queue=other)
+    if is_refused:
+        with pytest.raises(ConfigurationError, match="more than one handler"):
+            life.worker()
+    else:
+        life.worker()
+
+
 def test_a_worker_without_lines_is_refused(life: "Life") -> None:
     worker_type = type(life.worker())
     with pytest.raises(ConfigurationError, match="at least one queue"):

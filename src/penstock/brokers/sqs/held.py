@@ -65,9 +65,12 @@ class Held:
             return self._polls.get(queue, 0) > 0
 
     def take(self, queue: str, messages_max: int) -> Catch | None:
-        """The first that came, cut to that many messages; None where nothing is held."""
+        """The first that came, cut to that many messages; None where nothing is held. What is past its lease is
+        dropped: it is others' by now, and SQS, which has no fence, would take it from them."""
         with self._changed:
-            catches = self._catches.get(queue)
+            catches = self._catches.get(queue, [])
+            while catches and self._age_seconds(catches[0]) >= catches[0].lease_seconds:
+                catches.pop(0)
             if not catches or messages_max < 1:
                 return None
             first = catches.pop(0)

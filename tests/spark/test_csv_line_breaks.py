@@ -1,0 +1,67 @@
+"""A large file of CSV that is read in pieces, most of whose bytes lie in quoted fields with line breaks."""
+
+from pathlib import Path
+
+from deltalake import DeltaTable
+from pyspark.sql import SparkSession
+
+from penstock.app.ingest import ingest
+from penstock.app.ingest_pipeline import IngestRequest
+from penstock.config import Settings
+from penstock.events import Event, LinesQuarantined
+from penstock.monitoring.object_rows import OBJECT_ROWS
+from penstock.monitoring.rows import Row
+from penstock.objects.local import LocalStore
+from penstock.pipeline.session import cores
+from penstock.pipeline.source.plan import _partitions
+from penstock.pipeline.source.report import SAMPLES_MAX
+from penstock.worker.shutdown import StopSignal
+
+RECORDS = 60
+INNER = "".join(f"{900_000 + number},not a row\n" for number in range(25_000))  # lines that look like rows
+
+
+def test_records_with_line_breaks_are_quarantined_once_wherever_the_file_is_cut(
+    tmp_path: Path, spark: SparkSession
+) -> None:
+    source = tmp_path / "in"
+    source.mkdir()
+    good: list[int] = []
+    bad: list[tuple[int, bytes]] = []
+    with (source / "a.csv").open("wb") as file:
+        file.write(b"id,comment\n")
+        for number in range(RECORDS):
+            good += [2 * number, 2 * number + 1]
+            file.write(b"%d,one line\n" % (2 * number))
+            record = f'{800_000 + number},"{INNER}{number}, said ""she"""'.encode()
+            bad.append((file.tell(), record))
+            file.write(record + b"\n")
+            file.write(b'%d,"with ""quotes"", and a comma"\n' % (2 * number + 1))
+    refs = [LocalStore(source).describe(source / "a.csv")]
+    assert len(_partitions(refs, cores(spark), {})) >= 4, "it is read in pieces"
+    heard: list[Event] = []
+    request = IngestRequest(
+        source=str(source),
+        table=str(tmp_path / "table"),
+        format="csv",
+        schema="id int, comment string",
+        settings=Settings(),
+    )
+    report = ingest(request, stop=StopSignal(), listeners=[heard.append], spark=spark)
+
+    assert (report.rows_written, report.lines_quarantined, report.objects_dead) == (len(good), RECORDS, 0)
+    assert sorted(DeltaTable(tmp_path / "table").to_pyarrow_table()["id"].to_pylist()) == good
+    assert report.quarantine_table is not None
+    found = DeltaTable(report.quarantine_table).to_pyarrow_table().to_pylist()
+    assert sorted((row["offset"], row["raw"]) for row in found) == bad
+    (told,) = [event for event in heard if isinstance(event, LinesQuarantined)]
+    row = OBJECT_ROWS[LinesQuarantined]
+    assert isinstance(row, Row)
+    logged = row.fields["sample"]
+    assert callable(logged)
+    assert told.count == RECORDS
+    assert sum(told.reasons.values()) == RECORDS
+    sample = logged(told)
+    assert isinstance(sample, list)
+    assert len(sample) == SAMPLES_MAX
+    assert all(line.startswith(tuple(f"{offset}: " for offset, _ in bad)) for line in sample)
