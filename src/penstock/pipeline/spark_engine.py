@@ -8,7 +8,7 @@ that was cut within a record is read again, cut elsewhere.
 import os
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 
@@ -28,6 +28,7 @@ from penstock.pipeline.engine import ReadFailure, RunBroken, RunCancelled, RunRe
 from penstock.pipeline.faults import SPARK_ERRORS, explain
 from penstock.pipeline.progress import watched
 from penstock.pipeline.run import Run, RunTools
+from penstock.pipeline.session import check_jvm
 from penstock.pipeline.source.api import register
 from penstock.pipeline.source.report import FailureKind, ObjectFailure
 from penstock.pipeline.spark_ui import run_url
@@ -40,7 +41,7 @@ RUNS_MAX = 10  # of one attempt; each leaves out at least one object more, or cu
 
 
 class SparkEngine:
-    """A `penstock.pipeline.engine.Engine` in one Spark session, which it neither starts nor stops."""
+    """A `penstock.pipeline.engine.StandingEngine` in one Spark session, which it neither starts nor stops."""
 
     def __init__(
         self,
@@ -77,11 +78,12 @@ class SparkEngine:
         pipeline, attempt_id = self._declaration.pipeline, request.attempt_id
         with (
             self._ended_told(attempt_id),
+            self._store_watch.asked(),
+            self._explained(attempt_id),
             self._tagged(attempt_id),
             watched(self._spark, pipeline, attempt_id, self._bus),
-            self._store_watch.asked(),
         ):
-            result = self._explained(request)
+            result = self._until_whole(request)
         if result.processed:  # else no object was read, perhaps
             self._store_watch.claimed()
         return result
@@ -95,16 +97,27 @@ class SparkEngine:
         # A cancel ends the jobs of the moment; a run that is between two of them begins another one.
         for _ in range(CANCELS_MAX):
             # SparkSession.interruptTag does nothing when called from another thread (measured); this does.
-            self._spark.sparkContext.cancelJobsWithTag(attempt_id)
+            with suppress(*SPARK_ERRORS):  # a Spark that is gone: the run hears of it by itself
+                self._spark.sparkContext.cancelJobsWithTag(attempt_id)
             if ended.wait(CANCEL_AGAIN_SECONDS):
                 return
 
-    def _explained(self, request: RunRequest) -> RunResult:
+    def check(self) -> None:
+        """Raise `RestartNeeded` if Spark is known to be gone. Any thread may call it, also while nothing runs."""
+        check_jvm(self._spark)
+
+    @contextmanager
+    def _explained(self, attempt_id: str) -> Iterator[None]:
+        """What goes wrong in the block means something else for a run that was cancelled, or whose JVM is gone: PySpark
+        has many words for a connection that breaks."""
         try:
-            return self._until_whole(request)
-        except SPARK_ERRORS as error:
-            self._check_cancelled(request.attempt_id)
-            raise explain(error) from error
+            yield
+        except Exception as error:
+            self._check_cancelled(attempt_id)
+            self.check()
+            if isinstance(error, SPARK_ERRORS):
+                raise explain(error) from error
+            raise
 
     def _until_whole(self, request: RunRequest) -> RunResult:
         left_out: dict[bytes, ReadFailure] = {}
@@ -177,7 +190,8 @@ class SparkEngine:
         try:
             yield
         finally:
-            context.removeJobTag(attempt_id)
+            with suppress(*SPARK_ERRORS):  # of a Spark that is gone; what the run came to is worth more
+                context.removeJobTag(attempt_id)
 
 
 def judged(failures: Mapping[bytes, ObjectFailure], denials: Denials) -> dict[bytes, ReadFailure]:
