@@ -19,6 +19,7 @@ from penstock.events import (
     ErrorHookFailed,
     Event,
     ExecutionFailed,
+    FaultsRepeated,
     HeartbeatFailed,
     ObjectFailed,
     ReceiveFailed,
@@ -166,6 +167,8 @@ def _trouble(event: Event) -> list[str]:
             return [f"a run of {counted(event.objects, 'object')} failed: {event.error}"]
         case ExecutionFailed() | UpkeepFailed() | ReceiveFailed() | HeartbeatFailed():
             return [f"{_doing(event)} failed and is tried again: {event.error}"]
+        case FaultsRepeated():
+            return [f"{event.count:,} runs in a row met a fault of the machinery, and are tried again: {event.error}"]
         case ErrorHookFailed():
             return [f"a failure could not be told ({event.hook}): {event.error}"]
         case _:
