@@ -53,12 +53,14 @@ class _FileCleaner(ABC):
         folder, name = os.path.split(path)
         try:
             with _alone_in(folder) as descriptor:
-                return self._cleaned(ref, descriptor, name)
+                cleaned = self._cleaned(ref, descriptor, name)
         except _NOT_THERE:
-            self._store.check_root(path)
-            return GONE
+            cleaned = GONE
         except OSError as error:
             _refuse(ref, error)
+        if cleaned is GONE:
+            self._store.check_missing(path)
+        return cleaned
 
     def _cleaned(self, ref: ObjectRef, folder: int, name: bytes) -> Cleaned:
         hidden = encode_key(f"{ASIDE_PREFIX}{ref.object_id.hex()}")
@@ -67,6 +69,7 @@ class _FileCleaner(ABC):
             there = _status(folder, name)
             if there is None:
                 return GONE
+            self._store.found(ref.key_bytes, there)
             if not _is_version(ref, there):
                 return CHANGED
             os.rename(name, hidden, src_dir_fd=folder, dst_dir_fd=folder)

@@ -21,6 +21,7 @@ from penstock.messaging.clock import Clock
 from penstock.messaging.outages import ServiceWatch, Unwatched
 from penstock.messaging.steps import Probe, no_probe
 from penstock.objects.local_root import LocalRoot
+from penstock.objects.reference import ObjectRef
 from penstock.pipeline.declaration import Declaration
 from penstock.pipeline.denials import Denials
 from penstock.pipeline.engine import ReadFailure, RunBroken, RunCancelled, RunRequest, RunResult
@@ -141,22 +142,25 @@ class SparkEngine:
             if self._root is not None and summary.readings:
                 self._root.found()
             if not summary.exclude and not summary.recut:
-                return run.result(summary, left_out | self._judged(run.by_object(summary.failures)))
-            left_out |= self._judged(run.by_object(summary.exclude))
+                return run.result(summary, left_out | self._judged(run.by_object(summary.failures), objects))
+            left_out |= self._judged(run.by_object(summary.exclude), objects)
         raise RunBroken(
             f"after {RUNS_MAX} runs there still are objects that break in the middle", fingerprint="runs exhausted"
         )
 
-    def _judged(self, failures: Mapping[bytes, ObjectFailure]) -> dict[bytes, ReadFailure]:
-        """See `judged`. Files that are missing while their folder is away are no evidence: nobody is charged."""
+    def _judged(
+        self, failures: Mapping[bytes, ObjectFailure], objects: Sequence[ObjectRef]
+    ) -> dict[bytes, ReadFailure]:
+        """See `judged`. Files that are missing while their file system is away are no evidence: nobody is charged."""
         found = judged(failures, self._denials)
-        missing = [object_id for object_id, failure in found.items() if failure.failure is Failure.GONE]
-        if missing and self._root is not None:
-            try:
-                self._root.check_missing()
-            except TemporaryError as away:
-                fault = ReadFailure(failure=Failure.RETRY, reason=str(away), refund=True)
-                found |= dict.fromkeys(missing, fault)
+        if self._root is None:
+            return found
+        for ref in objects:
+            if ref.object_id in found and found[ref.object_id].failure is Failure.GONE:
+                try:
+                    self._root.check_missing(ref.key_bytes)
+                except TemporaryError as away:
+                    found[ref.object_id] = ReadFailure(failure=Failure.RETRY, reason=str(away), refund=True)
         return found
 
     @contextmanager

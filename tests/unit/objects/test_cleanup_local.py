@@ -261,6 +261,28 @@ def test_many_cleaners_and_a_writer_at_once_lose_no_newer_file(make: Make, sourc
     assert "299 is newer" in files(source).values()
 
 
+def test_files_that_are_missing_with_their_mount_are_not_gone(make: Make, source: Path) -> None:
+    ref = put(source / "a")
+    away = source.rename(source.with_name("away"))
+    source.mkdir()
+    for cleaner in (make(), make()):
+        with pytest.raises(TemporaryError, match=r"is empty, and was empty when this process began"):
+            cleaner.clean(ref)
+    source.rmdir()
+    away.rename(source)
+    assert cleaner.clean(ref) is DONE
+    assert cleaner.clean(ref) is GONE  # it was the last one
+
+
+def test_a_folder_that_took_the_source_s_place_proves_nothing(make: Make, source: Path) -> None:
+    ref = put(source / "a")
+    cleaner = make()
+    source.rename(source.with_name("away"))
+    source.mkdir()
+    with pytest.raises(TemporaryError, match="another folder than before"):
+        cleaner.clean(ref)
+
+
 def test_a_folder_that_another_cleaner_never_lets_go_is_tried_again_later(
     make: Make, source: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
