@@ -11,8 +11,8 @@
     │   │   ├── TableNowhere     2   the place that was named for it is none: no such bucket
     │   │   └── TableDenied      78  we are not let in there: credentials or permissions
     │   ├── TransformError       1   the user's transform raised, or returned something that is no DataFrame
-    │   └── FaultPersists        75  the machinery failed again and again (disk full): a person should look
-    │       └── RestartNeeded    75  what this process stands on is gone (Spark's JVM): only a new process has another
+    │   └── FaultPersists        75  the machinery failed again and again (disk full): a person should look into it
+    │       └── RestartNeeded    75  what this process needs has ended (Spark's JVM): only a new process can get another
     ├── TemporaryError           75  a fault that another try may not meet: broker or database away
     │   └── UnknownOutcome       75  the same in the middle of a send: nobody knows whether the messages were taken
     ├── Reject                   a handler gives its message up; it becomes a dead letter with this reason
@@ -89,7 +89,7 @@ class FaultPersists(UserError):
 
 
 class RestartNeeded(FaultPersists):
-    """What this process stands on is gone for good, such as the JVM of its Spark; a new process has another."""
+    """Something that this process needs has ended for good, such as Spark's JVM. A new process can get another."""
 
 
 class TemporaryError(PenstockError):
@@ -158,7 +158,7 @@ class ObjectRefused(ObjectUnreadable):
     """This host could not open the object, or not read a range of it. Another host may be able to."""
 
     def __init__(self, message: str, *, offset: int = 0, length_bytes: int = 0) -> None:
-        """``length_bytes``: of the range that could not be read; 0 if the object could not be opened."""
+        """``length_bytes``: the length of the range that could not be read; 0 if the object could not be opened."""
         super().__init__(message)
         self.offset = offset
         self.length_bytes = length_bytes

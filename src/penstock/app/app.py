@@ -21,7 +21,7 @@ from penstock.events import Listener
 from penstock.handlers.durations import Duration, seconds_of
 from penstock.messaging.aside import AsideThreads
 from penstock.messaging.broker import Broker
-from penstock.messaging.forks import leave_to_parent, tell_copies
+from penstock.messaging.forks import leave_to_parent, renew_in_copies
 from penstock.messaging.message import (
     DEDUPLICATION_ATTRIBUTE,
     IDENTITY_ATTRIBUTES,
@@ -40,7 +40,7 @@ SEND_CHUNK = 1_000  # messages handed to the broker in one call
 
 # Every app of this process, for tests alone: a handler under test may send through any of them.
 _apps: "WeakSet[App]" = WeakSet()
-_met: "list[Callable[[App], None]]" = []  # for tests alone: the last of them meets each app that is made
+_new_app_hooks: "list[Callable[[App], None]]" = []  # for tests alone: the last one is called with each new app
 SENDING_THREADS_MAX = 32  # of `send_async` and `send_many_async`
 
 
@@ -97,18 +97,18 @@ class App(Handlers, Transactional):
         self._broker: Broker | None = None if broker is None or isinstance(broker, str) else broker  # under the lock
         self._ledger: Any | None = None if ledger is None or isinstance(ledger, str) else ledger  # as above
         self._opened_elsewhere = self._broker is not None  # as above
-        self._opened: Settings | None = None  # as above: with which the broker was opened
-        self._inherited: Settings | None = None  # as above: in a copy of a process that had opened it
+        self._opened: Settings | None = None  # as above: the settings that the broker was opened with
+        self._inherited: Settings | None = None  # as above: the same, of the parent process, after a fork
         self._stand_in: Any = None  # as above: a test's broker
         self._tracing: Tracing | None = None  # as above
         self._senders: dict[Queue[Any] | str, _Sender] = {}  # as above
         _apps.add(self)
-        tell_copies(self)
-        for meet in _met[-1:]:
-            meet(self)
+        renew_in_copies(self)
+        for hook in _new_app_hooks[-1:]:
+            hook(self)
 
     def begin_in_copy(self) -> None:
-        """Be a worker of its own, with a view of its own on the same broker, in a copy of the process (`os.fork`)."""
+        """Get a worker id, and a connection to the same broker, of its own. Called in the child after `os.fork`."""
         self.worker = worker_id()
         self._lock = threading.Lock()
         if not self._opened_elsewhere and self._broker is not None:
@@ -284,7 +284,7 @@ class App(Handlers, Transactional):
         clash = sorted((sender.attributes.keys() | IDENTITY_ATTRIBUTES) & attributes.keys())
         if clash:
             raise UsageError(f"The attribute {clash[0]} is Penstock's own; leave it out, or give another name.")
-        # The origin that a replay adds is left out, or a handler that passes on all it got would fail in replays alone.
+        # A replay adds the origin. If it were refused, handlers that pass on all attributes would fail in replays.
         added = {name: value for name, value in attributes.items() if name != ORIGIN_ATTRIBUTE}
         if deduplication_id:
             added[DEDUPLICATION_ATTRIBUTE] = deduplication_id  # for the inbox: brokers forget it, or never looked
@@ -345,13 +345,13 @@ def apps_of_process() -> Sequence[App]:
 
 
 @contextmanager
-def met(meet: "Callable[[App], None]") -> Iterator[None]:
-    """Call ``meet`` with each app that is made while the block lasts. For tests."""
-    _met.append(meet)
+def on_new_app(hook: "Callable[[App], None]") -> Iterator[None]:
+    """Call ``hook`` with each app that is made while the block lasts. For tests."""
+    _new_app_hooks.append(hook)
     try:
         yield
     finally:
-        _met.remove(meet)
+        _new_app_hooks.remove(hook)
 
 
 def _name(queue: Queue[Any] | str) -> str:

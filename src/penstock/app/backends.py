@@ -33,7 +33,7 @@ def open_broker(settings: Settings, *, holder: str, tell: Listener = tell_nobody
 
 
 def with_whole_path(settings: Settings) -> Settings:
-    """The settings with a queue file's path from the root: a copy of the process may open it from another folder."""
+    """Return the settings with an absolute path of the queue file: a forked process may open it from another folder."""
     if not settings.broker.startswith(SQLITE) or settings.broker == SQLITE:
         return settings
     path = Path(settings.broker.removeprefix(SQLITE)).absolute()

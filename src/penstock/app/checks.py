@@ -108,19 +108,19 @@ def _scope_checks(scope: "Scope", app: str | None, *, try_notification: bool) ->
     """All but how its work stands, which is judged last: it cannot be well where one of these failed."""
     if scope.table is None:
         if app is not None:
-            yield from _passed_over(app)
+            yield from _unused_addresses(app)
         yield from _app_checks(scope)
     yield from _aws_checks(scope, app, try_notification=try_notification)
 
 
-def _passed_over(app: str) -> Iterator[Finding]:
-    """An app that was made by ``App()`` reads no settings: warn where the environment or penstock.toml has an address
-    for it, as it is then not where people believe."""
+def _unused_addresses(app: str) -> Iterator[Finding]:
+    """Warn if the environment or penstock.toml sets a broker or ledger that the app does not use, since an app made by
+    ``App()`` reads no settings."""
     from penstock.app.loading import load_app
 
     try:
         settings, own = load_settings(), load_app(app).settings
-    except PenstockError:  # told by another check
+    except PenstockError:  # another check reports it
         return
     for name in ("broker", "ledger"):
         given = getattr(settings, name)
@@ -128,7 +128,7 @@ def _passed_over(app: str) -> Iterator[Finding]:
             yield Finding(
                 check="app settings",
                 verdict=Verdict.WARNING,
-                found=f"the setting {name} is {shown(name, given)}, and the app {app} does not use it but "
+                found=f"the setting {name} is {shown(name, given)}, but the app {app} uses "
                 f"{shown(name, getattr(own, name))}",
                 hint="Make the app by App.from_config(), which reads the settings.",
             )

@@ -54,11 +54,11 @@ def clean_up(
 ) -> CleanupReport:
     """Do it for a pipeline or an object handler.
 
-    ``although_missing``: also if rows that they brought may have left the table, which was meant then.
+    ``although_missing``: also clean up objects whose rows may have been removed from the table.
 
-    Raises `UsageError` where objects are kept, `ConfigurationError` if they are another app's; `PublishHalted` if such
-    rows may have left the table, `ObjectDenied` and `TemporaryError` in the middle: what was done until then stays so,
-    and the next one goes on from there.
+    Raises `UsageError` if the declaration keeps objects, and `ConfigurationError` if they belong to another app. Raises
+    `PublishHalted` (rows may have left the table), `ObjectDenied` and `TemporaryError` in the middle: what was done
+    until then stays done, and the next cleanup continues from there.
     """
     heard = open_reports(
         app.settings, worker=app.worker, process="cleanup", on_error=app.on_error, tell=Bus(*listeners).emit

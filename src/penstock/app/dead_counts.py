@@ -33,9 +33,9 @@ def dead_objects(seen: View, pipeline: str) -> DeadObjects:
 
 
 def letters_replaced(seen: View, dead: Iterable[DeadObjects]) -> int | None:
-    """How many letters are about nothing but objects of which a later version was processed.
+    """Return the number of dead letters whose objects were all replaced by a later version that was processed.
 
-    None where nobody can tell: objects are so, and the broker shows their letters only to who receives them.
+    None if there are such objects and the broker cannot list dead letters without receiving them.
     """
     carriers, others = set[str](), set[str]()
     for one in dead:

@@ -61,7 +61,7 @@ class Imported:
 
     letters: int = 0
     before: int = 0  # were put there by an import before
-    replayed: int = 0  # were in their queues again, sent there while, before or after the file was written
+    replayed: int = 0  # left out, since they were replayed before, while or after the file was written
     by_queue: dict[str, int] = field(default_factory=dict)
     interrupted: bool = False
 
@@ -216,8 +216,8 @@ def _remove(place: Place, opened: _Opened, stopped: Stopped, probe: Probe) -> in
 
 
 def _not_replayed(ledger: Ledger, kept: Sequence[Kept]) -> Sequence[Kept]:
-    """Leave out what somebody replayed out of its queue: a letter may be replayed while a file of it is written, since
-    nothing locks it. Put back, it would be there twice."""
+    """Leave out letters that were replayed, which would be duplicated. An export locks nothing, so a letter may be
+    replayed while its file is written."""
     ids = [one.replay_id for one in kept]
     known = ledger.replays.find(ids)
     return [one for one, id in zip(kept, ids, strict=True) if id not in known or not known[id].sent]

@@ -61,7 +61,7 @@ class Goal:
         return len(self._refs)
 
     def scanned(self, source: str) -> SourceScanned:
-        """What there is to tell of the scan, before anything is announced."""
+        """Return the event that reports the scan. Call it before anything is announced."""
         with self._lock:
             return SourceScanned(
                 source=source, found=self.size, unfinished=len(self.unfinished), messages=self.messages()

@@ -41,12 +41,12 @@ def ready(pulse: Pulse, stop: StopSignal) -> Answer:
     halted = [line.queue for line in lines if line.halted]
     waiting = [f"{line.queue} for {line.awaits}" for line in lines if line.awaits is not None and not line.halted]
     serving = [line.queue for line in lines if line.awaits is None and not line.halted]
-    told = [
+    sentences = [
         f"serving {', '.join(serving)}" if serving else "no queue is served" + (" yet" if waiting else " any more"),
         *([f"waiting: {', '.join(waiting)}"] if waiting else ()),
         *([f"halted until a restart: {', '.join(halted)}"] if halted else ()),
     ]
-    return bool(serving), "; ".join(told)
+    return bool(serving), "; ".join(sentences)
 
 
 def started(pulse: Pulse) -> Answer:

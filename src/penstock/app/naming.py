@@ -67,7 +67,7 @@ def register_pipeline(home: "Home", name: str, *, queue: str) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObjectNames:
-    """Names of pipelines and object handlers of an app, each with its queue: what a command acts on by name."""
+    """The names of the pipelines and object handlers that a command acts on, each with its queue."""
 
     app: str
     is_named: bool
@@ -82,7 +82,7 @@ class ObjectNames:
 
 
 def object_names(home: "Home", services: Sequence[Service], *, only: str | None = None) -> ObjectNames:
-    """Return the names of pipelines and object handlers among an app's services, or ``only`` this one of them."""
+    """Return the names of the pipelines and object handlers among an app's services. ``only``: this one alone."""
     queues = {one.name: one.queue_name for one in services if needs_objects(one) and only in (None, one.name)}
     return ObjectNames(app=home.name, is_named=home.is_named, queues=queues)
 

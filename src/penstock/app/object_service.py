@@ -51,7 +51,7 @@ class ObjectService:
             source = source_at(self.source, host.settings.aws)
         except UsageError as error:
             raise UsageError(f"The object handler {self.name}: {error}") from error
-        store = host.stores.of(source)
+        store_outage = host.stores.of(source)
         tools = ObjectHandlerTools(
             ledger=host.ledger(),
             store=source.store,
@@ -66,7 +66,7 @@ class ObjectService:
             clock=host.clock,
             random=host.random,
             ledger_watch=host.outage,
-            store_watch=store,
+            store_watch=store_outage,
         )
         handler = ObjectHandler(self.declaration, tools)
         line = Line(
@@ -74,7 +74,7 @@ class ObjectService:
             handler=handler,
             weight=weight,
             in_flight_max=self.concurrency,
-            gate=Gates(host.outage.gate(self.queue_name), store.gate(self.queue_name)),
+            gate=Gates(host.outage.gate(self.queue_name), store_outage.gate(self.queue_name)),
         )
         work = self.cleaning(source, ledger=tools.ledger, bus=host.bus, probe=host.probe, clock=host.clock)
         if work is None:

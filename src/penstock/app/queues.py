@@ -45,7 +45,7 @@ class QueueStanding:
     dead_letters_set_aside: int  # those of the second tier, which nothing brings back by itself
     paused: bool
     breaker: str | None  # the error for which a worker of this state folder serves it no more for now
-    unserved: str | None  # what else keeps a worker of this state folder from serving it, as a sentence
+    unserved: str | None  # any other reason why a worker of this state folder does not serve it, as a sentence
     workers: tuple[str, ...]  # of this state folder; on a broker that hosts share there may be others
     sender_key: str | None = None  # for XADD by other clients, on Redis
     unread: str | None = None  # a sentence about messages that other clients put where no worker reads

@@ -36,8 +36,8 @@ class Target:
 
 
 def target_in(app: "App", name: str) -> Target:
-    """A pipeline of an app, or an object handler. Raises `UsageError` where it has none of that name, and
-    `ConfigurationError` if the ledger has it from another app."""
+    """Return a pipeline or object handler of an app. Raises `UsageError` if the app has none of that name, and
+    `ConfigurationError` if the ledger holds another app's objects under it."""
     found = {service.name: service for service in app.services if _has_objects(service)}
     if name not in found:
         known = ", ".join(sorted(found)) or "none"

@@ -70,7 +70,7 @@ class WorkerRecord:
     in_flight: int  # messages whose lease it holds
     beat_at: float
     paused: Mapping[str, str] = field(default_factory=dict)  # by queue: the error for which its breaker is open
-    unserved: Mapping[str, str] = field(default_factory=dict)  # by queue: what else keeps it from being served
+    unserved: Mapping[str, str] = field(default_factory=dict)  # by queue: any other reason why it is not served
     seen: Mapping[str, Estimate] = field(default_factory=dict)  # by queue: what its receives say of ages
     settled: Mapping[str, int] = field(default_factory=dict)  # by queue: messages that left it through this worker
     metrics_address: str | None = None  # HOST:PORT where it answers for its metrics and its health, if it does
@@ -276,9 +276,9 @@ def _send(pid: int, number: signal.Signals, *, only_if: Callable[[], bool]) -> b
 
 def _read(path: Path) -> WorkerRecord | None:
     try:
-        said = json.loads(path.read_text(encoding="utf-8"))
-        seen = {queue: Estimate(**estimate) for queue, estimate in said.get("seen", {}).items()}
-        known = {name: value for name, value in said.items() if name in _FIELDS}  # a newer worker says more
-        return WorkerRecord(**{**known, "queues": tuple(said["queues"]), "seen": seen})
+        written = json.loads(path.read_text(encoding="utf-8"))
+        seen = {queue: Estimate(**estimate) for queue, estimate in written.get("seen", {}).items()}
+        known = {name: value for name, value in written.items() if name in _FIELDS}  # newer workers add others
+        return WorkerRecord(**{**known, "queues": tuple(written["queues"]), "seen": seen})
     except (OSError, ValueError, TypeError, KeyError, AttributeError):  # gone meanwhile, or of another version
         return None

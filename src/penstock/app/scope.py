@@ -60,7 +60,7 @@ class Scope:
     tables: Mapping[str, Places] = field(default_factory=dict)  # as far as they are known, by pipeline
     tableless: frozenset[str] = frozenset()  # object handlers, as far as they are known
     served: Mapping[str, str] = field(default_factory=dict)  # what of the app is fed from which queue, as far as known
-    names: "ObjectNames | None" = None  # of the app that are meant, as far as they are known
+    names: "ObjectNames | None" = None  # those of the app that a command may act on; None: not known
     on_error: ErrorHook | None = None  # the app's, as far as it is known
     recorded: Sequence[str] = ()  # what of the app records in the ledger what it did, as far as that is known
     options: str = ""  # what leads another verb here: empty, or beginning with a space
@@ -102,8 +102,7 @@ class Scope:
 def scope_ledger(scope: Scope, *, probe: Probe = no_probe) -> "Ledger":
     """Open the ledger of a scope. Every command that acts on a scope opens its ledger here.
 
-    Raise `ConfigurationError` for one beside a table that was moved, or one that holds objects of another app under a
-    name of this one.
+    Raises `ConfigurationError` if its table was moved, or if it holds objects of another app under a name of this one.
     """
     ledger = open_ledger(scope.settings, probe=probe)
     try:

@@ -67,7 +67,7 @@ class Host:
     stores: StoreOutages
     bookkeeping: AsideThreads = field(default_factory=bookkeeping_threads)  # shared by the async handlers
     spark: Callable[[], Any] = _no_spark  # the session that the worker's pipelines share, started when first asked for
-    check_spark: Callable[[], None] = _no_spark  # raises what is known of Spark before it is started
+    check_spark: Callable[[], None] = _no_spark  # raises `ConfigurationError` if Spark cannot start
     handled: frozenset[str] = frozenset()  # every queue of the app that has a handler, served here or elsewhere
     resources: Mapping[str, Any] = field(default_factory=lambda: NO_RESOURCES)
     tracing: Tracing = NO_TRACING

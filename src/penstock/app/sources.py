@@ -63,7 +63,7 @@ class Source:
         return f"{other.address}/".startswith(f"{self.address.rstrip('/')}/")
 
     def ping(self) -> None:
-        """Raise `TemporaryError` while it is away. Whatever else its server says is an answer."""
+        """Raise `TemporaryError` while it is away. Any other answer, such as a denied access, counts as present."""
         if self.is_local:
             LocalRoot(os.fsencode(self.address)).check()
         else:

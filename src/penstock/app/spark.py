@@ -45,16 +45,16 @@ class Spark:
         self._bus = bus
         self._stop = stop
         self._given = given
-        self._starting = threading.Lock()  # held while a session is made
+        self._starting = threading.Lock()  # held while a session is started, which may take a minute
         self._lock = threading.Lock()  # never held for long
-        self._java: Java | None = None  # this and the rest: written under the lock
-        self._beside: Session | None = None  # beside the given one
-        self._own: Session | None = None
-        self._failure: PenstockError | None = None  # why there never will be one
+        self._java: Java | None = None  # once it was found; finding it again does no harm
+        self._beside: Session | None = None  # beside the given one; this and the next: written by the starting thread
+        self._failure: PenstockError | None = None  # why no session will ever start
+        self._own: Session | None = None  # this and the next: under the lock
         self._closed = False
 
     def check(self) -> None:
-        """Raise `ConfigurationError` for what is known to be missing before Spark is started: its package, Java."""
+        """Raise `ConfigurationError` if PySpark or Java is missing. Does not start Spark."""
         from penstock.pipeline.extra import require_spark
 
         require_spark()
@@ -62,7 +62,7 @@ class Spark:
             self._found_java()
 
     def session(self) -> "Session":
-        """The session; one that cannot be started is not tried again. A caller waits while another one starts it.
+        """Return the session, which the first call starts while others wait. A failed start is not tried again.
 
         Raises `ConfigurationError` if Spark does not start, or if its workers cannot run Penstock, and
         `TemporaryError` after `close`.
@@ -74,15 +74,15 @@ class Spark:
             if made is not None:
                 return made
             try:
-                return self._work_beside(self._given) if self._given is not None else self._kept(self._start())
+                return self._open_beside(self._given) if self._given is not None else self._kept(self._start())
             except UserError as error:
                 self._failure = error
                 raise
 
     def close(self) -> None:
-        """End a session of our own, within a few seconds; at once where the process was asked to stop.
+        """End our own session within a few seconds, or at once if the process was asked to stop.
 
-        One that is being started is not waited for: it is ended when it is there.
+        Does not wait for a session that is still being started: the thread that starts it ends it.
         """
         with self._lock:
             self._closed = True
@@ -90,7 +90,7 @@ class Spark:
         if own is not None:
             self._end(own)
 
-    def _work_beside(self, given: "Session") -> "Session":
+    def _open_beside(self, given: "Session") -> "Session":
         from penstock.pipeline.python_workers import check_python
         from penstock.pipeline.session import session_beside
 
@@ -101,12 +101,12 @@ class Spark:
 
     def _kept(self, own: "Session") -> "Session":
         with self._lock:
-            late = self._closed
-            if not late:
+            is_late = self._closed
+            if not is_late:
                 self._own = own
-        if late:
+        if is_late:
             self._end(own)
-            raise TemporaryError("the worker ended while Spark was started")
+            raise TemporaryError("the worker ended while Spark was starting")
         return own
 
     def _end(self, own: "Session") -> None:

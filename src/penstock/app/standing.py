@@ -84,7 +84,7 @@ class Standing:
     dead_letters: int  # of both tiers, also those that wait for their replay
     workers: Sequence[str]
     objects_replaced: int = 0
-    dead_letters_replaced: int | None = 0  # letters of those objects; None where nobody can tell
+    dead_letters_replaced: int | None = 0  # letters of those objects; None: not known, see `dead_counts`
     dead_letters_set_aside: int = 0  # those of the second tier, which nothing brings back by itself
     dead_letters_replayed: int = 0  # those of the first tier that come back by themselves, as somebody replays them
     messages_unserved: int = 0  # in queues that no living worker fetches from, while some are there

@@ -32,8 +32,8 @@ __all__ = ["Looks", "PipelineStanding", "Standing", "late_queues", "standing"]
 DETAILS_SECONDS = 30.0
 UNNAMED = "no queue is named, so none was looked at: give --app, such as --app shop:app, or set queues"
 UNSHOWN = (
-    "objects were replaced by later versions, and their letters count as dead: this broker shows a letter only to who "
-    "receives it; `penstock dead purge --object` deletes those of an object"
+    "objects were replaced by later versions, and their dead letters are counted all the same: this broker "
+    "cannot list dead letters; `penstock dead purge --object` deletes those of an object"
 )
 
 
@@ -169,7 +169,7 @@ class _Details:
 
     at: float
     replaced: Mapping[str, int]  # dead objects of which a later version was processed, by pipeline
-    letters_replaced: int | None  # None: nobody can tell
+    letters_replaced: int | None  # None: not known
     tables: Mapping[str, _Table]
 
 

@@ -1,4 +1,4 @@
-"""Outages of the stores that a worker's queues need: of its sources, and of tables in S3."""
+"""Outages of the stores that a worker's queues need: those of its sources, and those of tables in S3."""
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -10,20 +10,20 @@ from penstock.handlers.outage import Outage, WatchedService, store_service
 
 
 class MakeOutage(Protocol):
-    """Make what watches a service for this worker."""
+    """Make the `Outage` of one service for this worker."""
 
     def __call__(self, *, service: WatchedService, ping: Callable[[], object]) -> Outage: ...
 
 
 class StoreOutages:
-    """One outage for the same places, however many queues need them. For the thread that opens the services."""
+    """One `Outage` for each store or pair of stores, shared by all queues that need it. Used by one thread."""
 
     def __init__(self, make: MakeOutage) -> None:
         self._make = make
         self._made: dict[str, Outage] = {}
 
     def of(self, *places: Source) -> Outage:
-        """Return the outage of work that needs all of these."""
+        """Return the outage of work that needs all these places."""
         name = " and ".join(dict.fromkeys(place.address for place in places))
         if name not in self._made:
             self._made[name] = self._make(service=store_service(name), ping=partial(_ping, places))

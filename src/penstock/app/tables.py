@@ -133,9 +133,9 @@ class Tables:
         return shown
 
     def kept_to(self, after_seq: int, up_to_seq: int) -> int:
-        """As `shown_to`, for those whose objects are to leave their source.
+        """Return the same as `shown_to`, for batches whose objects are about to leave their source.
 
-        Raises `PublishHalted` also if rows of these batches may have left a table since. For one thread at a time.
+        Also raises `PublishHalted` if rows of these batches may have left a table since. For one thread at a time.
         """
         shown = self.shown_to(after_seq, up_to_seq)
         later = self._ledger.batches_after(self._places.pipeline, after_seq)

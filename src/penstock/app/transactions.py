@@ -53,7 +53,7 @@ class Answer:
 class Transactional:
     """Effects that are one commit with what the user writes."""
 
-    outgoing_in_trace: "Make"  # this and the next two: of the `App`
+    outgoing_in_trace: "Make"  # this and the next two are the `App`'s
     name: str
     queue_name_of: Callable[[str], str | None]
 
@@ -101,7 +101,7 @@ class Transactional:
 
         False: its effect is committed already, so return. ``message`` is the context of a handler; or a message, such
         as an item's in a batch, and then ``handler`` names who works on it. With an async session, ``await`` it. The
-        message is known by the app's name, the handler's, and the queue of the app's handler of that name.
+        record names the app, the handler, and the queue that this app gave to the handler.
 
         Raises what the database raises where it cannot decide (a deadlock, a lock that lasts): let it pass, and the
         message comes again. Raises `ConfigurationError` where the database has no inbox.

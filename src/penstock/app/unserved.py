@@ -9,11 +9,11 @@ HEARD = frozenset({LedgerAway, LedgerBack, LineHalted, StoreAway, StoreBack})
 
 
 class UnservedQueues:
-    """Of the worker in this process. A listener: any thread may call it."""
+    """The reasons for the worker of this process, collected from its events. A listener; any thread may call it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._lacks: dict[str, dict[str, str]] = {}  # under the lock: by queue what it lacks, and the sentence
+        self._reasons: dict[str, dict[str, str]] = {}  # under the lock: by queue and cause, as sentences
 
     def __call__(self, event: Event) -> None:
         match event:
@@ -32,14 +32,14 @@ class UnservedQueues:
 
     @property
     def sentences(self) -> Mapping[str, str]:
-        """Why, by queue."""
+        """The reasons, by queue; queues that are served are left out."""
         with self._lock:
-            return {queue: "; ".join(lacks.values()) for queue, lacks in self._lacks.items() if lacks}
+            return {queue: "; ".join(reasons.values()) for queue, reasons in self._reasons.items() if reasons}
 
-    def _note(self, queues: Sequence[str], what: str, sentence: str | None) -> None:
+    def _note(self, queues: Sequence[str], cause: str, sentence: str | None) -> None:
         with self._lock:
             for queue in queues:
-                lacks = self._lacks.setdefault(queue, {})
-                lacks.pop(what, None)
+                reasons = self._reasons.setdefault(queue, {})
+                reasons.pop(cause, None)
                 if sentence is not None:
-                    lacks[what] = sentence
+                    reasons[cause] = sentence

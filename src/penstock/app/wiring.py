@@ -15,7 +15,7 @@ from penstock.messaging.outages import ServiceWatch, Unwatched
 from penstock.objects.own_files import parse_others
 from penstock.pipeline.attempt import AttemptSettings, Surroundings
 from penstock.pipeline.declaration import Declaration
-from penstock.pipeline.engine import StandingEngine
+from penstock.pipeline.engine import CheckedEngine
 from penstock.pipeline.faults import SPARK_ERRORS, explain
 from penstock.pipeline.handler import PipelineHandler
 from penstock.pipeline.late_engine import LateEngine
@@ -32,7 +32,7 @@ from penstock.worker.settings import WorkerSettings, budget
 
 FAULTS_MAX = 3  # infrastructure faults in a row that a bounded job bears before it tells a person
 FETCH_MAX = 500  # notifications are small, and a batch takes thousands
-SPARK = "Spark"  # as people are told that it is waited for
+SPARK = "Spark"  # what a pipeline's line waits for, as shown to people
 WAIT_SECONDS = 30.0  # for a batch to fill while messages keep coming
 
 
@@ -79,7 +79,7 @@ class Blueprint:
     faults_max: int | None  # infrastructure faults in a row; None bears any number
     tools: Tools
     ledger_watch: ServiceWatch = field(default_factory=Unwatched)
-    store_watch: ServiceWatch = field(default_factory=Unwatched)  # of what runs read and write
+    store_watch: ServiceWatch = field(default_factory=Unwatched)  # of the stores that runs read and write
     gate: Gate | None = None  # whether it may receive; None: always
     moved_to: tuple[S3Address, ...] = ()  # where processed objects go, and announce themselves once more
 
@@ -91,12 +91,11 @@ class Blueprint:
         return self._line(self._engine(spark), queue=queue)
 
     def late_line(self, session: Callable[[], Session], *, queue: str, weight: int) -> Line:
-        """Return the same, of which the session is started while other queues are served; the line raises as `line`
-        does then."""
+        """Return a line whose Spark starts while other queues are served; its start raises what `line` raises."""
         engine = LateEngine(lambda: self._engine(session()))
         return self._line(engine, queue=queue, weight=weight, start=Start(awaits=SPARK, run=engine.start))
 
-    def _line(self, engine: StandingEngine, *, queue: str, weight: int = 1, start: Start | None = None) -> Line:
+    def _line(self, engine: CheckedEngine, *, queue: str, weight: int = 1, start: Start | None = None) -> Line:
         limits = Limits(
             messages_max=self.numbers.max_objects,
             bytes_max=self.numbers.max_bytes,
@@ -132,7 +131,7 @@ class Blueprint:
             busy_seconds_max=self.numbers.busy_seconds_max,
         )
 
-    def _engine(self, spark: Session) -> StandingEngine:
+    def _engine(self, spark: Session) -> CheckedEngine:
         try:
             prove_shared(spark, self.declaration)
             return SparkEngine(
@@ -144,14 +143,14 @@ class Blueprint:
                 probe=self.tools.probe,
                 store_watch=self.store_watch,
             )
-        except SPARK_ERRORS as error:  # it went away since it was started
+        except SPARK_ERRORS as error:  # Spark's JVM ended since it was started
             raise explain(error) from error
 
-    def _surroundings(self, engine: StandingEngine) -> Surroundings:
+    def _surroundings(self, engine: CheckedEngine) -> Surroundings:
         return Surroundings(
             ledger=self.ledger,
             engine=engine,
-            # A run that is to end meets a dead engine with its next batch, and without one it is done.
+            # A run that is to end notices a dead engine at its next batch; without another batch it is done.
             check_engine=engine.check if self.faults_max is None else None,
             parse=partial(parse_others, buckets_allowed=self.buckets, own=self._own()),
             publish=self.publish,

@@ -35,10 +35,10 @@ def encode_attributes(attributes: Attributes) -> str | None:
 
 
 def decode_attributes(text: str | bytes | None) -> Attributes:
-    """Return the attributes that `encode_attributes` wrote. What many messages have alike is read once.
+    """Return the attributes that `encode_attributes` wrote. Short texts are cached.
 
-    Raises nothing. A text that it cannot have written becomes one attribute, `UNREADABLE_ATTRIBUTE`, which holds its
-    beginning: a broker makes that message a dead letter, and the others of its queue go on.
+    Raises nothing. A text that cannot be decoded becomes one attribute, `UNREADABLE_ATTRIBUTE`, with the beginning of
+    the text: a broker makes that message a dead letter, and the rest of its queue is delivered.
     """
     if not text:
         return NO_ATTRIBUTES
@@ -49,7 +49,7 @@ def _decoded(text: str | bytes) -> Attributes:
     try:
         fields: Mapping[str, object] = json.loads(text)
         return MappingProxyType({name: _value(value) for name, value in fields.items()})
-    except (ValueError, TypeError, AttributeError, RecursionError):  # no JSON, no Unicode, no object, other values
+    except (ValueError, TypeError, AttributeError, RecursionError):  # no JSON, UTF-8 or object; other types of values
         shown = text if isinstance(text, str) else bytes(text).decode("utf-8", "backslashreplace")
         return MappingProxyType({UNREADABLE_ATTRIBUTE: shown[:_UNREADABLE_CHARS_MAX]})
 

@@ -252,7 +252,7 @@ def reason_too_large(body_bytes: int) -> str:
 
 
 def reason_unreadable() -> str:
-    """Why the broker gave up on a message that somebody else wrote into its file or stream."""
+    """Return the reason for giving up a message whose attributes another program wrote."""
     return f"its attributes cannot be read: they are in {UNREADABLE_ATTRIBUTE}"
 
 

@@ -28,7 +28,7 @@ class QueueFile:
 
     One connection, because SQLite has one writer anyway, and threads of a process line up better at a lock of ours than
     at SQLite's, which is found free by asking again and again. Other processes meet at SQLite's lock. No connection is
-    open while the process forks; the next use opens another one.
+    open while the process forks; the next use opens a new one.
     """
 
     def __init__(self, path: Path, *, busy_timeout_seconds: float) -> None:
@@ -37,8 +37,8 @@ class QueueFile:
         self._place = path.absolute()  # the process may go to another folder before it opens the file again
         self._lock = threading.Lock()
         self._synchronous = ""  # this and the next: written under the lock
-        self._connection: sqlite3.Connection | None = None  # None while nobody needed it since the start, or a fork
-        self._closed = False  # as above
+        self._connection: sqlite3.Connection | None = None  # None before the first use, and the first one after a fork
+        self._closed = False  # under the lock
         self._use = EmbeddedFile(f"the queue file {path}", path, self._disconnect)
         with self._use, self._translated():
             self.store_id = self._connect()
@@ -100,12 +100,12 @@ class QueueFile:
             raise TemporaryError(f"the queue file {self.path} was closed by this process: open it again")
         if self._connection is None and self._connect() != self.store_id:
             self._disconnect()
-            raise ConfigurationError(f"the queue file {self.path} was replaced by another one: start this process anew")
+            raise ConfigurationError(f"the queue file {self.path} was replaced by another one: restart this process")
         assert self._connection is not None
         return self._connection
 
     def _connect(self) -> str:
-        """Open the file; returns the id of what is in it."""
+        """Open the file; return the id of the store in it."""
         self._synchronous = ""
         self._connection = self._open()
         try:

@@ -27,7 +27,7 @@ class Leasing:
     def lease(
         self, connection: sqlite3.Connection, name: str, messages_max: int, lease_seconds: float, now: float
     ) -> Sequence[Delivery]:
-        """Hand over ready messages, the groups in turn. What `rules` would have refused goes to the dead letters."""
+        """Lease ready messages, the groups in turn. A message that no handler can take becomes a dead letter."""
         count = max(0, min(messages_max, rules.CAPABILITIES.receive_max))
         while True:  # ends: each turn but the last buries something
             queue = self._queues.ensure(connection, name)  # again: the ring has turned, or somebody paused the queue
@@ -89,8 +89,8 @@ class Leasing:
     def _bury_unfit(
         self, connection: sqlite3.Connection, queue: QueueRow, found: Mapping[int, Delivery], now: float
     ) -> set[int]:
-        """Of messages that came into the file past `encode_attributes` and `rules.check_outgoing`. A dead letter is
-        handed over as it is."""
+        """Make dead letters of messages that another program wrote into the file, and that are too large or cannot be
+        read; return their row ids. Messages of a dead-letter queue are delivered as they are."""
         reasons = {seq: reason for seq, delivery in found.items() if (reason := _unfit(delivery.message)) is not None}
         if not reasons or self._queues.is_dead_letter_queue(connection, queue.settings.name):
             return set()
@@ -99,7 +99,7 @@ class Leasing:
 
 
 def _unfit(message: Message) -> str | None:
-    """Return why no handler can have it."""
+    """Return why no handler can take the message; None if one can."""
     if len(message.body) > _BODY_BYTES_MAX:
         return rules.reason_too_large(len(message.body))
     return rules.reason_unreadable() if UNREADABLE_ATTRIBUTE in message.attributes else None

@@ -18,7 +18,7 @@ def message_of(store: str, row: Row) -> Message:
     seq, body, enqueued_at, attributes, group = row[:5]
     return Message(
         id=rules.message_id(store, seq),
-        body=body.encode("utf-8", "surrogatepass") if isinstance(body, str) else body,  # others may insert a text
+        body=body.encode("utf-8", "surrogatepass") if isinstance(body, str) else body,  # other programs may insert text
         enqueued_at=enqueued_at,
         attributes=decode_attributes(attributes),
         group=decode_group(group),

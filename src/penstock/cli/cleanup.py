@@ -28,7 +28,7 @@ def cleanup(
         bool,
         typer.Option(
             "--although-missing",
-            help="Also objects whose rows another writer removed from the table, or may have: it was meant.",
+            help="Also objects whose rows another writer removed, or may have removed, from the table on purpose.",
         ),
     ] = False,
     json_: Json = False,

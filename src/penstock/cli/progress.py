@@ -168,7 +168,7 @@ def _trouble(event: Event) -> list[str]:
         case ExecutionFailed() | UpkeepFailed() | ReceiveFailed() | HeartbeatFailed():
             return [f"{_doing(event)} failed and is tried again: {event.error}"]
         case FaultsRepeated():
-            return [f"{event.count:,} runs in a row met a fault of the machinery, and are tried again: {event.error}"]
+            return [f"the machinery failed {event.count:,} times in a row; its work is tried again: {event.error}"]
         case ErrorHookFailed():
             return [f"a failure could not be told ({event.hook}): {event.error}"]
         case _:

@@ -83,8 +83,8 @@ class RunFailed(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FaultsRepeated(Event):
-    """The machinery failed again and again for a pipeline or an object handler, with no success between. Nobody is
-    charged, and every object is tried again."""
+    """The machinery failed several times in a row for a pipeline or an object handler. No object is charged an attempt,
+    and all are tried again."""
 
     pipeline: str
     count: int  # of faults in a row

@@ -10,7 +10,7 @@ from penstock.events.bus import Event
 class SourceScanned(Event):
     """A folder was walked; ``unfinished`` of the objects found have no terminal state yet.
 
-    ``messages`` are in the queue then, as near as the broker can tell; one that was replayed revives a dead object.
+    ``messages`` is the broker's count of messages in the queue; one that was replayed revives a dead object.
     """
 
     source: str

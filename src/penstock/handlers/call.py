@@ -53,7 +53,7 @@ QUEUE_PAUSED = "the queue is paused, since message after message failed in the s
 
 
 class NotBegun(TemporaryError):
-    """This machine could not begin the call: the message comes again, and that costs it no attempt."""
+    """This machine could not begin the call. The message is released, which does not count as an attempt."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -296,7 +296,7 @@ class Call:
             self._emit(MessageSkipped, reason="in_progress", key=key)
             delay_seconds = begun.seconds + BUSY_JITTER_SECONDS * self._around.random()
             return self._answer(Release(delay_seconds=delay_seconds, refund=True, reason="its key is being worked on"))
-        outage.claimed()
+        outage.succeeded()
         with self._lock:
             self._claim = begun.claim
             late = self._ended

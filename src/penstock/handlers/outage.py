@@ -1,8 +1,8 @@
-"""Outages of a service that queues need: noticed by requests and by a watch, and over when it answers the watch.
+"""Outages of a service that queues need, noticed by requests and by a watch that asks the service itself.
 
 While the service is away, the queues that need it are paused: a message received then could only go back, and where
-each receive counts (SQS) an outage would use up its attempts. The watch asks the service itself, also while no message
-comes, so that every worker knows of an outage before it receives.
+each receive counts (SQS) an outage would use up its attempts. The watch also asks while no message comes, so that every
+worker knows of an outage before it receives. An outage ends when the service answers the watch.
 """
 
 import random as system_random
@@ -20,12 +20,12 @@ from penstock.messaging.threads import begin_thread, begin_thread_or_do
 from penstock.messaging.waits import Random
 
 PAUSE_SECONDS_MIN = 1.0
-PAUSE_SECONDS_MAX = 5.0  # so much later than the service the work goes on, at most
-CLAIMS_PAUSE_SECONDS_MAX = 60.0  # while it answers, and work fails for it all the same: its disk is full, say
-CHECK_SECONDS = 5.0  # between two looks at a ledger that answered
+PAUSE_SECONDS_MAX = 5.0  # work resumes at most that long after the service is back
+CLAIMS_PAUSE_SECONDS_MAX = 60.0  # while it answers and work fails nevertheless: its disk is full, say
+CHECK_SECONDS = 5.0  # between two pings of a ledger that answered
 PING_SECONDS_MAX = 10.0  # after which a service that has not answered is away
 COUNTED_RELEASE_SECONDS = 30.0  # how long a message stays away where a receive counts: all workers know by then
-STORE_PATIENCE = 2.0  # each look at a store is a request that costs money
+STORE_PATIENCE = 2.0  # each ping of a store is a request that costs money
 LOOK_SECONDS = 0.25  # between two looks of a worker at a closed gate
 
 _TRIES_MAX = 16  # bounds the exponent of pauses
@@ -45,8 +45,11 @@ class MakeBack(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WatchedService:
-    """A service that queues need, and how its outages are told. ``patience`` stretches the time between two looks at it
-    while it answers, and that for which messages stay away where a receive counts."""
+    """A service that queues need, and the events of its outages.
+
+    ``patience`` multiplies the time between two pings while it answers, and the time for which messages stay invisible
+    if a receive counts as an attempt.
+    """
 
     name: str
     away: MakeAway
@@ -58,7 +61,7 @@ LEDGER = WatchedService(name="ledger", away=LedgerAway, back=LedgerBack)
 
 
 def store_service(address: str) -> WatchedService:
-    """Return the store of a source's objects, or of a table, at such an address."""
+    """Return the service for the store of objects or of a table at this address."""
     return WatchedService(
         name="store",
         away=partial(StoreAway, store=address),
@@ -71,8 +74,8 @@ class Outage:
     """A `penstock.messaging.outages.ServiceWatch` of one worker's service, by default the ledger. Any thread may call
     it.
 
-    ``ping`` asks the service, and raises `TemporaryError` while it is away. Without one only requests tell, and no
-    queue is paused. ``refunds``: whether the broker can take back the count of a receive.
+    ``ping`` asks the service, and raises `TemporaryError` while it is away. Without a ping only requests notice an
+    outage, and no queue is paused. ``refunds``: True if the broker can take back the count of a receive.
     """
 
     def __init__(
@@ -94,28 +97,28 @@ class Outage:
         self._queues: frozenset[str] = frozenset()  # replaced as a whole, before the worker serves
         self._ended = False  # written by the thread that closes; never unset
         self._news = threading.Event()  # wakes the watch
-        self._defect: BaseException | None = None  # what ended the watch, whose thread writes it
+        self._defect: BaseException | None = None  # the error that ended the watch; written by its thread
         self._lock = threading.Lock()
         # The rest is written under the lock; times are monotonic.
         self._since: float | None = None  # None: it answers
         self._error = ""
         self._pings = 0  # that failed since it went away
-        self._cycles = 0  # how often it went away since it did what work needs of it
+        self._cycles = 0  # outages since a request did its work
         self._next_ping_at = 0.0
-        self._claimed_at = clock.monotonic()  # the last request or ping that succeeded
+        self._answered_at = clock.monotonic()  # the last request or ping that succeeded
         self._trying = 0  # requests under way
 
     # -- by handlers ---------------------------------------------------------------------------------------------
 
-    def claimed(self) -> None:
-        """It did what work needs of it: the ledger took a claim, the store gave an object. That it answered says
-        nothing of that, on a full disk."""
+    def succeeded(self) -> None:
+        """Note that a request did its work: the ledger took a claim, the store returned an object. An answer alone does
+        not prove that: a ledger on a full disk still answers."""
         with self._lock:
             self._cycles = 0
 
     @contextmanager
     def asked(self) -> Iterator[None]:
-        """Around a request. A `TemporaryError` in the block says that it is away; its end, that it answers."""
+        """Wrap a request: a `TemporaryError` in it means that the service is away, a normal end that it answers."""
         with self._lock:
             self._trying += 1
         try:
@@ -131,12 +134,12 @@ class Outage:
 
     @property
     def refusal(self) -> str | None:
-        """Why no request is to be tried now; None while one may be."""
+        """The error for which no request should be tried now; None if one may be."""
         with self._lock:
             return None if self._since is None or self._ping is None else self._error
 
     def pause_seconds(self, random: Random) -> float:
-        """Return how long a message stays away whose request failed: the longer the outage lasts, the longer, with
+        """Return for how long to hide a message whose request failed. Grows with the length of the outage; with
         jitter."""
         since = self._since
         away_seconds = 0.0 if since is None else self._clock.monotonic() - since
@@ -155,8 +158,8 @@ class Outage:
     def admits(self) -> int | None:
         """How many messages may be at hand for what begins next; None: any number.
 
-        None may while it is away. After work failed for it again although it answered, one at a time may, until it
-        did what work needs of it.
+        None are admitted while the service is away. If work failed again although it answered, one message at a time is
+        admitted until a request does its work. Raises what ended the watch.
         """
         if self._defect is not None:
             raise self._defect
@@ -175,7 +178,7 @@ class Outage:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Ask it until the block ends: now and then while it answers, and until it does while it is away."""
+        """Ping the service in a thread until the block ends."""
         if self._ping is None:
             yield
             return
@@ -198,20 +201,20 @@ class Outage:
                     self._clock.wait(self._news, rest_seconds)
                 else:
                     self.check(ping)
-        except BaseException as defect:  # a listener that raises, say: nobody would ask again, and no gate open
+        except BaseException as defect:  # such as a listener that raises: no gate would ever open again
             self._defect = defect
 
     def _rest_seconds(self) -> float:
         with self._lock:
             if self._since is None:
                 seconds = CHECK_SECONDS * self._service.patience
-                at = self._claimed_at + seconds * (0.5 + self._random() / 2.0)
+                at = self._answered_at + seconds * (0.5 + self._random() / 2.0)
             else:
                 at = self._next_ping_at
         return at - self._clock.monotonic()
 
     def check(self, ping: Callable[[], object]) -> None:
-        """Ask it once. If that takes long it is away meanwhile, and no other question is asked until it answers."""
+        """Ping the service once. While a ping takes too long the service counts as away, and no other ping begins."""
         over = threading.Event()
         answers: list[TemporaryError | None] = []
 
@@ -259,7 +262,7 @@ class Outage:
     def _answers(self) -> None:
         with self._lock:
             since, self._since = self._since, None
-            self._claimed_at = self._clock.monotonic()
+            self._answered_at = self._clock.monotonic()
         if since is not None and not self._ended:
             away_seconds = self._clock.monotonic() - since
             self._bus.emit(self._service.back(away_seconds=away_seconds, queues=tuple(sorted(self._queues))))

@@ -1,7 +1,7 @@
-"""What goes between a process and its child. Neither end waits for a process that is gone.
+"""A pipe between a process and its child, on which neither waits for the other after it has ended.
 
-The end of a pipe comes when nobody holds its other end open any more, and what a child forks goes on holding it. So the
-parent looks, with each piece that it reads or writes, whether the child has ended.
+A reader sees the end of a pipe only when every process has closed its other end, and processes that the child forked
+keep it open. So the parent checks, with each piece that it reads or writes, if the child has ended.
 """
 
 import os
@@ -11,7 +11,7 @@ import struct
 from multiprocessing.connection import Connection
 from typing import Any, Protocol
 
-PIECE_BYTES = 1 << 20  # that are read at a time
+PIECE_BYTES = 1 << 20  # read at a time, at most
 _LENGTH = struct.Struct("!Q")
 
 
@@ -20,16 +20,16 @@ class _HasFileno(Protocol):
 
 
 class Pipe:
-    """One end, for one thread at a time. Without ``end`` it waits for the other end alone."""
+    """One end of the pipe, for one thread at a time."""
 
     def __init__(self, connection: Connection, *, end: _HasFileno | int | None = None) -> None:
-        """``end`` can be read from once the process at the other end has ended."""
+        """``end`` becomes readable when the process at the other end has ended; None: do not check for that."""
         os.set_blocking(connection.fileno(), False)
         self._connection = connection
         self._end = end
 
     def send(self, value: Any) -> None:
-        """Raise `EOFError` where the process ended before it was written, `OSError` where nobody reads any more."""
+        """Send a value. Raises `EOFError` if the other process ended first, `OSError` if the other end is closed."""
         pickled = pickle.dumps(value)
         for data in (_LENGTH.pack(len(pickled)), pickled):
             left = memoryview(data)
@@ -37,16 +37,16 @@ class Pipe:
                 self._await(select.POLLOUT)
                 try:
                     left = left[os.write(self._connection.fileno(), left) :]
-                except BlockingIOError:  # room for less than a piece
+                except BlockingIOError:  # poll reports room that the write finds too small
                     continue
 
     def receive(self) -> Any:
-        """Raise `EOFError` where the other end is closed, or the process ended in the middle."""
+        """Receive a value. Raises `EOFError` if the other end is closed or the other process ended."""
         (length,) = _LENGTH.unpack(self._read(_LENGTH.size))
         return pickle.loads(self._read(length))  # both ends are ours
 
     def close(self) -> None:
-        """The other end sees it."""
+        """Close this end; the other one then raises."""
         self._connection.close()
 
     def _read(self, length: int) -> bytearray:
@@ -62,10 +62,10 @@ class Pipe:
             data += piece
         return data
 
-    def _await(self, what: int) -> None:
-        """What was written before the process ended is read still."""
+    def _await(self, event: int) -> None:
+        """Wait for a `select.poll` event. What a process wrote before it ended can still be read."""
         poll = select.poll()
-        poll.register(self._connection, what)
+        poll.register(self._connection, event)
         if self._end is not None:
             poll.register(self._end, select.POLLIN)
         ready = {descriptor for descriptor, _ in poll.poll()}

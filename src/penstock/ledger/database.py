@@ -15,7 +15,7 @@ from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait
 from penstock.errors import TemporaryError
 from penstock.ledger.dialects import READ_ONLY, Clash, Dialect
 from penstock.messaging.addresses import masked
-from penstock.messaging.forks import EmbeddedFile, leave_to_parent, tell_copies
+from penstock.messaging.forks import EmbeddedFile, leave_to_parent, renew_in_copies
 
 # A connection that is lost is told by an error of ours. SQLAlchemy logs it too, with a traceback, which without any
 # handler Python prints; who configured logging reads it as before.
@@ -59,10 +59,10 @@ class Database:
             wait=wait_random_exponential(multiplier=CLASH_BASE_SECONDS, max=CLASH_CAP_SECONDS),
             reraise=True,
         )
-        tell_copies(self)
+        renew_in_copies(self)
 
     def begin_in_copy(self) -> None:
-        """Leave the connections to the process that this one is a copy of. (Of a file, none is open at a fork.)"""
+        """Leave the connections to the parent process. A file's connections were closed before the fork."""
         self._lock = threading.Lock()
         if self.engine.dialect.name != SQLITE:
             leave_to_parent(self.engine.pool)
@@ -141,11 +141,11 @@ class Database:
 
 
 def _use_of(engine: Engine, place: str) -> AbstractContextManager[None]:
-    """What a transaction enters: a file must not be open at a fork; a server's connections may be."""
+    """Return the context of each transaction. It keeps forks away from files; connections to servers need none."""
     if engine.dialect.name != SQLITE:
         return nullcontext()
     in_memory = engine.url.database in (None, "", IN_MEMORY)
-    # A database in memory is its connection, which stays open.
+    # Closing the connection of a database in memory would lose it.
     return EmbeddedFile(
         f"the ledger {place}", None if in_memory else Path(place), _nothing if in_memory else engine.dispose
     )

@@ -8,8 +8,8 @@ A ledger that was upgraded holds keys that are identified by the handler's name 
 version may still add some. The first app that registers the name keeps these identities. Another app with a handler of
 that name is refused at each start as long as any of these keys exists, because some of them may be its own.
 
-A queue on SQS is given by its name, URL or ARN. The queue that is in the identity of keys is spelled as the app
-registered it first, however it is spelled since. A ledger that knew two spellings before keeps both.
+An app may give an SQS queue by name, URL or ARN. The identity of keys contains the spelling that the app registered
+first, whichever it uses later. A ledger that already knew two spellings keeps both.
 
 Registrations take turns by a lock on the row of the tables' version.
 """
@@ -72,7 +72,7 @@ class Owners:
 
     def check(self, app: str, *, is_named: bool, uses: Sequence[OwnedName]) -> None:
         """Raise `ConfigurationError` if objects of these names belong to another app. A name that no app has registered
-        is free. Nothing is written."""
+        is free. Writes nothing."""
         with self._database.reading() as connection:
             registration = _Registration(connection, storable(app), is_named=is_named, place=self._database.place)
             for use in uses:
@@ -104,8 +104,8 @@ class _Registration:
             self._seen(row, queue)
 
     def check_objects(self, name: str, queue: str) -> "AnyRow | None":
-        """Return the row of a name, None if it is free. A name has one owner, whose queue may change if the app was
-        given its name. Raise `ConfigurationError` if it is another's."""
+        """Return the row of a name; None if the name is free. Raises `ConfigurationError` if another app owns it, or if
+        its queue changed and this app was not given a name."""
         rows = self._of_name("objects", name)
         if not rows:
             return None
@@ -125,7 +125,7 @@ class _Registration:
         return row
 
     def _take_keys(self, name: str, queue: str) -> WorkOwner:
-        """Any number of owners a name; one of them has the keys that are identified as before."""
+        """Register a handler's keys; return their owner. A name may have many owners, one with the old identity."""
         rows = self._of_name("keys", name)
         mine = [row for row in rows if row.app == self._app and same_queue(row.queue, queue)]
         mine.sort(key=lambda row: (row.queue != queue, not row.plain, row.first_seen_at, row.queue))

@@ -94,9 +94,9 @@ _CARRY = (
 def revive(
     connection: Connection, pipeline: str, named: Mapping[bytes, Sequence[Candidate]]
 ) -> Mapping[bytes, Carrier]:
-    """Make ended objects among the wanted ones claimable where a message may. ``named``: the messages, by object id.
+    """Make ended objects claimable again if one of their messages allows it. ``named``: the messages, by object id.
 
-    Return the message that knew better, by object that was never read.
+    Returns the message that restored an object that was never read, by object id.
     """
     binds = {"in_pipeline": pipeline}
     restored: dict[bytes, Carrier] = {}
@@ -125,10 +125,10 @@ def carry(
     named: Mapping[bytes, Sequence[Candidate]],
     restored: Mapping[bytes, Carrier],
 ) -> Mapping[bytes, Carrier]:
-    """Record which message carries an object that this claim took after an end of it; return it, by object.
+    """Record which message carries each object that this claim took after its end; return the messages by object id.
 
-    For an object that was dead, the first message that may give it another life: it just did, or takes over. If none
-    may, the carrier stays. For one that was never read, the message that ``restored`` it.
+    A dead object is carried by the first message that may revive it; if none may, its carrier stays. An object that was
+    never read is carried by the message that ``restored`` it.
     """
     carriers = dict(restored)
     for object_id, restorer in restored.items():

@@ -111,9 +111,9 @@ _IS_EXPIRED = (
     & (works.c.state != WorkState.OPEN.value)
 )
 _EXPIRED = select(works.c.work_id).where(_IS_EXPIRED).order_by(works.c.expires_at).limit(bindparam("rows_max"))
-# Works without a time of their own to expire at: those of revision 0005, and a key that one of its workers took from a
-# newer worker and completed. The latter has a retention on record, which is kept to. An app forgets only those of its
-# handlers; of all apps' oldest rows only so many are looked at: behind them its own wait until the others' are gone.
+# Works without an expiry: those of revision 0005, and a key that a worker of that revision took over from a newer one
+# and completed. The latter has a retention on record, which applies. An app deletes only those of its own handlers, and
+# looks for them among a bounded number of all apps' oldest rows.
 _IS_OLD = (
     works.c.expires_at.is_(None)
     & (works.c.ended_at < DatabaseNow() - bindparam("older_than_seconds", type_=_time))

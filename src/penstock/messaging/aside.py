@@ -13,7 +13,7 @@ from contextvars import copy_context
 from typing import Any, TypeVar
 
 from penstock.errors import TemporaryError
-from penstock.messaging.forks import tell_copies
+from penstock.messaging.forks import renew_in_copies
 from penstock.messaging.threads import begin_thread
 
 IDLE_SECONDS = 5.0  # after which a thread without work ends
@@ -32,10 +32,10 @@ class AsideThreads:
         self._name = name
         self._threads_max = threads_max
         self.begin_in_copy()
-        tell_copies(self)
+        renew_in_copies(self)
 
     def begin_in_copy(self) -> None:
-        """Have no threads, and none of the calls of the process that this one is a copy of."""
+        """Begin with no threads and no calls; those of before a fork belong to the parent process."""
         self._changed = threading.Condition()
         # The rest is written under the condition's lock.
         self._urgent: deque[Callable[[], None]] = deque()
@@ -85,7 +85,7 @@ class AsideThreads:
             with self._changed:
                 self._threads -= 1
                 if not self._threads:
-                    (self._urgent if urgent else self._waiting).remove(call)  # or a later thread would do it for nobody
+                    (self._urgent if urgent else self._waiting).remove(call)  # its caller will not wait for it
                     raise
 
     def _work(self) -> None:

@@ -20,8 +20,8 @@ def listed_name(queue: str) -> str:
 
 
 def same_queue(one: str, other: str) -> bool:
-    """Return True if both name one queue, each by its name, URL or ARN. A name alone is that of any account and region,
-    as a broker serves one."""
+    """Return True if both name the same queue, each by its name, URL or ARN. A bare name matches any account and
+    region, since a broker serves only one."""
     if one == other or listed_name(one) != listed_name(other):
         return one == other
     places = zip(_place(one), _place(other), strict=True)
@@ -29,7 +29,7 @@ def same_queue(one: str, other: str) -> bool:
 
 
 def _place(queue: str) -> tuple[str | None, str | None]:
-    """Return region and account of a URL or ARN, as far as it says them."""
+    """Return region and account of a URL or ARN; None for what it does not contain."""
     parts = re.split("[:/]", queue)
     if len(parts) < 3:
         return None, None

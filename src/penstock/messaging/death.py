@@ -67,14 +67,14 @@ def buried(attributes: Attributes, settlement: DeadLetter, death: Death) -> Attr
     """The attributes of a dead letter, of whichever tier."""
     if not settlement.set_aside:
         return with_death(attributes, death)
-    origin = {} if DEATH_ATTRIBUTE in attributes else {ORIGIN_ATTRIBUTE: death.message_id}  # nothing else would say it
+    origin = {} if DEATH_ATTRIBUTE in attributes else {ORIGIN_ATTRIBUTE: death.message_id}  # no death names the id then
     return MappingProxyType({**origin, **attributes, SET_ASIDE_ATTRIBUTE: _cut(settlement.reason)})
 
 
 def origin_id(letter: Message) -> str:
     """Return the id that a message was first delivered under, however often it died and was replayed since.
 
-    SQS moves a message under its id and says nothing of its death: then the letter's own id is that id.
+    A message that SQS itself moved has no record of its death, and keeps its id: then the letter's own id is returned.
     """
     origin = letter.attributes.get(ORIGIN_ATTRIBUTE)
     if origin and isinstance(origin, str):

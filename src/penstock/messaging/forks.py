@@ -1,9 +1,10 @@
-"""What is open when a process is copied by ``os.fork``: files of SQLite, connections, threads.
+"""Make ``os.fork`` safe for what a process has open: SQLite files, connections, threads.
 
-A copy has SQLite's memory of the locks and none of the locks: another process takes itself for the last one, deletes
-the log, and what the copy writes from then on is lost or destroys the file. A connection that the copy opens itself
-shares that memory, so opening again is no remedy. Nothing of a file may be open at that moment (SQLite, "How To
-Corrupt", 2.6): `EmbeddedFile` sees to it. Sockets and threads are simpler: a copy makes its own (`tell_copies`).
+In this file, a copy is the child process of a fork. A copy inherits SQLite's record of its file locks, but not the
+locks. So another process may believe that it is the last user of the file and delete the log: what the copy writes
+later is lost or destroys the file. A new connection in the copy shares that record, so opening the file again does not
+help. No connection to a file may be open during a fork (SQLite, "How To Corrupt", 2.6): `EmbeddedFile` closes them.
+Sockets and threads are simpler: a copy makes its own (`renew_in_copies`).
 """
 
 import ctypes
@@ -19,14 +20,14 @@ from weakref import WeakSet
 
 from penstock.errors import ConfigurationError, TemporaryError, UsageError
 
-WAIT_SECONDS = 5.0  # a fork waits so long, in all, for transactions under way
+WAIT_SECONDS = 5.0  # the longest that a fork waits, in all, for transactions under way
 
 
 class Copied(Protocol):
     """Something that a copy of the process cannot use as it is."""
 
     def begin_in_copy(self) -> None:
-        """Replace what belongs to the other process, and touch nothing of it. Called in the copy."""
+        """Replace what belongs to the parent process without touching it. Called in the copy."""
         ...
 
 
@@ -34,21 +35,21 @@ class EmbeddedFile:
     """The use of one SQLite file through one owner's connections. Any thread may enter (``with``), not twice.
 
     A fork waits until all have left, and closes the connections; both processes open them again when they next need
-    them. If somebody does not leave in time, or the process was copied without Python's hooks, the copy may not use the
-    file at all: entering raises `ConfigurationError`.
+    them. If a thread does not leave in time, or a fork bypassed Python's hooks, the copy may not use the file at all:
+    entering raises `ConfigurationError`.
     """
 
     def __init__(self, what: str, path: Path | None, close: Callable[[], None]) -> None:
-        """``what`` it is, for errors. ``close`` is called while nobody is in. ``path`` None: it is in memory."""
+        """``what`` names the file in errors. ``close`` is called while no thread is in. ``path`` None: in memory."""
         self._what = what
-        self._path = None if path is None else path.absolute()  # a copy may go to another folder
+        self._path = None if path is None else path.absolute()  # a copy may change its working directory
         self._close = close
         self._changed = threading.Condition()
         self._process = os.getpid()
         self._users = 0  # this and the next three: under the condition's lock
         self._forking = False
-        self._open = False  # there may be connections
-        self._refused = False  # in a copy, of which `_open` was true
+        self._open = False  # True if there may be connections
+        self._refused = False  # True in a copy that was made while `_open` was True
         with _forks.lock:
             _forks.files.add(self)
 
@@ -75,7 +76,7 @@ class EmbeddedFile:
                 self._changed.notify_all()
 
     def before_fork(self, give_up: float) -> None:
-        """Wait for those who are in, by the monotonic clock, and close."""
+        """Wait until all threads have left, at most until ``give_up`` (monotonic), and close the connections."""
         with self._changed:
             self._forking = True
             if self._open and self._changed.wait_for(lambda: not self._users, max(0.0, give_up - time.monotonic())):
@@ -83,31 +84,32 @@ class EmbeddedFile:
                 self._open = False
 
     def after_fork(self) -> None:
-        """Let others in again; in the process that was copied."""
+        """Let threads enter again. Called in the parent process."""
         with self._changed:
             self._forking = False
             self._changed.notify_all()
 
     def begin_in_copy(self) -> None:
+        """Forget the parent's users and connections. If connections were open, refuse the file from now on."""
         self._changed = threading.Condition()
         self._process = os.getpid()
         self._users, self._forking = 0, False
         if self._open:
             self._open, self._refused = False, True
-            _keep(self._close)
+            leave_to_parent(self._close)
             if (identity := self._identity()) is not None:
                 _forks.refused.add(identity)
 
     def _identity(self) -> tuple[int, int] | None:
         try:
             status = self._path.stat() if self._path is not None else None
-        except OSError:  # it is no more
+        except OSError:  # it was deleted
             return None
         return None if status is None else (status.st_dev, status.st_ino)
 
 
 class OwnSockets:
-    """Whether this is the process that made this, for what has sockets and threads that a copy must not use."""
+    """A guard for objects with sockets and threads, which a copy of the process must not use."""
 
     def __init__(self, what: str) -> None:
         self._what = what
@@ -121,31 +123,34 @@ class OwnSockets:
             )
 
 
-def tell_copies(thing: Copied) -> None:
-    """Call its `begin_in_copy` in each copy of this process, as long as it lives."""
+def renew_in_copies(thing: Copied) -> None:
+    """Call the thing's `begin_in_copy` in each copy of this process, as long as the thing lives."""
     with _forks.lock:
         _forks.things.add(thing)
 
 
 def leave_to_parent(thing: object) -> None:
-    """Never clean up a thing of the other process, which might speak to that one's server; called in a copy."""
-    _keep(thing)
+    """Never clean up a thing of the parent process, since that might send to its server. Called in a copy.
+
+    The thing outlives even the interpreter, which at its end would clean up the contents of a list.
+    """
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
 
 
 class _Forks:
-    """The hooks of this process. The lock is held while it forks, so that one fork comes after another."""
+    """The fork hooks of this process. The lock is held during a fork, so that forks run one after another."""
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
         self.files: WeakSet[EmbeddedFile] = WeakSet()  # this and the next: written under the lock
         self.things: WeakSet[Copied] = WeakSet()
-        self.refused: set[tuple[int, int]] = set()  # files that the process before had open; written in a new copy
+        self.refused: set[tuple[int, int]] = set()  # files that the parent had open; written in a new copy
         self._process = os.getpid()
 
     def before(self) -> None:
         self.lock.acquire()
         give_up = time.monotonic() + WAIT_SECONDS
-        with ExitStack() as stack:  # all of them, whatever one raises; Python prints what a hook raises
+        with ExitStack() as stack:  # each one runs, whatever another raises; Python prints that
             for file in self.files:
                 stack.callback(file.before_fork, give_up)
 
@@ -155,18 +160,13 @@ class _Forks:
         self.lock.release()
 
     def begin_in_copy(self) -> None:
-        """Called by Python, or by the first user where the process was copied without Python."""
+        """Renew everything. Called by Python or, if Python did not notice the fork, by the first use of a file."""
         if self._process == os.getpid():
             return
         self._process = os.getpid()
         self.lock = threading.RLock()
         for thing in (*self.files, *self.things):
             thing.begin_in_copy()
-
-
-def _keep(thing: object) -> None:
-    """Let it outlive the interpreter, which at its end would clean up what a mere list holds."""
-    ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
 
 
 _forks = _Forks()

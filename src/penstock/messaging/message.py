@@ -12,7 +12,7 @@ DEDUPLICATION_ATTRIBUTE = "penstock-deduplication-id"
 ORIGIN_ATTRIBUTE = "penstock-origin-id"  # of a replayed message: the id that it was first delivered under
 IDENTITY_ATTRIBUTES = frozenset({OUTBOX_ID_ATTRIBUTE, DEDUPLICATION_ATTRIBUTE})
 
-# What a broker found where a message's attributes ought to be, and could not read.
+# The beginning of attributes that a broker could not decode.
 UNREADABLE_ATTRIBUTE = "penstock-unreadable-attributes"
 
 # Python 3.11's dataclasses take a proxy for a mutable default, so it is handed out by a factory.

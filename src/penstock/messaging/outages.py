@@ -1,34 +1,34 @@
-"""What work says of a service that it needs, and is told of it: the ledger, the store of its objects."""
+"""The Protocol through which work reports how a service answers: the ledger, or the store of its objects."""
 
 from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol
 
 
 class ServiceWatch(Protocol):
-    """Hears how one service answers those who need it. Any thread may call it."""
+    """Records how one service answers the work that needs it. Any thread may call it."""
 
     def asked(self) -> AbstractContextManager[None]:
-        """Return what to put around a request: a `TemporaryError` in it says that the service is away, else it
-        answers."""
+        """Return a context for one request: a `TemporaryError` in it means that the service is away, a normal end that
+        it answers."""
         ...
 
-    def claimed(self) -> None:
-        """Note that the service did what work needs of it. That it answers says nothing of that, on a full disk."""
+    def succeeded(self) -> None:
+        """Note that a request did its work. An answer alone does not prove that: a ledger on a full disk answers."""
         ...
 
     def put_back_seconds(self) -> float:
-        """Return for how long messages stay invisible that are released while it is away; 0 while it answers."""
+        """Return for how long messages that are released now stay invisible; 0 while the service answers."""
         ...
 
 
 class Unwatched:
-    """A service that nothing is paused for."""
+    """A `ServiceWatch` that records nothing and pauses nothing."""
 
     def asked(self) -> AbstractContextManager[None]:
         return nullcontext()
 
-    def claimed(self) -> None:
-        """Nothing depends on it."""
+    def succeeded(self) -> None:
+        """Do nothing."""
 
     def put_back_seconds(self) -> float:
         return 0.0

@@ -22,7 +22,7 @@ COUNTER_ATTRIBUTE = "sqs-dlq-replay-nb"
 REPLAY_ID_ATTRIBUTE = "penstock-replay-id"
 COUNT_MAX = 1_000  # a counter that says more is forged
 _ID_CHARS_MAX = 64
-_LEFT_BEHIND = frozenset({SET_ASIDE_ATTRIBUTE, UNREADABLE_ATTRIBUTE})  # they say why it is a letter
+_LEFT_BEHIND = frozenset({SET_ASIDE_ATTRIBUTE, UNREADABLE_ATTRIBUTE})  # they describe why it was dead-lettered
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,8 +100,8 @@ def replays_so_far(attributes: Attributes) -> int:
 
 
 def replayed(letter: Message, replay: Replay, *, delay_seconds: float) -> Outgoing:
-    """The letter as a message again: body, group and attributes as they were, its deaths in its past, and the id that
-    an inbox knows it by."""
+    """Return the message to send for a letter: body, group and attributes as they were, with its deaths in its past and
+    the id by which an inbox knows it."""
     attributes = {name: value for name, value in with_past(letter.attributes).items() if name not in _LEFT_BEHIND}
     attributes[ORIGIN_ATTRIBUTE] = origin_id(letter)
     attributes[COUNTER_ATTRIBUTE] = str(replay.count)

@@ -1,4 +1,4 @@
-"""Beginning threads on a machine that may have none left, for a moment or for longer."""
+"""Start threads on a machine that may not be able to start another one."""
 
 import threading
 from collections.abc import Callable
@@ -7,7 +7,7 @@ from penstock.errors import TemporaryError
 
 
 def begin_thread(work: Callable[..., object], *arguments: object, name: str) -> threading.Thread:
-    """Do the work in a thread of its own, a daemon. Raises `TemporaryError` where none is to be had."""
+    """Do the work in a daemon thread of its own. Raises `TemporaryError` if no thread can be started."""
     thread = threading.Thread(target=work, args=arguments, name=name, daemon=True)
     try:
         thread.start()
@@ -17,7 +17,7 @@ def begin_thread(work: Callable[..., object], *arguments: object, name: str) -> 
 
 
 def begin_thread_or_do(work: Callable[..., object], *arguments: object, name: str) -> None:
-    """Do the work in a thread of its own or, where none is to be had, in this one, which then waits for it."""
+    """Do the work in a thread of its own or, if none can be started, in the calling thread."""
     try:
         begin_thread(work, *arguments, name=name)
     except TemporaryError:

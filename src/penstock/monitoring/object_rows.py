@@ -143,7 +143,7 @@ BATCH_ROWS: Rows = {
     events.FaultsRepeated: Row(
         name="faults.repeated",
         level="warning",
-        msg="The machinery fails again and again; nobody is charged, and it is tried again.",
+        msg="The machinery failed several times in a row; no attempt is counted, and all objects are tried again.",
         fields=with_error("pipeline", "count"),
     ),
     events.AttemptAbandoned: Row(

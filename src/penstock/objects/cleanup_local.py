@@ -23,7 +23,7 @@ from penstock.objects.cleanup import ASIDE_PREFIX, CHANGED, DONE, GONE, Cleaned,
 from penstock.objects.local import LocalStore, etag_of
 from penstock.objects.reference import LOCAL_BUCKET, ObjectRef, encode_key
 
-LOCK_SECONDS = 30.0  # a file takes milliseconds: who keeps a folder for longer does not go on
+LOCK_SECONDS = 30.0  # a file takes milliseconds: a cleaner that holds the lock for longer is stuck
 LOCK_POLL_SECONDS = 0.01
 _NOT_THERE = (FileNotFoundError, NotADirectoryError)
 _NO_LINKS = frozenset({errno.EXDEV, errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK})
@@ -134,7 +134,7 @@ def _alone_in(folder: bytes) -> Iterator[int]:
 
 
 def _lock(descriptor: int) -> None:
-    """Raise `OSError` where another cleaner keeps the folder for so long: it was suspended, or its disk hangs."""
+    """Lock the folder. Raises `OSError` if another cleaner holds it too long: it was suspended, or its disk hangs."""
     give_up = time.monotonic() + LOCK_SECONDS
     while True:
         try:
@@ -144,7 +144,7 @@ def _lock(descriptor: int) -> None:
                 raise OSError(
                     errno.EWOULDBLOCK, f"another cleanup has kept its folder for {LOCK_SECONDS:g} s; is it suspended?"
                 ) from None
-        time.sleep(LOCK_POLL_SECONDS)  # bounded by give_up; real time, as no clock of ours rules other processes
+        time.sleep(LOCK_POLL_SECONDS)  # bounded by give_up; real time, as other processes hold the lock
 
 
 def _status(folder: int, name: bytes) -> os.stat_result | None:

@@ -152,11 +152,11 @@ class LocalStore:
         return data
 
     def check_missing(self, path: bytes) -> None:
-        """Raise `TemporaryError` if a missing file proves nothing; see `LocalRoot.check_missing`."""
+        """Raise `TemporaryError` if a missing file may only be unmounted; see `LocalRoot.check_missing`."""
         self._root_of(path).check_missing(path)
 
     def found(self, path: bytes, status: os.stat_result) -> None:
-        """Take note that a file was found; see `LocalRoot.found`."""
+        """Record that a file was found; see `LocalRoot.found`."""
         self._root_of(path).found(status.st_dev)
 
     def _refuse(self, uri: str, path: bytes, error: OSError) -> NoReturn:

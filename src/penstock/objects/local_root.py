@@ -1,8 +1,8 @@
-"""The root folder of a local source, and what its absence means: a fault of the machine, not of the files below it.
+"""The root folder of a local source. Its absence is a fault of the machine, not of the files below it.
 
-A mount that is away leaves no folder or an empty one. Every file below it then looks deleted, and none is. The same
-holds for a file system that is mounted on a folder below the root. There an empty folder says nothing, since people
-delete all files of a folder; but Linux lists what is mounted, so what was listed once and is not any more is away.
+If a mount is missing, its folder is missing or empty: every file below it seems deleted, and none is. The same holds
+for a file system that is mounted on a folder below the root. There an empty folder proves nothing, since people delete
+all files of a folder; but Linux lists what is mounted, so a mount that was listed once and is not any more is missing.
 """
 
 import os
@@ -23,15 +23,15 @@ class LocalRoot:
     def __init__(self, root: bytes, *, remembers: bool = True) -> None:
         """``root`` is an absolute path; if it is a file, the folder around it counts.
 
-        ``remembers=False``: only a missing folder counts as away. For executors, which see the folder for the length
-        of a task and on other hosts under other numbers of devices; the driver judges the rest.
+        ``remembers=False``: only a missing folder counts as away. For executors, which use the folder for one task
+        only, and on hosts with other device numbers; the driver checks the rest.
         """
         self._folder = root if os.path.isdir(root) or not os.path.isfile(root) else os.path.dirname(root)  # noqa: PTH112, PTH113, PTH120 - bytes
         self._remembers = remembers
         self._seen: _Identity | None = None
         self._suspect = False
         self._mounts: frozenset[bytes] = frozenset()  # seen below the folder; replaced as a whole, by any thread
-        self._devices: set[int] = set()  # of files that were found; any thread adds to it
+        self._devices: set[int] = set()  # of files that were found; any thread may add to it
         if remembers:
             self._mounts = _mounts_below(self._folder)
             if not _is_empty(self._folder):
@@ -78,9 +78,9 @@ class LocalRoot:
                 )
 
     def found(self, device: int | None = None) -> None:
-        """Take note that a file was found below the folder: whichever folder it is now, it is the source.
+        """Record that a file was found below the folder, which therefore is the source, even if it was replaced.
 
-        ``device`` is the file's: on one that is new, something may have been mounted since the last look.
+        ``device`` is the file's. If it is new, a file system may have been mounted, so the list of mounts is read.
         """
         if self._suspect or self._seen is None:
             self._seen, self._suspect = _identity(self._folder), False
@@ -110,7 +110,7 @@ def _is_empty(folder: bytes) -> bool:
 def _mounts_below(folder: bytes) -> frozenset[bytes]:
     """Return the folders below this one on which something is mounted; none if the system does not list them."""
     try:
-        with open(_MOUNTS, "rb") as lines:  # noqa: PTH123 - no path, but a list that the kernel makes
+        with open(_MOUNTS, "rb") as lines:  # noqa: PTH123 - a list from the kernel, not a file
             mounts = [_mount_point(line) for line in lines if not _is_automatic(line)]
     except OSError:
         return frozenset()
@@ -123,7 +123,7 @@ def _mount_point(line: bytes) -> bytes:
 
 
 def _is_automatic(line: bytes) -> bool:
-    """Return True for what only mounts the file system that is meant, when somebody looks."""
+    """Return True for an autofs entry, which only mounts the actual file system at its first use."""
     return line.partition(b" - ")[2].startswith(b"autofs ")
 
 

@@ -113,7 +113,7 @@ class _Task:
     driver_host: str
 
     def answers(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """One row a file that is there. A fault of the store is a row as well: raised here, it would reach the driver
+        """Yield one row per written file. A fault of the store is a row as well: raised here, it would reach the driver
         as text among Spark's, where it looks like a fault of the rows."""
         try:
             with naming_host(self.driver_host):

@@ -81,13 +81,13 @@ class Surroundings:
     streak: FailureStreak
     bus: Bus
     publish_jobs: Mapping[str, Callable[[], object]] | None = None  # the same by table; None: one job for both
-    check_engine: Callable[[], object] | None = None  # asked while idle; raises `RestartNeeded`
+    check_engine: Callable[[], object] | None = None  # called while idle; raises `RestartNeeded`
     clock: Clock = field(default_factory=SystemClock)
     tracing: Tracing = NO_TRACING
     random: Random = random.random
     new_attempt_id: Callable[[], str] = lambda: str(ULID())
     ledger_watch: ServiceWatch = field(default_factory=Unwatched)
-    store_watch: ServiceWatch = field(default_factory=Unwatched)  # of what runs read and write; the engine asks it
+    store_watch: ServiceWatch = field(default_factory=Unwatched)  # of runs; the engine reports to it
 
 
 class Attempts:
@@ -157,8 +157,8 @@ class Attempts:
             self._abandon_unknown(attempt_id, str(unknown))
             self.add_fault(unknown)
             return None
-        if claim.claimed:  # else it may have written nothing
-            self._around.ledger_watch.claimed()
+        if claim.claimed:  # an empty claim may have written nothing
+            self._around.ledger_watch.succeeded()
         return claim
 
     def _abandon_unknown(self, attempt_id: str, reason: str) -> None:
@@ -321,17 +321,17 @@ class Attempts:
         return dict.fromkeys(work.refs, replace(self._later(1), refund=True))
 
     def add_fault(self, fault: TemporaryError) -> None:
-        """Count a fault of the machinery, for which nobody is charged; the second in a row is told, and then each one
-        that makes twice as many. Raises `FaultPersists` once there were too many."""
+        """Count a fault of the machinery, which costs no object an attempt. Emits an event for the second fault in a
+        row, and whenever their number has doubled. Raises `FaultPersists` after too many."""
         count = self._around.streak.add_fault(fault)
         if count >= 2 and count.bit_count() == 1:
-            self._telling.faults(count, fault)
+            self._telling.faults_repeated(count, fault)
 
     def fault_seconds(self) -> float:
-        """Return how long to wait until the next try after a service was away."""
+        """Return how long to wait until the next try after a fault of the machinery."""
         watches = (self._around.ledger_watch, self._around.store_watch)
         paused_seconds = max(watch.put_back_seconds() for watch in watches)
-        # Where the queue is paused, that is the wait that grows.
+        # An outage has a growing wait of its own; the streak's is for faults that pause no queue.
         return paused_seconds or self._later(max(1, self._around.streak.faults)).delay_seconds
 
     def _fault_later(self) -> Later:

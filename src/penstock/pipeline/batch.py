@@ -88,7 +88,7 @@ class BatchExecution:
 
     def interrupt(self) -> None:
         work = self._hold.stop()
-        self._hold.wait_no_more()
+        self._hold.stop_waiting()
         if work is not None:
             self._around.engine.cancel(work.attempt_id)
 
@@ -123,7 +123,7 @@ class BatchExecution:
         self._settled, self._parcels = settlements, parcels
 
     def _suspects(self) -> Sequence[Parcel]:
-        """What is put into groups: a delivery's objects together, until some of them are suspects."""
+        """Return the parcels to be put into groups: a delivery's objects together, unless some of them are suspects."""
         ids = {ref.object_id for parcel in self._parcels for ref in parcel.objects}
         failures: Mapping[bytes, int] = {}
         if ids:

@@ -22,7 +22,7 @@ from penstock.objects.reference import ObjectRef, decode_key
 TASK = "cleanup"  # of the ledger's account
 PAGE_OBJECTS = 200  # looked up in one go
 BATCHES_A_LOOK = 100  # of those that are due: with each its manifests are read
-LOOK_SECONDS = 60.0  # after which the tables are asked anew, before another batch
+RECHECK_SECONDS = 60.0  # after which the tables are checked again before the next batch
 PARALLEL = 8  # requests to S3 at a time; each waits for most of its life
 
 _STILL_READING = frozenset({ObjectState.UNPROCESSED, ObjectState.PROCESSING})
@@ -69,8 +69,8 @@ class SourceCleanup:
         clock: Clock,
     ) -> None:
         """``exclusive``: nobody can read the object afterwards, so no other pipeline may still have to.
-        ``shown_to(after, up_to)`` says up to which of these batches both tables show everything, and raises
-        `PublishHalted` if rows that they showed may be gone."""
+        ``shown_to(after, up_to)`` returns up to which of these batches both tables show everything, and raises
+        `PublishHalted` if rows may have left them."""
         self._pipeline = pipeline
         self._action = action
         self._after_seconds = after_seconds
@@ -103,9 +103,9 @@ class SourceCleanup:
         swept = Swept()
         pace = _Pace(bounds, self._clock)
         while due := self.due(most=BATCHES_A_LOOK):
-            looked_at = self._clock.monotonic()
+            checked_at = self._clock.monotonic()
             for seq in due:
-                if self._clock.monotonic() - looked_at > LOOK_SECONDS:
+                if self._clock.monotonic() - checked_at > RECHECK_SECONDS:
                     break
                 if not self._batch_told(seq, swept, bounds, pace):
                     return swept

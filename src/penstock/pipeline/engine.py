@@ -97,9 +97,9 @@ class Engine(Protocol):
         ...
 
 
-class StandingEngine(Engine, Protocol):
-    """An engine on machinery that may end before it."""
+class CheckedEngine(Engine, Protocol):
+    """An engine on machinery that may fail for good, such as Spark's JVM."""
 
     def check(self) -> None:
-        """Raise `RestartNeeded` if the machinery is known to be gone for good. Answers at once."""
+        """Raise `RestartNeeded` if the machinery is known to have ended. Never waits."""
         ...

@@ -71,8 +71,8 @@ def explain(error: Exception) -> PenstockError:
 
 
 def _is_cut(error: Exception) -> bool:
-    """Return True if the connection to the JVM is no more. Py4J says of a call that it breaks off in only which one it
-    was; what comes from the JVM itself has a trace, or an exception of Java's."""
+    """Return True if the connection to the JVM broke. For a call that breaks off Py4J reports only its name; an error
+    from the JVM itself has a trace or a Java exception."""
     if isinstance(error, (Py4JNetworkError, ConnectionError)):
         return True
     return type(error) is Py4JError and _BROKEN_OFF.fullmatch(str(error)) is not None

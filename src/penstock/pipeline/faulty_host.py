@@ -1,4 +1,4 @@
-"""Name the host of a fault that struck on another one than the driver's."""
+"""Add the host to the text of a fault that occurred on another host than the driver's."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -6,12 +6,12 @@ from socket import gethostname
 
 from penstock.errors import ConfigurationError, TableError, TemporaryError
 
-FAULTS = (TemporaryError, TableError, ConfigurationError)  # of a machine or its settings, and not of the data
+FAULTS = (TemporaryError, TableError, ConfigurationError)  # of a machine or its settings, not of the data
 
 
 @contextmanager
 def naming_host(driver_host: str) -> Iterator[None]:
-    """Raise such a fault with the name of this host, if it is not the driver's."""
+    """Raise faults from the block with the name of this host, unless it is the driver's."""
     try:
         yield
     except FAULTS as fault:

@@ -113,12 +113,12 @@ class Hold:
             return self._work
 
     def await_taken(self) -> None:
-        """After `stop`: wait until an attempt that the run thread was taking is given up, and until `wait_no_more` at
-        most. A lease is the last bound, where no stop calls that."""
+        """After `stop`: wait until the run thread has given up an attempt that it was taking. Ends at `stop_waiting`,
+        and after one lease at the latest."""
         self._taken.wait(self._lease_seconds)
 
-    def wait_no_more(self) -> None:
-        """After `stop`: end `await_taken`. The run thread gives up what it still takes, whenever that is."""
+    def stop_waiting(self) -> None:
+        """After `stop`: end `await_taken`. The run thread still gives up what it takes later."""
         self._taken.set()
 
     def fail(self, work: Work, outcome: BatchOutcome) -> bool:

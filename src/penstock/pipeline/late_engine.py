@@ -1,20 +1,19 @@
-"""An engine of which the machinery starts while the worker serves other queues already."""
+"""An engine whose machinery starts while the worker already serves other queues."""
 
 from collections.abc import Callable
 
-from penstock.pipeline.engine import RunRequest, RunResult, StandingEngine
+from penstock.pipeline.engine import CheckedEngine, RunRequest, RunResult
 
 
 class LateEngine:
-    """A `penstock.pipeline.engine.StandingEngine` that is made by `start`. Its line begins no run before that has
-    returned."""
+    """A `penstock.pipeline.engine.CheckedEngine` that `start` makes. Its line begins no run before that."""
 
-    def __init__(self, make: Callable[[], StandingEngine]) -> None:
+    def __init__(self, make: Callable[[], CheckedEngine]) -> None:
         self._make = make
-        self._made: StandingEngine | None = None  # written by the thread that starts it
+        self._made: CheckedEngine | None = None  # written by the thread that starts it
 
     def start(self) -> None:
-        """Make the engine. Raises what that raises."""
+        """Make the engine. Raises what its factory raises."""
         self._made = self._make()
 
     def run(self, request: RunRequest) -> RunResult:
@@ -28,7 +27,7 @@ class LateEngine:
             self._made.check()
 
     @property
-    def _engine(self) -> StandingEngine:
+    def _engine(self) -> CheckedEngine:
         if self._made is None:
             raise RuntimeError("a run began before its engine was started")
         return self._made

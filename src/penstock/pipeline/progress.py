@@ -6,7 +6,9 @@ from contextlib import contextmanager, suppress
 
 from pyspark.sql import SparkSession
 
+from penstock.errors import TemporaryError
 from penstock.events import BatchProgressed, Bus
+from penstock.messaging.threads import begin_thread
 from penstock.pipeline.faults import SPARK_ERRORS
 
 END_SECONDS = 0.5  # a look may hang on a Spark that is ending, and the run does not wait for it
@@ -25,16 +27,14 @@ def watched(spark: SparkSession, pipeline: str, attempt_id: str, bus: Bus) -> It
                 if tasks:
                     bus.emit(BatchProgressed(pipeline=pipeline, attempt_id=attempt_id, tasks_done=done, tasks=tasks))
 
-    thread = threading.Thread(target=look, name="penstock-progress", daemon=True)
-    looking = False
-    with suppress(RuntimeError):  # the machine has no more threads for us: nobody sees the run's progress
-        thread.start()
-        looking = True
+    thread: threading.Thread | None = None
+    with suppress(TemporaryError):  # without a thread the run only shows no progress
+        thread = begin_thread(look, name="penstock-progress")
     try:
         yield
     finally:
         ended.set()
-        if looking:
+        if thread is not None:
             thread.join(END_SECONDS)
 
 

@@ -1,7 +1,7 @@
-"""Open on the driver what executors on other hosts of a cluster could not read.
+"""Read again on the driver what executors on other hosts of a cluster could not read.
 
-A mount that is away, a right that is missing or a broken network on one host is no fault of the objects that it was to
-read. The driver repeats what failed there; if it succeeds here, the attempt does not count.
+A missing mount, missing permissions or a broken network of one host are no fault of the objects. The driver repeats the
+read that failed there; if it succeeds, the attempt does not count.
 """
 
 from collections.abc import Mapping
@@ -20,12 +20,12 @@ _MISSING = frozenset({FailureKind.GONE, FailureKind.SUPERSEDED})
 
 
 def look_again(summary: Summary, plan: ReadPlan) -> Summary:
-    """Return the summary with `FailureKind.HOST` for what this host can read.
+    """Return the summary with `FailureKind.HOST` for each failed read that succeeds on this host.
 
-    Raises `TemporaryError` for a file that an executor reports as deleted or replaced, and that is here as announced:
-    that host does not see the source as it is, and its word must not be the object's end.
+    Raises `TemporaryError` if an executor reports a file as deleted or replaced that this host finds unchanged: that
+    host does not see the source as it is, so its report must not end the object.
     """
-    doubted = REFUSALS if is_s3(plan.source) else REFUSALS | _MISSING  # what is deleted in S3 is so for all hosts
+    doubted = REFUSALS if is_s3(plan.source) else REFUSALS | _MISSING  # deleted from S3: so for all hosts
     refs = {
         index: plan.objects[index]
         for index, failure in {**summary.failures, **summary.exclude}.items()

@@ -143,10 +143,9 @@ def end_session(spark: SparkSession, *, at_once: bool, seconds: float) -> None:
 
 
 def check_jvm(spark: SparkSession) -> None:
-    """Raise `RestartNeeded` if the session's JVM was started by this process and has ended. Asks no JVM, so it never
-    waits."""
+    """Raise `RestartNeeded` if this process started the session's JVM and the JVM has ended. Never waits."""
     gateway: Any = spark.sparkContext._gateway  # as above
-    process: subprocess.Popen[bytes] | None = getattr(gateway, "proc", None)  # None: whoever runs it started us
+    process: subprocess.Popen[bytes] | None = getattr(gateway, "proc", None)  # None: the JVM started this process
     ended = None if process is None else process.poll()
     if ended is not None:
         how = f"with exit code {ended}" if ended >= 0 else f"by {signal.Signals(-ended).name}"

@@ -41,7 +41,7 @@ RUNS_MAX = 10  # of one attempt; each leaves out at least one object more, or cu
 
 
 class SparkEngine:
-    """A `penstock.pipeline.engine.StandingEngine` in one Spark session, which it neither starts nor stops."""
+    """A `penstock.pipeline.engine.CheckedEngine` in one Spark session, which it neither starts nor stops."""
 
     def __init__(
         self,
@@ -84,8 +84,8 @@ class SparkEngine:
             watched(self._spark, pipeline, attempt_id, self._bus),
         ):
             result = self._until_whole(request)
-        if result.processed:  # else no object was read, perhaps
-            self._store_watch.claimed()
+        if result.processed:  # otherwise perhaps no object was read
+            self._store_watch.succeeded()
         return result
 
     def cancel(self, attempt_id: str) -> None:
@@ -97,19 +97,19 @@ class SparkEngine:
         # A cancel ends the jobs of the moment; a run that is between two of them begins another one.
         for _ in range(CANCELS_MAX):
             # SparkSession.interruptTag does nothing when called from another thread (measured); this does.
-            with suppress(*SPARK_ERRORS):  # a Spark that is gone: the run hears of it by itself
+            with suppress(*SPARK_ERRORS):  # Spark has ended: the run notices that itself
                 self._spark.sparkContext.cancelJobsWithTag(attempt_id)
             if ended.wait(CANCEL_AGAIN_SECONDS):
                 return
 
     def check(self) -> None:
-        """Raise `RestartNeeded` if Spark is known to be gone. Any thread may call it, also while nothing runs."""
+        """Raise `RestartNeeded` if Spark's JVM has ended. Any thread may call it, also while nothing runs."""
         check_jvm(self._spark)
 
     @contextmanager
     def _explained(self, attempt_id: str) -> Iterator[None]:
-        """What goes wrong in the block means something else for a run that was cancelled, or whose JVM is gone: PySpark
-        has many words for a connection that breaks."""
+        """Translate errors from the block. A cancel and the end of the JVM come first: PySpark reports a broken
+        connection by many different errors."""
         try:
             yield
         except Exception as error:
@@ -151,7 +151,7 @@ class SparkEngine:
     def _judged(
         self, failures: Mapping[bytes, ObjectFailure], objects: Sequence[ObjectRef]
     ) -> dict[bytes, ReadFailure]:
-        """See `judged`. Files that are missing while their file system is away are no evidence: nobody is charged."""
+        """See `judged`. Files that are missing while their file system is away cost no attempt."""
         found = judged(failures, self._denials)
         if self._root is None:
             return found
@@ -190,7 +190,7 @@ class SparkEngine:
         try:
             yield
         finally:
-            with suppress(*SPARK_ERRORS):  # of a Spark that is gone; what the run came to is worth more
+            with suppress(*SPARK_ERRORS):  # Spark has ended; the run's own result or error matters more
                 context.removeJobTag(attempt_id)
 
 

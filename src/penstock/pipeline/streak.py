@@ -62,8 +62,8 @@ class FailureStreak:
         return not known
 
     def add_fault(self, fault: TemporaryError) -> int:
-        """Record an infrastructure fault; answers how many there were in a row. Raises `FaultPersists` once these are
-        too many."""
+        """Record an infrastructure fault; return how many there were in a row. Raises `FaultPersists` after too
+        many."""
         with self._lock:
             self.faults += 1
             count = self.faults

@@ -115,8 +115,8 @@ class Telling:
                 )
             )
 
-    def faults(self, count: int, fault: TemporaryError) -> None:
-        """So many faults of the machinery in a row."""
+    def faults_repeated(self, count: int, fault: TemporaryError) -> None:
+        """Report ``count`` faults of the machinery in a row."""
         self._bus.emit(FaultsRepeated(pipeline=self._pipeline, count=count, error=str(fault)))
 
     def skipped(self, claim: Claim, refs: Mapping[bytes, ObjectRef]) -> None:

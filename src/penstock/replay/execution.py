@@ -150,7 +150,7 @@ class ReplayExecution:
         known = self._desk.log.find(sorted(ids)) if ids else {}
         opened = self._desk.log.open(replays) if replays else {}
         if opened:
-            self._desk.ledger_watch.claimed()
+            self._desk.ledger_watch.succeeded()
         self._desk.probe(Step.REPLAY_INTENDED)
         return {**known, **opened}
 

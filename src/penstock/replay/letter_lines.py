@@ -31,7 +31,7 @@ class Kept:
 
     @property
     def replay_id(self) -> str:
-        """The id of a replay of the letter from where it lay when the line was written."""
+        """The id of a replay of the letter from the queue that it was exported from."""
         return letter_replay_id(self.queue, self.message)
 
     def intent(self, queue: str) -> Replay:
@@ -46,7 +46,7 @@ class Kept:
         )
 
     def outgoing(self, intent: Replay) -> Outgoing:
-        """The letter as it was, its death included, and the id that it had where no death says it."""
+        """Return the letter as it was, with its death; and with its message id, if no death names that."""
         message = self.message
         origin = {} if DEATH_ATTRIBUTE in message.attributes else {ORIGIN_ATTRIBUTE: message.id}
         return Outgoing(

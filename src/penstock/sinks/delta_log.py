@@ -27,8 +27,8 @@ class LogCommit:
     committed_at: float | None  # epoch seconds, by the clock of who committed
     transactions: Mapping[str, int]  # the positions it moved, by application
     added: Sequence[DataFile]
-    removed: Sequence[str] = ()  # files that left with their rows
-    merged: Sequence[str] = ()  # files that left, and whose rows are in those that came
+    removed: Sequence[str] = ()  # files that were removed with their rows
+    merged: Sequence[str] = ()  # files that were removed, and whose rows are in the added files
     operation: str = ""  # as who committed it calls it, in capitals
 
 

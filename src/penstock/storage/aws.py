@@ -44,7 +44,7 @@ class MadeOnce(Generic[_Made]):
             return self._cached(*arguments)
 
     def _begin_in_copy(self) -> None:
-        """Make other ones: a copy of the process must not speak through its parent's connections."""
+        """Forget all that was made: a forked process must not use its parent's connections."""
         self._lock = threading.RLock()
         self.cache_clear()
 

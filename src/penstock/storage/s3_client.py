@@ -26,7 +26,7 @@ RETRY_SECONDS = 60
 # boto3 renews credentials at the latest ten minutes before they end, so what it hands out is good for that long.
 _CREDENTIALS_TTL = timedelta(minutes=9)
 _CONNECTIONS = 32
-_SERVER_FAILED, _TOO_MANY = 500, 429  # HTTP's words for what another moment may mend
+_SERVER_ERROR, _TOO_MANY_REQUESTS = 500, 429  # HTTP status codes that may pass
 _AWS_ENDPOINT = ".amazonaws.com"
 _REGION_OF_NOBODY = ("", "aws-global")
 _REGION = "us-east-1"
@@ -141,20 +141,20 @@ def region_of(bucket: str, client: Any) -> str | None:
 
 
 def ping_bucket(bucket: str, aws: Aws) -> None:
-    """Raise `TemporaryError` while no server answers for the bucket, or one that says it cannot serve now.
+    """Raise `TemporaryError` if no server answers for the bucket, or one answers that it cannot serve now.
 
-    Whatever else it says is an answer: that access is denied, or that there is no such bucket.
+    Any other answer counts as present, such as a denied access or a missing bucket.
     """
     from botocore.exceptions import ClientError, HTTPClientError
-    from botocore.exceptions import ConnectionError as NoConnection
+    from botocore.exceptions import ConnectionError as ConnectionFailed
 
     try:
         service_client(aws).head_bucket(Bucket=bucket)
     except ClientError as error:
         status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
-        if status >= _SERVER_FAILED or status == _TOO_MANY:
+        if status >= _SERVER_ERROR or status == _TOO_MANY_REQUESTS:
             raise TemporaryError(f"s3://{bucket} cannot be used: {fault_of(error).text}.") from None
-    except (HTTPClientError, NoConnection) as error:
+    except (HTTPClientError, ConnectionFailed) as error:
         raise TemporaryError(f"s3://{bucket} cannot be used: {fault_of(error).text}.") from None
 
 

@@ -6,7 +6,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from penstock.app.app import App, apps_of_process, met
+from penstock.app.app import App, apps_of_process, on_new_app
 from penstock.brokers.memory import MemoryBroker
 from penstock.errors import UsageError
 from penstock.messaging.clock import Clock, SystemClock
@@ -67,8 +67,8 @@ class Recorder(MemoryBroker):
 
 @contextmanager
 def recorded() -> Iterator[list[Sent]]:
-    """Record what any app of this process sends until the block ends; no app reaches its broker or ledger meanwhile,
-    whether it was there before or is made inside.
+    """Record what any app of this process sends until the block ends. Meanwhile no app reaches its broker or ledger,
+    including apps that are made inside the block.
 
     An app that is in a `TestWorker` sends to the queues of that worker, as before.
     """
@@ -80,7 +80,7 @@ def recorded() -> Iterator[list[Sent]]:
             stack.callback(_restore, app, app.swap(broker=here, ledger=_NO_LEDGER))
 
         stack.callback(_collect, here, 0, sent)
-        stack.enter_context(met(stand_in_for))
+        stack.enter_context(on_new_app(stand_in_for))
         for app in apps_of_process():
             worker = app.stand_in
             if isinstance(worker, Recorder):

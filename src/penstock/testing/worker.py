@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, Self
 
-from penstock.app.app import App, met
+from penstock.app.app import App, on_new_app
 from penstock.app.serving import serve, worker_settings
 from penstock.errors import PenstockError, Reject, UsageError
 from penstock.events import Event, MessageFailed, MessageGivenBack
@@ -47,10 +47,9 @@ class DeadMessage:
 class TestWorker:
     """The app's handlers behind queues in memory, with a ledger in memory: ``with TestWorker(app) as worker: ...``.
 
-    Inside the block `App.send` sends to these queues too, from the test and from handlers; that of apps that are made
-    inside as well, such as by a module that a handler imports. Retries and delays are
-    honoured in their order and take no time; what handlers themselves wait for does. Pipelines are not served here:
-    `run_pipeline` is for them.
+    Inside the block `App.send` sends to these queues too, from the test and from handlers, and so does that of
+    apps that are made inside, for example by a module that a handler imports. Retries and delays are honoured in their
+    order and take no time; what handlers themselves wait for does. Pipelines are not served here: use `run_pipeline`.
     """
 
     __test__ = False  # pytest must not take it for a test
@@ -61,7 +60,7 @@ class TestWorker:
         self.broker = Recorder(clock=self.clock)
         self.events: list[Event] = []
         self._before: tuple[Any, Any] | None = None
-        self._made = ExitStack()  # gives the apps that were made inside their own brokers and ledgers
+        self._made = ExitStack()  # restores the brokers and ledgers of apps that were made inside
 
     def __enter__(self) -> Self:
         from penstock.ledger import Ledger
@@ -70,7 +69,7 @@ class TestWorker:
             raise UsageError("This TestWorker is entered already; make one for each with.")
         ledger = Ledger.open("sqlite://")
         self._before = self._app.swap(broker=self.broker, ledger=ledger)
-        self._made.enter_context(met(lambda app: self._stand_in_for(app, ledger)))
+        self._made.enter_context(on_new_app(lambda app: self._stand_in_for(app, ledger)))
         return self
 
     def __exit__(

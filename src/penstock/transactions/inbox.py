@@ -5,11 +5,11 @@ its end: if it commits, the message is done; if it rolls back, the insert goes o
 that cannot wait (a lock that lasts too long, a deadlock, a snapshot that is too old) raises, and nothing is known then:
 the handler fails and its message comes again. So only a message whose effect is committed is ever reported as done.
 
-The key contains app, queue, handler and message. Earlier versions knew a message by its handler and itself alone, and
-their workers may still run. So each message is recorded under both keys, in one statement; the row of the earlier key
-ends with a digest of its owner, app and queue. Where only the earlier key was there before, that digest decides: with
-the digest of another owner, the message is new to this one; with our own, or with none, which an earlier version wrote,
-the message is done.
+The key contains app, queue, handler and message. Keys of earlier versions contain only handler and message, and their
+workers may still run. So each message is recorded under both keys, in one statement; the text of the row with the
+earlier key ends with a digest of its owner, which is app and queue. If only the earlier key was there before, that
+digest decides: with the digest of another owner the message is new; with our own, or with none (an earlier version
+wrote the row), the message is done.
 """
 
 import hashlib
@@ -52,10 +52,10 @@ class Recipient:
 
 
 def identity_of(message: Message) -> Identity:
-    """The outbox's id, else the sender's deduplication id, else the broker's message id, of a replayed message the one
-    that it was first delivered under.
+    """Return the outbox's id, else the sender's deduplication id, else the broker's message id.
 
-    The last is of one sending: who sends one thing twice gives it two.
+    A replayed message keeps the message id of its first delivery. A broker gives each send a message id of its own, so
+    something that is sent twice has two.
     """
     for kind, name in (("outbox", OUTBOX_ID_ATTRIBUTE), ("deduplication", DEDUPLICATION_ATTRIBUTE)):
         value = message.attributes.get(name)
@@ -65,7 +65,7 @@ def identity_of(message: Message) -> Identity:
 
 
 def record(session: SyncSession, recipient: Recipient, message: Message) -> bool:
-    """Return True if the message is new to its recipient; from here to the commit it is this transaction's."""
+    """Return True if the message is new to its recipient. Other transactions then wait for this one's end."""
     entry = _Entry(recipient, identity_of(message))
     with explained():
         count = _inserted(session.execute(entry.insertion(dialect_of(session))))
@@ -98,19 +98,20 @@ def _inserted(result: object) -> int:
 
 
 class _Entry:
-    """The two rows of one message and its recipient."""
+    """The two rows of one message and its recipient, under the current and the earlier key."""
 
     def __init__(self, recipient: Recipient, identity: Identity) -> None:
         self._recipient = recipient
         self._identity = identity
-        # A queue on SQS is one however it is spelled. The row of the earlier key has the digest of the spelling, as the
-        # version before wrote it: both versions know each other's messages where both spell the queue alike.
+        # The name, URL and ARN of an SQS queue give one owner. The row with the earlier key has a digest of the
+        # spelling, as the previous version wrote it: both versions recognise each other's messages if they spell the
+        # queue alike.
         self._owner = _digest(_bytes(recipient.app), _bytes(listed_name(recipient.queue or "")))
         self._owner_as_spelled = _digest(_bytes(recipient.app), _bytes(recipient.queue or ""))
         self._earlier_key = _digest(_bytes(recipient.handler), identity.kind.encode("ascii"), identity.value)
 
     def insertion(self, dialect: str) -> Insert:
-        """Insert those of the two rows that are not there.
+        """Return the statement that inserts those of the two rows that are not there.
 
         The row under the earlier key goes last: after a transaction met it, and on MySQL holds the gap before it, the
         transaction waits for nothing more here.
@@ -128,13 +129,13 @@ class _Entry:
         return statement.execution_options(preserve_rowcount=True)  # of an insert nobody else asks for it
 
     def earlier_row(self) -> Select[Any]:
-        """Read the row under the earlier key, as committed: a snapshot of MySQL's may be older than the row."""
+        """Return the query for the row under the earlier key. It locks, as MySQL's snapshot may be older."""
         query = select(inbox.c.handler).where(inbox.c.inbox_id == self._earlier_key)
         return query.with_for_update(read=True)
 
     def is_of_another(self, handler: str | None) -> bool:
         """Return True if the row under the earlier key has this text and records another owner's message."""
-        if handler is None:  # neither the transaction that inserts nor another one's insert can explain that
+        if handler is None:  # it was there when the insert was skipped
             raise TemporaryError(f"a row of {inbox.name} was deleted while it was read")
         marked = _EARLIER_KEY.search(handler)
         return marked is not None and marked[1] not in (self._owner.hex(), self._owner_as_spelled.hex())

@@ -16,7 +16,7 @@ from sqlalchemy.sql import ColumnElement
 
 from penstock.errors import ConfigurationError, TemporaryError
 from penstock.messaging.addresses import masked
-from penstock.messaging.forks import EmbeddedFile, leave_to_parent, tell_copies
+from penstock.messaging.forks import EmbeddedFile, leave_to_parent, renew_in_copies
 from penstock.messaging.message import OUTBOX_ID_ATTRIBUTE, Outgoing
 from penstock.transactions.claiming import Seen, takeable, unbroken
 from penstock.transactions.clock import Now
@@ -90,15 +90,15 @@ class Store:
         self._on_sqlite = engine.dialect.name == SQLITE
         # No gaps are locked then, in which a user's insert would have to wait; and each look sees what is there.
         self._engine = engine if self._on_sqlite else engine.execution_options(isolation_level="READ COMMITTED")
-        # Of an engine of the user's, forks are the user's business too: it has other connections than these.
+        # An engine of the user's is not closed at forks: it has other connections, and the user closes them.
         self._use: AbstractContextManager[None] = nullcontext()
         if owned and self._on_sqlite and engine.url.database not in (None, "", IN_MEMORY):
             path = Path(str(engine.url.database))
             self._use = EmbeddedFile(f"the outbox's database {path}", path, engine.dispose)
-        tell_copies(self)
+        renew_in_copies(self)
 
     def begin_in_copy(self) -> None:
-        """Leave the connections to the process that this one is a copy of. (Of a file, none is open at a fork.)"""
+        """Leave the connections to the parent process. A file's connections were closed before the fork."""
         if self._owned and not self._on_sqlite:
             leave_to_parent(self._engine.pool)
             self._engine.dispose(close=False)

@@ -85,7 +85,8 @@ outbox = Table(  # one row a message that is to be sent; it goes when the broker
 inbox = Table(  # two rows for each message that took effect in a handler: see `inbox`
     INBOX,
     metadata,
-    Column("inbox_id", _DIGEST, primary_key=True),  # of app, queue, handler and message; of handler and message
+    # A digest of app, queue, handler and message; in the second row, of handler and message.
+    Column("inbox_id", _DIGEST, primary_key=True),
     Column("handler", _TEXT, nullable=False),  # for people; the second row's ends with a digest of app and queue
     Column("message", _TEXT, nullable=False),  # for people
     Column("done_at", Double, nullable=False),

@@ -13,8 +13,8 @@ TRY_AGAIN_SECONDS = 1.0
 class Beats:
     """At most one thread for each key: a queue, or a keeper of claims. Daemons: one that hangs is left behind.
 
-    Work that is due while the last of its key goes on follows it at once, so that calls that take longer than a beat
-    are made one after the other and not in every other beat.
+    Work that is due while earlier work of its key still runs follows it at once. So calls that take longer than a beat
+    run one after another, instead of in every other beat only.
     """
 
     def __init__(self, clock: Clock, *, changed: Callable[[], None]) -> None:
@@ -23,10 +23,10 @@ class Beats:
         self._changed = changed
         self._lock = threading.Lock()
         self._begun_at: dict[Hashable, float] = {}  # under the lock (monotonic); of the threads at work
-        self._following: dict[Hashable, Callable[[], None]] = {}  # under the lock; the newest that is due
+        self._following: dict[Hashable, Callable[[], None]] = {}  # under the lock; the latest that is due
 
     def begin(self, key: Hashable, work: Callable[[], None]) -> None:
-        """Do the work in a thread of its own, when the last work of this key is done."""
+        """Do the work in a thread of its own, once earlier work of this key has ended."""
         with self._lock:
             if key in self._begun_at:
                 self._following[key] = work
@@ -46,7 +46,7 @@ class Beats:
         return not self._begun_at
 
     def end(self) -> None:
-        """Let nothing follow any more."""
+        """Drop the work that was to follow."""
         with self._lock:
             self._following.clear()
 
@@ -58,11 +58,11 @@ class Beats:
         try:
             work()
         finally:
-            following = self._over(key)
+            following = self._take_following(key)
             if following is not None:
                 self._start(key, following)
 
-    def _over(self, key: Hashable) -> Callable[[], None] | None:
+    def _take_following(self, key: Hashable) -> Callable[[], None] | None:
         with self._lock:
             following = self._following.pop(key, None)
             if following is None:

@@ -1,9 +1,9 @@
 """The claims of the batches at work, extended as a set: one call for all claims of a keeper.
 
 The bounds of the calls derive from the lease, and the calls of a beat end with the beat: what was not extended by then
-belongs to the next one, on a fresh connection. What ends first is extended first, so no claim waits while others are
-extended again and again. A call that takes half its bound is followed by one for half as many claims: a ledger that is
-slow for each of them would never answer for all.
+belongs to the next one, on a fresh connection. Claims that end first are extended first, so that no claim waits while
+others are extended again and again. If a call takes more than half its bound, the next one has half as many claims:
+a ledger that is slow for each claim would never answer for all of them.
 """
 
 import math
@@ -65,7 +65,7 @@ class ClaimBeat:
         self._ended = ended
         self._lock = threading.Lock()
         self._ends_at: dict[HeldClaim, float] = {}  # under the lock (monotonic): a lower bound, once it was extended
-        self._sizes: dict[ClaimKeeper, int] = {}  # how many a call is for; each written by the thread of that keeper
+        self._sizes: dict[ClaimKeeper, int] = {}  # claims in one call; each written by the thread of that keeper
 
     def begin(self) -> None:
         """Begin to extend all claims; waits for no answer."""
@@ -105,7 +105,7 @@ class ClaimBeat:
         return held
 
     def _extend_all(self, keeper: ClaimKeeper, held: Sequence[Holding], began_at: float) -> None:
-        """What fails is tried again, until the time of a beat is over or `TRIES` times in all."""
+        """Extend claims. Calls that fail are repeated until the time of a beat is over, up to `TRIES` times in all."""
         ends_at = self._clock.monotonic() + self._settings.heartbeat_interval_seconds
         with self._lock:
             waiting = sorted(held, key=lambda holding: self._ends_at.get(holding[1], math.inf))
@@ -124,7 +124,7 @@ class ClaimBeat:
                 return
 
     def _resize(self, keeper: ClaimKeeper, count: int, seconds: float) -> None:
-        """Let the next calls be for as many claims as the keeper can do in good time."""
+        """Set the number of claims in the next calls to what the keeper extends well within the bound."""
         size = self._sizes.get(keeper, self._settings.settle_max)
         share = seconds / self._settings.claim_answer_seconds
         if share > 1 / 2:

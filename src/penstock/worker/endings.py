@@ -106,8 +106,8 @@ class Endings:
             f"{flight.thread} until it ends",
         )
 
-    def not_begun(self, flight: Flight, why: str) -> None:
-        """There was no place for it after all: it costs no attempt."""
+    def put_back_unbegun(self, flight: Flight, why: str) -> None:
+        """Release an execution for which no thread could be started, without counting an attempt."""
         self._put_back(flight.deliveries, failed=True, why=why, refund=True)
 
     def put_off(self, deliveries: Sequence[Delivery], why: str) -> None:

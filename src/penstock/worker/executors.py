@@ -183,7 +183,7 @@ class Executors:
             if self._shares_slots:
                 self._slots.taken += len(flights)
             draining = self._draining
-        left = list(flights)  # not begun
+        left = list(flights)  # those that have not begun
         try:
             match self._place:
                 case Place.POOL:
@@ -194,10 +194,10 @@ class Executors:
                     while left:
                         start_thread(left[0].name, self._fly, left[0])
                         del left[0]
-        except TemporaryError as error:  # no thread is to be had now
+        except TemporaryError as error:  # no thread could be started
             for flight in left:
                 if flight.end():
-                    self._endings.not_begun(flight, str(error))
+                    self._endings.put_back_unbegun(flight, str(error))
             self._land(left)
         if draining:
             for flight in flights:

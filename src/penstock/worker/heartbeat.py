@@ -42,7 +42,7 @@ class Book:
     """Which leases we hold, and when each will have ended if nobody extends it again. Any thread may call it."""
 
     def __init__(self, *, clock: Clock, lease_seconds: float, call_over: Callable[[], None] = _nothing) -> None:
-        """``call_over``: called after each call that extended leases, in its thread."""
+        """``call_over`` is called after each call that extends leases, in the thread of that call."""
         self._clock = clock
         self._lease_seconds = lease_seconds
         self._call_over = call_over
@@ -73,7 +73,7 @@ class Book:
         return ends_at
 
     def is_extended_now(self, delivery: Delivery) -> bool:
-        """Return True while a call is under way that may extend it. Of what was taken out none begins any more."""
+        """Return True while a call is under way that may extend it. None begins after `unregister`."""
         with self._lock:
             call = self._calls.get(delivery.queue)
             return call is not None and delivery.receipt in call.receipts
@@ -182,7 +182,7 @@ class Heartbeat:
         return self._beats.idle
 
     def beat(self) -> None:
-        """Begin to extend everything; waits for no answer. Where the last beat is still at work this one follows it."""
+        """Begin to extend all leases and claims without waiting. If the last beat still runs, this one follows."""
         for queue, deliveries in self._by_queue().items():
             self._beats.begin(queue, partial(self._extend_queue, queue, deliveries))
         self._claim_beat.begin()

@@ -47,9 +47,9 @@ class Gates:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Start:
-    """What a line needs before it can receive, and what takes long to make.
+    """Something that a line needs before it can receive, and that takes long to start.
 
-    ``run`` makes it, in the worker's thread `penstock-start`; it raises `UserError` for what a person has to mend.
+    ``run`` starts it, in the worker's thread `penstock-start`, and raises `UserError` if a person has to fix something.
     ``awaits`` names it for people.
     """
 
@@ -65,7 +65,7 @@ class Line:
     bound a batch; plain handlers keep the default, each message alone. ``in_flight_max`` bounds the executions at once;
     None: one in a thread of its own, and as many as the worker has slots for the others. ``fetch_max`` is how many
     messages one receive asks for, at most; None: what the worker's settings say. ``gate``: None is always open.
-    ``start``: what the line waits for before its first receive, while others are served; None: for nothing.
+    ``start``: what the line waits for before its first receive, while others are served; None: nothing.
     """
 
     queue: str

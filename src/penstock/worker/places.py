@@ -26,7 +26,7 @@ FlyAsync = Callable[[Flight], Coroutine[Any, Any, None]]
 
 
 def start_thread(name: str, fly: Fly, flight: Flight) -> None:
-    """A thread of its own, for few and long runs. Raises `TemporaryError` where none is to be had."""
+    """Run one in a thread of its own, for few and long runs. Raises `TemporaryError` if no thread can be started."""
     flight.thread = name
     begin_thread(fly, flight, name=name)
 
@@ -51,8 +51,8 @@ class Pool:
         self._closed = False
 
     def start(self, fly: Fly, flights: Sequence[Flight]) -> None:
-        """Run these. Only the I/O thread calls it. Raises `TemporaryError`, and runs none, where not even one thread is
-        to be had."""
+        """Run these. Only the I/O thread calls it. Raises `TemporaryError`, and runs none, if the pool has no thread
+        and cannot start one."""
         with self._lock:
             self._waiting.extend([(fly, flight) for flight in flights])
         self._call_one(comes_too=False)
@@ -92,7 +92,7 @@ class Pool:
             with self._lock:
                 self._coming = False
                 self._threads -= 1
-                if not self._threads:  # so only the caller's flights wait
+                if not self._threads:  # then only the caller's flights wait
                     self._waiting.clear()
                     raise
             return False
@@ -151,7 +151,7 @@ class EventLoop:
     def started(self) -> asyncio.AbstractEventLoop:
         """The loop, started if need be. Not to be called by two threads at once.
 
-        Raises `TemporaryError` where no thread is to be had for it.
+        Raises `TemporaryError` if its thread cannot be started.
         """
         if self._thread is None:
             self._thread = begin_thread(self._run, name=LOOP_THREAD)

@@ -4,8 +4,8 @@ What is submitted here is recorded already; a settlement is applied, and only th
 with growing waits, until its lease must have ended. Then it is dropped: the message comes back, and the record absorbs
 the second delivery.
 
-No settlement waits for an extension, which may hang. But a broker without a fence lets an extension that arrives late
-take a released message back (measured), so there a release is put off while a call is under way that may extend it.
+No settlement waits for an extension, which may hang. But on a broker without a fence an extension that arrives late
+leases a released message again (measured). There a release is put off while a call that may extend it is under way.
 """
 
 import threading
@@ -33,7 +33,7 @@ class Pending:
     lease_ends_at: float
     tries: int
     due_at: float
-    put_off: bool = False  # by a call that may extend the lease: due when that is over, and at ``due_at`` at the latest
+    put_off: bool = False  # until a call that may extend the lease is over, and until ``due_at`` at the latest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -198,13 +198,13 @@ class Settler:
     def _without_extended(
         self, fresh: Sequence[tuple[Delivery, Settlement]], ends_at: Mapping[str, float]
     ) -> Sequence[tuple[Delivery, Settlement]]:
-        """Put off what an extension under way could undo; answers the rest. An ack stays, whatever comes after it."""
+        """Put off settlements that an extension under way could undo; return the rest. Nothing undoes an ack."""
         due_at = self._clock.monotonic() + self._settings.heartbeat_interval_seconds
         put_off = {
             delivery.receipt: Pending(
                 delivery=delivery,
                 settlement=settlement,
-                lease_ends_at=ends_at.get(delivery.receipt, 0.0),  # it was lost
+                lease_ends_at=ends_at.get(delivery.receipt, 0.0),  # 0 if it was lost
                 tries=0,
                 due_at=due_at,
                 put_off=True,

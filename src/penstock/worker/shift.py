@@ -98,8 +98,8 @@ class Shift:
         self._news.set()
 
     def fail(self, error: BaseException) -> None:
-        """Something that no further try can mend; the first one is raised in the end. The worker gives everything back
-        at once, unless all that is needed is a new process: then it drains before."""
+        """Something that no further try can mend; the first one is raised in the end. The worker releases everything at
+        once, without a drain, unless the error is `RestartNeeded`."""
         self._error = self._error or error
         self._parts.loop.leave()  # at once: nothing more is to begin in the place that a failed batch leaves
         self._news.set()
@@ -186,7 +186,7 @@ class Shift:
         self._telling.start()
         told_by = self._clock.monotonic() + self._budget.intake_seconds
         self._await(lambda: self._telling.done or self._stop.urgent, lambda: told_by)
-        self._await(lambda: self._io.done or self._hurries, self._drain_deadline)
+        self._await(lambda: self._io.done or self._skips_drain, self._drain_deadline)
 
     def _give_back(self) -> Sequence[Delivery]:
         """Give back what is unfinished: runs in threads of their own each by itself, since one that hangs must not hold
@@ -239,7 +239,7 @@ class Shift:
         # A user's function on a shared place that goes on after its message was given back holds nothing any more.
         self._leave_behind(self._running(shares_slots=True))
         self._leave_behind(() if places.done else (LOOP_THREAD,))
-        self._leave_behind(() if self._starting.done else (START_THREAD,))  # as little as an upkeep
+        self._leave_behind(() if self._starting.done else (START_THREAD,))  # as for an upkeep
         for upkeep in upkeeps:
             upkeep.end()
         self._leave_behind(upkeep.name for upkeep in upkeeps if upkeep.running)  # it holds nothing of a message
@@ -258,7 +258,7 @@ class Shift:
         """Runs in threads of their own that were broken off get what the stop timeout has left, unless the stop is
         urgent."""
         ends_at = now + self._budget.flush_seconds
-        if self._stop_began_at is None or not self._broken_off or self._hurries:
+        if self._stop_began_at is None or not self._broken_off or self._skips_drain:
             return ends_at
         return max(ends_at, self._stop_began_at + self._budget.stop_timeout_seconds - self._budget.margin_seconds)
 
@@ -266,15 +266,15 @@ class Shift:
         return Helper(name, work, changed=self.changed, fail=self.fail)
 
     def _start_lines(self) -> None:
-        """Make what lines wait for, one after another. What it comes to while the worker stops is nobody's concern."""
+        """Start what lines wait for, one after another. Errors are ignored once the worker stops."""
         for served in self._parts.lines:
             start = served.line.start
-            if start is None or self._leaves():
+            if start is None or self._is_stopping():
                 continue
             try:
                 start.run()
             except BaseException as error:
-                if self._leaves():
+                if self._is_stopping():
                     return
                 if not isinstance(error, UserError):
                     raise
@@ -283,7 +283,7 @@ class Shift:
                 served.started = True
                 self.freed()
 
-    def _leaves(self) -> bool:
+    def _is_stopping(self) -> bool:
         return self._reason() is not None
 
     def _tell_drain(self) -> None:
@@ -313,8 +313,8 @@ class Shift:
         return None
 
     @property
-    def _hurries(self) -> bool:
-        """Whether what is unfinished is to be given back without a drain."""
+    def _skips_drain(self) -> bool:
+        """Return True if unfinished messages are to be released without a drain."""
         return self._stop.urgent or not (self._error is None or isinstance(self._error, RestartNeeded))
 
     def _drain_deadline(self) -> float:

@@ -246,7 +246,7 @@ class _Freeing:
             self.over.set()
 
     def start(self) -> None:
-        """Begin, in this thread where not even one is to be had."""
+        """Begin, in the calling thread if none can be started."""
         for number in range(self._threads):
             try:
                 begin_thread(self._run, name="penstock-give-back-claims")

@@ -68,7 +68,7 @@ class Upkeep:
         return hurry or self._clock.monotonic() >= self._due_at
 
     def begin(self, concluded: int) -> None:
-        """Begin a run in a thread of its own, later if none is to be had. Only while none is under way."""
+        """Begin a run in a thread of its own, or later if none can be started. Only while no run is under way."""
         self.running = True
         self.sign.give(self._settings.upkeep_seconds_max, f"in the upkeep of {self._handler}")
         try:

@@ -270,8 +270,8 @@ class Watch(Unwatched):
             self.told.append(str(away))
             raise
 
-    def claimed(self) -> None:
-        self.told.append("claimed")
+    def succeeded(self) -> None:
+        self.told.append("succeeded")
 
     def put_back_seconds(self) -> float:
         return 20.0
@@ -285,7 +285,7 @@ def test_a_ledger_that_is_away_is_seen_by_who_watches_and_costs_no_attempt(ledge
         [settled] = pipeline.run("a")
     assert isinstance(settled, Release)
     assert (settled.delay_seconds, settled.refund) == (20.0, True)
-    assert watch.told == [*(["claimed"] if asked == "commit" else []), "it is away"]
+    assert watch.told == [*(["succeeded"] if asked == "commit" else []), "it is away"]
     assert pipeline.run("a") == [Ack()]
     assert pipeline.attempts("a") == 1
 
@@ -296,10 +296,10 @@ def test_a_ledger_that_answers_and_takes_no_claim_is_not_taken_for_one_that_work
     with mock.patch.object(ledger, "claim", side_effect=TemporaryError("its disk is full")):
         for _ in range(2):
             pipeline.run("a")
-    assert "claimed" not in watch.told
+    assert "succeeded" not in watch.told
     pipeline.run("a")
     assert pipeline.run("a") == [Ack()]
-    assert watch.told.count("claimed") == 1, "an object that is done already needs no write"
+    assert watch.told.count("succeeded") == 1, "an object that is done already needs no write"
 
 
 def test_a_ledger_that_is_away_ends_a_job_that_is_to_end(ledger: Ledger) -> None:

@@ -47,7 +47,7 @@ def plan_of(declaration: PipelineDeclaration, host: Host, *, faults_max: int | N
     chosen = declaration.source.cleanup
     tables = Tables(where, ledger, partition_by=declaration.sink.partition_by, bus=host.bus, probe=host.probe)
     told = _told(declaration, host, where, tables)
-    queue, store = declaration.source.queue, _store(host, source, where)
+    queue, store_outage = declaration.source.queue, _store_outage(host, source, where)
     blueprint = Blueprint(
         declaration=Declaration(
             pipeline=where.pipeline,
@@ -70,9 +70,9 @@ def plan_of(declaration: PipelineDeclaration, host: Host, *, faults_max: int | N
         faults_max=faults_max,
         tools=Tools(stop=host.stop, clock=host.clock, bus=host.bus, probe=host.probe, tracing=host.tracing),
         ledger_watch=host.outage,
-        store_watch=store,
-        # A run that is to end bears a few faults and then says so: it does not wait until they are over.
-        gate=Gates(host.outage.gate(queue), store.gate(queue)) if faults_max is None else None,
+        store_watch=store_outage,
+        # A run that is to end does not wait for an outage to pass: it fails after a few faults.
+        gate=Gates(host.outage.gate(queue), store_outage.gate(queue)) if faults_max is None else None,
         moved_to=moved_to(chosen),
     )
     cleanup = source_cleanup(
@@ -89,8 +89,8 @@ def plan_of(declaration: PipelineDeclaration, host: Host, *, faults_max: int | N
     return Plan(source=source, where=where, blueprint=blueprint, cleanup=cleanup)
 
 
-def _store(host: Host, source: Source, where: Places) -> Outage:
-    """Return the outage of what runs read, and of the table where it is in S3."""
+def _store_outage(host: Host, source: Source, where: Places) -> Outage:
+    """Return the outage of the store that runs read from and, if the table is in S3, of the table's store."""
     table = where.table
     return host.stores.of(source, *(() if table.is_local else (Source(address=table.uri, aws=where.aws),)))
 

@@ -9,7 +9,7 @@ from penstock.app.service import Host, Opened
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineService:
-    """Its line waits for Spark, which the worker starts while it serves other queues."""
+    """A pipeline as a worker serves it. Its line waits for Spark, which starts while the worker serves other queues."""
 
     pipeline: Pipeline
 

@@ -47,7 +47,7 @@ def death_by_broker(
     worker: str,
     tries: Sequence[Try],
 ) -> Death:
-    """Of a message that nobody settled for good: handed over too often, past its retention, or not to be read."""
+    """Return the death of a message that the broker gave up: delivered too often, expired, or unreadable."""
     return Death(
         reason=reason,
         attempts=attempts,

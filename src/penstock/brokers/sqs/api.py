@@ -81,7 +81,7 @@ class Api:
         return answer
 
     def check_open(self) -> None:
-        """Raise `TemporaryError` after the closing, and `UsageError` in a copy of the process that opened it."""
+        """Raise `TemporaryError` after `close`, and `UsageError` in a process that was forked since it was opened."""
         self._own.check()
         if self._closed:
             raise TemporaryError("this view of the SQS broker was closed: open another one")

@@ -35,10 +35,10 @@ class AtOnce:
 
 
 class AtOncePerQueue:
-    """Threads of its own for each queue, made when it first needs them. Any thread may call it."""
+    """A pool of threads for each queue, made at its first use. Any thread may call it."""
 
     def __init__(self, name: str, *, threads: int) -> None:
-        """``threads``: of each queue, at most."""
+        """``threads``: the most for each queue."""
         self._name = name
         self._threads = threads
         self._lock = threading.Lock()
@@ -46,7 +46,7 @@ class AtOncePerQueue:
         self._closed = False  # under the lock
 
     def of(self, queue: str) -> AtOnce:
-        """Those of this queue."""
+        """Return the pool of this queue."""
         with self._lock:
             if queue not in self._by_queue:
                 self._by_queue[queue] = AtOnce(f"{self._name}-{queue}", threads=self._threads)

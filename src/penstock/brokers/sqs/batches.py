@@ -36,7 +36,7 @@ class Batches:
     """Any thread may call it."""
 
     def __init__(self, api: Api, at_once: Callable[[str], AtOnce], *, clock: Clock, random: Random) -> None:
-        """``at_once``: the threads for the calls of a queue, by its name."""
+        """``at_once`` returns the threads for the calls of a queue, given its name."""
         self._api = api
         self._at_once = at_once
         self._clock = clock

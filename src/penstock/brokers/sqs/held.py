@@ -65,8 +65,11 @@ class Held:
             return self._polls.get(queue, 0) > 0
 
     def take(self, queue: str, messages_max: int) -> Catch | None:
-        """The first that came, cut to that many messages; None where nothing is held. What is past its lease is
-        dropped: it is others' by now, and SQS, which has no fence, would take it from them."""
+        """Return the oldest catch, cut to that many messages; None if nothing is held.
+
+        Drops catches whose lease has ended: other consumers may have received their messages, and SQS, which has no
+        fence, would let this worker lease them again.
+        """
         with self._changed:
             catches = self._catches.get(queue, [])
             while catches and self._age_seconds(catches[0]) >= catches[0].lease_seconds:

@@ -24,7 +24,7 @@ class Leases:
     """Any thread may call it."""
 
     def __init__(self, queues: Queues, batches: Batches, settled: Settled, *, extending: Batches, clock: Clock) -> None:
-        """``extending``: what extends, in threads that wait for no other call and for no other queue."""
+        """``extending`` makes the calls that extend leases, in threads that no other call and no other queue uses."""
         self._queues = queues
         self._batches = batches
         self._extending = extending

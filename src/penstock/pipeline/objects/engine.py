@@ -89,7 +89,7 @@ class ObjectEngine:
     def _open(self, ref: ObjectRef, request: RunRequest) -> IncomingObject:
         with self._tools.store_watch.asked():
             reader = self._tools.store.open(ref)
-        self._tools.store_watch.claimed()
+        self._tools.store_watch.succeeded()
         self._tools.denials.clear()
         return IncomingObject(
             ref,

@@ -24,9 +24,9 @@ Flags = npt.NDArray[np.bool_]
 NEWLINE, RETURN = b"\n\r"
 _JUDGED_ALONE_MAX = 512  # lines: below that, asking Python about each costs less than another pass
 _WINDOW_BYTES = 1 << 14  # decoded at once where lines are bad: a decoder makes room for all it is given
-_DIGITS_MAX = 38  # of a number that 128 bits hold, whatever they are
-_DIGITS_TRUSTED = 19  # behind the point, of which a type may want fewer
-_GUARDED_BYTES = 1 << 17  # at once, so that what is computed of them stays in the processor's cache
+_DIGITS_MAX = 38  # every number of that many digits fits into 128 bits
+_DIGITS_TRUSTED = 19  # after the point, also if the type keeps fewer
+_GUARDED_BYTES = 1 << 17  # checked at once: intermediate arrays fit into the processor's cache
 _NOWHERE = np.empty(0, dtype=np.int64)
 _WORD, _ALL_OF_A_WORD = 4, 0x01010101  # bytes; of flags that are all set
 _ESCAPED = re.compile(rb"\\u00(?:3[0-9]|2[bBdDeE]|[46]5)")  # JSON may write any character of a number like that
@@ -121,15 +121,15 @@ class DecimalGuard:
     """Finds the lines with a number that Arrow may turn into a wrong decimal, so that they are judged alone.
 
     Measured with pyarrow 26: a decimal(38,0) takes 1e-39 for 0, and a decimal(38,38) takes 11 for another number, since
-    its 128 bits overflow. Neither can happen without an exponent, and without many digits before or behind the point:
-    the two runs of digits that are trusted make 38 together, and the first is no longer than the type has room for.
+    its 128 bits overflow. Both need an exponent, or many digits before or after the point. A run of digits after
+    the point is trusted up to 19 or the largest scale, one before it up to what is then left of 38.
     """
 
     def __init__(self, kinds: Iterable[pa.DataType]) -> None:
         scales = [scale for kind in kinds for scale in _scales(kind)]
         behind = max(_DIGITS_TRUSTED, *scales) if scales else 0
         before = _DIGITS_MAX - behind
-        self._before, self._behind = (before + 1, behind + 1) if scales else (0, 0)  # digits that are too many
+        self._before, self._behind = (before + 1, behind + 1) if scales else (0, 0)  # shortest runs not trusted
         self._many = re.compile(rb"(?<![0-9.])0*[1-9][0-9]{%d}|[0-9]{%d}" % (before, behind + 1))
 
     def distrust(self, block: bytes, lines: Lines, shaped: Flags) -> None:
@@ -157,15 +157,15 @@ class DecimalGuard:
 
 
 def _exponents(window: npt.NDArray[np.uint8], numeric: Flags) -> Positions:
-    """Return the places of every e behind a digit or a point."""
+    """Return the positions of each e or E that follows a digit or a point."""
     found = (window[1:] | 0x20) == ord("e")
     found &= numeric[:-1]
     return np.flatnonzero(found) + 1 if found.any() else _NOWHERE
 
 
 def _runs(some: Flags, digits: int) -> Positions:
-    """Return places that lie in every run of so many flags, and in some that are shorter."""
-    count = (digits - _WORD + 1) // _WORD  # aligned words that such a run covers
+    """Return positions that include one in every run of that many flags; shorter runs may have some, too."""
+    count = (digits - _WORD + 1) // _WORD  # aligned words that such a run covers at least
     words = some[: len(some) // _WORD * _WORD].view(np.uint32) == _ALL_OF_A_WORD
     size = len(words) - count + 1
     if size <= 0:
@@ -177,10 +177,10 @@ def _runs(some: Flags, digits: int) -> Positions:
 
 
 def _begun(window: npt.NDArray[np.uint8], numeric: Flags, digits: int) -> Positions:
-    """Return where so many digits begin that no digit or point is before; a zero before a point is none."""
+    """Return where that many digits begin without a digit or point before them. The zero of ``0.`` does not count."""
     is_digit = window - ord("0") < 10
     begun = is_digit.copy()
-    begun[1:] &= ~numeric[:-1]  # a window's first byte may be in the middle of a number: then it is looked at in vain
+    begun[1:] &= ~numeric[:-1]  # at a window's start this may be the middle of a number: a false alarm
     zero = window == ord("0")
     begun[:-1] &= ~zero[:-1] | is_digit[1:]
     for shift in range(1, digits):

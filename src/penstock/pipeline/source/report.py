@@ -32,15 +32,15 @@ class FailureKind(StrEnum):
     GONE = "gone"
     SUPERSEDED = "superseded"
     UNREADABLE = "unreadable"
-    REFUSED = "refused"  # the host could not open it, or not read a range of it
-    DENIED = "denied"  # the same, since we are not permitted to
-    HOST = "host"  # the same, and the driver can: the host is at fault
+    REFUSED = "refused"  # the host could not open it, or could not read a range of it
+    DENIED = "denied"  # the same, for lack of permission
+    HOST = "host"  # the same, but the driver can: the host is at fault
     TOO_LARGE = "too_large"  # another attempt would not make it smaller
     QUARANTINE_RATIO = "quarantine_ratio"  # too many of its lines are bad
     DISAGREED = "disagreed"  # two readings of one run saw different things
 
 
-REFUSALS = frozenset({FailureKind.REFUSED, FailureKind.DENIED})  # of the host that read, perhaps of no other
+REFUSALS = frozenset({FailureKind.REFUSED, FailureKind.DENIED})  # may hold for one host only
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +49,7 @@ class ObjectFailure:
 
     kind: FailureKind
     reason: str
-    host: str = ""  # that read it
+    host: str = ""  # the one that read it
     offset: int = 0  # of the range that could not be read
     length_bytes: int = 0  # of the same; 0: the object could not be opened
 

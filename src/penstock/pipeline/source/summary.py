@@ -149,7 +149,7 @@ def _differ(one: PieceReading, other: PieceReading) -> bool:
 def _disagreement(readings: Sequence[PieceReading]) -> ObjectFailure:
     failures = [reading.failure for reading in readings if reading.failure is not None]
     refused = next((failure for failure in failures if failure.kind in REFUSALS), None)
-    if refused is not None:  # what differs may be the hosts
+    if refused is not None:  # the readings may differ because their hosts do
         return refused
     counts = " and ".join(f"{reading.rows} rows, {reading.lines_quarantined} bad lines" for reading in readings)
     reason = f"readings of one run disagree: {counts}" + (f" ({failures[0].reason})" if failures else "")

@@ -52,15 +52,15 @@ local function is_fresh(state)
   return string.match(state, '^%d+ %d+$')
 end
 
--- Whether `ended` or a sender wrote this: others may put a field of that name into the stream. Its numbers are such that
--- they can be read again: 15 digits are the most.
+-- True if `ended` or a sender wrote this: other programs may put a field of that name into the stream. Numbers have 15
+-- digits at most, so that a double holds them exactly.
 local function is_state(text)
   return text
     and (is_fresh(text) or string.match(text, '^%d+ %d+ %d+ %d+ %d+ %d+ %d+ %d+ %d+ %d+ [EFG] '))
     and not string.find(string.match(text, '^[%d ]+'), string.rep('%d', 16))
 end
 
--- Whether `feed` in take.lua wrote these fields of an entry; of any others the body alone counts (see `foreign_body`).
+-- True if `feed` in take.lua wrote these fields of an entry. Of other entries only the body is used (`foreign_body`).
 local function is_ours(fields)
   local tag = fields.group or ''
   return is_state(fields.state) and fields.body and (tag == '' or string.sub(tag, 1, 1) == ':')

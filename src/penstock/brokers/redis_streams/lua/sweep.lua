@@ -18,7 +18,8 @@ local function hand_overs_of(state)
   return tonumber(hand_overs or 0) + 1 - tonumber(refunds or 0)
 end
 
--- An entry of others that others read in our group goes into the stream once more: the next look adopts it.
+-- Add an entry to the stream again that another program wrote, and that was read in our group without `take.lua`: the next
+-- receive adopts it.
 local function put_foreign_back(id, fields)
   may_end(stream)
   local group = fields.group and { 'group', fields.group } or {}

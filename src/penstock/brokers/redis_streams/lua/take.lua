@@ -19,8 +19,8 @@ local function read(stream, count)
 end
 
 -- What stands in the stream and was never handed over joins the ring, so that it is fair to the rest and its id stays
--- what it is. Others put it there; or we did, and somebody destroyed the group that knew of it. A state with a number
--- that was never given here (a copy of another queue's entry) gets one that is.
+-- what it is. Others put it there; or we did, and the group that knew of it was destroyed. A state whose number this queue
+-- never gave (an entry copied from another queue) gets a new number.
 local function adopt(base, stream, entries)
   local ids, order, by_tag, back = {}, {}, {}, {}
   local seq = next_seq(base, ARGV[2], #entries)
