@@ -14,6 +14,7 @@ from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait
 
 from penstock.errors import TemporaryError
 from penstock.ledger.dialects import READ_ONLY, Clash, Dialect
+from penstock.ledger.dialects.sqlite import is_in_memory
 from penstock.messaging.addresses import masked
 from penstock.messaging.forks import EmbeddedFile, leave_to_parent, renew_in_copies
 
@@ -22,7 +23,6 @@ from penstock.messaging.forks import EmbeddedFile, leave_to_parent, renew_in_cop
 logging.getLogger("sqlalchemy").addHandler(logging.NullHandler())
 
 SQLITE = "sqlite"  # as SQLAlchemy names the dialect
-IN_MEMORY = ":memory:"
 CLASHES_MAX = 10  # in a row, before somebody hears of it
 CLASH_BASE_SECONDS = 0.01
 CLASH_CAP_SECONDS = 1.0
@@ -144,7 +144,7 @@ def _use_of(engine: Engine, place: str) -> AbstractContextManager[None]:
     """Return the context of each transaction. It keeps forks away from files; connections to servers need none."""
     if engine.dialect.name != SQLITE:
         return nullcontext()
-    in_memory = engine.url.database in (None, "", IN_MEMORY)
+    in_memory = is_in_memory(engine.url)
     # Closing the connection of a database in memory would lose it.
     return EmbeddedFile(
         f"the ledger {place}", None if in_memory else Path(place), _nothing if in_memory else engine.dispose

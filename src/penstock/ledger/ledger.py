@@ -17,6 +17,7 @@ from penstock.ledger.claims import Claims
 from penstock.ledger.commits import Commits
 from penstock.ledger.database import Database
 from penstock.ledger.dialects import dialect_for
+from penstock.ledger.dialects.sqlite import is_in_memory
 from penstock.ledger.known_ids import IDS_END, KnownIds
 from penstock.ledger.migrate import migrate
 from penstock.ledger.owner_records import WorkOwner
@@ -270,7 +271,7 @@ class Ledger:
     @property
     def is_of_this_process(self) -> bool:
         """Whether it is in memory, which other processes do not see."""
-        return self.is_of_this_host and self.database.engine.url.database in (None, "", ":memory:")
+        return self.is_of_this_host and is_in_memory(self.database.engine.url)
 
     def record_reconciliation(self, comparison: Comparison) -> None:
         """Remember what a reconcile came to, in the place of the one before."""

@@ -48,17 +48,17 @@ class Sqlite:
             raise ConfigurationError(
                 f"this Python brings SQLite {sqlite3.sqlite_version}, the ledger needs {wants}: use a newer Python"
             )
-        connections = 1 if _is_in_memory(url) else CONNECTIONS_MAX
+        connections = 1 if is_in_memory(url) else CONNECTIONS_MAX
         return self._engine(url, now=now, connections=connections, busy_seconds=BUSY_TIMEOUT_SECONDS)
 
     def hurried_engine(self, url: URL, *, now: Callable[[], float] | None, answer_seconds: float) -> Engine | None:
-        if _is_in_memory(url):
+        if is_in_memory(url):
             return None
         seconds = min(answer_seconds, BUSY_TIMEOUT_SECONDS)
         return self._engine(url, now=now, connections=HURRIED_CONNECTIONS, busy_seconds=seconds)
 
     def _engine(self, url: URL, *, now: Callable[[], float] | None, connections: int, busy_seconds: float) -> Engine:
-        in_memory = _is_in_memory(url)
+        in_memory = is_in_memory(url)
         engine = create_engine(
             url,
             # One connection alone *is* a database in memory; threads take turns on it.
@@ -105,7 +105,8 @@ class Sqlite:
         return nullcontext()  # the transaction, begun IMMEDIATE, holds off all others
 
 
-def _is_in_memory(url: URL) -> bool:
+def is_in_memory(url: URL) -> bool:
+    """Return True if an SQLite URL names a database in memory."""
     return url.database in (None, "", ":memory:")
 
 
