@@ -11,7 +11,8 @@
     │   │   ├── TableNowhere     2   the place that was named for it is none: no such bucket
     │   │   └── TableDenied      78  we are not let in there: credentials or permissions
     │   ├── TransformError       1   the user's transform raised, or returned something that is no DataFrame
-    │   └── FaultPersists        75  the machinery failed again and again (disk full, Spark gone): a person should look
+    │   └── FaultPersists        75  the machinery failed again and again (disk full): a person should look
+    │       └── RestartNeeded    75  what this process stands on is gone (Spark's JVM): only a new process has another
     ├── TemporaryError           75  a fault that another try may not meet: broker or database away
     │   └── UnknownOutcome       75  the same in the middle of a send: nobody knows whether the messages were taken
     ├── Reject                   a handler gives its message up; it becomes a dead letter with this reason
@@ -85,6 +86,10 @@ class FaultPersists(UserError):
     """A temporary fault that would not go away within the tries it was given."""
 
     exit_code = 75
+
+
+class RestartNeeded(FaultPersists):
+    """What this process stands on is gone for good, such as the JVM of its Spark; a new process has another."""
 
 
 class TemporaryError(PenstockError):

@@ -265,6 +265,28 @@ def test_what_was_exported_and_removed_comes_back_whole_and_once(penstock: Call,
     assert len(scene.bodies()) == 2
 
 
+@pytest.mark.parametrize("kind", ["sqlite", "redis"])  # on SQS what a dead process held is hidden for some minutes
+@pytest.mark.parametrize("kill_at", [None, "letters_kept"])
+def test_a_letter_that_was_replayed_while_a_file_was_written_is_not_put_back(
+    penstock: Call, scene: DeadScene, kill_at: str | None
+) -> None:
+    """The file is there and the letters are: a copy, or an export that is about to remove them."""
+    scene.bury("1", "2")
+    if kill_at is None:
+        assert penstock("dead", "export", "--to", "letters.jsonl").exit_code == 0
+    else:
+        words = ("dead", "export", "--to", "letters.jsonl", "--remove")
+        process = Process(scene.folder, *words, before=("setsid", "env", f"PENSTOCK_KILL_AT={kill_at}"))
+        assert process.exit_code() == -signal.SIGKILL
+    first, _ = sorted(lines_of(scene.folder / "letters.jsonl"), key=lambda line: str(line["body"]))
+    assert penstock("dead", "replay", "--id", first["id"], "--yes", "--json").document["sent"] == 1
+    done = penstock("dead", "import", "letters.jsonl", "--json").document
+    assert (done["imported"], done["imported_before"], done["replayed"]) == (1, 0, 1)
+    assert (scene.bodies(), scene.bodies(FIRST)) == (["1"], ["2", "2"])  # beside the letter that still lies there
+    again = penstock("dead", "import", "letters.jsonl", "--json").document
+    assert (again["imported"], again["imported_before"], again["replayed"]) == (0, 1, 1)
+
+
 def test_an_export_to_standard_output_leaves_the_letters(penstock: Call, scene: DeadScene) -> None:
     scene.bury("1", "2", reason="a")
     scene.bury("3", reason="b")

@@ -236,6 +236,22 @@ def test_a_table_and_an_app_are_both_looked_at(penstock: Call, scene: Scene, app
     assert f"-> `penstock status --table {scene.where.table}` shows more" in said.out
 
 
+@pytest.mark.parametrize(
+    ("made", "verdict"),
+    [("App()", "warning"), ("App.from_config()", None), ("App(broker='sqlite:///own.db')", None)],
+)
+def test_an_app_that_passes_over_the_address_in_the_environment_is_warned_of(
+    penstock: Call, app_scene: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, made: str, verdict: str | None
+) -> None:
+    (tmp_path / "passing_over.py").write_text(f"from penstock import App\napp = {made}\n")
+    monkeypatch.setattr("sys.path", [str(tmp_path), *sys.path])
+    monkeypatch.delitem(sys.modules, "passing_over", raising=False)
+    monkeypatch.setenv("PENSTOCK_BROKER", f"sqlite:///{tmp_path}/elsewhere.db")
+    said = penstock("doctor", "--app", "passing_over:app")
+    assert verdicts(said).get("app settings") == verdict
+    assert ("App.from_config()" in said.out) == (verdict is not None)
+
+
 def test_an_app_that_cannot_be_found_is_a_problem(penstock: Call, app_scene: Scene) -> None:
     said = penstock("doctor", "--app", "nothing:app")
     assert said.exit_code == CHECK_FOUND_PROBLEMS

@@ -14,12 +14,12 @@ from penstock.messaging.death import (
     encode_death,
     set_aside_reason,
 )
-from penstock.messaging.message import Attributes, Message
+from penstock.messaging.message import ORIGIN_ATTRIBUTE, Attributes, Message
 from penstock.messaging.past import PAST_ATTRIBUTE, PAST_MAX, past_of, with_past
 from penstock.messaging.replays import COUNTER_ATTRIBUTE, REPLAY_ID_ATTRIBUTE, Replay, replay_id_of, replayed
 from penstock.messaging.settlement import DeadLetter
 
-OURS = {COUNTER_ATTRIBUTE, REPLAY_ID_ATTRIBUTE, PAST_ATTRIBUTE, DEATH_ATTRIBUTE, SET_ASIDE_ATTRIBUTE}
+OURS = {COUNTER_ATTRIBUTE, REPLAY_ID_ATTRIBUTE, ORIGIN_ATTRIBUTE, PAST_ATTRIBUTE, DEATH_ATTRIBUTE, SET_ASIDE_ATTRIBUTE}
 NAMES = st.text(min_size=1, max_size=20).filter(lambda name: name not in OURS)
 VALUES = st.text(max_size=30) | st.binary(max_size=30)
 USERS = st.dictionaries(NAMES, VALUES, max_size=10)
@@ -85,7 +85,7 @@ def test_a_replay_keeps_every_attribute_body_and_group(
     assert users(message.attributes) == attributes
     assert (message.body, message.group, message.delay_seconds) == (body, group, delay)
     ours = message.attributes.keys() - attributes.keys()
-    assert ours == {COUNTER_ATTRIBUTE, REPLAY_ID_ATTRIBUTE, PAST_ATTRIBUTE}
+    assert ours == {COUNTER_ATTRIBUTE, REPLAY_ID_ATTRIBUTE, ORIGIN_ATTRIBUTE, PAST_ATTRIBUTE}
 
 
 @given(attributes=USERS, deaths=st.lists(DEATHS, min_size=1, max_size=2 * PAST_MAX))

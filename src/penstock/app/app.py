@@ -1,7 +1,8 @@
 """`App`: handlers and pipelines, and the broker and ledger they stand on. A value, not a global."""
 
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Self
@@ -39,6 +40,7 @@ SEND_CHUNK = 1_000  # messages handed to the broker in one call
 
 # Every app of this process, for tests alone: a handler under test may send through any of them.
 _apps: "WeakSet[App]" = WeakSet()
+_met: "list[Callable[[App], None]]" = []  # for tests alone: the last of them meets each app that is made
 SENDING_THREADS_MAX = 32  # of `send_async` and `send_many_async`
 
 
@@ -102,6 +104,8 @@ class App(Handlers, Transactional):
         self._senders: dict[Queue[Any] | str, _Sender] = {}  # as above
         _apps.add(self)
         tell_copies(self)
+        for meet in _met[-1:]:
+            meet(self)
 
     def begin_in_copy(self) -> None:
         """Be a worker of its own, with a view of its own on the same broker, in a copy of the process (`os.fork`)."""
@@ -338,6 +342,16 @@ class App(Handlers, Transactional):
 def apps_of_process() -> Sequence[App]:
     """Return every app that this process has made and still uses. For tests."""
     return tuple(_apps)
+
+
+@contextmanager
+def met(meet: "Callable[[App], None]") -> Iterator[None]:
+    """Call ``meet`` with each app that is made while the block lasts. For tests."""
+    _met.append(meet)
+    try:
+        yield
+    finally:
+        _met.remove(meet)
 
 
 def _name(queue: Queue[Any] | str) -> str:

@@ -107,8 +107,31 @@ def state_checks(asked: "Asked", *, try_notification: bool = False) -> Iterator[
 def _scope_checks(scope: "Scope", app: str | None, *, try_notification: bool) -> Iterator[Finding]:
     """All but how its work stands, which is judged last: it cannot be well where one of these failed."""
     if scope.table is None:
+        if app is not None:
+            yield from _passed_over(app)
         yield from _app_checks(scope)
     yield from _aws_checks(scope, app, try_notification=try_notification)
+
+
+def _passed_over(app: str) -> Iterator[Finding]:
+    """An app that was made by ``App()`` reads no settings: warn where the environment or penstock.toml has an address
+    for it, as it is then not where people believe."""
+    from penstock.app.loading import load_app
+
+    try:
+        settings, own = load_settings(), load_app(app).settings
+    except PenstockError:  # told by another check
+        return
+    for name in ("broker", "ledger"):
+        given = getattr(settings, name)
+        if name in settings.model_fields_set and name not in own.model_fields_set and given != getattr(own, name):
+            yield Finding(
+                check="app settings",
+                verdict=Verdict.WARNING,
+                found=f"the setting {name} is {shown(name, given)}, and the app {app} does not use it but "
+                f"{shown(name, getattr(own, name))}",
+                hint="Make the app by App.from_config(), which reads the settings.",
+            )
 
 
 def _app_checks(scope: "Scope") -> Iterator[Finding]:

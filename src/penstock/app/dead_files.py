@@ -61,6 +61,7 @@ class Imported:
 
     letters: int = 0
     before: int = 0  # were put there by an import before
+    replayed: int = 0  # were in their queues again, sent there while, before or after the file was written
     by_queue: dict[str, int] = field(default_factory=dict)
     interrupted: bool = False
 
@@ -145,10 +146,12 @@ def import_file(
                     entered = audited(ledger, "import", queue=into, details=details, stopped=stopped)
                     dones[into] = opened.enter_context(entered)
                 kept = list(group)
-                put = _put(seen, ledger, into, kept)
+                left = _not_replayed(ledger, kept)
+                put = _put(seen, ledger, into, left)
                 dones[into].messages += put
                 imported.letters += put
-                imported.before += len(kept) - put
+                imported.before += len(left) - put
+                imported.replayed += len(kept) - len(left)
                 imported.by_queue[into] = imported.by_queue.get(into, 0) + put
             told(len(chunk))
     return imported
@@ -210,6 +213,14 @@ def _remove(place: Place, opened: _Opened, stopped: Stopped, probe: Probe) -> in
             removed += opened.letters[queue].remove([kept.message.id for kept in group])
             probe(Step.LETTERS_REMOVED)
     return removed
+
+
+def _not_replayed(ledger: Ledger, kept: Sequence[Kept]) -> Sequence[Kept]:
+    """Leave out what somebody replayed out of its queue: a letter may be replayed while a file of it is written, since
+    nothing locks it. Put back, it would be there twice."""
+    ids = [one.replay_id for one in kept]
+    known = ledger.replays.find(ids)
+    return [one for one, id in zip(kept, ids, strict=True) if id not in known or not known[id].sent]
 
 
 def _put(seen: View, ledger: Ledger, into: str, kept: Sequence[Kept]) -> int:

@@ -15,7 +15,8 @@ from penstock.messaging.outages import ServiceWatch, Unwatched
 from penstock.objects.own_files import parse_others
 from penstock.pipeline.attempt import AttemptSettings, Surroundings
 from penstock.pipeline.declaration import Declaration
-from penstock.pipeline.engine import Engine
+from penstock.pipeline.engine import StandingEngine
+from penstock.pipeline.faults import SPARK_ERRORS, explain
 from penstock.pipeline.handler import PipelineHandler
 from penstock.pipeline.late_engine import LateEngine
 from penstock.pipeline.session import Session
@@ -95,7 +96,7 @@ class Blueprint:
         engine = LateEngine(lambda: self._engine(session()))
         return self._line(engine, queue=queue, weight=weight, start=Start(awaits=SPARK, run=engine.start))
 
-    def _line(self, engine: Engine, *, queue: str, weight: int = 1, start: Start | None = None) -> Line:
+    def _line(self, engine: StandingEngine, *, queue: str, weight: int = 1, start: Start | None = None) -> Line:
         limits = Limits(
             messages_max=self.numbers.max_objects,
             bytes_max=self.numbers.max_bytes,
@@ -131,22 +132,27 @@ class Blueprint:
             busy_seconds_max=self.numbers.busy_seconds_max,
         )
 
-    def _engine(self, spark: Session) -> Engine:
-        prove_shared(spark, self.declaration)
-        return SparkEngine(
-            spark,
-            self.declaration,
-            agree=partial(agreement, self.ledger, self.tables.rows, self.declaration.pipeline),
-            clock=self.tools.clock,
-            bus=self.tools.bus,
-            probe=self.tools.probe,
-            store_watch=self.store_watch,
-        )
+    def _engine(self, spark: Session) -> StandingEngine:
+        try:
+            prove_shared(spark, self.declaration)
+            return SparkEngine(
+                spark,
+                self.declaration,
+                agree=partial(agreement, self.ledger, self.tables.rows, self.declaration.pipeline),
+                clock=self.tools.clock,
+                bus=self.tools.bus,
+                probe=self.tools.probe,
+                store_watch=self.store_watch,
+            )
+        except SPARK_ERRORS as error:  # it went away since it was started
+            raise explain(error) from error
 
-    def _surroundings(self, engine: Engine) -> Surroundings:
+    def _surroundings(self, engine: StandingEngine) -> Surroundings:
         return Surroundings(
             ledger=self.ledger,
             engine=engine,
+            # A run that is to end meets a dead engine with its next batch, and without one it is done.
+            check_engine=engine.check if self.faults_max is None else None,
             parse=partial(parse_others, buckets_allowed=self.buckets, own=self._own()),
             publish=self.publish,
             publish_jobs=self.publish_jobs,

@@ -107,6 +107,7 @@ def import_(
             {
                 "imported": done.letters,
                 "imported_before": done.before,
+                "replayed": done.replayed,
                 "by_queue": done.by_queue,
                 "interrupted": done.interrupted,
             }
@@ -116,6 +117,8 @@ def import_(
         print(printable(f"{dead_options.letters_said(done.letters)} put back{f' ({into})' if into else ''}."))
         if done.before:
             print(f"{dead_options.letters_said(done.before)} were imported before.")
+        if done.replayed:
+            print(f"{dead_options.letters_said(done.replayed)} were replayed, and are not put back.")
     if done.interrupted:
         raise typer.Exit(stopped_code(stop))
 

@@ -19,6 +19,7 @@ from penstock.events import (
     ErrorHookFailed,
     Event,
     ExecutionFailed,
+    FaultsRepeated,
     HeartbeatFailed,
     ObjectFailed,
     ReceiveFailed,
@@ -134,7 +135,8 @@ def told(event: Event) -> list[str]:
     """The lines that an event is worth whoever listens."""
     match event:
         case SourceScanned():
-            return [f"{counted(event.found, 'object')} found in {event.source}, {event.unfinished:,} to do"]
+            waiting = f", {counted(event.messages, 'message')} in the queue" if event.messages else ""
+            return [f"{counted(event.found, 'object')} found in {event.source}, {event.unfinished:,} to do{waiting}"]
         case WatchBegan():
             return [f"watching {event.source}; Ctrl-C ends it"]
         case WatchDisturbed():
@@ -165,6 +167,8 @@ def _trouble(event: Event) -> list[str]:
             return [f"a run of {counted(event.objects, 'object')} failed: {event.error}"]
         case ExecutionFailed() | UpkeepFailed() | ReceiveFailed() | HeartbeatFailed():
             return [f"{_doing(event)} failed and is tried again: {event.error}"]
+        case FaultsRepeated():
+            return [f"{event.count:,} runs in a row met a fault of the machinery, and are tried again: {event.error}"]
         case ErrorHookFailed():
             return [f"a failure could not be told ({event.hook}): {event.error}"]
         case _:

@@ -82,6 +82,16 @@ class RunFailed(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FaultsRepeated(Event):
+    """The machinery failed again and again for a pipeline or an object handler, with no success between. Nobody is
+    charged, and every object is tried again."""
+
+    pipeline: str
+    count: int  # of faults in a row
+    error: str  # the last one
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptAbandoned(Event):
     """An attempt was given up durably: given back, expired, or its worker died."""
 

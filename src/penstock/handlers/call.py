@@ -52,6 +52,10 @@ BUSY_JITTER_SECONDS = 1.0
 QUEUE_PAUSED = "the queue is paused, since message after message failed in the same way"
 
 
+class NotBegun(TemporaryError):
+    """This machine could not begin the call: the message comes again, and that costs it no attempt."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Surroundings:
     """What the calls of one handler share."""
@@ -208,6 +212,9 @@ class Call:
         first = self._ends()
         if isinstance(raised, Interrupted):
             return self._gives(self._gave_back(first), first)
+        if isinstance(raised, NotBegun):
+            self._gave_back(first)
+            return self._gives(self._later(str(raised)), first)
         return self._gives(self._fail(raised, failure_of(raised)), first) if first else {}
 
     def cleaned(self, opened: Opened) -> Any:

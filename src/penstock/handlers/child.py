@@ -19,6 +19,7 @@ from typing import Any
 from penstock.errors import Reject, Retry
 from penstock.handlers.context import Context
 from penstock.handlers.decision import delay_asked
+from penstock.handlers.pipe import Pipe
 from penstock.messaging.call_context import TellRetry
 from penstock.messaging.delivery import PreviousAttempt
 from penstock.messaging.failure import Failure, failure_of
@@ -84,17 +85,18 @@ def serve(
         signal.signal(number, _left_to_the_parent)
         signal.siginterrupt(number, False)
     _end_with_parent()
+    pipe = Pipe(connection)
     codec: Codec[Any] = Codec(queue)
     while True:
         try:
-            call: SentCall = connection.recv()
+            call: SentCall = pipe.receive()
         except (EOFError, OSError):
             if continuing is not None:
                 continuing.close()
             os._exit(0)  # the parent is gone, or wants no more
         with nullcontext() if continuing is None else continuing(call.carrier):
-            answer = _run(call, function, codec, wants_context, partial(_tell_retry, connection))
-        connection.send(answer)
+            answer = _run(call, function, codec, wants_context, partial(_tell_retry, pipe))
+        pipe.send(answer)
 
 
 def _left_to_the_parent(_number: int, _frame: FrameType | None) -> None:
@@ -119,8 +121,8 @@ def _end_with_parent() -> None:
         os._exit(0)
 
 
-def _tell_retry(connection: Connection, tries: int, delay_seconds: float, raised: BaseException) -> None:
-    connection.send(Retrying(tries=tries, delay_seconds=delay_seconds, failure=failure_of(raised)))
+def _tell_retry(pipe: Pipe, tries: int, delay_seconds: float, raised: BaseException) -> None:
+    pipe.send(Retrying(tries=tries, delay_seconds=delay_seconds, failure=failure_of(raised)))
 
 
 def _run(

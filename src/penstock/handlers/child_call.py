@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 from penstock.errors import ClaimLost
-from penstock.handlers.call import Opened, Surroundings
+from penstock.handlers.call import NotBegun, Opened, Surroundings
 from penstock.handlers.child import SentCall
 from penstock.handlers.children import Child, Children
 from penstock.handlers.plain_call import PlainCall
@@ -47,7 +47,10 @@ class ChildCall(PlainCall):
             key=context.key,
             carrier=self._around.tracing.carrier(),
         )
-        child = self._child = self._children.take()
+        try:
+            child = self._child = self._children.take()
+        except OSError as error:
+            raise NotBegun(f"no process can be started for the handler: {error}") from error
         try:
             context.checkpoint()  # interrupted before there was a child to kill
             return child.call(sent, tell_retry=context.tell_retry)

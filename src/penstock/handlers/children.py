@@ -15,13 +15,14 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from typing import Any
 
 from penstock.errors import ConfigurationError, PenstockError, Reject, Retry
 from penstock.handlers.child import Raised, Retrying, Returned, SentCall, serve
+from penstock.handlers.pipe import Pipe
 from penstock.messaging.call_context import TellRetry
 from penstock.messaging.failure import Failure
 from penstock.messaging.queue import Queue
@@ -49,13 +50,13 @@ class Child:
         self, function: Callable[..., Any], queue: Queue[Any], wants_context: bool, continuing: Continuing | None
     ) -> None:
         context = multiprocessing.get_context("spawn")
-        self._connection, theirs = context.Pipe()
+        ours, theirs = context.Pipe()
         self._process = context.Process(
             target=serve, args=(theirs, function, queue, wants_context, continuing), name="penstock-child", daemon=True
         )
         self._process.start()
         theirs.close()
-        self._end = _end_of(self._process)
+        self._pipe = Pipe(ours, end=_end_of(self._process))
         self._killed = False  # written by whoever kills it; it may take a moment to be gone
         self.busy = False  # written by the thread that took it
 
@@ -76,12 +77,12 @@ class Child:
     def call(self, sent: SentCall, *, tell_retry: TellRetry) -> Any:
         """Run it there; raises what the function raised, or `ChildDied`."""
         try:
-            self._connection.send(sent)
+            self._pipe.send(sent)
             self.busy = True
-            answer = self._received()
+            answer: Retrying | Returned | Raised = self._pipe.receive()
             while isinstance(answer, Retrying):
                 tell_retry(answer.tries, answer.delay_seconds, ChildFailed(answer.failure))
-                answer = self._received()
+                answer = self._pipe.receive()
             self.busy = False
         except (EOFError, OSError) as error:
             self._process.join(END_SECONDS)
@@ -104,19 +105,12 @@ class Child:
         """An idle child ends by that. Only the thread that took it, or nobody, may be using it."""
         self._killed = True
         with suppress(OSError):
-            self._connection.close()
+            self._pipe.close()
 
     def ended_by(self, deadline: float) -> bool:
         """Wait for its end until then (`time.monotonic`); answers whether it has come."""
         self._process.join(max(0.0, deadline - time.monotonic()))
         return self._process.exitcode is not None
-
-    def _received(self) -> Retrying | Returned | Raised:
-        # Not by the end of the pipe alone: what the function forked holds it open.
-        if self._connection not in wait([self._connection, self._end]):
-            raise EOFError
-        received: Retrying | Returned | Raised = self._connection.recv()
-        return received
 
 
 class Children:

@@ -16,6 +16,7 @@ from typing import Protocol
 from penstock.errors import TemporaryError
 from penstock.events import Bus, Event, LedgerAway, LedgerBack, StoreAway, StoreBack
 from penstock.messaging.clock import Clock
+from penstock.messaging.threads import begin_thread, begin_thread_or_do
 from penstock.messaging.waits import Random
 
 PAUSE_SECONDS_MIN = 1.0
@@ -93,6 +94,7 @@ class Outage:
         self._queues: frozenset[str] = frozenset()  # replaced as a whole, before the worker serves
         self._ended = False  # written by the thread that closes; never unset
         self._news = threading.Event()  # wakes the watch
+        self._defect: BaseException | None = None  # what ended the watch, whose thread writes it
         self._lock = threading.Lock()
         # The rest is written under the lock; times are monotonic.
         self._since: float | None = None  # None: it answers
@@ -156,6 +158,8 @@ class Outage:
         None may while it is away. After work failed for it again although it answered, one at a time may, until it
         did what work needs of it.
         """
+        if self._defect is not None:
+            raise self._defect
         if self._ping is None or (self._since is None and self._cycles < 2):
             return None
         with self._lock:
@@ -176,7 +180,7 @@ class Outage:
             yield
             return
         name = f"penstock-{self._service.name}-watch"
-        threading.Thread(target=self._watch, args=(self._ping,), name=name, daemon=True).start()
+        begin_thread(self._watch, self._ping, name=name)
         try:
             yield
         finally:
@@ -186,13 +190,16 @@ class Outage:
     # -- parts of these ------------------------------------------------------------------------------------------
 
     def _watch(self, ping: Callable[[], object]) -> None:
-        while not self._ended:
-            self._news.clear()
-            rest_seconds = self._rest_seconds()
-            if rest_seconds > 0:
-                self._clock.wait(self._news, rest_seconds)
-            else:
-                self.check(ping)
+        try:
+            while not self._ended:
+                self._news.clear()
+                rest_seconds = self._rest_seconds()
+                if rest_seconds > 0:
+                    self._clock.wait(self._news, rest_seconds)
+                else:
+                    self.check(ping)
+        except BaseException as defect:  # a listener that raises, say: nobody would ask again, and no gate open
+            self._defect = defect
 
     def _rest_seconds(self) -> float:
         with self._lock:
@@ -219,7 +226,7 @@ class Outage:
                 answers.append(None)
             over.set()
 
-        threading.Thread(target=ask, name=f"penstock-{self._service.name}-ping", daemon=True).start()
+        begin_thread_or_do(ask, name=f"penstock-{self._service.name}-ping")
         if not self._clock.wait(over, PING_SECONDS_MAX):
             self._away(f"the {self._service.name} has not answered for {PING_SECONDS_MAX:.0f} s", by_request=False)
             while not self._ended and not over.is_set():

@@ -12,7 +12,9 @@ from contextlib import suppress
 from contextvars import copy_context
 from typing import Any, TypeVar
 
+from penstock.errors import TemporaryError
 from penstock.messaging.forks import tell_copies
+from penstock.messaging.threads import begin_thread
 
 IDLE_SECONDS = 5.0  # after which a thread without work ends
 
@@ -78,11 +80,12 @@ class AsideThreads:
             self._started += 1
             name = f"penstock-{self._name}-{self._started}"
         try:
-            threading.Thread(target=self._work, name=name, daemon=True).start()
-        except RuntimeError:  # the machine has no more threads: those at work take the call
+            begin_thread(self._work, name=name)
+        except TemporaryError:  # those at work take the call
             with self._changed:
                 self._threads -= 1
                 if not self._threads:
+                    (self._urgent if urgent else self._waiting).remove(call)  # or a later thread would do it for nobody
                     raise
 
     def _work(self) -> None:

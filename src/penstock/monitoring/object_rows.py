@@ -140,6 +140,12 @@ BATCH_ROWS: Rows = {
         msg="A run failed, and no object could be named as the cause.",
         fields={**_BATCH, **with_error("objects")},
     ),
+    events.FaultsRepeated: Row(
+        name="faults.repeated",
+        level="warning",
+        msg="The machinery fails again and again; nobody is charged, and it is tried again.",
+        fields=with_error("pipeline", "count"),
+    ),
     events.AttemptAbandoned: Row(
         name="attempt.abandoned",
         level="info",
@@ -150,7 +156,7 @@ BATCH_ROWS: Rows = {
         name="source.scanned",
         level="info",
         msg="A folder was walked.",
-        fields=same("source", "found", "unfinished"),
+        fields=same("source", "found", "unfinished", "messages"),
     ),
     events.ObjectsArchived: Row(
         name="objects.archived",

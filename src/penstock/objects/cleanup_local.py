@@ -10,6 +10,7 @@ import errno
 import fcntl
 import os
 import stat
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,6 +23,8 @@ from penstock.objects.cleanup import ASIDE_PREFIX, CHANGED, DONE, GONE, Cleaned,
 from penstock.objects.local import LocalStore, etag_of
 from penstock.objects.reference import LOCAL_BUCKET, ObjectRef, encode_key
 
+LOCK_SECONDS = 30.0  # a file takes milliseconds: who keeps a folder for longer does not go on
+LOCK_POLL_SECONDS = 0.01
 _NOT_THERE = (FileNotFoundError, NotADirectoryError)
 _NO_LINKS = frozenset({errno.EXDEV, errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK})
 
@@ -50,12 +53,14 @@ class _FileCleaner(ABC):
         folder, name = os.path.split(path)
         try:
             with _alone_in(folder) as descriptor:
-                return self._cleaned(ref, descriptor, name)
+                cleaned = self._cleaned(ref, descriptor, name)
         except _NOT_THERE:
-            self._store.check_root(path)
-            return GONE
+            cleaned = GONE
         except OSError as error:
             _refuse(ref, error)
+        if cleaned is GONE:
+            self._store.check_missing(path)
+        return cleaned
 
     def _cleaned(self, ref: ObjectRef, folder: int, name: bytes) -> Cleaned:
         hidden = encode_key(f"{ASIDE_PREFIX}{ref.object_id.hex()}")
@@ -64,6 +69,7 @@ class _FileCleaner(ABC):
             there = _status(folder, name)
             if there is None:
                 return GONE
+            self._store.found(ref.key_bytes, there)
             if not _is_version(ref, there):
                 return CHANGED
             os.rename(name, hidden, src_dir_fd=folder, dst_dir_fd=folder)
@@ -121,10 +127,24 @@ def _alone_in(folder: bytes) -> Iterator[int]:
     try:
         if os.path.realpath(folder) != folder:
             raise FileNotFoundError(errno.ENOENT, "a folder on the way has become a link")
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        _lock(descriptor)
         yield descriptor
     finally:
         os.close(descriptor)
+
+
+def _lock(descriptor: int) -> None:
+    """Raise `OSError` where another cleaner keeps the folder for so long: it was suspended, or its disk hangs."""
+    give_up = time.monotonic() + LOCK_SECONDS
+    while True:
+        try:
+            return fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > give_up:
+                raise OSError(
+                    errno.EWOULDBLOCK, f"another cleanup has kept its folder for {LOCK_SECONDS:g} s; is it suspended?"
+                ) from None
+        time.sleep(LOCK_POLL_SECONDS)  # bounded by give_up; real time, as no clock of ours rules other processes
 
 
 def _status(folder: int, name: bytes) -> os.stat_result | None:

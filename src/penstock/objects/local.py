@@ -134,9 +134,9 @@ class LocalStore:
             descriptor = os.open(path, _OPEN_FLAGS)
         except OSError as error:
             self._refuse(ref.uri, path, error)
-        self._root_of(path).found()
         try:
             status = os.fstat(descriptor)
+            self.found(path, status)
             _check_regular(ref.uri, status)
             _check_place(ref.uri, path, descriptor, status)
             _check_version(ref, status)
@@ -151,13 +151,17 @@ class LocalStore:
             reader.verify()
         return data
 
-    def check_root(self, path: bytes) -> None:
-        """Raise `TemporaryError` if the root above a path is away; see `LocalRoot.check`."""
-        self._root_of(path).check()
+    def check_missing(self, path: bytes) -> None:
+        """Raise `TemporaryError` if a missing file proves nothing; see `LocalRoot.check_missing`."""
+        self._root_of(path).check_missing(path)
+
+    def found(self, path: bytes, status: os.stat_result) -> None:
+        """Take note that a file was found; see `LocalRoot.found`."""
+        self._root_of(path).found(status.st_dev)
 
     def _refuse(self, uri: str, path: bytes, error: OSError) -> NoReturn:
         if error.errno in _NOT_THERE and self.contains(path):
-            self._root_of(path).check_missing()
+            self.check_missing(path)
         _refuse(uri, error)
 
     def _root_of(self, path: bytes) -> LocalRoot:

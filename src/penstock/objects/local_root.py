@@ -1,19 +1,24 @@
 """The root folder of a local source, and what its absence means: a fault of the machine, not of the files below it.
 
-A mount that is away leaves no folder or an empty one. Every file below it then looks deleted, and none is.
+A mount that is away leaves no folder or an empty one. Every file below it then looks deleted, and none is. The same
+holds for a file system that is mounted on a folder below the root. There an empty folder says nothing, since people
+delete all files of a folder; but Linux lists what is mounted, so what was listed once and is not any more is away.
 """
 
 import os
+import re
 
 from penstock.errors import TemporaryError
 
 _Identity = tuple[int, int]  # device and inode
+_MOUNTS = "/proc/self/mountinfo"  # see proc_pid_mountinfo(5)
+_OCTAL = re.compile(rb"\\([0-7]{3})")
 
 
 class LocalRoot:
     """One root, and which folder of that name held files when it was last inspected. Any thread may use it."""
 
-    __slots__ = ("_folder", "_remembers", "_seen", "_suspect")
+    __slots__ = ("_devices", "_folder", "_mounts", "_remembers", "_seen", "_suspect")
 
     def __init__(self, root: bytes, *, remembers: bool = True) -> None:
         """``root`` is an absolute path; if it is a file, the folder around it counts.
@@ -25,15 +30,19 @@ class LocalRoot:
         self._remembers = remembers
         self._seen: _Identity | None = None
         self._suspect = False
-        if remembers and not _is_empty(self._folder):
-            self._seen = _identity(self._folder)
+        self._mounts: frozenset[bytes] = frozenset()  # seen below the folder; replaced as a whole, by any thread
+        self._devices: set[int] = set()  # of files that were found; any thread adds to it
+        if remembers:
+            self._mounts = _mounts_below(self._folder)
+            if not _is_empty(self._folder):
+                self._seen = _identity(self._folder)
 
     def check(self) -> None:
         """Raise `TemporaryError` if the folder is missing, or is not the one that held files before."""
         found = _identity(self._folder)
         if found is None:
             self._suspect = True
-            raise TemporaryError(f"the source folder {self._name} is not there; is its file system mounted?")
+            raise TemporaryError(f"the source folder {_shown(self._folder)} is not there; is its file system mounted?")
         if not self._remembers:
             return
         if self._seen is None and not _is_empty(self._folder):
@@ -41,30 +50,44 @@ class LocalRoot:
         if self._seen is not None and found != self._seen:
             self._suspect = True
             raise TemporaryError(
-                f"the source folder {self._name} is another folder than before, and files are missing in it; is its "
-                "file system mounted? If it was replaced on purpose, restart the worker."
+                f"the source folder {_shown(self._folder)} is another folder than before, and files are missing in it; "
+                "is its file system mounted? If it was replaced on purpose, restart the worker."
             )
 
-    def check_missing(self) -> None:
-        """Raise `TemporaryError` as `check` does, and if the folder has been empty since this process began.
+    def check_missing(self, path: bytes) -> None:
+        """Raise `TemporaryError` as `check` does, if the folder has been empty since this process began, and if the
+        file at ``path`` lay in a file system that was mounted below the folder and is not mounted now.
 
         Call it when a file is missing, before that is taken for a fact: an empty folder may be a mount point.
         """
         self.check()
-        if self._remembers and self._seen is None:
+        if not self._remembers:
+            return
+        if self._seen is None:
             raise TemporaryError(
-                f"the source folder {self._name} is empty, and was empty when this process began; is its file system "
-                "mounted? If its files were deleted on purpose, put a file named .keep into it."
+                f"the source folder {_shown(self._folder)} is empty, and was empty when this process began; is its "
+                "file system mounted? If its files were deleted on purpose, put a file named .keep into it."
             )
+        mounted = _mounts_below(self._folder)
+        self._mounts |= mounted
+        for mount in self._mounts - mounted:
+            if path.startswith(mount + b"/"):
+                raise TemporaryError(
+                    f"nothing is mounted on {_shown(mount)} any more, and files are missing in it. If that is on "
+                    "purpose, restart the worker."
+                )
 
-    def found(self) -> None:
-        """Take note that a file was found below the folder: whichever folder it is now, it is the source."""
+    def found(self, device: int | None = None) -> None:
+        """Take note that a file was found below the folder: whichever folder it is now, it is the source.
+
+        ``device`` is the file's: on one that is new, something may have been mounted since the last look.
+        """
         if self._suspect or self._seen is None:
             self._seen, self._suspect = _identity(self._folder), False
-
-    @property
-    def _name(self) -> str:
-        return os.fsdecode(self._folder).encode("utf-8", "backslashreplace").decode()
+        if self._remembers and (device is None or device not in self._devices):
+            self._mounts |= _mounts_below(self._folder)
+            if device is not None:
+                self._devices.add(device)
 
 
 def _identity(folder: bytes) -> _Identity | None:
@@ -82,3 +105,27 @@ def _is_empty(folder: bytes) -> bool:
             return next(entries, None) is None
     except OSError:
         return False
+
+
+def _mounts_below(folder: bytes) -> frozenset[bytes]:
+    """Return the folders below this one on which something is mounted; none if the system does not list them."""
+    try:
+        with open(_MOUNTS, "rb") as lines:  # noqa: PTH123 - no path, but a list that the kernel makes
+            mounts = [_mount_point(line) for line in lines if not _is_automatic(line)]
+    except OSError:
+        return frozenset()
+    prefix = folder.rstrip(b"/") + b"/"
+    return frozenset(mount for mount in mounts if mount.startswith(prefix) and mount != prefix)
+
+
+def _mount_point(line: bytes) -> bytes:
+    return _OCTAL.sub(lambda escaped: bytes([int(escaped[1], 8)]), line.split(b" ", 5)[4])
+
+
+def _is_automatic(line: bytes) -> bool:
+    """Return True for what only mounts the file system that is meant, when somebody looks."""
+    return line.partition(b" - ")[2].startswith(b"autofs ")
+
+
+def _shown(folder: bytes) -> str:
+    return os.fsdecode(folder).encode("utf-8", "backslashreplace").decode()

@@ -81,6 +81,7 @@ class Surroundings:
     streak: FailureStreak
     bus: Bus
     publish_jobs: Mapping[str, Callable[[], object]] | None = None  # the same by table; None: one job for both
+    check_engine: Callable[[], object] | None = None  # asked while idle; raises `RestartNeeded`
     clock: Clock = field(default_factory=SystemClock)
     tracing: Tracing = NO_TRACING
     random: Random = random.random
@@ -154,7 +155,7 @@ class Attempts:
                 )
         except TemporaryError as unknown:
             self._abandon_unknown(attempt_id, str(unknown))
-            self._around.streak.add_fault(unknown)
+            self.add_fault(unknown)
             return None
         if claim.claimed:  # else it may have written nothing
             self._around.ledger_watch.claimed()
@@ -229,7 +230,7 @@ class Attempts:
         outcomes = done | self._failed(work, failed, result.failed)
         refusal = _nothing_but_refusals(result)
         if refusal is not None:  # nobody is charged, so a job that is to end has to count them like other faults
-            self._around.streak.add_fault(refusal)
+            self.add_fault(refusal)
         return outcomes
 
     def _commit(self, work: Work, result: RunResult, failed: Sequence[FailedObject]) -> None:
@@ -296,7 +297,7 @@ class Attempts:
     def _infrastructure(self, work: Work, fault: TemporaryError) -> dict[bytes, ObjectOutcome]:
         """The machinery failed: nobody is charged, and when it goes on failing the worker hears of it."""
         self._hold.abandon(work, reason=str(fault), outcome="failed")
-        self._around.streak.add_fault(fault)
+        self.add_fault(fault)
         return dict.fromkeys(work.refs, self._fault_later())
 
     def _failed(
@@ -318,6 +319,13 @@ class Attempts:
     def _lost(self, work: Work) -> dict[bytes, ObjectOutcome]:
         self._hold.lost(work)
         return dict.fromkeys(work.refs, replace(self._later(1), refund=True))
+
+    def add_fault(self, fault: TemporaryError) -> None:
+        """Count a fault of the machinery, for which nobody is charged; the second in a row is told, and then each one
+        that makes twice as many. Raises `FaultPersists` once there were too many."""
+        count = self._around.streak.add_fault(fault)
+        if count >= 2 and count.bit_count() == 1:
+            self._telling.faults(count, fault)
 
     def fault_seconds(self) -> float:
         """Return how long to wait until the next try after a service was away."""

@@ -45,7 +45,7 @@ class BatchExecution:
         try:
             suspects = self._suspects()
         except TemporaryError as away:  # the ledger: a job that is to end counts it like other faults
-            self._around.streak.add_fault(away)
+            self._attempts.add_fault(away)
             later = Release(delay_seconds=self._attempts.fault_seconds(), refund=True, reason=str(away))
             return {**self._answer({}), **{parcel.delivery.receipt: later for parcel in self._parcels}}
         for group in groups(suspects, objects_max=self._settings.objects_max, attempts_max=self._settings.attempts_max):

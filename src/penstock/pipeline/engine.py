@@ -95,3 +95,11 @@ class Engine(Protocol):
     def cancel(self, attempt_id: str) -> None:
         """End the run of that attempt soon; from any thread, also before it began or after it ended."""
         ...
+
+
+class StandingEngine(Engine, Protocol):
+    """An engine on machinery that may end before it."""
+
+    def check(self) -> None:
+        """Raise `RestartNeeded` if the machinery is known to be gone for good. Answers at once."""
+        ...

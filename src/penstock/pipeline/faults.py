@@ -9,8 +9,8 @@ from pyspark.errors import AnalysisException, ParseException, PySparkException
 
 from penstock.errors import (
     ConfigurationError,
-    FaultPersists,
     PenstockError,
+    RestartNeeded,
     TableDenied,
     TableError,
     TableNowhere,
@@ -27,6 +27,7 @@ _MACHINERY = re.compile(r"No space left on device|Disk quota exceeded|Too many o
 _SPARK_GONE = re.compile(
     r"SparkContext was shut down|stopped SparkContext|SparkContext is stopped|Java gateway process"
 )
+_BROKEN_OFF = re.compile(r"An error occurred while calling \S+")
 # Raised by the reader in Spark's Python workers, when it is planned as well as in its tasks; they come back as text.
 _OURS = {
     f"penstock.errors.{kind.__name__}": kind
@@ -51,8 +52,8 @@ SPARK_ERRORS = (PySparkException, Py4JError, ConnectionError)
 def explain(error: Exception) -> PenstockError:
     """The meaning of an exception that escaped from a Spark call."""
     text = _text(error)
-    if isinstance(error, (Py4JNetworkError, ConnectionError)) or _SPARK_GONE.search(text):
-        return FaultPersists(
+    if _is_cut(error) or _SPARK_GONE.search(text):
+        return RestartNeeded(
             f"Spark went away in the middle of a run: {_first_line(text)}. Nothing is lost; run it again."
         )
     if fault := python_fault(error):
@@ -67,6 +68,14 @@ def explain(error: Exception) -> PenstockError:
     if isinstance(error, (AnalysisException, ParseException)):
         return TransformError(f"Spark cannot plan what the transform returned: {_first_line(text)}")
     return _broken(text)
+
+
+def _is_cut(error: Exception) -> bool:
+    """Return True if the connection to the JVM is no more. Py4J says of a call that it breaks off in only which one it
+    was; what comes from the JVM itself has a trace, or an exception of Java's."""
+    if isinstance(error, (Py4JNetworkError, ConnectionError)):
+        return True
+    return type(error) is Py4JError and _BROKEN_OFF.fullmatch(str(error)) is not None
 
 
 def _broken(text: str) -> RunBroken:

@@ -40,7 +40,9 @@ class PipelineHandler:
         return BatchExecution(deliveries, self._settings, self._around)
 
     def jobs(self) -> Mapping[str, Callable[[], object]]:
-        return {"claims": self.free_expired, **(self._around.publish_jobs or {"publish": self._around.publish})}
+        around = self._around
+        jobs = {"claims": self.free_expired, **(around.publish_jobs or {"publish": around.publish})}
+        return jobs if around.check_engine is None else {**jobs, "engine": around.check_engine}
 
     def free_expired(self) -> None:
         """Free what attempts hold that are past their lease."""

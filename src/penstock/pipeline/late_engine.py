@@ -2,15 +2,16 @@
 
 from collections.abc import Callable
 
-from penstock.pipeline.engine import Engine, RunRequest, RunResult
+from penstock.pipeline.engine import RunRequest, RunResult, StandingEngine
 
 
 class LateEngine:
-    """A `penstock.pipeline.engine.Engine` that is made by `start`. Its line begins no run before that has returned."""
+    """A `penstock.pipeline.engine.StandingEngine` that is made by `start`. Its line begins no run before that has
+    returned."""
 
-    def __init__(self, make: Callable[[], Engine]) -> None:
+    def __init__(self, make: Callable[[], StandingEngine]) -> None:
         self._make = make
-        self._made: Engine | None = None  # written by the thread that starts it
+        self._made: StandingEngine | None = None  # written by the thread that starts it
 
     def start(self) -> None:
         """Make the engine. Raises what that raises."""
@@ -22,8 +23,12 @@ class LateEngine:
     def cancel(self, attempt_id: str) -> None:
         self._engine.cancel(attempt_id)
 
+    def check(self) -> None:
+        if self._made is not None:
+            self._made.check()
+
     @property
-    def _engine(self) -> Engine:
+    def _engine(self) -> StandingEngine:
         if self._made is None:
             raise RuntimeError("a run began before its engine was started")
         return self._made

@@ -26,12 +26,16 @@ def watched(spark: SparkSession, pipeline: str, attempt_id: str, bus: Bus) -> It
                     bus.emit(BatchProgressed(pipeline=pipeline, attempt_id=attempt_id, tasks_done=done, tasks=tasks))
 
     thread = threading.Thread(target=look, name="penstock-progress", daemon=True)
-    thread.start()
+    looking = False
+    with suppress(RuntimeError):  # the machine has no more threads for us: nobody sees the run's progress
+        thread.start()
+        looking = True
     try:
         yield
     finally:
         ended.set()
-        thread.join(END_SECONDS)
+        if looking:
+            thread.join(END_SECONDS)
 
 
 def _tasks(spark: SparkSession, group: str) -> tuple[int, int]:

@@ -23,7 +23,7 @@ from pyspark import SparkConf, SparkContext
 from pyspark.java_gateway import launch_gateway
 from pyspark.sql import SparkSession
 
-from penstock.errors import ConfigurationError
+from penstock.errors import ConfigurationError, RestartNeeded
 from penstock.pipeline.faults import SPARK_ERRORS, explain
 
 Session = SparkSession  # for the rooms above, which name the type and never import Spark
@@ -140,6 +140,17 @@ def end_session(spark: SparkSession, *, at_once: bool, seconds: float) -> None:
         process.wait(seconds)
     except subprocess.TimeoutExpired:
         process.kill()
+
+
+def check_jvm(spark: SparkSession) -> None:
+    """Raise `RestartNeeded` if the session's JVM was started by this process and has ended. Asks no JVM, so it never
+    waits."""
+    gateway: Any = spark.sparkContext._gateway  # as above
+    process: subprocess.Popen[bytes] | None = getattr(gateway, "proc", None)  # None: whoever runs it started us
+    ended = None if process is None else process.poll()
+    if ended is not None:
+        how = f"with exit code {ended}" if ended >= 0 else f"by {signal.Signals(-ended).name}"
+        raise RestartNeeded(f"Spark went away: its JVM ended {how}. Nothing is lost; run it again.")
 
 
 def _stop_quietly(spark: SparkSession) -> None:

@@ -8,7 +8,7 @@ that was cut within a record is read again, cut elsewhere.
 import os
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 
@@ -21,12 +21,14 @@ from penstock.messaging.clock import Clock
 from penstock.messaging.outages import ServiceWatch, Unwatched
 from penstock.messaging.steps import Probe, no_probe
 from penstock.objects.local_root import LocalRoot
+from penstock.objects.reference import ObjectRef
 from penstock.pipeline.declaration import Declaration
 from penstock.pipeline.denials import Denials
 from penstock.pipeline.engine import ReadFailure, RunBroken, RunCancelled, RunRequest, RunResult
 from penstock.pipeline.faults import SPARK_ERRORS, explain
 from penstock.pipeline.progress import watched
 from penstock.pipeline.run import Run, RunTools
+from penstock.pipeline.session import check_jvm
 from penstock.pipeline.source.api import register
 from penstock.pipeline.source.report import FailureKind, ObjectFailure
 from penstock.pipeline.spark_ui import run_url
@@ -39,7 +41,7 @@ RUNS_MAX = 10  # of one attempt; each leaves out at least one object more, or cu
 
 
 class SparkEngine:
-    """A `penstock.pipeline.engine.Engine` in one Spark session, which it neither starts nor stops."""
+    """A `penstock.pipeline.engine.StandingEngine` in one Spark session, which it neither starts nor stops."""
 
     def __init__(
         self,
@@ -76,11 +78,12 @@ class SparkEngine:
         pipeline, attempt_id = self._declaration.pipeline, request.attempt_id
         with (
             self._ended_told(attempt_id),
+            self._store_watch.asked(),
+            self._explained(attempt_id),
             self._tagged(attempt_id),
             watched(self._spark, pipeline, attempt_id, self._bus),
-            self._store_watch.asked(),
         ):
-            result = self._explained(request)
+            result = self._until_whole(request)
         if result.processed:  # else no object was read, perhaps
             self._store_watch.claimed()
         return result
@@ -94,16 +97,27 @@ class SparkEngine:
         # A cancel ends the jobs of the moment; a run that is between two of them begins another one.
         for _ in range(CANCELS_MAX):
             # SparkSession.interruptTag does nothing when called from another thread (measured); this does.
-            self._spark.sparkContext.cancelJobsWithTag(attempt_id)
+            with suppress(*SPARK_ERRORS):  # a Spark that is gone: the run hears of it by itself
+                self._spark.sparkContext.cancelJobsWithTag(attempt_id)
             if ended.wait(CANCEL_AGAIN_SECONDS):
                 return
 
-    def _explained(self, request: RunRequest) -> RunResult:
+    def check(self) -> None:
+        """Raise `RestartNeeded` if Spark is known to be gone. Any thread may call it, also while nothing runs."""
+        check_jvm(self._spark)
+
+    @contextmanager
+    def _explained(self, attempt_id: str) -> Iterator[None]:
+        """What goes wrong in the block means something else for a run that was cancelled, or whose JVM is gone: PySpark
+        has many words for a connection that breaks."""
         try:
-            return self._until_whole(request)
-        except SPARK_ERRORS as error:
-            self._check_cancelled(request.attempt_id)
-            raise explain(error) from error
+            yield
+        except Exception as error:
+            self._check_cancelled(attempt_id)
+            self.check()
+            if isinstance(error, SPARK_ERRORS):
+                raise explain(error) from error
+            raise
 
     def _until_whole(self, request: RunRequest) -> RunResult:
         left_out: dict[bytes, ReadFailure] = {}
@@ -128,22 +142,25 @@ class SparkEngine:
             if self._root is not None and summary.readings:
                 self._root.found()
             if not summary.exclude and not summary.recut:
-                return run.result(summary, left_out | self._judged(run.by_object(summary.failures)))
-            left_out |= self._judged(run.by_object(summary.exclude))
+                return run.result(summary, left_out | self._judged(run.by_object(summary.failures), objects))
+            left_out |= self._judged(run.by_object(summary.exclude), objects)
         raise RunBroken(
             f"after {RUNS_MAX} runs there still are objects that break in the middle", fingerprint="runs exhausted"
         )
 
-    def _judged(self, failures: Mapping[bytes, ObjectFailure]) -> dict[bytes, ReadFailure]:
-        """See `judged`. Files that are missing while their folder is away are no evidence: nobody is charged."""
+    def _judged(
+        self, failures: Mapping[bytes, ObjectFailure], objects: Sequence[ObjectRef]
+    ) -> dict[bytes, ReadFailure]:
+        """See `judged`. Files that are missing while their file system is away are no evidence: nobody is charged."""
         found = judged(failures, self._denials)
-        missing = [object_id for object_id, failure in found.items() if failure.failure is Failure.GONE]
-        if missing and self._root is not None:
-            try:
-                self._root.check_missing()
-            except TemporaryError as away:
-                fault = ReadFailure(failure=Failure.RETRY, reason=str(away), refund=True)
-                found |= dict.fromkeys(missing, fault)
+        if self._root is None:
+            return found
+        for ref in objects:
+            if ref.object_id in found and found[ref.object_id].failure is Failure.GONE:
+                try:
+                    self._root.check_missing(ref.key_bytes)
+                except TemporaryError as away:
+                    found[ref.object_id] = ReadFailure(failure=Failure.RETRY, reason=str(away), refund=True)
         return found
 
     @contextmanager
@@ -173,7 +190,8 @@ class SparkEngine:
         try:
             yield
         finally:
-            context.removeJobTag(attempt_id)
+            with suppress(*SPARK_ERRORS):  # of a Spark that is gone; what the run came to is worth more
+                context.removeJobTag(attempt_id)
 
 
 def judged(failures: Mapping[bytes, ObjectFailure], denials: Denials) -> dict[bytes, ReadFailure]:

@@ -61,13 +61,15 @@ class FailureStreak:
             self._reprieved.add(object_id)
         return not known
 
-    def add_fault(self, fault: TemporaryError) -> None:
-        """Record an infrastructure fault; raises `FaultPersists` once there were too many in a row."""
+    def add_fault(self, fault: TemporaryError) -> int:
+        """Record an infrastructure fault; answers how many there were in a row. Raises `FaultPersists` once these are
+        too many."""
         with self._lock:
             self.faults += 1
             count = self.faults
         if self._faults_max is not None and count >= self._faults_max:
             raise FaultPersists(f"{fault} ({count} times in a row). Nothing is lost; run it again when that is mended.")
+        return count
 
 
 def every_run_failed(broken: RunBroken) -> TransformError:

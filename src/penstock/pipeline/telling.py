@@ -7,12 +7,14 @@ how a sudden death shows in a log.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from penstock.errors import TemporaryError
 from penstock.events import (
     AttemptAbandoned,
     BatchClaimed,
     BatchCommitted,
     BatchWritten,
     Bus,
+    FaultsRepeated,
     LinesQuarantined,
     MessageInvalid,
     ObjectCallRetrying,
@@ -112,6 +114,10 @@ class Telling:
                     seconds=seconds,
                 )
             )
+
+    def faults(self, count: int, fault: TemporaryError) -> None:
+        """So many faults of the machinery in a row."""
+        self._bus.emit(FaultsRepeated(pipeline=self._pipeline, count=count, error=str(fault)))
 
     def skipped(self, claim: Claim, refs: Mapping[bytes, ObjectRef]) -> None:
         """What the claim did not bring."""

@@ -13,7 +13,7 @@ from typing import Any
 from penstock.errors import UsageError
 from penstock.messaging.death import DEATH_ATTRIBUTE
 from penstock.messaging.message import ORIGIN_ATTRIBUTE, Attributes, Message, Outgoing
-from penstock.messaging.replays import Replay, replay_id_of
+from penstock.messaging.replays import Replay, letter_replay_id, replay_id_of
 from penstock.replay.letters import Letter
 
 FORMAT = 1  # of a line
@@ -28,6 +28,11 @@ class Kept:
     queue: str
     message: Message
     digest: str  # of the line: the same letter has the same
+
+    @property
+    def replay_id(self) -> str:
+        """The id of a replay of the letter from where it lay when the line was written."""
+        return letter_replay_id(self.queue, self.message)
 
     def intent(self, queue: str) -> Replay:
         """To put it into that queue: on record once, however often its file is imported, and to wherever."""

@@ -6,7 +6,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from penstock.app.app import App, apps_of_process
+from penstock.app.app import App, apps_of_process, met
 from penstock.brokers.memory import MemoryBroker
 from penstock.errors import UsageError
 from penstock.messaging.clock import Clock, SystemClock
@@ -67,20 +67,26 @@ class Recorder(MemoryBroker):
 
 @contextmanager
 def recorded() -> Iterator[list[Sent]]:
-    """Record what any app of this process sends until the block ends; no app reaches its broker or ledger meanwhile.
+    """Record what any app of this process sends until the block ends; no app reaches its broker or ledger meanwhile,
+    whether it was there before or is made inside.
 
     An app that is in a `TestWorker` sends to the queues of that worker, as before.
     """
     sent: list[Sent] = []
     here = Recorder()
     with ExitStack() as stack:
+
+        def stand_in_for(app: App) -> None:
+            stack.callback(_restore, app, app.swap(broker=here, ledger=_NO_LEDGER))
+
+        stack.callback(_collect, here, 0, sent)
+        stack.enter_context(met(stand_in_for))
         for app in apps_of_process():
             worker = app.stand_in
             if isinstance(worker, Recorder):
                 stack.callback(_collect, worker, len(worker.sent), sent)
             else:
-                stack.callback(_restore, app, app.swap(broker=here, ledger=_NO_LEDGER))
-        stack.callback(_collect, here, 0, sent)
+                stand_in_for(app)
         yield sent
 
 

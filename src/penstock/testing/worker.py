@@ -3,12 +3,12 @@
 import json
 import threading
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, Self
 
-from penstock.app.app import App
+from penstock.app.app import App, met
 from penstock.app.serving import serve, worker_settings
 from penstock.errors import PenstockError, Reject, UsageError
 from penstock.events import Event, MessageFailed, MessageGivenBack
@@ -47,7 +47,8 @@ class DeadMessage:
 class TestWorker:
     """The app's handlers behind queues in memory, with a ledger in memory: ``with TestWorker(app) as worker: ...``.
 
-    Inside the block `App.send` sends to these queues too, from the test and from handlers. Retries and delays are
+    Inside the block `App.send` sends to these queues too, from the test and from handlers; that of apps that are made
+    inside as well, such as by a module that a handler imports. Retries and delays are
     honoured in their order and take no time; what handlers themselves wait for does. Pipelines are not served here:
     `run_pipeline` is for them.
     """
@@ -60,19 +61,23 @@ class TestWorker:
         self.broker = Recorder(clock=self.clock)
         self.events: list[Event] = []
         self._before: tuple[Any, Any] | None = None
+        self._made = ExitStack()  # gives the apps that were made inside their own brokers and ledgers
 
     def __enter__(self) -> Self:
         from penstock.ledger import Ledger
 
         if self._before is not None:
             raise UsageError("This TestWorker is entered already; make one for each with.")
-        self._before = self._app.swap(broker=self.broker, ledger=Ledger.open("sqlite://"))
+        ledger = Ledger.open("sqlite://")
+        self._before = self._app.swap(broker=self.broker, ledger=ledger)
+        self._made.enter_context(met(lambda app: self._stand_in_for(app, ledger)))
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, raised: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._before is not None:
+            self._made.close()
             _, ledger = self._app.swap(broker=self._before[0], ledger=self._before[1])
             ledger.close()
             self._before = None
@@ -124,6 +129,10 @@ class TestWorker:
         """Return everything that was sent to a queue, by handlers and by the test, oldest first; done or not."""
         name = queue if isinstance(queue, str) else queue.name
         return [one for one in self.broker.sent if one.queue == name]
+
+    def _stand_in_for(self, app: App, ledger: Any) -> None:
+        broker, own_ledger = app.swap(broker=self.broker, ledger=ledger)
+        self._made.callback(app.swap, broker=broker, ledger=own_ledger)
 
     def _check_entered(self) -> None:
         if self._before is None:  # the app stands on its own queues then, and they may be real ones

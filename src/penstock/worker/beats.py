@@ -4,6 +4,7 @@ import threading
 from collections.abc import Callable, Hashable
 
 from penstock.messaging.clock import Clock
+from penstock.messaging.threads import begin_thread_or_do
 
 TRIES = 5  # of one beat
 TRY_AGAIN_SECONDS = 1.0
@@ -51,10 +52,7 @@ class Beats:
 
     def _start(self, key: Hashable, work: Callable[[], None]) -> None:
         self._changed()
-        try:
-            threading.Thread(target=self._run, args=(key, work), name="penstock-heartbeat-call", daemon=True).start()
-        except RuntimeError:  # the machine has no more threads for us
-            self._run(key, work)
+        begin_thread_or_do(self._run, key, work, name="penstock-heartbeat-call")
 
     def _run(self, key: Hashable, work: Callable[[], None]) -> None:
         try:

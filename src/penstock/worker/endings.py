@@ -106,6 +106,10 @@ class Endings:
             f"{flight.thread} until it ends",
         )
 
+    def not_begun(self, flight: Flight, why: str) -> None:
+        """There was no place for it after all: it costs no attempt."""
+        self._put_back(flight.deliveries, failed=True, why=why, refund=True)
+
     def put_off(self, deliveries: Sequence[Delivery], why: str) -> None:
         """No settlement came of these: back they go, each after a wait that grows with its attempts."""
         self._put_back(deliveries, failed=True, why=why)

@@ -7,11 +7,12 @@ import asyncio
 import threading
 from collections.abc import Callable, Sequence
 
-from penstock.errors import PublishHalted, UserError
+from penstock.errors import PublishHalted, TemporaryError, UserError
 from penstock.messaging.clock import Clock
 from penstock.messaging.delivery import Delivery
 from penstock.messaging.handler import Place
 from penstock.messaging.settlement import Release
+from penstock.messaging.threads import begin_thread_or_do
 from penstock.worker.endings import Endings
 from penstock.worker.flight import Answered, Course, Failed, Fatal, Flight, Result, awaited_result_of, result_of
 from penstock.worker.line import Line
@@ -157,7 +158,7 @@ class Executors:
         for flight in overdue:
             if flight.end(settles=False):
                 # To record a timeout and to interrupt may block, and this thread settles for all queues.
-                self._begin_thread("penstock-timeout", self._time_out, flight)
+                begin_thread_or_do(self._time_out, flight, name="penstock-timeout")
 
     def drain(self) -> None:
         """Tell every unended execution, once, that the worker has begun to stop; also those begun from here on."""
@@ -182,14 +183,22 @@ class Executors:
             if self._shares_slots:
                 self._slots.taken += len(flights)
             draining = self._draining
-        match self._place:
-            case Place.POOL:
-                self._places.pool.start(self._fly, flights)
-            case Place.LOOP:
-                self._places.loop.start(self._fly_async, flights)
-            case Place.THREAD:
-                for flight in flights:
-                    start_thread(flight.name, self._fly, flight)
+        left = list(flights)  # not begun
+        try:
+            match self._place:
+                case Place.POOL:
+                    self._places.pool.start(self._fly, flights)
+                case Place.LOOP:
+                    self._places.loop.start(self._fly_async, flights)
+                case Place.THREAD:
+                    while left:
+                        start_thread(left[0].name, self._fly, left[0])
+                        del left[0]
+        except TemporaryError as error:  # no thread is to be had now
+            for flight in left:
+                if flight.end():
+                    self._endings.not_begun(flight, str(error))
+            self._land(left)
         if draining:
             for flight in flights:
                 self._endings.drain(flight)
@@ -278,7 +287,4 @@ class Executors:
     def _part(self, flight: Flight) -> None:
         flight.parted = True
         # Interrupting may block, and the caller has other things to keep going.
-        self._begin_thread("penstock-interrupt", self._endings.interrupt, flight)
-
-    def _begin_thread(self, name: str, work: Callable[[Flight], None], flight: Flight) -> None:
-        threading.Thread(target=work, args=(flight,), name=name, daemon=True).start()
+        begin_thread_or_do(self._endings.interrupt, flight, name="penstock-interrupt")

@@ -13,7 +13,9 @@ from contextlib import suppress
 from queue import SimpleQueue
 from typing import Any
 
+from penstock.errors import TemporaryError
 from penstock.messaging.aside import AsideThreads
+from penstock.messaging.threads import begin_thread
 from penstock.worker.flight import Flight
 
 LOOP_THREAD = "penstock-loop"
@@ -24,9 +26,9 @@ FlyAsync = Callable[[Flight], Coroutine[Any, Any, None]]
 
 
 def start_thread(name: str, fly: Fly, flight: Flight) -> None:
-    """A thread of its own, for few and long runs."""
+    """A thread of its own, for few and long runs. Raises `TemporaryError` where none is to be had."""
     flight.thread = name
-    threading.Thread(target=fly, args=(flight,), name=name, daemon=True).start()
+    begin_thread(fly, flight, name=name)
 
 
 class Pool:
@@ -49,7 +51,8 @@ class Pool:
         self._closed = False
 
     def start(self, fly: Fly, flights: Sequence[Flight]) -> None:
-        """Run these. Only the I/O thread calls it. Raises RuntimeError where not even one thread can be had."""
+        """Run these. Only the I/O thread calls it. Raises `TemporaryError`, and runs none, where not even one thread is
+        to be had."""
         with self._lock:
             self._waiting.extend([(fly, flight) for flight in flights])
         self._call_one(comes_too=False)
@@ -84,12 +87,13 @@ class Pool:
     def _begin_thread(self, *, comes: bool) -> bool:
         name = f"penstock-pool-{self._threads}"
         try:
-            threading.Thread(target=self._work, args=(comes,), name=name, daemon=True).start()
-        except RuntimeError:  # the machine has no more for us
+            begin_thread(self._work, comes, name=name)
+        except TemporaryError:
             with self._lock:
                 self._coming = False
                 self._threads -= 1
-                if not self._threads:
+                if not self._threads:  # so only the caller's flights wait
+                    self._waiting.clear()
                     raise
             return False
         return True
@@ -141,14 +145,16 @@ class EventLoop:
         return self._thread is None or self._over
 
     def start(self, fly: FlyAsync, flights: Sequence[Flight]) -> None:
-        """Run these, handed over in one call. Only the I/O thread calls it."""
+        """Run these, handed over in one call. Only the I/O thread calls it. Raises as `started` does."""
         self.started().call_soon_threadsafe(self._take, fly, flights)
 
     def started(self) -> asyncio.AbstractEventLoop:
-        """The loop, started if need be. Not to be called by two threads at once."""
+        """The loop, started if need be. Not to be called by two threads at once.
+
+        Raises `TemporaryError` where no thread is to be had for it.
+        """
         if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name=LOOP_THREAD, daemon=True)
-            self._thread.start()
+            self._thread = begin_thread(self._run, name=LOOP_THREAD)
             self._ready.wait()  # a moment: nothing of a handler runs before
         loop = self._loop
         if loop is None:

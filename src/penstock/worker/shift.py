@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
-from penstock.errors import UserError
+from penstock.errors import RestartNeeded, UserError
 from penstock.events import (
     LineHalted,
     StacksDumped,
@@ -98,14 +98,18 @@ class Shift:
         self._news.set()
 
     def fail(self, error: BaseException) -> None:
-        """Something that no further try can mend; the first one is raised in the end."""
+        """Something that no further try can mend; the first one is raised in the end. The worker gives everything back
+        at once, unless all that is needed is a new process: then it drains before."""
         self._error = self._error or error
         self._parts.loop.leave()  # at once: nothing more is to begin in the place that a failed batch leaves
         self._news.set()
 
     def halt(self, queue: str, error: BaseException) -> bool:
-        """A handler met what no further try can mend: its queue is served no more. False where that ends the worker:
-        it was the last one, or the worker is to finish and never could."""
+        """A handler met what no further try can mend: its queue is served no more. False where that ends the worker at
+        once: it was the last one, or the worker is to finish and never could."""
+        if isinstance(error, RestartNeeded):
+            self.fail(error)
+            return True
         with self._halting:
             served = next(served for served in self._parts.lines if served.line.queue == queue)
             if served.halted:
@@ -182,7 +186,7 @@ class Shift:
         self._telling.start()
         told_by = self._clock.monotonic() + self._budget.intake_seconds
         self._await(lambda: self._telling.done or self._stop.urgent, lambda: told_by)
-        self._await(lambda: self._io.done or self._stop.urgent or self._error is not None, self._drain_deadline)
+        self._await(lambda: self._io.done or self._hurries, self._drain_deadline)
 
     def _give_back(self) -> Sequence[Delivery]:
         """Give back what is unfinished: runs in threads of their own each by itself, since one that hangs must not hold
@@ -254,7 +258,7 @@ class Shift:
         """Runs in threads of their own that were broken off get what the stop timeout has left, unless the stop is
         urgent."""
         ends_at = now + self._budget.flush_seconds
-        if self._stop_began_at is None or not self._broken_off or self._stop.urgent or self._error is not None:
+        if self._stop_began_at is None or not self._broken_off or self._hurries:
             return ends_at
         return max(ends_at, self._stop_began_at + self._budget.stop_timeout_seconds - self._budget.margin_seconds)
 
@@ -308,9 +312,14 @@ class Shift:
             return "done"
         return None
 
+    @property
+    def _hurries(self) -> bool:
+        """Whether what is unfinished is to be given back without a drain."""
+        return self._stop.urgent or not (self._error is None or isinstance(self._error, RestartNeeded))
+
     def _drain_deadline(self) -> float:
         """A worker that leaves because it is done has all the time it needs, until somebody asks it to stop."""
-        if self._drain_ends_at is None and self._stop.requested:
+        if self._drain_ends_at is None and (self._stop.requested or self._error is not None):
             self._drain_ends_at = self._clock.monotonic() + self._budget.drain_seconds
         return self._never() if self._drain_ends_at is None else self._drain_ends_at
 

@@ -9,11 +9,12 @@ from functools import partial
 from types import FrameType
 from typing import Any
 
-from penstock.errors import ClaimLost
+from penstock.errors import ClaimLost, TemporaryError
 from penstock.events import Bus, GiveBackFailed
 from penstock.messaging.clock import Clock
 from penstock.messaging.delivery import Delivery
 from penstock.messaging.settlement import Release
+from penstock.messaging.threads import begin_thread
 from penstock.worker.flight import Flight
 from penstock.worker.heartbeat import Book
 from penstock.worker.settler import Settler
@@ -245,9 +246,14 @@ class _Freeing:
             self.over.set()
 
     def start(self) -> None:
-        """Begin."""
-        for _ in range(self._threads):
-            threading.Thread(target=self._run, name="penstock-give-back-claims", daemon=True).start()
+        """Begin, in this thread where not even one is to be had."""
+        for number in range(self._threads):
+            try:
+                begin_thread(self._run, name="penstock-give-back-claims")
+            except TemporaryError:
+                if not number:
+                    self._run()
+                return
 
     def give_up(self) -> Sequence[Flight]:
         """Begin no more; return the batches that were not freed."""

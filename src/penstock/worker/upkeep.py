@@ -1,11 +1,11 @@
 """Background jobs of a line's handler: each has its own times and a thread of its own, so none delays anything else."""
 
-import threading
 from collections.abc import Callable
 
-from penstock.errors import PublishHalted, UserError
+from penstock.errors import PublishHalted, TemporaryError, UserError
 from penstock.events import Bus, UpkeepFailed
 from penstock.messaging.clock import Clock
+from penstock.messaging.threads import begin_thread
 from penstock.messaging.waits import Random, backoff_seconds
 from penstock.worker.pulse import Sign
 from penstock.worker.settings import WorkerSettings
@@ -68,10 +68,15 @@ class Upkeep:
         return hurry or self._clock.monotonic() >= self._due_at
 
     def begin(self, concluded: int) -> None:
-        """Begin a run in a thread of its own. Only while none is under way."""
+        """Begin a run in a thread of its own, later if none is to be had. Only while none is under way."""
         self.running = True
         self.sign.give(self._settings.upkeep_seconds_max, f"in the upkeep of {self._handler}")
-        threading.Thread(target=self._run, args=(concluded,), name=self.name, daemon=True).start()
+        try:
+            begin_thread(self._run, concluded, name=self.name)
+        except TemporaryError as error:
+            self._failed(error)
+            self.sign.rest()
+            self.running = False
 
     def end(self) -> None:
         """The worker ends: a run that is under way is left to itself, and its failure is not told any more."""
@@ -97,15 +102,18 @@ class Upkeep:
             if not self._silent:
                 self._halt(error)
         except Exception as error:
-            self.error = error
-            self._put_off()
-            if not self._silent:
-                self._bus.emit(UpkeepFailed(handler=self._handler, error=f"{type(error).__name__}: {error}"))
+            self._failed(error)
         else:
             self.error = None
             self._failures = 0
             self._concluded = concluded
             self._due_at = self._clock.monotonic() + self._settings.upkeep_seconds
+
+    def _failed(self, error: Exception) -> None:
+        self.error = error
+        self._put_off()
+        if not self._silent:
+            self._bus.emit(UpkeepFailed(handler=self._handler, error=f"{type(error).__name__}: {error}"))
 
     def _put_off(self) -> None:
         self._failures += 1

@@ -4,11 +4,14 @@ import json
 import multiprocessing
 import os
 import re
+import resource
+import select
 import signal
 import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +21,9 @@ from tests.claims import extended
 from penstock import Context, Handlers, Queue, Reject, Retry
 from penstock.errors import ConfigurationError
 from penstock.events import Bus, Event, MessageFailed, MessageGivenBack, MessageRetrying
+from penstock.handlers.child import SentCall
 from penstock.handlers.child_call import ChildCall
+from penstock.handlers.children import ChildDied
 from penstock.handlers.function_handler import FunctionHandler
 from penstock.messaging.clock import SystemClock
 from penstock.messaging.delivery import Delivery
@@ -26,6 +31,7 @@ from penstock.messaging.message import Message
 from penstock.messaging.settlement import Ack, DeadLetter, Release
 
 DEADLINE_SECONDS = 60.0
+LONG = 8 << 20  # more than fits into a pipe at once
 BOMB = re.compile(r"(a+)+$")
 
 
@@ -43,6 +49,9 @@ def work(body: dict[str, Any], ctx: Context) -> Any:
             os.kill(os.getpid(), signal.SIGKILL)
         case "bomb":
             return bool(BOMB.match("a" * 60 + "b"))
+        case "fork and answer at length":
+            fork_sleeper(body["pids"])
+            return "x" * LONG
         case do:
             return work_with_others(do, body, ctx)
     return None
@@ -142,6 +151,26 @@ def test_what_the_function_raises_means_the_same_as_here(desk: Desk, do: str, se
     assert desk.begin(do).run() == {"r": settlement}
 
 
+def test_a_child_that_cannot_be_started_costs_no_attempt(desk: Desk) -> None:
+    desk.begin("pid").run()
+    desk.handler.close()  # its child ends; the program that helps to spawn is there
+    call = desk.begin("pid", attempt=3)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))  # no pipe can be made
+    try:
+        answer = call.run()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    (settlement,) = answer.values()
+    assert isinstance(settlement, Release)
+    assert settlement.refund
+    assert settlement.delay_seconds > 0
+    assert settlement.reason is not None
+    assert settlement.reason.startswith("no process can be started for the handler: ")
+    assert isinstance(desk.events[-1], MessageGivenBack)
+    assert desk.begin("pid", attempt=3).run() == {"r": Ack()}
+
+
 def test_retries_in_the_child_are_told_here(desk: Desk) -> None:
     assert desk.begin("blip twice").run() == {"r": Ack()}
     told = [event for event in desk.events if isinstance(event, MessageRetrying)]
@@ -228,6 +257,44 @@ def test_a_child_that_dies_is_missed_although_what_it_forked_holds_its_pipe(desk
     assert "killed by signal 9" in (settlement.reason or "")
 
 
+def test_a_child_that_dies_in_the_middle_of_its_answer_is_missed_although_what_it_forked_holds_its_pipe(
+    desk: Desk, tmp_path: Path
+) -> None:
+    child = desk.handler._children.take()  # type: ignore[union-attr]
+    child._pipe.send(sent_call("fork and answer at length", pids=str(tmp_path / "pid")))
+    forked = written(tmp_path / "pid")
+    assert select.select([child._pipe._connection], [], [], DEADLINE_SECONDS)[0], "its answer has begun"
+    os.kill(child._process.pid or 0, signal.SIGKILL)
+    with pytest.raises(EOFError):
+        child._pipe.receive()
+    assert not is_gone(forked)
+    os.kill(forked, signal.SIGKILL)
+
+
+def test_a_child_that_dies_in_the_middle_of_its_call_is_missed_although_what_it_forked_holds_its_pipe(
+    desk: Desk, tmp_path: Path
+) -> None:
+    child = desk.handler._children.take()  # type: ignore[union-attr]
+    child.call(sent_call("fork and answer at length", pids=str(tmp_path / "pid")), tell_retry=lambda *_: None)
+    forked = written(tmp_path / "pid")
+    os.kill(child._process.pid or 0, signal.SIGSTOP)
+    ended: list[ChildDied] = []
+
+    def call() -> None:
+        with pytest.raises(ChildDied) as raised:
+            child.call(sent_call("pid", more="x" * LONG), tell_retry=lambda *_: None)
+        ended.append(raised.value)
+
+    thread = threading.Thread(target=call)
+    thread.start()
+    wait_for(lambda: not select.select([], [child._pipe._connection], [], 0)[1])
+    os.kill(child._process.pid or 0, signal.SIGKILL)
+    thread.join(DEADLINE_SECONDS)
+    assert ended
+    assert not is_gone(forked)
+    os.kill(forked, signal.SIGKILL)
+
+
 def test_a_child_does_not_outlive_its_parent_even_while_it_holds_the_gil(tmp_path: Path) -> None:
     parent = multiprocessing.get_context("spawn").Process(target=spin_and_say_who, args=(str(tmp_path / "pid"),))
     parent.start()
@@ -287,6 +354,12 @@ def test_a_function_that_cannot_be_imported_is_refused() -> None:
     app.handler("q", isolation="process")(lambda message: None)
     with pytest.raises(ConfigurationError, match="top of a module"):
         FunctionHandler(app.declarations[0], bus=Bus(), clock=SystemClock(), random=lambda: 0.5)
+
+
+def sent_call(do: str, **more: str) -> SentCall:
+    message = Message(id="m1", body=json.dumps({"do": do, **more}).encode(), enqueued_at=0.0)
+    message = replace(message, attributes=dict(message.attributes))
+    return SentCall(message=message, queue="q", handler="work", attempt=1, previous_attempt=None, key=None, carrier={})
 
 
 def child_of(call: ChildCall) -> Any:

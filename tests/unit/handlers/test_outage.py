@@ -1,6 +1,8 @@
 """A ledger that is away: told once each way, and asked more and more seldom."""
 
 import threading
+import time
+from dataclasses import replace
 
 import pytest
 
@@ -10,11 +12,13 @@ from penstock.handlers.outage import (
     CHECK_SECONDS,
     CLAIMS_PAUSE_SECONDS_MAX,
     COUNTED_RELEASE_SECONDS,
+    LEDGER,
     PAUSE_SECONDS_MAX,
     PAUSE_SECONDS_MIN,
     PING_SECONDS_MAX,
     Outage,
 )
+from penstock.messaging.clock import SystemClock
 from penstock.testing import FakeClock
 
 
@@ -177,3 +181,38 @@ def test_where_receives_count_a_message_stays_away_until_all_workers_know() -> N
     counted = Outage(bus=Bus(), clock=scene.clock, refunds=False)
     assert counted.pause_seconds(lambda: 0.0) == COUNTED_RELEASE_SECONDS / 2
     assert COUNTED_RELEASE_SECONDS / 2 >= CHECK_SECONDS + PING_SECONDS_MAX
+
+
+def test_an_outage_ends_also_where_its_end_is_asked_for_without_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    scene = Watched()
+    scene.check(TemporaryError("away"))
+    assert scene.gate.admits() == 0
+
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as crowded:
+        crowded.setattr(threading.Thread, "start", refuse)
+        scene.check()
+    assert scene.gate.admits() is None
+    assert [type(event) for event in scene.heard] == [LedgerAway, LedgerBack]
+
+
+def test_a_watch_that_ended_by_a_defect_is_told_to_the_worker() -> None:
+    scene = Watched()
+    defect = ValueError("a listener that raises")
+
+    def raises(event: Event) -> None:
+        raise defect
+
+    quick = replace(LEDGER, patience=0.001)
+    outage = Outage(bus=Bus(raises), clock=SystemClock(), random=lambda: 0.0, ping=scene.ping, service=quick)
+    scene.fault = TemporaryError("away")
+    with outage.watching(), pytest.raises(ValueError, match="a listener that raises"):
+        ask_until_it_raises(outage)
+
+
+def ask_until_it_raises(outage: Outage) -> None:
+    give_up = time.monotonic() + 60.0
+    while time.monotonic() < give_up:
+        outage.admits()

@@ -1,6 +1,7 @@
 """Moving and deleting files: exactly the version that was processed, whatever writers do meanwhile."""
 
 import errno
+import fcntl
 import os
 import threading
 from collections.abc import Callable
@@ -11,6 +12,7 @@ import pytest
 
 from penstock.errors import ConfigurationError, ObjectDenied, TemporaryError
 from penstock.messaging.steps import Step
+from penstock.objects import cleanup_local
 from penstock.objects.cleanup import ASIDE_PREFIX, CHANGED, DONE, GONE, Cleaner, Outcome, second_name
 from penstock.objects.cleanup_local import FileDeleter, FileMover
 from penstock.objects.local import LocalStore
@@ -257,3 +259,40 @@ def test_many_cleaners_and_a_writer_at_once_lose_no_newer_file(make: Make, sourc
     assert not failures
     assert make().clean(asked) in (CHANGED, GONE)
     assert "299 is newer" in files(source).values()
+
+
+def test_files_that_are_missing_with_their_mount_are_not_gone(make: Make, source: Path) -> None:
+    ref = put(source / "a")
+    away = source.rename(source.with_name("away"))
+    source.mkdir()
+    for cleaner in (make(), make()):
+        with pytest.raises(TemporaryError, match=r"is empty, and was empty when this process began"):
+            cleaner.clean(ref)
+    source.rmdir()
+    away.rename(source)
+    assert cleaner.clean(ref) is DONE
+    assert cleaner.clean(ref) is GONE  # it was the last one
+
+
+def test_a_folder_that_took_the_source_s_place_proves_nothing(make: Make, source: Path) -> None:
+    ref = put(source / "a")
+    cleaner = make()
+    source.rename(source.with_name("away"))
+    source.mkdir()
+    with pytest.raises(TemporaryError, match="another folder than before"):
+        cleaner.clean(ref)
+
+
+def test_a_folder_that_another_cleaner_never_lets_go_is_tried_again_later(
+    make: Make, source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cleanup_local, "LOCK_SECONDS", 0.05)
+    ref = put(source / "a")
+    suspended = os.open(source, os.O_RDONLY)
+    try:
+        fcntl.flock(suspended, fcntl.LOCK_EX)
+        with pytest.raises(TemporaryError, match="another cleanup has kept its folder"):
+            make().clean(ref)
+    finally:
+        os.close(suspended)
+    assert make().clean(ref) is DONE

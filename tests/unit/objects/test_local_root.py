@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import ObjectGone, TemporaryError
+from penstock.objects import local_root
 from penstock.objects.local import LocalStore
 from penstock.objects.local_root import LocalRoot
 from penstock.objects.reference import ObjectRef
@@ -87,3 +88,20 @@ def test_an_executor_judges_by_the_folder_s_presence_alone(folder: Path) -> None
 
 def test_what_is_about_to_be_cleaned_up_may_be_the_last_file(folder: Path) -> None:
     LocalRoot(os.fsencode(folder)).check()
+
+
+def test_an_automatic_mount_that_mounts_nothing_is_no_mount(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ref = ref_of(folder / "a")
+    (folder / "b").touch()
+    there = LocalStore(folder).describe(folder / "b")
+    mounts = folder.parent / "mountinfo"
+    monkeypatch.setattr(local_root, "_MOUNTS", str(mounts))
+    automatic = f"36 35 0:41 / {folder}/d rw,relatime shared:1 - autofs systemd-1 rw\n"
+    mounts.write_text(automatic + f"37 36 0:42 / {folder}/d rw,relatime shared:2 - nfs4 server:/d rw\n")
+    store = LocalStore(folder)
+    store.open(there).close()
+    mounts.write_text(automatic)
+    with pytest.raises(ObjectGone):
+        store.open(ref)
+    with pytest.raises(TemporaryError, match="nothing is mounted on"):
+        store.check_missing(os.fsencode(folder / "d" / "a"))

@@ -21,6 +21,7 @@ from penstock.events import (
     BatchWritten,
     Bus,
     Event,
+    FaultsRepeated,
     LinesQuarantined,
     Listener,
     MessageInvalid,
@@ -107,6 +108,7 @@ class Pipeline:
         watch: ServiceWatch | None = None,
         clock: Clock | None = None,
         lease_seconds: float = 60.0,
+        faults_max: int | None = 3,
     ) -> None:
         self.ledger = ledger
         self.events: list[Event] = []
@@ -124,7 +126,7 @@ class Pipeline:
             engine=engine,
             parse=partial(parse, buckets_allowed=None),
             publish=lambda: None,
-            streak=FailureStreak(faults_max=3),
+            streak=FailureStreak(faults_max=faults_max),
             bus=Bus(self.events.append, listen),
             clock=SystemClock() if clock is None else clock,
             random=lambda: 0.5,
@@ -308,6 +310,17 @@ def test_a_ledger_that_is_away_ends_a_job_that_is_to_end(ledger: Ledger) -> None
         with pytest.raises(FaultPersists, match=r"away \(3 times in a row\)"):
             pipeline.run("a")
     assert pipeline.run("a") == [Ack()]
+
+
+def test_a_fault_that_repeats_is_told_again_and_again_but_ever_more_seldom(ledger: Ledger) -> None:
+    def disk_full(request: RunRequest) -> RunResult:
+        raise TemporaryError("disk full")
+
+    pipeline = Pipeline(ledger, Engine(disk_full), faults_max=None)
+    for _ in range(9):
+        pipeline.run("a")
+    faults = [event for event in pipeline.events if isinstance(event, FaultsRepeated)]
+    assert [(event.count, event.error) for event in faults] == [(n, "disk full") for n in (2, 4, 8)]
 
 
 def test_an_object_is_gone_only_after_two_looks_apart() -> None:

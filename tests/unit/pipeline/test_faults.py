@@ -1,12 +1,12 @@
 """What a failure of Spark means."""
 
 import pytest
-from py4j.protocol import Py4JNetworkError
+from py4j.protocol import Py4JError, Py4JNetworkError
 from pyspark.errors import AnalysisException, PySparkException
 
 from penstock.errors import (
     ConfigurationError,
-    FaultPersists,
+    RestartNeeded,
     TableDenied,
     TableError,
     TableNowhere,
@@ -32,14 +32,20 @@ ValueError: no good {line}
     "error",
     [
         pytest.param(Py4JNetworkError("Answer from Java side is empty"), id="py4j"),
+        pytest.param(Py4JError("An error occurred while calling o51.save"), id="py4j in a call"),
         pytest.param(ConnectionRefusedError(111, "Connection refused"), id="socket"),
         pytest.param(PySparkException("Job 3 cancelled because SparkContext was shut down"), id="shut down"),
     ],
 )
-def test_a_spark_that_is_gone_needs_a_person(error: Exception) -> None:
+def test_a_spark_that_is_gone_needs_another_process(error: Exception) -> None:
     explained = explain(error)
-    assert isinstance(explained, FaultPersists)
+    assert isinstance(explained, RestartNeeded)
     assert "Spark went away" in str(explained)
+
+
+def test_a_call_that_the_jvm_itself_refuses_is_no_end_of_it() -> None:
+    text = "An error occurred while calling o51.nope. Trace:\npy4j.Py4JException: Method nope([]) does not exist\n"
+    assert isinstance(explain(Py4JError(text)), RunBroken)
 
 
 @pytest.mark.parametrize("text", ["java.io.IOException: No space left on device", "Disk quota exceeded"])

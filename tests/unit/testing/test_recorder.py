@@ -55,6 +55,38 @@ def test_of_threads_async_functions_and_other_apps_too(app: App) -> None:
     assert broker.stats("c").visible == 1, "afterwards each app has its own broker again"
 
 
+def test_an_app_that_the_handler_makes_sends_nothing_real(app: App, tmp_path: Path) -> None:
+    made: list[App] = []
+
+    @app.handler("a")
+    def pass_on(message: Message) -> None:
+        made.append(App(broker=f"sqlite:///{tmp_path}/real.db"))
+        made[0].send("charges", 1)
+
+    assert [one.queue for one in perform(app, pass_on, b"x").sent] == ["charges"]
+    assert not (tmp_path / "real.db").exists()
+    made[0].send("charges", 2)
+    assert made[0].broker.stats("charges").visible == 1, "afterwards it has its own broker"
+    made[0].close()
+
+
+def test_an_app_that_is_made_in_a_test_worker_sends_to_its_queues(app: App, tmp_path: Path) -> None:
+    made: list[App] = []
+
+    @app.handler("a")
+    def pass_on(message: Message) -> None:
+        made.append(App(broker=f"sqlite:///{tmp_path}/real.db", ledger=f"sqlite:///{tmp_path}/real-ledger.db"))
+        made[0].send("charges", 1)
+        made[0].ledger.pipelines()
+
+    with TestWorker(app) as worker:
+        worker.send("a", 1)
+        worker.run_until_empty()
+        assert [one.body for one in worker.sent("charges")] == [1]
+    assert not list(tmp_path.iterdir())
+    assert made[0].stand_in is None
+
+
 def test_a_handler_that_raises_leaves_the_app_as_it_was(app: App) -> None:
     @app.handler("a")
     def fail(message: Message) -> None:

@@ -5,11 +5,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from penstock.errors import UsageError
+from penstock.errors import RestartNeeded, UsageError, UserError
 from penstock.events import Event, LineHalted, WorkerDraining, WorkerFailed, WorkerStopped
+from penstock.messaging.clock import SystemClock
 from penstock.messaging.delivery import Delivery
 from penstock.messaging.handler import Place
 from penstock.messaging.settlement import Settlement
+from penstock.worker.pulse import Phase, Pulse
 
 if TYPE_CHECKING:
     from tests.unit.worker.conftest import Life, ToyHandler
@@ -18,20 +20,19 @@ Eventually = Callable[..., None]
 MISTAKE = UsageError("the transform is none")
 
 
-def fatal(deliveries: Sequence[Delivery]) -> dict[str, Settlement]:
-    raise MISTAKE
+def in_run(handler: "ToyHandler", error: UserError = MISTAKE) -> None:
+    def fatal(deliveries: Sequence[Delivery]) -> dict[str, Settlement]:
+        raise error
 
-
-def in_run(handler: "ToyHandler") -> None:
     handler.answer = fatal
 
 
-def in_begin(handler: "ToyHandler") -> None:
-    handler.begin_faults = [MISTAKE]
+def in_begin(handler: "ToyHandler", error: UserError = MISTAKE) -> None:
+    handler.begin_faults = [error]
 
 
-def in_upkeep(handler: "ToyHandler") -> None:
-    handler.upkeep_faults = [MISTAKE]
+def in_upkeep(handler: "ToyHandler", error: UserError = MISTAKE) -> None:
+    handler.upkeep_faults = [error]
 
 
 def ends(life: "Life") -> list[Event]:
@@ -77,9 +78,33 @@ def test_the_last_line_to_be_halted_ends_the_worker(life: "Life") -> None:
     assert isinstance(stopped, WorkerStopped)
 
 
+@pytest.mark.parametrize("where", [in_run, in_begin, in_upkeep])
+def test_a_worker_that_only_a_new_process_replaces_drains_and_says_so(
+    life: "Life", eventually: Eventually, where: Callable[..., None]
+) -> None:
+    gone = RestartNeeded("Spark went away")
+    spark = life.serve(Place.THREAD, queue="spark")
+    mail = life.serve(Place.POOL, queue="mail", handler={"blocking": True})
+    life.pulse = Pulse(SystemClock())
+    life.broker.put(10, queue="mail")
+    life.start(upkeep_seconds=0.01)
+    running = life.running(handler=mail)
+    where(spark, gone)
+    life.broker.put(0, queue="spark")
+    eventually(lambda: life.told(WorkerFailed))
+    assert life.pulse.phase is Phase.STOPPING, "so that the probe knows of it"
+    assert "m10" not in life.broker.acked()
+    running.let_go()
+    life.end()
+    assert life.error is gone
+    assert "m10" in life.broker.acked()
+    assert all(release.refund for release in life.broker.released().values())
+    assert not life.broker.leased
+
+
 def test_a_failure_while_it_stops_is_told_before_the_end(life: "Life", eventually: Eventually) -> None:
     life.handler.blocking = True
-    life.handler.answer = fatal
+    in_run(life.handler)
     life.broker.put(0)
     life.start()
     execution = life.running()

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, cast
 
 import pytest
 
+from penstock.errors import TemporaryError
 from penstock.worker.places import Pool
 
 if TYPE_CHECKING:
@@ -122,7 +123,7 @@ def test_without_any_thread_whoever_starts_the_work_hears_of_it(runs: Runs, monk
         raise RuntimeError("can't start new thread")
 
     monkeypatch.setattr(threading.Thread, "start", refuse)
-    with pytest.raises(RuntimeError):
+    with pytest.raises(TemporaryError):
         Pool(threads_max=5).start(runs.short, numbers(0))
 
 

@@ -1,0 +1,214 @@
+"""A JVM of Spark that is killed, idle or in a run: the process ends for a new one, and nothing is lost."""
+
+import json
+import os
+import signal
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from deltalake import DeltaTable
+from tests.cli import process
+from tests.cli.process import Process
+
+from penstock.brokers.sqlite import SqliteBroker
+from penstock.messaging.message import Outgoing
+from penstock.objects.announcement import announce
+from penstock.objects.local import LocalStore
+
+pytestmark = pytest.mark.timeout(600)
+
+PATIENCE_SECONDS = 240.0
+TEMPORARY_FAILURE = 75
+APP = """
+import time
+from pathlib import Path
+
+from penstock import App, DeltaSink, ObjectSource
+from slow import slow
+
+app = App.from_config()
+
+@app.handler("mails", name="mail")
+def mail(message):
+    Path("mail-begun").touch()
+    while not Path("mail-go").exists():
+        time.sleep(0.05)
+
+app.pipeline(
+    "clicks",
+    source=ObjectSource("landing", queue="clicks-events", schema="id long"),
+    sink=DeltaSink("lake"),
+    transform=slow,
+    max_attempts=1,
+    max_wait=0.1,
+)
+"""
+SLOW = """
+import os
+import time
+from pathlib import Path
+
+HERE = Path({here!r})
+
+def waiting(batches):
+    while (HERE / "hold").exists():
+        (HERE / "running").touch()
+        if os.getppid() == 1:
+            raise SystemExit
+        time.sleep(0.05)
+    yield from batches
+
+def slow(frame):
+    return frame.mapInArrow(waiting, frame.schema)
+"""
+
+
+class Scene:
+    """A pipeline in a folder, alone in a watching ingest or beside a handler in a worker."""
+
+    def __init__(self, folder: Path, kind: str) -> None:
+        self.folder = folder
+        self.kind = kind
+        self.hold, self.running = folder / "hold", folder / "running"
+        self._landing = folder / "landing"
+        self._landing.mkdir()
+        (folder / "slow.py").write_text(SLOW.format(here=str(folder)))
+        (folder / "shop.py").write_text(APP)
+        (folder / ".penstock").mkdir()
+        self.broker = SqliteBroker(folder / ".penstock" / "queue.db", holder="test")
+        self._processes: list[Process] = []
+        self._files = 0
+
+    def start(self, *options: str) -> Process:
+        ingest = ("ingest", "landing", "lake", "--schema", "id long", "--transform", "slow:slow", "--watch")
+        watch = (*ingest, "--settle", "0.1", "--max-attempts", "1")
+        command = watch if self.kind == "ingest" else ("worker", "shop:app", *options)
+        self._processes.append(Process(self.folder, *command))
+        return self._processes[-1]
+
+    def put(self) -> None:
+        """One more file of one row, announced where nobody looks."""
+        name, self._files = f"{self._files}.jsonl", self._files + 1
+        draft = self.folder / name
+        draft.write_text(json.dumps({"id": self._files}) + "\n")
+        landed = draft.rename(self._landing / name)
+        if self.kind == "worker":
+            ref = LocalStore(self._landing).describe(landed)
+            self.broker.send("clicks-events", [Outgoing(body=announce(ref))])
+
+    def rows(self) -> list[int]:
+        if not DeltaTable.is_deltatable(str(self.folder / "lake")):
+            return []
+        return sorted(DeltaTable(str(self.folder / "lake")).to_pyarrow_table(columns=["id"])["id"].to_pylist())
+
+    def close(self) -> None:
+        self.hold.unlink(missing_ok=True)
+        (self.folder / "mail-go").touch()
+        self.broker.close()
+        for one in self._processes:
+            one.kill()
+
+
+@pytest.fixture
+def kind() -> str:
+    return "worker"
+
+
+@pytest.fixture
+def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> Iterator[Scene]:
+    monkeypatch.setenv("PENSTOCK_LOG_FORMAT", "json")
+    monkeypatch.setenv("PENSTOCK_METRICS_ADDRESS", "127.0.0.1:0")
+    monkeypatch.setattr(process, "DEADLINE_SECONDS", PATIENCE_SECONDS)
+    scene = Scene(tmp_path, kind)
+    yield scene
+    scene.close()
+
+
+def wait_until(condition: Callable[[], object]) -> None:
+    give_up, tick = time.monotonic() + PATIENCE_SECONDS, threading.Event()
+    while not condition():
+        assert time.monotonic() < give_up
+        tick.wait(0.05)
+
+
+def jvm_below(pid: int) -> int:
+    """The process id of the JVM that a process has started."""
+    [found] = [
+        child
+        for task in Path(f"/proc/{pid}/task").iterdir()
+        for child in map(int, (task / "children").read_text().split())
+        if "/java" in Path(f"/proc/{child}/cmdline").read_text().partition("\0")[0]
+    ]
+    return found
+
+
+def kill_jvm(worker: Process) -> None:
+    os.kill(jvm_below(worker.pid), signal.SIGKILL)
+
+
+def readiness(address: str) -> tuple[int, str]:
+    try:
+        with urllib.request.urlopen(f"http://{address}/readyz", timeout=30) as answer:
+            return answer.status, answer.read().decode().strip()
+    except urllib.error.HTTPError as refusal:
+        return refusal.code, refusal.read().decode().strip()
+
+
+@pytest.mark.parametrize("kind", ["worker", "ingest"])
+@pytest.mark.parametrize("busy", [False, True], ids=["idle", "in a run"])
+def test_the_process_ends_for_a_new_one_that_goes_on(scene: Scene, busy: bool) -> None:
+    worker = scene.start()
+    scene.put()
+    wait_until(lambda: scene.rows() == [1])
+    if busy:
+        scene.hold.touch()
+        scene.put()
+        wait_until(scene.running.exists)
+    kill_jvm(worker)
+    assert worker.exit_code() == TEMPORARY_FAILURE, worker.said
+    assert "Spark went away" in worker.sentence()
+    scene.hold.unlink(missing_ok=True)
+    scene.put()
+    scene.start()
+    wanted = [1, 2, 3] if busy else [1, 2]
+    wait_until(lambda: scene.rows() == wanted)  # one attempt is all they had, and the dead JVM cost none
+
+
+def test_a_mixed_worker_lets_its_handlers_finish_and_is_not_ready(scene: Scene) -> None:
+    worker = scene.start()
+    address = worker.expect("worker.started")["metrics"]
+    wait_until(lambda: readiness(address) == (200, "serving mails, clicks-events"))
+    [message_id] = scene.broker.send("mails", [Outgoing(body=b"{}")])
+    wait_until((scene.folder / "mail-begun").exists)
+    kill_jvm(worker)
+    assert "Spark went away: its JVM ended by SIGKILL." in worker.expect("worker.failed")["error.message"]
+    worker.expect("worker.draining")
+    assert readiness(address) == (503, "the worker is stopping")
+    (scene.folder / "mail-go").touch()
+    worker.expect("message.finished", message_id=message_id)
+    assert worker.exit_code() == TEMPORARY_FAILURE, worker.said
+
+
+def test_a_jvm_that_dies_as_soon_as_it_is_there_is_no_other_matter(scene: Scene) -> None:
+    worker = scene.start("--queues", "clicks-events")
+    worker.expect("spark.started")
+    kill_jvm(worker)
+    assert worker.exit_code() == TEMPORARY_FAILURE, worker.said
+    assert "Spark went away" in worker.sentence()
+
+
+def test_a_supervisor_starts_another_worker(scene: Scene) -> None:
+    supervisor = scene.start("--processes", "2", "--queues", "clicks-events")
+    scene.put()
+    supervisor.expect("spark.started", times=2)
+    victim = supervisor.expect("spark.started")["pid"]
+    os.kill(jvm_below(victim), signal.SIGKILL)
+    ended = supervisor.expect("process.ended", process=victim)
+    assert (ended["exit_code"], ended["delay_s"] > 0) == (TEMPORARY_FAILURE, True)
+    supervisor.expect("spark.started", times=3)
+    wait_until(lambda: scene.rows() == [1])
