@@ -55,7 +55,7 @@ def test_nobody_at_the_port_is_away() -> None:
 
 
 def test_a_frozen_server_hears_no_hangup_of_the_shell_above_it(moto: AwsServer) -> None:
-    """Which would close its port and wake it: the kernel sends both to what is halted in a group that loses its shell."""
+    """Which would close its port and wake it: the kernel sends that to what is halted in a group without a parent."""
     assert os.getsid(moto.pid) == os.getpgid(moto.pid) == moto.pid
 
 
