@@ -87,6 +87,12 @@ def test_a_batch_is_a_line(capsys: pytest.CaptureFixture[str]) -> None:
     ]
 
 
+def test_messages_that_revive_the_dead_are_told_with_what_there_is_to_do(capsys: pytest.CaptureFixture[str]) -> None:
+    assert heard(capsys, SourceScanned(source="/in", found=3, unfinished=0, messages=1)) == [
+        "3 objects found in /in, 0 to do, 1 message in the queue"
+    ]
+
+
 def test_a_failure_names_its_object_once(capsys: pytest.CaptureFixture[str]) -> None:
     own = failed(1, outcome="retry", reason="file:///in/1 is a truncated gzip")
     assert heard(capsys, own, failed(2)) == [

@@ -14,6 +14,7 @@ from tests.cli.scene import SCHEMA, Scene
 from penstock.app.scope import Asked, Scope, find_scope
 from penstock.app.standing import Standing
 from penstock.app.status import standing
+from penstock.brokers import sqlite
 from penstock.ledger.records import Failure
 
 USAGE, CHECK_FOUND_PROBLEMS, CONFIGURATION = 2, 3, 78
@@ -133,6 +134,21 @@ def test_a_dead_version_that_a_later_one_replaced_is_no_trouble(penstock: Call, 
     document = penstock("status", "--json").document
     assert (document["objects"]["dead"], document["objects_replaced"]) == (1, 1)
     assert (document["dead_letters"], document["dead_letters_replaced"]) == (1, 1)
+
+
+def test_where_letters_cannot_be_looked_at_nobody_knows_how_many_were_replaced(
+    penstock: Call, scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sqlite, "_CAPABILITIES", replace(sqlite._CAPABILITIES, browsable=False))
+    letter = scene.bury(b"{}", "truncated")
+    scene.fail("a", Failure.DEAD, "truncated", message_id=letter)
+    scene.publish()
+    assert penstock("status", "--json").document["dead_letters_replaced"] == 0
+    scene.process("a", version="2")
+    scene.publish()
+    said = penstock("status", "--json").document
+    assert (said["dead_letters"], said["dead_letters_replaced"]) == (1, None)
+    assert verdict(penstock("status")).startswith("dead letters: 1; objects were replaced by later versions")
 
 
 def test_what_no_later_version_replaced_stays_a_trouble(penstock: Call, scene: Scene) -> None:

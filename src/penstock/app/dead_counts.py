@@ -32,19 +32,19 @@ def dead_objects(seen: View, pipeline: str) -> DeadObjects:
     return DeadObjects(replaced=count, carriers_of_replaced=replaced, carriers_of_others=others)
 
 
-def letters_replaced(seen: View, dead: Iterable[DeadObjects]) -> int:
+def letters_replaced(seen: View, dead: Iterable[DeadObjects]) -> int | None:
     """How many letters are about nothing but objects of which a later version was processed.
 
-    0 where the broker cannot show them.
+    None where nobody can tell: objects are so, and the broker shows their letters only to who receives them.
     """
-    if not seen.broker.capabilities.browsable:
-        return 0
     carriers, others = set[str](), set[str]()
     for one in dead:
         carriers |= one.carriers_of_replaced
         others |= one.carriers_of_others
     if not (carriers := carriers - others):
         return 0
+    if not seen.broker.capabilities.browsable:
+        return None
     letters = (
         letter
         for queue in seen.broker.queue_names()

@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from penstock.app.announcing import announce_all
 from penstock.app.emptiness import Emptiness
 from penstock.errors import PenstockError
+from penstock.events import SourceScanned
 from penstock.ledger import Ledger
 from penstock.ledger.records import TERMINAL, UNREAD, ObjectState
 from penstock.messaging.broker import Broker
@@ -58,6 +59,13 @@ class Goal:
     def size(self) -> int:
         """How many objects there are."""
         return len(self._refs)
+
+    def scanned(self, source: str) -> SourceScanned:
+        """What there is to tell of the scan, before anything is announced."""
+        with self._lock:
+            return SourceScanned(
+                source=source, found=self.size, unfinished=len(self.unfinished), messages=self.messages()
+            )
 
     def reached_before(self) -> bool:
         """Whether there is nothing to do, not even messages that a killed process did not live to settle."""

@@ -22,7 +22,7 @@ from penstock.app.tally import Tally
 from penstock.app.telemetry import open_reports, open_telemetry
 from penstock.app.tools import Tools
 from penstock.app.watching import Watching
-from penstock.events import Bus, Listener, SourceScanned, WatchBegan, WatchDisturbed
+from penstock.events import Bus, Listener, WatchBegan, WatchDisturbed
 from penstock.ledger.records import ObjectState
 from penstock.messaging.clock import SystemClock
 from penstock.messaging.tracing import NO_TRACING
@@ -138,7 +138,7 @@ def _until_done(work: IngestPipeline, spark: Session | None) -> tuple[Goal, _Sca
             complete = False
             break
     goal = _goal(work, objects)
-    work.tools.bus.emit(SourceScanned(source=str(work.source), found=len(objects), unfinished=len(goal.unfinished)))
+    work.tools.bus.emit(goal.scanned(str(work.source)))
     if not goal.reached_before() and not stop.requested:
         goal.begin()
         work.serve(sample=objects, until=goal.reached, spark=spark)
@@ -160,7 +160,7 @@ def _watch(work: IngestPipeline, spark: Session | None) -> tuple[Goal, _Scan]:
     watching = Watching(watcher, goal, stop=tools.stop, bus=tools.bus, clock=tools.clock)
     try:
         watching.start()
-        tools.bus.emit(SourceScanned(source=source, found=goal.size, unfinished=len(goal.unfinished)))
+        tools.bus.emit(goal.scanned(source))
         goal.begin()
         if not work.knows_schema():
             watching.wait_for_objects()

@@ -84,7 +84,7 @@ class Standing:
     dead_letters: int  # of both tiers, also those that wait for their replay
     workers: Sequence[str]
     objects_replaced: int = 0
-    dead_letters_replaced: int = 0  # letters of those objects
+    dead_letters_replaced: int | None = 0  # letters of those objects; None where nobody can tell
     dead_letters_set_aside: int = 0  # those of the second tier, which nothing brings back by itself
     dead_letters_replayed: int = 0  # those of the first tier that come back by themselves, as somebody replays them
     messages_unserved: int = 0  # in queues that no living worker fetches from, while some are there
@@ -193,7 +193,7 @@ class Standing:
     def _dead(self) -> Iterator[str]:
         if dead := self.objects.get(ObjectState.DEAD, 0) - self.objects_replaced:
             yield f"dead objects: {dead:,}"
-        letters = self.dead_letters - self.dead_letters_replaced - self.dead_letters_replayed
+        letters = self.dead_letters - (self.dead_letters_replaced or 0) - self.dead_letters_replayed
         if letters > 0:
             aside = self.dead_letters_set_aside
             yield f"dead letters: {letters:,}" + (f", {aside:,} of them set aside for people" if aside else "")

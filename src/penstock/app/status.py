@@ -31,6 +31,10 @@ __all__ = ["Looks", "PipelineStanding", "Standing", "late_queues", "standing"]
 
 DETAILS_SECONDS = 30.0
 UNNAMED = "no queue is named, so none was looked at: give --app, such as --app shop:app, or set queues"
+UNSHOWN = (
+    "objects were replaced by later versions, and their letters count as dead: this broker shows a letter only to who "
+    "receives it; `penstock dead purge --object` deletes those of an object"
+)
 
 
 def standing(scope: Scope) -> Standing:
@@ -71,6 +75,9 @@ class Looks:
             queues = [one for one in every if not names_dead_letters(one.queue)]
             notes = [] if scope.table is not None else list(_notes(seen, queues))
             notes += [note for table in details.tables.values() for note in table.notes]
+            replaced = details.letters_replaced if letters.all else 0
+            if replaced is None:
+                notes.append(UNSHOWN)
         workers = sorted({*silent, *(record.worker for record in records)})
         elsewhere = has_workers_elsewhere(scope.settings)
         seen_all = not elsewhere or bool(silent)
@@ -88,7 +95,7 @@ class Looks:
             dead_letters=letters.all,
             workers=workers,
             objects_replaced=sum(one.objects_replaced for one in pipelines),
-            dead_letters_replaced=min(details.letters_replaced, letters.all),
+            dead_letters_replaced=None if replaced is None else min(replaced, letters.all),
             dead_letters_set_aside=letters.set_aside,
             dead_letters_replayed=letters.replayed,
             messages_unserved=_unserved(queues, records) if workers and not silent and not elsewhere else 0,
@@ -162,7 +169,7 @@ class _Details:
 
     at: float
     replaced: Mapping[str, int]  # dead objects of which a later version was processed, by pipeline
-    letters_replaced: int
+    letters_replaced: int | None  # None: nobody can tell
     tables: Mapping[str, _Table]
 
 

@@ -135,7 +135,8 @@ def told(event: Event) -> list[str]:
     """The lines that an event is worth whoever listens."""
     match event:
         case SourceScanned():
-            return [f"{counted(event.found, 'object')} found in {event.source}, {event.unfinished:,} to do"]
+            waiting = f", {counted(event.messages, 'message')} in the queue" if event.messages else ""
+            return [f"{counted(event.found, 'object')} found in {event.source}, {event.unfinished:,} to do{waiting}"]
         case WatchBegan():
             return [f"watching {event.source}; Ctrl-C ends it"]
         case WatchDisturbed():

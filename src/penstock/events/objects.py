@@ -8,11 +8,15 @@ from penstock.events.bus import Event
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceScanned(Event):
-    """A folder was walked; ``unfinished`` of the objects found have no terminal state yet."""
+    """A folder was walked; ``unfinished`` of the objects found have no terminal state yet.
+
+    ``messages`` are in the queue then, as near as the broker can tell; one that was replayed revives a dead object.
+    """
 
     source: str
     found: int
     unfinished: int
+    messages: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

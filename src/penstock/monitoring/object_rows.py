@@ -156,7 +156,7 @@ BATCH_ROWS: Rows = {
         name="source.scanned",
         level="info",
         msg="A folder was walked.",
-        fields=same("source", "found", "unfinished"),
+        fields=same("source", "found", "unfinished", "messages"),
     ),
     events.ObjectsArchived: Row(
         name="objects.archived",

@@ -133,6 +133,13 @@ def test_a_goal_is_reached_when_all_is_processed_and_no_message_waits(state: Sta
     assert goal.reached()
 
 
+def test_a_scan_tells_of_the_messages_that_were_there(state: State, where: Places) -> None:
+    new_goal(state, where).begin()
+    processed(state, where)
+    scanned = new_goal(state, where).scanned("/in")
+    assert (scanned.found, scanned.unfinished, scanned.messages) == (len(REFS), 0, len(REFS))
+
+
 def test_messages_that_a_killed_ingest_did_not_live_to_settle_are_something_to_do(state: State, where: Places) -> None:
     new_goal(state, where).begin()
     processed(state, where)

@@ -24,7 +24,7 @@ from penstock.app.telemetry import open_telemetry
 from penstock.app.tracing import traced, tracing_of
 from penstock.app.wiring import FAULTS_MAX, worker_settings
 from penstock.errors import UsageError
-from penstock.events import Bus, Listener, SourceScanned
+from penstock.events import Bus, Listener
 from penstock.messaging.clock import SystemClock
 from penstock.pipeline.session import Session
 from penstock.worker.pulse import Pulse
@@ -158,8 +158,7 @@ class _Errand:
                 probe=host.probe,
                 objects=objects,
             )
-            found, unfinished = len(self._goal.objects()), len(self._goal.unfinished)
-            host.bus.emit(SourceScanned(source=str(source), found=found, unfinished=unfinished))
+            host.bus.emit(self._goal.scanned(str(source)))
 
     def begin(self) -> None:
         """Announce what was found and is not done."""
