@@ -28,7 +28,8 @@
         ├── ObjectSuperseded     what is there now is another version
         └── ObjectUnreadable     it is there and cannot be read: truncated, corrupt, too large
             └── ObjectRefused    this host could not open or read it; another one may
-                └── ObjectDenied we are not permitted to: rather a fault of the settings than of the object
+                ├── ObjectDenied we are not permitted to: rather a fault of the settings than of the object
+                └── DeviceFailed the disk or file system fails there: perhaps a fault of the machine
 
     Interrupted                  (a BaseException) what `checkpoint` raises when the work is no longer ours: let it pass
 
@@ -166,6 +167,10 @@ class ObjectRefused(ObjectUnreadable):
 
 class ObjectDenied(ObjectRefused):
     """Permission to read the object is missing; often that of many objects at once."""
+
+
+class DeviceFailed(ObjectRefused):
+    """The disk or the file system answers with an error: where it is the object's alone, or wherever one reads."""
 
 
 class Interrupted(BaseException):

@@ -140,7 +140,14 @@ def pings(monkeypatch: pytest.MonkeyPatch) -> list[threading.Event]:
         "COUNTED_RELEASE_SECONDS": 1.0,
     }.items():
         monkeypatch.setattr(outage, name, seconds)
-    for name, number in {"CONNECT_SECONDS": 1, "READ_SECONDS": 1, "RETRY_SECONDS": 2, "TRIES_MAX": 1}.items():
+    for name, number in {
+        "CONNECT_SECONDS": 1,
+        "READ_SECONDS": 1,
+        "RETRY_SECONDS": 2,
+        "TRIES_MAX": 1,
+        "PING_READ_SECONDS": 1,
+        "PING_TRIES_MAX": 1,
+    }.items():
         monkeypatch.setattr(s3_client, name, number)
     return failed
 

@@ -101,6 +101,8 @@ class AwsServer:
                 stdin=subprocess.PIPE,  # it ends when this does: nothing is left of a test run that was killed
                 stdout=log,
                 stderr=log,
+                # Else, when the shell above ends while it is frozen, the kernel sends it SIGHUP and SIGCONT.
+                start_new_session=True,
             )
         self._wait_for_words(1, "listening on ")
         self.port = int(self._words("listening on ")[-1])

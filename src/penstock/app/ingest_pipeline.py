@@ -4,6 +4,7 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from penstock.app.backends import has_local_ledger, open_broker, require_shared_ledger
 from penstock.app.cleanup.cleaning import Caretaker, moved_to, source_cleanup
@@ -15,6 +16,7 @@ from penstock.app.spark import Spark
 from penstock.app.sqs_address import SQS
 from penstock.app.sqs_queues import check_queues
 from penstock.app.state import State
+from penstock.app.store_outages import StoreOutages
 from penstock.app.tables import Tables
 from penstock.app.tools import Tools
 from penstock.app.tracing import traced
@@ -22,12 +24,14 @@ from penstock.app.wiring import FAULTS_MAX, Blueprint, Numbers, worker_settings
 from penstock.config import Settings
 from penstock.errors import UsageError
 from penstock.events import SchemaInferred
+from penstock.handlers.outage import Outage
 from penstock.objects.reference import ObjectRef
 from penstock.objects.watcher import SETTLE_SECONDS
 from penstock.pipeline.declaration import Declaration, Transform
 from penstock.pipeline.session import Session, session_is_there
 from penstock.pipeline.source.api import CsvOptions, ReadOptions, canonical_ddl, infer_schema
 from penstock.pipeline.source.options import checked
+from penstock.worker.line import Gates
 from penstock.worker.worker import Worker
 
 NO_SESSION_YET = "SESSION_OR_CONTEXT_NOT_EXISTS"  # PySpark's word for it
@@ -105,19 +109,35 @@ class IngestPipeline:
         try:
             session = own.session()
             if not tools.stop.requested:
-                line = blueprint.line(session, queue=self.queue)
-                Worker(
-                    broker=state.broker,
-                    lines=traced([line], tools.tracing, system=state.broker.capabilities.system),
-                    settings=worker_settings(settings),
-                    clock=tools.clock,
-                    bus=tools.bus,
-                    probe=tools.probe,
-                ).run(tools.stop, until)
+                with self._paused_by_outages(blueprint) as served:
+                    line = served.line(session, queue=self.queue)
+                    Worker(
+                        broker=state.broker,
+                        lines=traced([line], tools.tracing, system=state.broker.capabilities.system),
+                        settings=worker_settings(settings),
+                        clock=tools.clock,
+                        bus=tools.bus,
+                        probe=tools.probe,
+                    ).run(tools.stop, until)
         finally:
             own.close()
         if self.request.schema is not None:  # it worked, so it replaces what was remembered
             state.ledger.declare_source_schema(self.where.pipeline, blueprint.declaration.read.schema_ddl)
+
+    @contextmanager
+    def _paused_by_outages(self, blueprint: Blueprint) -> Iterator[Blueprint]:
+        """Watching, pause the queue while ledger, source or table is away, until the block ends. An ingest that is to
+        end bears a few faults and then says so."""
+        if not self.request.watch:
+            yield blueprint
+            return
+        tools, state = self.tools, self.state
+        make = partial(Outage, bus=tools.bus, clock=tools.clock, refunds=state.broker.capabilities.refunds)
+        ledger, stores = make(ping=state.ledger.ping), StoreOutages(make)
+        store = stores.of_pipeline(self.source, self.where)
+        gate = Gates(ledger.gate(self.queue), store.gate(self.queue))
+        with ledger.watching(), stores.watching():
+            yield replace(blueprint, ledger_watch=ledger, store_watch=store, gate=gate)
 
     def caretaker(self) -> Caretaker | None:
         """Whoever cleans up the source; None where it is kept."""

@@ -5,6 +5,7 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Protocol
 
+from penstock.app.places import Places
 from penstock.app.sources import Source
 from penstock.handlers.outage import Outage, WatchedService, store_service
 
@@ -28,6 +29,11 @@ class StoreOutages:
         if name not in self._made:
             self._made[name] = self._make(service=store_service(name), ping=partial(_ping, places))
         return self._made[name]
+
+    def of_pipeline(self, source: Source, where: Places) -> Outage:
+        """Return the outage of what its runs read, and of the table where it is in S3."""
+        table = where.table
+        return self.of(source, *(() if table.is_local else (Source(address=table.uri, aws=where.aws),)))
 
     @contextmanager
     def watching(self) -> Iterator[None]:

@@ -49,7 +49,9 @@ DEDUPLICATION_WINDOW_SECONDS = 300.0  # as on SQS FIFO queues
 REASON_BYTES_MAX = 4 * 1024  # of what is kept of a release's reason, in UTF-8
 RESET_EVERY = 3  # unsuccessful hand-overs after which a message's age begins again, as measured on SQS
 LAST_TIER_HOLD_SECONDS = 900.0  # between two tries to give up on a letter that has no other place to go
-CLOCK_BACK_SECONDS = 1.0  # behind the last lease by more: the host's clock was set back, and no look was merely late
+CLOCK_BACK_SECONDS = (
+    1.0  # behind the last lease or delay by more: the host's clock was set back, and no look was merely late
+)
 LOST = "the lease ended, or the message is settled already, or gone"
 
 

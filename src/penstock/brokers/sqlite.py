@@ -15,9 +15,9 @@ What it promises beyond `penstock.messaging.broker.Broker`:
 
 Time is the host's clock, which all processes at the file share: WAL needs their common memory, so no two hosts can use
 one file. The file itself knows no time, and no statement asks SQLite for it. Where the clock is set back, a lease has
-never more left than its own length (checked against the time of the last lease, to the second); a delay lasts as much
-longer. Where it is set forward, leases and delays end early. A message may then be handed over twice, and the fence
-lets one of the two settle it.
+never more left than its own length, nor has a delay (checked against the time of the last one, to the second). Where it
+is set forward, leases and delays end early. A message may then be handed over twice, and the fence lets one of the two
+settle it.
 """
 
 import json

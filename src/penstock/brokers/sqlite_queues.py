@@ -20,7 +20,7 @@ class QueueRow:
     settings: QueueSettings
     ring_end: int
     paused: bool
-    clock_at: float  # when a lease was last given or extended: the clock was there already
+    clock_at: float  # when a lease or a delay was last given: the clock was there already
 
 
 class Queues:
@@ -91,7 +91,7 @@ class Queues:
         connection.execute(self._sql["end_turn"], parameters)
 
     def set_clock(self, connection: sqlite3.Connection, names: Iterable[str], now: float) -> None:
-        """Leases of these queues were given or extended just now."""
+        """Leases of these queues were given or extended just now, or delays began."""
         connection.execute(self._sql["set_clock"], {"names": json.dumps(sorted(set(names))), "now": now})
 
     def _write(self, connection: sqlite3.Connection, statement: str, settings: QueueSettings) -> None:

@@ -31,6 +31,8 @@ class Sending:
                 rows.append(_new_row(seq, queue, outgoing, now))
                 next_seq += 1
         connection.executemany(self._sql["insert"], rows)
+        if any(row[2] == 1 for row in rows):
+            self._queues.set_clock(connection, [queue.settings.name], now)
         self._queues.join_ring(connection, queue, [row[5] for row in rows if row[2] == 0])
         return seqs
 

@@ -46,14 +46,17 @@ class Settling:
     ) -> None:
         acked: list[int] = []
         released: dict[Release, list[int]] = {}
+        delayed: set[str] = set()
         for seq, delivery, settlement in settlements:
             match settlement:
                 case Ack():
                     acked.append(seq)
                 case Release():
                     released.setdefault(settlement, []).append(seq)
+                    delayed.add(delivery.queue)
                 case DeadLetter() if self._is_last(connection, delivery.queue):
                     released.setdefault(rules.kept_back(settlement), []).append(seq)
+                    delayed.add(delivery.queue)
                 case DeadLetter():
                     self._dead_letter(connection, seq, delivery, settlement, now)
         if acked:
@@ -68,6 +71,8 @@ class Settling:
             }
             connection.execute(self._sql["release"], parameters)
             self._upkeep.reset_ages(connection, seqs)
+        if delayed:
+            self._queues.set_clock(connection, delayed, now)
 
     def _dead_letter(
         self, connection: sqlite3.Connection, seq: int, delivery: Delivery, settlement: DeadLetter, now: float

@@ -32,7 +32,8 @@ class Upkeep:
     def run(self, connection: sqlite3.Connection, queue: QueueRow, now: float) -> bool:
         """Do at most `ROWS_MAX` of each duty; answers whether nothing is left. ``now`` is read in this transaction."""
         if _clock_went_back(queue, now):
-            connection.execute(self._sql["shorten_leases"], {"queue_id": queue.id, "now": now})
+            for statement in ("shorten_leases", "shorten_delays"):
+                connection.execute(self._sql[statement], {"queue_id": queue.id, "now": now})
             self._queues.set_clock(connection, [queue.settings.name], now)
         done = self._wake(connection, queue, now) < ROWS_MAX
         return done and self._expire(connection, queue, now) < ROWS_MAX
@@ -72,6 +73,7 @@ class Upkeep:
             for row in rows
         ]
         connection.executemany(self._sql["bury"], moves)
+        self._queues.set_clock(connection, [target.settings.name], now)
 
     def give_up(
         self,

@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import NoReturn, Self
 
 from penstock.errors import (
+    DeviceFailed,
     ObjectDenied,
     ObjectGone,
     ObjectRefused,
@@ -33,6 +34,7 @@ _PROCESS_FAULTS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})  # ours,
 _MOUNT_FAULTS = frozenset(  # of a network's file system, or of the process that serves it
     {errno.ESTALE, errno.ENOTCONN, errno.ETIMEDOUT, errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ENODEV, errno.ESHUTDOWN}
 )
+_DEVICE_FAULTS = frozenset({errno.EIO, errno.EBADMSG, errno.EUCLEAN})  # of one file's blocks, or of a whole disk
 _DELETED = b" (deleted)"  # how Linux marks the path of an open file that has lost its name
 
 
@@ -235,4 +237,6 @@ def _refuse(uri: str, error: OSError, offset: int = 0, length_bytes: int = 0) ->
         raise ObjectGone(reason) from error
     if isinstance(error, PermissionError):
         raise ObjectDenied(reason, offset=offset, length_bytes=length_bytes) from error
+    if error.errno in _DEVICE_FAULTS:
+        raise DeviceFailed(reason, offset=offset, length_bytes=length_bytes) from error
     raise ObjectRefused(reason, offset=offset, length_bytes=length_bytes) from error

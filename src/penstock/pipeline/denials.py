@@ -1,8 +1,8 @@
 """When a refusal to read says nothing of the object.
 
-A permission that was taken away, or a policy with a mistake in it, refuses one object after another. Were each of them
-charged an attempt for it, all would be dead letters before anybody had looked. So a refusal is charged while it can be
-the object's own: as long as no other object was refused since the last one that could be read.
+A permission that was taken away, a policy with a mistake in it, or a disk that fails refuses one object after another.
+Were each of them charged an attempt for it, all would be dead letters before anybody had looked. So a refusal is
+charged while it can be the object's own: as long as no other object was refused since the last one that could be read.
 """
 
 import threading

@@ -30,7 +30,7 @@ from penstock.pipeline.progress import watched
 from penstock.pipeline.run import Run, RunTools
 from penstock.pipeline.session import check_jvm
 from penstock.pipeline.source.api import register
-from penstock.pipeline.source.report import FailureKind, ObjectFailure
+from penstock.pipeline.source.report import SHARED, FailureKind, ObjectFailure
 from penstock.pipeline.spark_ui import run_url
 from penstock.pipeline.table_schema import Agree
 from penstock.storage.address import is_s3
@@ -196,7 +196,7 @@ class SparkEngine:
 
 def judged(failures: Mapping[bytes, ObjectFailure], denials: Denials) -> dict[bytes, ReadFailure]:
     """What readings' failures mean, by object id. A refusal is charged only where it can be the object's own."""
-    denied = [object_id for object_id, failure in failures.items() if failure.kind is FailureKind.DENIED]
+    denied = [object_id for object_id, failure in failures.items() if failure.kind in SHARED]
     for object_id in denied:  # all of them, before any is judged by the others
         denials.add(object_id)
     forgiven = {object_id for object_id in denied if denials.add(object_id)}
@@ -221,6 +221,7 @@ def read_failure(failure: ObjectFailure) -> ReadFailure:
             FailureKind.UNREADABLE
             | FailureKind.REFUSED
             | FailureKind.DENIED
+            | FailureKind.DEVICE
             | FailureKind.QUARANTINE_RATIO
             | FailureKind.DISAGREED
         ):

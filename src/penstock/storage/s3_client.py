@@ -21,6 +21,8 @@ CONNECT_SECONDS = 5
 READ_SECONDS = 30  # without a byte; also the wait for an answer's first one
 REQUEST_SECONDS = 600  # of one request to the end of its body: a reader that is slow goes on with the next one
 TRIES_MAX = 4
+PING_READ_SECONDS = 10  # a try that hangs is still waited for when the server is back
+PING_TRIES_MAX = 2  # whoever pings asks again
 RETRY_SECONDS = 60
 
 # boto3 renews credentials at the latest ten minutes before they end, so what it hands out is good for that long.
@@ -88,9 +90,13 @@ def bucket_client(bucket: str, aws: Aws) -> "S3Store":
     )
 
 
-@MadeOnce
 def service_client(aws: Aws) -> Any:
     """boto3's client for S3, shared by all threads of this process. Raises `ConfigurationError`."""
+    return _service_client(aws, READ_SECONDS, TRIES_MAX)
+
+
+@MadeOnce
+def _service_client(aws: Aws, read_seconds: float, tries_max: int) -> Any:
     require_aws()
     from botocore.config import Config
 
@@ -99,9 +105,9 @@ def service_client(aws: Aws) -> Any:
         "s3",
         config=Config(
             connect_timeout=CONNECT_SECONDS,
-            read_timeout=READ_SECONDS,
+            read_timeout=read_seconds,
             max_pool_connections=_CONNECTIONS,
-            retries={"mode": "standard", "total_max_attempts": TRIES_MAX},
+            retries={"mode": "standard", "total_max_attempts": tries_max},
             user_agent_extra=_USER_AGENT,
         ),
     )
@@ -149,7 +155,7 @@ def ping_bucket(bucket: str, aws: Aws) -> None:
     from botocore.exceptions import ConnectionError as ConnectionFailed
 
     try:
-        service_client(aws).head_bucket(Bucket=bucket)
+        _service_client(aws, PING_READ_SECONDS, PING_TRIES_MAX).head_bucket(Bucket=bucket)
     except ClientError as error:
         status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
         if status >= _SERVER_ERROR or status == _TOO_MANY_REQUESTS:

@@ -1,5 +1,6 @@
 """docs/logs.md says what the table says, and its queries find what they promise."""
 
+import ast
 import io
 import json
 import os
@@ -25,6 +26,7 @@ from penstock.monitoring.table import ROWS
 from penstock.testing import FakeClock
 
 DOCS = Path(__file__).parents[3] / "docs"
+SOURCES = Path(events.__file__).parents[1]
 PAGE = (DOCS / "logs.md").read_text(encoding="utf-8")
 ERRORS = (DOCS / "errors.md").read_text(encoding="utf-8")
 COMMON = {"ts", "level", "event", "msg", "service", "version", "environment", "worker", "pid", "trace_id", "span_id"}
@@ -49,6 +51,23 @@ def test_the_page_has_every_event_with_its_levels_and_fields() -> None:
     on_page = {name: (set(levels.split(", ")), set(re.findall(r"`(.+?)`", names))) for name, levels, names, _ in found}
     assert len(found) == len(on_page)
     assert on_page == table_in_code()
+
+
+def test_every_event_of_the_page_is_told_by_something() -> None:
+    assert {kind.__name__ for kind in ROWS} - told_in_code() == set()
+
+
+def told_in_code() -> set[str]:
+    """Names that something outside of the events' own package calls, or hands on to be called."""
+    told: set[str] = set()
+    for file in SOURCES.rglob("*.py"):
+        if file.relative_to(SOURCES).parts[0] in ("events", "cli"):
+            continue  # they define and hear events
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call) and getattr(node.func, "id", None) not in ("isinstance", "issubclass"):
+                handed = [node.func, *node.args, *(keyword.value for keyword in node.keywords)]
+                told |= {name.id for name in handed if isinstance(name, ast.Name)}
+    return told
 
 
 def test_the_page_has_every_field_that_lines_share() -> None:

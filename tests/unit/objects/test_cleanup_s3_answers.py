@@ -24,10 +24,10 @@ NO_SUCH_KEY = refusal(404, "NoSuchKey")
 @pytest.fixture
 def stub(monkeypatch: pytest.MonkeyPatch) -> Iterator[S3Stub]:
     monkeypatch.setattr(s3_client, "TRIES_MAX", 1)  # of boto3 itself
-    s3_client.service_client.cache_clear()
+    s3_client._service_client.cache_clear()
     with S3Stub(lambda asked: THERE) as stub:
         yield stub
-    s3_client.service_client.cache_clear()
+    s3_client._service_client.cache_clear()
 
 
 def answer(stub: S3Stub, *, head: Answered = THERE, delete: Answered = DELETED, probe: Answered = NO_SUCH_KEY) -> None:

@@ -1,5 +1,7 @@
 """When a refusal to read is charged to the object."""
 
+import pytest
+
 from penstock.ledger.records import Failure
 from penstock.pipeline.denials import OBJECTS_REMEMBERED_MAX, Denials
 from penstock.pipeline.source.report import FailureKind, ObjectFailure
@@ -37,8 +39,9 @@ def refused(*object_ids: bytes, kind: FailureKind = FailureKind.DENIED) -> dict[
     return {object_id: ObjectFailure(kind=kind, reason="403") for object_id in object_ids}
 
 
-def test_a_run_that_was_refused_several_objects_charges_none_of_them() -> None:
-    found = judged(refused(A, B), Denials())
+@pytest.mark.parametrize("kind", [FailureKind.DENIED, FailureKind.DEVICE])
+def test_a_run_that_was_refused_several_objects_charges_none_of_them(kind: FailureKind) -> None:
+    found = judged(refused(A, B, kind=kind), Denials())
     assert [failure.refund for failure in found.values()] == [True, True]
     assert {failure.failure for failure in found.values()} == {Failure.RETRY}
 

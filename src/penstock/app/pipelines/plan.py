@@ -13,7 +13,6 @@ from penstock.app.sources import Source, source_of
 from penstock.app.tables import Tables
 from penstock.app.tools import Tools
 from penstock.app.wiring import Blueprint, Numbers
-from penstock.handlers.outage import Outage
 from penstock.pipeline.cleanup import SourceCleanup
 from penstock.pipeline.declaration import Declaration
 from penstock.pipeline.source.api import CsvOptions, ReadOptions
@@ -47,7 +46,7 @@ def plan_of(declaration: PipelineDeclaration, host: Host, *, faults_max: int | N
     chosen = declaration.source.cleanup
     tables = Tables(where, ledger, partition_by=declaration.sink.partition_by, bus=host.bus, probe=host.probe)
     told = _told(declaration, host, where, tables)
-    queue, store_outage = declaration.source.queue, _store_outage(host, source, where)
+    queue, store_outage = declaration.source.queue, host.stores.of_pipeline(source, where)
     blueprint = Blueprint(
         declaration=Declaration(
             pipeline=where.pipeline,
@@ -87,12 +86,6 @@ def plan_of(declaration: PipelineDeclaration, host: Host, *, faults_max: int | N
         clock=host.clock,
     )
     return Plan(source=source, where=where, blueprint=blueprint, cleanup=cleanup)
-
-
-def _store_outage(host: Host, source: Source, where: Places) -> Outage:
-    """Return the outage of the store that runs read from and, if the table is in S3, of the table's store."""
-    table = where.table
-    return host.stores.of(source, *(() if table.is_local else (Source(address=table.uri, aws=where.aws),)))
 
 
 def read_options(declaration: PipelineDeclaration, *, default_ratio: float) -> ReadOptions:

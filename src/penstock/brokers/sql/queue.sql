@@ -104,6 +104,15 @@ WHERE id IN (SELECT value FROM json_each(:ids)) AND unsuccessful > 0 AND unsucce
 UPDATE messages SET visible_at = :now + lease_seconds
 WHERE queue_id = :queue_id AND state = 2 AND state <> 0 AND visible_at > :now + lease_seconds
 
+-- No delay is longer than the one that was asked for, unless the clock went back since it began: then it begins anew. It
+-- began with the end of a hand-over, or with the sending or the death of a message that was not handed over since.
+-- name: shorten_delays
+UPDATE messages SET
+    visible_at = :now + MAX(0, visible_at - COALESCE(ended_at, enqueued_at)),
+    enqueued_at = CASE WHEN ended_at IS NULL THEN :now ELSE enqueued_at END,
+    ended_at = CASE WHEN ended_at IS NULL THEN NULL ELSE :now END
+WHERE queue_id = :queue_id AND state = 1 AND state <> 0 AND COALESCE(ended_at, enqueued_at) > :now
+
 -- name: set_clock
 UPDATE queues SET clock_at = :now WHERE name IN (SELECT value FROM json_each(:names))
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.errors import (
+    DeviceFailed,
     Interrupted,
     ObjectDenied,
     ObjectError,
@@ -81,6 +82,8 @@ class ObjectEngine:
                 failure = self._call(obj, context)
             if obj.fault is not None:
                 failure = self._unread(ref, obj.fault)
+            else:
+                self._tools.denials.clear()  # not when it was opened: a disk that fails may do so at the first byte
         return _processed(ref, obj) if failure is None else _failed(ref, failure)
 
     def cancel(self, attempt_id: str) -> None:  # noqa: ARG002 - an execution has one run at a time
@@ -90,7 +93,6 @@ class ObjectEngine:
         with self._tools.store_watch.asked():
             reader = self._tools.store.open(ref)
         self._tools.store_watch.succeeded()
-        self._tools.denials.clear()
         return IncomingObject(
             ref,
             store=self._tools.store,
@@ -137,7 +139,7 @@ class ObjectEngine:
                 return ReadFailure(failure=Failure.GONE, reason=str(fault.error))
             case ObjectSuperseded():
                 return ReadFailure(failure=Failure.SUPERSEDED, reason=str(fault.error))
-            case ObjectDenied():
+            case ObjectDenied() | DeviceFailed():
                 refund = self._tools.denials.add(ref.object_id)
                 return ReadFailure(failure=Failure.RETRY, reason=str(fault.error), refund=refund)
             case _:

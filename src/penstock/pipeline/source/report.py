@@ -14,7 +14,7 @@ from socket import gethostname
 from typing import Any
 from uuid import uuid4
 
-from penstock.errors import ObjectDenied, ObjectError, ObjectGone, ObjectRefused, ObjectSuperseded
+from penstock.errors import DeviceFailed, ObjectDenied, ObjectError, ObjectGone, ObjectRefused, ObjectSuperseded
 from penstock.pipeline.source.contents import Quotes
 from penstock.pipeline.source.plan import Piece
 from penstock.sinks.manifest import DataFile
@@ -34,13 +34,16 @@ class FailureKind(StrEnum):
     UNREADABLE = "unreadable"
     REFUSED = "refused"  # the host could not open it, or could not read a range of it
     DENIED = "denied"  # the same, for lack of permission
+    DEVICE = "device"  # the same, because the disk or file system fails there
     HOST = "host"  # the same, but the driver can: the host is at fault
     TOO_LARGE = "too_large"  # another attempt would not make it smaller
     QUARANTINE_RATIO = "quarantine_ratio"  # too many of its lines are bad
     DISAGREED = "disagreed"  # two readings of one run saw different things
 
 
-REFUSALS = frozenset({FailureKind.REFUSED, FailureKind.DENIED})  # may hold for one host only
+# May hold for one host only.
+REFUSALS = frozenset({FailureKind.REFUSED, FailureKind.DENIED, FailureKind.DEVICE})
+SHARED = frozenset({FailureKind.DENIED, FailureKind.DEVICE})  # often of many objects at once: see `denials`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +73,8 @@ def _kind(error: ObjectError) -> FailureKind:
             return FailureKind.SUPERSEDED
         case ObjectDenied():
             return FailureKind.DENIED
+        case DeviceFailed():
+            return FailureKind.DEVICE
         case ObjectRefused():
             return FailureKind.REFUSED
         case _:

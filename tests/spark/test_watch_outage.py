@@ -1,0 +1,123 @@
+"""`ingest --watch --queue` while its source is away: the queue is paused, and messages keep their receives on SQS."""
+
+import json
+import threading
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from deltalake import DeltaTable
+from pyspark.sql import SparkSession
+from tests.services.aws_server import AwsServer
+
+from penstock.app.ingest import ingest
+from penstock.app.ingest_pipeline import IngestRequest
+from penstock.config import Settings
+from penstock.events import BatchCommitted, Event, MessagesReceived, StoreAway, StoreBack
+from penstock.handlers import outage
+from penstock.objects.announcement import announce
+from penstock.objects.local import LocalStore
+from penstock.worker.shutdown import StopSignal
+
+pytestmark = pytest.mark.timeout(400)
+
+PATIENCE_SECONDS = 120.0
+PINGS = 15  # that fail: were each a receive, every message would be dead
+QUEUE = "landed"
+
+
+class Heard:
+    """What an ingest told, and how often its source was asked in vain."""
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []  # this and the next are written under it
+        self.failed_pings = 0
+        self._news = threading.Condition()
+
+    def __call__(self, event: Event) -> None:
+        with self._news:
+            self.events.append(event)
+            self._news.notify_all()
+
+    def ping_failed(self) -> None:
+        with self._news:
+            self.failed_pings += 1
+            self._news.notify_all()
+
+    def until(self, condition: Callable[[], bool], what: str) -> None:
+        with self._news:
+            assert self._news.wait_for(condition, PATIENCE_SECONDS), f"never came true: {what}"
+
+    def until_there(self, kind: type[Event], count: int = 1) -> None:
+        self.until(lambda: sum(isinstance(one, kind) for one in self.events) >= count, f"{count} {kind.__name__}")
+
+    @property
+    def receives(self) -> Counter[str]:
+        return Counter(id for one in self.events if isinstance(one, MessagesReceived) for id in one.message_ids)
+
+
+@pytest.fixture
+def heard(monkeypatch: pytest.MonkeyPatch) -> Heard:
+    heard, away = Heard(), outage.Outage._away
+
+    def counted(self: outage.Outage, error: str, *, by_request: bool) -> None:
+        away(self, error, by_request=by_request)
+        if not by_request:
+            heard.ping_failed()
+
+    monkeypatch.setattr(outage.Outage, "_away", counted)
+    for name, seconds in {
+        "CHECK_SECONDS": 0.1,
+        "PAUSE_SECONDS_MIN": 0.05,
+        "PAUSE_SECONDS_MAX": 0.2,
+        "COUNTED_RELEASE_SECONDS": 1.0,
+    }.items():
+        monkeypatch.setattr(outage, name, seconds)
+    return heard
+
+
+def test_a_watching_ingest_receives_nothing_while_its_source_is_away(
+    tmp_path: Path, spark: SparkSession, moto: AwsServer, heard: Heard
+) -> None:
+    source, table, stop = tmp_path / "in", tmp_path / "t", StopSignal()
+    source.mkdir()
+    sqs = moto.client("sqs")
+    url = sqs.create_queue(QueueName=QUEUE)["QueueUrl"]
+
+    def put(number: int) -> None:
+        path = source / f"{number}.jsonl"
+        path.write_text(json.dumps({"id": number}))
+        bodies.append(announce(LocalStore(source).describe(path)).decode())
+
+    bodies: list[str] = []
+    request = IngestRequest(
+        source=str(source),
+        table=str(table),
+        schema="id long",
+        watch=True,
+        queue=QUEUE,
+        settings=Settings(aws_endpoint_url=moto.url, aws_region=moto.aws.region, one_host=True),
+    )
+    thread = threading.Thread(target=lambda: ingest(request, stop=stop, spark=spark, listeners=(heard,)), daemon=True)
+    for number in range(3):
+        put(number)
+    sqs.send_message(QueueUrl=url, MessageBody=bodies[0])
+    thread.start()
+    try:
+        heard.until_there(BatchCommitted)
+        source.rename(tmp_path / "away")
+        heard.until_there(StoreAway)
+        for body in bodies[1:]:
+            sqs.send_message(QueueUrl=url, MessageBody=body)
+        asked = heard.failed_pings
+        heard.until(lambda: heard.failed_pings >= asked + PINGS, "the source is asked in vain")
+        (tmp_path / "away").rename(source)
+        heard.until_there(StoreBack)
+        heard.until(lambda: sum(one.rows for one in heard.events if isinstance(one, BatchCommitted)) == 3, "all rows")
+    finally:
+        stop.request()
+        thread.join(PATIENCE_SECONDS)
+    assert not thread.is_alive()
+    assert sorted(DeltaTable(str(table)).to_pyarrow_table(columns=["id"])["id"].to_pylist()) == [0, 1, 2]
+    assert max(heard.receives.values()) <= 2, "one that a poll under way may have brought, and one that counts"
