@@ -49,6 +49,7 @@ class EmbeddedFile:
         self._forking = False
         self._open = False  # there may be connections
         self._refused = False  # in a copy, of which `_open` was true
+        _forks.begin_in_copy()  # of which nothing may have told: what was open in the other process must be known
         with _forks.lock:
             _forks.files.add(self)
 
@@ -73,6 +74,13 @@ class EmbeddedFile:
             self._users -= 1
             if not self._users and self._forking:
                 self._changed.notify_all()
+
+    def close(self) -> None:
+        """Close the connections, if nobody is in: from here on a copy that Python knows nothing of may use the file."""
+        with self._changed:
+            if self._process == os.getpid() and not self._users:
+                self._close()
+                self._open = False
 
     def before_fork(self, give_up: float) -> None:
         """Wait for those who are in, by the monotonic clock, and close."""
@@ -150,9 +158,10 @@ class _Forks:
                 stack.callback(file.before_fork, give_up)
 
     def after(self) -> None:
-        for file in self.files:
-            file.after_fork()
-        self.lock.release()
+        with ExitStack() as stack:  # as above
+            stack.callback(self.lock.release)
+            for file in self.files:
+                stack.callback(file.after_fork)
 
     def begin_in_copy(self) -> None:
         """Called by Python, or by the first user where the process was copied without Python."""
