@@ -8,8 +8,8 @@ class ServiceWatch(Protocol):
     """Hears how one service answers those who need it. Any thread may call it."""
 
     def asked(self) -> AbstractContextManager[None]:
-        """Return what to put around a request: a `TemporaryError` in it says that the service is away, else it
-        answers."""
+        """Return what to put around a request: a `TemporaryError` in it says that the service is away (a `PartAway`
+        says nothing), else it answers."""
         ...
 
     def claimed(self) -> None:
