@@ -49,8 +49,8 @@ class Gates:
 class Start:
     """What a line needs before it can receive, and what takes long to make.
 
-    ``run`` makes it, in the worker's thread `penstock-start`; it raises `UserError` for what a person has to mend.
-    ``awaits`` names it for people.
+    ``run`` makes it, in the worker's thread `penstock-start`; it raises `UserError` for what a person has to mend, and
+    `TemporaryError` for what may pass: then it is called again. ``awaits`` names it for people.
     """
 
     awaits: str
