@@ -99,6 +99,10 @@ class TemporaryError(PenstockError):
     exit_code = 75
 
 
+class PartAway(TemporaryError):
+    """A part of a store is away, which says nothing of the rest of it."""
+
+
 class UnknownOutcome(TemporaryError):
     """The connection broke before the answer came: what was asked may have been done. Asking again may do it twice."""
 

@@ -159,14 +159,37 @@ def test_a_copy_made_in_the_middle_of_a_transaction_is_refused_the_file(
     assert bodies(path) == ["parent"]
 
 
-def test_a_copy_that_python_knows_nothing_of_is_refused_an_open_file(tmp_path: Path) -> None:
+@pytest.mark.parametrize("again", [False, True], ids=["the inherited one", "one that the copy opens"])
+def test_a_copy_that_python_knows_nothing_of_is_refused_an_open_file(tmp_path: Path, again: bool) -> None:
     broker = SqliteBroker(tmp_path / "queue.db", holder="parent")
-    with copied(lambda: broker.send("q", [Outgoing(body=b"copy")]), fork=fork_unknown_to_python) as copy:
+
+    def send() -> object:
+        opened = SqliteBroker(tmp_path / "queue.db", holder="copy") if again else broker
+        return opened.send("q", [Outgoing(body=b"copy")])
+
+    with copied(send, fork=fork_unknown_to_python) as copy:
         assert copy.ask().startswith("ConfigurationError: the queue file")
         assert copy.ask().startswith("ConfigurationError: the queue file")
     broker.send("q", [Outgoing(body=b"parent")])
     broker.close()
     assert bodies(tmp_path / "queue.db") == ["parent"]
+
+
+def test_a_copy_that_python_knows_nothing_of_may_open_what_was_closed_before(tmp_path: Path) -> None:
+    path = tmp_path / "queue.db"
+    closed = SqliteBroker(path, holder="parent")
+    closed.send("q", [Outgoing(body=b"parent")])
+    closed.close()
+    ledger = Ledger.open(f"sqlite:///{tmp_path / 'ledger.db'}")
+    ledger.close()
+
+    def both() -> object:
+        Ledger.open(f"sqlite:///{tmp_path / 'ledger.db'}").close()
+        return SqliteBroker(path, holder="copy").send("q", [Outgoing(body=b"copy")])[0][:1]
+
+    with copied(both, fork=fork_unknown_to_python) as copy:
+        assert copy.ask() == "q"
+    assert bodies(path) == ["parent", "copy"]
 
 
 def test_both_find_the_queue_again_from_another_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -74,6 +74,7 @@ class QueueFile:
         with self._use, self._lock:
             self._disconnect()
             self._closed = True
+        self._use.close()
 
     @contextmanager
     def _locked(self) -> Iterator[None]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
-from penstock.errors import TemporaryError
+from penstock.errors import PartAway, TemporaryError
 from penstock.events import Bus, Event, LedgerAway, LedgerBack, StoreAway, StoreBack
 from penstock.messaging.clock import Clock
 from penstock.messaging.threads import begin_thread, begin_thread_or_do
@@ -118,11 +118,14 @@ class Outage:
 
     @contextmanager
     def asked(self) -> Iterator[None]:
-        """Wrap a request: a `TemporaryError` in it means that the service is away, a normal end that it answers."""
+        """Wrap a request: a `TemporaryError` in it means that the service is away, a normal end that it answers. A
+        `PartAway` says nothing about the service."""
         with self._lock:
             self._trying += 1
         try:
             yield
+        except PartAway:  # were the queue paused for it, what needs the rest would wait, too
+            raise
         except TemporaryError as error:
             self._away(str(error), by_request=True)
             raise

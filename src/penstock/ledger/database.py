@@ -126,6 +126,8 @@ class Database:
         for each in (self, *hurried):
             with each._use:
                 each.engine.dispose()
+            if isinstance(each._use, EmbeddedFile):
+                each._use.close()
 
     @contextmanager
     def _explained(self) -> Iterator[None]:

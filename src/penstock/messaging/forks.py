@@ -50,6 +50,7 @@ class EmbeddedFile:
         self._forking = False
         self._open = False  # True if there may be connections
         self._refused = False  # True in a copy that was made while `_open` was True
+        _forks.begin_in_copy()  # if Python did not notice a fork, what the other process had open must be known here
         with _forks.lock:
             _forks.files.add(self)
 
@@ -74,6 +75,14 @@ class EmbeddedFile:
             self._users -= 1
             if not self._users and self._forking:
                 self._changed.notify_all()
+
+    def close(self) -> None:
+        """Close the connections unless a thread uses them. A copy that Python did not notice may open the file after
+        this."""
+        with self._changed:
+            if self._process == os.getpid() and not self._users:
+                self._close()
+                self._open = False
 
     def before_fork(self, give_up: float) -> None:
         """Wait until all threads have left, at most until ``give_up`` (monotonic), and close the connections."""
@@ -155,9 +164,10 @@ class _Forks:
                 stack.callback(file.before_fork, give_up)
 
     def after(self) -> None:
-        for file in self.files:
-            file.after_fork()
-        self.lock.release()
+        with ExitStack() as stack:  # as above
+            stack.callback(self.lock.release)
+            for file in self.files:
+                stack.callback(file.after_fork)
 
     def begin_in_copy(self) -> None:
         """Renew everything. Called by Python or, if Python did not notice the fork, by the first use of a file."""

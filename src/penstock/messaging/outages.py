@@ -9,7 +9,7 @@ class ServiceWatch(Protocol):
 
     def asked(self) -> AbstractContextManager[None]:
         """Return a context for one request: a `TemporaryError` in it means that the service is away, a normal end that
-        it answers."""
+        it answers. A `PartAway` says nothing about the service."""
         ...
 
     def succeeded(self) -> None:

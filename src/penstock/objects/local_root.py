@@ -8,7 +8,7 @@ all files of a folder; but Linux lists what is mounted, so a mount that was list
 import os
 import re
 
-from penstock.errors import TemporaryError
+from penstock.errors import PartAway, TemporaryError
 
 _Identity = tuple[int, int]  # device and inode
 _MOUNTS = "/proc/self/mountinfo"  # see proc_pid_mountinfo(5)
@@ -55,8 +55,8 @@ class LocalRoot:
             )
 
     def check_missing(self, path: bytes) -> None:
-        """Raise `TemporaryError` as `check` does, if the folder has been empty since this process began, and if the
-        file at ``path`` lay in a file system that was mounted below the folder and is not mounted now.
+        """Raise `TemporaryError` as `check` does, if the folder has been empty since this process began, and `PartAway`
+        if the file at ``path`` lay in a file system that was mounted below the folder and is not mounted now.
 
         Call it when a file is missing, before that is taken for a fact: an empty folder may be a mount point.
         """
@@ -72,7 +72,7 @@ class LocalRoot:
         self._mounts |= mounted
         for mount in self._mounts - mounted:
             if path.startswith(mount + b"/"):
-                raise TemporaryError(
+                raise PartAway(
                     f"nothing is mounted on {_shown(mount)} any more, and files are missing in it. If that is on "
                     "purpose, restart the worker."
                 )

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from ulid import ULID
 
-from penstock.errors import ClaimLost, SchemaMoved, TemporaryError, TransformError, UserError
+from penstock.errors import ClaimLost, PartAway, SchemaMoved, TemporaryError, TransformError, UserError
 from penstock.events import Bus, ObjectTakenOver
 from penstock.ledger import Ledger
 from penstock.ledger.records import BatchOutcome, Claim, FailedObject, Failure, ObjectAttempt
@@ -298,6 +298,9 @@ class Attempts:
         """The machinery failed: nobody is charged, and when it goes on failing the worker hears of it."""
         self._hold.abandon(work, reason=str(fault), outcome="failed")
         self.add_fault(fault)
+        if isinstance(fault, PartAway):  # others succeed meanwhile, so the number of faults in a row says nothing
+            tries = max(self._around.streak.refund(object_id) for object_id in work.refs)
+            return dict.fromkeys(work.refs, replace(self._later(tries), refund=True))
         return dict.fromkeys(work.refs, self._fault_later())
 
     def _failed(
@@ -307,14 +310,22 @@ class Attempts:
         outcomes: dict[bytes, ObjectOutcome] = {}
         for failure in failed:
             claimed = work.claim.claimed[failure.object_id]
-            tries = max(claimed.attempts, self._around.streak.faults) if failure.refund else claimed.attempts
+            cause = causes.get(failure.object_id) if causes else None
+            tries = self._tries(failure, claimed.attempts, cause)
             later = replace(self._later(tries), refund=failure.refund)
             if failure.missing:
                 jitter_seconds = self._around.random()
                 later = replace(later, delay_seconds=look_again_seconds(claimed) + jitter_seconds)
-            cause = causes.get(failure.object_id) if causes else None
             outcomes[failure.object_id] = failure_outcome(failure, claimed, later=later, cause=cause)
         return outcomes
+
+    def _tries(self, failure: FailedObject, attempts: int, cause: ReadFailure | None) -> int:
+        """Return how often an object was tried in vain. One whose failure is another's fault is so tried more and more
+        seldom, also while others succeed."""
+        if not failure.refund:
+            return attempts
+        refunds = self._around.streak.refund(failure.object_id) if cause is not None and cause.refund else 0
+        return max(attempts, self._around.streak.faults, refunds)
 
     def _lost(self, work: Work) -> dict[bytes, ObjectOutcome]:
         self._hold.lost(work)

@@ -2,6 +2,9 @@
 
 import re
 from collections.abc import Iterator
+from pathlib import Path
+from sysconfig import get_path
+from traceback import walk_tb
 from typing import Any
 
 from py4j.protocol import Py4JError, Py4JJavaError, Py4JNetworkError
@@ -46,13 +49,17 @@ _NO_PROGRAM = re.compile(r'IOException: Cannot run program "([^"]+)"')
 
 CAUSES_MAX = 10
 
+_PYTHON = Path(get_path("stdlib"))
+_SPARKS = frozenset({"py4j", "pyspark"})  # packages that speak to the JVM
+
 SPARK_ERRORS = (PySparkException, Py4JError, ConnectionError)
 
 
 def explain(error: Exception) -> PenstockError:
     """The meaning of an exception that escaped from a Spark call."""
     text = _text(error)
-    if _is_cut(error) or _SPARK_GONE.search(text):
+    # What a Python worker raised may quote anything, and none speaks to the session.
+    if _is_cut(error) or (_SPARK_GONE.search(text) and not _TRACEBACK.search(text)):
         return RestartNeeded(
             f"Spark went away in the middle of a run: {_first_line(text)}. Nothing is lost; run it again."
         )
@@ -76,6 +83,19 @@ def _is_cut(error: Exception) -> bool:
     if isinstance(error, (Py4JNetworkError, ConnectionError)):
         return True
     return type(error) is Py4JError and _BROKEN_OFF.fullmatch(str(error)) is not None
+
+
+def is_of_spark(error: BaseException) -> bool:
+    """Return False for a broken connection of the user's own code, which says nothing of Spark."""
+    if not isinstance(error, ConnectionError):
+        return isinstance(error, SPARK_ERRORS)
+    places = [Path(frame.f_code.co_filename) for frame, _ in walk_tb(error.__traceback__)]
+    raising = next((place for place in reversed(places) if not _is_of_python(place)), None)
+    return raising is not None and not _SPARKS.isdisjoint(raising.parts)
+
+
+def _is_of_python(place: Path) -> bool:
+    return place.is_relative_to(_PYTHON) and "site-packages" not in place.parts
 
 
 def _broken(text: str) -> RunBroken:

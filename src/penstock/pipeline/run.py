@@ -21,7 +21,7 @@ from penstock.pipeline.arrow_types import arrow_schema
 from penstock.pipeline.batch_record import BatchRecord, RecordedObject, save
 from penstock.pipeline.declaration import Declaration
 from penstock.pipeline.engine import ReadFailure, RunResult
-from penstock.pipeline.faults import SPARK_ERRORS
+from penstock.pipeline.faults import is_of_spark
 from penstock.pipeline.layout import run_files, run_work
 from penstock.pipeline.second_look import look_again
 from penstock.pipeline.session import cores, runs_here
@@ -173,9 +173,9 @@ class Run:
             return frame
         try:
             answer: Any = transform(frame)
-        except SPARK_ERRORS:
-            raise  # explained by the engine: it may be the data's fault
         except (Exception, SystemExit) as error:
+            if is_of_spark(error):
+                raise  # explained by the engine: it may be the data's fault
             place = place_of(error)
             where = "" if place is None else f" ({place})"
             raise TransformError(f"The transform raised {type(error).__name__}{where}: {error}.") from error

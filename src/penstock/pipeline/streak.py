@@ -12,6 +12,7 @@ from penstock.pipeline.engine import RunBroken
 
 DISJOINT_FAILURES_MAX = 3  # before the first success
 DISJOINT_FAILURES_LATER_MAX = 20  # after it: an upstream that changed its format, say
+REFUNDED_MAX = 10_000  # objects that are remembered
 
 
 class FailureStreak:
@@ -24,6 +25,7 @@ class FailureStreak:
         self._fingerprint: str | None = None
         self._batches: list[frozenset[bytes]] = []
         self._reprieved: set[bytes] = set()
+        self._refunded: dict[bytes, int] = {}  # how often; under the lock, those of longest ago are forgotten
         self.succeeded = False  # whether a batch of this process was committed, ever
         self.faults = 0
 
@@ -60,6 +62,14 @@ class FailureStreak:
             known = object_id in self._reprieved
             self._reprieved.add(object_id)
         return not known
+
+    def refund(self, object_id: bytes) -> int:
+        """Record that an object failed and was not charged; answers how often that was so in this process."""
+        with self._lock:
+            count = self._refunded[object_id] = self._refunded.pop(object_id, 0) + 1
+            if len(self._refunded) > REFUNDED_MAX:
+                del self._refunded[next(iter(self._refunded))]
+        return count
 
     def add_fault(self, fault: TemporaryError) -> int:
         """Record an infrastructure fault; return how many there were in a row. Raises `FaultPersists` after too

@@ -187,6 +187,8 @@ class Store:
         """Give back connections; those of a user's engine are the user's. It can be used again."""
         if self._owned:
             self._engine.dispose()
+        if isinstance(self._use, EmbeddedFile):
+            self._use.close()
 
     @contextmanager
     def _transaction(self) -> Iterator[Connection]:

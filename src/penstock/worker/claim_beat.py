@@ -3,12 +3,14 @@
 The bounds of the calls derive from the lease, and the calls of a beat end with the beat: what was not extended by then
 belongs to the next one, on a fresh connection. Claims that end first are extended first, so that no claim waits while
 others are extended again and again. If a call takes more than half its bound, the next one has half as many claims:
-a ledger that is slow for each claim would never answer for all of them.
+a ledger that is slow for each claim would never answer for all of them. If calls take as long for few claims as for
+many, as over a slow network, smaller calls would extend fewer claims in the same time: then calls grow again.
 """
 
 import math
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
@@ -43,6 +45,17 @@ class Claimed(Protocol):
 
 Holding = tuple[Claimed, HeldClaim]
 
+_AS_LONG = 4 / 3  # how much longer a larger call may take whose size is not what takes the time
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Pace:
+    """Of a keeper's last call that it answered."""
+
+    count: int
+    seconds: float
+    size_matters: bool  # whether it takes longer for more claims
+
 
 class ClaimBeat:
     """The claims' part of a heartbeat."""
@@ -65,7 +78,9 @@ class ClaimBeat:
         self._ended = ended
         self._lock = threading.Lock()
         self._ends_at: dict[HeldClaim, float] = {}  # under the lock (monotonic): a lower bound, once it was extended
-        self._sizes: dict[ClaimKeeper, int] = {}  # claims in one call; each written by the thread of that keeper
+        # The number of claims in one call, and the pace of the last one; each written by the thread of that keeper.
+        self._sizes: dict[ClaimKeeper, int] = {}
+        self._paces: dict[ClaimKeeper, _Pace] = {}
 
     def begin(self) -> None:
         """Begin to extend all claims; waits for no answer."""
@@ -115,21 +130,27 @@ class ClaimBeat:
                 size = self._sizes.get(keeper, self._settings.settle_max)
                 group, waiting = waiting[:size], waiting[size:]
                 asked_at = self._clock.monotonic()
-                failed += self._extend(keeper, group, began_at, last=not left, ends_at=ends_at)
-                self._resize(keeper, len(group), self._clock.monotonic() - asked_at)
+                again = self._extend(keeper, group, began_at, last=not left, ends_at=ends_at)
+                failed += again
+                self._resize(keeper, len(group), self._clock.monotonic() - asked_at, answered=again is not group)
                 if self._clock.monotonic() >= ends_at:
                     return
             waiting = failed
             if not waiting or self._clock.wait(self._ended, TRY_AGAIN_SECONDS):
                 return
 
-    def _resize(self, keeper: ClaimKeeper, count: int, seconds: float) -> None:
+    def _resize(self, keeper: ClaimKeeper, count: int, seconds: float, *, answered: bool) -> None:
         """Set the number of claims in the next calls to what the keeper extends well within the bound."""
         size = self._sizes.get(keeper, self._settings.settle_max)
         share = seconds / self._settings.claim_answer_seconds
-        if share > 1 / 2:
+        before = self._paces.pop(keeper, None)
+        size_matters = True
+        if answered:
+            size_matters = _size_matters(before, count, seconds)
+            self._paces[keeper] = _Pace(count=count, seconds=seconds, size_matters=size_matters)
+        if share > 1 / 2 and size_matters:
             self._sizes[keeper] = max(min(count, size) // 2, 1)
-        elif share < 1 / 8 and count == size:
+        elif (share < 1 / 8 or not size_matters) and count == size:
             self._sizes[keeper] = min(2 * size, self._settings.settle_max)
 
     def _extend(
@@ -156,3 +177,13 @@ class ClaimBeat:
             if claim.id in extension.lost and claimed.loses(claim):
                 claimed.lose()
         return [(claimed, claim) for claimed, claim in group if claim.id in extension.late]
+
+
+def _size_matters(before: _Pace | None, count: int, seconds: float) -> bool:
+    """Return False if calls are known to take about as long for few claims as for many."""
+    if before is None or count == 1:  # fewer than one claim is none
+        return count > 1
+    if count == before.count:
+        return before.size_matters
+    fewer_seconds, more_seconds = (before.seconds, seconds) if count > before.count else (seconds, before.seconds)
+    return more_seconds > _AS_LONG * fewer_seconds

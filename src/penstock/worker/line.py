@@ -49,8 +49,8 @@ class Gates:
 class Start:
     """Something that a line needs before it can receive, and that takes long to start.
 
-    ``run`` starts it, in the worker's thread `penstock-start`, and raises `UserError` if a person has to fix something.
-    ``awaits`` names it for people.
+    ``run`` starts it, in the worker's thread `penstock-start`. It raises `UserError` if a person has to fix something,
+    and `TemporaryError` for a fault that may pass: then it is called again. ``awaits`` names it for people.
     """
 
     awaits: str

@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
-from penstock.errors import RestartNeeded, UserError
+from penstock.errors import RestartNeeded, TemporaryError, UserError
 from penstock.events import (
     LineHalted,
     StacksDumped,
     ThreadLeftBehind,
+    UpkeepFailed,
     WorkerDraining,
     WorkerFailed,
     WorkerStarted,
@@ -22,12 +23,14 @@ from penstock.events import (
 )
 from penstock.messaging.delivery import Delivery
 from penstock.messaging.failure import end_of
+from penstock.messaging.waits import backoff_seconds
 from penstock.worker.flight import Flight
 from penstock.worker.helper import Helper
 from penstock.worker.loop import Until
 from penstock.worker.parts import Calls, Parts, Tools
 from penstock.worker.places import LOOP_THREAD
 from penstock.worker.pulse import Phase
+from penstock.worker.served_line import ServedLine
 from penstock.worker.shutdown import BOOK_SHARE, BROKER_SHARE, UNSTARTED, StopSignal, give_back, release_pending
 from penstock.worker.stacks import stacks
 
@@ -61,6 +64,8 @@ class Shift:
         self._halting = threading.Lock()  # so that two lines halted at once cannot each take the other for living
         self._news = threading.Event()  # wakes the thread that lives this shift
         self._wake = threading.Event()  # wakes the I/O thread
+        self._left = threading.Event()  # set once the worker leaves
+        self._start_rests = False  # written by the thread that starts lines: it waits, or ends since the worker leaves
         self._met = False  # written by the I/O thread
         self._error: BaseException | None = None  # written once, by whoever fails first
         self._refused: list[Delivery] = []  # what could not be given back; appended to by helpers
@@ -175,6 +180,7 @@ class Shift:
             self._bus.emit(WorkerDraining(reason="asked to pause", in_flight=self._in_flight()))
             self._await(lambda: self._reason() is not None, self._never)
         self._pulse.phase = Phase.STOPPING
+        self._left.set()
         self._stop_began_at = self._clock.monotonic()
         in_flight = self._in_flight()
         self._parts.loop.leave()
@@ -239,7 +245,7 @@ class Shift:
         # A user's function on a shared place that goes on after its message was given back holds nothing any more.
         self._leave_behind(self._running(shares_slots=True))
         self._leave_behind(() if places.done else (LOOP_THREAD,))
-        self._leave_behind(() if self._starting.done else (START_THREAD,))  # as for an upkeep
+        self._leave_behind(() if self._starting.done or self._start_rests else (START_THREAD,))  # as for an upkeep
         for upkeep in upkeeps:
             upkeep.end()
         self._leave_behind(upkeep.name for upkeep in upkeeps if upkeep.running)  # it holds nothing of a message
@@ -266,22 +272,44 @@ class Shift:
         return Helper(name, work, changed=self.changed, fail=self.fail)
 
     def _start_lines(self) -> None:
-        """Start what lines wait for, one after another. Errors are ignored once the worker stops."""
-        for served in self._parts.lines:
-            start = served.line.start
-            if start is None or self._is_stopping():
-                continue
-            try:
-                start.run()
-            except BaseException as error:
-                if self._is_stopping():
-                    return
-                if not isinstance(error, UserError):
-                    raise
-                self.halt(served.line.queue, error)
-            else:
-                served.started = True
-                self.freed()
+        """Start what lines wait for, one after another; try again, with growing waits, after a temporary fault. Errors
+        are ignored once the worker stops."""
+        waiting = [served for served in self._parts.lines if served.line.start is not None]
+        tries = 0
+        while waiting and not self._is_stopping():
+            waiting = [served for served in waiting if not (self._is_stopping() or self._try_start(served))]
+            tries += 1
+            if waiting:
+                seconds = backoff_seconds(
+                    attempt=tries,
+                    base_seconds=self._tools.settings.backoff_base_seconds,
+                    cap_seconds=self._tools.settings.backoff_cap_seconds,
+                    random=self._tools.random,
+                )
+                self._start_rests = True
+                self._clock.wait(self._left, seconds)
+                self._start_rests = self._is_stopping()
+
+    def _try_start(self, served: ServedLine) -> bool:
+        """Start what one line waits for; return False if it is to be tried again."""
+        assert served.line.start is not None, "the line waits for something"
+        try:
+            served.line.start.run()
+        except TemporaryError as error:
+            if not self._is_stopping():
+                name = served.line.handler.name
+                self._bus.emit(UpkeepFailed(handler=name, error=f"{type(error).__name__}: {error}"))
+            return False
+        except BaseException as error:
+            if self._is_stopping():
+                return True
+            if not isinstance(error, UserError):
+                raise
+            self.halt(served.line.queue, error)
+        else:
+            served.started = True
+            self.freed()
+        return True
 
     def _is_stopping(self) -> bool:
         return self._reason() is not None
@@ -349,6 +377,7 @@ class Shift:
 
     def _end_threads(self) -> None:
         """Tell all threads to end; waits for none."""
+        self._left.set()
         self._parts.loop.quit()
         self._parts.heartbeat.end()
         self._parts.places.close()

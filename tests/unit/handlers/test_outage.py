@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from penstock.errors import TemporaryError
+from penstock.errors import PartAway, TemporaryError
 from penstock.events import Bus, Event, LedgerAway, LedgerBack
 from penstock.handlers.outage import (
     CHECK_SECONDS,
@@ -121,6 +121,16 @@ def test_the_watch_notices_an_outage_without_a_message() -> None:
 def test_a_defect_of_the_question_is_no_outage() -> None:
     scene = Watched()
     scene.check(ValueError("a table that is not there"))
+    assert scene.heard == []
+
+
+def test_a_part_that_is_away_pauses_nothing() -> None:
+    """Else each message of an object in a mount that is away would shut the queue for all others, longer each time."""
+    scene = Watched()
+    for _ in range(3):
+        with pytest.raises(PartAway), scene.outage.asked():
+            raise PartAway("nothing is mounted there any more")
+    assert scene.gate.admits() is None
     assert scene.heard == []
 
 

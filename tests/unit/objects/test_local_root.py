@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.errors import ObjectGone, TemporaryError
+from penstock.errors import ObjectGone, PartAway, TemporaryError
 from penstock.objects import local_root
 from penstock.objects.local import LocalStore
 from penstock.objects.local_root import LocalRoot
@@ -103,5 +103,5 @@ def test_an_automatic_mount_that_mounts_nothing_is_no_mount(folder: Path, monkey
     mounts.write_text(automatic)
     with pytest.raises(ObjectGone):
         store.open(ref)
-    with pytest.raises(TemporaryError, match="nothing is mounted on"):
+    with pytest.raises(PartAway, match="nothing is mounted on"):
         store.check_missing(os.fsencode(folder / "d" / "a"))

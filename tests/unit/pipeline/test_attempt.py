@@ -14,7 +14,7 @@ from unittest import mock
 import pytest
 from tests.claims import extended
 
-from penstock.errors import FaultPersists, TableError, TemporaryError, TransformError
+from penstock.errors import FaultPersists, PartAway, TableError, TemporaryError, TransformError
 from penstock.events import (
     BatchClaimed,
     BatchCommitted,
@@ -249,11 +249,37 @@ def test_refusals_that_nobody_is_charged_for_end_a_job_that_is_to_end(ledger: Le
     engine = Engine(lambda request: result(request, {one: names[one] for one in names}))
     pipeline = Pipeline(ledger, engine)
     assert pipeline.run("a", "b", "good")[2] == Ack(), "something was read"
-    assert pipeline.run("a", "b") == [Release(delay_seconds=0.5, refund=True)] * 2
-    assert pipeline.run("a", "b") == [Release(delay_seconds=0.5, refund=True)] * 2
+    assert pipeline.run("a", "b") == [Release(delay_seconds=1.0, refund=True)] * 2
+    assert pipeline.run("a", "b") == [Release(delay_seconds=2.0, refund=True)] * 2
     with pytest.raises(FaultPersists, match=r"s3://bucket/a cannot be read: 403 \(3 times in a row\)"):
         pipeline.run("a", "b")
     assert pipeline.state("a") is ObjectState.UNPROCESSED
+
+
+def test_an_object_that_only_other_hosts_fail_on_is_tried_more_and_more_seldom_while_others_succeed(
+    ledger: Ledger,
+) -> None:
+    host = ReadFailure(failure=Failure.RETRY, reason="look at mounts and rights on w7", refund=True)
+    pipeline = Pipeline(ledger, Engine(lambda request: result(request, {ref("bad").object_id: host})))
+    found = [pipeline.run("bad", f"good-{number}") for number in range(10)]
+    assert all(good == Ack() for _, good in found)
+    assert [bad.delay_seconds for bad, _ in found if isinstance(bad, Release)] == [
+        *(0.5 * 2**number for number in range(9)),
+        150.0,
+    ]
+    assert pipeline.attempts("bad") == 0
+
+
+def test_an_object_in_a_mount_that_is_away_is_tried_more_and_more_seldom_while_others_succeed(ledger: Ledger) -> None:
+    def answer(request: RunRequest) -> RunResult:
+        if ref("bad") in request.objects:
+            raise PartAway("nothing is mounted there any more")
+        return result(request)
+
+    pipeline = Pipeline(ledger, Engine(answer))
+    for number in range(4):
+        assert pipeline.run("bad") == [Release(delay_seconds=0.5 * 2**number, refund=True)]
+        assert pipeline.run(f"good-{number}") == [Ack()]
 
 
 class Watch(Unwatched):

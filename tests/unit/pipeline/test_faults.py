@@ -1,5 +1,7 @@
 """What a failure of Spark means."""
 
+import socket
+
 import pytest
 from py4j.protocol import Py4JError, Py4JNetworkError
 from pyspark.errors import AnalysisException, PySparkException
@@ -14,7 +16,7 @@ from penstock.errors import (
     TransformError,
 )
 from penstock.pipeline.engine import RunBroken
-from penstock.pipeline.faults import explain
+from penstock.pipeline.faults import explain, is_of_spark
 
 CAST = (
     '[CAST_INVALID_INPUT] The value \'{value}\' of the type "STRING" cannot be cast to "INT": malformed. '
@@ -41,6 +43,26 @@ def test_a_spark_that_is_gone_needs_another_process(error: Exception) -> None:
     explained = explain(error)
     assert isinstance(explained, RestartNeeded)
     assert "Spark went away" in str(explained)
+
+
+@pytest.mark.parametrize("words", ["SparkContext was shut down", "Java gateway process exited"])
+def test_what_a_line_says_of_some_spark_is_no_end_of_ours(words: str) -> None:
+    text = UDF.format(line=7).replace("no good 7", f"cannot parse the line: ERROR {words}")
+    assert isinstance(explain(PySparkException(text)), RunBroken)
+
+
+def test_a_connection_of_the_user_s_own_is_none_to_spark() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    with pytest.raises(ConnectionError) as refused:
+        socket.create_connection(("127.0.0.1", port))
+    assert not is_of_spark(refused.value)
+
+
+def test_a_connection_to_a_jvm_is_one() -> None:
+    with pytest.raises(ConnectionError) as cut:
+        exec(compile("raise ConnectionResetError", "/env/site-packages/py4j/clientserver.py", "exec"))
+    assert is_of_spark(cut.value)
 
 
 def test_a_call_that_the_jvm_itself_refuses_is_no_end_of_it() -> None:

@@ -234,7 +234,7 @@ def test_claims_that_a_beat_had_no_time_for_are_the_first_of_the_next(
         beating.beat()
     asked = [id for ids, _ in keeper.calls for id in ids]
     assert [asked[:3], asked[3:5]] == [["c0", "c1", "c2"], ["c3", "c4"]]
-    assert asked[5:] == ["c0", "c1"], "and then those that were extended first"
+    assert [asked[5:7], asked[7]] == [["c0", "c1"], "c2"], "and then those that were extended first"
 
 
 def test_a_keeper_that_is_slow_for_each_claim_is_asked_for_fewer_until_it_answers_in_time(
@@ -260,6 +260,30 @@ def test_a_keeper_that_is_slow_for_each_claim_is_asked_for_fewer_until_it_answer
     for _ in range(2):
         beating.beat()
     assert max(len(ids) for ids, _ in keeper.calls) == 500
+
+
+@pytest.mark.parametrize("failures", [0, 9], ids=["from the beginning", "after it did not answer for a while"])
+def test_a_keeper_that_takes_as_long_for_few_claims_as_for_many_keeps_all(
+    beating: Beating, skipping_clock: "SkippingClock", failures: int
+) -> None:
+    beating.heartbeat = beating.made(settle_max=500)
+
+    class Far(Keeper):
+        def extend(self, ids: Sequence[str], *, lease_seconds: float, answer_seconds: float) -> Extension:
+            skipping_clock.time += answer_seconds if self.answers else 0.6 * answer_seconds
+            return super().extend(ids, lease_seconds=lease_seconds, answer_seconds=answer_seconds)
+
+    keeper = Far()
+    keeper.answers = [TemporaryError("no answer")] * failures
+    beating.claims = [Batch(keeper, f"c{number}") for number in range(200)]
+    beating.heartbeat.watch()
+    for _ in range(6):
+        beating.beat()
+    del keeper.calls[:]
+    for _ in range(2):
+        beating.beat()
+    assert {id for ids, _ in keeper.calls for id in ids} == {f"c{number}" for number in range(200)}
+    assert len(keeper.calls) <= 2 * 4, "and so it goes on"
 
 
 def test_a_beat_that_is_due_while_the_last_is_at_work_follows_it(standing: Beating, broker: "FakeBroker") -> None:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from penstock.errors import ConfigurationError
-from penstock.events import LineHalted, WorkerStopped
+from penstock.errors import ConfigurationError, TemporaryError
+from penstock.events import LineHalted, UpkeepFailed, WorkerStopped
 from penstock.messaging.handler import Place
 from penstock.worker.line import Start
 
@@ -87,6 +87,33 @@ def test_a_start_that_fails_halts_its_line_alone(life: "Life", eventually: Event
         ("clicks", "ConfigurationError: Spark did not start")
     ]
     assert "clicks" not in life.broker.asked_of
+
+
+def test_a_start_that_fails_for_a_passing_cause_is_tried_again(
+    life: "Life", eventually: Eventually, gate: Gate
+) -> None:
+    gate.error = TemporaryError("the store is away")
+    gate.go.set()
+    life.start()
+    eventually(lambda: life.told(UpkeepFailed))
+    life.broker.put(2, queue="mail")
+    eventually(lambda: set(life.broker.acked()) == {"m1", "m2"})
+    gate.error = None
+    eventually(lambda: set(life.broker.acked()) == {"m0", "m1", "m2"})
+    life.stop.request()
+    assert life.end() == "drained"
+    assert life.told(LineHalted) == []
+
+
+def test_a_stop_ends_the_tries_to_start(life: "Life", eventually: Eventually, gate: Gate) -> None:
+    gate.error = TemporaryError("the store is away")
+    gate.go.set()
+    life.start()
+    eventually(lambda: life.told(UpkeepFailed))
+    life.stop.request()
+    assert life.end() == "drained"
+    assert life.conclusion is not None
+    assert life.conclusion.threads_left == ()
 
 
 @pytest.mark.parametrize("error", [MISTAKE, ValueError("a defect")])
