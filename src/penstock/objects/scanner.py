@@ -207,7 +207,8 @@ def _check_folder(folder: bytes) -> None:
 
 def _is_table(folder: bytes) -> bool:
     """Whether a folder is a table or holds a pipeline's state: its files are no source, whoever wrote them."""
-    return any(os.path.isdir(folder + own) for own in _TABLE_FOLDERS)  # noqa: PTH112 - pathlib takes no bytes
+    # By its name too: the source's own root is scanned, and a mistyped command may have left such a folder in it.
+    return folder.endswith(_TABLE_FOLDERS) or any(os.path.isdir(folder + own) for own in _TABLE_FOLDERS)  # noqa: PTH112 - pathlib takes no bytes
 
 
 def _problem(path: bytes, error: OSError) -> _Problem:

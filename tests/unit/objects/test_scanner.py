@@ -90,6 +90,16 @@ def test_tables_of_others_are_no_source(folder: Path, own: str) -> None:
     assert report.ignored == {Reason.EXCLUDED: 1}
 
 
+@pytest.mark.parametrize("own", ["_delta_log", "_penstock"])
+def test_state_that_a_mistake_left_at_the_top_of_the_source_is_no_data(folder: Path, own: str) -> None:
+    write(folder / "good")
+    write(folder / own / "ledger.db")
+    scanner = Scanner(folder, store=LocalStore(folder))
+    assert names([ref for chunk in scanner.chunks() for ref in chunk], folder) == ["good"]
+    assert scanner.report().ignored == {Reason.EXCLUDED: 1}
+    assert list(scanner.at(folder / own / "ledger.db")) == []
+
+
 def test_an_excluded_folder_may_be_named_through_a_link(folder: Path) -> None:
     write(folder / "table" / "part-0.parquet")
     (folder.parent / "link").symlink_to(folder)
