@@ -158,7 +158,8 @@ class Books:
                     self.leased_at.update(dict.fromkeys(event.message_ids, now))
                 case LeasesExtended():
                     for id in event.message_ids:
-                        self.gap_seconds = max(self.gap_seconds, now - self.leased_at.get(id, now))  # its receive may be told later
+                        leased_at = self.leased_at.get(id, now)  # another thread may emit its receive later
+                        self.gap_seconds = max(self.gap_seconds, now - leased_at)
                         self.leased_at[id] = now
                 case LeaseLost():
                     self.lost.add(event.message_id)
