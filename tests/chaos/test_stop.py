@@ -65,9 +65,8 @@ def test_sigterm_gives_back_within_the_budget_and_the_next_ingest_goes_on_at_onc
     check_meanwhile(whole, gated.table)
 
     (gated.folder / transforms.AT_GATE).unlink()
-    running = at_gate(
-        gated, *ONE_BATCH, "--stop-timeout", "300"
-    )  # with leases far longer than the test: it waits for none
+    # With leases far longer than the test: it waits for none.
+    running = at_gate(gated, *ONE_BATCH, "--stop-timeout", "300")
     running.send(signal.SIGTERM)
     open_gate(gated)  # what is in flight can end while the worker drains
     report = running.end().but(0).report
