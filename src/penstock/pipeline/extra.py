@@ -33,7 +33,7 @@ def require_arrow() -> None:
 def untested_deltalake(version: str) -> str | None:
     """Return a sentence if this version of deltalake is outside the tested range.
 
-    Publishing relies on its behaviour more than on its interface: see docs/decisions/deltalake-for-publishing.md.
+    Publishing relies on its behaviour more than on its interface: see docs/why/decisions/deltalake-for-publishing.md.
     """
     first, end = DELTALAKE_TESTED
     if first <= _minor(version) < end:
