@@ -137,7 +137,7 @@ def test_a_document_has_at_most_a_hundred_metrics(metrics: int, documents: int) 
 
 def test_a_document_that_is_too_large_for_a_log_event_is_split() -> None:
     catalogue = gauges(100, "long_name_" * 90 + "{}")
-    series = {(f"w{number}",): number * 1e99 / 7 for number in range(150)}
+    series: dict[tuple[str, ...], float] = {(f"w{number}",): number * 1e99 / 7 for number in range(150)}
     lines = lines_of(Reading(values=dict.fromkeys(catalogue, series), distributions={}), catalogue)
     for line in lines:
         check(line)
