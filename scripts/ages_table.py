@@ -1,4 +1,4 @@
-"""Write the series of ages into docs/ages.md: three experiments with a message that nobody can process.
+"""Write the series of ages into docs/why/ages.md: three experiments with a message that nobody can process.
 
 Usage: python -m scripts.ages_table, which `make docs` does.
 
@@ -18,7 +18,7 @@ from penstock.messaging.message import Outgoing
 from penstock.messaging.settlement import Ack
 from penstock.testing import FakeClock
 
-PAGE = DOCS / "ages.md"
+PAGE = DOCS / "why" / "ages.md"
 QUEUE, LETTERS = "q", "q-dlq"
 LEASE_SECONDS, MINUTE = 120.0, 60.0
 POISON, HEALTHY = b"poison", b"healthy"

@@ -1,4 +1,4 @@
-"""Write the table of what brokers can do into docs/brokers.md, from what each says of itself.
+"""Write the table of what brokers can do into docs/run/brokers.md, from what each says of itself.
 
 Usage: python -m scripts.broker_table, which `make docs` does.
 """
@@ -17,7 +17,7 @@ from penstock.brokers.sqs import SqsBroker
 from penstock.messaging.broker import Broker, Capabilities
 from penstock.storage.aws import Aws
 
-PAGE = DOCS / "brokers.md"
+PAGE = DOCS / "run" / "brokers.md"
 ROWS = {
     "delay_seconds_max": "the longest delay of a message",
     "hold_seconds_max": "the longest delay of a message that is released",

@@ -1,1 +1,1 @@
-"""Redis consumers side by side: `python -m benchmarks.redis`. docs/benchmarks.md tells the method."""
+"""Redis consumers side by side: `python -m benchmarks.redis`. docs/why/benchmarks.md tells the method."""

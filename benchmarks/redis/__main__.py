@@ -3,7 +3,7 @@
     python -m benchmarks.redis [--only NAME,...] [--messages N] [--with-recovery]
 
 Prints a table and writes build/bench-redis/figures.json. A contestant that is not installed is left out with a line
-that says why. docs/benchmarks.md tells what is measured and how.
+that says why. docs/why/benchmarks.md tells what is measured and how.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""What is measured of one contestant, one after another with nothing else running. docs/benchmarks.md tells why so."""
+"""Measure one contestant at a time, with nothing else running. docs/why/benchmarks.md gives the reasons."""
 
 import statistics
 import time

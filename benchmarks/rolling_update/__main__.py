@@ -1,6 +1,6 @@
 """A rolling update acted out: three workers behind one queue under load, replaced one by one, three times over.
 
-    python -m benchmarks.rolling_update [--rate 20] [--write docs/rolling-update.md]
+    python -m benchmarks.rolling_update [--rate 20] [--write docs/why/rolling-update.md]
 
 First by SIGTERM, as any deploy does it; then by SIGTERM while handlers are at work that takes longer than the stop
 timeout grants; then by SIGKILL. Each worker is a process with a state folder of its own, as on a host of its own; the

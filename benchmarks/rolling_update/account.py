@@ -12,15 +12,15 @@ from benchmarks.rolling_update.story import LEASE_SECONDS, STOP_TIMEOUT_SECONDS,
 
 HEAD = """# A rolling update, acted out
 
-[//]: # (written by `python -m benchmarks.rolling_update --write docs/rolling-update.md`: do not edit)
+[//]: # (written by `python -m benchmarks.rolling_update --write docs/why/rolling-update.md`: do not edit)
 
 What a deploy looks like in the logs and the metrics, when it goes well and when it does not. Three workers serve one
 queue in Redis, each with a state folder of its own, as on a host of its own, while messages come all the time. They
 are replaced one by one, three times over: the new one is ready before the old one is told to go. The figures are
 those of the metrics in the second nearest to each moment, counters since the act began. What was lost or done twice
 is judged by a journal that the handlers write, and that nothing of Penstock's knows of. Run it yourself:
-`python -m benchmarks.rolling_update`. What the numbers of a deploy have to be is in [deploying](deploying.md), what
-the metrics mean in [metrics](metrics.md).
+`python -m benchmarks.rolling_update`. [Deploying](../run/deploying.md) has the times that a deploy needs,
+[metrics](../run/metrics.md) what the metrics mean.
 
 """
 

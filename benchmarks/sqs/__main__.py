@@ -3,8 +3,8 @@
     python -m benchmarks.sqs [--messages 20000] [--rounds 3] [--delays-ms 10,50] [--only rate,delay,sleeps,latency,idle]
 
 The server is one for tests, fauxqs, in the memory of the same machine; with a delay, every answer comes so much later,
-as AWS's do. Rounds alternate; printed are medians, and ratios to the bare loop's in the same round. docs/benchmarks.md
-tells what is measured and how. Takes some minutes.
+as AWS's do. Rounds alternate; printed are medians, and ratios to the bare loop's in the same round.
+docs/why/benchmarks.md tells what is measured and how. Takes some minutes.
 """
 
 import argparse

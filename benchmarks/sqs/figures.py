@@ -1,4 +1,4 @@
-"""What is measured, and printed. docs/benchmarks.md tells why so."""
+"""What is measured, and printed. docs/why/benchmarks.md tells why so."""
 
 import os
 import random

@@ -1,8 +1,8 @@
 # Alarms in CloudWatch: those of deploy/cloudwatch/alarms.yaml, alarm by alarm. What each means and what to do is in
-# docs/alerts.md, under the name at the end of its description.
+# docs/fix/alerts.md, under the name at the end of its description.
 
 variable "alarms" {
-  description = "Alarms on the queue, its dead letters and its log; {}: none. docs/alerts.md says what each field is."
+  description = "Alarms on the queue, its dead letters and its log; {}: none. docs/fix/alerts.md says what each field is."
   type = object({
     page_topic              = optional(string)      # ARN of the SNS topic for what cannot wait; null: no alarms
     warn_topic              = optional(string)      # of the one for what can; null: the same
@@ -48,7 +48,7 @@ locals {
     OldestMessage = {
       wanted     = !var.alarms.own_metrics
       name       = "is late"
-      says       = "page: The oldest message has been there for too long for five minutes. docs/alerts.md, PenstockQueueLate."
+      says       = "page: The oldest message has been there for too long for five minutes. docs/fix/alerts.md, PenstockQueueLate."
       namespace  = "AWS/SQS"
       metric     = "ApproximateAgeOfOldestMessage"
       dimensions = local.alarm_names.source
@@ -61,7 +61,7 @@ locals {
     FirstTierNearEnd = {
       wanted     = true
       name       = "has dead letters near their end in dlq"
-      says       = "warn: The oldest dead letter has waited for half of its retention. docs/alerts.md, PenstockDeadLettersNearEnd."
+      says       = "warn: The oldest dead letter has waited for half of its retention. docs/fix/alerts.md, PenstockDeadLettersNearEnd."
       namespace  = "AWS/SQS"
       metric     = "ApproximateAgeOfOldestMessage"
       dimensions = local.alarm_names.dlq
@@ -74,7 +74,7 @@ locals {
     SecondTierNearEnd = {
       wanted     = true
       name       = "has dead letters near their end in dead"
-      says       = "warn: The oldest dead letter has waited for half of its retention. docs/alerts.md, PenstockDeadLettersNearEnd."
+      says       = "warn: The oldest dead letter has waited for half of its retention. docs/fix/alerts.md, PenstockDeadLettersNearEnd."
       namespace  = "AWS/SQS"
       metric     = "ApproximateAgeOfOldestMessage"
       dimensions = local.alarm_names.dead
@@ -87,7 +87,7 @@ locals {
     Errors = {
       wanted     = local.alarms_log
       name       = "logs errors"
-      says       = "warn: The log has lines of level error: what was given up on, or cannot go on. docs/alerts.md, PenstockHandlerGivesUp."
+      says       = "warn: The log has lines of level error: what was given up on, or cannot go on. docs/fix/alerts.md, PenstockHandlerGivesUp."
       namespace  = var.alarms.namespace
       metric     = "log_errors_${var.queue}"
       dimensions = {}
@@ -100,7 +100,7 @@ locals {
     ShutdownsForced = {
       wanted     = local.alarms_log
       name       = "left workers by force"
-      says       = "warn: Workers ended without giving back all that they held. docs/alerts.md, PenstockShutdownForced."
+      says       = "warn: Workers ended without giving back all that they held. docs/fix/alerts.md, PenstockShutdownForced."
       namespace  = var.alarms.namespace
       metric     = "log_workers_forced_${var.queue}"
       dimensions = {}
@@ -113,7 +113,7 @@ locals {
     LeasesLost = {
       wanted     = var.alarms.own_metrics
       name       = "lost leases"
-      says       = "warn: Workers lost leases on what they were working on. docs/alerts.md, PenstockLeasesLost."
+      says       = "warn: Workers lost leases on what they were working on. docs/fix/alerts.md, PenstockLeasesLost."
       namespace  = var.alarms.namespace
       metric     = "penstock_messages_settled_total"
       dimensions = { queue = var.queue, outcome = "lease_lost" }
@@ -126,7 +126,7 @@ locals {
     LeasesOrphaned = {
       wanted     = var.alarms.own_metrics
       name       = "has orphaned leases"
-      says       = "warn: Messages came back whose worker had died. docs/alerts.md, PenstockLeasesOrphaned."
+      says       = "warn: Messages came back whose worker had died. docs/fix/alerts.md, PenstockLeasesOrphaned."
       namespace  = var.alarms.namespace
       metric     = "penstock_orphaned_leases_total"
       dimensions = { queue = var.queue }
@@ -140,7 +140,7 @@ locals {
     MonitorBlind = {
       wanted     = var.alarms.own_metrics
       name       = "is not measured"
-      says       = "page: The monitor is away, or cannot see the broker. docs/alerts.md, PenstockMonitorBlind."
+      says       = "page: The monitor is away, or cannot see the broker. docs/fix/alerts.md, PenstockMonitorBlind."
       namespace  = var.alarms.namespace
       metric     = "penstock_monitor_up"
       dimensions = { source = "broker" }
@@ -156,7 +156,7 @@ locals {
     LedgerBlind = {
       wanted     = local.alarms_pipeline
       name       = "has objects that are not measured"
-      says       = "page: The monitor is away, or cannot see the ledger. docs/alerts.md, PenstockMonitorBlind."
+      says       = "page: The monitor is away, or cannot see the ledger. docs/fix/alerts.md, PenstockMonitorBlind."
       namespace  = var.alarms.namespace
       metric     = "penstock_monitor_up"
       dimensions = { source = "ledger" }
@@ -171,7 +171,7 @@ locals {
     ObjectsOverdue = {
       wanted     = local.alarms_pipeline
       name       = "has objects overdue"
-      says       = "page: Objects wait to be processed for longer than they should. docs/alerts.md, PenstockObjectsOverdue."
+      says       = "page: Objects wait to be processed for longer than they should. docs/fix/alerts.md, PenstockObjectsOverdue."
       namespace  = var.alarms.namespace
       metric     = "penstock_objects_overdue"
       dimensions = { pipeline = var.alarms.pipeline }
@@ -184,7 +184,7 @@ locals {
     ObjectsMissing = {
       wanted     = local.alarms_pipeline
       name       = "has objects missing"
-      says       = "page: The latest reconcile found objects that nobody had told of. docs/alerts.md, PenstockObjectsMissing."
+      says       = "page: The latest reconcile found objects that nobody had told of. docs/fix/alerts.md, PenstockObjectsMissing."
       namespace  = var.alarms.namespace
       metric     = "penstock_objects_missing"
       dimensions = { pipeline = var.alarms.pipeline }
@@ -197,7 +197,7 @@ locals {
     PublishLate = {
       wanted     = local.alarms_pipeline
       name       = "publishes late"
-      says       = "warn: A committed batch has not been visible for too long. docs/alerts.md, PenstockPublishLate."
+      says       = "warn: A committed batch has not been visible for too long. docs/fix/alerts.md, PenstockPublishLate."
       namespace  = var.alarms.namespace
       metric     = "penstock_commit_to_publish_lag_seconds"
       dimensions = { pipeline = var.alarms.pipeline }
@@ -214,7 +214,7 @@ locals {
     Late = {
       wanted     = var.alarms.own_metrics
       name       = "is late"
-      says       = "page: The oldest visible message has waited for too long for five minutes. docs/alerts.md, PenstockQueueLate."
+      says       = "page: The oldest visible message has waited for too long for five minutes. docs/fix/alerts.md, PenstockQueueLate."
       namespace  = "AWS/SQS"
       period     = 60
       periods    = 5
@@ -235,7 +235,7 @@ locals {
     Unconsumed = {
       wanted     = true
       name       = "is unconsumed"
-      says       = "page: Messages wait, and nobody has received one for five minutes. docs/alerts.md, PenstockQueueUnconsumed."
+      says       = "page: Messages wait, and nobody has received one for five minutes. docs/fix/alerts.md, PenstockQueueUnconsumed."
       namespace  = "AWS/SQS"
       period     = 60
       periods    = 5
@@ -253,7 +253,7 @@ locals {
     DeadLettersForPeople = {
       wanted     = true
       name       = "has dead letters for people"
-      says       = "page: Dead letters lie in the second tier, and nothing brings them back. docs/alerts.md, PenstockDeadLettersForPeople."
+      says       = "page: Dead letters lie in the second tier, and nothing brings them back. docs/fix/alerts.md, PenstockDeadLettersForPeople."
       namespace  = "AWS/SQS"
       period     = 60
       periods    = 1
@@ -268,7 +268,7 @@ locals {
     DeadLetters = {
       wanted     = true
       name       = "has dead letters"
-      says       = "warn: Dead letters have been in the first tier for five minutes. docs/alerts.md, PenstockDeadLetters."
+      says       = "warn: Dead letters have been in the first tier for five minutes. docs/fix/alerts.md, PenstockDeadLetters."
       namespace  = "AWS/SQS"
       period     = 60
       periods    = 5
@@ -283,7 +283,7 @@ locals {
     QuarantineHigh = {
       wanted    = local.alarms_pipeline
       name      = "quarantines too much"
-      says      = "warn: Too many lines of an hour could not be read. docs/alerts.md, PenstockQuarantineHigh."
+      says      = "warn: Too many lines of an hour could not be read. docs/fix/alerts.md, PenstockQuarantineHigh."
       namespace = var.alarms.namespace
       period    = 3600
       periods   = 1

@@ -67,7 +67,7 @@ data "aws_iam_policy_document" "monitor" {
   }
 }
 
-# An operator: a person with `penstock status`, `queues` and `dead`, in a task or pod for one command (docs/alerts.md). Looks
+# An operator: a person with `penstock status`, `queues` and `dead`, in a task or pod for one command (docs/fix/alerts.md). Looks
 # as the monitor does, and takes and sends dead letters as replay does. The queue's own messages are neither received nor
 # deleted, and no queue is purged.
 data "aws_iam_policy_document" "operator" {

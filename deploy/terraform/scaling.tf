@@ -2,7 +2,7 @@
 # as well, or a task would be taken away for having begun its messages.
 
 variable "scaling" {
-  description = "Scale an ECS service of workers by the queue's messages per task; {}: not at all. docs/deploying.md says how."
+  description = "Scale an ECS service of workers by the queue's messages per task; {}: not at all. docs/run/deploying.md says how."
   type = object({
     cluster           = optional(string) # name of the cluster, with Container Insights; null: no scaling
     service           = optional(string) # name of the service of workers

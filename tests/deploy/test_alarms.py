@@ -93,10 +93,10 @@ def test_what_pages_goes_to_one_topic_and_what_warns_to_the_other(stack: Stack) 
 
 
 def test_an_alarm_is_as_urgent_as_the_rule_it_shares_a_runbook_with(stack: Stack) -> None:
-    page = (ROOT / "docs/alerts.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs/fix/alerts.md").read_text(encoding="utf-8")
     for alarm in stack.alarms.values():
         urgency, _, told = alarm["AlarmDescription"].partition(": ")
-        runbook = re.search(r"docs/alerts\.md, (Penstock\w+)\.$", told)
+        runbook = re.search(r"docs/fix/alerts\.md, (Penstock\w+)\.$", told)
         assert runbook is not None
         assert f"### {runbook[1]}\n\n*{urgency}*: " in page
 

@@ -15,8 +15,8 @@ ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "deploy/prometheus"
 RULES = FOLDER / "penstock.rules.yaml"
 TESTS = FOLDER / "penstock.rules.test.yaml"
-PAGE = ROOT / "docs/alerts.md"
-RUNBOOK = "docs/alerts.md#"
+PAGE = ROOT / "docs/fix/alerts.md"
+RUNBOOK = "docs/fix/alerts.md#"
 RECORDED = re.compile(r"\bpenstock:[\w:]+")
 
 
@@ -274,4 +274,4 @@ def test_a_section_says_all_that_somebody_who_was_woken_up_needs(rule: Mapping[s
 
 
 def test_the_page_is_reached_from_the_guide() -> None:
-    assert "(alerts.md" in (ROOT / "docs/operating.md").read_text(encoding="utf-8")
+    assert "(../fix/alerts.md" in (ROOT / "docs/run/operating.md").read_text(encoding="utf-8")

@@ -1,9 +1,10 @@
-"""The series of ages in docs/ages.md is what a queue tells."""
+"""The series of ages in docs/why/ages.md is what a queue tells."""
 
 import re
 from dataclasses import replace
 
 from scripts.ages_table import EXPERIMENTS, MINUTES, PAGE, series, table, written
+from scripts.made_tables import DOCS
 
 
 def test_the_table_is_fresh() -> None:
@@ -33,7 +34,7 @@ def test_the_page_shows_what_the_experiments_are_about() -> None:
 # -- which of several values counts: the page says what rules and alarms do
 
 AGE = "queue_oldest_visible_message_age_seconds"
-DEPLOY = PAGE.parents[1] / "deploy"
+DEPLOY = PAGE.parents[2] / "deploy"
 
 
 def told() -> dict[str, str]:
@@ -65,7 +66,7 @@ def test_the_alarms_of_cloudwatch_take_what_the_page_says() -> None:
 
 
 def test_other_pages_say_the_same_of_several_values() -> None:
-    metrics = (PAGE.parent / "metrics.md").read_text()
+    metrics = (DOCS / "run/metrics.md").read_text()
     assert '`max` of `source="exact"`, `min` of `source="estimated"`' in metrics
-    alerts = (PAGE.parent / "alerts.md").read_text()
-    assert "[the least of their estimates counts](ages.md#which-of-several-counts)" in alerts
+    alerts = (DOCS / "fix/alerts.md").read_text()
+    assert "[the least of their estimates counts](../why/ages.md#which-of-several-counts)" in alerts

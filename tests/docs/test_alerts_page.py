@@ -1,4 +1,4 @@
-"""docs/alerts.md: what it tells people to call at night does what it says."""
+"""docs/fix/alerts.md: what it tells people to call at night does what it says."""
 
 import json
 import os
@@ -12,7 +12,7 @@ import pytest
 from botocore.validate import ParamValidator
 
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs/alerts.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs/fix/alerts.md").read_text(encoding="utf-8")
 SHELL_SECONDS = 60.0
 NOTE = 'printf "%s\\0" {name} "$@" >> "{calls}"; printf "\\n\\n" >> "{calls}"'
 SCRIPTS = {

@@ -1,5 +1,5 @@
-"""docs/benchmarks.md names every benchmark, and which of them `make bench` runs; the account of a rolling update is the
-one that its script writes."""
+"""docs/why/benchmarks.md names every benchmark, and which of them `make bench` runs; the account of a rolling update is
+the one that its script writes."""
 
 import re
 from pathlib import Path
@@ -9,8 +9,8 @@ from benchmarks.rolling_update.account import HEAD
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "benchmarks"
-PAGE = (ROOT / "docs/benchmarks.md").read_text(encoding="utf-8")
-ACCOUNT = (ROOT / "docs/rolling-update.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs/why/benchmarks.md").read_text(encoding="utf-8")
+ACCOUNT = (ROOT / "docs/why/rolling-update.md").read_text(encoding="utf-8")
 
 
 def test_every_benchmark_is_in_the_table_of_its_kind() -> None:

@@ -16,7 +16,7 @@ from penstock.ledger.audits import AuditRow
 from penstock.replay.canary import Fate
 from penstock.replay.groups import Group
 
-PAGE = (Path(__file__).parents[2] / "docs" / "dead-letters.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[2] / "docs" / "fix" / "dead-letters.md").read_text(encoding="utf-8")
 PLAN = Plan(letters=0, by_queue={}, groups=(), others=0, ids_met=frozenset())
 
 

@@ -1,4 +1,4 @@
-"""docs/deploying.md names every file of deploy/, and its numbers are the code's."""
+"""docs/run/deploying.md names every file of deploy/, and its numbers are the code's."""
 
 import json
 import re
@@ -17,8 +17,8 @@ from penstock.storage.aws import Aws
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
-PAGE = (ROOT / "docs/deploying.md").read_text(encoding="utf-8")
-ALERTS = ROOT / "docs/alerts.md"
+PAGE = (ROOT / "docs/run/deploying.md").read_text(encoding="utf-8")
+ALERTS = ROOT / "docs/fix/alerts.md"
 SKIPPED = {".terraform", "__pycache__", "secrets"}  # what running them leaves
 
 
@@ -31,7 +31,7 @@ def files() -> list[Path]:
 def test_every_file_is_named(path: Path) -> None:
     name = str(path.relative_to(ROOT))
     elsewhere = ALERTS.read_text(encoding="utf-8") if ALERTS.exists() else ""
-    assert f"](../{name})" in PAGE or path.name in elsewhere
+    assert f"](../../{name})" in PAGE or path.name in elsewhere
 
 
 @pytest.mark.parametrize("name", PLATFORMS)

@@ -26,11 +26,11 @@ from penstock.testing import plugin
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
-DECISIONS = DOCS / "decisions"
+DECISIONS = DOCS / "why" / "decisions"
 README = ROOT / "README.md"
-OPERATING = (DOCS / "operating.md").read_text(encoding="utf-8")
-HANDLERS = (DOCS / "handlers.md").read_text(encoding="utf-8")
-TESTING = (DOCS / "testing.md").read_text(encoding="utf-8")
+OPERATING = (DOCS / "run" / "operating.md").read_text(encoding="utf-8")
+HANDLERS = (DOCS / "use" / "handlers.md").read_text(encoding="utf-8")
+TESTING = (DOCS / "use" / "testing.md").read_text(encoding="utf-8")
 
 
 def verbs() -> Iterator[str]:
@@ -107,7 +107,7 @@ def test_every_setting_is_in_the_operating_guide(name: str) -> None:
 
 @pytest.mark.parametrize("step", list(Step))
 def test_every_step_is_in_the_guarantees(step: Step) -> None:
-    assert f"`{step.value}`" in (DOCS / "guarantees.md").read_text(encoding="utf-8")
+    assert f"`{step.value}`" in (DOCS / "why" / "guarantees.md").read_text(encoding="utf-8")
 
 
 def test_every_exit_code_is_in_the_operating_guide() -> None:
@@ -208,7 +208,7 @@ def test_every_fixture_is_in_the_guide_to_tests(fixture: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "page", [page for page in DOCS.rglob("*.md") if page.parent == DOCS], ids=lambda page: page.name
+    "page", [page for page in DOCS.rglob("*.md") if page.parent != DECISIONS], ids=lambda page: page.name
 )
 def test_every_test_that_a_page_names_is_there(page: Path) -> None:
     named = re.findall(r"`(tests/[^`*]+?)`", page.read_text(encoding="utf-8"))
@@ -217,7 +217,7 @@ def test_every_test_that_a_page_names_is_there(page: Path) -> None:
 
 @pytest.mark.parametrize("title", ["I have messages", "I have files"])
 def test_each_door_of_the_tutorial_says_what_to_install_before_it_is_used(title: str) -> None:
-    tutorial = (ROOT / "docs" / "tutorial.md").read_text(encoding="utf-8")
+    tutorial = (ROOT / "docs" / "learn" / "tutorial.md").read_text(encoding="utf-8")
     door = tutorial.partition(f"\n## {title}\n")[2].partition("\n## ")[0]
     assert 0 < door.index("pip install pytest") < door.index("\npytest ")
     assert "clone" in door.partition("\n### ")[0]

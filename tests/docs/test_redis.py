@@ -1,4 +1,4 @@
-"""What docs/redis.md says of rights, keys, addresses, memory and foreign senders is so, on a real server."""
+"""What docs/run/redis.md says of rights, keys, addresses, memory and foreign senders is so, on a real server."""
 
 import re
 import string
@@ -29,7 +29,7 @@ from penstock.messaging.settlement import Ack, DeadLetter
 from penstock.testing import FakeClock
 
 DOCS = Path(__file__).parents[2] / "docs"
-PAGE = (DOCS / "redis.md").read_text(encoding="utf-8")
+PAGE = (DOCS / "run" / "redis.md").read_text(encoding="utf-8")
 OUTSIDE_SCRIPTS = {"multi", "exec", "evalsha", "script|load", "info", "xclaim", "smembers", "sadd", "hexists", "blpop"}
 LEASE_SECONDS = 30.0
 
@@ -137,7 +137,7 @@ def test_a_backlog_of_others_is_answered_with_nothing_once_for_every_20_000(redi
     assert answers == [0, 0, 3, 3]
 
 
-@pytest.mark.parametrize("page", ["redis", "brokers", "operating", "guarantees"])
+@pytest.mark.parametrize("page", ["run/redis", "run/brokers", "run/operating", "why/guarantees"])
 def test_the_pages_say_how_long_others_wait_for_what_a_host_held_that_is_gone(page: str) -> None:
     sweeping = Sweeping(
         Server("redis://localhost"),  # connects when asked, and is not

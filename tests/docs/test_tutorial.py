@@ -57,15 +57,15 @@ class Block:
     text: str
 
 
-TUTORIAL = "docs/tutorial.md"
+TUTORIAL = "docs/learn/tutorial.md"
 # Parts that are read one after the other share a folder: what the README makes, the operating guide looks at.
 WITHOUT_SPARK = {
     "messages": (Part(page=TUTORIAL, title="I have messages"),),
-    "transactions": (Part(page="docs/transactions.md", title="An order and its message"),),
+    "transactions": (Part(page="docs/use/transactions.md", title="An order and its message"),),
 }
 WITH_SPARK = {
     "files": (Part(page=TUTORIAL, title="I have files"),),
-    "readme": (Part(page="README.md"), Part(page="docs/operating.md")),
+    "readme": (Part(page="README.md"), Part(page="docs/run/operating.md")),
 }
 PAGES = ("README.md", *(str(page.relative_to(ROOT)) for page in sorted((ROOT / "docs").rglob("*.md"))))
 

@@ -1,4 +1,4 @@
-"""The traps of Redis Streams, as docs/redis.md lists them: each springs on a bare client first, not on the broker."""
+"""The traps of Redis Streams, as docs/run/redis.md lists them: each is shown on a bare client, not on the broker."""
 
 import re
 from contextlib import closing

@@ -1,4 +1,4 @@
-"""The traps of SQS, as docs/sqs.md lists them: where a bare client shows one, it springs there first."""
+"""The traps of SQS, as docs/run/sqs.md lists them: where a bare client shows one, it springs there first."""
 
 import json
 import socket

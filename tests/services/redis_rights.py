@@ -1,9 +1,9 @@
-"""The user whom docs/redis.md describes: the tests give it what the page gives it, and nothing else."""
+"""The user whom docs/run/redis.md describes: the tests give it what the page gives it, and nothing else."""
 
 import re
 from pathlib import Path
 
-PAGE = Path(__file__).parents[2] / "docs" / "redis.md"
+PAGE = Path(__file__).parents[2] / "docs" / "run" / "redis.md"
 PASSWORD = "PASSWORD"  # as the page has it
 
 

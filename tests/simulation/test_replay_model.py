@@ -231,7 +231,7 @@ def test_every_mutation_is_tried() -> None:
     assert tried == ~Mutation.NONE
 
 
-# What is not promised: the model shows why, and docs/guarantees.md says so
+# What is not promised: the model shows why, and docs/why/guarantees.md says so
 
 
 def test_a_console_cannot_revive_past_a_clock_that_is_behind() -> None:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 CLOCK_APART_SECONDS_MAX = 60.0  # S3 refuses requests from 15 minutes on; its date has whole seconds
 ARRIVAL_SECONDS_MAX = 20.0
-_QUEUE_HINT = "docs/sqs.md says why; `penstock init --aws` writes queues whose numbers fit."
+_QUEUE_HINT = "docs/run/sqs.md says why; `penstock init --aws` writes queues whose numbers fit."
 _FAILED_HINT = (
     "Look at the queue's name, region and account; `penstock init --aws` writes queues, and rights to use them."
 )

@@ -144,5 +144,5 @@ def rights(address: RedisAddress) -> tuple[Verdict, str]:
     except PenstockError as error:
         if _FULL in str(error):
             return Verdict.FAILED, f"the server is full, so the rights could not be tried; {_ROOM}"
-        return Verdict.FAILED, f"{error}; docs/redis.md lists the rights that a user needs"
+        return Verdict.FAILED, f"{error}; docs/run/redis.md lists the rights that a user needs"
     return Verdict.OK, "sent, received, extended, settled and looked at messages in a queue of its own, now removed"

@@ -25,9 +25,7 @@ if TYPE_CHECKING:
 
 ANSWER_SECONDS = 15.0  # for all services together; each gives up by itself before
 CHILD_SECONDS = 30.0
-NOBODY = (
-    "Set sentry_dsn, rollbar_token or notify_urls, or give the app a hook: App(on_error=...); docs/errors.md says more."
-)
+NOBODY = "Set sentry_dsn, rollbar_token or notify_urls, or give a hook: App(on_error=...). See docs/run/errors.md."
 UNTAKEN = "Until that is mended, what fails in such a process is in its log alone."
 
 

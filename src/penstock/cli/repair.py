@@ -87,7 +87,7 @@ def _warnings(findings: "Findings") -> list[str]:
         numbers = ", ".join(map(str, findings.unnamed))
         lines.append(
             f"Nobody knows the objects of batch {numbers}: there is no record of them beside the table. Before they "
-            "are announced again, tell the ledger that they are done (docs/repair.md), or their rows come twice."
+            "are announced again, tell the ledger that they are done (docs/fix/repair.md), or their rows come twice."
         )
     if findings.unshown_rows:
         numbers = ", ".join(map(str, findings.unshown_rows))

@@ -29,7 +29,7 @@ _BUCKETS = 2**32
 class LogSettings:
     """What is logged, and how.
 
-    ``level`` is the lowest that is written. ``levels`` gives events another level than `docs/logs.md` says, and
+    ``level`` is the lowest that is written. ``levels`` gives events another level than `docs/fix/logs.md` says, and
     ``sampling`` keeps a share of an event's lines (0.01: of one message in a hundred). What the table has as a warning
     or a failure is never sampled.
     """
@@ -158,7 +158,7 @@ def _check(settings: LogSettings) -> None:
             raise ConfigurationError(f"There is no log level {level!r}; take one of {_listed(LEVELS)}.")
     for name in (*settings.levels, *settings.sampling):
         if name not in known:
-            raise ConfigurationError(f"There is no log event {name!r}; docs/logs.md lists those there are.")
+            raise ConfigurationError(f"There is no log event {name!r}; docs/fix/logs.md lists those there are.")
     for name, share in settings.sampling.items():
         _check_share(name, share, known[name])
 

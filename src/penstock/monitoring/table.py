@@ -1,7 +1,7 @@
 """What is logged of each event: the whole table.
 
-Names and fields are an interface; `docs/logs.md` tells them and a test holds it to this table. An event that is missing
-here is a defect, unless it is listed as not logged.
+Names and fields are an interface; `docs/fix/logs.md` lists them and a test compares it with this table. An event
+that is missing here is a defect, unless it is listed as not logged.
 """
 
 from types import MappingProxyType

@@ -56,7 +56,7 @@ def explained() -> Iterator[None]:
             raise
         raise ConfigurationError(
             f"The database has no table {table}: make it with penstock.transactions.create_tables(engine), or take "
-            "penstock.transactions.metadata into your migrations, as docs/transactions.md shows."
+            "penstock.transactions.metadata into your migrations, as docs/use/transactions.md shows."
         ) from error
 
 

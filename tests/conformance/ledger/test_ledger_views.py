@@ -12,7 +12,7 @@ from tests.conformance.ledger.desk import PIPELINE, Desk, candidate, outcome
 from penstock.ledger.owner_records import WorkOwner
 from penstock.ledger.records import Candidate, Failure
 
-PAGE = (Path(__file__).parents[3] / "docs" / "ledger.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[3] / "docs" / "run" / "ledger.md").read_text(encoding="utf-8")
 SECTION = PAGE.split("## Reading it with SQL")[1].split("\n## ")[0]
 QUERIES = re.findall(r"```sql\n(.*?)```", SECTION, re.DOTALL)
 

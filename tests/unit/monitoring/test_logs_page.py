@@ -1,4 +1,4 @@
-"""docs/logs.md says what the table says, and its queries find what they promise."""
+"""docs/fix/logs.md says what the table says, and its queries find what they promise."""
 
 import ast
 import io
@@ -27,8 +27,8 @@ from penstock.testing import FakeClock
 
 DOCS = Path(__file__).parents[3] / "docs"
 SOURCES = Path(events.__file__).parents[1]
-PAGE = (DOCS / "logs.md").read_text(encoding="utf-8")
-ERRORS = (DOCS / "errors.md").read_text(encoding="utf-8")
+PAGE = (DOCS / "fix" / "logs.md").read_text(encoding="utf-8")
+ERRORS = (DOCS / "run" / "errors.md").read_text(encoding="utf-8")
 COMMON = {"ts", "level", "event", "msg", "service", "version", "environment", "worker", "pid", "trace_id", "span_id"}
 
 

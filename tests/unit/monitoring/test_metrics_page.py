@@ -1,4 +1,4 @@
-"""docs/metrics.md says what the catalogue says."""
+"""docs/run/metrics.md says what the catalogue says."""
 
 import re
 from pathlib import Path
@@ -7,7 +7,7 @@ import pytest
 
 from penstock.monitoring.metrics.catalogue import METRICS
 
-PAGE = (Path(__file__).parents[3] / "docs" / "metrics.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[3] / "docs" / "run" / "metrics.md").read_text(encoding="utf-8")
 ROW = re.compile(r"^\| `([a-z_]+)` \| ([a-z]+)(?:, [^|]+)? \| ((?:`[a-z]+` ?)+) \| (.+) \|$", re.MULTILINE)
 
 

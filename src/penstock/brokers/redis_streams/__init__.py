@@ -1,4 +1,4 @@
-"""Queues on Redis. docs/redis.md says how they work and what the server has to be told; where to find what:
+"""Queues on Redis. docs/run/redis.md says how they work and what the server has to be told; where to find what:
 
 - `broker`: the broker itself, and what it promises
 - `turns`: one turn at the server, made of `doubts` (answers that never came), `sweeping` (leases that are over),

@@ -8,7 +8,7 @@
   that is not pending any more answers 0, XCLAIM claims nothing, and nothing can be stolen back by a late heartbeat.
 - A lease is over when somebody looks (`sweep_seconds`, by default half a lease). Until then its holder may settle.
 - Nothing leaves silently, as on the embedded broker; nothing is ever trimmed.
-- What the server was told survives as far as its persistence and replication go: see docs/redis.md.
+- What the server was told survives as far as its persistence and replication go: see docs/run/redis.md.
 
 Time is the server's clock: milliseconds there, seconds here.
 """

@@ -1,4 +1,4 @@
-"""Queues on SQS. docs/sqs.md says how they work and what they cost; where to find what:
+"""Queues on SQS. docs/run/sqs.md says how they work and what they cost; where to find what:
 
 - `broker`: the broker itself, and what it promises
 - `taking`: what whoever asks gets, of `receiving` (calls that receive) and `listening` (long polls while a worker has

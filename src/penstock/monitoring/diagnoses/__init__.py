@@ -1,6 +1,6 @@
 """What went wrong, from the lines of the log: of any number of workers, in any order, in whatever wrapping they come.
 
-Pure: lines go in, findings come out. `docs/logs.md` has the same questions as queries for other tools.
+Pure: lines go in, findings come out. `docs/fix/logs.md` has the same questions as queries for other tools.
 """
 
 from penstock.monitoring.diagnoses.diagnoser import Diagnoser

@@ -1,7 +1,7 @@
 """Every metric there is: its name, type, labels and sentence.
 
-Names are an interface: dashboards and alerts hang on them. `docs/metrics.md` tells them, and a test holds it to this
-table. Here they are written without the prefix, which everything that leaves the process adds.
+Names are an interface: dashboards and alerts hang on them. `docs/run/metrics.md` lists them, and a test compares it
+with this table. Here they are written without the prefix, which everything that leaves the process adds.
 
 A label is bounded by what it may say: either its values are listed here, or it names what is declared (queue, handler,
 pipeline, worker). No label names a message, a key, an object or a tenant.

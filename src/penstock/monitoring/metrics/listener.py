@@ -1,7 +1,7 @@
 """Events become counts.
 
 A listener for the bus: what happens to every message costs one look into a dictionary and one addition. Any thread may
-call it. Which event is counted where is the table at the end of the class; `docs/metrics.md` says it in words.
+call it. Which event is counted where is the table at the end of the class; `docs/run/metrics.md` says it in words.
 """
 
 import threading
