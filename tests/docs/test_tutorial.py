@@ -65,7 +65,7 @@ WITHOUT_SPARK = {
 }
 WITH_SPARK = {
     "files": (Part(page=TUTORIAL, title="I have files"),),
-    "readme": (Part(page="README.md"), Part(page="docs/run/operating.md")),
+    "readme": (Part(page="README.md"), Part(page="docs/use/reading-tables.md")),
 }
 PAGES = ("README.md", *(str(page.relative_to(ROOT)) for page in sorted((ROOT / "docs").rglob("*.md"))))
 
