@@ -6,7 +6,7 @@ VENV := .venv
 SETUP := $(PYTHON) scripts/bootstrap.py
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint bench docs site check test-slow test-spark40 lock clean
+.PHONY: help setup demo test test-fast lint bench docs site check test-slow test-spark40 lock clean
 .NOTPARALLEL:
 
 help: ## List the targets
@@ -20,8 +20,11 @@ demo: setup ## Real files through the whole chain into an exactly-once table, wi
 	@rm -rf build/demo
 	@$(VENV)/bin/penstock demo --dir build/demo
 
-test: setup ## Everything CI runs: the linters, then all tests but the long matrix
+test: setup ## Everything CI runs: the linters and all tests but the long matrix
 	@$(VENV)/bin/python scripts/run_tests.py
+
+test-fast: setup ## The tests without servers and Spark: unit, property, models, brokers and ledger on memory and SQLite
+	@$(VENV)/bin/python scripts/run_tests.py --fast
 
 lint: setup ## ruff, mypy --strict and the import contracts
 	@$(VENV)/bin/python scripts/run_tests.py --only lint

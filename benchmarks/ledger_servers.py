@@ -98,7 +98,7 @@ def main() -> None:
     parser.add_argument("--only", choices=list(_FILL))
     arguments = parser.parse_args()
     for name in [arguments.only] if arguments.only else list(_FILL):
-        with _server(name) as fresh:
+        with private_server(name) as fresh:
             _measure(name, fresh, arguments)
 
 
@@ -124,13 +124,15 @@ def _measure(name: str, fresh: Callable[[], str], arguments: argparse.Namespace)
 def _times(url: str, *, objects: int, rounds: int) -> Times:
     ledger = Ledger.open(url)
     ledger.ensure_pipeline(PIPELINE)
-    _round(ledger, "warming", objects)
-    claims, commits = zip(*(_round(ledger, f"round-{number}", objects) for number in range(rounds)), strict=True)
+    claim_and_commit(ledger, "warming", objects)
+    claims, commits = zip(
+        *(claim_and_commit(ledger, f"round-{number}", objects) for number in range(rounds)), strict=True
+    )
     ledger.close()
     return Times(claim_seconds=statistics.median(claims), commit_seconds=statistics.median(commits))
 
 
-def _round(ledger: Ledger, attempt: str, objects: int) -> tuple[float, float]:
+def claim_and_commit(ledger: Ledger, attempt: str, objects: int) -> tuple[float, float]:
     candidates = [_candidate(f"{attempt}/{index}") for index in range(objects)]
     began_at = time.perf_counter()
     claim = ledger.claim(PIPELINE, candidates, attempt_id=attempt, worker="benchmark", lease_seconds=LEASE_SECONDS)
@@ -228,7 +230,7 @@ def _outcome(claim: Claim) -> BatchOutcome:
 
 
 @contextmanager
-def _server(name: str) -> Iterator[Callable[[], str]]:
+def private_server(name: str) -> Iterator[Callable[[], str]]:
     with tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder:
         server = _mariadb(Path(folder)) if name == "mariadb" else _postgresql()
         server.start()

@@ -32,7 +32,6 @@ IMAGE = [
         for name in (
             "apprise",
             "aws",
-            "emf",
             "msgspec",
             "mysql",
             "otel",
@@ -53,7 +52,7 @@ LOCKS = {
         "--group=dev",
     ],
     "image": IMAGE,
-    "image-spark": [*IMAGE, "--extra=spark"],
+    "image-spark": [*IMAGE, "--extra=spark", "--extra=java"],
     "docs": ["locks/docs.in"],
     "local-aws": ["locks/local-aws.in", "--constraint=locks/dev.txt"],
     "spark40": [

@@ -1,12 +1,13 @@
-"""Run what CI runs: the linters, then the tests in two goes, and close with one line that adds them up.
+"""Run the linters and the tests as CI does, list the slowest tests, and end with one line of totals.
 
-Usage: python scripts/run_tests.py [--slow] [--only lint|tests|spark]
+Usage: python scripts/run_tests.py [--fast | --slow] [--only lint|tests|spark] [--processes N]
 
-The tests without Spark run in three processes, as most of those that take long wait for others; those with Spark in
-two, each with a session of its own. The last line is `N passed, N failed, N skipped` over both. The exit code is 0 only
-if the linters are content, every run ended by itself, each ran at least one test, and none failed. With CI=true a
-skipped test counts as failed unless its reason begins with "not applicable": a service that is missing must not look
-like success.
+The quick linters run first; if one fails, no test is run. mypy runs beside the tests. The tests run in one pytest with
+several processes (tests/lanes.py spreads them). The last line is `N passed, N failed, N skipped`. The exit code is 0
+only if every linter passed, pytest ended normally, at least one test ran, and none failed. With CI=true a skipped test
+counts as failed unless its reason begins with "not applicable": a missing service must not look like success.
+
+build/test-reports keeps the JUnit report of each run, with the duration of every test, and in previous/ the one before.
 """
 
 import argparse
@@ -14,9 +15,11 @@ import os
 import shutil
 import subprocess
 import sys
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -24,13 +27,14 @@ ROOT = Path(__file__).resolve().parent.parent
 REPORTS = ROOT / "build" / "test-reports"
 BIN = Path(sys.executable).parent
 
-LINTERS: Sequence[Sequence[str]] = (
+# Seconds each. If one of them fails, there is no point in running tests.
+QUICK_LINTERS: Sequence[Sequence[str]] = (
     ("ruff", "check", "."),
     ("ruff", "format", "--check", "."),
-    ("mypy",),
     ("lint-imports",),
 )
-
+# More than a minute of one core on a fresh clone: runs beside the tests.
+SLOW_LINTERS: Sequence[Sequence[str]] = (("mypy",),)
 
 # Programs that tests call, and Debian's packages of them.
 TOOLS = {
@@ -53,21 +57,26 @@ SERVICE_POLICY = Path("/usr/sbin/policy-rc.d")
 NO_SERVICE = "#!/bin/sh\nexit 101\n"
 
 
+SLOWEST_COUNT = 50
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Phase:
-    """One run of pytest: its name, and the arguments that choose and spread its tests."""
+class Selection:
+    """The tests of one pytest run: pytest's arguments that choose them, and the number of processes."""
 
     name: str
     arguments: tuple[str, ...]
+    processes: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """How a run ended, by its report. `skips` holds the reason of each skipped test."""
+    """The result of a pytest run: `skips` holds the reason of each skipped test, `seconds` each test's duration."""
 
     passed: int = 0
     failed: int = 0
     skips: tuple[str, ...] = ()
+    seconds: tuple[tuple[str, float], ...] = ()
     complaint: str | None = None
 
     @property
@@ -75,29 +84,49 @@ class Outcome:
         return sum(1 for reason in self.skips if not reason.startswith("not applicable"))
 
 
-WITHOUT_SPARK = Phase(
-    name="without Spark", arguments=("-m", "not spark and not slow", "-n", "3", "--dist", "worksteal")
+# Three processes on two cores: tests that start servers and JVMs spend part of their time waiting for them.
+EVERYTHING = Selection(name="everything", arguments=("-m", "not slow"), processes=3)
+WITH_SPARK = Selection(name="with-spark", arguments=("-m", "spark and not slow"), processes=2)
+LONG_MATRIX = Selection(name="long-matrix", arguments=("-m", "slow"), processes=1)
+FAST = Selection(
+    name="fast",
+    arguments=(
+        *("-m", "not slow and not spark and not server"),
+        *("tests/unit", "tests/property", "tests/simulation", "tests/conformance"),
+    ),
+    processes=2,
 )
-WITH_SPARK = Phase(name="with Spark", arguments=("-m", "spark and not slow", "-n", "2", "--dist", "loadfile"))
-LONG_MATRIX = Phase(name="of the long matrix", arguments=("-m", "slow"))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Run the linters and the tests as CI does.")
-    parser.add_argument("--slow", action="store_true", help="run the long matrix instead")
-    parser.add_argument("--only", choices=("lint", "tests", "spark"), help="run this part alone")
+    kinds = parser.add_mutually_exclusive_group()
+    kinds.add_argument("--fast", action="store_true", help="run only the tests that need no server and no Spark")
+    kinds.add_argument("--slow", action="store_true", help="run the long matrix instead")
+    kinds.add_argument("--only", choices=("lint", "tests", "spark"), help="run this part alone")
+    parser.add_argument("--processes", type=int, metavar="N", help="run the tests in N processes")
     arguments = parser.parse_args()
-    if arguments.only in (None, "lint") and not arguments.slow:
-        lint()
-    if arguments.only != "lint":
+    if arguments.only == "lint":
+        sys.exit(lint([*QUICK_LINTERS, *SLOW_LINTERS]))
+    with_lint = not (arguments.fast or arguments.slow or arguments.only)
+    if with_lint and (failed := lint(QUICK_LINTERS)):
+        sys.exit(f"{failed} No test was run.")
+    chosen = choose(fast=arguments.fast, slow=arguments.slow, spark=arguments.only == "spark")
+    if chosen is not FAST:
         install_tools()
-        test(chosen(arguments.only, slow=arguments.slow), in_ci=os.environ.get("CI") == "true")
+    with ThreadPoolExecutor(1) as beside:
+        slow_lint = beside.submit(lint, SLOW_LINTERS if with_lint else ())
+        outcome = run(chosen, processes=arguments.processes or chosen.processes)
+        complaint = slow_lint.result()
+    sys.exit(conclude(outcome, lint_complaint=complaint, in_ci=os.environ.get("CI") == "true"))
 
 
-def chosen(only: str | None, *, slow: bool) -> Sequence[Phase]:
+def choose(*, fast: bool, slow: bool, spark: bool) -> Selection:
+    if fast:
+        return FAST
     if slow:
-        return [LONG_MATRIX]
-    return [WITH_SPARK] if only == "spark" else [WITHOUT_SPARK, WITH_SPARK]
+        return LONG_MATRIX
+    return WITH_SPARK if spark else EVERYTHING
 
 
 def install_tools() -> None:
@@ -124,65 +153,89 @@ def services_stopped() -> Iterator[None]:
         SERVICE_POLICY.unlink()
 
 
-def lint() -> None:
-    """Run every linter, so that one run tells everything; exit if any complained."""
+def lint(linters: Sequence[Sequence[str]]) -> str | None:
+    """Run every one of `linters`, so that one run reports everything. Return a sentence if any failed."""
     failed = []
-    for name, *arguments in LINTERS:
+    for name, *arguments in linters:
+        ended = subprocess.run([BIN / name, *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
         say(f"{name} {' '.join(arguments)}".rstrip())
-        if subprocess.run([BIN / name, *arguments], cwd=ROOT, check=False).returncode != 0:
+        print(ended.stdout + ended.stderr, end="", flush=True)
+        if ended.returncode != 0:
             failed.append(name)
-    if failed:
-        sys.exit(f"Lint failed: {', '.join(failed)}. No test was run.")
+    return f"Lint failed: {', '.join(failed)}." if failed else None
 
 
-def test(phases: Sequence[Phase], *, in_ci: bool) -> None:
-    """Run each phase, print the closing line, and exit with 1 if anything is wrong."""
-    outcomes = [run(phase) for phase in phases]
-    for phase, outcome in zip(phases, outcomes, strict=True):
-        if outcome.complaint:
-            say(f"Tests {phase.name}: {outcome.complaint}")
-    passed, failed, skipped = totals(outcomes, in_ci=in_ci)
-    if in_ci and any(outcome.unexcused for outcome in outcomes):
-        say("In CI a skipped test is a failed one; its reason is in the list of its run")
+def conclude(outcome: Outcome, *, lint_complaint: str | None, in_ci: bool) -> int:
+    """Print what was slow, what is wrong, and the closing line. Return the exit code."""
+    print_durations(outcome.seconds)
+    for complaint in (outcome.complaint, lint_complaint):
+        if complaint:
+            say(complaint)
+    if in_ci and outcome.unexcused:
+        say("In CI a skipped test counts as failed; the reasons are in pytest's list of skips")
+    passed, failed, skipped = totals(outcome, lint_complaint=lint_complaint, in_ci=in_ci)
     print(f"\n{passed} passed, {failed} failed" + (f", {skipped} skipped" if skipped else ""), flush=True)
-    sys.exit(1 if failed else 0)
+    return 1 if failed else 0
 
 
-def totals(outcomes: Sequence[Outcome], *, in_ci: bool) -> tuple[int, int, int]:
-    """(passed, failed, skipped) over all runs. A run with a complaint counts as one failure more."""
-    unexcused = sum(outcome.unexcused for outcome in outcomes) if in_ci else 0
-    failed = sum(outcome.failed + (outcome.complaint is not None) for outcome in outcomes) + unexcused
-    return sum(outcome.passed for outcome in outcomes), failed, sum(len(o.skips) for o in outcomes) - unexcused
+def totals(outcome: Outcome, *, lint_complaint: str | None, in_ci: bool) -> tuple[int, int, int]:
+    """Return (passed, failed, skipped). Each complaint counts as one failure."""
+    unexcused = outcome.unexcused if in_ci else 0
+    failed = outcome.failed + (outcome.complaint is not None) + (lint_complaint is not None) + unexcused
+    return outcome.passed, failed, len(outcome.skips) - unexcused
 
 
-def run(phase: Phase) -> Outcome:
-    say(f"pytest: tests {phase.name}")
-    report = REPORTS / f"{phase.name.replace(' ', '-')}.xml"
-    report.unlink(missing_ok=True)
-    # -m comes after the one in pyproject.toml, and the last one counts.
-    command = [sys.executable, "-m", "pytest", *phase.arguments, f"--junitxml={report}"]
+def print_durations(seconds: Sequence[tuple[str, float]]) -> None:
+    """Print the slowest tests, and the sum and number of tests per folder."""
+    say(f"The slowest {SLOWEST_COUNT} tests, in seconds")
+    for test, took in sorted(seconds, key=lambda pair: -pair[1])[:SLOWEST_COUNT]:
+        print(f"{took:8.1f}  {test}")
+    folders: dict[str, list[float]] = defaultdict(list)
+    for test, took in seconds:
+        folders["/".join(test.split("/")[:2])].append(took)
+    say("Seconds and tests per folder")
+    for folder, each in sorted(folders.items(), key=lambda pair: -sum(pair[1])):
+        print(f"{sum(each):8.0f} {len(each):6}  {folder}")
+
+
+def run(selection: Selection, *, processes: int) -> Outcome:
+    say(f"pytest: {selection.name}, {processes} processes")
+    report = fresh_report(selection.name)
+    # -m comes after the one in pyproject.toml, and the last one counts. Order and grouping are those of tests/lanes.py.
+    spread = ("-n", str(processes), "--no-loadscope-reorder") if processes > 1 else ()
+    command = [sys.executable, "-m", "pytest", *selection.arguments, *spread, f"--junitxml={report}"]
     code = subprocess.run(command, cwd=ROOT, check=False).returncode
     return judge(code, report.read_bytes() if report.exists() else None)
 
 
+def fresh_report(name: str) -> Path:
+    """Return the path of a run's report, after moving the last run's report to previous/."""
+    report = REPORTS / f"{name}.xml"
+    if report.exists():
+        previous = REPORTS / "previous" / report.name
+        previous.parent.mkdir(exist_ok=True)
+        report.replace(previous)
+    return report
+
+
 def judge(code: int, report: bytes | None) -> Outcome:
-    """What pytest's exit code and its JUnit report (None: it wrote none) say together."""
+    """Combine pytest's exit code and its JUnit report (None: it wrote none)."""
     if report is None:
         return Outcome(complaint=f"pytest ended with {code} and without a report: it crashed or was killed")
     outcome = read(report)
     if outcome.passed + outcome.failed + len(outcome.skips) == 0:
-        return Outcome(complaint=f"no test was run (pytest ended with {code})")
+        return replace(outcome, complaint=f"no test was run (pytest ended with {code})")
     if code not in (0, 1) or (code == 1 and outcome.failed == 0):
-        return Outcome(
-            passed=outcome.passed, failed=outcome.failed, skips=outcome.skips, complaint=f"pytest ended with {code}"
-        )
+        return replace(outcome, complaint=f"pytest ended with {code}")
     return outcome
 
 
 def read(report: bytes) -> Outcome:
     """Count the test cases of a JUnit report. An expected failure counts as passed: it did what was expected."""
-    passed, failed, skips = 0, 0, []
+    passed, failed, skips, seconds = 0, 0, [], []
     for case in ElementTree.fromstring(report).iter("testcase"):
+        file = case.get("classname", "").replace(".", "/")
+        seconds.append((f"{file}.py::{case.get('name')}", float(case.get("time", 0))))
         skipped = case.find("skipped")
         if case.find("failure") is not None or case.find("error") is not None:
             failed += 1
@@ -190,7 +243,7 @@ def read(report: bytes) -> Outcome:
             skips.append(skipped.get("message", ""))
         else:
             passed += 1
-    return Outcome(passed=passed, failed=failed, skips=tuple(skips))
+    return Outcome(passed=passed, failed=failed, skips=tuple(skips), seconds=tuple(seconds))
 
 
 def say(text: str) -> None:

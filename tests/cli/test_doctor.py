@@ -11,7 +11,7 @@ from tests.cli.conftest import Call, Said
 from tests.cli.scene import Scene
 
 from penstock.app import checks
-from penstock.app.checks import state_checks
+from penstock.app.checks import SparkNeed, machine_checks, state_checks
 from penstock.app.findings import Verdict
 from penstock.app.scope import Asked
 from penstock.errors import ConfigurationError
@@ -89,6 +89,13 @@ def _no_java(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _no_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("penstock.pipeline.extra.find_spec", lambda name: None)
+
+
+def test_an_untested_deltalake_is_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.pipeline.extra.DELTALAKE_TESTED", ((0, 1), (0, 2)))
+    found = next(one for one in machine_checks({}, spark=SparkNeed.NEEDED) if one.check == "spark extra")
+    assert found.verdict is Verdict.WARNING
+    assert "is outside the range that Penstock is tested with, >=0.1,<0.2: install one of those" in found.found
 
 
 def _bad_setting(monkeypatch: pytest.MonkeyPatch) -> None:

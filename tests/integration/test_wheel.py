@@ -51,6 +51,6 @@ def test_it_says_what_it_is(wheel: zipfile.ZipFile) -> None:
     (metadata,) = [name for name in wheel.namelist() if name.endswith(".dist-info/METADATA")]
     text = wheel.read(metadata).decode()
     assert "License-Expression: Apache-2.0" in text
-    assert "Provides-Extra: spark" in text
+    assert {f"Provides-Extra: {extra}" for extra in ("pipeline", "spark", "java")} <= set(text.splitlines())
     (scripts,) = [name for name in wheel.namelist() if name.endswith("/entry_points.txt")]
     assert "penstock = penstock.cli.main:main" in wheel.read(scripts).decode()

@@ -262,10 +262,14 @@ def _settings() -> tuple[Verdict, str]:
 def _extra() -> tuple[Verdict, str]:
     from importlib.metadata import version
 
-    from penstock.pipeline.extra import PACKAGES, require_spark
+    from penstock.pipeline.extra import PACKAGES, require_spark, untested_deltalake
 
     require_spark()
-    return Verdict.OK, ", ".join(f"{name} {version(name)}" for name in PACKAGES)
+    found = ", ".join(f"{name} {version(name)}" for name in PACKAGES)
+    untested = untested_deltalake(version("deltalake"))
+    if untested is not None:
+        return Verdict.WARNING, f"{found}; {untested}: install one of those, or try this one on a copy of a table first"
+    return Verdict.OK, found
 
 
 def _java(environ: Mapping[str, str]) -> tuple[Verdict, str]:

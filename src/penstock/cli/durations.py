@@ -1,6 +1,5 @@
-"""Durations, as a command line has them."""
+"""Durations as command-line options take them. `penstock.handlers.durations` has the spellings."""
 
-import re
 from collections.abc import Callable
 from typing import Annotated, Any
 
@@ -8,19 +7,13 @@ import typer
 
 from penstock.errors import UsageError
 
-_NOTHING = re.compile(r"\s*0+(\.0+)?(?P<unit>\s*[a-zA-Z]*)\s*")
-
 
 def duration(option: str, text: str, *, zero: bool = False) -> float:
-    """Seconds: as in code more than 0, or with ``zero`` none at all. Raises `UsageError` naming the option."""
+    """Return the seconds of an option: more than 0, or with ``zero`` also 0. Raises `UsageError` naming the option."""
     from penstock.handlers.durations import seconds_of
 
-    nothing = _NOTHING.fullmatch(text) if zero else None
     try:
-        if nothing is not None:
-            seconds_of(option, f"1{nothing['unit']}")  # raises for a unit that is none
-            return 0.0
-        return seconds_of(option, text)
+        return seconds_of(option, text, zero=zero)
     except UsageError as error:
         least = "" if zero else " above 0"
         raise UsageError(

@@ -1,24 +1,48 @@
-"""Durations and sizes as people write them, turned into seconds and bytes once."""
+"""Durations and sizes as people write them, converted to seconds and bytes where they are given."""
 
+import re
 from datetime import timedelta
 
 from penstock.errors import UsageError
 
-Duration = float | int | str | timedelta  # seconds, "5 min", "1h30m", timedelta
+Duration = float | int | str | timedelta  # seconds, "5 min", "1h30m", "PT5M", timedelta
 Size = int | str  # bytes, "8 GiB"
 
+_DAY = 86_400
+_SPELLINGS = {
+    365 * _DAY: "y ys yr yrs year years",
+    30 * _DAY: "mo mos mth mths month months",
+    7 * _DAY: "w wk wks week weeks",
+    _DAY: "d dy dys day days",
+    3_600: "h hr hrs hour hours",
+    60: "m min mins minute minutes",
+    1: "s sec secs second seconds",
+    0.001: "ms msec msecs millis millisecond milliseconds",
+}
+UNITS = {name: seconds for seconds, names in _SPELLINGS.items() for name in names.split()}
+_PART = re.compile(r"(?P<number>\d+\.?\d*|\.\d+)\s*(?P<unit>[a-z]+)\s*[,/]?\s*")
+_CLOCK = re.compile(r"(?P<fields>\d+(:\d{2}){1,3}|:\d{2})(?P<fraction>\.\d+)?")  # 1:30, 1:02:03, 1:00:00:00, :30
 
-def seconds_of(name: str, given: Duration) -> float:
-    """Seconds, more than 0. Raises `UsageError` naming what was given."""
+
+def seconds_of(name: str, given: Duration, *, zero: bool = False) -> float:
+    """Return the seconds of a duration that the option ``name`` was given.
+
+    Args:
+        zero: Accept 0 too.
+
+    Raises:
+        UsageError: ``given`` is no duration, is negative, infinite, or 0 without ``zero``.
+    """
     if isinstance(given, timedelta):
         seconds: float | None = given.total_seconds()
     elif isinstance(given, str):
-        seconds = _parsed(given)
+        seconds = _seconds_in(given)
     else:
         seconds = float(given)
-    if seconds is None or not 0 < seconds < float("inf"):
+    if seconds is None or not 0 <= seconds < float("inf") or not (seconds or zero):
         raise UsageError(
-            f"{name}={given!r} is no duration above 0: write seconds, a timedelta, or text such as '30 s' or '5 min'."
+            f"{name}={given!r} is no duration{'' if zero else ' above 0'}: write seconds, a timedelta, or text such as "
+            "'30 s' or '5 min'."
         )
     return seconds
 
@@ -36,8 +60,45 @@ def bytes_of(name: str, given: Size) -> int:
     return size
 
 
-def _parsed(text: str) -> float | None:
-    import pytimeparse2
+def _seconds_in(text: str) -> float | None:
+    """Return the seconds that a text spells, to the microsecond; None if it is no duration or over 10**9 days."""
+    text = text.strip().removeprefix("+").strip().lower()
+    try:
+        seconds = float(text)
+    except ValueError:
+        found = _iso_seconds(text) if text.startswith("p") else _unit_seconds(text)
+        if found is None:
+            return None
+        seconds = found
+    try:
+        return timedelta(seconds=seconds).total_seconds()
+    except (OverflowError, ValueError):
+        return None
 
-    found = pytimeparse2.parse(text)
-    return float(found) if isinstance(found, int | float) else None
+
+def _iso_seconds(text: str) -> float | None:
+    """Return the seconds of an ISO 8601 duration, such as PT5M: a year has 365 days and a month 30, as in `UNITS`."""
+    from pydantic import TypeAdapter, ValidationError
+
+    try:
+        return TypeAdapter(timedelta).validate_python(text.upper()).total_seconds()
+    except ValidationError:
+        return None
+
+
+def _unit_seconds(text: str) -> float | None:
+    """Return the seconds of "1h30m", "2 days, 5 min", "1:30" or "1 day, 2:03:04": larger units first, each once."""
+    total, smallest, position = 0.0, float("inf"), 0
+    while part := _PART.match(text, position):
+        unit = UNITS.get(part["unit"], float("inf"))
+        if unit >= smallest:
+            return None
+        total, smallest, position = total + float(part["number"]) * unit, unit, part.end()
+    if 0 < position == len(text):
+        return total
+    clock = _CLOCK.fullmatch(text, position)
+    fields = clock["fields"].split(":") if clock else []
+    if clock is None or (position and not (smallest >= _DAY and len(fields) == 3)):
+        return None
+    weighted = (int(field or 0) * weight for field, weight in zip(fields[::-1], (1, 60, 3_600, _DAY), strict=False))
+    return total + sum(weighted) + float(clock["fraction"] or 0)

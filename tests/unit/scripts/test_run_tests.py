@@ -24,7 +24,7 @@ def report(*cases: str) -> bytes:
     return f"<testsuites><testsuite>{''.join(cases)}</testsuite></testsuites>".encode()
 
 
-PASSED = "<testcase name='a'/>"
+PASSED = "<testcase classname='tests.unit.test_one' name='a' time='0.5'/>"
 FAILED = "<testcase name='b'><failure message='no'/></testcase>"
 BROKEN = "<testcase name='c'><error message='fixture'/></testcase>"
 EXCUSED = "<testcase name='d'><skipped type='pytest.skip' message='not applicable: no Java here'/></testcase>"
@@ -32,15 +32,14 @@ SKIPPED = "<testcase name='e'><skipped type='pytest.skip' message='Redis is not 
 EXPECTED = "<testcase name='f'><skipped type='pytest.xfail' message='known'/></testcase>"
 
 
-def test_counts_add_up_over_the_runs(runner: ModuleType) -> None:
-    first = runner.judge(1, report(PASSED, PASSED, FAILED, BROKEN))
-    second = runner.judge(0, report(PASSED, EXPECTED, EXCUSED, SKIPPED))
-    assert runner.totals([first, second], in_ci=False) == (4, 2, 2)
+def test_passed_failed_and_skipped_tests_are_counted(runner: ModuleType) -> None:
+    outcome = runner.judge(1, report(PASSED, PASSED, FAILED, BROKEN, EXPECTED, EXCUSED, SKIPPED))
+    assert runner.totals(outcome, lint_complaint=None, in_ci=False) == (3, 2, 2)
 
 
 def test_in_ci_a_skip_without_excuse_is_a_failure(runner: ModuleType) -> None:
     outcome = runner.judge(0, report(PASSED, EXCUSED, SKIPPED))
-    assert runner.totals([outcome], in_ci=True) == (1, 1, 1)
+    assert runner.totals(outcome, lint_complaint=None, in_ci=True) == (1, 1, 1)
 
 
 @pytest.mark.parametrize(
@@ -57,11 +56,53 @@ def test_in_ci_a_skip_without_excuse_is_a_failure(runner: ModuleType) -> None:
 def test_a_run_that_did_not_end_well_is_a_failure(runner: ModuleType, code: int, text: bytes | None) -> None:
     outcome = runner.judge(code, text)
     assert outcome.complaint
-    assert runner.totals([outcome], in_ci=False)[1] == 1
+    assert runner.totals(outcome, lint_complaint=None, in_ci=False)[1] == 1
 
 
 def test_a_run_that_ended_well_is_none(runner: ModuleType) -> None:
-    assert runner.totals([runner.judge(0, report(PASSED))], in_ci=False) == (1, 0, 0)
+    assert runner.totals(runner.judge(0, report(PASSED)), lint_complaint=None, in_ci=False) == (1, 0, 0)
+
+
+def test_the_closing_line_is_the_last_one_and_counts_a_failed_linter(
+    runner: ModuleType, capsys: pytest.CaptureFixture[str]
+) -> None:
+    outcome = runner.judge(0, report(PASSED, EXCUSED))
+    assert runner.conclude(outcome, lint_complaint="Lint failed: mypy.", in_ci=True) == 1
+    printed = capsys.readouterr().out
+    assert "Lint failed: mypy." in printed
+    assert printed.endswith("\n1 passed, 1 failed, 1 skipped\n")
+    assert runner.conclude(outcome, lint_complaint=None, in_ci=True) == 0
+
+
+def test_the_slowest_tests_come_first_and_each_folder_has_its_sum(
+    runner: ModuleType, capsys: pytest.CaptureFixture[str]
+) -> None:
+    slow = "<testcase classname='tests.cli.test_two' name='b[x/y]' time='2.25'/>"
+    runner.print_durations(runner.judge(0, report(PASSED, slow, slow)).seconds)
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert lines.index(["2.2", "tests/cli/test_two.py::b[x/y]"]) < lines.index(["0.5", "tests/unit/test_one.py::a"])
+    assert ["4", "2", "tests/cli"] in lines
+
+
+def test_every_linter_runs_and_the_failed_ones_are_named(
+    runner: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for name, code in {"first": 1, "second": 0, "third": 2}.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\nexit {code}\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setattr(runner, "BIN", tmp_path)
+    assert runner.lint([("first", "."), ("second",), ("third",)]) == "Lint failed: first, third."
+    assert runner.lint([("second",)]) is None
+
+
+def test_the_report_of_the_run_before_is_kept(
+    runner: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(runner, "REPORTS", tmp_path)
+    for text in ("one", "two"):
+        runner.fresh_report("everything").write_text(text)
+    assert (tmp_path / "everything.xml").read_text() == "two"
+    assert (tmp_path / "previous" / "everything.xml").read_text() == "one"
 
 
 @pytest.fixture

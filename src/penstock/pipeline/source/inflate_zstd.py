@@ -67,6 +67,6 @@ def _package() -> Any:
     except ImportError as error:
         raise ConfigurationError(
             "Objects compressed with zstd need the package zstandard, which is not installed: pip install "
-            "'penstock[spark]' on the driver and the executors."
+            "'penstock[pipeline]' on the driver and the executors."
         ) from error
     return zstandard

@@ -1,0 +1,18 @@
+import pytest
+from tests.lanes import lane, position
+
+SPARK = "tests/spark/test_traces.py::test_one"
+TUTORIAL = "tests/docs/test_tutorial.py::test_page[a::b]"
+KILLS = "tests/chaos/test_kill_steps.py::test_killed[x/y]"
+UNIT = "tests/unit/app/test_naming.py::test_one[tests/spark/x]"
+
+
+def test_tests_with_a_session_share_a_lane_and_other_files_have_their_own() -> None:
+    assert lane(SPARK) == lane(TUTORIAL) != lane(KILLS)
+    assert lane(KILLS) == lane("tests/chaos/test_stop.py::test_one")
+    assert lane(UNIT) == "tests/unit/app/test_naming.py"
+
+
+@pytest.mark.parametrize("short", [UNIT, "tests/cli/test_status.py::test_one", "tests/docs/test_docs.py::test_one"])
+def test_the_lanes_come_before_the_short_tests(short: str) -> None:
+    assert max(map(position, (SPARK, TUTORIAL, KILLS))) < position(short)
