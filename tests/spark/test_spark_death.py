@@ -160,29 +160,23 @@ def readiness(address: str) -> tuple[int, str]:
 
 
 @pytest.mark.parametrize("kind", ["worker", "ingest"])
-def test_the_process_ends_for_a_new_one_that_goes_on(scene: Scene) -> None:
-    """It dies idle, and again in a run. One attempt is all that files have, and the dead JVMs cost none."""
+@pytest.mark.parametrize("busy", [False, True], ids=["idle", "in a run"])
+def test_the_process_ends_for_a_new_one_that_goes_on(scene: Scene, busy: bool) -> None:
     worker = scene.start()
     scene.put()
     wait_until(lambda: scene.rows() == [1])
-    check_ends_without_jvm(worker)
-    scene.put()
-    worker = scene.start()
-    wait_until(lambda: scene.rows() == [1, 2])
-    scene.hold.touch()
-    scene.put()
-    wait_until(scene.running.exists)
-    check_ends_without_jvm(worker)
-    scene.hold.unlink()
-    scene.put()
-    scene.start()
-    wait_until(lambda: scene.rows() == [1, 2, 3, 4])
-
-
-def check_ends_without_jvm(worker: Process) -> None:
+    if busy:
+        scene.hold.touch()
+        scene.put()
+        wait_until(scene.running.exists)
     kill_jvm(worker)
     assert worker.exit_code() == TEMPORARY_FAILURE, worker.said
     assert "Spark went away" in worker.sentence()
+    scene.hold.unlink(missing_ok=True)
+    scene.put()
+    scene.start()
+    wanted = [1, 2, 3] if busy else [1, 2]
+    wait_until(lambda: scene.rows() == wanted)  # one attempt is all they had, and the dead JVM cost none
 
 
 def test_a_mixed_worker_lets_its_handlers_finish_and_is_not_ready(scene: Scene) -> None:
