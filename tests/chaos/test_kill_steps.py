@@ -16,7 +16,7 @@ from tests.chaos.oracle import Truth, abandoned_folders, attempts, check_done, c
 from tests.chaos.runs import KILLED, Case, write_objects
 
 from penstock.messaging.steps import Step
-from penstock.pipeline import run
+from penstock.pipeline.spark import run
 
 pytestmark = pytest.mark.timeout(900)
 

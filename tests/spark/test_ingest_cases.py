@@ -19,9 +19,9 @@ from tests.chaos.oracle import check_done, check_meanwhile, claims, look, look_a
 from tests.chaos.runs import JUNK, KILLED, SCHEMA, SOME_DEAD, STOPPED, Case, Ended, environment, line, write_objects
 from tests.permissions import obey_permissions
 
-from penstock.app import ingest as ingest_room
 from penstock.cli.main import main
 from penstock.messaging.steps import Step
+from penstock.operations.ingest import ingest as ingest_room
 
 pytestmark = pytest.mark.timeout(400)
 
@@ -54,7 +54,7 @@ class SharedCase(Case):
                 patch.setenv(name, value)
             patch.setattr("sys.argv", ["penstock", *arguments])
             patch.setattr(ingest_room, "ingest", partial(ingest_room.ingest, spark=self._spark))
-            patch.setattr("penstock.cli.leaving.leave_within", lambda *_: None)  # this process is not its own
+            patch.setattr("penstock.cli.exits.leave_within", lambda *_: None)  # this process is not its own
             self._capfd.readouterr()
             with pytest.raises(SystemExit) as end:
                 main()
