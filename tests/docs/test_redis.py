@@ -137,7 +137,7 @@ def test_a_backlog_of_others_is_answered_with_nothing_once_for_every_20_000(redi
     assert answers == [0, 0, 3, 3]
 
 
-@pytest.mark.parametrize("page", ["run/redis", "run/brokers", "run/operating", "why/guarantees"])
+@pytest.mark.parametrize("page", ["run/redis", "run/brokers", "run/commands", "why/guarantees"])
 def test_the_pages_say_how_long_others_wait_for_what_a_host_held_that_is_gone(page: str) -> None:
     sweeping = Sweeping(
         Server("redis://localhost"),  # connects when asked, and is not

@@ -34,7 +34,8 @@ from penstock.events import (
     RunFailed,
 )
 from penstock.ledger import Ledger
-from penstock.ledger.records import Claim, Failure, ObjectResult, ObjectState
+from penstock.ledger.records import BatchOutcome, Claim, Failure, ObjectResult, ObjectState
+from penstock.messaging.claims import HeldClaim
 from penstock.messaging.clock import Clock, SystemClock
 from penstock.messaging.delivery import Delivery
 from penstock.messaging.message import Message
@@ -576,6 +577,28 @@ def test_a_claim_is_extended_while_it_runs_and_nothing_is_lost_after_the_commit(
     executions.append(pipeline.execution("a"))
     assert list(executions[0].run().values()) == [Ack()]
     assert [*held, extended(executions[0])] == [True, True]
+
+
+def test_a_heartbeat_that_its_commit_overtakes_loses_nothing(ledger: Ledger) -> None:
+    executions: list[BatchExecution] = []
+    claims: list[HeldClaim | None] = []
+    lost: list[bool] = []
+    commit = ledger.commit
+
+    def running(request: RunRequest) -> RunResult:
+        claims.append(executions[0].claim())
+        return result(request)
+
+    def committing(outcome: BatchOutcome) -> int | None:
+        assert claims[0] is not None
+        seq = commit(outcome)
+        lost.append(executions[0].loses(claims[0]))  # the ledger does not know the attempt as open any more
+        return seq
+
+    executions.append(Pipeline(ledger, Engine(running)).execution("a"))
+    with mock.patch.object(ledger, "commit", committing):
+        assert list(executions[0].run().values()) == [Ack()]
+    assert lost == [False]
 
 
 def test_an_object_that_another_worker_has_waits_for_its_lease_and_costs_nothing(ledger: Ledger) -> None:

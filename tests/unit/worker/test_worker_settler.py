@@ -120,6 +120,7 @@ def test_with_the_broker_away_it_tries_until_the_lease_must_have_ended(settling:
     failures = [event for event in settling.events if isinstance(event, SettleFailed)]
     assert [failure.lost for failure in failures] == [False] * (len(failures) - 1) + [True]
     assert 5 < len(failures) < 100
+    assert settling.taken == []
 
 
 def test_a_broker_that_comes_back_gets_the_settlement(settling: Settling) -> None:
