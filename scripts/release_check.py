@@ -46,6 +46,9 @@ PACKAGES: Mapping[str, Sequence[str]] = {
     "msgspec": ("msgspec",),
 }
 TOGETHER = ("spark,java",)
+EVERYDAY = (
+    "awk basename bash cat chmod cp cut dirname env expr grep head id ln ls mkdir mv ps readlink rm sed sh tr uname"
+)
 USERS_OWN = {"pytest", "aws_lambda_powertools"}  # of the application, where a module of ours is for it
 
 # Runs in the new environment: prints a line for each module that fails for another reason than a package of an extra
@@ -200,7 +203,7 @@ def _bare_environment(venv: Path, work: Path) -> dict[str, str]:
     """Return an environment with an empty home, and the everyday tools but no Java on PATH."""
     tools = work.parent / "tools"
     tools.mkdir(exist_ok=True)
-    for name in ("bash", "sh", "env", "dirname", "basename", "ps", "uname", "cat", "ls", "nohup", "rm", "sed", "tr"):
+    for name in EVERYDAY.split():
         found = shutil.which(name)
         if found and not (tools / name).exists():
             (tools / name).symlink_to(found)

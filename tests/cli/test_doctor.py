@@ -92,10 +92,10 @@ def _no_extra(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_an_untested_deltalake_is_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.pipeline.extra.DELTALAKE_TESTED", ((0, 1), (0, 2)))
+    monkeypatch.setattr("penstock.pipeline.extra.DELTALAKE_TESTED", ((0, 1, 0), (0, 2, 0)))
     found = next(one for one in machine_checks({}, spark=SparkNeed.NEEDED) if one.check == "spark extra")
     assert found.verdict is Verdict.WARNING
-    assert "is outside the range that Penstock is tested with, >=0.1,<0.2: install one of those" in found.found
+    assert "is outside the range that Penstock is tested with, >=0.1.0,<0.2.0: install one of those" in found.found
 
 
 def _bad_setting(monkeypatch: pytest.MonkeyPatch) -> None:

