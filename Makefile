@@ -6,7 +6,7 @@ VENV := .venv
 SETUP := $(PYTHON) scripts/bootstrap.py
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-fast lint bench docs site check test-slow test-spark40 lock clean
+.PHONY: help setup demo test test-fast lint bench docs site check test-slow test-spark40 lock dist clean
 .NOTPARALLEL:
 
 help: ## List the targets
@@ -56,8 +56,13 @@ test-spark40: ## The tests with Spark, on the oldest Spark we support (an enviro
 lock: setup ## Resolve the dependencies again and write locks/ (UPGRADE=1 takes the newest that fit)
 	@$(VENV)/bin/python scripts/lock.py $(if $(UPGRADE),--upgrade)
 
+dist: ## Build and check sdist and wheel, and install each extra alone (TAG=v0.1.0 compares the version)
+	@$(PYTHON) scripts/bootstrap.py --venv .venv-release --lock release
+	@.venv-release/bin/python -m scripts.release_check $(if $(TAG),--tag $(TAG))
+
 clean: ## Remove the environments, caches and reports
 	@rm -rf $(VENV) $(VENV).lock .venv-spark40 .venv-spark40.lock build dist
-	@rm -rf .venv-site .venv-site.lock .venv-bench .venv-bench.lock .venv-bench-older .venv-bench-older.lock
+	@rm -rf .venv-release .venv-release.lock .venv-site .venv-site.lock
+	@rm -rf .venv-bench .venv-bench.lock .venv-bench-older .venv-bench-older.lock
 	@rm -rf .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
 	@find src tests scripts benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +

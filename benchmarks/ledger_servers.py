@@ -124,20 +124,18 @@ def _measure(name: str, fresh: Callable[[], str], arguments: argparse.Namespace)
 def _times(url: str, *, objects: int, rounds: int) -> Times:
     ledger = Ledger.open(url)
     ledger.ensure_pipeline(PIPELINE)
-    claim_and_commit(ledger, "warming", objects)
-    claims, commits = zip(
-        *(claim_and_commit(ledger, f"round-{number}", objects) for number in range(rounds)), strict=True
-    )
+    _round(ledger, "warming", objects)
+    claims, commits = zip(*(_round(ledger, f"round-{number}", objects) for number in range(rounds)), strict=True)
     ledger.close()
     return Times(claim_seconds=statistics.median(claims), commit_seconds=statistics.median(commits))
 
 
-def claim_and_commit(ledger: Ledger, attempt: str, objects: int) -> tuple[float, float]:
-    candidates = [_candidate(f"{attempt}/{index}") for index in range(objects)]
+def _round(ledger: Ledger, attempt: str, objects: int) -> tuple[float, float]:
+    candidates = [candidate(f"{attempt}/{index}") for index in range(objects)]
     began_at = time.perf_counter()
     claim = ledger.claim(PIPELINE, candidates, attempt_id=attempt, worker="benchmark", lease_seconds=LEASE_SECONDS)
     claimed_at = time.perf_counter()
-    ledger.commit(_outcome(claim))
+    ledger.commit(outcome(claim))
     assert len(claim.claimed) == objects
     return claimed_at - began_at, time.perf_counter() - claimed_at
 
@@ -193,14 +191,14 @@ def _worker(url: str, number: int, barrier: "multiprocessing.synchronize.Barrier
             break
         attempt = f"crowd-{number}-{turn}"
         half = WORKERS_OBJECTS // 2
-        candidates = [_candidate(f"all/{turn}/{index}") for index in range(half)]
-        candidates += [_candidate(f"{attempt}/{index}") for index in range(half)]
+        candidates = [candidate(f"all/{turn}/{index}") for index in range(half)]
+        candidates += [candidate(f"{attempt}/{index}") for index in range(half)]
         try:
             claim = ledger.claim(
                 PIPELINE, candidates, attempt_id=attempt, worker=f"{number}", lease_seconds=LEASE_SECONDS
             )
             if claim.claimed:
-                ledger.commit(_outcome(claim))
+                ledger.commit(outcome(claim))
                 committed += claim.claimed
         except Exception as error:  # what would reach the user
             print(f"{type(error).__name__}: {error}", file=sys.stderr)
@@ -209,7 +207,7 @@ def _worker(url: str, number: int, barrier: "multiprocessing.synchronize.Barrier
     told.append((committed, errors))
 
 
-def _candidate(name: str) -> Candidate:
+def candidate(name: str) -> Candidate:
     key = f"clicks/2024/02/{name}.jsonl.gz"
     digest = hashlib.sha256(key.encode()).digest()[:16]
     return Candidate(
@@ -224,7 +222,7 @@ def _candidate(name: str) -> Candidate:
     )
 
 
-def _outcome(claim: Claim) -> BatchOutcome:
+def outcome(claim: Claim) -> BatchOutcome:
     results = [ObjectResult(object_id=object_id, rows=50, lines_quarantined=0) for object_id in claim.claimed]
     return BatchOutcome(pipeline=PIPELINE, attempt_id=claim.attempt_id, processed=results, rows=50 * len(results))
 

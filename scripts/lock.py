@@ -46,6 +46,7 @@ IMAGE = [
 LOCKS = {
     "uv": ["locks/uv.in"],
     "build": ["locks/build.in"],
+    "release": ["locks/release.in"],
     "dev": [
         "pyproject.toml",
         "--all-extras",

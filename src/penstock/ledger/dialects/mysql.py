@@ -11,6 +11,9 @@ What the errors of MySQL and MariaDB mean to us, by their numbers, which are par
 Many rows at once: a statement a few hundred kilobytes, where the driver would send one a row.
 
 PyMySQL joins rows only where every value is a parameter, and spends most of the time on escaping them one by one.
+Why values are written here: with the driver's executemany or SQLAlchemy's insertmanyvalues, a claim of 10,000 objects
+costs 2.3 times the CPU (benchmarks/ledger_inserts.py; figures in docs/why/decisions/ledger-drivers.md). The fuzz test
+`test_rows_are_read_as_they_were_written` (tests/integration/test_ledger_inserts.py) checks them on servers.
 """
 
 import hashlib

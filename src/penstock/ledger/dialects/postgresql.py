@@ -14,9 +14,11 @@ What PostgreSQL's errors mean: by their code, and by their words where connectin
 
 Thousands of rows in one statement.
 
-For each row of a set psycopg has the server run the INSERT once more. Handed over as one array a column, and taken
-apart by `unnest`, the same rows take a fraction of the time, and keep their order. The arrays are binary (%b): written
-as text, one of ten thousand ids takes a quarter of a second.
+For each row of a set psycopg has the server run the INSERT once more. Passed as one array a column, and taken apart by
+`unnest`, the same rows take a fraction of the time and keep their order: a claim of 10,000 objects takes 3.9 times as
+long with the driver's executemany and 3.3 times with SQLAlchemy's insertmanyvalues (benchmarks/ledger_inserts.py). No
+value is written into the statement; the arrays are parameters, in binary form (%b): as text, one of ten thousand ids
+takes a quarter of a second. The fuzz test is `test_rows_are_read_as_they_were_written`.
 """
 
 import math
