@@ -7,10 +7,12 @@ import pytest
 from penstock.ledger.records import Carrier, ClaimedObject, FailedObject, Failure
 from penstock.messaging.failure import Failure as Raised
 from penstock.pipeline.engine import ReadFailure, RunBroken
-from penstock.pipeline.parcel import Dead, Done, Later
-from penstock.pipeline.streak import FailureStreak
-from penstock.pipeline.verdicts import (
+from penstock.pipeline.failures import FailureStreak
+from penstock.pipeline.notifications import (
     GONE_AFTER_SECONDS,
+    Dead,
+    Done,
+    Later,
     failure_outcome,
     look_again_seconds,
     sentence,
