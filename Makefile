@@ -6,7 +6,7 @@ VENV := .venv
 SETUP := $(PYTHON) scripts/bootstrap.py
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-fast lint bench docs check test-slow test-spark40 lock clean
+.PHONY: help setup demo test test-fast lint bench docs site check test-slow test-spark40 lock clean
 .NOTPARALLEL:
 
 help: ## List the targets
@@ -38,6 +38,11 @@ docs: setup ## Write the tables of docs/ anew that are made from the code
 	@$(VENV)/bin/python -m scripts.broker_table
 	@$(VENV)/bin/python -m scripts.ages_table
 
+site: ## The documentation as a site with search, in build/site; fails on a dead link (an environment of its own)
+	@$(PYTHON) scripts/bootstrap.py --venv .venv-site --lock docs
+	@NO_MKDOCS_2_WARNING=1 .venv-site/bin/mkdocs build --strict
+	@echo "build/site/index.html"
+
 check: ## As CI does it: make test, in which a test skipped for a missing service is a failed one
 	@CI=true $(MAKE) --no-print-directory test
 
@@ -53,6 +58,6 @@ lock: setup ## Resolve the dependencies again and write locks/ (UPGRADE=1 takes 
 
 clean: ## Remove the environments, caches and reports
 	@rm -rf $(VENV) $(VENV).lock .venv-spark40 .venv-spark40.lock build dist
-	@rm -rf .venv-bench .venv-bench.lock .venv-bench-older .venv-bench-older.lock
+	@rm -rf .venv-site .venv-site.lock .venv-bench .venv-bench.lock .venv-bench-older .venv-bench-older.lock
 	@rm -rf .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
 	@find src tests scripts benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -10,9 +10,9 @@ from tempfile import TemporaryDirectory
 
 from scripts.made_tables import DOCS, rewritten
 
-from penstock.brokers.memory import MemoryBroker
-from penstock.brokers.redis_streams import RedisStreamsBroker
-from penstock.brokers.sqlite import SqliteBroker
+from penstock.brokers.memory.broker import MemoryBroker
+from penstock.brokers.redis import RedisStreamsBroker
+from penstock.brokers.sqlite.broker import SqliteBroker
 from penstock.brokers.sqs import SqsBroker
 from penstock.messaging.broker import Broker, Capabilities
 from penstock.storage.aws import Aws
@@ -21,23 +21,23 @@ PAGE = DOCS / "run" / "brokers.md"
 ROWS = {
     "delay_seconds_max": "the longest delay of a message",
     "hold_seconds_max": "the longest delay of a message that is released",
-    "lease_seconds_max": "the longest lease of one call; extending has no end but on SQS",
+    "lease_seconds_max": "the longest lease of one call; extensions are unlimited except on SQS",
     "body_bytes_max": "the largest body",
-    "receive_max": "messages in one call, at most",
+    "receive_max": "messages per receive call, at most",
     "fenced": "a worker that lost its lease can neither settle nor extend",
-    "refunds": "work that is given back costs no attempt",
-    "deduplicates": "a second message of a deduplication id is dropped",
-    "browsable": "messages can be looked at where they wait",
-    "remembers_attempts": "a function is told of the attempt before",
+    "refunds": "released work is not counted as an attempt",
+    "deduplicates": "a second message with the same deduplication id is dropped",
+    "browsable": "messages can be listed without receiving them",
+    "remembers_attempts": "a handler sees the previous attempt",
     "pausable": "queues can be paused",
-    "creates_queues": "a queue is there once it is named",
+    "creates_queues": "queues are created on first use",
     "ordered": "the older message comes first, and groups take turns",
-    "exact_stats": "counts are right at any moment, and ages are told",
-    "explains_deaths": "what the broker itself gives up on says why",
-    "looks_cost": "asking an empty queue has its price",
-    "settle_batch": "acks worth waiting for, to end them in one request",
+    "exact_stats": "counts are exact, and ages are known",
+    "explains_deaths": "messages that the broker itself dead-letters have a reason",
+    "looks_cost": "polling an empty queue costs money",
+    "settle_batch": "acks that are collected for one request",
     "settle_linger_seconds": "how long an ack may wait for others",
-    "system": "what traces call it",
+    "system": "its name in traces",
 }
 
 

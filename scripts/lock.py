@@ -53,6 +53,7 @@ LOCKS = {
     ],
     "image": IMAGE,
     "image-spark": [*IMAGE, "--extra=spark", "--extra=java"],
+    "docs": ["locks/docs.in"],
     "local-aws": ["locks/local-aws.in", "--constraint=locks/dev.txt"],
     "spark40": [
         "pyproject.toml",

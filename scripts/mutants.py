@@ -12,7 +12,11 @@ survives, if a text is not found exactly once, or if a run of pytest ends in any
 """
 
 import argparse
+import atexit
+import importlib
+import importlib.metadata
 import json
+import multiprocessing
 import os
 import re
 import shutil
@@ -22,16 +26,20 @@ import tempfile
 import time
 import tomllib
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 TABLES = Path(__file__).resolve().with_suffix("")
 SUFFIXES = (".py", ".lua", ".sql")
 TEST_SECONDS = 120  # of one test, after which it counts as failed
 RUN_SECONDS = 540.0  # of one run of pytest, after which a mutant counts as killed
-PASSED, FAILED = 0, 1  # exit codes of pytest
+PASSED = 0  # exit code of pytest
+PACKAGE = "penstock"
+LIBRARIES = ("pydantic", "pydantic_settings", "sqlalchemy", "numpy", "pyarrow", "redis", "boto3", "structlog", "ulid")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +85,7 @@ def main() -> None:
         sys.exit(0 if listed(mutants) else 1)
     with copied(ROOT / "src") as source:
         check_import(source)
+        import_libraries()
         ok = clean(mutants, source) if arguments.clean else killed_all(mutants, source, arguments.json)
     sys.exit(0 if ok else 1)
 
@@ -175,9 +184,9 @@ def fate_of(mutant: Mutant, source: Path) -> str:
         place.path.write_text(place.before, encoding="utf-8")
         os.utime(place.path, ns=(status.st_atime_ns, status.st_mtime_ns))  # its compiled file holds again
     match code:
-        case 0:
+        case 0:  # every test passed
             return "SURVIVED"
-        case 1 | None:
+        case 1 | None:  # a failure, or a hang
             return "killed"
         case _:
             return f"NOT TESTED: pytest ended with {code}"
@@ -203,19 +212,46 @@ def _by_tests(mutants: Sequence[Mutant]) -> Iterable[tuple[tuple[tuple[str, ...]
 
 
 def run(mutant: Mutant, source: Path) -> int | None:
-    """Run the tests of a mutant until one fails; return pytest's exit code, None if it took too long."""
+    """Run the tests of a mutant until one fails; return pytest's exit code, None if it took too long.
+
+    Each run is a fork of this process, which has imported pytest and the libraries: importing them takes longer than
+    most of the tests.
+    """
+    process = multiprocessing.get_context("fork").Process(target=_run_here, args=(mutant, source))
+    process.start()
+    process.join(RUN_SECONDS)
+    if process.exitcode is None:
+        process.terminate()
+        process.join()
+        return None
+    return process.exitcode
+
+
+def _run_here(mutant: Mutant, source: Path) -> None:
+    """Run the tests in this process and exit with pytest's code."""
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    for descriptor in (0, 1, 2):
+        os.dup2(nowhere, descriptor)
+    os.chdir(ROOT)
+    os.environ.update(environment(source))
+    sys.path.insert(0, str(source))
     keyword = ["-k", mutant.keyword] if mutant.keyword else []
     options = ["-x", "-q", "--no-header", "--tb=no", "-p", "no:cacheprovider", f"--timeout={TEST_SECONDS}", *keyword]
-    command = [sys.executable, "-m", "pytest", *options, *mutant.tests]
-    process = subprocess.Popen(
-        command, cwd=ROOT, env=environment(source), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
-    try:
-        return process.wait(RUN_SECONDS)
-    except subprocess.TimeoutExpired:
-        process.terminate()
-        process.wait()
-        return None
+    code = pytest.main([*options, *mutant.tests])
+    atexit._run_exitfuncs()
+    sys.exit(int(code))
+
+
+def import_libraries() -> None:
+    """Import what most tests import, but nothing of the package."""
+    for entry in importlib.metadata.entry_points(group="pytest11"):
+        if entry.name != PACKAGE:
+            entry.load()
+    for name in LIBRARIES:
+        with suppress(ImportError):
+            importlib.import_module(name)
+    if any(name == PACKAGE or name.startswith(f"{PACKAGE}.") for name in sys.modules):
+        sys.exit("a library has imported the package itself: its mutants could not be seen")
 
 
 def environment(source: Path) -> dict[str, str]:

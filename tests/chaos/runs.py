@@ -15,6 +15,7 @@ from typing import Any
 
 from tests.chaos.oracle import Truth, truth
 
+ROOT = Path(__file__).parents[2]
 SCHEMA = "id long, v double, s string"
 RUN_SECONDS_MAX = 240.0  # a hang, or a wait for a lease, fails a test instead of stretching it
 # Nobody may need a lease to run out: whoever waits for one misses the bound above.
@@ -23,6 +24,8 @@ KILLED = -signal.SIGKILL
 STOPPED = 75
 INTERRUPTED = 130
 SOME_DEAD = 3
+ON_SPARK = "penstock"
+IN_PROCESS = "tests.chaos.in_process"  # for stories in which Spark is not the subject
 JUNK = b"--- log rotated ---"
 
 
@@ -53,6 +56,7 @@ class Running:
         self,
         arguments: Sequence[str],
         *,
+        module: str,
         folder: Path,
         name: str,
         environment: dict[str, str],
@@ -61,7 +65,7 @@ class Running:
         self._out, self._err = folder / f"{name}.out", folder / f"{name}.err"
         with self._out.open("wb") as out, self._err.open("wb") as err:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "penstock", *arguments],
+                [sys.executable, "-m", module, *arguments],
                 stdout=out,
                 stderr=err,
                 cwd=folder,
@@ -104,8 +108,10 @@ class Running:
 class Case:
     """A folder to read, a table to fill, and every process started on them."""
 
-    def __init__(self, folder: Path, **settings: object) -> None:
-        """``settings``, by their names, are those of every process."""
+    def __init__(self, folder: Path, *, module: str = ON_SPARK, **settings: object) -> None:
+        """``module`` is what Python runs: `ON_SPARK` or `IN_PROCESS`. ``settings``, by their names, are those of every
+        process."""
+        self._module = module
         self.folder = folder
         self.source = folder / "in"
         self.table = folder / "table"
@@ -156,6 +162,7 @@ class Case:
     ) -> Running:
         running = Running(
             arguments,
+            module=self._module,
             folder=self.folder,
             name=f"run-{len(self._started)}",
             environment=environment(**self._settings | settings),
@@ -183,6 +190,7 @@ def environment(**settings: object) -> dict[str, str]:
     }
     return {
         **inherited,
+        "PYTHONPATH": str(ROOT),  # where `tests` is, for `IN_PROCESS`
         # A JVM that lives for seconds gains nothing from its second compiler, and pays for it with a third of them.
         "JAVA_TOOL_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
         **{f"PENSTOCK_{name.upper()}": str(value) for name, value in given.items()},

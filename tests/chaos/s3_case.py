@@ -11,7 +11,7 @@ from urllib.parse import quote
 
 from tests.chaos.oracle import Place, Truth, Values, truth
 from tests.chaos.runs import LEASE_SECONDS as HOST_LEASE_SECONDS
-from tests.chaos.runs import Case, write_objects
+from tests.chaos.runs import ON_SPARK, Case, write_objects
 from tests.services.aws_server import AwsServer
 from tests.services.s3_scene import Announced, Way
 
@@ -24,13 +24,20 @@ class S3Case(Case):
     """Buckets and a queue at one server, and every process started on them."""
 
     def __init__(
-        self, folder: Path, server: AwsServer, *, by_queue: bool = True, way: Way = "sqs", **settings: object
+        self,
+        folder: Path,
+        server: AwsServer,
+        *,
+        module: str = ON_SPARK,
+        by_queue: bool = True,
+        way: Way = "sqs",
+        **settings: object,
     ) -> None:
         """Not ``by_queue``: it looks through the bucket itself. ``settings`` as of every case."""
         # By listing the queue is a file of this host, which knows at once who died: no lease needs to end, and none of
         # a process that lives ends on a busy machine.
         lease_seconds = LEASE_SECONDS if by_queue else HOST_LEASE_SECONDS
-        super().__init__(folder, aws_endpoint_url=server.url, lease_seconds=lease_seconds, **settings)
+        super().__init__(folder, module=module, aws_endpoint_url=server.url, lease_seconds=lease_seconds, **settings)
         self._by_queue = by_queue
         self._landing = Announced(server, way)
         self._s3, self._sqs = server.client("s3"), server.client("sqs")

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from tests.chaos.runs import Case
+from tests.chaos.runs import ON_SPARK, Case
 
 from penstock import App
 
@@ -12,10 +12,10 @@ QUEUE = "landing"
 class SqlCase(Case):
     """A folder whose files are announced in the queue beside the table, and every process started on them."""
 
-    def __init__(self, folder: Path, ledger: str) -> None:
+    def __init__(self, folder: Path, ledger: str, *, module: str = ON_SPARK) -> None:
         self.ledger = ledger
         self._broker = f"sqlite:///{folder / 'table' / '_penstock' / 'queue.db'}"
-        super().__init__(folder, broker=self._broker)
+        super().__init__(folder, module=module, broker=self._broker)
 
     @property
     def arguments(self) -> tuple[str, ...]:

@@ -1,26 +1,28 @@
-"""The process group is killed from outside, at any moment; the same command again must make it good."""
+"""The process group is killed from outside, at any moment; the same command again must make it good.
+
+In CI without Spark, so that there is time for many moments; the long matrix kills Spark.
+"""
 
 import random
 import signal
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
 from tests.chaos.oracle import Truth, check_done, check_meanwhile, truth
-from tests.chaos.runs import KILLED, Case, write_objects
+from tests.chaos.runs import KILLED, Case, Running, write_objects
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(1_800)]
+pytestmark = pytest.mark.timeout(1_800)
 
 OBJECTS = 40
 OPTIONS = ("--max-objects", "10")  # four batches
+ROUNDS = 10
 SEED = 20260101
 
 
-def killed_after(case: Case, whole: Truth, seconds: float, *, of_spark: bool = False) -> bool:
-    """Kill it that long after its start, or after Spark's; answers whether that was before its end."""
-    running = case.start(*OPTIONS)
-    if of_spark:
-        running.wait_until(lambda: "Spark started" in running.said())
+def killed_after(case: Case, whole: Truth, running: Running, seconds: float) -> bool:
+    """Kill it after that time; answers whether that was before its end."""
     try:
         running.process.wait(seconds)
     except subprocess.TimeoutExpired:
@@ -32,19 +34,30 @@ def killed_after(case: Case, whole: Truth, seconds: float, *, of_spark: bool = F
     return ended.code == KILLED
 
 
-def test_killed_three_times_in_a_row_at_any_moment(case: Case) -> None:
-    """Of the seconds in which the protocol works: before Spark is there, little can go wrong."""
-    write_objects(case.source, range(OBJECTS))
-    whole = truth(case.source)
+def at_work(case: Case) -> Running:
+    """An ingest that has looked around: before that, little can go wrong."""
+    running = case.start(*OPTIONS)
+    running.wait_until(lambda: "to do" in running.said())
+    return running
+
+
+def test_killed_ten_times_in_a_row_at_any_moment(case: Case) -> None:
+    """Every process has four batches to do besides what the one before left."""
+    case.bring(range(OBJECTS))
+    measured, began_at = at_work(case), time.monotonic()
+    measured.end().but(0)
+    duration_seconds = time.monotonic() - began_at
     moments = random.Random(SEED)
     deaths = 0
-    while deaths < 3 and killed_after(case, whole, moments.uniform(0.0, 5.0), of_spark=True):
-        deaths += 1
-    assert deaths >= 1
+    for number in range(1, ROUNDS + 1):
+        case.bring(range(number * OBJECTS, (number + 1) * OBJECTS))
+        deaths += killed_after(case, case.truth(), at_work(case), moments.uniform(0.0, duration_seconds))
+    assert deaths >= ROUNDS // 2, "most moments must lie before the end, or they prove nothing"
     case.ingest(*OPTIONS)
-    check_done(whole, case.table)
+    check_done(case.truth(), case.table)
 
 
+@pytest.mark.spark
 @pytest.mark.slow
 def test_killed_at_fifty_moments(tmp_path: Path) -> None:
     """Every moment on a folder of its own, drawn evenly over a run's duration as measured first."""
@@ -55,7 +68,7 @@ def test_killed_at_fifty_moments(tmp_path: Path) -> None:
     for number in range(50):
         case = fresh(tmp_path, f"moment-{number}")
         whole = truth(case.source)
-        deaths += killed_after(case, whole, moments.uniform(0.0, duration_seconds))
+        deaths += killed_after(case, whole, case.start(*OPTIONS), moments.uniform(0.0, duration_seconds))
         case.ingest(*OPTIONS)
         check_done(whole, case.table)
         case.close()

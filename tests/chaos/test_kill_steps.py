@@ -1,18 +1,26 @@
 """The process group is killed at every step of the protocol; the same command again must make it good.
 
 In CI one story leads through all steps: killed at one, begun again and killed at the next, until nothing kills it any
-more. The long matrix kills at each step alone, and at its second time where there is one.
+more. It runs without Spark; another one kills Spark at the steps that a run of Spark announces, and while it writes.
+The long matrix kills Spark at each step alone, and at its second time where there is one.
 """
 
+import inspect
+import re
+import shutil
+import signal
 from dataclasses import dataclass
+from types import ModuleType
 
 import pytest
+from tests.chaos import in_process, transforms
 from tests.chaos.oracle import Truth, abandoned_folders, attempts, check_done, check_meanwhile, truth
 from tests.chaos.runs import KILLED, Case, write_objects
 
 from penstock.messaging.steps import Step
+from penstock.pipeline.spark import run
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.timeout(900)
 
 OBJECTS = 40
 OPTIONS = ("--max-objects", "20")  # two batches
@@ -38,6 +46,7 @@ STORY = (
     Step.DELETED,
 )
 
+OF_A_RUN = (Step.PLANNED, Step.WRITTEN, Step.MANIFESTED, Step.RECORDED)  # announced by the engine
 OF_A_CLEANUP = {Step.CLEANING, Step.SET_ASIDE, Step.CLEANED}  # killed at in test_cleanup_story.py
 # killed at in tests/conformance/publishing/test_compact_leftovers.py
 OF_A_COMPACTION = {Step.COMPACTED, Step.COMPACTION_COMMITTED, Step.LEFTOVER_MARKED}
@@ -74,6 +83,11 @@ def test_every_step_of_the_protocol_is_killed_at() -> None:
     elsewhere = OF_A_REPAIR | OF_A_CLEANUP | OF_A_COMPACTION | OF_THE_ARCHIVE | OF_A_REPLAY | OF_KEPT_LETTERS
     assert set(STORY) == set(Step) - elsewhere
     assert {case.step for case in alone()} == set(STORY)
+    assert set(OF_A_RUN) == announced_in(run) == announced_in(in_process), "an engine announces other steps"
+
+
+def announced_in(module: ModuleType) -> set[Step]:
+    return {Step[name] for name in re.findall(r"probe\(Step\.(\w+)\)", inspect.getsource(module))}
 
 
 def kill_and_check(case: Case, whole: Truth, kill_at: str) -> None:
@@ -95,9 +109,32 @@ def test_killed_at_every_step_one_after_another(case: Case) -> None:
     assert abandoned_folders(case.table) == []
 
 
+@pytest.mark.spark
+def test_spark_is_killed_while_it_writes_and_at_every_step_of_a_run(spark_case: Case) -> None:
+    case = spark_case
+    shutil.copy(transforms.__file__, case.folder / "transforms.py")
+    write_objects(case.source, range(OBJECTS))
+    whole = truth(case.source)
+    gate = case.folder / transforms.GATE
+    gate.touch()
+    writing = case.start(*OPTIONS, "--transform", "transforms:held")
+    writing.wait_until((case.folder / transforms.AT_GATE).exists)
+    writing.send_group(signal.SIGKILL)
+    writing.end().but(KILLED)
+    gate.unlink()
+    check_meanwhile(whole, case.table)
+    for step in OF_A_RUN:
+        kill_and_check(case, whole, step.value)
+    case.ingest(*OPTIONS)
+    check_done(whole, case.table)
+    assert attempts(case.table)["abandoned"] == 1 + len(OF_A_RUN)
+
+
+@pytest.mark.spark
 @pytest.mark.slow
 @pytest.mark.parametrize("death", alone(), ids=lambda death: f"{death.step.value}-{death.nth}")
-def test_killed_at_one_step(case: Case, death: Alone) -> None:
+def test_killed_at_one_step(spark_case: Case, death: Alone) -> None:
+    case = spark_case
     write_objects(case.source, range(OBJECTS))
     whole = truth(case.source)
     if death.before is not None:

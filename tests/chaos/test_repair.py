@@ -14,7 +14,7 @@ from tests.chaos.runs import KILLED, Case, write_objects
 
 from penstock.messaging.steps import Step
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.timeout(900)
 
 HALTED = 1
 OPTIONS = ("--max-objects", "10")

@@ -4,19 +4,20 @@ import random
 import signal
 import subprocess
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 from tests.chaos.oracle import Truth, abandoned_folders, attempts, check_done, check_meanwhile
-from tests.chaos.runs import KILLED, write_objects
+from tests.chaos.runs import IN_PROCESS, KILLED, write_objects
 from tests.chaos.s3_case import S3Case
-from tests.chaos.test_kill_steps import STORY
+from tests.chaos.test_kill_steps import OF_A_RUN, STORY
 from tests.services.aws_server import AwsServer
 from tests.services.plugin import StartAws
 
 from penstock.messaging.steps import Step
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.timeout(900)
 
 OBJECTS = 40
 OPTIONS = ("--max-objects", "20")  # two batches
@@ -28,7 +29,7 @@ BY_LISTING = [Step.ANNOUNCED, Step.WRITTEN, Step.COMMITTED, Step.SETTLING]  # th
 
 @pytest.fixture
 def case(tmp_path: Path, moto: AwsServer) -> Iterator[S3Case]:
-    made = S3Case(tmp_path, moto)
+    made = S3Case(tmp_path, moto, module=IN_PROCESS)
     yield made
     made.close()
 
@@ -61,16 +62,23 @@ def test_killed_at_every_step_one_after_another(case: S3Case) -> None:
 
 
 def test_killed_while_it_lists(tmp_path: Path, moto: AwsServer) -> None:
-    case = S3Case(tmp_path, moto, by_queue=False)
-    try:
+    with closing(S3Case(tmp_path, moto, module=IN_PROCESS, by_queue=False)) as case:
         whole = prepared(case)
         for step in BY_LISTING:
             kill_and_check(case, whole, step.value)
         finish_and_check(case, whole)
-    finally:
-        case.close()
 
 
+@pytest.mark.spark
+def test_spark_is_killed_at_every_step_of_a_run(tmp_path: Path, moto: AwsServer) -> None:
+    with closing(S3Case(tmp_path, moto, by_queue=False)) as case:
+        whole = prepared(case)
+        for step in OF_A_RUN:
+            kill_and_check(case, whole, step.value)
+        finish_and_check(case, whole)
+
+
+@pytest.mark.spark
 @pytest.mark.slow
 def test_killed_at_thirty_moments(tmp_path: Path, start_moto: StartAws) -> None:
     """Every moment on buckets of its own, drawn evenly over a run's duration as measured first."""

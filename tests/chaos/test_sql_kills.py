@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 from tests.chaos import books
 from tests.chaos.oracle import Truth, attempts, check_done, check_meanwhile, truth
-from tests.chaos.runs import KILLED, write_objects
+from tests.chaos.runs import IN_PROCESS, KILLED, write_objects
 from tests.chaos.sql_case import SqlCase
 from tests.chaos.test_kill_steps import AFTER_A_DEATH, STORY
 
 from penstock.messaging.steps import Step
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.timeout(900)
 
 OBJECTS = 40
 OPTIONS = ("--max-objects", "20")  # two batches
@@ -27,7 +27,8 @@ on_both = pytest.mark.parametrize("server", ["mariadb", "postgresql"])
 
 @pytest.fixture
 def case(request: pytest.FixtureRequest, tmp_path: Path, server: str) -> Iterator[SqlCase]:
-    made = SqlCase(tmp_path, request.getfixturevalue(f"{server}_url"))
+    """The ledger hears the same of any engine; none of these starts Spark."""
+    made = SqlCase(tmp_path, request.getfixturevalue(f"{server}_url"), module=IN_PROCESS)
     yield made
     made.close()
 

@@ -1,6 +1,5 @@
 """A process that is stopped past its lease and goes on later can neither commit nor settle, and learns it by itself."""
 
-import shutil
 import signal
 
 import pytest
@@ -8,25 +7,23 @@ from tests.chaos import transforms
 from tests.chaos.oracle import check_done, query, truth
 from tests.chaos.runs import Case, write_objects
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(400)]
+pytestmark = pytest.mark.timeout(400)
 
 OBJECTS = 20
-OPTIONS = ("--transform", "transforms:held")
 LEASE_SECONDS = 6
 
 
 def test_a_stalled_ingest_wakes_up_to_find_its_work_done(case: Case) -> None:
-    shutil.copy(transforms.__file__, case.folder / "transforms.py")
     write_objects(case.source, range(OBJECTS))
     whole = truth(case.source)
     gate = case.folder / transforms.GATE
     gate.touch()
-    stalled = case.start(*OPTIONS, lease_seconds=LEASE_SECONDS)
+    stalled = case.start(lease_seconds=LEASE_SECONDS)
     stalled.wait_until((case.folder / transforms.AT_GATE).exists)
     stalled.send_group(signal.SIGSTOP)
     gate.unlink()
 
-    other = case.ingest(*OPTIONS).report  # whose lock is held: only the lease of the stalled one can end
+    other = case.ingest().report  # whose lock is held: only the lease of the stalled one can end
     assert other["rows_written"] == len(whole.good)
     stalled.send_group(signal.SIGCONT)
     report = stalled.end().but(0).report

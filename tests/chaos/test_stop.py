@@ -9,10 +9,11 @@ from tests.chaos import transforms
 from tests.chaos.oracle import attempts, check_done, check_meanwhile, messages, messages_held, objects, truth
 from tests.chaos.runs import INTERRUPTED, STOPPED, Case, Running, write_objects
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(400)]
+pytestmark = pytest.mark.timeout(400)
 
 OBJECTS = 40
-HELD = ("--max-objects", str(OBJECTS), "--transform", "transforms:held")
+ONE_BATCH = ("--max-objects", str(OBJECTS))
+ON_SPARK = (*ONE_BATCH, "--transform", "transforms:held")  # without Spark the engine itself waits at the gate
 STOP_TIMEOUT_SECONDS = 12.0  # far less than a run is held at the gate
 LATE_SECONDS = 30.0  # so much may a busy machine add, and it is still no drain to the gate's end
 
@@ -20,20 +21,24 @@ LATE_SECONDS = 30.0  # so much may a busy machine add, and it is still no drain 
 @pytest.fixture
 def gated(case: Case) -> Case:
     """A case whose runs wait at the gate, with its objects."""
-    shutil.copy(transforms.__file__, case.folder / "transforms.py")
+    return shut(case)
+
+
+@pytest.fixture
+def spark_gated(spark_case: Case) -> Case:
+    shutil.copy(transforms.__file__, spark_case.folder / "transforms.py")
+    return shut(spark_case)
+
+
+def shut(case: Case) -> Case:
     write_objects(case.source, range(OBJECTS))
-    shut(case)
+    (case.folder / transforms.GATE).touch()
     return case
 
 
-def shut(case: Case) -> None:
-    (case.folder / transforms.GATE).touch()
-    (case.folder / transforms.AT_GATE).unlink(missing_ok=True)
-
-
 def at_gate(case: Case, *options: str) -> Running:
-    """An ingest whose Spark run has begun and cannot end."""
-    running = case.start(*HELD, *options)
+    """An ingest whose run has begun and cannot end."""
+    running = case.start(*options)
     running.wait_until((case.folder / transforms.AT_GATE).exists)
     return running
 
@@ -50,7 +55,7 @@ def nothing_is_held(table: Path) -> None:
 
 def test_sigterm_gives_back_within_the_budget_and_the_next_ingest_goes_on_at_once(gated: Case) -> None:
     whole = truth(gated.source)
-    running = at_gate(gated, "--stop-timeout", f"{STOP_TIMEOUT_SECONDS:g}")
+    running = at_gate(gated, *ONE_BATCH, "--stop-timeout", f"{STOP_TIMEOUT_SECONDS:g}")
     running.send(signal.SIGTERM)
     ended = running.end(seconds=STOP_TIMEOUT_SECONDS + LATE_SECONDS).but(STOPPED)
     assert ended.report["stopped"]
@@ -60,7 +65,8 @@ def test_sigterm_gives_back_within_the_budget_and_the_next_ingest_goes_on_at_onc
     check_meanwhile(whole, gated.table)
 
     (gated.folder / transforms.AT_GATE).unlink()
-    running = at_gate(gated, "--stop-timeout", "300")  # with leases far longer than the test: it waits for none
+    # With leases far longer than the test: it waits for none.
+    running = at_gate(gated, *ONE_BATCH, "--stop-timeout", "300")
     running.send(signal.SIGTERM)
     open_gate(gated)  # what is in flight can end while the worker drains
     report = running.end().but(0).report
@@ -70,22 +76,24 @@ def test_sigterm_gives_back_within_the_budget_and_the_next_ingest_goes_on_at_onc
     assert {count for _, count, _ in objects(gated.table).values()} == {1}, "being given back costs no attempt"
 
 
-def test_sigterm_while_spark_starts(gated: Case) -> None:
-    running = gated.start(*HELD, "--stop-timeout", f"{STOP_TIMEOUT_SECONDS:g}")
+@pytest.mark.spark
+def test_sigterm_while_spark_starts(spark_gated: Case) -> None:
+    running = spark_gated.start(*ON_SPARK, "--stop-timeout", f"{STOP_TIMEOUT_SECONDS:g}")
     running.wait_until(lambda: "to do" in running.said())
     running.send(signal.SIGTERM)
     ended = running.end(seconds=STOP_TIMEOUT_SECONDS + LATE_SECONDS).but(STOPPED)
     assert "Spark started" not in ended.err or "batch of" not in ended.err
     assert ended.report["objects_unfinished"] == OBJECTS
-    nothing_is_held(gated.table)
+    nothing_is_held(spark_gated.table)
 
 
-def test_a_second_ctrl_c_gives_back_at_once(gated: Case) -> None:
+@pytest.mark.spark
+def test_a_second_ctrl_c_gives_back_at_once(spark_gated: Case) -> None:
     """A terminal sends it to the whole process group; Spark must outlive it until its run is given back."""
-    running = at_gate(gated, "--stop-timeout", "300")  # nearly all of it for draining
+    running = at_gate(spark_gated, *ON_SPARK, "--stop-timeout", "300")  # nearly all of it for draining
     running.send_group(signal.SIGINT)
     running.wait_until(lambda: "stopping" in running.said())
     running.send_group(signal.SIGINT)
     running.end(seconds=LATE_SECONDS).but(INTERRUPTED)
-    nothing_is_held(gated.table)
-    assert messages(gated.table) == OBJECTS
+    nothing_is_held(spark_gated.table)
+    assert messages(spark_gated.table) == OBJECTS

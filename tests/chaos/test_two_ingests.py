@@ -1,17 +1,22 @@
 """Two ingests of one folder at once, on one state: each object once, and neither depends on the other's living."""
 
 import pytest
+from tests.chaos import transforms
 from tests.chaos.oracle import check_done, query, truth
 from tests.chaos.runs import KILLED, Case, write_objects
 
 from penstock.messaging.steps import Step
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(400)]
+pytestmark = pytest.mark.timeout(400)
 
 OPTIONS = ("--max-objects", "10")
 
 
-def test_two_at_once_share_the_work(case: Case) -> None:
+@pytest.mark.spark
+def test_two_at_once_share_the_work(spark_case: Case) -> None:
+    # On Spark, whose batches are slow: an ingest of quick ones can end while it still holds prefetched repeats of
+    # what the other has done, and leaves these in the queue.
+    case = spark_case
     write_objects(case.source, range(80))
     whole = truth(case.source)
     reports = [running.end().but(0).report for running in [case.start(*OPTIONS), case.start(*OPTIONS)]]
@@ -27,10 +32,14 @@ def test_one_is_killed_and_the_other_finishes_everything_at_once(case: Case) -> 
     """Their leases last longer than the test may: only the proof that the other is dead can free what it held."""
     write_objects(case.source, range(160))
     whole = truth(case.source)
+    gate = case.folder / transforms.GATE
+    gate.touch()
     survivor = case.start(*OPTIONS)
-    survivor.wait_until(lambda: "to do" in survivor.said())  # it has looked for dead processes, and found none
-    case.start(*OPTIONS, kill_at=Step.WRITTEN.value).end().but(KILLED)
-    assert survivor.process.poll() is None, "the survivor was done before there was anything to survive"
+    survivor.wait_until((case.folder / transforms.AT_GATE).exists)  # it looked for dead processes, and found none
+    other = case.start(*OPTIONS, kill_at=Step.WRITTEN.value)
+    other.wait_until(lambda: "batch of" in other.said())
+    gate.unlink()
+    other.end().but(KILLED)
     report = survivor.end().but(0).report
     check_done(whole, case.table)
     assert report["rows_written"] == len(whole.good)

@@ -11,9 +11,9 @@ from tests.services.aws_server import Kind
 from tests.services.frozen_clock import ServerClock
 from tests.services.plugin import Servers
 
-from penstock.brokers.memory import MemoryBroker
-from penstock.brokers.redis_streams import RedisStreamsBroker
-from penstock.brokers.sqlite import SqliteBroker
+from penstock.brokers.memory.broker import MemoryBroker
+from penstock.brokers.redis import RedisStreamsBroker
+from penstock.brokers.sqlite.broker import SqliteBroker
 from penstock.brokers.sqs import SqsBroker
 from penstock.messaging.broker import Broker, QueueSettings
 from penstock.messaging.delivery import Delivery

@@ -274,4 +274,4 @@ def test_a_section_says_all_that_somebody_who_was_woken_up_needs(rule: Mapping[s
 
 
 def test_the_page_is_reached_from_the_guide() -> None:
-    assert "(../fix/alerts.md" in (ROOT / "docs/run/operating.md").read_text(encoding="utf-8")
+    assert "(alerts.md" in (ROOT / "docs/fix/troubleshooting.md").read_text(encoding="utf-8")

@@ -12,8 +12,6 @@ import typer.main
 
 import penstock
 import penstock.testing
-from penstock.app.ingest import IngestReport
-from penstock.app.status import Standing
 from penstock.cli.main import app
 from penstock.config import Settings
 from penstock.errors import PenstockError
@@ -21,14 +19,19 @@ from penstock.ledger.records import ObjectState
 from penstock.messaging.death import Death
 from penstock.messaging.delivery import PreviousAttempt
 from penstock.messaging.steps import Step
-from penstock.pipeline.source.quarantine import QUARANTINE_SCHEMA
+from penstock.operations.ingest.ingest import IngestReport
+from penstock.operations.status.status import Standing
+from penstock.pipeline.spark.source.quarantine import QUARANTINE_SCHEMA
 from penstock.testing import plugin
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 DECISIONS = DOCS / "why" / "decisions"
 README = ROOT / "README.md"
-OPERATING = (DOCS / "run" / "operating.md").read_text(encoding="utf-8")
+COMMANDS = (DOCS / "run" / "commands.md").read_text(encoding="utf-8")
+SETTINGS = (DOCS / "run" / "settings.md").read_text(encoding="utf-8")
+TROUBLESHOOTING = (DOCS / "fix" / "troubleshooting.md").read_text(encoding="utf-8")
+READING_TABLES = (DOCS / "use" / "reading-tables.md").read_text(encoding="utf-8")
 HANDLERS = (DOCS / "use" / "handlers.md").read_text(encoding="utf-8")
 TESTING = (DOCS / "use" / "testing.md").read_text(encoding="utf-8")
 
@@ -50,33 +53,33 @@ def options(command: Any) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("verb", sorted(verbs()))
-def test_every_verb_is_in_the_operating_guide(verb: str) -> None:
-    assert f"penstock {verb}" in OPERATING
+def test_every_command_is_documented(verb: str) -> None:
+    assert f"penstock {verb}" in COMMANDS
 
 
 @pytest.mark.parametrize("option", sorted({*options(typer.main.get_command(app))}))
-def test_every_option_is_in_the_operating_guide(option: str) -> None:
-    assert re.search(rf"{option}\b", OPERATING)
+def test_every_option_is_documented(option: str) -> None:
+    assert re.search(rf"{option}\b", COMMANDS)
 
 
-def test_options_between_our_own_processes_are_not_told_to_people() -> None:
+def test_internal_options_are_not_documented() -> None:
     told = {*options(typer.main.get_command(app))}
     assert "--stop-timeout" in told
     assert "--lifeline" not in told
-    assert "--lifeline" not in OPERATING
+    assert "--lifeline" not in COMMANDS
 
 
 @pytest.mark.parametrize("field", [field.name for field in dataclasses.fields(IngestReport)])
-def test_every_field_of_the_report_is_in_the_operating_guide(field: str) -> None:
-    assert f"`{field}`" in OPERATING
+def test_every_field_of_the_ingest_report_is_documented(field: str) -> None:
+    assert f"`{field}`" in COMMANDS
 
 
 @pytest.mark.parametrize("state", list(ObjectState))
-def test_every_state_of_an_object_is_in_the_operating_guide(state: ObjectState) -> None:
-    assert f"`{state.value}`" in OPERATING
+def test_every_state_of_an_object_is_documented(state: ObjectState) -> None:
+    assert f"`{state.value}`" in COMMANDS
 
 
-def test_every_trouble_that_status_tells_is_in_the_operating_guide() -> None:
+def test_every_problem_that_status_reports_is_in_troubleshooting() -> None:
     nothing = Standing(
         table="t",
         table_version=None,
@@ -92,17 +95,18 @@ def test_every_trouble_that_status_tells_is_in_the_operating_guide() -> None:
     )
     troubles = {*nothing.troubles, *dataclasses.replace(nothing, objects={}).troubles}
     assert len(troubles) == 5
-    assert {name for name in (text.partition(":")[0] for text in troubles) if f"`{name}`" not in OPERATING} == set()
+    names = {text.partition(":")[0] for text in troubles}
+    assert {name for name in names if f"`{name}`" not in TROUBLESHOOTING} == set()
 
 
-def test_every_column_of_the_quarantine_is_in_the_operating_guide() -> None:
-    assert {name for name in QUARANTINE_SCHEMA.names if f"| `{name}` |" not in OPERATING} == set()
+def test_every_column_of_the_quarantine_table_is_documented() -> None:
+    assert {name for name in QUARANTINE_SCHEMA.names if f"| `{name}` |" not in READING_TABLES} == set()
 
 
 @pytest.mark.parametrize("name", sorted(Settings.model_fields))
-def test_every_setting_is_in_the_operating_guide(name: str) -> None:
-    assert f"`{name}`" in OPERATING
-    assert f"`PENSTOCK_{name.upper()}`" in OPERATING
+def test_every_setting_is_documented(name: str) -> None:
+    assert f"| `{name}` |" in SETTINGS
+    assert f"`PENSTOCK_{name.upper()}`" in SETTINGS
 
 
 @pytest.mark.parametrize("step", list(Step))
@@ -110,11 +114,11 @@ def test_every_step_is_in_the_guarantees(step: Step) -> None:
     assert f"`{step.value}`" in (DOCS / "why" / "guarantees.md").read_text(encoding="utf-8")
 
 
-def test_every_exit_code_is_in_the_operating_guide() -> None:
+def test_every_exit_code_is_documented() -> None:
     def codes(kind: type[PenstockError]) -> set[int]:
         return {kind.exit_code}.union(*(codes(sub) for sub in kind.__subclasses__()))
 
-    told = OPERATING[OPERATING.index("Exit codes:") :].split("\n\n")[0]
+    told = COMMANDS[COMMANDS.index("Exit codes:") :].split("\n\n")[0]
     assert {code for code in codes(PenstockError) if not re.search(rf"\b{code}\b", told)} == set()
 
 
@@ -215,12 +219,11 @@ def test_every_test_that_a_page_names_is_there(page: Path) -> None:
     assert {path for path in named if not (ROOT / path).exists()} == set()
 
 
-@pytest.mark.parametrize("title", ["I have messages", "I have files"])
-def test_each_door_of_the_tutorial_says_what_to_install_before_it_is_used(title: str) -> None:
-    tutorial = (ROOT / "docs" / "learn" / "tutorial.md").read_text(encoding="utf-8")
-    door = tutorial.partition(f"\n## {title}\n")[2].partition("\n## ")[0]
-    assert 0 < door.index("pip install pytest") < door.index("\npytest ")
-    assert "clone" in door.partition("\n### ")[0]
+@pytest.mark.parametrize("name", ["messages", "files"])
+def test_each_tutorial_names_what_to_install_before_it_is_used(name: str) -> None:
+    tutorial = (DOCS / "learn" / f"{name}.md").read_text(encoding="utf-8")
+    assert 0 < tutorial.index("pip install pytest") < tutorial.index("\npytest ")
+    assert "clone" in tutorial.partition("\n## ")[0]
 
 
 def test_every_decision_is_in_the_list_of_decisions() -> None:

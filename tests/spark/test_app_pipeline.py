@@ -23,10 +23,10 @@ from penstock.config import Settings
 from penstock.errors import TableError, UsageError
 from penstock.events import BatchCommitted, Event, SparkStarted
 from penstock.ledger.records import ObjectState
-from penstock.pipeline import frames
-from penstock.pipeline.frames import frame_of
-from penstock.sinks.delta import DeltaTableSink
-from penstock.storage.local_files import LocalFiles
+from penstock.pipeline.spark import frames
+from penstock.pipeline.spark.frames import frame_of
+from penstock.sinks.delta.sink import DeltaTableSink
+from penstock.storage.local import LocalFiles
 from penstock.worker.shutdown import StopSignal
 
 pytestmark = pytest.mark.timeout(400)

@@ -1,29 +1,75 @@
-"""`penstock ingest` as users run it: bad objects among good ones, runs again, transforms good and bad."""
+"""`penstock ingest` as users run it: bad objects among good ones, runs again, transforms good and bad.
+
+The command runs in the test's process, in the session that all tests share; it has a process and a JVM of its own only
+where the test kills it or takes rights from it.
+"""
 
 import shutil
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
+from pyspark.sql import SparkSession
 from tests.chaos import transforms
 from tests.chaos.oracle import check_done, check_meanwhile, claims, look, look_at_quarantine, messages, objects, truth
-from tests.chaos.runs import JUNK, KILLED, SOME_DEAD, STOPPED, Case, line, write_objects
+from tests.chaos.runs import JUNK, KILLED, SCHEMA, SOME_DEAD, STOPPED, Case, Ended, environment, line, write_objects
 from tests.permissions import obey_permissions
 
+from penstock.cli.main import main
 from penstock.messaging.steps import Step
+from penstock.operations.ingest import ingest as ingest_room
 
 pytestmark = pytest.mark.timeout(400)
 
 MAX_ATTEMPTS = 4
 
 
+class SharedCase(Case):
+    """A case whose ingests run here, unless they are to be killed or to lose rights."""
+
+    def __init__(
+        self, folder: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    ) -> None:
+        super().__init__(folder)
+        self._spark = spark
+        self._monkeypatch = monkeypatch
+        self._capfd = capfd
+
+    def ingest(
+        self, *options: str, code: int = 0, before_exec: Callable[[], None] | None = None, **settings: object
+    ) -> Ended:
+        if before_exec is not None or code == KILLED:
+            return super().ingest(*options, code=code, before_exec=before_exec, **settings)
+        return self._called("ingest", *self.arguments, "--schema", SCHEMA, "--json", *options, **settings).but(code)
+
+    def _called(self, *arguments: str, **settings: object) -> Ended:
+        began_at = time.monotonic()
+        with self._monkeypatch.context() as patch:
+            patch.chdir(self.folder)
+            for name, value in environment(**settings).items():
+                patch.setenv(name, value)
+            patch.setattr("sys.argv", ["penstock", *arguments])
+            patch.setattr(ingest_room, "ingest", partial(ingest_room.ingest, spark=self._spark))
+            patch.setattr("penstock.cli.exits.leave_within", lambda *_: None)  # this process is not its own
+            self._capfd.readouterr()
+            with pytest.raises(SystemExit) as end:
+                main()
+        said = self._capfd.readouterr()
+        assert isinstance(end.value.code, int)
+        return Ended(code=end.value.code, out=said.out, err=said.err, seconds=time.monotonic() - began_at)
+
+
 @pytest.fixture
-def case(tmp_path: Path) -> Iterator[Case]:
-    made = Case(tmp_path)
+def case(
+    tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> Iterator[Case]:
     shutil.copy(transforms.__file__, tmp_path / "transforms.py")
-    yield made
-    made.close()
+    with closing(SharedCase(tmp_path, spark, monkeypatch, capfd)) as made:
+        yield made
 
 
 def test_three_bad_objects_among_500_cost_the_others_nothing(case: Case) -> None:

@@ -17,9 +17,10 @@ from penstock.ledger.records import (
     Failure,
     ObjectResult,
     ObjectState,
+    WorkRow,
+    WorkStanding,
 )
 from penstock.ledger.schema import metadata
-from penstock.ledger.work_records import WorkRow, WorkStanding
 
 PIPELINE = "file:///lake/clicks"
 HANDLER = "thumbnails"

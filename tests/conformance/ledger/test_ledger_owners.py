@@ -13,9 +13,8 @@ from penstock.handlers.keys import Begun, Busy, Done
 from penstock.handlers.once import LedgerKeys
 from penstock.ledger import Ledger
 from penstock.ledger.migrate import downgrade
-from penstock.ledger.owner_records import OwnedName, OwnerKind, WorkOwner
+from penstock.ledger.records import OwnedName, OwnerKind, WorkBegun, WorkBusy, WorkDone, WorkOwner
 from penstock.ledger.schema import works
-from penstock.ledger.work_records import WorkBegun, WorkBusy, WorkDone
 
 DAY_SECONDS = 86_400.0
 

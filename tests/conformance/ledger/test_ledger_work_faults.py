@@ -11,7 +11,7 @@ from tests.conformance.ledger.lost import replies_lost
 
 from penstock.errors import TemporaryError
 from penstock.ledger import Ledger
-from penstock.ledger.work_records import WorkBegun, WorkBusy, WorkDone, WorkEnd, WorkState
+from penstock.ledger.records import WorkBegun, WorkBusy, WorkDone, WorkEnd, WorkState
 from penstock.ledger.works import TRIES_MAX
 
 ALWAYS = 1_000

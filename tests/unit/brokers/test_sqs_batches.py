@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from tests.unit.brokers.sqs_doubles import FakeApi, Q, batches, succeeded
 
-from penstock.brokers.sqs.batches import TRIES
+from penstock.brokers.sqs.calls import TRIES
 from penstock.errors import ConfigurationError, TemporaryError
 
 DELETE = "delete_message_batch"

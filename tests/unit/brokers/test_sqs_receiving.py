@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from tests.unit.brokers.sqs_doubles import FakeApi, KnownQueues, instant_clock
 
-from penstock.brokers.sqs.at_once import Answer, AtOnce
+from penstock.brokers.sqs.calls import Answer, AtOnce
+from penstock.brokers.sqs.envelope import Received
 from penstock.brokers.sqs.queues import Queues
-from penstock.brokers.sqs.received import Received
-from penstock.brokers.sqs.receiving import Receiving
+from penstock.brokers.sqs.receive import Receiving
 from penstock.errors import ConfigurationError, TemporaryError
 
 

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 from tests.unit.brokers.sqs_doubles import Answers, FakeApi, KnownQueues, Q, batches, client_error, succeeded
 
-from penstock.brokers.sqs.batches import TRIES
+from penstock.brokers.sqs.calls import TRIES
 from penstock.brokers.sqs.envelope import opened
 from penstock.brokers.sqs.limits import MESSAGE_BYTES_MAX
-from penstock.brokers.sqs.sending import SEND, Sending
+from penstock.brokers.sqs.send import SEND, Sending
 from penstock.errors import ConfigurationError, TemporaryError, UnknownOutcome
 from penstock.messaging.message import Outgoing
 

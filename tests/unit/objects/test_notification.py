@@ -9,8 +9,7 @@ from urllib.parse import unquote_plus
 import pytest
 
 from penstock.errors import InvalidMessage
-from penstock.objects.announcement import announce
-from penstock.objects.notification import BODY_BYTES_MAX, Ignored, Kind, Notification, parse
+from penstock.objects.notification import BODY_BYTES_MAX, Ignored, Kind, Notification, announce, parse
 from penstock.objects.reference import ObjectRef
 
 RECORD: dict[str, Any] = {

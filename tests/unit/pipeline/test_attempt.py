@@ -34,19 +34,18 @@ from penstock.events import (
     RunFailed,
 )
 from penstock.ledger import Ledger
-from penstock.ledger.records import Claim, Failure, ObjectResult, ObjectState
+from penstock.ledger.records import BatchOutcome, Claim, Failure, ObjectResult, ObjectState
 from penstock.messaging.clock import Clock, SystemClock
 from penstock.messaging.delivery import Delivery
+from penstock.messaging.handler import HeldClaim, ServiceWatch, Unwatched
 from penstock.messaging.message import Message
-from penstock.messaging.outages import ServiceWatch, Unwatched
 from penstock.messaging.settlement import Ack, DeadLetter, Release, Settlement
-from penstock.objects.announcement import announce
-from penstock.objects.notification import parse
+from penstock.objects.notification import announce, parse
 from penstock.objects.reference import ObjectRef
 from penstock.pipeline.attempt import AttemptSettings, Surroundings
 from penstock.pipeline.batch import BatchExecution
 from penstock.pipeline.engine import ReadFailure, RunBroken, RunCancelled, RunRequest, RunResult
-from penstock.pipeline.streak import FailureStreak
+from penstock.pipeline.failures import FailureStreak
 from penstock.testing.fake_clock import FakeClock
 
 PIPELINE = "file:///table"
@@ -576,6 +575,28 @@ def test_a_claim_is_extended_while_it_runs_and_nothing_is_lost_after_the_commit(
     executions.append(pipeline.execution("a"))
     assert list(executions[0].run().values()) == [Ack()]
     assert [*held, extended(executions[0])] == [True, True]
+
+
+def test_a_heartbeat_that_its_commit_overtakes_loses_nothing(ledger: Ledger) -> None:
+    executions: list[BatchExecution] = []
+    claims: list[HeldClaim | None] = []
+    lost: list[bool] = []
+    commit = ledger.commit
+
+    def running(request: RunRequest) -> RunResult:
+        claims.append(executions[0].claim())
+        return result(request)
+
+    def committing(outcome: BatchOutcome) -> int | None:
+        assert claims[0] is not None
+        seq = commit(outcome)
+        lost.append(executions[0].loses(claims[0]))  # the ledger does not know the attempt as open any more
+        return seq
+
+    executions.append(Pipeline(ledger, Engine(running)).execution("a"))
+    with mock.patch.object(ledger, "commit", committing):
+        assert list(executions[0].run().values()) == [Ack()]
+    assert lost == [False]
 
 
 def test_an_object_that_another_worker_has_waits_for_its_lease_and_costs_nothing(ledger: Ledger) -> None:

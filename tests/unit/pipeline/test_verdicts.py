@@ -7,8 +7,16 @@ import pytest
 from penstock.ledger.records import Carrier, ClaimedObject, FailedObject, Failure
 from penstock.messaging.failure import Failure as Raised
 from penstock.pipeline.engine import ReadFailure
-from penstock.pipeline.parcel import Dead, Done, Later
-from penstock.pipeline.verdicts import GONE_AFTER_SECONDS, failure_outcome, look_again_seconds, timed_out, verdict
+from penstock.pipeline.notifications import (
+    GONE_AFTER_SECONDS,
+    Dead,
+    Done,
+    Later,
+    failure_outcome,
+    look_again_seconds,
+    timed_out,
+    verdict,
+)
 
 CARRIER = Carrier(message_id="m1", enqueued_at=1.0)
 LATER = Later(delay_seconds=7.0)

@@ -6,7 +6,7 @@ LOCKS = sorted((Path(__file__).parents[3] / "locks").glob("*.txt"))
 
 
 def test_there_are_locks() -> None:
-    of_tools = {"bench", "bench-older", "build", "dev", "spark40", "uv"}
+    of_tools = {"bench", "bench-older", "build", "dev", "docs", "spark40", "uv"}
     of_images = {"image", "image-spark", "local-aws"}
     assert {lock.stem for lock in LOCKS} == of_tools | of_images
 

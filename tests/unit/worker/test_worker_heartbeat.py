@@ -8,12 +8,10 @@ import pytest
 
 from penstock.errors import ClaimLost, TemporaryError
 from penstock.events import Bus, Event, HeartbeatFailed, LeaseLost, LeasesEndangered, LeasesExtended
-from penstock.messaging.claims import Extension, HeldClaim
 from penstock.messaging.delivery import Delivery
-from penstock.worker.beats import TRIES
-from penstock.worker.claim_beat import Claimed
-from penstock.worker.heartbeat import Book, Heartbeat
-from penstock.worker.pulse import Sign
+from penstock.messaging.handler import Extension, HeldClaim
+from penstock.worker.leases import TRIES, Book, Claimed, Heartbeat
+from penstock.worker.liveness import Sign
 from penstock.worker.settings import WorkerSettings
 
 DEADLINE_SECONDS = 60.0
@@ -81,7 +79,7 @@ class Beating:
         self._clock = clock
         self.heartbeat = self.made(settle_max=2)
 
-    def made(self, *, settle_max: int) -> Heartbeat:
+    def made(self, *, settle_max: int, draw: float = 0.0) -> Heartbeat:
         return Heartbeat(
             broker=self.broker,
             book=self.book,
@@ -89,7 +87,7 @@ class Beating:
             settings=WorkerSettings(lease_seconds=LEASE_SECONDS, settle_max=settle_max),
             clock=self._clock,
             bus=Bus(self.events.append),
-            random=lambda: 0.0,
+            random=lambda: draw,
             sign=self.sign,
         )
 
@@ -415,6 +413,18 @@ def test_the_pause_is_never_longer_than_a_third_of_the_lease(beating: Beating, s
     assert all(wait <= LEASE_SECONDS / 6 for wait in skipping_clock.waits)
 
 
+def test_the_longest_pause_is_a_third_of_the_lease(beating: Beating, skipping_clock: "SkippingClock") -> None:
+    class Last(Batch):
+        def claim(self) -> HeldClaim | None:
+            beating.heartbeat.end()
+            return None
+
+    beating.heartbeat = beating.made(settle_max=2, draw=1.0)
+    beating.claims = [Last(beating.keeper)]
+    beating.heartbeat.run()
+    assert skipping_clock.waits[:1] == [pytest.approx(LEASE_SECONDS / 6)]
+
+
 def test_taking_a_delivery_out_awaits_the_call_in_flight_for_it(standing: Beating, broker: "FakeBroker") -> None:
     (only,) = standing.receive(1)
     broker.extend_gate = threading.Event()
@@ -458,3 +468,13 @@ def test_who_waits_for_a_call_hears_of_its_end(skipping_clock: "SkippingClock", 
         assert book.is_extended_now(only)
         assert not book.is_extended_now(delivery(2))
     assert seen == [False]
+
+
+def test_a_delivery_that_left_the_book_is_not_extended(skipping_clock: "SkippingClock", delivery: Make) -> None:
+    book = Book(clock=skipping_clock, lease_seconds=LEASE_SECONDS)
+    settled, held = delivery(1), delivery(2)
+    book.register([settled, held])
+    book.unregister([settled], wait_seconds=0.0)
+    with book.calling("q", [settled, held]) as extended:
+        assert extended == [held]
+        assert not book.is_extended_now(settled)

@@ -12,7 +12,7 @@ from penstock.messaging.broker import SettleFailure
 from penstock.messaging.delivery import Delivery
 from penstock.messaging.settlement import Ack, Release, Settlement
 from penstock.messaging.steps import Step
-from penstock.worker.heartbeat import Book
+from penstock.worker.leases import Book
 from penstock.worker.settings import WorkerSettings
 from penstock.worker.settler import Settler
 
@@ -120,6 +120,7 @@ def test_with_the_broker_away_it_tries_until_the_lease_must_have_ended(settling:
     failures = [event for event in settling.events if isinstance(event, SettleFailed)]
     assert [failure.lost for failure in failures] == [False] * (len(failures) - 1) + [True]
     assert 5 < len(failures) < 100
+    assert settling.taken == []
 
 
 def test_a_broker_that_comes_back_gets_the_settlement(settling: Settling) -> None:

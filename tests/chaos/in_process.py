@@ -1,0 +1,180 @@
+"""`penstock` without Spark: `python -m tests.chaos.in_process ingest ...` runs its batches in its own process.
+
+For stories whose subject is the protocol around a run: claim, commit, publish, settle, and what the next process does
+after a death. Such a process starts in about a second, a JVM in six to nine. Everything but the engine is the
+product's: the plan, the reader, the reports, the manifest, the batch record. The engine announces the same steps as
+`penstock.pipeline.spark.run`, so that a process dies at them here, too; that Spark's runs bear it, stories on Spark
+show.
+"""
+
+import threading
+import time
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from tests.chaos.transforms import AT_GATE, GATE
+
+from penstock.app.pipelines.plan import Blueprint
+from penstock.app.spark import Spark
+from penstock.cli.main import main
+from penstock.ledger.records import ObjectResult
+from penstock.messaging.steps import Probe, Step
+from penstock.objects.stores import store_at
+from penstock.pipeline.batch_record import BatchRecord, RecordedObject, run_files, run_work, save
+from penstock.pipeline.engine import RunCancelled, RunRequest, RunResult
+from penstock.pipeline.spark.declaration import Declaration
+from penstock.pipeline.spark.source.ddl import columns_read
+from penstock.pipeline.spark.source.plan import ReadPlan, make_plan
+from penstock.pipeline.spark.source.reading import partition_task, read_partition
+from penstock.pipeline.spark.source.report import ReadingId, Summary, summarise
+from penstock.pipeline.spark.table_schema import Agree, Agreement, agreement
+from penstock.sinks.manifest import encode
+from penstock.sinks.parquet import WrittenFile, list_files
+from penstock.sinks.schema import encode as encode_columns
+
+CORES = 2  # as the stories on Spark have
+GATE_SECONDS_MAX = 120.0
+RUN = 0  # its number: no run is repeated here
+
+
+class InProcessEngine:
+    """A `penstock.pipeline.engine.CheckedEngine`. One Parquet file per partition that has rows.
+
+    No transforms, no partition columns, no objects that fail: whoever needs these needs Spark.
+    """
+
+    def __init__(self, declaration: Declaration, *, agree: Agree, probe: Probe) -> None:
+        assert declaration.transform is None, "transforms are Spark's"
+        assert not declaration.partition_by, "partitions are Spark's"
+        self._declaration = declaration
+        self._agree = agree
+        self._probe = probe
+        self._lock = threading.Lock()
+        self._cancelled: set[str] = set()  # under the lock; attempts
+
+    def run(self, request: RunRequest) -> RunResult:
+        self._check_cancelled(request.attempt_id)
+        plan = self._plan(request)
+        plan.save()
+        self._probe(Step.PLANNED)
+        agreed = self._agree(columns_read(plan.options.schema_ddl, provenance=plan.options.provenance))
+        written = list(self._written(plan, agreed.schema))
+        self._probe(Step.WRITTEN)
+        summary = summarise(plan)
+        assert len(summary.readings) == len(plan.objects), f"objects that fail are Spark's: {summary}"
+        return self._result(plan, summary, agreed, written)
+
+    def cancel(self, attempt_id: str) -> None:
+        with self._lock:
+            self._cancelled.add(attempt_id)
+
+    def check(self) -> None:
+        """Nothing that it needs can end before the process."""
+
+    def _plan(self, request: RunRequest) -> ReadPlan:
+        declaration = self._declaration
+        return make_plan(
+            request.objects,
+            attempt_id=request.attempt_id,
+            run=RUN,
+            options=declaration.read,
+            cores=CORES,
+            source=declaration.source,
+            aws=declaration.aws,
+            quarantine=declaration.quarantine,
+            work=run_work(declaration.work, request.attempt_id, RUN),
+        )
+
+    def _written(self, plan: ReadPlan, schema: pa.Schema) -> Iterator[WrittenFile]:
+        store = store_at(plan.source, plan.aws, remembers=False)
+        for partition in range(len(plan.partitions)):
+            task = partition_task(plan, partition)
+            batches = list(read_partition(task, store, ReadingId(task.reports, partition)))
+            self._wait_at_gate(plan.attempt_id)
+            rows = pa.Table.from_batches(batches).cast(schema) if batches else schema.empty_table()
+            if rows.num_rows:
+                yield self._write(f"{run_files(plan.attempt_id, RUN)}/part-{partition}.parquet", rows)
+
+    def _write(self, path: str, rows: pa.Table) -> WrittenFile:
+        with self._declaration.table.open_output(path) as file:
+            sink = pa.PythonFile(file, mode="w")  # never closed: the file is not ours to close
+            pq.write_table(rows, sink)
+            size_bytes = sink.tell()
+        return WrittenFile(path=path, rows=rows.num_rows, size_bytes=size_bytes)
+
+    def _result(self, plan: ReadPlan, summary: Summary, agreed: Agreement, written: list[WrittenFile]) -> RunResult:
+        folder = run_files(plan.attempt_id, RUN)
+        files = list_files(self._declaration.table, folder, partition_by=(), schema=agreed.schema, written=written)
+        self._probe(Step.MANIFESTED)
+        result = RunResult(
+            processed=[
+                ObjectResult(
+                    object_id=plan.objects[index].object_id,
+                    rows=reading.rows,
+                    lines_quarantined=reading.lines_quarantined,
+                )
+                for index, reading in summary.readings.items()
+            ],
+            failed={},
+            rows=sum(file.rows for file in files),
+            lines_quarantined=summary.lines_quarantined,
+            bytes=summary.bytes,
+            manifest=encode(files),
+            quarantine_manifest=encode(summary.quarantine),
+            schema_id=agreed.schema_id,
+            new_schema=agreed.new_schema,
+        )
+        save(self._declaration.table, self._record(plan, result, agreed.schema))
+        self._probe(Step.RECORDED)
+        return result
+
+    def _record(self, plan: ReadPlan, result: RunResult, columns: pa.Schema) -> BatchRecord:
+        refs = {ref.object_id: ref for ref in plan.objects}
+        return BatchRecord(
+            pipeline=self._declaration.pipeline,
+            attempt_id=plan.attempt_id,
+            objects=[
+                RecordedObject(ref=refs[one.object_id], rows=one.rows, lines_quarantined=one.lines_quarantined)
+                for one in result.processed
+            ],
+            rows=result.rows,
+            lines_quarantined=result.lines_quarantined,
+            bytes=result.bytes,
+            manifest=result.manifest,
+            quarantine_manifest=result.quarantine_manifest,
+            columns=encode_columns(columns),
+        )
+
+    def _wait_at_gate(self, attempt_id: str) -> None:
+        """Hold the run while the test has the gate shut. Raises `RunCancelled`."""
+        gate, deadline = Path(GATE), time.monotonic() + GATE_SECONDS_MAX
+        self._check_cancelled(attempt_id)
+        while gate.exists() and time.monotonic() < deadline:
+            Path(AT_GATE).touch()
+            time.sleep(0.02)  # between two looks at a file that the test removes
+            self._check_cancelled(attempt_id)
+
+    def _check_cancelled(self, attempt_id: str) -> None:
+        with self._lock:
+            if attempt_id in self._cancelled:
+                raise RunCancelled(f"the run of attempt {attempt_id} was cancelled")
+
+
+def replace_spark() -> None:
+    """Let this process start no Spark, and give its pipelines this engine."""
+
+    def engine(blueprint: Blueprint, _: Any) -> InProcessEngine:
+        agree = partial(agreement, blueprint.ledger, blueprint.tables.rows, blueprint.declaration.pipeline)
+        return InProcessEngine(blueprint.declaration, agree=agree, probe=blueprint.tools.probe)
+
+    setattr(Spark, "session", lambda _: None)  # noqa: B010 # as the next, not an assignment that mypy could allow
+    setattr(Blueprint, "_engine", engine)  # noqa: B010
+
+
+if __name__ == "__main__":
+    replace_spark()
+    main()
