@@ -20,8 +20,6 @@ from tests.services.postgresql_server import PostgresqlServer, make_template, po
 from tests.services.redis_server import VERSIONS, RedisServer, redis_program
 from tests.services.scratch import write_to_memory
 
-from penstock.ledger import Ledger
-
 StartRedis = Callable[..., RedisServer]  # of the fixture `start_redis`
 StartMariadb = Callable[..., MariadbServer]  # of the fixture `start_mariadb`
 StartPostgresql = Callable[..., PostgresqlServer]  # of the fixture `start_postgresql`
@@ -206,19 +204,6 @@ def mariadb_url(servers: Servers) -> Iterator[str]:
     url = server.fresh()
     yield url
     server.drop(url)
-
-
-@pytest.fixture(scope="session")
-def empty_sqlite_ledger(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("empty-ledger") / "ledger.db"
-    Ledger.open(path).close()
-    return path
-
-
-@pytest.fixture
-def sqlite_ledger_url(empty_sqlite_ledger: Path, tmp_path: Path) -> str:
-    """A copy of an empty ledger's file."""
-    return f"sqlite:///{shutil.copy(empty_sqlite_ledger, tmp_path / 'ledger.db')}"
 
 
 @pytest.fixture(scope="session")

@@ -1,5 +1,6 @@
 """Every database that the ledger runs on, one suite for all. The next one joins by a line in `SHARED_URLS`."""
 
+import shutil
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,6 +20,11 @@ def _sqlite_file(request: pytest.FixtureRequest) -> str:
     return f"sqlite:///{request.getfixturevalue('tmp_path') / 'ledger.db'}"
 
 
+def _copied_sqlite_file(request: pytest.FixtureRequest) -> str:
+    shutil.copy(request.getfixturevalue("empty_sqlite_ledger"), request.getfixturevalue("tmp_path") / "ledger.db")
+    return _sqlite_file(request)
+
+
 def _by_fixture(name: str) -> Locate:
     return lambda request: str(request.getfixturevalue(name))
 
@@ -29,7 +35,7 @@ SHARED_URLS: dict[str, Locate] = {  # new databases that several processes can u
     "postgresql": _by_fixture("postgresql_url"),
 }
 SHARED_LEDGERS: dict[str, Locate] = {  # the same, where an empty ledger is made already
-    "sqlite-file": _by_fixture("sqlite_ledger_url"),
+    "sqlite-file": _copied_sqlite_file,
     "mariadb": _by_fixture("mariadb_ledger_url"),
     "postgresql": _by_fixture("postgresql_ledger_url"),
 }
@@ -71,6 +77,13 @@ def _desk(url: str) -> Iterator[Desk]:
     ledger.ensure_pipeline(PIPELINE)
     yield Desk(ledger, url=url)
     ledger.close()
+
+
+@pytest.fixture(scope="session")
+def empty_sqlite_ledger(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("empty-ledger") / "ledger.db"
+    Ledger.open(path).close()
+    return path
 
 
 @pytest.fixture(params=LEDGERS)

@@ -4,15 +4,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.conformance.ledger.conftest import SHARED_LEDGERS
+from tests.conformance.ledger.conftest import SHARED_URLS
 from tests.conformance.repair.scene import Scene
 
 from penstock.ledger import Ledger
 
 
-@pytest.fixture(params=SHARED_LEDGERS)
+@pytest.fixture(params=SHARED_URLS)
 def scene(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Scene]:
-    ledger = Ledger.open(SHARED_LEDGERS[request.param](request))
+    ledger = Ledger.open(SHARED_URLS[request.param](request))
     yield Scene(folder=tmp_path, ledger=ledger)
     ledger.close()
 
