@@ -1,7 +1,7 @@
 """`penstock ingest` as users run it: bad objects among good ones, runs again, transforms good and bad.
 
 The command runs in the test's process, in the session that all tests share; it has a process and a JVM of its own only
-where the test kills it or takes rights from it.
+where the test kills it, takes rights from it, or reads all that it writes to the terminal.
 """
 
 import shutil
@@ -159,7 +159,8 @@ def test_a_transform_that_always_fails_stops_the_job_and_kills_nobody(case: Case
     write_objects(case.source, range(300), lines=3, junk_every=100)
     whole = truth(case.source)
     options = ("--max-objects", "100", "--transform")
-    ended = case.ingest(*options, "transforms:always_fails", code=1, retry_base_seconds=0.05)
+    # As a process: a session of ours keeps what Spark logs of failed queries from the terminal.
+    ended = Case.ingest(case, *options, "transforms:always_fails", code=1, retry_base_seconds=0.05)
     sentence = ended.err.strip().splitlines()[-1]
     assert sentence.startswith("penstock: ")
     assert "mend the transform" in sentence
