@@ -12,9 +12,9 @@ from typing import Any
 from sqlalchemy import Connection, text
 
 from penstock.ledger import Ledger
+from penstock.ledger.database import parsed_url
 from penstock.ledger.dialects import dialect_for
 from penstock.ledger.schema import VERSION_TABLE, metadata
-from penstock.ledger.urls import parsed_url
 
 # All that a revision of the schema consists of, for the database of the connection.
 SHAPE = {
