@@ -14,8 +14,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from penstock.brokers.memory import MemoryBroker
-from penstock.brokers.sqlite import SqliteBroker
+from penstock.brokers.memory.broker import MemoryBroker
+from penstock.brokers.sqlite.broker import SqliteBroker
 from penstock.messaging.broker import Broker
 from penstock.messaging.message import Outgoing
 from penstock.messaging.settlement import Ack, Release

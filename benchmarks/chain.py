@@ -18,10 +18,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from benchmarks.reader import DDL, make_files, read_native
-from penstock.app.ingest import ingest
-from penstock.app.ingest_pipeline import IngestRequest
-from penstock.pipeline.java import find_java
-from penstock.pipeline.session import Session, SessionSettings, end_session, start_session
+from penstock.operations.ingest.ingest import ingest
+from penstock.operations.ingest.pipeline import IngestRequest
+from penstock.pipeline.spark.java import find_java
+from penstock.pipeline.spark.session import Session, SessionSettings, end_session, start_session
 from penstock.worker.shutdown import StopSignal
 
 Side = Callable[[Session, Path, Path], None]

@@ -21,17 +21,17 @@ from contextlib import closing, contextmanager
 from itertools import islice
 from pathlib import Path
 
-from penstock.app.dead_acting import HowToReplay, Replaying
-from penstock.app.dead_letters import Asked, grouped, letters, letters_of_queue, opened_ledger
-from penstock.app.inspect import View, view
 from penstock.app.scope import Scope
-from penstock.brokers.redis_streams import RedisStreamsBroker
-from penstock.brokers.sqlite import SqliteBroker
+from penstock.brokers.redis import RedisStreamsBroker
+from penstock.brokers.sqlite.broker import SqliteBroker
 from penstock.config import load_settings
+from penstock.dead_letters.filters import Wanted
 from penstock.messaging.broker import Broker
 from penstock.messaging.death import Death, Try, with_death
 from penstock.messaging.message import Outgoing
-from penstock.replay.filters import Wanted
+from penstock.operations.dead_letters.acting import HowToReplay, Replaying
+from penstock.operations.dead_letters.letters import Asked, grouped, letters, letters_of_queue, opened_ledger
+from penstock.operations.inspection import View, view
 
 QUEUE, DEAD = "orders", "orders-dlq"
 ERRORS, REPLAYED, PAGE_SHOWN, AT_ONCE = 3, 1_000, 100, 5_000

@@ -45,8 +45,8 @@ from tests.services.sql_proxy import Fate, Request, SqlProxy
 
 from penstock import App
 from penstock.app.serving import serve
-from penstock.brokers.redis_streams import RedisStreamsBroker
-from penstock.brokers.sqlite import SqliteBroker
+from penstock.brokers.redis import RedisStreamsBroker
+from penstock.brokers.sqlite.broker import SqliteBroker
 from penstock.brokers.sqs import SqsBroker
 from penstock.config import Settings
 from penstock.events import (
@@ -63,10 +63,10 @@ from penstock.messaging.broker import Broker, QueueSettings
 from penstock.messaging.delivery import Delivery
 from penstock.messaging.message import Message, Outgoing
 from penstock.messaging.settlement import Ack
-from penstock.objects.announcement import announce
+from penstock.objects.notification import announce
 from penstock.objects.reference import ObjectRef
 from penstock.pipeline.objects.stream import IncomingObject
-from penstock.worker.endings import CLAIM_LOST
+from penstock.worker.running_batch import CLAIM_LOST
 from penstock.worker.shutdown import StopSignal
 
 LEASE_SECONDS = 60.0  # the default

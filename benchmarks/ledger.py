@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from penstock.ledger import Ledger
-from penstock.ledger.records import BatchOutcome, Candidate, Carrier, Claim, ObjectResult
-from penstock.ledger.work_records import WorkDone, WorkStanding
+from penstock.ledger.records import BatchOutcome, Candidate, Carrier, Claim, ObjectResult, WorkDone, WorkStanding
 
 PIPELINE = "file:///benchmark"
 

@@ -2,7 +2,7 @@
 
 python -m benchmarks.ledger_inserts [--objects N] [--rounds N] [--only mariadb|postgresql]
 
-`ours` is the hook in penstock.ledger.dialects.mysql_rows or postgresql_rows; `driver` is the driver's own executemany
+`ours` is the hook in penstock.ledger.dialects.mysql or postgresql_rows; `driver` is the driver's own executemany
 (PyMySQL joins rows into one statement, psycopg 3 sends them in pipeline mode); `insertmanyvalues` is SQLAlchemy's,
 which neither dialect uses for an INSERT without RETURNING unless told to. A round claims and commits new objects each
 way; printed are medians of the claims, and their ratio to ours.
@@ -18,8 +18,8 @@ from sqlalchemy import event
 
 from benchmarks.ledger_servers import PIPELINE, claim_and_commit, private_server
 from penstock.ledger import Ledger
-from penstock.ledger.dialects.mysql_rows import insert_in_parts
-from penstock.ledger.dialects.postgresql_rows import insert_as_arrays
+from penstock.ledger.dialects.mysql import insert_in_parts
+from penstock.ledger.dialects.postgresql import insert_as_arrays
 
 HOOKS: Mapping[str, Callable[..., bool]] = {"mariadb": insert_in_parts, "postgresql": insert_as_arrays}
 WAYS = ("ours", "driver", "insertmanyvalues")

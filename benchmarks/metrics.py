@@ -42,7 +42,7 @@ from penstock.handlers.function_handler import FunctionHandler
 from penstock.messaging.broker import Broker
 from penstock.messaging.clock import SystemClock
 from penstock.messaging.message import Outgoing
-from penstock.messaging.queue import Queue
+from penstock.messaging.schema import Queue
 from penstock.worker.line import Line
 from penstock.worker.settings import WorkerSettings
 from penstock.worker.shutdown import StopSignal

@@ -22,8 +22,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from penstock.brokers.redis_streams import RedisStreamsBroker
-from penstock.brokers.sqlite import SqliteBroker
+from penstock.brokers.redis import RedisStreamsBroker
+from penstock.brokers.sqlite.broker import SqliteBroker
 from penstock.messaging.broker import Broker
 from penstock.messaging.message import Outgoing
 
@@ -98,11 +98,11 @@ def on_redis(folder: Path, queues: int, seconds: float) -> None:
 
 def on_sqs(folder: Path, queues: int, seconds: float) -> None:  # noqa: ARG001 - its clock is moved, so it takes no time
     from penstock.app.app import App
-    from penstock.app.monitor import Monitor, watches_of
     from penstock.brokers.sqs import SqsBroker
     from penstock.config import Settings
     from penstock.events import tell_nobody
     from penstock.messaging.broker import QueueSettings
+    from penstock.operations.monitor.monitor import Monitor, watches_of
     from penstock.testing import FakeClock
 
     try:

@@ -22,12 +22,12 @@ from pathlib import Path
 
 from pyspark.sql import SparkSession
 
-from penstock.objects.local import LocalStore
+from penstock.objects.local_store import LocalStore
 from penstock.objects.reference import ObjectRef
-from penstock.pipeline.source import api
-from penstock.pipeline.source.options import FORMATS
+from penstock.pipeline.spark.source import datasource
+from penstock.pipeline.spark.source.options import FORMATS
 from penstock.storage.aws import Aws
-from penstock.storage.local_files import LocalFiles
+from penstock.storage.local import LocalFiles
 
 DDL = "id bigint, v double, ts timestamp, user string, path string, agent string"
 _LINES_KNOWN = 20_000  # different lines; the files repeat them in another order
@@ -95,11 +95,11 @@ def read_ours(form: str, spark: SparkSession, source: Path, target: Path) -> Non
     store = LocalStore(source)
     refs: Sequence[ObjectRef] = [store.describe(path) for path in sorted(source.iterdir())]
     work = Path(tempfile.mkdtemp(dir=target.parent))
-    plan = api.make_plan(
+    plan = datasource.make_plan(
         refs,
         attempt_id="bench",
         run=1,
-        options=api.ReadOptions(schema_ddl="" if form == "text" else DDL, format=form),
+        options=datasource.ReadOptions(schema_ddl="" if form == "text" else DDL, format=form),
         cores=spark.sparkContext.defaultParallelism,
         source=str(source),
         aws=Aws(),
@@ -107,8 +107,8 @@ def read_ours(form: str, spark: SparkSession, source: Path, target: Path) -> Non
         work=LocalFiles(work / "work"),
     )
     plan.save()
-    api.read(spark, plan).write.mode("overwrite").parquet(str(target))
-    summary = api.summarise(plan)
+    datasource.read(spark, plan).write.mode("overwrite").parquet(str(target))
+    summary = datasource.summarise(plan)
     if len(summary.readings) != len(refs) or summary.lines_quarantined:
         raise SystemExit(f"only {len(summary.readings)} of {len(refs)} objects were read, or not all of their lines")
     shutil.rmtree(work)
@@ -159,7 +159,7 @@ def main() -> None:
         .getOrCreate()
     )
     spark.sparkContext.setLogLevel("ERROR")
-    api.register(spark)
+    datasource.register(spark)
     print(f"pyspark {spark.version}, {os.cpu_count()} cores", flush=True)
     with tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder:
         for form in [arguments.format] if arguments.format else FORMATS:

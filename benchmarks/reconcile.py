@@ -27,15 +27,13 @@ from penstock.events import Bus
 from penstock.ledger import Ledger
 from penstock.ledger.known_ids import ID_BYTES
 from penstock.objects.reference import ObjectRef
-from penstock.pipeline.java import find_java
+from penstock.pipeline.reconcile.alone import ReconcileScope
 from penstock.pipeline.reconcile.existing import object_id
 from penstock.pipeline.reconcile.inventory import inventory_frame
-from penstock.pipeline.reconcile.inventory_files import Inventory, find_inventory
-from penstock.pipeline.reconcile.jobs import jobs
-from penstock.pipeline.reconcile.known import known_frame
-from penstock.pipeline.reconcile.missing import find_missing
-from penstock.pipeline.reconcile.scope import Scope
-from penstock.pipeline.session import Session, SessionSettings, end_session, start_session
+from penstock.pipeline.reconcile.manifest import Inventory, find_inventory
+from penstock.pipeline.reconcile.missing import find_missing, jobs, known_frame
+from penstock.pipeline.spark.java import find_java
+from penstock.pipeline.spark.session import Session, SessionSettings, end_session, start_session
 from penstock.storage.address import s3_address
 from penstock.storage.aws import Aws
 
@@ -225,7 +223,7 @@ class Stage:
 
     def whole(self) -> None:
         before = self.inventory.manifest.created_at - 900
-        scope = Scope(bucket=BUCKET, below=f"{BELOW}/", before=before)
+        scope = ReconcileScope(bucket=BUCKET, below=f"{BELOW}/", before=before)
         found = find_missing(self.existing(), self.known(), scope)
         with closing(found):
             lost = sum(prefix.missing for prefix in found.prefixes()) and found.count

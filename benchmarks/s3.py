@@ -23,11 +23,11 @@ from typing import Any, get_args
 from tests.services.aws_server import AwsServer, Kind
 
 from benchmarks.reader import DDL, make_files
-from penstock.app.ingest import ingest
-from penstock.app.ingest_pipeline import IngestRequest
 from penstock.config import Settings
-from penstock.pipeline.java import find_java
-from penstock.pipeline.session import Session, SessionSettings, end_session, start_session
+from penstock.operations.ingest.ingest import ingest
+from penstock.operations.ingest.pipeline import IngestRequest
+from penstock.pipeline.spark.java import find_java
+from penstock.pipeline.spark.session import Session, SessionSettings, end_session, start_session
 from penstock.worker.shutdown import StopSignal
 
 BUCKET = "bench"

@@ -18,19 +18,18 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from penstock.brokers.memory import MemoryBroker
-from penstock.brokers.sqlite import SqliteBroker
+from penstock.brokers.memory.broker import MemoryBroker
+from penstock.brokers.sqlite.broker import SqliteBroker
 from penstock.events import Bus
 from penstock.handlers.context import Context
 from penstock.handlers.declaration import HandlerDeclaration
 from penstock.handlers.function_handler import FunctionHandler
 from penstock.messaging.broker import Ask, Broker, Turn
-from penstock.messaging.claims import HeldClaim
 from penstock.messaging.clock import SystemClock
 from penstock.messaging.delivery import Delivery
-from penstock.messaging.handler import Answer, BatchHandler, Place
+from penstock.messaging.handler import Answer, BatchHandler, HeldClaim, Place
 from penstock.messaging.message import Message, Outgoing
-from penstock.messaging.queue import Queue
+from penstock.messaging.schema import Queue
 from penstock.messaging.settlement import Ack, Settlement
 from penstock.worker.line import Line
 from penstock.worker.settings import WorkerSettings

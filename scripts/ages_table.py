@@ -12,7 +12,7 @@ from types import MappingProxyType
 
 from scripts.made_tables import DOCS, rewritten
 
-from penstock.brokers.memory import MemoryBroker
+from penstock.brokers.memory.broker import MemoryBroker
 from penstock.messaging.broker import Broker, QueueSettings, QueueStats
 from penstock.messaging.message import Outgoing
 from penstock.messaging.settlement import Ack

@@ -10,9 +10,9 @@ from tempfile import TemporaryDirectory
 
 from scripts.made_tables import DOCS, rewritten
 
-from penstock.brokers.memory import MemoryBroker
-from penstock.brokers.redis_streams import RedisStreamsBroker
-from penstock.brokers.sqlite import SqliteBroker
+from penstock.brokers.memory.broker import MemoryBroker
+from penstock.brokers.redis import RedisStreamsBroker
+from penstock.brokers.sqlite.broker import SqliteBroker
 from penstock.brokers.sqs import SqsBroker
 from penstock.messaging.broker import Broker, Capabilities
 from penstock.storage.aws import Aws

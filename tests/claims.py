@@ -4,8 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from penstock.errors import ClaimLost
-from penstock.messaging.claims import Extension, HeldClaim
-from penstock.messaging.handler import Execution
+from penstock.messaging.handler import Execution, Extension, HeldClaim
 
 
 def extended(execution: Execution, *, lease_seconds: float = 60.0) -> bool:

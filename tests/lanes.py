@@ -2,16 +2,29 @@
 
 A process gets whole files, so that a server or a module's fixture is started for all tests of a file. Two lanes hold
 more than a file: tests/spark shares one Spark session, which takes seconds to start and most of a gigabyte, and
-tests/chaos starts JVM after JVM. Hence at most two JVMs run at once. The lanes come first and the short tests last,
-so that every core is busy until the end.
+some files of tests/chaos start JVM after JVM. Hence at most two JVMs run at once. The lanes come first and the short
+tests last, so that every core is busy until the end.
 """
 
 from xdist.scheduler import LoadScopeScheduling
 
-LANES = {"tests/spark/": "Spark session", "tests/docs/test_tutorial.py": "Spark session", "tests/chaos/": "chaos"}
+LANES = {
+    "tests/spark/": "Spark session",
+    "tests/docs/test_tutorial.py": "Spark session",
+    "tests/chaos/test_spark_": "chaos on Spark",
+    "tests/chaos/test_cluster.py": "chaos on Spark",
+}
 
 # Folders by the duration of their longest file.
-ORDER = (*LANES, "tests/integration/", "tests/deploy/", "tests/conformance/", "tests/cli/", "tests/docs/")
+ORDER = (
+    *LANES,
+    "tests/chaos/",
+    "tests/integration/",
+    "tests/deploy/",
+    "tests/conformance/",
+    "tests/cli/",
+    "tests/docs/",
+)
 
 
 class Lanes(LoadScopeScheduling):

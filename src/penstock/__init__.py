@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from penstock.errors import Interrupted, PenstockError, Reject, Retry
     from penstock.handlers.context import BatchContext, Context, Item
     from penstock.messaging.message import Message
-    from penstock.messaging.queue import Queue
-    from penstock.pipeline.objects.context import ObjectContext
+    from penstock.messaging.schema import Queue
+    from penstock.pipeline.objects.declaration import ObjectContext
     from penstock.pipeline.objects.stream import IncomingObject
 
 _HOMES = {
@@ -31,12 +31,12 @@ _HOMES = {
     "Interrupted": "penstock.errors",
     "Item": "penstock.handlers.context",
     "Message": "penstock.messaging.message",
-    "ObjectContext": "penstock.pipeline.objects.context",
+    "ObjectContext": "penstock.pipeline.objects.declaration",
     "ObjectSource": "penstock.app.pipelines.declaration",
     "PenstockError": "penstock.errors",
     "Pipeline": "penstock.app.pipelines.pipeline",
     "PublishedBatch": "penstock.app.pipelines.published",
-    "Queue": "penstock.messaging.queue",
+    "Queue": "penstock.messaging.schema",
     "Reject": "penstock.errors",
     "Retry": "penstock.errors",
 }

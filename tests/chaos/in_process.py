@@ -3,7 +3,8 @@
 For stories whose subject is the protocol around a run: claim, commit, publish, settle, and what the next process does
 after a death. Such a process starts in about a second, a JVM in six to nine. Everything but the engine is the
 product's: the plan, the reader, the reports, the manifest, the batch record. The engine announces the same steps as
-`penstock.pipeline.run`, so that a process dies at them here, too; that Spark's runs bear it, stories on Spark show.
+`penstock.pipeline.spark.run`, so that a process dies at them here, too; that Spark's runs bear it, stories on Spark
+show.
 """
 
 import threading
@@ -17,22 +18,20 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from tests.chaos.transforms import AT_GATE, GATE
 
+from penstock.app.pipelines.plan import Blueprint
 from penstock.app.spark import Spark
-from penstock.app.wiring import Blueprint
 from penstock.cli.main import main
 from penstock.ledger.records import ObjectResult
 from penstock.messaging.steps import Probe, Step
 from penstock.objects.stores import store_at
-from penstock.pipeline.batch_record import BatchRecord, RecordedObject, save
-from penstock.pipeline.declaration import Declaration
+from penstock.pipeline.batch_record import BatchRecord, RecordedObject, run_files, run_work, save
 from penstock.pipeline.engine import RunCancelled, RunRequest, RunResult
-from penstock.pipeline.layout import run_files, run_work
-from penstock.pipeline.source.ddl import columns_read
-from penstock.pipeline.source.plan import ReadPlan, make_plan
-from penstock.pipeline.source.reading import partition_task, read_partition
-from penstock.pipeline.source.report import ReadingId
-from penstock.pipeline.source.summary import Summary, summarise
-from penstock.pipeline.table_schema import Agree, Agreement, agreement
+from penstock.pipeline.spark.declaration import Declaration
+from penstock.pipeline.spark.source.ddl import columns_read
+from penstock.pipeline.spark.source.plan import ReadPlan, make_plan
+from penstock.pipeline.spark.source.reading import partition_task, read_partition
+from penstock.pipeline.spark.source.report import ReadingId, Summary, summarise
+from penstock.pipeline.spark.table_schema import Agree, Agreement, agreement
 from penstock.sinks.manifest import encode
 from penstock.sinks.parquet import WrittenFile, list_files
 from penstock.sinks.schema import encode as encode_columns

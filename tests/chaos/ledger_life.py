@@ -13,8 +13,17 @@ from typing import Any
 
 from penstock.errors import ClaimLost, TemporaryError
 from penstock.ledger import Ledger
-from penstock.ledger.records import BatchOutcome, Candidate, Carrier, Claim, FailedObject, Failure, ObjectResult
-from penstock.ledger.work_records import WorkBegun, WorkDone
+from penstock.ledger.records import (
+    BatchOutcome,
+    Candidate,
+    Carrier,
+    Claim,
+    FailedObject,
+    Failure,
+    ObjectResult,
+    WorkBegun,
+    WorkDone,
+)
 
 PIPELINE = "clicks"
 HANDLER = "thumbs"

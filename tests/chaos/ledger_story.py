@@ -22,8 +22,10 @@ from penstock.ledger.records import (
     FailedObject,
     Failure,
     ObjectResult,
+    WorkBegun,
+    WorkBusy,
+    WorkDone,
 )
-from penstock.ledger.work_records import WorkBegun, WorkBusy, WorkDone
 
 PIPELINE = "clicks"
 LEASE_SECONDS = 3600.0  # no lease runs out by itself

@@ -7,18 +7,16 @@ The long matrix kills Spark at each step alone, and at its second time where the
 
 import inspect
 import re
-import shutil
-import signal
 from dataclasses import dataclass
 from types import ModuleType
 
 import pytest
-from tests.chaos import in_process, transforms
+from tests.chaos import in_process
 from tests.chaos.oracle import Truth, abandoned_folders, attempts, check_done, check_meanwhile, truth
 from tests.chaos.runs import KILLED, Case, write_objects
 
 from penstock.messaging.steps import Step
-from penstock.pipeline import run
+from penstock.pipeline.spark import run
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -107,27 +105,6 @@ def test_killed_at_every_step_one_after_another(case: Case) -> None:
     assert report["objects_dead"] == 0
     assert attempts(case.table)["abandoned"] >= 5, "each death in a claim leaves an abandoned attempt"
     assert abandoned_folders(case.table) == []
-
-
-@pytest.mark.spark
-def test_spark_is_killed_while_it_writes_and_at_every_step_of_a_run(spark_case: Case) -> None:
-    case = spark_case
-    shutil.copy(transforms.__file__, case.folder / "transforms.py")
-    write_objects(case.source, range(OBJECTS))
-    whole = truth(case.source)
-    gate = case.folder / transforms.GATE
-    gate.touch()
-    writing = case.start(*OPTIONS, "--transform", "transforms:held")
-    writing.wait_until((case.folder / transforms.AT_GATE).exists)
-    writing.send_group(signal.SIGKILL)
-    writing.end().but(KILLED)
-    gate.unlink()
-    check_meanwhile(whole, case.table)
-    for step in OF_A_RUN:
-        kill_and_check(case, whole, step.value)
-    case.ingest(*OPTIONS)
-    check_done(whole, case.table)
-    assert attempts(case.table)["abandoned"] == 1 + len(OF_A_RUN)
 
 
 @pytest.mark.spark

@@ -20,14 +20,14 @@ from tests.cli.process import SRC
 from tests.integration.fleet import wait_for
 from tests.services.aws_server import AwsServer, environment_for
 
-from penstock.app.dead_ageing import FILE_LETTERS_MAX
-from penstock.brokers.sqlite import SqliteBroker
+from penstock.app.jobs.dead_letters import FILE_LETTERS_MAX
+from penstock.brokers.sqlite.broker import SqliteBroker
 from penstock.brokers.sqs import SqsBroker
+from penstock.dead_letters.letters import PAGE
 from penstock.errors import UsageError
 from penstock.messaging.broker import Broker, QueueSettings
 from penstock.messaging.message import Outgoing
 from penstock.messaging.steps import Step
-from penstock.replay.letters import PAGE
 
 STEPS = (Step.LETTERS_WRITTEN, Step.LETTERS_KEPT, Step.LETTERS_REMOVED)
 QUEUE = "orders-dead"  # for people alone: a replayer sends nothing of it back
@@ -46,7 +46,7 @@ def bill(message):
 # Where a look is a receive it hides the letters for some minutes, beyond the death of who looks: here for seconds.
 PENSTOCK = """
 import runpy
-from penstock.replay.letters import HeldLetters
+from penstock.dead_letters.letters import HeldLetters
 HeldLetters.__init__.__kwdefaults__["held_seconds"] = 5.0
 runpy.run_module("penstock", run_name="__main__")
 """

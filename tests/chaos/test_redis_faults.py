@@ -20,7 +20,7 @@ from tests.services.fault_proxy import Afterwards, FaultProxy, Way
 from tests.services.plugin import StartRedis
 from tests.services.redis_server import VERSIONS, RedisServer
 
-from penstock.brokers.redis_streams.scripts import scripts
+from penstock.brokers.redis.server import scripts
 from penstock.messaging.message import Outgoing
 
 SHORT_LEASE_SECONDS = 5  # two failed heartbeats in a row may be its end

@@ -11,7 +11,7 @@ import pytest
 from tests.chaos.oracle import Truth, abandoned_folders, attempts, check_done, check_meanwhile
 from tests.chaos.runs import IN_PROCESS, KILLED, write_objects
 from tests.chaos.s3_case import S3Case
-from tests.chaos.test_kill_steps import OF_A_RUN, STORY
+from tests.chaos.test_kill_steps import STORY
 from tests.services.aws_server import AwsServer
 from tests.services.plugin import StartAws
 
@@ -65,15 +65,6 @@ def test_killed_while_it_lists(tmp_path: Path, moto: AwsServer) -> None:
     with closing(S3Case(tmp_path, moto, module=IN_PROCESS, by_queue=False)) as case:
         whole = prepared(case)
         for step in BY_LISTING:
-            kill_and_check(case, whole, step.value)
-        finish_and_check(case, whole)
-
-
-@pytest.mark.spark
-def test_spark_is_killed_at_every_step_of_a_run(tmp_path: Path, moto: AwsServer) -> None:
-    with closing(S3Case(tmp_path, moto, by_queue=False)) as case:
-        whole = prepared(case)
-        for step in OF_A_RUN:
             kill_and_check(case, whole, step.value)
         finish_and_check(case, whole)
 

@@ -1,19 +1,17 @@
 """Signals: what is in flight is finished or given back within the budget, and another ingest goes on at once."""
 
-import shutil
 import signal
 from pathlib import Path
 
 import pytest
 from tests.chaos import transforms
 from tests.chaos.oracle import attempts, check_done, check_meanwhile, messages, messages_held, objects, truth
-from tests.chaos.runs import INTERRUPTED, STOPPED, Case, Running, write_objects
+from tests.chaos.runs import STOPPED, Case, Running, write_objects
 
 pytestmark = pytest.mark.timeout(400)
 
 OBJECTS = 40
 ONE_BATCH = ("--max-objects", str(OBJECTS))
-ON_SPARK = (*ONE_BATCH, "--transform", "transforms:held")  # without Spark the engine itself waits at the gate
 STOP_TIMEOUT_SECONDS = 12.0  # far less than a run is held at the gate
 LATE_SECONDS = 30.0  # so much may a busy machine add, and it is still no drain to the gate's end
 
@@ -22,12 +20,6 @@ LATE_SECONDS = 30.0  # so much may a busy machine add, and it is still no drain 
 def gated(case: Case) -> Case:
     """A case whose runs wait at the gate, with its objects."""
     return shut(case)
-
-
-@pytest.fixture
-def spark_gated(spark_case: Case) -> Case:
-    shutil.copy(transforms.__file__, spark_case.folder / "transforms.py")
-    return shut(spark_case)
 
 
 def shut(case: Case) -> Case:
@@ -74,26 +66,3 @@ def test_sigterm_gives_back_within_the_budget_and_the_next_ingest_goes_on_at_onc
     assert report["objects_processed"] == OBJECTS
     check_done(whole, gated.table)
     assert {count for _, count, _ in objects(gated.table).values()} == {1}, "being given back costs no attempt"
-
-
-@pytest.mark.spark
-def test_sigterm_while_spark_starts(spark_gated: Case) -> None:
-    running = spark_gated.start(*ON_SPARK, "--stop-timeout", f"{STOP_TIMEOUT_SECONDS:g}")
-    running.wait_until(lambda: "to do" in running.said())
-    running.send(signal.SIGTERM)
-    ended = running.end(seconds=STOP_TIMEOUT_SECONDS + LATE_SECONDS).but(STOPPED)
-    assert "Spark started" not in ended.err or "batch of" not in ended.err
-    assert ended.report["objects_unfinished"] == OBJECTS
-    nothing_is_held(spark_gated.table)
-
-
-@pytest.mark.spark
-def test_a_second_ctrl_c_gives_back_at_once(spark_gated: Case) -> None:
-    """A terminal sends it to the whole process group; Spark must outlive it until its run is given back."""
-    running = at_gate(spark_gated, *ON_SPARK, "--stop-timeout", "300")  # nearly all of it for draining
-    running.send_group(signal.SIGINT)
-    running.wait_until(lambda: "stopping" in running.said())
-    running.send_group(signal.SIGINT)
-    running.end(seconds=LATE_SECONDS).but(INTERRUPTED)
-    nothing_is_held(spark_gated.table)
-    assert messages(spark_gated.table) == OBJECTS

@@ -12,22 +12,6 @@ pytestmark = pytest.mark.timeout(400)
 OPTIONS = ("--max-objects", "10")
 
 
-@pytest.mark.spark
-def test_two_at_once_share_the_work(spark_case: Case) -> None:
-    # On Spark, whose batches are slow: an ingest of quick ones can end while it still holds prefetched repeats of
-    # what the other has done, and leaves these in the queue.
-    case = spark_case
-    write_objects(case.source, range(80))
-    whole = truth(case.source)
-    reports = [running.end().but(0).report for running in [case.start(*OPTIONS), case.start(*OPTIONS)]]
-    check_done(whole, case.table)
-    assert sum(report["rows_written"] for report in reports) == len(whole.good)
-    assert sum(report["lines_quarantined"] for report in reports) == len(whole.bad)
-    assert sum(report["batches"] for report in reports) == query(case.table, "SELECT count(*) FROM batches")[0][0]
-    assert [report["objects_processed"] + report["objects_skipped"] for report in reports] == [80, 80]
-    assert max(number for (number,) in query(case.table, "SELECT charged - refunds FROM objects")) == 1
-
-
 def test_one_is_killed_and_the_other_finishes_everything_at_once(case: Case) -> None:
     """Their leases last longer than the test may: only the proof that the other is dead can free what it held."""
     write_objects(case.source, range(160))

@@ -44,7 +44,7 @@ def own_modules(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 @pytest.fixture
 def penstock(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Call:
     monkeypatch.setenv("COLUMNS", "200")
-    monkeypatch.setattr("penstock.cli.leaving.leave_within", lambda *_: None)  # this process is not its own
+    monkeypatch.setattr("penstock.cli.exits.leave_within", lambda *_: None)  # this process is not its own
 
     def call(*arguments: object) -> Said:
         monkeypatch.setattr("sys.argv", ["penstock", *map(str, arguments)])

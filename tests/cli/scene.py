@@ -11,10 +11,10 @@ import pyarrow.parquet as pq
 from ulid import ULID
 
 from penstock.app.housekeeping import Presence
-from penstock.app.places import LEDGER_FILE, Places, declared_places, places
+from penstock.app.paths import LEDGER_FILE, Places, declared_places, places
 from penstock.app.state import QUEUE_FILE, State, open_state
 from penstock.app.tables import Tables
-from penstock.brokers.sqlite import SqliteBroker
+from penstock.brokers.sqlite.broker import SqliteBroker
 from penstock.config import load_settings
 from penstock.events import Bus, WorkerStarted
 from penstock.ledger import Ledger
@@ -22,7 +22,7 @@ from penstock.ledger.records import BatchOutcome, Candidate, Carrier, Claim, Fai
 from penstock.messaging.clock import SystemClock
 from penstock.messaging.message import Outgoing
 from penstock.messaging.settlement import DeadLetter
-from penstock.objects.announcement import announce
+from penstock.objects.notification import announce
 from penstock.objects.reference import LOCAL_BUCKET, ObjectRef
 from penstock.sinks.manifest import DataFile, encode
 from penstock.sinks.parquet import list_files

@@ -13,10 +13,7 @@ from tests.cli.conftest import Call
 from tests.services.aws_server import REGION, AwsServer
 from tests.services.s3_stub import S3Stub, refusal
 
-from penstock.app import checks
-from penstock.app.aws_checks import clocks, scene_of
-from penstock.app.findings import Verdict
-from penstock.app.places import LEDGER_FILE, places
+from penstock.app.paths import LEDGER_FILE, places
 from penstock.app.scope import Scope
 from penstock.brokers.sqs.facts import looking
 from penstock.brokers.sqs.queues import Queues
@@ -25,6 +22,9 @@ from penstock.errors import ConfigurationError, TemporaryError
 from penstock.ledger import Ledger
 from penstock.messaging.clock import SystemClock
 from penstock.objects.s3_facts import try_table
+from penstock.operations.doctor import checks
+from penstock.operations.doctor.aws import clocks, scene_of
+from penstock.operations.doctor.findings import Verdict
 from penstock.storage.address import S3Address
 
 FAILED, CHECK_FOUND_PROBLEMS = "failed", 3

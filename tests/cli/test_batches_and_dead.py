@@ -8,7 +8,7 @@ import pytest
 from tests.cli.conftest import Call
 from tests.cli.scene import Scene
 
-from penstock.brokers.sqlite import SqliteBroker
+from penstock.brokers.sqlite.broker import SqliteBroker
 from penstock.ledger.records import Failure
 from penstock.messaging.death import Death, with_death
 from penstock.messaging.message import Outgoing

@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 from tests.cli.conftest import Call
 
-from penstock.app.budget import PLATFORMS, plan
-from penstock.app.checks import machine_checks
-from penstock.app.findings import Verdict
 from penstock.cli.config import PlatformName
 from penstock.config import Settings, load_settings
 from penstock.errors import ConfigurationError
+from penstock.operations.doctor.checks import machine_checks
+from penstock.operations.doctor.findings import Verdict
+from penstock.operations.shutdown_budget import PLATFORMS, plan
 
 USAGE, CONFIGURATION = 2, 78
 

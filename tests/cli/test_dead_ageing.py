@@ -13,7 +13,7 @@ import pytest
 from tests.cli.conftest import Call
 from tests.cli.process import Process
 
-from penstock.brokers.sqlite import SqliteBroker
+from penstock.brokers.sqlite.broker import SqliteBroker
 from penstock.messaging.broker import QueueSettings
 from penstock.messaging.message import Outgoing
 

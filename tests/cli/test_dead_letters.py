@@ -19,13 +19,13 @@ from tests.cli.dead_scene import FIRST, QUEUE, SECOND, DeadScene, lines_of
 from tests.cli.process import SRC, Process
 from tests.services.aws_server import REGION, AwsServer
 
-from penstock.brokers.redis_streams import RedisStreamsBroker
-from penstock.brokers.sqlite import SqliteBroker
+from penstock.brokers.redis import RedisStreamsBroker
+from penstock.brokers.sqlite.broker import SqliteBroker
 from penstock.brokers.sqs import SqsBroker
 from penstock.messaging.broker import Broker, QueueSettings
+from penstock.messaging.death import past_of
 from penstock.messaging.message import Outgoing
-from penstock.messaging.past import past_of
-from penstock.messaging.replays import COUNTER_ATTRIBUTE
+from penstock.messaging.replay import COUNTER_ATTRIBUTE
 from penstock.messaging.settlement import Ack
 
 USAGE, FOUND_PROBLEMS, TEMPORARY, INTERRUPTED = 2, 3, 75, 130

@@ -14,7 +14,7 @@ from tests.cli.conftest import Call
 from tests.cli.dead_scene import FIRST, QUEUE, SECOND, DeadScene, lines_of
 from tests.cli.process import SRC
 
-from penstock.brokers.sqlite import SqliteBroker
+from penstock.brokers.sqlite.broker import SqliteBroker
 from penstock.messaging.broker import QueueSettings
 from penstock.messaging.message import Outgoing
 

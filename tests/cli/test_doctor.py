@@ -10,12 +10,12 @@ import pytest
 from tests.cli.conftest import Call, Said
 from tests.cli.scene import Scene
 
-from penstock.app import checks
-from penstock.app.checks import SparkNeed, machine_checks, state_checks
-from penstock.app.findings import Verdict
 from penstock.app.scope import Asked
 from penstock.errors import ConfigurationError
 from penstock.ledger.records import Failure
+from penstock.operations.doctor import checks
+from penstock.operations.doctor.checks import SparkNeed, machine_checks, state_checks
+from penstock.operations.doctor.findings import Verdict
 
 CHECK_FOUND_PROBLEMS = 3
 WELL = "runs"
@@ -84,7 +84,7 @@ def test_without_a_table_here_there_is_nothing_to_say_of_one(
 def _no_java(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", os.devnull)
     monkeypatch.delenv("JAVA_HOME", raising=False)
-    monkeypatch.setattr("penstock.pipeline.java.find_spec", lambda name: None)
+    monkeypatch.setattr("penstock.pipeline.spark.java.find_spec", lambda name: None)
 
 
 def _no_extra(monkeypatch: pytest.MonkeyPatch) -> None:

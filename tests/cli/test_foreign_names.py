@@ -8,10 +8,9 @@ import pytest
 from tests.cli.conftest import Call, Said
 from tests.cli.scene import Scene
 
-from penstock.app.places import LEDGER_FILE
+from penstock.app.paths import LEDGER_FILE
 from penstock.ledger import Ledger
-from penstock.ledger.owner_records import OwnedName
-from penstock.ledger.records import Failure
+from penstock.ledger.records import Failure, OwnedName
 
 APP = """
 from penstock import App, DeltaSink, ObjectSource, cleanup

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from tests.cli.conftest import Call
 
-from penstock.cli.aws_files import TEMPLATES, VALUES
+from penstock.cli.init import TEMPLATES, VALUES
 
 USAGE = 2
 FILES = {*TEMPLATES, VALUES}

@@ -17,8 +17,8 @@ from penstock import events
 from penstock.events import Event
 from penstock.messaging.clock import SystemClock
 from penstock.messaging.settlement import DeadLetter
-from penstock.monitoring.logs import configure_logs
-from penstock.monitoring.plans import LogSettings
+from penstock.monitoring.logs.listener import configure_logs
+from penstock.monitoring.logs.plans import LogSettings
 from penstock.objects.reference import LOCAL_BUCKET, uri_of
 from penstock.testing import FakeClock
 

@@ -13,7 +13,7 @@ from tests.cli.conftest import Call
 from tests.cli.process import DEADLINE_SECONDS, Process, Start
 from tests.cli.scene import Scene
 
-from penstock.brokers.sqlite import SqliteBroker
+from penstock.brokers.sqlite.broker import SqliteBroker
 from penstock.ledger.records import Failure
 from penstock.messaging.message import Outgoing
 from penstock.messaging.settlement import DeadLetter

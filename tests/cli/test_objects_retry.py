@@ -18,21 +18,21 @@ from tests.cli.conftest import Call
 from tests.cli.process import SRC
 from tests.cli.scene import Scene
 
-from penstock.app.dead_letters import opened_ledger
-from penstock.app.inspect import view
 from penstock.app.loading import load_app
-from penstock.app.objects_retry import Asked, plan, retry
 from penstock.app.scope import Asked as ScopeAsked
 from penstock.app.scope import find_scope
 from penstock.app.serving import serve
 from penstock.app.state import QUEUE_FILE
-from penstock.brokers.sqlite import SqliteBroker
+from penstock.brokers.sqlite.broker import SqliteBroker
 from penstock.ledger.records import Failure
 from penstock.messaging.broker import Broker
 from penstock.messaging.delivery import Delivery
 from penstock.messaging.message import Message
 from penstock.messaging.steps import Step
 from penstock.objects.notification import parse
+from penstock.operations.dead_letters.letters import opened_ledger
+from penstock.operations.inspection import view
+from penstock.operations.objects.retry import Asked, plan, retry
 from penstock.testing import FakeClock
 from penstock.worker.shutdown import StopSignal
 

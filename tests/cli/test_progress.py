@@ -9,10 +9,8 @@ from collections.abc import Callable
 
 import pytest
 
-from penstock.app.ingest import IngestReport
 from penstock.cli.ingest import print_report
-from penstock.cli.pace import LINE_EVERY_SECONDS
-from penstock.cli.progress import FAILURES_SHOWN, IngestProgress, told
+from penstock.cli.progress import FAILURES_SHOWN, LINE_EVERY_SECONDS, IngestProgress, told
 from penstock.events import (
     BatchCommitted,
     BatchProgressed,
@@ -27,6 +25,7 @@ from penstock.events import (
     WorkerDraining,
     WorkerStopped,
 )
+from penstock.operations.ingest.ingest import IngestReport
 
 REPORT = IngestReport(
     queue=None,

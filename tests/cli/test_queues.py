@@ -10,8 +10,8 @@ from tests.cli.conftest import Call
 
 from penstock.app.housekeeping import Presence
 from penstock.app.registry import WorkerRecord, Workers
-from penstock.brokers.sqlite import SqliteBroker
-from penstock.cli.queue_words import age_of
+from penstock.brokers.sqlite.broker import SqliteBroker
+from penstock.cli.queues import age_of
 from penstock.config import load_settings
 from penstock.events import WorkerStarted
 from penstock.messaging.clock import SystemClock

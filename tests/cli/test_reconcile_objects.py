@@ -13,12 +13,11 @@ import pytest
 from tests.cli.conftest import Call
 from tests.cli.process import Process, Start
 
-from penstock.brokers.sqlite import SqliteBroker
+from penstock.brokers.sqlite.broker import SqliteBroker
 from penstock.ledger import Ledger
 from penstock.ledger.records import ObjectState
 from penstock.objects.reference import ObjectRef
-from penstock.pipeline.reconcile.alone import FOLDERS_MAX, Listed, MissingAlone
-from penstock.pipeline.reconcile.scope import LeftOut, Scope
+from penstock.pipeline.reconcile.alone import FOLDERS_MAX, LeftOut, Listed, MissingAlone, ReconcileScope
 
 FOUND, STOPPED = 3, 75
 SRC = Path(__file__).parents[2] / "src"
@@ -151,7 +150,7 @@ def test_a_worker_reconciles_its_object_handlers_by_itself(
 
 
 def test_memory_stays_bounded_where_every_object_has_a_folder_of_its_own() -> None:
-    found = MissingAlone(Scope(bucket="b", below="in/", before=1e12))
+    found = MissingAlone(ReconcileScope(bucket="b", below="in/", before=1e12))
     with closing(found):
         for number in range(2 * FOLDERS_MAX + 10):
             found.take(_listed(f"in/{number}/x"))
@@ -164,7 +163,7 @@ def test_memory_stays_bounded_where_every_object_has_a_folder_of_its_own() -> No
 
 
 def test_keys_that_no_notification_can_name_are_left_out_and_strange_ones_are_not() -> None:
-    found = MissingAlone(Scope(bucket="b", below="", before=1e12))
+    found = MissingAlone(ReconcileScope(bucket="b", below="", before=1e12))
     strange = ["\udc80", "a b/%2F?", "画像"]
     with closing(found):
         for key in ("http://x", "k" * 1_025, *strange):

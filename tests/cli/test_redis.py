@@ -14,12 +14,12 @@ from tests.cli.process import Process, Start
 from tests.services.plugin import StartRedis
 from tests.services.redis_server import RedisServer
 
-from penstock.app import checks
-from penstock.app.findings import Verdict
 from penstock.app.registry import Workers
-from penstock.brokers.redis_streams import RedisStreamsBroker
+from penstock.brokers.redis import RedisStreamsBroker
 from penstock.messaging.message import Outgoing
 from penstock.messaging.settlement import DeadLetter
+from penstock.operations.doctor import checks
+from penstock.operations.doctor.findings import Verdict
 
 SECRET = "hunter2"
 USAGE, CHECK_FOUND_PROBLEMS, TEMPORARY, CONFIGURATION = 2, 3, 75, 78

@@ -12,11 +12,11 @@ import pytest
 from tests.cli.conftest import Call
 from tests.cli.process import DEADLINE_SECONDS, SRC, Process, Start
 
-from penstock.brokers.sqlite import SqliteBroker
+from penstock.brokers.sqlite.broker import SqliteBroker
 from penstock.cli.replayer import _names
 from penstock.errors import UsageError
 from penstock.messaging.message import Outgoing
-from penstock.messaging.replays import COUNTER_ATTRIBUTE
+from penstock.messaging.replay import COUNTER_ATTRIBUTE
 from penstock.messaging.settlement import DeadLetter
 
 USAGE, CONFIGURATION = 2, 78

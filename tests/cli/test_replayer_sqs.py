@@ -15,7 +15,7 @@ from tests.services.aws_server import REGION, AwsServer
 from penstock.brokers.sqs import SqsBroker
 from penstock.messaging.broker import QueueSettings
 from penstock.messaging.message import Outgoing
-from penstock.messaging.replays import COUNTER_ATTRIBUTE
+from penstock.messaging.replay import COUNTER_ATTRIBUTE
 from penstock.messaging.settlement import DeadLetter
 
 CONFIGURATION = 78

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from tests.cli.conftest import Call
 
-from penstock.brokers.sqlite import SqliteBroker
-from penstock.cli.lines import CHUNK_MAX, LINE_BYTES_MAX, chunks_of
+from penstock.brokers.sqlite.broker import SqliteBroker
+from penstock.cli.send import CHUNK_MAX, LINE_BYTES_MAX, chunks_of
 from penstock.errors import TemporaryError, UnknownOutcome, UsageError
 from penstock.messaging.message import Message, Outgoing
 

@@ -13,13 +13,13 @@ from tests.cli.process import Process, Start
 from tests.cli.scene import Scene
 from tests.services.aws_server import REGION, AwsServer
 
-from penstock.app import checks
 from penstock.app.spark import Spark
 from penstock.brokers.sqs import SqsBroker
 from penstock.ledger.records import Failure
 from penstock.messaging.broker import QueueSettings, listed_name
 from penstock.messaging.message import Outgoing
 from penstock.messaging.settlement import DeadLetter
+from penstock.operations.doctor import checks
 
 USAGE, TEMPORARY, CONFIGURATION = 2, 75, 78
 LEASE_SECONDS = 600.0

@@ -12,10 +12,10 @@ from tests.cli.conftest import Call, Said
 from tests.cli.scene import SCHEMA, Scene
 
 from penstock.app.scope import Asked, Scope, find_scope
-from penstock.app.standing import Standing
-from penstock.app.status import standing
-from penstock.brokers import sqlite
+from penstock.brokers.sqlite import broker
 from penstock.ledger.records import Failure
+from penstock.operations.status.standing import Standing
+from penstock.operations.status.status import standing
 
 USAGE, CHECK_FOUND_PROBLEMS, CONFIGURATION = 2, 3, 78
 VERBS = [("status",), ("objects", "list"), ("objects", "show", "x"), ("batches", "list"), ("dead", "list"), ("gc",)]
@@ -139,7 +139,7 @@ def test_a_dead_version_that_a_later_one_replaced_is_no_trouble(penstock: Call, 
 def test_where_letters_cannot_be_looked_at_nobody_knows_how_many_were_replaced(
     penstock: Call, scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sqlite, "_CAPABILITIES", replace(sqlite._CAPABILITIES, browsable=False))
+    monkeypatch.setattr(broker, "_CAPABILITIES", replace(broker._CAPABILITIES, browsable=False))
     letter = scene.bury(b"{}", "truncated")
     scene.fail("a", Failure.DEAD, "truncated", message_id=letter)
     scene.publish()
@@ -358,7 +358,7 @@ def test_a_line_of_a_queue_tells_ages_as_the_verdict_does(
         queues = [replace(one, oldest_visible_message_age_seconds=1285.0) for one in found.queues]
         return replace(found, queues=queues)
 
-    monkeypatch.setattr("penstock.app.status.standing", later)
+    monkeypatch.setattr("penstock.operations.status.status.standing", later)
     assert "queue clicks-files  1 visible, 0 in flight, 0 delayed; the oldest visible one is 21 min old\n" in (
         penstock("status").out
     )

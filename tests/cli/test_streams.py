@@ -132,7 +132,7 @@ def test_ctrl_c_where_nothing_is_in_flight(penstock: Call, scene: Scene, monkeyp
     def interrupted(places: object) -> None:
         signal.raise_signal(signal.SIGINT)
 
-    monkeypatch.setattr("penstock.app.status.standing", interrupted)
+    monkeypatch.setattr("penstock.operations.status.status.standing", interrupted)
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores it for what runs behind it
     try:
         said = penstock("status")
@@ -150,7 +150,7 @@ def test_a_defect_of_ours_leaves_its_traceback_in_a_file_and_a_sentence_on_the_s
 
     monkeypatch.setenv("TMPDIR", str(scene.source.parent))
     monkeypatch.setattr("tempfile.tempdir", None)
-    monkeypatch.setattr("penstock.app.status.standing", defect)
+    monkeypatch.setattr("penstock.operations.status.status.standing", defect)
     said = penstock("status")
     assert (said.exit_code, said.out) == (FAILED, "")
     (line,) = said.err.splitlines()

@@ -22,12 +22,12 @@ from tests.cli.conftest import Call
 from tests.cli.scene import Scene
 
 from penstock.app.scope import Asked, find_scope
-from penstock.app.status import Looks
-from penstock.app.top import Frame, Watch
-from penstock.cli.keys import Keys
+from penstock.cli.top import Keys
 from penstock.cli.top_screen import lines, screen
 from penstock.errors import TemporaryError
 from penstock.ledger.records import Failure
+from penstock.operations.status.status import Looks
+from penstock.operations.status.top import Frame, Watch
 
 SRC = Path(__file__).parents[2] / "src"
 USAGE = 2

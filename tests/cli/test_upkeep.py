@@ -9,7 +9,7 @@ from deltalake import DeltaTable
 from tests.cli.conftest import Call
 from tests.cli.scene import Scene
 
-from penstock.app.places import LEDGER_FILE
+from penstock.app.paths import LEDGER_FILE
 
 
 def rows(scene: Scene) -> int:

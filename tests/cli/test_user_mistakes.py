@@ -19,7 +19,7 @@ import penstock as penstock_package
 from penstock.app.state import open_state
 from penstock.config import load_settings
 from penstock.errors import ConfigurationError
-from penstock.pipeline import session
+from penstock.pipeline.spark import session
 
 USAGE, FAILED, CONFIGURATION, TEMPORARY_FAILURE = 2, 1, 78, 75
 
@@ -255,7 +255,7 @@ def test_a_table_with_a_feature_that_we_do_not_keep(penstock: Call, here: Path) 
 def test_no_java(penstock: Call, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(here))
     monkeypatch.delenv("JAVA_HOME", raising=False)
-    monkeypatch.setattr("penstock.pipeline.java.find_spec", lambda name: None)
+    monkeypatch.setattr("penstock.pipeline.spark.java.find_spec", lambda name: None)
     said = penstock("ingest", "in", "t")
     assert said.exit_code == CONFIGURATION
     one_sentence(said, "Java")

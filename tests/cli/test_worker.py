@@ -14,8 +14,8 @@ from tests.cli.conftest import Call
 from tests.cli.process import Process, Start
 
 from penstock.app.registry import Workers
-from penstock.brokers.sqlite import SqliteBroker
-from penstock.cli import leaving
+from penstock.brokers.sqlite.broker import SqliteBroker
+from penstock.cli import exits
 from penstock.cli.worker import parse_queues
 from penstock.errors import UsageError
 from penstock.messaging.message import Outgoing
@@ -346,9 +346,9 @@ def test_the_dump_of_all_stacks_goes_to_the_log(start: Start) -> None:
 
 def test_neither_a_drain_nor_a_dump_of_stacks_begins_the_time_for_leaving(monkeypatch: pytest.MonkeyPatch) -> None:
     left = threading.Event()
-    monkeypatch.setattr(leaving, "leave_now", lambda _exit_code: left.set())
+    monkeypatch.setattr(exits, "leave_now", lambda _exit_code: left.set())
     stop = StopSignal()
-    leaving.leave_in_time(stop, 0.0, 1)
+    exits.leave_in_time(stop, 0.0, 1)
     stop.ask_for_stacks()
     assert not left.wait(0.2), "a worker that was asked for its stacks goes on"
     stop.pause()

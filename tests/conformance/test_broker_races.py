@@ -19,9 +19,9 @@ from tests.services.aws_server import AwsServer
 from tests.services.plugin import Servers
 from tests.services.redis_server import RedisServer
 
-from penstock.brokers.memory import MemoryBroker
-from penstock.brokers.redis_streams import RedisStreamsBroker
-from penstock.brokers.sqlite import SqliteBroker
+from penstock.brokers.memory.broker import MemoryBroker
+from penstock.brokers.redis import RedisStreamsBroker
+from penstock.brokers.sqlite.broker import SqliteBroker
 from penstock.brokers.sqs import SqsBroker
 from penstock.messaging.broker import Broker
 from penstock.messaging.delivery import Delivery
@@ -181,9 +181,9 @@ from penstock.messaging.message import Outgoing
 from penstock.messaging.settlement import Ack, DeadLetter, Release
 def open_broker(place, holder):
     if place.startswith("unix:"):
-        from penstock.brokers.redis_streams import RedisStreamsBroker
+        from penstock.brokers.redis import RedisStreamsBroker
         return RedisStreamsBroker(place, holder=holder)
-    from penstock.brokers.sqlite import SqliteBroker
+    from penstock.brokers.sqlite.broker import SqliteBroker
     return SqliteBroker(place, holder=holder)
 broker = open_broker(*sys.argv[1:])
 """

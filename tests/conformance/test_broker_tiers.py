@@ -8,10 +8,17 @@ from tests.conformance.broker_stands import LEASE, Stand, bodies, outgoing, rece
 
 from penstock.errors import ConfigurationError
 from penstock.messaging.broker import Broker, QueueSettings
-from penstock.messaging.death import DIED, SET_ASIDE_ATTRIBUTE, TRIES_MAX, death_of, set_aside_reason
+from penstock.messaging.death import (
+    DIED,
+    PAST_ATTRIBUTE,
+    SET_ASIDE_ATTRIBUTE,
+    TRIES_MAX,
+    death_of,
+    past_of,
+    set_aside_reason,
+)
 from penstock.messaging.delivery import AttemptEnd, Delivery
 from penstock.messaging.message import Message, Outgoing
-from penstock.messaging.past import PAST_ATTRIBUTE, past_of
 from penstock.messaging.settlement import Ack, DeadLetter, Release
 
 BAD = DeadLetter(reason="bad", exception="ValueError: x", poison=True, fingerprint="f" * 12, handler="resize")

@@ -4,10 +4,9 @@ import pytest
 from tests.conformance.broker_stands import LEASE, Stand, receive
 from tests.traced import Traces, context_in, linked, traceparent
 
-from penstock.messaging.broker import Ask, Broker, QueueSettings
+from penstock.messaging.broker import Ask, Broker, QueueSettings, send_each
 from penstock.messaging.message import Outgoing
-from penstock.messaging.replays import Replay, letter_replay_id, replayed
-from penstock.messaging.sending import send_each
+from penstock.messaging.replay import Replay, letter_replay_id, replayed
 from penstock.messaging.settlement import Ack, DeadLetter, Release
 from penstock.messaging.tracing import unwrapped
 

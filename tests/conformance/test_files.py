@@ -13,7 +13,7 @@ from tests.services.aws_server import AwsServer
 
 from penstock.storage.address import S3Address
 from penstock.storage.files import FileInfo, Files
-from penstock.storage.local_files import LocalFiles
+from penstock.storage.local import LocalFiles
 from penstock.storage.roots import files_at
 from penstock.storage.s3_files import S3Files
 

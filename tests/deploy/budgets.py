@@ -1,6 +1,6 @@
 """Whether the seconds that a file of deploy/ grants are those that it tells Penstock of."""
 
-from penstock.app.budget import plan
+from penstock.operations.shutdown_budget import plan
 
 
 def check(text: str, platform: str, *, granted_seconds: float, setting: str, pre_stop_seconds: float = 0.0) -> None:

@@ -21,12 +21,11 @@ from tests.deploy.alarm_stack import (
 from tests.deploy.tools import ROOT
 
 from penstock.config import Settings
+from penstock.monitoring.logs.plans import ROWS
+from penstock.monitoring.logs.rows import rows_of
 from penstock.monitoring.metrics.catalogue import METRICS, PREFIX
-from penstock.monitoring.metrics.changes import NOTHING_READ, changes
-from penstock.monitoring.metrics.meters import Meters
-from penstock.monitoring.metrics.points import points
-from penstock.monitoring.rows import rows_of
-from penstock.monitoring.table import ROWS
+from penstock.monitoring.metrics.cloudwatch import points
+from penstock.monitoring.metrics.meters import NOTHING_READ, Meters, changes
 
 # What SQS tells CloudWatch, as far as it is watched.
 OF_SQS = {

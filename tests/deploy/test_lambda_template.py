@@ -12,7 +12,7 @@ from tests.deploy.reading import read_cloudformation
 from tests.deploy.tools import DEPLOY
 
 from penstock.config import Settings
-from penstock.replay.sample import sample_settings
+from penstock.dead_letters.sample import sample_settings
 
 FOLDER = DEPLOY / "lambda"
 TEMPLATE = FOLDER / "template.yaml"

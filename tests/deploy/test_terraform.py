@@ -14,7 +14,7 @@ import pytest
 from tests.deploy.reading import read_hcl
 from tests.deploy.tools import STARTER, terraform
 
-from penstock.cli.aws_files import TEMPLATES, VALUES, Wanted, aws_files, wanted
+from penstock.cli.init import TEMPLATES, VALUES, Wanted, aws_files, wanted
 from penstock.config import Settings
 
 SOURCE, DLQ, DEAD = (f"${{aws_sqs_queue.{name}.arn}}" for name in ("source", "dlq", "dead"))

@@ -8,13 +8,13 @@ from typing import get_args, get_type_hints
 
 import pytest
 
-from penstock.app.dead_acting import ReplayReport
-from penstock.app.dead_letters import Plan
-from penstock.cli.dead_documents import plan_document
-from penstock.cli.dead_reports import replay_document
-from penstock.ledger.audits import AuditRow
-from penstock.replay.canary import Fate
-from penstock.replay.groups import Group
+from penstock.cli.dead.acting import replay_document
+from penstock.cli.dead.documents import plan_document
+from penstock.dead_letters.canary import Fate
+from penstock.dead_letters.groups import Group
+from penstock.ledger.dead_letters import AuditRow
+from penstock.operations.dead_letters.acting import ReplayReport
+from penstock.operations.dead_letters.letters import Plan
 
 PAGE = (Path(__file__).parents[2] / "docs" / "fix" / "dead-letters.md").read_text(encoding="utf-8")
 PLAN = Plan(letters=0, by_queue={}, groups=(), others=0, ids_met=frozenset())

@@ -9,10 +9,10 @@ import yaml
 from tests.deploy.promql import ask
 from tests.services.aws_server import AwsServer
 
-from penstock.app.budget import PLATFORMS, plan
+from penstock.app.jobs.task_protection import EXPIRES_IN_MINUTES, RENEW_SECONDS
 from penstock.app.queues import tiers
-from penstock.app.task_protection import EXPIRES_IN_MINUTES, RENEW_SECONDS
 from penstock.brokers.sqs import SqsBroker
+from penstock.operations.shutdown_budget import PLATFORMS, plan
 from penstock.storage.aws import Aws
 
 ROOT = Path(__file__).parents[2]

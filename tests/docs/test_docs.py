@@ -12,8 +12,6 @@ import typer.main
 
 import penstock
 import penstock.testing
-from penstock.app.ingest import IngestReport
-from penstock.app.status import Standing
 from penstock.cli.main import app
 from penstock.config import Settings
 from penstock.errors import PenstockError
@@ -21,7 +19,9 @@ from penstock.ledger.records import ObjectState
 from penstock.messaging.death import Death
 from penstock.messaging.delivery import PreviousAttempt
 from penstock.messaging.steps import Step
-from penstock.pipeline.source.quarantine import QUARANTINE_SCHEMA
+from penstock.operations.ingest.ingest import IngestReport
+from penstock.operations.status.status import Standing
+from penstock.pipeline.spark.source.quarantine import QUARANTINE_SCHEMA
 from penstock.testing import plugin
 
 ROOT = Path(__file__).parents[2]

@@ -13,19 +13,19 @@ from tests.services.plugin import StartRedis, both_versions
 from tests.services.redis_rights import documented_rights, documented_user
 from tests.services.redis_server import RedisServer
 
-from penstock.app import redis_address
-from penstock.app.findings import Verdict
-from penstock.app.redis_checks import redis_checks
-from penstock.brokers.redis_streams import RedisStreamsBroker
-from penstock.brokers.redis_streams.facts import try_everything
-from penstock.brokers.redis_streams.keys import Keys
-from penstock.brokers.redis_streams.server import Server
-from penstock.brokers.redis_streams.sweeping import Sweeping
+from penstock.app import backends
+from penstock.brokers.redis import RedisStreamsBroker
+from penstock.brokers.redis.facts import try_everything
+from penstock.brokers.redis.keys import Keys
+from penstock.brokers.redis.recovery import Sweeping
+from penstock.brokers.redis.server import Server
 from penstock.config import Settings
 from penstock.errors import PenstockError, TemporaryError
 from penstock.events import tell_nobody
 from penstock.messaging.message import Outgoing
 from penstock.messaging.settlement import Ack, DeadLetter
+from penstock.operations.doctor.findings import Verdict
+from penstock.operations.doctor.redis import redis_checks
 from penstock.testing import FakeClock
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -45,7 +45,7 @@ def blocks(text: str) -> Iterator[str]:
 
 
 def commands_of_scripts() -> set[str]:
-    folder = files("penstock.brokers.redis_streams") / "lua"
+    folder = files("penstock.brokers.redis") / "lua"
     text = "".join(script.read_text(encoding="utf-8") for script in folder.iterdir())
     pattern = r"redis\.p?call\(\s*'([A-Z]+)'(?:,\s*'(CREATE|DELCONSUMER|CONSUMERS)')?"
     return {"|".join(filter(None, found)).lower() for found in re.findall(pattern, text)}
@@ -121,8 +121,8 @@ def test_every_key_is_in_the_table_of_keys(redis_server: RedisServer) -> None:
 
 def test_every_parameter_of_an_address_is_in_its_table() -> None:
     told = set(re.findall(r"`(\w+)`", section("The address")))
-    assert (redis_address._ALWAYS | redis_address._TLS | {"db"}) - told == set()
-    assert {f"`{scheme}://" for scheme in redis_address.SCHEMES if f"`{scheme}://" not in PAGE} == set()
+    assert (backends._ALWAYS | backends._TLS | {"db"}) - told == set()
+    assert {f"`{scheme}://" for scheme in backends.SCHEMES if f"`{scheme}://" not in PAGE} == set()
 
 
 def test_a_backlog_of_others_is_answered_with_nothing_once_for_every_20_000(redis_server: RedisServer) -> None:

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from penstock.brokers.memory import MemoryBroker
-from penstock.brokers.sqlite import SqliteBroker
-from penstock.brokers.sqlite_script import statements
+from penstock.brokers.memory.broker import MemoryBroker
+from penstock.brokers.sqlite.broker import SqliteBroker
+from penstock.brokers.sqlite.file import statements
 from penstock.errors import ConfigurationError
 from penstock.messaging.broker import QueueSettings
 from penstock.messaging.death import death_of

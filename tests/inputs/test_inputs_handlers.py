@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict
 
 from penstock import App, Queue
 from penstock.app.serving import serve
-from penstock.brokers.sqlite import SqliteBroker
+from penstock.brokers.sqlite.broker import SqliteBroker
 from penstock.messaging.death import death_of
 from penstock.worker.shutdown import StopSignal
 

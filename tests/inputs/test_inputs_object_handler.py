@@ -21,10 +21,10 @@ from penstock.errors import ObjectDenied, ObjectGone
 from penstock.events import LinesQuarantined, ObjectFailed, ObjectFinished, ObjectSkipped
 from penstock.ledger.records import ObjectState
 from penstock.messaging.settlement import Ack, DeadLetter, Release
-from penstock.objects.announcement import announce
+from penstock.objects.notification import announce
 from penstock.objects.reference import ObjectRef
 from penstock.objects.store import ObjectReader, ObjectStore
-from penstock.pipeline.objects.context import ObjectContext
+from penstock.pipeline.objects.declaration import ObjectContext
 from penstock.pipeline.objects.stream import IncomingObject, Line
 
 

@@ -14,9 +14,8 @@ import pytest
 
 from penstock.errors import InvalidMessage, ObjectGone, ObjectSuperseded, ObjectUnreadable
 from penstock.ledger.rules import is_later
-from penstock.objects.announcement import announce
-from penstock.objects.local import LocalStore
-from penstock.objects.notification import Kind, Notification, parse
+from penstock.objects.local_store import LocalStore
+from penstock.objects.notification import Kind, Notification, announce, parse
 from penstock.objects.reference import ObjectRef
 
 

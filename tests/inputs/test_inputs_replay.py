@@ -17,12 +17,11 @@ from tests.conformance.replay.scene import DIED, FIRST, QUEUE, SECOND, TIERS, Sc
 from penstock import App
 from penstock.app.serving import serve
 from penstock.config import Settings
+from penstock.dead_letters.policy import ReplayPolicy, planned
 from penstock.events import DeadReplayed, Event
-from penstock.messaging.death import death_of, set_aside_reason
+from penstock.messaging.death import death_of, past_of, set_aside_reason
 from penstock.messaging.message import Message, Outgoing
-from penstock.messaging.past import past_of
-from penstock.messaging.replays import COUNTER_ATTRIBUTE, NoLog, Replay
-from penstock.replay.policy import ReplayPolicy, planned
+from penstock.messaging.replay import COUNTER_ATTRIBUTE, NoLog, Replay
 from penstock.worker.shutdown import StopSignal
 
 DAY_SECONDS = 86_400.0

@@ -16,15 +16,14 @@ import pytest
 import zstandard
 
 from penstock.ledger.records import Failure
-from penstock.objects.local import LocalStore
-from penstock.pipeline.source.options import ReadOptions
-from penstock.pipeline.source.plan import Piece, ReadPlan, make_plan
-from penstock.pipeline.source.reading import partition_task, read_partition
-from penstock.pipeline.source.report import ReadingId
-from penstock.pipeline.source.summary import Summary, summarise
-from penstock.pipeline.spark_engine import read_failure
+from penstock.objects.local_store import LocalStore
+from penstock.pipeline.spark.engine import read_failure
+from penstock.pipeline.spark.source.options import ReadOptions
+from penstock.pipeline.spark.source.plan import Piece, ReadPlan, make_plan
+from penstock.pipeline.spark.source.reading import partition_task, read_partition
+from penstock.pipeline.spark.source.report import ReadingId, Summary, summarise
 from penstock.storage.aws import Aws
-from penstock.storage.local_files import LocalFiles
+from penstock.storage.local import LocalFiles
 
 LINE = b'{"id":1}\n'
 MIB = 1 << 20
@@ -99,8 +98,8 @@ BOMBS: dict[str, Bomb] = {"gz": gzip_bomb, "bz2": bzip2_bomb, "zst": zstd_bomb}
 CHILD = """
 import resource, sys
 from pathlib import Path
-from penstock.pipeline.source.plan import ReadPlan
-from penstock.storage.local_files import LocalFiles
+from penstock.pipeline.spark.source.plan import ReadPlan
+from penstock.storage.local import LocalFiles
 from tests.inputs.test_inputs_source import read
 plan = ReadPlan.load(LocalFiles(Path(sys.argv[1])))
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

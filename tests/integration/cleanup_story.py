@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 from sqlalchemy import update
 from ulid import ULID
 
-from penstock.app.places import Places, declared_places
+from penstock.app.paths import Places, declared_places
 from penstock.app.tables import Tables
 from penstock.config import load_settings
 from penstock.events import Bus

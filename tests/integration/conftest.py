@@ -11,7 +11,7 @@ from tests.integration.transactions_scene import KINDS, UserDatabase, make_user_
 from tests.services.fault_proxy import FaultProxy
 from tests.services.redis_server import RedisServer
 
-from penstock.brokers.redis_streams import RedisStreamsBroker
+from penstock.brokers.redis import RedisStreamsBroker
 
 FLEET_LEASE_SECONDS = 5.0  # short, and yet a late machine does not end it
 STOP_TIMEOUT_SECONDS = 10.0

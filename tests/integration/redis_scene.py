@@ -4,8 +4,8 @@ from typing import Any
 
 from tests.services.redis_server import RedisServer
 
-from penstock.brokers.redis_streams import RedisStreamsBroker
-from penstock.brokers.redis_streams.keys import Keys
+from penstock.brokers.redis import RedisStreamsBroker
+from penstock.brokers.redis.keys import Keys
 from penstock.events import Event
 from penstock.messaging.broker import Ask
 from penstock.messaging.death import death_of

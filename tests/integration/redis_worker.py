@@ -7,10 +7,9 @@ from typing import Any
 
 from penstock.events import Bus, Event
 from penstock.messaging.broker import Broker
-from penstock.messaging.claims import HeldClaim
 from penstock.messaging.clock import SystemClock
 from penstock.messaging.delivery import Delivery
-from penstock.messaging.handler import Answer, Place
+from penstock.messaging.handler import Answer, HeldClaim, Place
 from penstock.messaging.settlement import Ack
 from penstock.worker.line import Line
 from penstock.worker.settings import WorkerSettings

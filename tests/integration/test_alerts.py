@@ -16,7 +16,7 @@ from tests.deploy.tools import DEPLOY
 from tests.services.prometheus_server import PrometheusServer
 
 from penstock.app.registry import Workers
-from penstock.brokers.sqlite import SqliteBroker
+from penstock.brokers.sqlite.broker import SqliteBroker
 from penstock.messaging.message import Outgoing
 
 DEADLINE_SECONDS = 60.0

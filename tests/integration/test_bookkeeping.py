@@ -10,7 +10,7 @@ import pytest
 
 from penstock import App
 from penstock.app.serving import serve
-from penstock.brokers.memory import MemoryBroker
+from penstock.brokers.memory.broker import MemoryBroker
 from penstock.config import Settings
 from penstock.events import Event, MessageFailed
 from penstock.ledger import Ledger

@@ -11,9 +11,8 @@ from tests.services.aws_server import AwsServer
 from penstock.errors import ConfigurationError, ObjectDenied
 from penstock.messaging.steps import Step
 from penstock.objects.cleanup import ALREADY, CHANGED, DONE, GONE, Cleaner, Outcome, second_name
-from penstock.objects.cleanup_s3 import S3Deleter, S3Mover, S3Tagger
+from penstock.objects.cleanup_s3 import Copier, S3Deleter, S3Mover, S3Tagger
 from penstock.objects.reference import ObjectRef
-from penstock.objects.s3_copy import Copier
 from penstock.storage.address import s3_address
 
 LANDING, DONE_BUCKET = "landing", "done"

@@ -11,11 +11,11 @@ from tests.services.aws_server import AwsServer
 from tests.services.s3_scene import Announced
 
 from penstock.app.cleanup import Move
-from penstock.app.cleanup.cleaning import moved_to
+from penstock.app.cleanup_runner import moved_to
 from penstock.messaging.steps import Step
 from penstock.objects.cleanup_s3 import S3Deleter, S3Mover, S3Tagger
-from penstock.objects.local import LocalStore
-from penstock.objects.own_files import parse_others
+from penstock.objects.local_store import LocalStore
+from penstock.objects.notification import parse_others
 from penstock.objects.reference import ObjectRef
 from penstock.storage.address import s3_address
 

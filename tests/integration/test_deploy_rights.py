@@ -15,8 +15,7 @@ from tests.services.aws_server import REGION, AwsServer
 from typer.testing import CliRunner
 
 from penstock import App, Message, Reject
-from penstock.app.monitor_process import look_once
-from penstock.app.replaying import first_tiers
+from penstock.app.replayer import first_tiers
 from penstock.app.serving import serve
 from penstock.brokers.sqs import SqsBroker
 from penstock.cli.main import app as cli
@@ -25,6 +24,7 @@ from penstock.events import DeadReplayed, DeliverySettled, Event, SettleFailed
 from penstock.messaging.broker import QueueSettings
 from penstock.messaging.message import Outgoing
 from penstock.messaging.settlement import DeadLetter
+from penstock.operations.monitor.process import look_once
 from penstock.worker.shutdown import StopSignal
 
 TERRAFORM = Path(__file__).parents[2] / "deploy/terraform"

@@ -14,12 +14,12 @@ from tests.integration.receivers import Receiver, receiver
 from penstock import events
 from penstock.errors import ConfigurationError
 from penstock.events import Event
-from penstock.messaging.fingerprints import fingerprint
-from penstock.monitoring.error_context import ErrorContext, ErrorHook
-from penstock.monitoring.errors import ErrorReporter
-from penstock.monitoring.reporting import ReportingSettings, services
-from penstock.monitoring.reporting.chat import TITLE_CHARS_MAX, TRACEBACK_CHARS_MAX
-from penstock.monitoring.reporting.service import NotTaken
+from penstock.messaging.failure import fingerprint
+from penstock.monitoring.errors.hook import ErrorReporter
+from penstock.monitoring.errors.occurrences import ErrorContext, ErrorHook
+from penstock.monitoring.errors.services import ReportingSettings, services
+from penstock.monitoring.errors.services.chat import TITLE_CHARS_MAX, TRACEBACK_CHARS_MAX
+from penstock.monitoring.errors.services.service import NotTaken
 
 SECRET = "hunter2"
 DEADLINE_SECONDS = 60.0
@@ -141,7 +141,7 @@ def in_a_process(code: str, *arguments: str) -> subprocess.CompletedProcess[str]
 
 BEGIN = """
 import logging, sys
-from penstock.monitoring.reporting import ReportingSettings, services
+from penstock.monitoring.errors.services import ReportingSettings, services
 from tests.integration.test_error_services import context, raised
 def hook(**settings):
     given = {"service": "shop", "version": "1.2", "environment": "prod", **settings}
@@ -211,7 +211,7 @@ def test_rollbar_has_the_failure_without_variables_and_command_line(there: Recei
 def test_rollbar_that_refuses_is_told_of(there: Receiver, status: int) -> None:
     there.status = status
     code = """
-    from penstock.monitoring.reporting.service import NotTaken
+    from penstock.monitoring.errors.services.service import NotTaken
     rollbar_hook = hook(rollbar_token="0123456789")
     for _ in range(2):
         try:

@@ -16,7 +16,7 @@ from tests.integration.fleet import Fleet, wait_for
 from tests.services.plugin import StartRedis
 
 from penstock.ledger import Ledger
-from penstock.ledger.work_records import WorkState
+from penstock.ledger.records import WorkState
 
 STOP_TIMEOUT = 10
 EXIT_SECONDS = 60.0  # it takes far less, and so would a machine with time to spare

@@ -15,13 +15,13 @@ from tests.integration.sqs_scene import Scene, scene
 from tests.services.redis_server import RedisServer
 
 from penstock import App
-from penstock.brokers.redis_streams import RedisStreamsBroker
-from penstock.brokers.sqlite import SqliteBroker
+from penstock.brokers.redis import RedisStreamsBroker
+from penstock.brokers.sqlite.broker import SqliteBroker
 from penstock.ledger import Ledger
 from penstock.messaging import forks
 from penstock.messaging.message import Outgoing
 from penstock.transactions import create_tables
-from penstock.transactions.engines import engine_of
+from penstock.transactions.sessions import engine_of
 from penstock.transactions.store import Store
 
 __all__ = ["scene"]

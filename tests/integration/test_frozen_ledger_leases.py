@@ -15,7 +15,7 @@ from tests.services.postgresql_server import PostgresqlServer
 
 from penstock import App
 from penstock.app.serving import serve
-from penstock.brokers.sqlite import SqliteBroker
+from penstock.brokers.sqlite.broker import SqliteBroker
 from penstock.config import Settings
 from penstock.events import Event, LeaseLost, LeasesEndangered, LeasesExtended, MessageStarted
 from penstock.messaging.message import Message

@@ -15,16 +15,15 @@ from tests.unit.worker.conftest import ToyHandler
 
 from penstock.app.health import worker_health
 from penstock.app.registry import Workers
-from penstock.brokers.memory import MemoryBroker
+from penstock.brokers.memory.broker import MemoryBroker
 from penstock.events import Bus
 from penstock.messaging.clock import SystemClock
 from penstock.messaging.delivery import Delivery
 from penstock.messaging.message import Outgoing
-from penstock.monitoring.address import Address
-from penstock.monitoring.endpoint import Endpoint
+from penstock.monitoring.endpoint import Address, Endpoint
 from penstock.monitoring.metrics.meters import Meters
 from penstock.worker.line import Line
-from penstock.worker.pulse import Pulse
+from penstock.worker.liveness import Pulse
 from penstock.worker.settings import WorkerSettings
 from penstock.worker.shutdown import StopSignal
 from penstock.worker.worker import Worker

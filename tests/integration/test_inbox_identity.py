@@ -13,13 +13,13 @@ from tests.integration.test_transactions_writing import DEADLINE_SECONDS, is_wai
 from tests.integration.transactions_scene import UserDatabase
 
 from penstock import App, Message
-from penstock.app.transactions_running import forget_inbox
+from penstock.app.relays import forget_inbox
+from penstock.dead_letters.letters import letters_in
+from penstock.dead_letters.operator import Errand, Sender
 from penstock.messaging.clock import SystemClock
 from penstock.messaging.message import DEDUPLICATION_ATTRIBUTE, ORIGIN_ATTRIBUTE, Outgoing
-from penstock.messaging.replays import NoLog
+from penstock.messaging.replay import NoLog
 from penstock.messaging.settlement import DeadLetter
-from penstock.replay.letters import letters_in
-from penstock.replay.operator import Errand, Sender
 
 Ask = Callable[[Connection, Message], bool]  # whether the message is new
 

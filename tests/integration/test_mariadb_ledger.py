@@ -19,9 +19,8 @@ from penstock.ledger import Ledger
 from penstock.ledger.database import OutcomeUnknown
 from penstock.ledger.dialects import DatabaseNow, mysql
 from penstock.ledger.dialects.mysql import Mysql
-from penstock.ledger.migrate import revision_of
+from penstock.ledger.migrate import Revisions, revision_of
 from penstock.ledger.records import AttemptState, ObjectState
-from penstock.ledger.revisions import Revisions
 from penstock.ledger.schema import VERSION_TABLE, pipelines
 from penstock.messaging.steps import Step
 

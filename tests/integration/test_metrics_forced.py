@@ -13,7 +13,7 @@ from tests.cli.process import Process
 from tests.unit.monitoring.scraping import samples_in
 
 from penstock.app.registry import Workers
-from penstock.brokers.sqlite import SqliteBroker
+from penstock.brokers.sqlite.broker import SqliteBroker
 from penstock.messaging.message import Outgoing
 
 DEADLINE_SECONDS = 60.0

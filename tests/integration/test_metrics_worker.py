@@ -14,7 +14,7 @@ from tests.cli.process import Process, Start
 from tests.unit.monitoring.scraping import samples_in
 
 from penstock.app.registry import WorkerRecord, Workers
-from penstock.brokers.sqlite import SqliteBroker
+from penstock.brokers.sqlite.broker import SqliteBroker
 from penstock.messaging.message import Outgoing
 
 DEADLINE_SECONDS = 60.0

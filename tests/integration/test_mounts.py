@@ -11,7 +11,7 @@ import subprocess, sys
 from pathlib import Path
 from penstock.errors import ObjectGone, TemporaryError
 from penstock.objects.cleanup_local import FileDeleter
-from penstock.objects.local import LocalStore
+from penstock.objects.local_store import LocalStore
 
 source, late = Path(sys.argv[1]), sys.argv[2] == "late"
 folder = source / "d e"

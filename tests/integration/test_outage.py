@@ -14,8 +14,8 @@ from tests.services.redis_server import RedisServer
 
 from penstock import App
 from penstock.app.serving import serve
-from penstock.brokers.redis_streams import RedisStreamsBroker
-from penstock.brokers.sqlite import SqliteBroker
+from penstock.brokers.redis import RedisStreamsBroker
+from penstock.brokers.sqlite.broker import SqliteBroker
 from penstock.brokers.sqs import SqsBroker
 from penstock.config import Settings
 from penstock.events import BreakerClosed, BreakerOpened, DeliverySettled, Event, MessageFailed

@@ -9,8 +9,8 @@ from tests.services.plugin import StartRedis, both_versions
 from tests.services.redis_rights import PASSWORD, documented_rights, documented_user
 from tests.services.redis_server import RedisServer
 
-from penstock.brokers.redis_streams import RedisStreamsBroker
-from penstock.brokers.redis_streams.facts import try_everything
+from penstock.brokers.redis import RedisStreamsBroker
+from penstock.brokers.redis.facts import try_everything
 from penstock.errors import ConfigurationError, TemporaryError
 from penstock.messaging.broker import Ask, QueueSettings
 from penstock.messaging.message import Outgoing

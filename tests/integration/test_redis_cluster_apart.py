@@ -10,8 +10,8 @@ from redis.exceptions import ConnectionError as AwayError
 from tests.integration.redis_scene import LEASE, outgoing
 from tests.services.redis_server import VERSIONS, RedisServer
 
-from penstock.brokers.redis_streams import RedisStreamsBroker
-from penstock.brokers.redis_streams.server import Server
+from penstock.brokers.redis import RedisStreamsBroker
+from penstock.brokers.redis.server import Server
 from penstock.errors import TemporaryError
 from penstock.messaging.broker import Ask, Turn
 

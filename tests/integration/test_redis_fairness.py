@@ -13,7 +13,7 @@ from tests.integration.redis_scene import LEASE, STREAM, bodies, outgoing, take
 from tests.integration.redis_worker import working
 from tests.services.redis_server import RedisServer
 
-from penstock.brokers.redis_streams import RedisStreamsBroker
+from penstock.brokers.redis import RedisStreamsBroker
 from penstock.events import Event, MessagesReceived
 from penstock.messaging.death import death_of
 from penstock.messaging.delivery import Delivery

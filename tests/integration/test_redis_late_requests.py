@@ -8,8 +8,8 @@ from tests.integration.redis_scene import outgoing, take
 from tests.services.fault_proxy import FaultProxy
 from tests.services.redis_server import RedisServer
 
-from penstock.brokers.redis_streams import RedisStreamsBroker, server
-from penstock.brokers.redis_streams.scripts import scripts
+from penstock.brokers.redis import RedisStreamsBroker, server
+from penstock.brokers.redis.server import scripts
 from penstock.errors import TemporaryError
 from penstock.messaging.settlement import Ack
 

@@ -7,7 +7,7 @@ from tests.integration.fleet import wait_for
 from tests.integration.redis_scene import LEASE, outgoing
 from tests.services.redis_server import RedisServer
 
-from penstock.brokers.redis_streams import RedisStreamsBroker
+from penstock.brokers.redis import RedisStreamsBroker
 from penstock.messaging.broker import Ask
 from penstock.messaging.message import Outgoing
 

@@ -11,8 +11,8 @@ from tests.services.fault_proxy import FaultProxy
 from tests.services.plugin import StartRedis
 from tests.services.redis_server import RedisServer
 
-from penstock.brokers.redis_streams import RedisStreamsBroker
-from penstock.brokers.redis_streams.scripts import scripts
+from penstock.brokers.redis import RedisStreamsBroker
+from penstock.brokers.redis.server import scripts
 from penstock.errors import TemporaryError, UnknownOutcome
 from penstock.messaging.broker import Ask, QueueSettings
 from penstock.messaging.delivery import AttemptEnd

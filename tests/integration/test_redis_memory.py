@@ -13,8 +13,8 @@ from tests.services.frozen_clock import ServerClock
 from tests.services.plugin import Servers, StartRedis
 from tests.services.redis_server import VERSIONS, RedisServer
 
-from penstock.brokers.redis_streams import RedisStreamsBroker
-from penstock.brokers.redis_streams.server import Server, script
+from penstock.brokers.redis import RedisStreamsBroker
+from penstock.brokers.redis.server import Server, script
 from penstock.messaging.broker import Ask
 from penstock.messaging.delivery import Delivery
 from penstock.messaging.message import Outgoing

@@ -8,8 +8,8 @@ import pytest
 from tests.integration.redis_scene import LEASE, take
 from tests.services.redis_server import VERSIONS, RedisServer
 
-from penstock.brokers.redis_streams import RedisStreamsBroker
-from penstock.brokers.redis_streams.scripts import scripts
+from penstock.brokers.redis import RedisStreamsBroker
+from penstock.brokers.redis.server import scripts
 from penstock.messaging.broker import Ask
 from penstock.messaging.message import Outgoing
 from penstock.messaging.settlement import DeadLetter, Release

@@ -14,11 +14,11 @@ from tests.services.plugin import StartRedis
 from tests.services.redis_server import RedisServer
 
 from penstock.app.app import App
-from penstock.app.monitor import Monitor, watches_of
-from penstock.brokers.redis_streams import RedisStreamsBroker
+from penstock.brokers.redis import RedisStreamsBroker
 from penstock.config import Settings
 from penstock.events import tell_nobody
 from penstock.messaging.message import Outgoing
+from penstock.operations.monitor.monitor import Monitor, watches_of
 from penstock.testing import FakeClock
 
 APP = """

@@ -11,7 +11,7 @@ from tests.integration.redis_scene import LEASE, NOW, bodies, cycle, outgoing, t
 from tests.services.plugin import StartRedis, both_versions
 from tests.services.redis_server import RedisServer
 
-from penstock.brokers.redis_streams import RedisStreamsBroker
+from penstock.brokers.redis import RedisStreamsBroker
 from penstock.errors import TemporaryError
 from penstock.messaging.broker import Ask
 from penstock.messaging.message import Outgoing

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from tests.integration.redis_scene import GROUP, LEASE, NOW, STREAM, Scene, bodies, outgoing, take
 
-from penstock.brokers import rules
-from penstock.brokers.redis_streams import RedisStreamsBroker
-from penstock.brokers.redis_streams.server import Server, script
+from penstock.brokers import shared
+from penstock.brokers.redis import RedisStreamsBroker
+from penstock.brokers.redis.server import Server, script
 from penstock.messaging.broker import Ask
 from penstock.messaging.settlement import Ack, DeadLetter, Release
 
@@ -94,7 +94,7 @@ def test_a_late_settlement_does_nothing(scene: Scene, settlement: Ack | Release 
     (after,) = take(heir)
     (failure,) = slow.settle([(before, settlement)])
     assert failure.lost
-    assert failure.reason == rules.LOST
+    assert failure.reason == shared.LOST
     assert heir.stats("q").in_flight == 1
     assert not slow.browse("q-dlq", messages_max=9)
     assert not heir.settle([(after, Ack())])
@@ -112,9 +112,9 @@ def test_what_is_settled_leaves_no_entry(scene: Scene) -> None:
 
 def test_ack_and_deletion_are_one_script() -> None:
     """Redis runs a script whole or not at all, so no crash comes between."""
-    text = (files("penstock.brokers.redis_streams") / "lua" / "settle.lua").read_text(encoding="utf-8")
+    text = (files("penstock.brokers.redis") / "lua" / "settle.lua").read_text(encoding="utf-8")
     assert text.index("'XACK'") < text.index("'XDEL'")
-    python = (Path(str(files("penstock.brokers.redis_streams")))).glob("*.py")
+    python = (Path(str(files("penstock.brokers.redis")))).glob("*.py")
     assert [path.name for path in python if re.search(r'"(XACK|XDEL)"', path.read_text(encoding="utf-8"))] == []
 
 
@@ -177,7 +177,7 @@ def test_trimming_by_hand_loses(scene: Scene) -> None:
 
 
 def test_nothing_is_ever_trimmed(scene: Scene) -> None:
-    folder = Path(str(files("penstock.brokers.redis_streams")))
+    folder = Path(str(files("penstock.brokers.redis")))
     sources = [*folder.glob("*.py"), *folder.glob("lua/*.lua")]
     assert len(sources) > 15
     assert [path.name for path in sources if re.search(r"MAXLEN|MINID|XTRIM", path.read_text(encoding="utf-8"))] == []

@@ -15,9 +15,9 @@ from tests.integration.redis_worker import working
 from tests.services.fault_proxy import FaultProxy
 from tests.services.redis_server import RedisServer
 
-from penstock.brokers.redis_streams import RedisStreamsBroker
-from penstock.brokers.redis_streams.keys import Keys
-from penstock.brokers.redis_streams.server import Server
+from penstock.brokers.redis import RedisStreamsBroker
+from penstock.brokers.redis.keys import Keys
+from penstock.brokers.redis.server import Server
 from penstock.errors import TemporaryError
 from penstock.events import Event, MessagesReceived, MessagesVanished
 from penstock.messaging.broker import QueueSettings

@@ -15,17 +15,16 @@ from tests.integration.sqs_scene import Scene, bodies, scene, take, take_later
 from tests.services.aws_server import REGION, AwsServer
 
 from penstock.app.queues import messages_in
-from penstock.app.replay_lambda import ReplayFunction
 from penstock.brokers.sqs import SqsBroker
-from penstock.brokers.sqs.api import Api
+from penstock.brokers.sqs.client import Api
 from penstock.errors import ConfigurationError, TemporaryError
 from penstock.events import DeadReplayed, Event
+from penstock.integrations.aws_lambda import ReplayFunction
 from penstock.messaging.broker import QueueSettings
-from penstock.messaging.death import DEATH_ATTRIBUTE, Death, death_of, set_aside_reason, with_death
+from penstock.messaging.death import DEATH_ATTRIBUTE, Death, death_of, past_of, set_aside_reason, with_death
 from penstock.messaging.delivery import Delivery
 from penstock.messaging.message import Attributes, Outgoing
-from penstock.messaging.past import past_of
-from penstock.messaging.replays import COUNTER_ATTRIBUTE, REPLAY_ID_ATTRIBUTE
+from penstock.messaging.replay import COUNTER_ATTRIBUTE, REPLAY_ID_ATTRIBUTE
 from penstock.messaging.settlement import Ack, DeadLetter
 from penstock.messaging.steps import Probe, Step, no_probe
 

@@ -14,7 +14,7 @@ from tests.services.plugin import StartAwsProxy
 from tests.services.s3_stub import Answered, Asked, S3Stub, refusal
 
 from penstock.errors import PublishConflict, TableDenied, TableError, TableNowhere, TemporaryError
-from penstock.sinks.delta import DeltaTableSink, open_dataset
+from penstock.sinks.delta.sink import DeltaTableSink, open_dataset
 from penstock.sinks.manifest import DataFile
 from penstock.sinks.sink import Append
 from penstock.storage.aws import Aws

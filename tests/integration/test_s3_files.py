@@ -14,8 +14,7 @@ from tests.services.aws_server import AwsServer
 
 from penstock.errors import TableError
 from penstock.storage.address import s3_address
-from penstock.storage.s3_files import S3Files
-from penstock.storage.s3_input import S3Input
+from penstock.storage.s3_files import S3Files, S3Input
 
 MIB = 1 << 20
 

@@ -12,9 +12,9 @@ from tests.services.aws_server import AwsServer
 from penstock.errors import UsageError
 from penstock.objects.notification import parse
 from penstock.objects.reference import ObjectRef
-from penstock.objects.s3 import S3Store
 from penstock.objects.s3_listing import S3Listing
-from penstock.objects.scan_report import Reason
+from penstock.objects.s3_store import S3Store
+from penstock.objects.scanner import Reason
 from penstock.storage.address import S3Address, s3_address
 
 BUCKET = "landing"

@@ -11,7 +11,7 @@ from tests.services.s3_stub import Answered, Asked, S3Stub, refusal
 
 from penstock.app.sources import source_at
 from penstock.errors import TemporaryError
-from penstock.storage import s3_client
+from penstock.storage import s3
 from penstock.storage.aws import Aws
 
 BUCKET = "s3://lake/landing"
@@ -32,8 +32,8 @@ def test_a_server_that_cannot_serve_now_is_away(status: int) -> None:
 
 def test_a_ping_that_hangs_is_not_tried_for_as_long_as_a_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """The server may be back meanwhile, and whoever pings asks again."""
-    monkeypatch.setattr(s3_client, "READ_SECONDS", 0.2)
-    monkeypatch.setattr(s3_client, "PING_READ_SECONDS", 0.2)
+    monkeypatch.setattr(s3, "READ_SECONDS", 0.2)
+    monkeypatch.setattr(s3, "PING_READ_SECONDS", 0.2)
     over = threading.Event()
 
     def never(_: Asked) -> Answered:
@@ -45,7 +45,7 @@ def test_a_ping_that_hangs_is_not_tried_for_as_long_as_a_read(monkeypatch: pytes
             source_at(BUCKET, aws_at(stub.url)).ping()
         asked = len(stub.asked)
         over.set()
-    assert asked == s3_client.PING_TRIES_MAX < s3_client.TRIES_MAX
+    assert asked == s3.PING_TRIES_MAX < s3.TRIES_MAX
 
 
 def test_nobody_at_the_port_is_away() -> None:

@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 from tests.services.aws_server import AwsServer
 
-from penstock.objects.s3_pages import S3Pages
-from penstock.objects.s3_spans import Span, s3_spans
+from penstock.objects.s3_listing import S3Pages, Span, s3_spans
 from penstock.storage.address import s3_address
 
 BUCKET = "landing"

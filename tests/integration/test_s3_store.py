@@ -11,7 +11,7 @@ from tests.services.fault_proxy import FaultProxy
 
 from penstock.errors import ObjectDenied, ObjectGone, ObjectSuperseded, ObjectUnreadable
 from penstock.objects.reference import ObjectRef
-from penstock.objects.s3 import S3Store
+from penstock.objects.s3_store import S3Store
 from penstock.storage.address import s3_address
 
 BUCKET = "landing"

@@ -11,13 +11,10 @@ from tests.integration.sqs_scene import Scene, outgoing
 from tests.services.aws_server import AwsServer
 
 from penstock.app.app import App
-from penstock.app.monitor import Monitor, watches_of
 from penstock.app.processes import PROCESSES_FOLDER, ProcessRegistry
 from penstock.app.queues import standings
-from penstock.app.registry import RecordKeeper
+from penstock.app.registry import RecordKeeper, SeenAges
 from penstock.app.scope import Scope
-from penstock.app.seen_ages import SeenAges
-from penstock.app.status import Looks
 from penstock.brokers.sqs.cloudwatch import ASKED_EVERY_SECONDS, REFUSED_SECONDS, CloudWatch
 from penstock.config import Settings
 from penstock.errors import ConfigurationError, PenstockError, TemporaryError
@@ -26,6 +23,8 @@ from penstock.messaging.broker import QueueSettings
 from penstock.messaging.clock import SystemClock
 from penstock.messaging.settlement import Release
 from penstock.monitoring.metrics.meters import Meters
+from penstock.operations.monitor.monitor import Monitor, watches_of
+from penstock.operations.status.status import Looks
 from penstock.storage.aws import Aws
 from penstock.testing import FakeClock
 from penstock.worker.shutdown import StopSignal

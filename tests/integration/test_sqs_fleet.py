@@ -20,7 +20,7 @@ from tests.services.aws_server import AwsServer, Kind
 from tests.services.plugin import StartAwsProxy
 
 from penstock.ledger import Ledger
-from penstock.ledger.work_records import WorkState
+from penstock.ledger.records import WorkState
 from penstock.messaging.settlement import Release
 
 EXIT_SECONDS = 60.0  # more than any stop timeout below, and than the machine may be late
@@ -31,7 +31,7 @@ SLOW = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 # While its letter is sent a message is hidden anew, whatever its lease was: here for no longer than that.
 BURIES_QUICKLY = f"""
-from penstock.brokers.sqs import settling
+from penstock.brokers.sqs import settle as settling
 
 settling.BURYING_SECONDS = {LEASE_SECONDS}
 """

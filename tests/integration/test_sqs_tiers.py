@@ -14,10 +14,10 @@ from tests.integration.sqs_scene import Scene, bodies, outgoing, scene, take, ta
 from tests.unit.pipeline.objects.scene import QUEUE, run
 from tests.unit.pipeline.objects.scene import Scene as ObjectScene
 
-from penstock.app.findings import Verdict
-from penstock.app.sqs_checks import dead_letters
 from penstock.brokers.sqs import SqsBroker
 from penstock.brokers.sqs.facts import looking
+from penstock.dead_letters.policy import ReplayPolicy, Source, Sources
+from penstock.dead_letters.replayer import Desk, Forgetting, ReplayHandler
 from penstock.errors import Reject
 from penstock.events import Bus
 from penstock.ledger import Ledger
@@ -25,15 +25,12 @@ from penstock.ledger.records import ObjectState
 from penstock.messaging.broker import QueueSettings
 from penstock.messaging.clock import SystemClock
 from penstock.messaging.death import DEATH_ATTRIBUTE, death_of, set_aside_reason
-from penstock.messaging.replays import COUNTER_ATTRIBUTE, REPLAY_ID_ATTRIBUTE, NoLog
+from penstock.messaging.replay import COUNTER_ATTRIBUTE, REPLAY_ID_ATTRIBUTE, NoLog
 from penstock.messaging.settlement import Ack, DeadLetter, Release
-from penstock.objects.announcement import announce
+from penstock.objects.notification import announce
+from penstock.operations.doctor.findings import Verdict
+from penstock.operations.doctor.sqs import dead_letters
 from penstock.pipeline.objects.stream import IncomingObject
-from penstock.replay.execution import Desk
-from penstock.replay.forgetting import Forgetting
-from penstock.replay.handler import ReplayHandler
-from penstock.replay.policy import ReplayPolicy
-from penstock.replay.sources import Source, Sources
 
 __all__ = ["scene"]
 

@@ -23,9 +23,9 @@ from penstock.handlers import outage
 from penstock.messaging.broker import QueueSettings
 from penstock.messaging.message import Outgoing
 from penstock.messaging.settlement import Ack
-from penstock.objects.announcement import announce
+from penstock.objects.notification import announce
 from penstock.objects.reference import ObjectRef
-from penstock.storage import s3_client
+from penstock.storage import s3
 from penstock.worker.shutdown import StopSignal
 
 DEADLINE_SECONDS = 60.0
@@ -148,7 +148,7 @@ def pings(monkeypatch: pytest.MonkeyPatch) -> list[threading.Event]:
         "PING_READ_SECONDS": 1,
         "PING_TRIES_MAX": 1,
     }.items():
-        monkeypatch.setattr(s3_client, name, number)
+        monkeypatch.setattr(s3, name, number)
     return failed
 
 

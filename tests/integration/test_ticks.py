@@ -13,7 +13,7 @@ from tests.services.redis_server import RedisServer
 
 from penstock import App, Handlers
 from penstock.app.serving import serve
-from penstock.brokers.redis_streams import RedisStreamsBroker
+from penstock.brokers.redis import RedisStreamsBroker
 from penstock.brokers.sqs import SqsBroker
 from penstock.config import Settings
 from penstock.errors import ConfigurationError
@@ -21,7 +21,7 @@ from penstock.events import Bus, Event, TickSent
 from penstock.handlers.once import LedgerKeys
 from penstock.handlers.ticker import CLAIM_SECONDS, REMEMBERED_SECONDS, Ticker
 from penstock.ledger import Ledger
-from penstock.ledger.owner_records import WorkOwner
+from penstock.ledger.records import WorkOwner
 from penstock.messaging.clock import SystemClock
 from penstock.storage.aws import Aws
 from penstock.worker.shutdown import StopSignal

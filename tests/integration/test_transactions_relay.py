@@ -16,8 +16,8 @@ from tests.integration.fleet import wait_for
 from tests.integration.transactions_scene import UserDatabase
 
 from penstock import App, Message
-from penstock.app.transactions_running import relaying
-from penstock.brokers.memory import MemoryBroker
+from penstock.app.relays import relaying
+from penstock.brokers.memory.broker import MemoryBroker
 from penstock.errors import ConfigurationError, TemporaryError, UnknownOutcome
 from penstock.events import Event, OutboxRefused, OutboxSent, RelayFailed
 from penstock.messaging.clock import Clock, SystemClock

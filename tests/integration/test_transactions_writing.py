@@ -316,7 +316,7 @@ def is_waiting(answer: Future[Any]) -> bool:
 
 def relayed(app: App) -> int:
     """Send what is there; answers how many."""
-    from penstock.app.transactions_running import relay_once
+    from penstock.app.relays import relay_once
     from penstock.events import tell_nobody
 
     return relay_once(app, tell=tell_nobody).sent

@@ -15,7 +15,7 @@ from tests.services.aws_server import AwsServer
 
 from penstock import App
 from penstock.app.serving import serve
-from penstock.brokers.memory import MemoryBroker
+from penstock.brokers.memory.broker import MemoryBroker
 from penstock.config import Settings
 from penstock.events import Event, ObjectGivenBack, ObjectSkipped, StoreAway
 from penstock.ledger import Ledger
@@ -64,7 +64,7 @@ class Scene:
 
 @pytest.fixture(autouse=True)
 def quick_looks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.pipeline.verdicts.GONE_AFTER_SECONDS", 0.2)
+    monkeypatch.setattr("penstock.pipeline.notifications.GONE_AFTER_SECONDS", 0.2)
 
 
 def made(tmp_path: Path, source: str) -> Scene:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from penstock.brokers.sqlite import SqliteBroker
+from penstock.brokers.sqlite.broker import SqliteBroker
 from penstock.messaging.message import Outgoing
 
 TOY = Path(__file__).with_name("toy_worker.py")

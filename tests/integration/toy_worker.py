@@ -12,12 +12,11 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from penstock.brokers.sqlite import SqliteBroker
+from penstock.brokers.sqlite.broker import SqliteBroker
 from penstock.events import Bus, DeliverySettled, Event
-from penstock.messaging.claims import HeldClaim
 from penstock.messaging.clock import SystemClock
 from penstock.messaging.delivery import Delivery
-from penstock.messaging.handler import Answer, Place
+from penstock.messaging.handler import Answer, HeldClaim, Place
 from penstock.messaging.settlement import Ack, Settlement
 from penstock.worker.batcher import Limits
 from penstock.worker.line import Line

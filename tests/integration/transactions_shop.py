@@ -25,7 +25,7 @@ import signal
 from sqlalchemy import create_engine, text
 
 from penstock import App, Context, Queue
-from penstock.brokers.sqlite import SqliteBroker
+from penstock.brokers.sqlite.broker import SqliteBroker
 from penstock.config import load_settings
 
 engine = create_engine(os.environ["DATABASE"])

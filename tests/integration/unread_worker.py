@@ -11,7 +11,7 @@ from typing import Any
 from penstock import App
 from penstock.app.serving import serve
 from penstock.config import load_settings
-from penstock.pipeline import verdicts
+from penstock.pipeline import notifications
 from penstock.worker.shutdown import StopSignal
 
 QUEUE, HANDLER = "letters", "load"
@@ -31,7 +31,7 @@ def made(folder: Path) -> App:
 
 
 def main() -> None:
-    verdicts.GONE_AFTER_SECONDS = float(os.environ["GONE_AFTER_SECONDS"])
+    notifications.GONE_AFTER_SECONDS = float(os.environ["GONE_AFTER_SECONDS"])
     with made(Path(sys.argv[1])) as app:
         serve(app, stop=StopSignal(), until=lambda: not app.broker.stats(QUEUE).messages)
 

@@ -12,13 +12,12 @@ import pyarrow.parquet as pq
 from hypothesis import strategies as st
 
 from penstock.objects.reference import ObjectRef
-from penstock.pipeline.source.options import ReadOptions
-from penstock.pipeline.source.plan import Piece, ReadPlan
-from penstock.pipeline.source.reading import partition_task, read_partition
-from penstock.pipeline.source.report import ReadingId
-from penstock.pipeline.source.summary import summarise
+from penstock.pipeline.spark.source.options import ReadOptions
+from penstock.pipeline.spark.source.plan import Piece, ReadPlan
+from penstock.pipeline.spark.source.reading import partition_task, read_partition
+from penstock.pipeline.spark.source.report import ReadingId, summarise
 from penstock.storage.aws import Aws
-from penstock.storage.local_files import LocalFiles
+from penstock.storage.local import LocalFiles
 
 Reference = Callable[[bytes], "Expected"]
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from penstock.pipeline.source.blocks import Decoder
+from penstock.pipeline.spark.source.blocks import Decoder
 
 
 class Malformed(Exception):

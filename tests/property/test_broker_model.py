@@ -12,8 +12,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule
 
-from penstock.brokers.memory import MemoryBroker
-from penstock.brokers.sqlite import SqliteBroker
+from penstock.brokers.memory.broker import MemoryBroker
+from penstock.brokers.sqlite.broker import SqliteBroker
 from penstock.messaging.broker import QueueSettings
 from penstock.messaging.death import death_of
 from penstock.messaging.delivery import Delivery

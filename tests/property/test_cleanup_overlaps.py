@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.app.cleanup.overlaps import overlap
+from penstock.app.cleanup import overlap
 from penstock.storage.address import s3_address
 
 PARTS = st.lists(st.sampled_from(["a", "b", "A", "ab", "é", "e\u0301", "..", "."]), max_size=4)

@@ -20,8 +20,8 @@ from penstock import events
 from penstock.events import Event
 from penstock.messaging.settlement import Ack, DeadLetter, Release
 from penstock.monitoring.diagnoses import Diagnoser, Diagnoses, Found, Unwrapping
-from penstock.monitoring.logs import configure_logs
-from penstock.monitoring.plans import LogSettings
+from penstock.monitoring.logs.listener import configure_logs
+from penstock.monitoring.logs.plans import LogSettings
 from penstock.testing import FakeClock
 
 WORKERS = ("w1", "w2", "w3", "w4")

@@ -7,9 +7,8 @@ import unicodedata
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from penstock.objects.announcement import announce
-from penstock.objects.local import LocalStore
-from penstock.objects.notification import parse
+from penstock.objects.local_store import LocalStore
+from penstock.objects.notification import announce, parse
 from penstock.objects.reference import ObjectRef
 from penstock.objects.scanner import Scanner
 

@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from penstock.errors import ClaimLost
 from penstock.ledger import Ledger
-from penstock.ledger.archive_records import ArchiveFile
+from penstock.ledger.archive import ArchiveFile
 from penstock.ledger.records import (
     AttemptState,
     BatchOutcome,

@@ -15,7 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from sqlalchemy import PoolProxiedConnection
 
 from penstock.ledger import Ledger
-from penstock.ledger.work_records import WorkBegun, WorkBusy, WorkDone, WorkEnding
+from penstock.ledger.records import WorkBegun, WorkBusy, WorkDone, WorkEnding
 
 HANDLER = "make"
 KEYS = ("a", "b", "c")

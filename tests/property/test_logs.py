@@ -11,10 +11,9 @@ from hypothesis import strategies as st
 from tests.unit.monitoring.made import ANY_TEXT, lines_in, made
 
 from penstock.events import Event, MessagesReceived, ObjectFailed, ObjectStarted
-from penstock.monitoring.logs import configure_logs
-from penstock.monitoring.plans import LogSettings
-from penstock.monitoring.rows import Row, rows_of
-from penstock.monitoring.table import ROWS
+from penstock.monitoring.logs.listener import configure_logs
+from penstock.monitoring.logs.plans import ROWS, LogSettings
+from penstock.monitoring.logs.rows import Row, rows_of
 from penstock.testing import FakeClock
 
 ANY_EVENT = st.one_of([made(kind) for kind in ROWS])

@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import InvalidMessage
-from penstock.objects.announcement import announce
-from penstock.objects.notification import Notification, parse
+from penstock.objects.notification import Notification, announce, parse
 from penstock.objects.reference import ObjectRef, decode_key, encode_key
 
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text()

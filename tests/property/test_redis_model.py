@@ -17,7 +17,7 @@ from tests.services.frozen_clock import ServerClock
 from tests.services.plugin import Servers
 from tests.services.redis_server import VERSIONS, RedisServer
 
-from penstock.brokers.redis_streams import RedisStreamsBroker
+from penstock.brokers.redis import RedisStreamsBroker
 from penstock.messaging.broker import QueueSettings
 from penstock.messaging.delivery import Delivery
 from penstock.messaging.message import Outgoing

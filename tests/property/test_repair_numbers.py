@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.pipeline.repair_numbers import numbers_of
-from penstock.pipeline.repair_tail import Shown, Tail
+from penstock.pipeline.maintenance.repair import numbers_of
+from penstock.pipeline.maintenance.table_history import Shown, Tail
 from penstock.sinks.manifest import DataFile, attempt_token
 from penstock.sinks.sink import Position
 

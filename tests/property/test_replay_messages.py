@@ -5,6 +5,8 @@ from hypothesis import strategies as st
 
 from penstock.messaging.death import (
     DEATH_ATTRIBUTE,
+    PAST_ATTRIBUTE,
+    PAST_MAX,
     SET_ASIDE_ATTRIBUTE,
     Death,
     Try,
@@ -12,11 +14,12 @@ from penstock.messaging.death import (
     death_of,
     decode_death,
     encode_death,
+    past_of,
     set_aside_reason,
+    with_past,
 )
 from penstock.messaging.message import ORIGIN_ATTRIBUTE, Attributes, Message
-from penstock.messaging.past import PAST_ATTRIBUTE, PAST_MAX, past_of, with_past
-from penstock.messaging.replays import COUNTER_ATTRIBUTE, REPLAY_ID_ATTRIBUTE, Replay, replay_id_of, replayed
+from penstock.messaging.replay import COUNTER_ATTRIBUTE, REPLAY_ID_ATTRIBUTE, Replay, replay_id_of, replayed
 from penstock.messaging.settlement import DeadLetter
 
 OURS = {COUNTER_ATTRIBUTE, REPLAY_ID_ATTRIBUTE, ORIGIN_ATTRIBUTE, PAST_ATTRIBUTE, DEATH_ATTRIBUTE, SET_ASIDE_ATTRIBUTE}

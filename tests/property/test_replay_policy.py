@@ -8,16 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.messaging.message import Message
-from penstock.messaging.replays import (
-    COUNT_MAX,
-    COUNTER_ATTRIBUTE,
-    Replay,
-    letter_replay_id,
-    replay_id_of,
-    replays_so_far,
-)
-from penstock.replay.policy import (
+from penstock.dead_letters.policy import (
     RETENTION_SHARE_KEPT,
     Hold,
     ReplayPolicy,
@@ -27,6 +18,15 @@ from penstock.replay.policy import (
     next_step,
     planned,
     spread,
+)
+from penstock.messaging.message import Message
+from penstock.messaging.replay import (
+    COUNT_MAX,
+    COUNTER_ATTRIBUTE,
+    Replay,
+    letter_replay_id,
+    replay_id_of,
+    replays_so_far,
 )
 
 MOMENTS = st.floats(min_value=0, max_value=2e9)

@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from tests.property.source_run import Case, Expected, any_pieces, check, halves, read, whole
 from tests.property.source_values import DECIMAL_KINDS, DECIMALS, Malformed, WrongType, check_neighbours, day, moment
 
-from penstock.pipeline.source.csv_lines import CsvClassifier, Layout
-from penstock.pipeline.source.ddl import parse_ddl
-from penstock.pipeline.source.delimited import CsvDecoder
-from penstock.pipeline.source.options import CsvOptions, ReadOptions
+from penstock.pipeline.spark.source.csv import CsvDecoder
+from penstock.pipeline.spark.source.csv_lines import CsvClassifier, Layout
+from penstock.pipeline.spark.source.ddl import parse_ddl
+from penstock.pipeline.spark.source.options import CsvOptions, ReadOptions
 
 DDL = (
     "id bigint, s string, v double, f float, t tinyint, b boolean, ts timestamp, tn timestamp_ntz, d date, "

@@ -11,12 +11,12 @@ from itertools import pairwise
 import pyarrow as pa
 import pytest
 
-from penstock.pipeline.source.blocks import Decoder
-from penstock.pipeline.source.csv_lines import Layout
-from penstock.pipeline.source.ddl import parse_ddl
-from penstock.pipeline.source.delimited import CsvDecoder
-from penstock.pipeline.source.jsonl import JsonlDecoder
-from penstock.pipeline.source.options import CsvOptions
+from penstock.pipeline.spark.source.blocks import Decoder
+from penstock.pipeline.spark.source.csv import CsvDecoder
+from penstock.pipeline.spark.source.csv_lines import Layout
+from penstock.pipeline.spark.source.ddl import parse_ddl
+from penstock.pipeline.spark.source.jsonl import JsonlDecoder
+from penstock.pipeline.spark.source.options import CsvOptions
 
 FLAT = (
     "t tinyint, h smallint, i int, l bigint, f float, d double, b boolean, s string, y date, ts timestamp, "

@@ -22,11 +22,11 @@ from tests.property.source_values import (
     text,
 )
 
-from penstock.pipeline.source.ddl import parse_ddl
-from penstock.pipeline.source.jsonl import JsonlDecoder
-from penstock.pipeline.source.lines import Classifier
-from penstock.pipeline.source.options import ReadOptions
-from penstock.pipeline.source.plan import Piece
+from penstock.pipeline.spark.source.ddl import parse_ddl
+from penstock.pipeline.spark.source.jsonl import JsonlDecoder
+from penstock.pipeline.spark.source.lines import Classifier
+from penstock.pipeline.spark.source.options import ReadOptions
+from penstock.pipeline.spark.source.plan import Piece
 
 DDL = (
     "id bigint, t tinyint, v double, f float, s string, b boolean, ts timestamp, tn timestamp_ntz, d date, "

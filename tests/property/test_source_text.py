@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.property import test_source_csv, test_source_reading
 from tests.property.source_run import Case, Expected, Reference, any_pieces, check, halves, read, whole
 
-from penstock.pipeline.source.options import ReadOptions
+from penstock.pipeline.spark.source.options import ReadOptions
 
 DDL = "value string"
 

@@ -5,7 +5,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from penstock.errors import ConfigurationError
-from penstock.messaging.waits import backoff_seconds, idle_seconds
+from penstock.messaging.backoff import backoff_seconds, idle_seconds
 from penstock.worker.settings import budget
 
 SECONDS = st.floats(min_value=0.001, max_value=1e5)

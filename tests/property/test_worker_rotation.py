@@ -5,7 +5,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.worker.rotation import Rotation
+from penstock.worker.queue_scheduler import Rotation
 
 WEIGHTS = st.lists(st.integers(1, 10), min_size=1, max_size=6)
 READS = st.integers(1, 50)

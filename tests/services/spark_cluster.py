@@ -19,7 +19,7 @@ from pathlib import Path
 import pyspark
 from tests.services.ports import free_port
 
-from penstock.pipeline.java import find_java
+from penstock.pipeline.spark.java import find_java
 
 START_SECONDS = 120.0  # far more than a start takes
 STOP_SECONDS = 10.0

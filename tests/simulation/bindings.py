@@ -9,9 +9,9 @@ from penstock.events import Bus
 from penstock.ledger import Ledger
 from penstock.ledger.records import BatchRow
 from penstock.messaging.steps import Step
-from penstock.pipeline.gc import collect
+from penstock.pipeline.maintenance.gc import collect
 from penstock.pipeline.publish import Published, publish, rows_schema
-from penstock.storage.local_files import LocalFiles
+from penstock.storage.local import LocalFiles
 from penstock.testing import FakeClock
 
 

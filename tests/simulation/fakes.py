@@ -17,7 +17,7 @@ from penstock.ledger.records import Failure, ObjectResult
 from penstock.messaging.steps import Step
 from penstock.objects.reference import ObjectRef
 from penstock.pipeline.engine import ReadFailure, RunBroken, RunCancelled, RunRequest, RunResult
-from penstock.pipeline.table_schema import Agree
+from penstock.pipeline.spark.table_schema import Agree
 from penstock.sinks.manifest import DataFile, attempt_token, encode
 from penstock.sinks.sink import Append, Position
 

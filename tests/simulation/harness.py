@@ -22,7 +22,7 @@ from tests.simulation.fakes import FakeEngine, FakeTable, Kind, Thing, World
 from tests.simulation.stage import Crash, Stage
 from ulid import ULID
 
-from penstock.brokers.memory import MemoryBroker
+from penstock.brokers.memory.broker import MemoryBroker
 from penstock.errors import PublishHalted, TemporaryError, TransformError, UserError
 from penstock.events import Bus
 from penstock.ledger import Ledger
@@ -32,14 +32,12 @@ from penstock.messaging.delivery import Delivery
 from penstock.messaging.message import Outgoing
 from penstock.messaging.settlement import Ack, Release, Settlement
 from penstock.messaging.steps import Step
-from penstock.objects.announcement import announce
-from penstock.objects.notification import parse
+from penstock.objects.notification import announce, parse
 from penstock.objects.reference import ObjectRef
 from penstock.pipeline.attempt import AttemptSettings, Surroundings
-from penstock.pipeline.batch import BatchExecution
-from penstock.pipeline.handler import PipelineHandler
-from penstock.pipeline.streak import FailureStreak
-from penstock.pipeline.table_schema import agreement
+from penstock.pipeline.batch import BatchExecution, PipelineHandler
+from penstock.pipeline.failures import FailureStreak
+from penstock.pipeline.spark.table_schema import agreement
 from penstock.testing import FakeClock
 
 LEASE_SECONDS = 15.0

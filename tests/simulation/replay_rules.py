@@ -5,17 +5,26 @@ Letters and messages have numbers for ids there; the replay id of a letter is th
 
 from functools import lru_cache
 
+from penstock.dead_letters.policy import ReplayPolicy, SetAside, planned
 from penstock.ledger.records import Carrier, ClaimedObject, EndedObject, FailedObject, Failure, ObjectState
 from penstock.ledger.rules import DeadObject, revives
 from penstock.messaging.death import Death, buried
 from penstock.messaging.delivery import Delivery
 from penstock.messaging.message import Message
-from penstock.messaging.replays import COUNTER_ATTRIBUTE, Replay, replay_id_of, replayed, replays_so_far
+from penstock.messaging.replay import COUNTER_ATTRIBUTE, Replay, replay_id_of, replayed, replays_so_far
 from penstock.messaging.settlement import Ack, DeadLetter, Release
 from penstock.pipeline.engine import ReadFailure
-from penstock.pipeline.parcel import Dead, Done, Later, ObjectOutcome, carrier_of, settle_by
-from penstock.pipeline.verdicts import ended_outcome, failure_outcome, verdict
-from penstock.replay.policy import ReplayPolicy, SetAside, planned
+from penstock.pipeline.notifications import (
+    Dead,
+    Done,
+    Later,
+    ObjectOutcome,
+    carrier_of,
+    ended_outcome,
+    failure_outcome,
+    settle_by,
+    verdict,
+)
 
 NONE = -1
 QUEUE, FIRST_TIER = "q", "q-dlq"

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from penstock.pipeline.java import find_java
-from penstock.pipeline.source import api
+from penstock.pipeline.spark.java import find_java
+from penstock.pipeline.spark.source import datasource
 
 
 @pytest.fixture(scope="session")
@@ -30,6 +30,6 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
         .getOrCreate()
     )
     session.sparkContext.setLogLevel("ERROR")
-    api.register(session)
+    datasource.register(session)
     yield session
     session.stop()

@@ -8,7 +8,7 @@ from typing import Any, BinaryIO
 from pyspark import cloudpickle
 
 from penstock.errors import TableError, TemporaryError
-from penstock.storage.local_files import LocalFiles
+from penstock.storage.local import LocalFiles
 
 # Spark's workers do not find the tests.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # type: ignore[no-untyped-call]

@@ -23,10 +23,10 @@ from penstock.config import Settings
 from penstock.errors import TableError, UsageError
 from penstock.events import BatchCommitted, Event, SparkStarted
 from penstock.ledger.records import ObjectState
-from penstock.pipeline import frames
-from penstock.pipeline.frames import frame_of
-from penstock.sinks.delta import DeltaTableSink
-from penstock.storage.local_files import LocalFiles
+from penstock.pipeline.spark import frames
+from penstock.pipeline.spark.frames import frame_of
+from penstock.sinks.delta.sink import DeltaTableSink
+from penstock.storage.local import LocalFiles
 from penstock.worker.shutdown import StopSignal
 
 pytestmark = pytest.mark.timeout(400)
@@ -87,9 +87,11 @@ def shop(tmp_path: Path) -> Iterator[Shop]:
 KILLED_BEFORE_TELLING = """
 import sys
 from pathlib import Path
+from tests.chaos.in_process import replace_spark
 from tests.spark.test_app_pipeline import Shop, heard_by
 
-shop = Shop(Path(sys.argv[1]), kill_at="rows_published")
+replace_spark()
+shop = Shop(Path(sys.argv[1]), kill_at="rows_published", transform=None)
 heard_by(shop, [])
 shop.clicks.run(source=shop.landing)
 """
@@ -226,7 +228,7 @@ def test_a_worker_serves_it_and_the_handler_of_what_was_published_hears_of_each_
 def test_a_process_killed_between_publishing_and_telling_leaves_it_to_the_next(
     tmp_path: Path, spark: SparkSession
 ) -> None:
-    shop, told = Shop(tmp_path), list[PublishedBatch]()
+    shop, told = Shop(tmp_path, transform=None), list[PublishedBatch]()
     heard_by(shop, told)
     shop.write("a.jsonl", [row(1)])
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path))}

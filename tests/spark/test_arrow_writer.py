@@ -14,17 +14,16 @@ from pyspark.sql import DataFrame, SparkSession, functions
 from tests.spark.elsewhere import Elsewhere, Flood, Locked, Single
 
 from penstock.errors import TableError, TemporaryError, TransformError
-from penstock.pipeline.arrow_types import arrow_schema
-from penstock.pipeline.arrow_writer import partition_folder, write_parquet
 from penstock.pipeline.engine import RunBroken
-from penstock.pipeline.faults import SPARK_ERRORS, explain
-from penstock.pipeline.session import session_beside
-from penstock.pipeline.writing import write
-from penstock.sinks.delta import DeltaTableSink
+from penstock.pipeline.spark.arrow_writer import arrow_schema, partition_folder, write_parquet
+from penstock.pipeline.spark.faults import SPARK_ERRORS, explain
+from penstock.pipeline.spark.run import write
+from penstock.pipeline.spark.session import session_beside
+from penstock.sinks.delta.sink import DeltaTableSink
 from penstock.sinks.manifest import DataFile
 from penstock.sinks.parquet import list_files, partition_values
 from penstock.sinks.sink import Append
-from penstock.storage.local_files import LocalFiles
+from penstock.storage.local import LocalFiles
 
 DIRECTORY = "data/attempt/r1"
 WRITERS = {"by Spark": LocalFiles, "through Arrow": Elsewhere}

@@ -5,16 +5,16 @@ from pathlib import Path
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
-from penstock.app.ingest import ingest
-from penstock.app.ingest_pipeline import IngestRequest
 from penstock.config import Settings
 from penstock.events import Event, LinesQuarantined
-from penstock.monitoring.object_rows import OBJECT_ROWS
-from penstock.monitoring.rows import Row
-from penstock.objects.local import LocalStore
-from penstock.pipeline.session import cores
-from penstock.pipeline.source.plan import _partitions
-from penstock.pipeline.source.report import SAMPLES_MAX
+from penstock.monitoring.logs.object_rows import OBJECT_ROWS
+from penstock.monitoring.logs.rows import Row
+from penstock.objects.local_store import LocalStore
+from penstock.operations.ingest.ingest import ingest
+from penstock.operations.ingest.pipeline import IngestRequest
+from penstock.pipeline.spark.session import cores
+from penstock.pipeline.spark.source.plan import _partitions
+from penstock.pipeline.spark.source.report import SAMPLES_MAX
 from penstock.worker.shutdown import StopSignal
 
 RECORDS = 60

@@ -1,7 +1,7 @@
 """`penstock ingest` as users run it: bad objects among good ones, runs again, transforms good and bad.
 
 The command runs in the test's process, in the session that all tests share; it has a process and a JVM of its own only
-where the test kills it or takes rights from it.
+where the test kills it, takes rights from it, or reads all that it writes to the terminal.
 """
 
 import shutil
@@ -19,9 +19,9 @@ from tests.chaos.oracle import check_done, check_meanwhile, claims, look, look_a
 from tests.chaos.runs import JUNK, KILLED, SCHEMA, SOME_DEAD, STOPPED, Case, Ended, environment, line, write_objects
 from tests.permissions import obey_permissions
 
-from penstock.app import ingest as ingest_room
 from penstock.cli.main import main
 from penstock.messaging.steps import Step
+from penstock.operations.ingest import ingest as ingest_room
 
 pytestmark = pytest.mark.timeout(400)
 
@@ -54,7 +54,7 @@ class SharedCase(Case):
                 patch.setenv(name, value)
             patch.setattr("sys.argv", ["penstock", *arguments])
             patch.setattr(ingest_room, "ingest", partial(ingest_room.ingest, spark=self._spark))
-            patch.setattr("penstock.cli.leaving.leave_within", lambda *_: None)  # this process is not its own
+            patch.setattr("penstock.cli.exits.leave_within", lambda *_: None)  # this process is not its own
             self._capfd.readouterr()
             with pytest.raises(SystemExit) as end:
                 main()
@@ -159,7 +159,8 @@ def test_a_transform_that_always_fails_stops_the_job_and_kills_nobody(case: Case
     write_objects(case.source, range(300), lines=3, junk_every=100)
     whole = truth(case.source)
     options = ("--max-objects", "100", "--transform")
-    ended = case.ingest(*options, "transforms:always_fails", code=1, retry_base_seconds=0.05)
+    # As a process: a session of ours keeps what Spark logs of failed queries from the terminal.
+    ended = Case.ingest(case, *options, "transforms:always_fails", code=1, retry_base_seconds=0.05)
     sentence = ended.err.strip().splitlines()[-1]
     assert sentence.startswith("penstock: ")
     assert "mend the transform" in sentence

@@ -11,11 +11,11 @@ import pytest
 
 import penstock
 from penstock.errors import ConfigurationError
-from penstock.pipeline.java import find_java
+from penstock.pipeline.spark.java import find_java
 
 START_AND_RUN = """
 import json, os, sys
-from penstock.pipeline.java import find_java
+from penstock.pipeline.spark.java import find_java
 
 java = find_java(os.environ)
 os.environ |= {"JAVA_HOME": str(java.home), "PYSPARK_PYTHON": sys.executable, "PYSPARK_DRIVER_PYTHON": sys.executable}

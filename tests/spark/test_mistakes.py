@@ -8,9 +8,9 @@ import pytest
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
-from penstock.app.ingest import IngestReport, ingest
-from penstock.app.ingest_pipeline import IngestRequest
 from penstock.errors import TableError, TransformError, UsageError
+from penstock.operations.ingest.ingest import IngestReport, ingest
+from penstock.operations.ingest.pipeline import IngestRequest
 from penstock.worker.shutdown import StopSignal
 
 TRANSFORMS = """

@@ -16,11 +16,11 @@ import pytest
 from tests.cli import process
 from tests.cli.process import Process
 
-from penstock.brokers.sqlite import SqliteBroker
+from penstock.brokers.sqlite.broker import SqliteBroker
 from penstock.messaging.message import Outgoing
-from penstock.objects.announcement import announce
-from penstock.objects.local import LocalStore
-from penstock.pipeline.java import find_java
+from penstock.objects.local_store import LocalStore
+from penstock.objects.notification import announce
+from penstock.pipeline.spark.java import find_java
 
 pytestmark = pytest.mark.timeout(600)
 

@@ -5,7 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from penstock.pipeline.java import find_java
+from penstock.pipeline.spark.java import find_java
 
 STORY = """
 import sys
@@ -13,8 +13,8 @@ from pathlib import Path
 
 from pyspark.sql import SparkSession
 
-from penstock.app.ingest import ingest
-from penstock.app.ingest_pipeline import IngestRequest
+from penstock.operations.ingest.ingest import ingest
+from penstock.operations.ingest.pipeline import IngestRequest
 from penstock.errors import ConfigurationError
 from penstock.worker.shutdown import StopSignal
 

@@ -17,10 +17,10 @@ from sqlalchemy import delete, insert
 from tests.integration.fleet import wait_for
 
 from penstock import App, DeltaSink, ObjectSource, Pipeline
-from penstock.app.announcing import announce_all
+from penstock.app.context import Tools
+from penstock.app.pending import announce_all
 from penstock.app.reconcile import ReconcileReport, ReconcileRequest, reconcile
 from penstock.app.reconcile_target import target_in
-from penstock.app.tools import Tools
 from penstock.cli.reconcile import sentence
 from penstock.config import Settings
 from penstock.errors import UsageError
@@ -29,11 +29,11 @@ from penstock.ledger.records import BatchOutcome, Candidate, Carrier, FailedObje
 from penstock.ledger.schema import archived_objects, objects
 from penstock.messaging.clock import SystemClock
 from penstock.messaging.steps import no_probe
-from penstock.objects.local import LocalStore
+from penstock.objects.local_store import LocalStore
 from penstock.objects.notification import parse
 from penstock.objects.reference import ObjectRef
 from penstock.objects.scanner import Scanner
-from penstock.pipeline.reconcile.known import known_frame
+from penstock.pipeline.reconcile.missing import known_frame
 from penstock.worker.shutdown import StopSignal
 
 pytestmark = pytest.mark.timeout(400)
@@ -305,7 +305,7 @@ def test_a_stop_in_the_middle_of_spark_s_work_cancels_it(
         wait_for(begun.exists, "Spark is at work", within=120)
         scene.stop.request()
 
-    monkeypatch.setattr("penstock.pipeline.reconcile.known.known_frame", slow)
+    monkeypatch.setattr("penstock.pipeline.reconcile.missing.known_frame", slow)
     with ThreadPoolExecutor(1) as pool:
         stopping = pool.submit(stop_once_begun)
         report = scene.reconcile(spark)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.chaos.runs import IN_PROCESS, ON_SPARK, ROOT
 
 from penstock.app.reconcile import ReconcileReport
 from penstock.cli.reconcile import print_reconcile_report
@@ -43,11 +44,16 @@ def shop(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def begun(shop: Path, *words: str, **settings: str) -> "subprocess.Popen[str]":
-    environment = {**os.environ, "PENSTOCK_RECONCILE_OLDER_THAN_SECONDS": "0", "PENSTOCK_SPARK_MASTER": "local[2]"}
+def begun(shop: Path, *words: str, module: str = ON_SPARK, **settings: str) -> "subprocess.Popen[str]":
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(ROOT),
+        "PENSTOCK_RECONCILE_OLDER_THAN_SECONDS": "0",
+        "PENSTOCK_SPARK_MASTER": "local[2]",
+    }
     environment |= {name: str(value) for name, value in settings.items()}
     return subprocess.Popen(
-        [sys.executable, "-m", "penstock", *words],
+        [sys.executable, "-m", module, *words],
         cwd=shop,
         env=environment,
         stdout=subprocess.PIPE,
@@ -104,7 +110,7 @@ def test_people_are_told_how_many_messages_waited(capsys: pytest.CaptureFixture[
 
 def test_a_worker_reconciles_by_itself_and_stops_in_time(shop: Path) -> None:
     (shop / ".penstock").mkdir()
-    worker = begun(shop, "worker", "shop:app", "--reconcile-every", "1 min")
+    worker = begun(shop, "worker", "shop:app", "--reconcile-every", "1 min", module=IN_PROCESS)
     try:
         with closing(Ledger.open(shop / ".penstock" / "ledger.db")) as ledger:
             wait_until(lambda: worker.poll() is not None or ledger.counts("clicks")[ObjectState.PROCESSED] == 3)

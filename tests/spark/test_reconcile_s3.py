@@ -19,9 +19,9 @@ from pyspark.sql import SparkSession
 from tests.services.aws_server import AwsServer
 
 from penstock import App, DeltaSink, ObjectSource
+from penstock.app.context import Tools
 from penstock.app.reconcile import ReconcileReport, ReconcileRequest, reconcile
 from penstock.app.reconcile_target import target_in
-from penstock.app.tools import Tools
 from penstock.config import Settings
 from penstock.errors import ConfigurationError, UsageError
 from penstock.events import Bus
@@ -30,8 +30,7 @@ from penstock.messaging.clock import SystemClock
 from penstock.messaging.steps import no_probe
 from penstock.objects.notification import parse
 from penstock.objects.reference import ObjectRef
-from penstock.objects.s3_listing import S3Listing
-from penstock.objects.s3_spans import s3_spans
+from penstock.objects.s3_listing import S3Listing, s3_spans
 from penstock.storage.address import s3_address
 from penstock.worker.shutdown import StopSignal
 
@@ -272,7 +271,7 @@ def test_a_listing_finds_what_was_lost_and_no_more(
     scene: Scene, spark: SparkSession, versions: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "penstock.pipeline.reconcile.listing.s3_spans",
+        "penstock.pipeline.reconcile.existing.s3_spans",
         lambda address, aws, *, parts: s3_spans(address, aws, parts=5, whole_keys_max=1),
     )
     if versions:

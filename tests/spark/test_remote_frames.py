@@ -15,18 +15,17 @@ from tests.services.aws_server import AwsServer
 from tests.spark.elsewhere import Elsewhere
 
 from penstock.errors import TableError
-from penstock.pipeline.arrow_types import arrow_schema
-from penstock.pipeline.frames import UNION_MAX, frame_of
-from penstock.pipeline.session import session_beside
-from penstock.pipeline.writing import write
-from penstock.sinks.delta import DeltaTableSink
+from penstock.pipeline.spark.arrow_writer import arrow_schema
+from penstock.pipeline.spark.frames import UNION_MAX, frame_of
+from penstock.pipeline.spark.run import write
+from penstock.pipeline.spark.session import session_beside
+from penstock.sinks.delta.sink import DeltaTableSink
 from penstock.sinks.manifest import DataFile
 from penstock.sinks.parquet import list_files
-from penstock.sinks.reading import TableFile
-from penstock.sinks.sink import Append
+from penstock.sinks.sink import Append, TableFile
 from penstock.storage.address import s3_address
 from penstock.storage.files import Files
-from penstock.storage.local_files import LocalFiles
+from penstock.storage.local import LocalFiles
 from penstock.storage.s3_files import S3Files
 
 READERS = {"by Spark": LocalFiles, "by Arrow": Elsewhere}

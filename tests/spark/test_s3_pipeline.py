@@ -12,13 +12,13 @@ from tests.services.aws_server import AwsServer
 from tests.services.s3_scene import WAYS, Announced, Way
 
 from penstock import App, DeltaSink, ObjectSource, Pipeline
-from penstock.app.ingest import IngestReport, ingest
-from penstock.app.ingest_pipeline import IngestRequest
 from penstock.app.serving import serve
 from penstock.config import Settings
 from penstock.events import BatchCommitted, Event
 from penstock.ledger import Ledger
 from penstock.ledger.records import ObjectState
+from penstock.operations.ingest.ingest import IngestReport, ingest
+from penstock.operations.ingest.pipeline import IngestRequest
 from penstock.worker.shutdown import StopSignal
 
 pytestmark = pytest.mark.timeout(400)

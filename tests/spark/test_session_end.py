@@ -13,8 +13,8 @@ pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 SLOW_STOP = """
 import os, sys, threading
 from pathlib import Path
-from penstock.pipeline.java import find_java
-from penstock.pipeline.session import SessionSettings, end_session, start_session
+from penstock.pipeline.spark.java import find_java
+from penstock.pipeline.spark.session import SessionSettings, end_session, start_session
 
 folder = Path(sys.argv[1])
 spark = start_session(SessionSettings(

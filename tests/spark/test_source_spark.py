@@ -14,14 +14,14 @@ from pyspark.sql import functions as F  # noqa: N812 # as everybody calls it
 from pyspark.sql.types import StructType
 
 from penstock.errors import TemporaryError
-from penstock.objects.local import LocalStore
-from penstock.pipeline.arrow_types import arrow_schema
-from penstock.pipeline.faults import SPARK_ERRORS, explain
-from penstock.pipeline.source import api
-from penstock.pipeline.source.ddl import parse_ddl
-from penstock.pipeline.source.plan import Piece, ReadOptions, ReadPlan
+from penstock.objects.local_store import LocalStore
+from penstock.pipeline.spark.arrow_writer import arrow_schema
+from penstock.pipeline.spark.faults import SPARK_ERRORS, explain
+from penstock.pipeline.spark.source import datasource
+from penstock.pipeline.spark.source.ddl import parse_ddl
+from penstock.pipeline.spark.source.plan import Piece, ReadOptions, ReadPlan
 from penstock.storage.aws import Aws
-from penstock.storage.local_files import LocalFiles
+from penstock.storage.local import LocalFiles
 
 DDL = "id bigint, v double, ts timestamp, d date, s string, n decimal(8,2), l array<date>, o struct<k: int, w: string>"
 
@@ -35,7 +35,7 @@ def line(number: int) -> bytes:
 
 def plan_of(tmp_path: Path, source: Path, *, ddl: str = DDL, cores: int = 2, **options: object) -> ReadPlan:
     store = LocalStore(source)
-    plan = api.make_plan(
+    plan = datasource.make_plan(
         [store.describe(path) for path in sorted(source.iterdir(), key=os.fsencode)],
         attempt_id="A",
         run=1,
@@ -63,7 +63,7 @@ def test_rows_arrive_typed_and_know_where_they_came_from(spark: SparkSession, tm
     with (source / os.fsdecode(b"caf\xe9 %2F.jsonl.GZ")).open("wb") as file:
         file.write(gzip.compress(line(100)) + gzip.compress(b"x\n" + line(101)))
     plan = plan_of(tmp_path, source)
-    rows = api.read(spark, plan)
+    rows = datasource.read(spark, plan)
     assert rows.schema.fields[:-2] == struct(DDL).fields
     found = rows.orderBy("id").collect()
     assert [row.id for row in found] == [*range(40), 100, 101]
@@ -86,7 +86,7 @@ def test_rows_arrive_typed_and_know_where_they_came_from(spark: SparkSession, tm
     assert texts is not None
     assert (texts.ts, texts.d) == ("2024-05-06 06:08:09", "2024-05-06")
     assert texts._object.endswith("caf\\xe9 %2F.jsonl.GZ")
-    summary = api.summarise(plan)
+    summary = datasource.summarise(plan)
     assert (summary.rows, summary.lines_quarantined, summary.missing) == (42, 2, ())
 
 
@@ -102,7 +102,7 @@ def test_spark_reads_our_schema_text_as_we_do(spark: SparkSession) -> None:
         "a tinyint, b SMALLINT COMMENT 'text', c: int, `odd ``name` bigint, e float, f real, g dec(5), h numeric(7,3), "
         "i array<array<string>>, j struct<x: timestamp_ntz, y array<date>>, k boolean, l timestamp_ltz, m long"
     )
-    theirs, ours = struct(ddl), struct(api.canonical_ddl(ddl))
+    theirs, ours = struct(ddl), struct(datasource.canonical_ddl(ddl))
     assert [(field.name, field.dataType) for field in ours] == [(field.name, field.dataType) for field in theirs]
     assert arrow_schema(theirs) == parse_ddl(ddl), "what the reader decodes to is what Spark understands"
 
@@ -126,11 +126,11 @@ def test_reports_are_right_whatever_the_transform_does(
     plan = plan_of(tmp_path, source, cores=2)
     plan = with_partitions(plan, 4)
     plan.save()
-    TRANSFORMS[name](api.read(spark, plan)).write.format("noop").mode("append").save()
-    missing = api.summarise(plan).missing
+    TRANSFORMS[name](datasource.read(spark, plan)).write.format("noop").mode("append").save()
+    missing = datasource.summarise(plan).missing
     assert (len(missing) == 4) == (name == "filters all out")
-    api.drain(spark, plan, missing)
-    summary = api.summarise(plan)
+    datasource.drain(spark, plan, missing)
+    summary = datasource.summarise(plan)
     assert (summary.missing, dict(summary.failures), dict(summary.exclude)) == ((), {}, {})
     assert (summary.rows, summary.lines_quarantined, len(summary.readings)) == (40, 1, 20)
     [file] = summary.quarantine
@@ -163,7 +163,7 @@ def test_a_place_that_cannot_be_used_is_no_fault_of_an_object_or_a_transform(
         folder.rename(tmp_path / "moved")
     folder.touch()
     with pytest.raises(SPARK_ERRORS) as raised:
-        api.read(spark, plan).count()
+        datasource.read(spark, plan).count()
     explained = explain(raised.value)
     assert isinstance(explained, TemporaryError)
     assert f"{folder}" in str(explained)
@@ -175,8 +175,8 @@ def test_a_bad_object_leaves_its_siblings_alone(spark: SparkSession, tmp_path: P
     plan = plan_of(tmp_path, source)
     (source / "99.jsonl").unlink()
     (source / "05.jsonl").write_bytes(b"{}\n")
-    assert api.read(spark, plan).count() == 38
-    summary = api.summarise(plan)
+    assert datasource.read(spark, plan).count() == 38
+    summary = datasource.summarise(plan)
     assert {index: failure.kind.value for index, failure in summary.failures.items()} == {
         5: "superseded",
         20: "unreadable",
@@ -192,10 +192,10 @@ def test_a_split_object_is_read_once_in_all(spark: SparkSession, tmp_path: Path)
     (source / "big.jsonl").write_bytes(b"".join(line(number) for number in range(150_000)))
     plan = plan_of(tmp_path, source)
     assert len(plan.partitions) > 2
-    rows = api.read(spark, plan)
+    rows = datasource.read(spark, plan)
     told = rows.agg(F.count("*"), F.sum("id"), F.countDistinct("_offset")).first()
     assert tuple(told or ()) == (150_000, 150_000 * 149_999 // 2, 150_000)
-    assert api.summarise(plan).readings[0].rows == 150_000
+    assert datasource.summarise(plan).readings[0].rows == 150_000
 
 
 def test_row_53_a_line_of_50_mb_is_a_row(spark: SparkSession, tmp_path: Path) -> None:
@@ -203,13 +203,13 @@ def test_row_53_a_line_of_50_mb_is_a_row(spark: SparkSession, tmp_path: Path) ->
     source.mkdir()
     (source / "long.jsonl").write_bytes(line(1) + b'{"s":"' + b"x" * 50_000_000 + b'"}\n' + line(2))
     plan = plan_of(tmp_path, source)
-    rows = api.read(spark, plan).select(F.length("s").alias("n"), "_offset").orderBy("_offset")
+    rows = datasource.read(spark, plan).select(F.length("s").alias("n"), "_offset").orderBy("_offset")
     assert [(row.n, row._offset) for row in rows.collect()] == [
         (1, 0),
         (50_000_000, len(line(1))),
         (1, len(line(1)) + 50_000_009),
     ]
-    assert api.summarise(plan).rows == 3
+    assert datasource.summarise(plan).rows == 3
 
 
 def test_five_thousand_small_objects(spark: SparkSession, tmp_path: Path) -> None:
@@ -218,16 +218,16 @@ def test_five_thousand_small_objects(spark: SparkSession, tmp_path: Path) -> Non
     for number in range(5_000):
         (source / f"{number:04}.jsonl").write_bytes(line(number) + (b"" if number % 2 else b"no\n") + line(number)[:-1])
     plan = plan_of(tmp_path, source, ddl="id bigint")
-    rows = api.read(spark, plan)
+    rows = datasource.read(spark, plan)
     told = rows.agg(F.count("*"), F.countDistinct("_object"), F.sum("id")).first()
     assert tuple(told or ()) == (10_000, 5_000, 5_000 * 4_999)
-    summary = api.summarise(plan)
+    summary = datasource.summarise(plan)
     assert (len(summary.readings), summary.rows, summary.lines_quarantined) == (5_000, 10_000, 2_500)
 
 
 def test_without_provenance_rows_are_as_declared(spark: SparkSession, tmp_path: Path, source: Path) -> None:
     plan = plan_of(tmp_path, source, ddl="id int", provenance=False)
-    rows = api.read(spark, plan)
+    rows = datasource.read(spark, plan)
     assert rows.columns == ["id"]
     assert rows.count() == 40
 
@@ -236,8 +236,8 @@ def test_a_plan_of_nothing_gives_nothing(spark: SparkSession, tmp_path: Path) ->
     source = tmp_path / "in"
     source.mkdir()
     plan = plan_of(tmp_path, source)
-    assert api.read(spark, plan).count() == 0
-    assert api.summarise(plan).missing == ()
+    assert datasource.read(spark, plan).count() == 0
+    assert datasource.summarise(plan).missing == ()
 
 
 CSV_DDL = "id bigint, v double, ts timestamp, d date, s string, n decimal(8,2)"
@@ -269,7 +269,7 @@ def test_every_format_in_every_compression(spark: SparkSession, tmp_path: Path, 
         data = head + write(2 * part) + b"\xff\n" + write(2 * part + 1)
         (source / f"{part}.{form}{suffix}").write_bytes(SQUEEZES[suffix](data))
     plan = plan_of(tmp_path, source, ddl={"jsonl": DDL, "csv": CSV_DDL, "text": ""}[form], format=form)
-    rows = api.read(spark, plan).orderBy("_object", "_offset").collect()
+    rows = datasource.read(spark, plan).orderBy("_object", "_offset").collect()
     second = len(head + write(0)) + 2
     assert [row._offset for row in rows[:2]] == [len(head), second]
     if form == "text":
@@ -279,7 +279,7 @@ def test_every_format_in_every_compression(spark: SparkSession, tmp_path: Path, 
         assert (rows[1].v, str(rows[1].n), str(rows[1].d)) == (0.5, "1.50", "2024-05-06")
     if form == "csv":
         assert (rows[1].s, rows[1].ts.microsecond) == ('é, "1"', 123456)
-    summary = api.summarise(plan)
+    summary = datasource.summarise(plan)
     assert (summary.rows, summary.lines_quarantined, dict(summary.failures)) == (6, 3, {})
 
 
@@ -291,10 +291,10 @@ def test_a_big_csv_is_read_in_pieces_that_all_know_its_header(spark: SparkSessio
     plan = plan_of(tmp_path, source, ddl="id bigint, gone string", format="csv")
     plan = with_pieces(plan, 5)
     plan.save()
-    rows = api.read(spark, plan)
+    rows = datasource.read(spark, plan)
     told = rows.agg(F.count("*"), F.sum("id"), F.countDistinct("_offset"), F.count("gone"), F.min("_offset")).first()
     assert tuple(told or ()) == (count, count * (count - 1) // 2, count, 0, 5)
-    assert api.summarise(plan).readings[0].rows == count
+    assert datasource.summarise(plan).readings[0].rows == count
 
 
 def with_pieces(plan: ReadPlan, count: int) -> ReadPlan:
@@ -314,13 +314,13 @@ def test_a_csv_object_that_was_cut_within_a_record_is_read_again_cut_at_records(
     folder.mkdir()
     record = b'1,"first\n' + b"99,false\n" * 100_000 + b'last"\n'
     (folder / "a.csv").write_bytes((record + b"2,fine\n") * 13)
-    ddl, csv = "id bigint, s string", api.CsvOptions(header=False)
+    ddl, csv = "id bigint, s string", datasource.CsvOptions(header=False)
     plan = plan_of(tmp_path, folder, ddl=ddl, format="csv", csv=csv)
     assert plan.cuts_are_guesses
-    api.read(spark, plan).write.format("noop").mode("append").save()
-    recut = api.summarise(plan).recut
+    datasource.read(spark, plan).write.format("noop").mode("append").save()
+    recut = datasource.summarise(plan).recut
     assert list(recut) == [0]
-    again = api.make_plan(
+    again = datasource.make_plan(
         plan.objects,
         attempt_id="A",
         run=2,
@@ -333,8 +333,8 @@ def test_a_csv_object_that_was_cut_within_a_record_is_read_again_cut_at_records(
         cuts=recut,
     )
     again.save()
-    rows = api.read(spark, again).select("id", "_offset").collect()
+    rows = datasource.read(spark, again).select("id", "_offset").collect()
     assert {row.id for row in rows} == {2}
     assert sorted(row._offset for row in rows) == [(len(record) + 7) * n + len(record) for n in range(13)]
-    summary = api.summarise(again)
+    summary = datasource.summarise(again)
     assert (summary.rows, summary.lines_quarantined, dict(summary.recut)) == (13, 13, {})

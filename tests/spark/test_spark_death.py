@@ -15,10 +15,10 @@ from deltalake import DeltaTable
 from tests.cli import process
 from tests.cli.process import Process
 
-from penstock.brokers.sqlite import SqliteBroker
+from penstock.brokers.sqlite.broker import SqliteBroker
 from penstock.messaging.message import Outgoing
-from penstock.objects.announcement import announce
-from penstock.objects.local import LocalStore
+from penstock.objects.local_store import LocalStore
+from penstock.objects.notification import announce
 
 pytestmark = pytest.mark.timeout(600)
 

@@ -8,9 +8,9 @@ import pytest
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
-from penstock.app.ingest import IngestReport, ingest
-from penstock.app.ingest_pipeline import IngestRequest
 from penstock.events import BatchCommitted, Event, SourceScanned, WatchBegan, WatchDisturbed
+from penstock.operations.ingest.ingest import IngestReport, ingest
+from penstock.operations.ingest.pipeline import IngestRequest
 from penstock.worker.shutdown import StopSignal
 
 pytestmark = pytest.mark.timeout(400)

@@ -11,13 +11,13 @@ from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 from tests.services.aws_server import AwsServer
 
-from penstock.app.ingest import ingest
-from penstock.app.ingest_pipeline import IngestRequest
 from penstock.config import Settings
 from penstock.events import BatchCommitted, Event, MessagesReceived, StoreAway, StoreBack
 from penstock.handlers import outage
-from penstock.objects.announcement import announce
-from penstock.objects.local import LocalStore
+from penstock.objects.local_store import LocalStore
+from penstock.objects.notification import announce
+from penstock.operations.ingest.ingest import ingest
+from penstock.operations.ingest.pipeline import IngestRequest
 from penstock.worker.shutdown import StopSignal
 
 pytestmark = pytest.mark.timeout(400)

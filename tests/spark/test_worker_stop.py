@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from tests.chaos import transforms
 
-from penstock.brokers.sqlite import SqliteBroker
+from penstock.brokers.sqlite.broker import SqliteBroker
 
 pytestmark = pytest.mark.timeout(400)
 

@@ -8,9 +8,9 @@ from penstock import events
 from penstock.app.registry import HEARD, RecordKeeper
 from penstock.events import Bus, ChoosyListener, Event, LeaseLost, ProcessKilled, SettleFailed, WorkerDraining
 from penstock.messaging.clock import SystemClock
-from penstock.monitoring.errors import ErrorReporter
-from penstock.monitoring.logs import configure_logs
-from penstock.monitoring.plans import LogSettings
+from penstock.monitoring.errors.hook import ErrorReporter
+from penstock.monitoring.logs.listener import configure_logs
+from penstock.monitoring.logs.plans import LogSettings
 from penstock.worker.shutdown import StopSignal
 
 LOST = LeaseLost(queue="q", message_id="m", attempt=1)

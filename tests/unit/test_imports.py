@@ -42,7 +42,7 @@ def test_plain_sessions_need_no_greenlet() -> None:
     """SQLAlchemy's async part does, and is not everybody's."""
     code = (
         "import sys; sys.modules['greenlet'] = None\n"
-        "import penstock.app.transactions_faces, penstock.transactions.relay, penstock.transactions.sessions\n"
+        "import penstock.app.outbox, penstock.transactions.relay, penstock.transactions.sessions\n"
         "assert 'sqlalchemy.ext.asyncio' not in sys.modules"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

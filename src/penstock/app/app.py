@@ -8,10 +8,9 @@ from functools import partial
 from typing import Any, Self
 from weakref import WeakSet
 
+from penstock.app.context import Incidents
 from penstock.app.handlers import Handlers
-from penstock.app.identity import worker_id
-from penstock.app.incidents import Incidents
-from penstock.app.naming import checked_name, module_that_calls
+from penstock.app.naming import checked_name, module_that_calls, worker_id
 from penstock.app.pipelines.service import PipelineService
 from penstock.app.service import Service
 from penstock.app.transactions import Transactional
@@ -19,8 +18,8 @@ from penstock.config import Settings, load_settings, shown
 from penstock.errors import UsageError
 from penstock.events import Listener
 from penstock.handlers.durations import Duration, seconds_of
-from penstock.messaging.aside import AsideThreads
 from penstock.messaging.broker import Broker
+from penstock.messaging.declarations import checks_options
 from penstock.messaging.forks import leave_to_parent, renew_in_copies
 from penstock.messaging.message import (
     DEDUPLICATION_ATTRIBUTE,
@@ -30,11 +29,10 @@ from penstock.messaging.message import (
     Attributes,
     Outgoing,
 )
-from penstock.messaging.options import checks_options
-from penstock.messaging.queue import Queue
-from penstock.messaging.schema import Codec
+from penstock.messaging.schema import Codec, Queue
+from penstock.messaging.threads import AsideThreads
 from penstock.messaging.tracing import Tracing
-from penstock.monitoring.errors import ErrorHook
+from penstock.monitoring.errors.hook import ErrorHook
 
 SEND_CHUNK = 1_000  # messages handed to the broker in one call
 
@@ -259,7 +257,7 @@ class App(Handlers, Transactional):
     def announce(self, queue: Queue[Any] | str, folder: str) -> int:
         """Send a notification for everything below a folder or s3://BUCKET/PREFIX; answers how many. For object
         handlers and pipelines, which take each version once however often it is announced. What is hidden is left."""
-        from penstock.app.announcing import announce_all
+        from penstock.app.pending import announce_all
         from penstock.app.sources import source_at
 
         count = 0

@@ -1,24 +1,177 @@
-"""From the addresses in the settings to a broker and a ledger."""
+"""From the addresses in the settings to a broker and a ledger.
 
+The address of a Redis server or cluster, checked before anything is connected: each slip is one sentence.
+
+redis-py reads what it knows out of an address, passes over some of the rest and fails at the first connection for the
+other. So all that Penstock understands in one is listed here. A password is never said again.
+
+The address of SQS: `sqs://`, or `sqs://REGION`. Everything else stands in AWS's own settings or in ours.
+
+Our queues in SQS, among those of others: whether they are there.
+
+Nobody but its owner makes a queue there.
+"""
+
+import difflib
 import math
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Sequence, Set
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import SplitResult, parse_qsl, urlencode, urlsplit
 
-from penstock.app.redis_address import is_redis, parsed
-from penstock.app.sqs_address import aws_of, is_sqs
 from penstock.app.tracing import tracing_of
 from penstock.config import Settings, shown
-from penstock.errors import ConfigurationError
+from penstock.errors import ConfigurationError, TemporaryError
 from penstock.events import Listener, tell_nobody
 from penstock.messaging.broker import Broker
+from penstock.messaging.clock import Clock
 from penstock.messaging.steps import Probe, no_probe
-from penstock.storage.aws import require_aws
+from penstock.storage.aws import Aws, require_aws
 from penstock.worker.settings import budget
 
 if TYPE_CHECKING:
     from penstock.ledger import Ledger
+
+
+SCHEMES = ("redis", "rediss", "unix", "redis+cluster", "rediss+cluster")
+PREFIX_DEFAULT = "penstock"
+
+_PREFIX = "prefix"  # the one parameter that is Penstock's own: what the names of all keys begin with
+_PREFIX_FORM = re.compile(r"[A-Za-z0-9_.:-]{1,100}")  # no braces: a cluster distributes keys by what is between them
+_ALWAYS = frozenset({_PREFIX, "client_name", "password", "username"})
+_TLS = frozenset(
+    {
+        "ssl_ca_certs",
+        "ssl_ca_path",
+        "ssl_cert_reqs",
+        "ssl_certfile",
+        "ssl_check_hostname",
+        "ssl_keyfile",
+        "ssl_password",
+    }
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RedisAddress:
+    """``url`` without what is Penstock's own in it; ``prefix`` is what the names of all keys begin with."""
+
+    url: str
+    prefix: str
+
+
+def is_redis(address: str) -> bool:
+    """Whether this means a Redis server or cluster, be it in order or not."""
+    scheme, found, _ = address.partition("://")
+    return bool(found) and scheme in SCHEMES
+
+
+def parsed(address: str) -> RedisAddress:
+    """Raises `ConfigurationError` for the first slip."""
+    try:
+        parts = urlsplit(address)
+    except ValueError as error:  # brackets that are no IPv6 address
+        raise _unreadable(address) from error
+    if parts.scheme == "unix":
+        _check_socket(address, parts)
+    else:
+        _check_host(address, parts)
+        _check_number(address, parts)
+    try:
+        given = parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query))
+    except ValueError as error:  # a parameter without a value
+        raise _unreadable(address) from error
+    _check_parameters(address, parts.scheme, given)
+    rest = urlencode([(name, value) for name, value in given if name != _PREFIX])
+    url = address.partition("?")[0] + (f"?{rest}" if rest else "")
+    return RedisAddress(url=url, prefix=dict(given).get(_PREFIX, PREFIX_DEFAULT))
+
+
+def _check_socket(address: str, parts: SplitResult) -> None:
+    if parts.hostname or not parts.path.strip("/"):
+        raise _slip(address, "names no socket", "write unix:///FOLDER/redis.sock, with three slashes")
+
+
+def _check_host(address: str, parts: SplitResult) -> None:
+    if parts.fragment or "@" in parts.path + parts.query:
+        raise _slip(address, "cannot be read", "write %2F, %3F, %23 and %40 for / ? # and @ in a password")
+    if not parts.hostname:
+        raise _slip(address, "names no host", f"write {parts.scheme}://HOST:PORT")
+    try:
+        fits = parts.port != 0
+    except ValueError:
+        fits = False
+    if not fits:
+        raise _slip(address, "names a port that is none", "write one from 1 to 65535, or leave it out for 6379")
+
+
+def _check_number(address: str, parts: SplitResult) -> None:
+    number = parts.path.removeprefix("/")
+    if number and not _is_number(number):
+        raise _slip(address, f"names a database {number!r}", "Redis numbers its databases: write /0, or nothing")
+    if parts.scheme.endswith("+cluster") and number.strip("0"):
+        raise _slip(address, f"names database {number}, and a cluster has but 0", "keep apart by ?prefix=NAME")
+
+
+def _check_parameters(address: str, scheme: str, given: list[tuple[str, str]]) -> None:
+    known = _ALWAYS | (_TLS if scheme.startswith("rediss") else set()) | (set() if "+" in scheme else {"db"})
+    for name, value in given:
+        if name not in known:
+            raise _slip(address, f"has a parameter {name} that is not known", _meant(name, known))
+        if name == "db" and not _is_number(value):
+            raise _slip(address, f"names a database {value!r}", "Redis numbers its databases: write db=0, or nothing")
+        if name == _PREFIX and not _PREFIX_FORM.fullmatch(value):
+            raise _slip(
+                address, "has a prefix that cannot be one", "write up to 100 letters, digits and any of - _ . :"
+            )
+
+
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdigit()
+
+
+def _meant(name: str, known: Set[str]) -> str:
+    if name in _TLS:
+        return "it belongs to TLS, which rediss:// asks for"
+    close = difflib.get_close_matches(name, known, n=1)
+    return f"did you mean {close[0]}?" if close else f"those there are: {', '.join(sorted(known))}"
+
+
+def _unreadable(address: str) -> ConfigurationError:
+    return _slip(address, "cannot be read", "write redis://HOST:PORT/NUMBER")
+
+
+def _slip(address: str, what: str, instead: str) -> ConfigurationError:
+    end = "" if instead.endswith("?") else "."
+    return ConfigurationError(f"The broker {shown('broker', address)} {what}; {instead}{end}")
+
+
+SQS = "sqs://"
+
+_REGION = re.compile(r"[a-z]{2,}(-[a-z]+)+-\d+")
+
+
+def is_sqs(address: str) -> bool:
+    """Whether this means SQS, be it in order or not."""
+    return address.startswith(SQS)
+
+
+def aws_of(address: str, aws: Aws) -> Aws:
+    """What the settings say of AWS, in the address's region if it names one. Raises `ConfigurationError`."""
+    region = address.removeprefix(SQS).rstrip("/")
+    if not region:
+        return aws
+    if not _REGION.fullmatch(region):
+        raise ConfigurationError(
+            f"The broker's address {shown('broker', address)!r} cannot be read: write sqs:// or sqs://REGION, as in "
+            "sqs://eu-west-1; queues are named elsewhere, and another server by aws_endpoint_url."
+        )
+    return replace(aws, region=region)
+
 
 SQLITE = "sqlite:///"
 MEMORY = "memory://"
@@ -96,11 +249,11 @@ def require_redis() -> None:
 
 def _broker(settings: Settings, *, holder: str, tell: Listener) -> Broker:
     if settings.broker.startswith(SQLITE):
-        from penstock.brokers.sqlite import SqliteBroker
+        from penstock.brokers.sqlite.broker import SqliteBroker
 
         return SqliteBroker(_made(settings.broker.removeprefix(SQLITE), "broker"), holder=holder)
     if settings.broker == MEMORY:
-        from penstock.brokers.memory import MemoryBroker
+        from penstock.brokers.memory.broker import MemoryBroker
 
         return MemoryBroker()
     if is_redis(settings.broker):
@@ -117,7 +270,7 @@ def _broker(settings: Settings, *, holder: str, tell: Listener) -> Broker:
 def _redis_broker(address: str, *, holder: str, tell: Listener) -> Broker:
     found = parsed(address)
     require_redis()
-    from penstock.brokers.redis_streams import RedisStreamsBroker
+    from penstock.brokers.redis import RedisStreamsBroker
 
     return RedisStreamsBroker(found.url, holder=holder, prefix=found.prefix, tell=tell)
 
@@ -145,3 +298,18 @@ def _made(file: str, what: str) -> Path:
     except OSError as error:
         raise ConfigurationError(f"The {what}'s folder {path.parent} cannot be made: {error.strerror}.") from error
     return path
+
+
+def check_queues(queues: Iterable[str], settings: Settings, *, clock: Clock, waits: bool = False) -> None:
+    """Raise `ConfigurationError` for the first one that is not there: before anything is received from the others.
+
+    Nothing is asked where the broker is another. SQS that is away is no fault to one who ``waits`` for it.
+    """
+    if not is_sqs(settings.broker):
+        return
+    from penstock.brokers.sqs.facts import looking
+
+    borne: Sequence[type[Exception]] = (TemporaryError,) if waits else ()
+    with suppress(*borne), looking(aws_of(settings.broker, settings.aws), clock=clock) as look:
+        for queue in queues:
+            look.check_is_there(queue)

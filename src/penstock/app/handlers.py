@@ -4,8 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from penstock.app.cleanup.declaration import Cleanup, Keep, check_fits
-from penstock.app.cleanup.overlaps import check_apart
+from penstock.app.cleanup import Cleanup, Keep, check_apart, check_fits
 from penstock.app.object_service import ObjectService, check_source
 from penstock.app.pipelines.declaration import DeltaSink, ObjectSource, Transform, declared
 from penstock.app.pipelines.pipeline import Pipeline
@@ -17,9 +16,8 @@ from penstock.handlers.durations import Duration, Size, bytes_of, seconds_of
 from penstock.handlers.schedule import schedule_of
 from penstock.handlers.ticker import check_tick
 from penstock.ledger.rules import HANDLER_CHARS_MAX
-from penstock.messaging.function import OnStop
-from penstock.messaging.options import checks_options
-from penstock.messaging.queue import Queue
+from penstock.messaging.declarations import OnStop, checks_options
+from penstock.messaging.schema import Queue
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 BATCH_WAIT_SECONDS = 1.0

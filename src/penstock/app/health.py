@@ -10,8 +10,7 @@ from contextlib import contextmanager
 
 from penstock.monitoring.health import Answer, Health
 from penstock.monitoring.metrics.meters import Meters
-from penstock.worker.lag import Lag
-from penstock.worker.pulse import Phase, Pulse
+from penstock.worker.liveness import Lag, Phase, Pulse
 from penstock.worker.shutdown import StopSignal
 
 IN_FLIGHT, SLOTS = "worker_in_flight_messages", "worker_slots"

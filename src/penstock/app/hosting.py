@@ -3,11 +3,11 @@
 import random
 from functools import partial
 
-from penstock.app.home import Home
+from penstock.app.context import Home
 from penstock.app.kill import killing_probe
 from penstock.app.service import Host
+from penstock.app.sources import StoreOutages
 from penstock.app.spark import Spark
-from penstock.app.store_outages import StoreOutages
 from penstock.events import Bus
 from penstock.handlers.outage import Outage
 from penstock.messaging.clock import Clock

@@ -13,18 +13,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from penstock.app.backends import SQLITE
-from penstock.app.identity import own_version
+from penstock.app.naming import own_version
 from penstock.app.processes import PROCESSES_FOLDER, RECORD_SUFFIX, ProcessRegistry
 from penstock.app.registry import RecordKeeper
 from penstock.app.rounds import Rounds
-from penstock.brokers.memory import MemoryBroker
+from penstock.brokers.memory.broker import MemoryBroker
 from penstock.config import Settings
 from penstock.errors import ConfigurationError
 from penstock.events import Listener
+from penstock.messaging.backoff import Random
 from penstock.messaging.broker import Broker
 from penstock.messaging.clock import Clock
 from penstock.messaging.tracing import unwrapped
-from penstock.messaging.waits import Random
 from penstock.worker.shutdown import StopSignal
 
 if TYPE_CHECKING:

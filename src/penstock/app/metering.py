@@ -6,11 +6,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from penstock.app.identity import own_version
+from penstock.app.naming import own_version
 from penstock.config import Settings
 from penstock.events import Listener
 from penstock.messaging.clock import Clock, SystemClock
-from penstock.monitoring.address import address_of
+from penstock.monitoring.endpoint import address_of
 from penstock.monitoring.health import Health
 from penstock.monitoring.metrics.exporter import Exporter, Outlet
 from penstock.monitoring.metrics.listener import MetricsListener
@@ -133,8 +133,8 @@ def _outlets(settings: Settings, *, worker: str, meters: Meters, clock: Clock) -
     outlets: list[Outlet] = []
     wanted = set(settings.metrics_export)
     if "emf" in wanted:
-        from penstock.monitoring.lines import LineWriter
-        from penstock.monitoring.metrics.emf import EmfOutlet
+        from penstock.monitoring.logs.lines import LineWriter
+        from penstock.monitoring.metrics.cloudwatch import EmfOutlet
 
         outlets.append(
             EmfOutlet(

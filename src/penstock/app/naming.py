@@ -3,8 +3,12 @@
 Every process of one app has to find the same name: workers on all hosts, children, and the same app after a restart. A
 name that somebody gives is that; else it is the module that makes the app, which is the same however the module is
 started.
+
+Who this process is, for brokers, ledgers and logs.
 """
 
+import os
+import socket
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,13 +16,16 @@ from pathlib import PurePath
 from types import FrameType
 from typing import TYPE_CHECKING
 
+from ulid import ULID
+
 from penstock.app.service import Service, needs_objects
 from penstock.errors import UsageError
 
 if TYPE_CHECKING:
-    from penstock.app.home import Home
+    from penstock.app.context import Home
     from penstock.ledger import Ledger
-    from penstock.ledger.owner_records import OwnedName, WorkOwner
+    from penstock.ledger.records import OwnedName, WorkOwner
+
 
 NAME_CHARS_MAX = 200
 
@@ -49,7 +56,7 @@ def register(home: "Home", services: Sequence[Service]) -> "Mapping[str, WorkOwn
 
     Raises `ConfigurationError` for a name that belongs to another app.
     """
-    from penstock.ledger.owner_records import OwnedName
+    from penstock.ledger.records import OwnedName
 
     uses = [
         OwnedName(kind="objects" if needs_objects(one) else "keys", name=one.name, queue=one.queue_name)
@@ -60,7 +67,7 @@ def register(home: "Home", services: Sequence[Service]) -> "Mapping[str, WorkOwn
 
 def register_pipeline(home: "Home", name: str, *, queue: str) -> None:
     """As `register`, for a pipeline that is run alone."""
-    from penstock.ledger.owner_records import OwnedName
+    from penstock.ledger.records import OwnedName
 
     _registered(home, [OwnedName(kind="objects", name=name, queue=queue)])
 
@@ -75,7 +82,7 @@ class ObjectNames:
 
     def check(self, ledger: "Ledger") -> None:
         """Raise `ConfigurationError` if the ledger holds objects of another app under one of these names."""
-        from penstock.ledger.owner_records import OwnedName
+        from penstock.ledger.records import OwnedName
 
         uses = [OwnedName(kind="objects", name=name, queue=queue) for name, queue in self.queues.items()]
         ledger.owners.check(self.app, is_named=self.is_named, uses=uses)
@@ -102,3 +109,18 @@ def _main_name(found: Mapping[str, object]) -> str:
         return name.removesuffix(".__main__")
     file = found.get("__file__")
     return PurePath(file).stem if isinstance(file, str) else "app"
+
+
+def worker_id() -> str:
+    """A name no other process ever has: host, process id, and when."""
+    return f"{socket.gethostname()}-{os.getpid()}-{ULID()}"
+
+
+def own_version() -> str:
+    """Of Penstock."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("penstock")
+    except PackageNotFoundError:
+        return "source"

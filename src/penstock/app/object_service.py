@@ -4,8 +4,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from penstock.app.cleanup.declaration import Cleanup, Keep
-from penstock.app.cleanup.overlaps import Reader
+from penstock.app.cleanup import Cleanup, Keep, Reader
 from penstock.app.service import Host, Opened, busy_seconds_max
 from penstock.app.sources import Source, source_at
 from penstock.errors import UsageError
@@ -17,7 +16,7 @@ from penstock.worker.line import Gates, Line
 
 if TYPE_CHECKING:
     from penstock.ledger import Ledger
-    from penstock.pipeline.cleanup import SourceCleanup
+    from penstock.pipeline.maintenance.cleanup import SourceCleanup
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,8 +42,8 @@ class ObjectService:
         return Reader(name=self.name, source=self.source, cleanup=self.source_cleanup)
 
     def open(self, host: Host, *, weight: int) -> Opened:
-        from penstock.app.cleanup.cleaning import Caretaker, moved_to  # loads the ledger, so not with the declaration
-        from penstock.objects.own_files import parse_others
+        from penstock.app.cleanup_runner import Caretaker, moved_to  # loads the ledger, so not with the declaration
+        from penstock.objects.notification import parse_others
         from penstock.pipeline.objects.handler import ObjectHandler, ObjectHandlerTools
 
         try:
@@ -88,7 +87,7 @@ class ObjectService:
         self, source: Source, *, ledger: "Ledger", bus: Bus, probe: Probe, clock: Clock
     ) -> "SourceCleanup | None":
         """Return what cleans up the source; None where objects are kept."""
-        from penstock.app.cleanup.cleaning import all_visible, source_cleanup
+        from penstock.app.cleanup_runner import all_visible, source_cleanup
 
         return source_cleanup(
             self.source_cleanup,

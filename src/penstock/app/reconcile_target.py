@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.app.naming import object_names
 from penstock.app.object_service import ObjectService
+from penstock.app.paths import declared_places
 from penstock.app.pipelines.service import PipelineService
-from penstock.app.places import declared_places
 from penstock.app.sources import Source, source_at, source_of
 from penstock.errors import UsageError
 from penstock.ledger import Ledger

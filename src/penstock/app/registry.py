@@ -2,6 +2,11 @@
 
 Every worker writes a small record beside its lock: before it takes its first message, soon after every change of its
 state, and every few seconds while it lives. The lock is the proof that it lives; the record says the rest.
+
+Why a worker does not serve a queue: a service that the queue needs is away, or the queue was halted.
+
+What a worker's own receives say of ages: in its record, for those who look on its host; and on SQS as a gauge of the
+worker itself, since the monitor may be on another host, which sees nothing of them.
 """
 
 import json
@@ -9,15 +14,13 @@ import os
 import signal
 import socket
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from penstock.app import unserved
 from penstock.app.processes import PROCESSES_FOLDER, ProcessRegistry, draft_of
-from penstock.app.seen_ages import SeenAges
-from penstock.app.unserved import UnservedQueues
 from penstock.events import (
     BreakerClosed,
     BreakerOpened,
@@ -25,16 +28,124 @@ from penstock.events import (
     DeliverySettled,
     Event,
     LeaseLost,
+    LedgerAway,
+    LedgerBack,
+    LineHalted,
     MessagesReceived,
     QueueSeenEmpty,
     SettleFailed,
+    StoreAway,
+    StoreBack,
     WorkerDraining,
     WorkerStarted,
 )
+from penstock.messaging.age_estimate import Estimate
+from penstock.messaging.broker import listed_name, names_dead_letters
 from penstock.messaging.clock import Clock
-from penstock.messaging.estimate import Estimate
 from penstock.messaging.settlement import Release
 from penstock.worker.shutdown import StopSignal
+
+if TYPE_CHECKING:
+    from penstock.monitoring.metrics.meters import Meters
+
+
+UNSERVED_EVENTS = frozenset({LedgerAway, LedgerBack, LineHalted, StoreAway, StoreBack})
+
+
+class UnservedQueues:
+    """The reasons for the worker of this process, collected from its events. A listener; any thread may call it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._reasons: dict[str, dict[str, str]] = {}  # under the lock: by queue and cause, as sentences
+
+    def __call__(self, event: Event) -> None:
+        match event:
+            case LedgerAway():
+                self._note(event.queues, "ledger", f"the ledger is away: {event.error}")
+            case LedgerBack():
+                self._note(event.queues, "ledger", None)
+            case StoreAway():
+                self._note(event.queues, event.store, f"the store {event.store} is away: {event.error}")
+            case StoreBack():
+                self._note(event.queues, event.store, None)
+            case LineHalted():
+                self._note((event.queue,), "handler", f"it is halted until a restart: {event.error}")
+            case _:
+                pass
+
+    @property
+    def sentences(self) -> Mapping[str, str]:
+        """The reasons, by queue; queues that are served are left out."""
+        with self._lock:
+            return {queue: "; ".join(reasons.values()) for queue, reasons in self._reasons.items() if reasons}
+
+    def _note(self, queues: Sequence[str], cause: str, sentence: str | None) -> None:
+        with self._lock:
+            for queue in queues:
+                reasons = self._reasons.setdefault(queue, {})
+                reasons.pop(cause, None)
+                if sentence is not None:
+                    reasons[cause] = sentence
+
+
+SEEN = frozenset({MessagesReceived, QueueSeenEmpty})
+GAUGE = "queue_oldest_visible_message_age_seconds"
+
+
+class SeenAges(ChoosyListener):
+    """A listener for the worker's bus. Any thread may call it, and read."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._seen: dict[str, Estimate] = {}  # under the lock, by queue
+
+    def hears(self, kind: type[Event]) -> bool:
+        return kind in SEEN
+
+    def __call__(self, event: Event) -> None:
+        match event:
+            case MessagesReceived(first_enqueued_at=float(enqueued_at)):
+                with self._lock:
+                    seen = self._seen.get(event.queue, Estimate())
+                    self._seen[event.queue] = seen.received(enqueued_at, now=self._clock.now())
+            case QueueSeenEmpty():
+                with self._lock:
+                    self._seen[event.queue] = self._seen.get(event.queue, Estimate()).empty(now=self._clock.now())
+            case _:
+                pass
+
+    @property
+    def estimates(self) -> Mapping[str, Estimate]:
+        """By queue."""
+        with self._lock:
+            return dict(self._seen)
+
+    @contextmanager
+    def exported(self, meters: "Meters | None") -> Iterator[None]:
+        """Until the block ends the gauge is looked up when the meters are read."""
+        if meters is None:
+            yield
+            return
+        forget = meters.before_reading(lambda: self.look_up(meters))
+        try:
+            yield
+        finally:
+            forget()
+            meters.replace(GAUGE, {})  # who receives no more knows no more
+
+    def look_up(self, meters: "Meters") -> None:
+        """Set the gauge to what is so now; a queue of which nothing is known has no value, and letters have
+        gauges of their own."""
+        now = self._clock.now()
+        ages = {
+            (queue, "estimated"): estimate.visible_age_seconds(now)
+            for queue, estimate in self.estimates.items()
+            if not names_dead_letters(listed_name(queue))
+        }
+        meters.replace(GAUGE, {labels: age for labels, age in ages.items() if age is not None})
+
 
 BEAT_SECONDS = 2.0  # between two records while nothing changes
 GATHER_SECONDS = 0.2  # from a change until it is written, with what else changes meanwhile
@@ -49,7 +160,7 @@ HEARD = frozenset(
         SettleFailed,
         WorkerDraining,
         WorkerStarted,
-        *unserved.HEARD,
+        *UNSERVED_EVENTS,
     }
 )
 SERVING, DRAINING, STOPPING = "serving", "draining", "stopping"

@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from typing import Self
 
 from penstock.events import Listener, UpkeepFailed
+from penstock.messaging.backoff import Random
 from penstock.messaging.clock import Clock
-from penstock.messaging.waits import Random
 from penstock.worker.shutdown import StopSignal
 
 END_SECONDS = 1.0

@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from penstock.app.backends import MEMORY, SQLITE, open_ledger
-from penstock.app.places import LEDGER_FILE, Places, declared_places, find_table, places, tables_here
+from penstock.app.paths import LEDGER_FILE, Places, declared_places, find_table, places, tables_here
 from penstock.app.state import QUEUE_FILE, check_owner
 from penstock.config import Settings, load_settings, shown
 from penstock.errors import ConfigurationError, UsageError
 from penstock.messaging.steps import Probe, no_probe
-from penstock.monitoring.error_context import ErrorHook
+from penstock.monitoring.errors.occurrences import ErrorHook
 from penstock.storage.address import LOCAL, S3, check_folder, is_s3
 from penstock.storage.aws import Aws
 

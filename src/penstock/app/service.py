@@ -6,29 +6,28 @@ from functools import lru_cache, partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
 
-from penstock.app.store_outages import StoreOutages
+from penstock.app.sources import StoreOutages
 from penstock.config import Settings
 from penstock.events import Bus
-from penstock.handlers.breaker import BreakerPolicy
+from penstock.handlers.breaker import OFF, BreakerPolicy, LineBreaker
 from penstock.handlers.declaration import HandlerDeclaration
 from penstock.handlers.function_handler import FunctionHandler, bookkeeping_threads
 from penstock.handlers.keys import Begun, Busy, Done, Keys
-from penstock.handlers.line_breaker import OFF, LineBreaker
 from penstock.handlers.outage import Outage
-from penstock.messaging.aside import AsideThreads
+from penstock.messaging.backoff import Random
 from penstock.messaging.broker import Broker
-from penstock.messaging.call_context import NO_RESOURCES
+from penstock.messaging.call import NO_RESOURCES
 from penstock.messaging.clock import Clock
 from penstock.messaging.steps import Probe
+from penstock.messaging.threads import AsideThreads
 from penstock.messaging.tracing import NO_TRACING, Tracing
-from penstock.messaging.waits import Random
 from penstock.worker.batcher import EACH_ALONE, Limits
 from penstock.worker.line import Gates, Line
 from penstock.worker.shutdown import StopSignal
 
 if TYPE_CHECKING:
     from penstock.ledger import Ledger
-    from penstock.ledger.owner_records import WorkOwner
+    from penstock.ledger.records import WorkOwner
 
 NO_OWNERS: "Mapping[str, WorkOwner]" = MappingProxyType({})
 

@@ -1,47 +1,110 @@
-"""A worker over an app: what is served, who is beside it, and in which order all of it is opened and closed."""
+"""A worker over an app: what is served, who is beside it, and in which order all of it is opened and closed.
+
+A ledger that is away while a worker starts is waited for, as a broker is: a restart would find it no sooner.
+
+The regular reconcile of a worker's pipelines and object handlers, if its settings ask for one.
+"""
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
-from penstock.app.awaiting import await_ledger
-from penstock.app.backends import require_shared_ledger
-from penstock.app.dead_ageing import ageing
+from penstock.app.backends import check_queues, require_shared_ledger
 from penstock.app.hosting import host_of
 from penstock.app.housekeeping import Presence
+from penstock.app.jobs.dead_letters import ageing
+from penstock.app.jobs.task_protection import protections
 from penstock.app.lifespans import Lifespans
-from penstock.app.listeners import guarded
 from penstock.app.naming import register
 from penstock.app.pipelines.service import PipelineService
-from penstock.app.reconcile_serving import reconciling
-from penstock.app.replaying import FirstTier, check_tiers, first_tiers, replay_lines
+from penstock.app.relays import CLOSE_SECONDS as RELAY_CLOSE_SECONDS
+from penstock.app.relays import relaying
+from penstock.app.replayer import FirstTier, check_tiers, first_tiers, replay_lines
 from penstock.app.service import Host, Service, needs_ledger, needs_objects
 from penstock.app.spark import app_spark
-from penstock.app.sqs_queues import check_queues
-from penstock.app.task_protection import protections
+from penstock.app.telemetry import guarded
 from penstock.app.tracing import traced
-from penstock.app.transactions_running import CLOSE_SECONDS as RELAY_CLOSE_SECONDS
-from penstock.app.transactions_running import relaying
 from penstock.errors import ConfigurationError, TemporaryError
 from penstock.events import Bus, Listener
 from penstock.handlers.declaration import HandlerDeclaration
 from penstock.handlers.keys import Keys
+from penstock.handlers.outage import Outage
 from penstock.handlers.ticker import CLAIM_SECONDS, REMEMBERED_SECONDS, ScheduledKeys, Ticker
-from penstock.messaging.clock import SystemClock
+from penstock.messaging.backoff import Random
+from penstock.messaging.clock import Clock, SystemClock
+from penstock.worker.lifecycle import Conclusion
 from penstock.worker.line import Line
-from penstock.worker.places import EventLoop
-from penstock.worker.pulse import Pulse
+from penstock.worker.liveness import Pulse
+from penstock.worker.pools import EventLoop
 from penstock.worker.settings import WorkerSettings
-from penstock.worker.shift import Conclusion
 from penstock.worker.shutdown import StopSignal
 from penstock.worker.worker import Worker
 
 if TYPE_CHECKING:
     from penstock.app.app import App
-    from penstock.pipeline.session import Session
+    from penstock.app.reconcile_target import Target
+    from penstock.pipeline.spark.session import Session
+
+
+_GLANCE_SECONDS = 0.2  # a signal's handler may run in this very thread, so no event that it sets is waited for
+
+
+def await_ledger(
+    open_ledger: Callable[[], object], *, outage: Outage, stop: StopSignal, clock: Clock, random: Random
+) -> None:
+    """Open it, again and again while it is away. Raises what a person has to mend; `TemporaryError` after a stop."""
+    never = threading.Event()
+    while True:
+        try:
+            with outage.asked():
+                open_ledger()
+            return
+        except TemporaryError:
+            again_at = clock.monotonic() + outage.pause_seconds(random)
+            while not stop.requested and (left_seconds := again_at - clock.monotonic()) > 0:
+                clock.wait(never, min(left_seconds, _GLANCE_SECONDS))
+            if stop.requested:
+                raise
+
+
+@contextmanager
+def reconciling(app: "App", services: Sequence[Service], host: Host) -> Iterator[None]:
+    """Reconcile the pipelines and object handlers among these every so often, until the block ends."""
+    every_seconds = host.settings.reconcile_every_seconds
+    if every_seconds is None or not any(map(needs_objects, services)):
+        yield
+        return
+    from penstock.app.context import Tools
+    from penstock.app.jobs.reconcile import ReconcileDuty
+    from penstock.app.reconcile import ReconcileRequest, reconcile
+    from penstock.app.reconcile_target import targets_in
+
+    request = ReconcileRequest(older_than_seconds=host.settings.reconcile_older_than_seconds)
+
+    def work(target: "Target", stop: "StopSignal") -> None:
+        tools = Tools(stop=stop, clock=host.clock, bus=host.bus, probe=host.probe)
+        reconcile(target, request, spark=None if target.alone else host.spark(), tools=tools)
+
+    duty = ReconcileDuty(
+        targets_in(app, services),
+        work,
+        worker=host.worker,
+        every_seconds=every_seconds,
+        lease_seconds=host.settings.lease_seconds,
+        stop=host.stop,
+        clock=host.clock,
+        random=host.random,
+        tell=host.bus.emit,
+    )
+    duty.start()
+    try:
+        yield
+    finally:
+        duty.end()
+
 
 LIFESPAN_CLOSE_SECONDS = 2.0
 
@@ -225,7 +288,7 @@ def _claims_ticks(app: "App") -> frozenset[str]:
 def tick_keys(app: str, host: Host) -> ScheduledKeys:
     """Return what makes the keys of a scheduled handler's ticks, in the ledger."""
     from penstock.handlers.once import LedgerKeys
-    from penstock.ledger.owner_records import WorkOwner
+    from penstock.ledger.records import WorkOwner
 
     def keys(declaration: HandlerDeclaration) -> Keys:
         return LedgerKeys(
@@ -257,7 +320,7 @@ def _collect_garbage(services: Sequence[Service], host: Host, stack: ExitStack) 
     """Delete what dead attempts and compactions left in the tables, now and then."""
     if not any(isinstance(service, PipelineService) for service in services):
         return
-    from penstock.app.garbage_keeper import keeper_of
+    from penstock.app.jobs.gc import keeper_of
 
     keeper = keeper_of(services, host)
     if keeper is not None:
@@ -272,6 +335,6 @@ def _archive(services: Sequence[Service], host: Host, stack: ExitStack) -> None:
     from penstock.pipeline.extra import require_arrow
 
     require_arrow()
-    from penstock.app.archive_keeper import keeper_of
+    from penstock.app.jobs.archive import keeper_of
 
     stack.enter_context(keeper_of(services, host, days=days).beside())

@@ -1,24 +1,28 @@
-"""Where objects come from: a folder of this machine, or a prefix in S3."""
+"""Where objects come from: a folder of this machine, or a prefix in S3.
+
+Outages of the stores that a worker's queues need: those of its sources, and those of tables in S3.
+"""
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from os import PathLike
 from typing import Protocol
 
-from penstock.app.places import Places, real
+from penstock.app.paths import Places, real
 from penstock.errors import UsageError
-from penstock.objects.local import LocalStore
-from penstock.objects.local_root import LocalRoot
+from penstock.handlers.outage import Outage, WatchedService, store_service
+from penstock.objects.local_store import LocalRoot, LocalStore
 from penstock.objects.reference import LOCAL_BUCKET, ObjectRef
-from penstock.objects.scan_report import ScanReport
-from penstock.objects.scanner import Scanner
+from penstock.objects.scanner import Scanner, ScanReport
 from penstock.objects.store import ObjectStore
 from penstock.objects.stores import store_at
 from penstock.storage.address import check_address, is_s3, s3_address
 from penstock.storage.aws import Aws, require_aws
 from penstock.storage.files import Files
-from penstock.storage.s3_client import ping_bucket
+from penstock.storage.s3 import ping_bucket
 
 
 class Scan(Protocol):
@@ -105,3 +109,42 @@ def source_of(source: str | PathLike[str], where: Places) -> Source:
         if found.address.startswith(f"{own}/"):
             raise UsageError(f"The source {found} lies in {own}, which Penstock writes itself; give another one.")
     return found
+
+
+class MakeOutage(Protocol):
+    """Make the `Outage` of one service for this worker."""
+
+    def __call__(self, *, service: WatchedService, ping: Callable[[], object]) -> Outage: ...
+
+
+class StoreOutages:
+    """One `Outage` for each store or pair of stores, shared by all queues that need it. Used by one thread."""
+
+    def __init__(self, make: MakeOutage) -> None:
+        self._make = make
+        self._made: dict[str, Outage] = {}
+
+    def of(self, *places: Source) -> Outage:
+        """Return the outage of work that needs all these places."""
+        name = " and ".join(dict.fromkeys(place.address for place in places))
+        if name not in self._made:
+            self._made[name] = self._make(service=store_service(name), ping=partial(_ping, places))
+        return self._made[name]
+
+    def of_pipeline(self, source: Source, where: Places) -> Outage:
+        """Return the outage of what its runs read, and of the table where it is in S3."""
+        table = where.table
+        return self.of(source, *(() if table.is_local else (Source(address=table.uri, aws=where.aws),)))
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Ask all of them until the block ends; see `Outage.watching`."""
+        with ExitStack() as stack:
+            for outage in self._made.values():
+                stack.enter_context(outage.watching())
+            yield
+
+
+def _ping(places: tuple[Source, ...]) -> None:
+    for place in places:
+        place.ping()

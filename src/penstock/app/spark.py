@@ -17,8 +17,8 @@ from penstock.messaging.clock import Clock
 from penstock.worker.shutdown import StopSignal
 
 if TYPE_CHECKING:
-    from penstock.pipeline.java import Java
-    from penstock.pipeline.session import Session, SessionSettings
+    from penstock.pipeline.spark.java import Java
+    from penstock.pipeline.spark.session import Session, SessionSettings
 
 SPARK_LOG_FILE = "spark.log"
 SESSION_END_SECONDS = 2.0  # of the stop timeout: Spark gets this long to leave by itself
@@ -91,8 +91,8 @@ class Spark:
             self._end(own)
 
     def _open_beside(self, given: "Session") -> "Session":
-        from penstock.pipeline.python_workers import check_python
-        from penstock.pipeline.session import session_beside
+        from penstock.pipeline.spark.cluster_checks import check_python
+        from penstock.pipeline.spark.session import session_beside
 
         beside = session_beside(given)
         check_python(beside)
@@ -110,13 +110,13 @@ class Spark:
         return own
 
     def _end(self, own: "Session") -> None:
-        from penstock.pipeline.session import end_session
+        from penstock.pipeline.spark.session import end_session
 
         end_session(own, at_once=self._stop.requested, seconds=SESSION_END_SECONDS)
         shutil.rmtree(self._scratch, ignore_errors=True)
 
     def _found_java(self) -> "Java":
-        from penstock.pipeline.java import find_java
+        from penstock.pipeline.spark.java import find_java
 
         self._java = self._java or find_java(os.environ)
         return self._java
@@ -125,8 +125,8 @@ class Spark:
         from penstock.pipeline.extra import require_spark
 
         require_spark()
-        from penstock.pipeline.python_workers import check_python
-        from penstock.pipeline.session import end_session, start_session
+        from penstock.pipeline.spark.cluster_checks import check_python
+        from penstock.pipeline.spark.session import end_session, start_session
 
         began_at = self._clock.monotonic()
         java = self._found_java()
@@ -160,7 +160,7 @@ def app_spark(
 
 def session_settings(settings: Settings, java: "Java", *, scratch: Path, log: Path) -> "SessionSettings":
     """How a session of our own is started."""
-    from penstock.pipeline.session import SessionSettings
+    from penstock.pipeline.spark.session import SessionSettings
 
     return SessionSettings(
         master=settings.spark_master,

@@ -12,10 +12,10 @@ from ulid import ULID
 
 from penstock.app.backends import open_ledger
 from penstock.app.housekeeping import SCRATCH_FOLDER, Sweeper
-from penstock.app.places import LEDGER_FILE, Places
+from penstock.app.paths import LEDGER_FILE, Places
 from penstock.app.processes import PROCESSES_FOLDER, ProcessRegistry
 from penstock.app.spark import SPARK_LOG_FILE
-from penstock.brokers.sqlite import SqliteBroker
+from penstock.brokers.sqlite.broker import SqliteBroker
 from penstock.config import Settings
 from penstock.errors import ConfigurationError
 from penstock.ledger import Ledger

@@ -5,20 +5,19 @@ from dataclasses import replace
 from functools import partial
 from itertools import takewhile
 
-from penstock.app.places import Places
+from penstock.app.paths import Places
 from penstock.errors import TableError, TemporaryError
 from penstock.events import Bus, UpkeepFailed
 from penstock.ledger import Ledger
 from penstock.ledger.records import BatchRow
 from penstock.messaging.clock import SystemClock
 from penstock.messaging.steps import Probe, Step, no_probe
-from penstock.pipeline.compact_leftovers import collect_leftovers
-from penstock.pipeline.gc import Collected, collect
-from penstock.pipeline.kept import BatchFiles, KeptRows
+from penstock.pipeline.maintenance.compact import collect_leftovers
+from penstock.pipeline.maintenance.gc import Collected, collect
+from penstock.pipeline.maintenance.table_history import BatchFiles, KeptRows, Shortfall, shortfall
 from penstock.pipeline.publish import Published, check_tip, publish, rows_schema
-from penstock.pipeline.shortfall import Shortfall, shortfall
-from penstock.pipeline.source.quarantine import QUARANTINE_SCHEMA
-from penstock.sinks.delta import DeltaTableSink
+from penstock.pipeline.spark.source.quarantine import QUARANTINE_SCHEMA
+from penstock.sinks.delta.sink import DeltaTableSink
 from penstock.sinks.manifest import decode
 
 _CLOCK = SystemClock()  # holds no state

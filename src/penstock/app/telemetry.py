@@ -1,6 +1,8 @@
 """Who hears of what a process does: its log, its metrics and traces, and whoever is told of failures.
 
 Every kind of process has the same: workers, replayers, the monitor, ingests, runs, reconciles, relays and functions.
+
+The user's listeners: what they raise reaches nothing else.
 """
 
 import sys
@@ -13,16 +15,18 @@ from typing import TYPE_CHECKING, Literal
 from penstock.app.tracing import open_tracing, trace_ids_of
 from penstock.config import Settings
 from penstock.errors import UserError
-from penstock.events import Bus, Listener
-from penstock.monitoring.errors import ErrorHook, ErrorReporter
+from penstock.events import Bus, Event, Listener, ListenerFailed
+from penstock.messaging.failure import failure_of
+from penstock.monitoring.errors.hook import ErrorHook, ErrorReporter
 from penstock.monitoring.health import Health
-from penstock.monitoring.logs import LogListener, configure_logs
-from penstock.monitoring.plans import LogSettings
+from penstock.monitoring.logs.listener import LogListener, configure_logs
+from penstock.monitoring.logs.plans import LogSettings
 
 if TYPE_CHECKING:
     from penstock.app.metering import Metering
     from penstock.monitoring.metrics.meters import Meters
     from penstock.monitoring.traces.tracing import OtelTracing
+
 
 FLUSH_SECONDS = 1.0  # of the stop timeout's margin: for what has not been told yet
 REPORT_SECONDS = 5.0  # for what ends a process by itself: then no platform is waiting
@@ -171,7 +175,7 @@ def open_reporter(
 ) -> ErrorReporter | None:
     """Who hears of failures: the user's hook, and the services that the settings name. None where there is neither.
 
-    Raises `ConfigurationError` as `penstock.monitoring.reporting.services` does.
+    Raises `ConfigurationError` as `penstock.monitoring.errors.services.services` does.
     """
     hooks = _services(settings)
     if on_error is None and not hooks:
@@ -182,7 +186,7 @@ def open_reporter(
 def _services(settings: Settings) -> Mapping[str, ErrorHook]:
     if not (settings.sentry_dsn or settings.rollbar_token or settings.notify_urls):
         return {}
-    from penstock.monitoring.reporting import ReportingSettings, services
+    from penstock.monitoring.errors.services import ReportingSettings, services
 
     return services(
         ReportingSettings(
@@ -225,3 +229,26 @@ def open_log(settings: Settings, *, worker: str | None) -> LogListener:
         ),
         trace_ids=trace_ids_of(settings),
     )
+
+
+class _Guarded:
+    """One listener. Any thread may call it."""
+
+    def __init__(self, listener: Listener, tell: Listener) -> None:
+        self._listener = listener
+        self._tell = tell
+        self._told = False  # set once, by the thread in which it raised first; two at once may both tell
+
+    def __call__(self, event: Event) -> None:
+        try:
+            self._listener(event)
+        except (Exception, SystemExit) as error:
+            if not self._told:
+                self._told = True
+                name = getattr(self._listener, "__qualname__", type(self._listener).__qualname__)
+                self._tell(ListenerFailed(listener=name, error=failure_of(error).summary))
+
+
+def guarded(listeners: Sequence[Listener], *, tell: Listener) -> Sequence[Listener]:
+    """The same listeners, of which none can harm who emits; ``tell`` hears once of each that raises."""
+    return [_Guarded(listener, tell) for listener in listeners]

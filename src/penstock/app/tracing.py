@@ -9,7 +9,7 @@ from penstock.config import Settings
 from penstock.errors import ConfigurationError
 from penstock.events import Listener
 from penstock.messaging.tracing import NO_TRACING, Tracing
-from penstock.monitoring.logs import TraceIds
+from penstock.monitoring.logs.listener import TraceIds
 from penstock.worker.line import Line
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def open_tracing(settings: Settings, *, worker: str, tell: Listener | None = Non
     if not settings.traces:
         return None
     require_otel(SWITCHED_ON)
-    from penstock.app.identity import own_version
+    from penstock.app.naming import own_version
     from penstock.monitoring.traces.provider import tell_failures
     from penstock.monitoring.traces.tracing import otel_tracing
 

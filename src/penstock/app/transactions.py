@@ -13,11 +13,10 @@ from penstock.handlers.durations import Duration, seconds_of
 from penstock.messaging.message import Message
 
 if TYPE_CHECKING:
-    from penstock.app.transactions_faces import AsyncOutbox, Make, Outbox
-    from penstock.transactions.engines import Database
+    from penstock.app.outbox import AsyncOutbox, Make, Outbox
     from penstock.transactions.inbox import Recipient
     from penstock.transactions.relay import RelaySettings
-    from penstock.transactions.sessions import AsyncSessions, SyncSession
+    from penstock.transactions.sessions import AsyncSessions, Database, SyncSession
     from penstock.transactions.store import Store
 
 EVERY_SECONDS = 1.0
@@ -77,7 +76,7 @@ class Transactional:
 
         With an async one, ``await`` each send. Rows are sent by the relay once they are committed, at least once.
         """
-        from penstock.app.transactions_faces import AsyncOutbox, Outbox
+        from penstock.app.outbox import AsyncOutbox, Outbox
         from penstock.transactions.sessions import is_async, tell_commits
 
         if self._wakers:
@@ -128,8 +127,8 @@ class Transactional:
         a relay that died was sending is free after the ``lease``. What the inbox of the same database has held for
         longer than ``inbox_retention`` is deleted now and then; None: never.
         """
-        from penstock.transactions.engines import engine_of
         from penstock.transactions.relay import RelaySettings
+        from penstock.transactions.sessions import engine_of
         from penstock.transactions.store import Store
 
         lease_seconds = seconds_of("lease", lease)

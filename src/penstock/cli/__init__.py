@@ -1,1 +1,1 @@
-"""The command line: one module a verb group. It prints; everything else is told to it."""
+"""The command line: one module per command. Commands print; libraries below only emit events."""

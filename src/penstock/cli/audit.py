@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from penstock.cli.option_groups import grouped_options
+from penstock.cli.options import grouped_options
 from penstock.cli.output import Json, moment, print_json, print_table
 from penstock.cli.where import Where
 
 if TYPE_CHECKING:
-    from penstock.ledger.audits import AuditRow
+    from penstock.ledger.dead_letters import AuditRow
 
 
 @grouped_options
@@ -25,7 +25,7 @@ def audit(
 
     What has no outcome is going on, or was killed.
     """
-    from penstock.app.inspect import view
+    from penstock.operations.inspection import view
 
     rows: list[AuditRow] = []
     for scope in where.scopes():

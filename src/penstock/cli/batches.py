@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from penstock.cli.option_groups import grouped_options
+from penstock.cli.options import grouped_options
 from penstock.cli.output import (
     Json,
     counted,
@@ -19,9 +19,9 @@ from penstock.cli.output import (
 from penstock.cli.where import Where, first_of, print_each
 
 if TYPE_CHECKING:
-    from penstock.app.batch_details import BatchDetails, Shown
     from penstock.app.scope import Scope
     from penstock.ledger.records import BatchRow
+    from penstock.operations.tables.batches import BatchDetails, Shown
 
 app = typer.Typer(help="Committed batches: rows, bytes, seconds a stage.", no_args_is_help=True)
 
@@ -48,7 +48,7 @@ def list_(
 
 def _listed(scope: "Scope", *, limit: int, quiet: bool) -> list[dict[str, Any]]:
     """Print the newest batches of a scope, unless ``quiet``; return them as documents."""
-    from penstock.app.inspect import view
+    from penstock.operations.inspection import view
 
     with view(scope) as seen:
         rows = [seen.ledger.pipeline(one) for one in seen.pipelines()]
@@ -95,8 +95,8 @@ def show(
     json_: Json = False,
 ) -> None:
     """Show one batch: what it brought, how long it took, which files hold it, and where its Spark run can be seen."""
-    from penstock.app.batch_details import details_of
-    from penstock.app.inspect import view
+    from penstock.operations.inspection import view
+    from penstock.operations.tables.batches import details_of
 
     def look(scope: "Scope") -> "BatchDetails":
         with view(scope) as seen:
@@ -179,7 +179,7 @@ def _print_details(found: "BatchDetails") -> None:
 
 
 def _spark(url: str | None) -> str:
-    from penstock.app.batch_details import reached
+    from penstock.operations.tables.batches import reached
 
     if url is None:
         return "no link: Spark's UI was off (spark_conf: spark.ui.enabled), or nobody recorded it"

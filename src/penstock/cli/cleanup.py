@@ -10,10 +10,10 @@ from penstock.cli.progress import CLEANED, told
 
 if TYPE_CHECKING:
     from penstock.app.app import App
-    from penstock.app.cleanup_verb import CleanupReport
     from penstock.app.object_service import ObjectService
     from penstock.app.pipelines.pipeline import Pipeline
     from penstock.events import Event
+    from penstock.operations.tables.cleanup import CleanupReport
 
 
 def cleanup(
@@ -39,10 +39,10 @@ def cleanup(
     processed. Workers do the same beside their work. Run it again at any time. Exit code 75 or 130: stopped before all
     was done.
     """
-    from penstock.app.cleanup_verb import clean_up
     from penstock.app.loading import load_app
     from penstock.app.telemetry import is_logged
-    from penstock.cli.leaving import stoppable, stopped_code
+    from penstock.cli.exits import stoppable, stopped_code
+    from penstock.operations.tables.cleanup import clean_up
 
     with stoppable() as stop, load_app(app_name) as app:
         report = clean_up(

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from penstock.cli.durations import seconds_option
+from penstock.cli.options import seconds_option
 from penstock.cli.output import Json, print_json, print_table, printable, talk
 
 app = typer.Typer(help="The settings in effect, and the arithmetic of stopping.", no_args_is_help=True)
@@ -66,7 +66,7 @@ def check_budget(
     json_: Json = False,
 ) -> None:
     """Does stopping fit into what the platform grants? Exit code 78: it cannot."""
-    from penstock.app.budget import plan
+    from penstock.operations.shutdown_budget import plan
 
     found = plan(platform.value, platform_seconds=stop_timeout, pre_stop_seconds=pre_stop, drain_seconds=drain)
     if json_:

@@ -11,8 +11,7 @@ from typing import Annotated
 
 import typer
 
-from penstock.cli.exits import FAILED
-from penstock.cli.leaving import leave_now
+from penstock.cli.exits import FAILED, leave_now
 from penstock.cli.output import Json, counted, print_json, talk
 
 DEFAULT_FOLDER = "penstock-demo"
@@ -31,7 +30,7 @@ def demo(
     from penstock.pipeline.extra import require_spark
 
     require_spark()
-    from penstock.app.demo import DUPLICATED, KILL_AT, DemoPlaces, prepare, prove, run_ingest
+    from penstock.operations.demo import DUPLICATED, KILL_AT, DemoPlaces, prepare, prove, run_ingest
 
     where = DemoPlaces.under(folder.expanduser().resolve())
     data = prepare(where)

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from penstock.cli.exits import CHECK_FOUND_PROBLEMS
-from penstock.cli.option_groups import grouped_options
+from penstock.cli.options import grouped_options
 from penstock.cli.output import Json, print_json, printable
 from penstock.cli.where import Where
 from penstock.errors import UsageError
 
 if TYPE_CHECKING:
-    from penstock.app.findings import Finding
     from penstock.app.scope import Asked
+    from penstock.operations.doctor.findings import Finding
 
 TryNotification = Annotated[
     bool,
@@ -46,7 +46,7 @@ def doctor(
 
     With --send-test-error only that is done: a test error goes to the app's on_error and to every service that the
     settings name, once from each kind of process."""
-    from penstock.app.findings import Finding, Verdict
+    from penstock.operations.doctor.findings import Finding, Verdict
 
     asked = where.led_by(app).asked
     findings: list[Finding] = []
@@ -63,7 +63,7 @@ def doctor(
 
 
 def _checks(asked: "Asked", *, try_notification: bool) -> "Iterator[Finding]":
-    from penstock.app.checks import machine_checks, spark_need, state_checks
+    from penstock.operations.doctor.checks import machine_checks, spark_need, state_checks
 
     yield from machine_checks(os.environ, spark=spark_need(asked))
     yield from state_checks(asked, try_notification=try_notification)
@@ -71,7 +71,7 @@ def _checks(asked: "Asked", *, try_notification: bool) -> "Iterator[Finding]":
 
 def _result(findings: "Sequence[Finding]") -> str:
     """Return one line that honours every check."""
-    from penstock.app.findings import Verdict
+    from penstock.operations.doctor.findings import Verdict
 
     def checks(verdict: Verdict) -> list[str]:
         return list(dict.fromkeys(one.check for one in findings if one.verdict is verdict))
@@ -85,7 +85,7 @@ def _result(findings: "Sequence[Finding]") -> str:
 
 
 def _test_errors(asked: "Asked") -> "Iterator[Finding]":
-    from penstock.app.trial_errors import trial_errors
+    from penstock.operations.doctor.trial_errors import trial_errors
 
     if asked.table is not None or asked.state is not None or asked.pipeline is not None:
         raise UsageError(

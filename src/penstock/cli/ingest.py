@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from penstock.cli.durations import StopTimeout
+from penstock.cli.options import StopTimeout
 from penstock.cli.output import Json, counted, print_json, printable
 from penstock.cli.progress import IngestProgress, losses
 from penstock.errors import UsageError
 
 if TYPE_CHECKING:
-    from penstock.app.ingest import IngestReport
+    from penstock.operations.ingest.ingest import IngestReport
 
 SETTLE_SECONDS = 2.0  # as in the request; not imported from there, to keep `--help` quick
 
@@ -113,13 +113,13 @@ def ingest(
     from penstock.pipeline.extra import require_spark
 
     require_spark()
-    from penstock.app.cleanup.declaration import cleanup_of
-    from penstock.app.ingest import ingest as run
-    from penstock.app.ingest_pipeline import IngestRequest
+    from penstock.app.cleanup import cleanup_of
     from penstock.app.scope import Asked, options_for
     from penstock.app.telemetry import is_logged
-    from penstock.cli.leaving import leave_job, stoppable
+    from penstock.cli.exits import leave_job, stoppable
     from penstock.config import load_settings
+    from penstock.operations.ingest.ingest import ingest as run
+    from penstock.operations.ingest.pipeline import IngestRequest
 
     if queue is None and (ledger is not None or one_host is not None):
         raise UsageError("--ledger and --one-host are for --queue: without one the ledger is a file beside the table.")

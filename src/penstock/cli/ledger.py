@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from penstock.cli.durations import duration
-from penstock.cli.option_groups import grouped_options
+from penstock.cli.options import duration, grouped_options
 from penstock.cli.output import (
     Json,
     counted,
@@ -19,7 +18,7 @@ from penstock.cli.where import Where
 from penstock.errors import UsageError
 
 if TYPE_CHECKING:
-    from penstock.ledger.revisions import Revisions, TableRows
+    from penstock.ledger.migrate import Revisions, TableRows
 
 app = typer.Typer(help="The ledger: its tables, and old rows that leave it.", no_args_is_help=True)
 
@@ -85,7 +84,7 @@ def downgrade(
 ) -> None:
     """Take the ledger's tables back to an earlier revision, for an earlier Penstock. Stop all workers first."""
     if revision is None:
-        from penstock.ledger.revisions import revision_names
+        from penstock.ledger.migrate import revision_names
 
         raise UsageError(f"Say which REVISION the ledger's tables are taken back to; there are {revision_names()}.")
     if not yes:
@@ -116,7 +115,7 @@ def archive(
     older_than_seconds = duration("--older-than", older_than)
     scope = where.scope()
     require_arrow()
-    from penstock.app.archive_verb import archive_scope
+    from penstock.operations.tables.upkeep import archive_scope
 
     done = archive_scope(scope, app=where.app_name, older_than_seconds=older_than_seconds, dry_run=dry_run)
     if json_:
@@ -145,7 +144,7 @@ def archive(
 @contextmanager
 def _revisions(where: Where) -> "Iterator[Revisions]":
     from penstock.app.scope import is_there
-    from penstock.ledger.revisions import Revisions
+    from penstock.ledger.migrate import Revisions
 
     scope = where.scope()
     if not is_there(scope.settings.ledger):

@@ -13,21 +13,15 @@ from penstock.cli import (
     audit,
     batches,
     cleanup,
-    compact,
     config,
-    dead,
     demo,
     doctor,
-    gc,
-    inbox,
     ingest,
     init,
     ledger,
     logs,
     monitor,
     objects,
-    outbox,
-    publish,
     queues,
     reconcile,
     repair,
@@ -35,9 +29,12 @@ from penstock.cli import (
     run,
     send,
     status,
+    tables,
     top,
+    transactions,
     worker,
 )
+from penstock.cli.dead import group
 from penstock.cli.exits import FAILED, INTERRUPTED, TEMPORARY_FAILURE
 from penstock.cli.output import printable, talk
 from penstock.cli.streams import deliver, prepare_streams
@@ -59,10 +56,10 @@ app.command("demo")(demo.demo)
 app.command("status")(status.status)
 app.command("top")(top.top)
 app.command("doctor")(doctor.doctor)
-app.command("gc")(gc.gc)
+app.command("gc")(tables.gc)
 app.command("reconcile")(reconcile.reconcile)
-app.command("compact")(compact.compact)
-app.command("publish")(publish.publish)
+app.command("compact")(tables.compact)
+app.command("publish")(tables.publish)
 app.command("repair")(repair.repair)
 app.command("replayer")(replayer.replayer)
 app.command("monitor")(monitor.monitor)
@@ -73,11 +70,11 @@ app.command("audit")(audit.audit)
 app.add_typer(objects.app, name="objects")
 app.add_typer(ledger.app, name="ledger")
 app.add_typer(batches.app, name="batches")
-app.add_typer(dead.app, name="dead")
+app.add_typer(group.app, name="dead")
 app.add_typer(worker.app, name="worker")
 app.add_typer(queues.app, name="queues")
-app.add_typer(outbox.app, name="outbox")
-app.add_typer(inbox.app, name="inbox")
+app.add_typer(transactions.outbox_app, name="outbox")
+app.add_typer(transactions.inbox_app, name="inbox")
 app.add_typer(config.app, name="config")
 app.add_typer(logs.app, name="logs")
 

@@ -8,11 +8,11 @@ import typer
 
 from penstock.cli.exits import TEMPORARY_FAILURE
 from penstock.cli.output import Json, print_json, print_table, printable, talk
-from penstock.cli.queue_words import age_of, oldest, oldest_visible
+from penstock.cli.queues import age_of, oldest, oldest_visible
 from penstock.errors import UsageError
 
 if TYPE_CHECKING:
-    from penstock.app.monitor_look import Look
+    from penstock.operations.monitor.look import Look
 
 
 def monitor(
@@ -29,14 +29,14 @@ def monitor(
 
     Exit code 75: with --once, and something could not be seen.
     """
-    from penstock.cli.leaving import leave_now, stoppable
+    from penstock.cli.exits import leave_now, stoppable
 
     if json_ and not once:
         raise UsageError("--json is for the one look of --once; without it the numbers are at /metrics.")
     with stoppable() as stop:
         from penstock.app.loading import load_app
-        from penstock.app.monitor_process import look_once, run_monitor
         from penstock.config import with_flags
+        from penstock.operations.monitor.process import look_once, run_monitor
 
         served = load_app(app_name)
         served.settings = with_flags(served.settings, monitor_address=address)

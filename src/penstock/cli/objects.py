@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from penstock.cli.durations import duration_if
 from penstock.cli.objects_import import import_
 from penstock.cli.objects_retry import retry
-from penstock.cli.option_groups import grouped_options
+from penstock.cli.options import duration_if, grouped_options
 from penstock.cli.output import (
     Json,
+    advice_in,
     counted,
     moment,
     print_fields,
@@ -21,15 +21,14 @@ from penstock.cli.output import (
     printable,
     talk,
 )
-from penstock.cli.remedies import advice_in
 from penstock.cli.where import Where, first_of, object_uri, print_each
 from penstock.errors import UsageError
 from penstock.ledger.records import ObjectAttempt, ObjectRow, ObjectState
 
 if TYPE_CHECKING:
-    from penstock.app.archive_reading import ArchivedVersion
-    from penstock.app.inspect import View
     from penstock.app.scope import Scope
+    from penstock.operations.archived_objects import ArchivedVersion
+    from penstock.operations.inspection import View
 
 LOCAL = "file://"  # what need not be read in every row
 
@@ -80,7 +79,7 @@ class _Wanted:
 
 def _listed(scope: "Scope", wanted: _Wanted, *, quiet: bool) -> list[dict[str, Any]]:
     """Print the objects of a scope, unless ``quiet``; return them as documents."""
-    from penstock.app.inspect import view
+    from penstock.operations.inspection import view
 
     only, filter_, archived, limit = wanted.only, wanted.text, wanted.archived, wanted.limit
     found: list[tuple[str, ObjectRow]] = []
@@ -154,7 +153,7 @@ def show(
 
 def _show(scope: "Scope", address: str, *, json_: bool) -> None:
     """Print all that the ledger of a scope has of an object. Raises `UsageError` where it has nothing."""
-    from penstock.app.inspect import view
+    from penstock.operations.inspection import view
 
     with view(scope) as seen:
         meant = seen.pipelines()
@@ -236,14 +235,14 @@ def _archived_rows(seen: "View", pipeline: str, uri_contains: str | None) -> Ite
     """From the archive's files; none of them is opened where nothing is archived."""
     if not seen.ledger.archives.count(pipeline):
         return
-    from penstock.app.archive_reading import archived_objects
+    from penstock.operations.archived_objects import archived_objects
 
     found = archived_objects(seen.ledger, pipeline, seen.scope.aws, uri_contains=uri_contains)
     yield from (one.row for one in found)
 
 
 def _archived_versions(seen: "View", address: str, meant: Sequence[str]) -> "Sequence[ArchivedVersion]":
-    from penstock.app.archive_reading import find_archived
+    from penstock.operations.archived_objects import find_archived
 
     return [one for one in find_archived(seen.ledger, address, seen.scope.aws) if one.pipeline in meant]
 

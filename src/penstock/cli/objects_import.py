@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from penstock.cli.output import Json, counted, print_json, printable, talk
-from penstock.cli.pace import Pace
+from penstock.cli.progress import Pace
 from penstock.cli.where import StateFolder
 
 if TYPE_CHECKING:
-    from penstock.app.importing import Imported
+    from penstock.operations.objects.importing import Imported
 
 BUSY_SHOWN = 20
 
@@ -38,7 +38,7 @@ def import_(
     """Take objects for processed that somebody else has processed: ingests and workers pass them over for ever.
 
     Nothing is imported unless every entry can be read. Doing it again adds nothing."""
-    from penstock.app.importing import UnreadableError, import_processed, replaced_words, target_of
+    from penstock.operations.objects.importing import UnreadableError, import_processed, replaced_words, target_of
 
     with target_of(app=app_name, pipeline=pipeline, table=table, state=state) as target:
         try:

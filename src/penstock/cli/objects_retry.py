@@ -7,15 +7,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from penstock.cli import asking, dead_options
-from penstock.cli.option_groups import grouped_options
+from penstock.cli import output
+from penstock.cli.dead import options
+from penstock.cli.options import grouped_options
 from penstock.cli.output import Json, counted, print_json, print_table, printable, talk
 from penstock.cli.where import Where, object_uri
 from penstock.errors import UsageError
 from penstock.ledger.records import ObjectState
 
 if TYPE_CHECKING:
-    from penstock.app.objects_retry import Plan
+    from penstock.operations.objects.retry import Plan
 
 NONE = "No such objects."
 
@@ -51,7 +52,7 @@ def retry(
         float | None, typer.Option("--rate", metavar="N", min=0.01, help="At most so many objects a second.")
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be announced, send nothing.")] = False,
-    yes: asking.Yes = False,
+    yes: output.Yes = False,
     json_: Json = False,
 ) -> None:
     """Announce dead, gone or superseded objects anew: a worker tries them again, with all their attempts.
@@ -60,20 +61,20 @@ def retry(
     back instead. For gone and superseded ones if their content exists after all. Asks first. Exit code 1: you said no;
     2: none of those named is dead, gone or superseded; 75 or 130: stopped, run it again to go on.
     """
-    from penstock.app.dead_letters import opened_ledger
-    from penstock.app.inspect import view
     from penstock.app.kill import killing_probe
-    from penstock.app.objects_retry import Asked, plan
-    from penstock.app.objects_retry import retry as announce_anew
-    from penstock.cli.leaving import stoppable, stopped_code
+    from penstock.cli.exits import stoppable, stopped_code
     from penstock.config import load_settings
+    from penstock.operations.dead_letters.letters import opened_ledger
+    from penstock.operations.inspection import view
+    from penstock.operations.objects.retry import Asked, plan
+    from penstock.operations.objects.retry import retry as announce_anew
 
     nameless = next((uri for uri in uris or () if not uri), None)
-    dead_options.must_say_something({"--filter": filter_, "--queue": queue, "OBJECT": nameless})
+    options.must_say_something({"--filter": filter_, "--queue": queue, "OBJECT": nameless})
     if uris and filter_ is not None:
         raise UsageError("Name objects or give --filter, not both.")
     if not (yes or dry_run):
-        asking.must_be_told("objects retry")
+        output.must_be_told("objects retry")
     named = [object_uri(uri) for uri in uris or ()]
     asked = Asked(uris=named, state=ObjectState(only.value), uri_contains=filter_, queue=queue, limit=limit, rate=rate)
     scope, probe = where.scope(), killing_probe(load_settings().kill_at)
@@ -91,13 +92,13 @@ def retry(
     if not yes:
         for name, count in planned.by_queue.items():
             talk(printable(f"{count:>9,}  -> {name}"))
-        if not asking.confirmed(f"Announce {_said(total)} anew?"):
-            raise asking.declined("announced")
+        if not output.confirmed(f"Announce {_said(total)} anew?"):
+            raise output.declined("announced")
     with (
         view(scope, make=True) as seen,  # where the queue was lost it is made again
         stoppable() as stop,
         closing(opened_ledger(seen)) as ledger,
-        dead_options.progress("announcing", total=total, what="objects") as told,
+        options.progress("announcing", total=total, what="objects") as told,
     ):
         sent = announce_anew(
             seen, asked, planned, ledger=ledger, stopped=lambda: stop.requested, told=told, probe=probe

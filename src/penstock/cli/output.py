@@ -1,13 +1,26 @@
-"""What verbs print: data to stdout, talk to stderr; one JSON document with ``--json``, tables for people without."""
+"""What verbs print: data to stdout, talk to stderr; one JSON document with ``--json``, tables for people without.
+
+The question before what cannot be taken back.
+
+The commands that bring failed objects back, as they can be run.
+"""
 
 import json
+import shlex
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from penstock.cli.exits import FAILED
+from penstock.errors import UsageError
+
+if TYPE_CHECKING:
+    from penstock.app.scope import Scope
+
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document to stdout.")]
 UNFOLDED_COLUMNS = 100_000  # wider than any table: what is read by a program has a row a line
@@ -73,3 +86,46 @@ def moment(epoch_seconds: float | None) -> str:
         return time.strftime("%Y-%m-%d %H:%M:%SZ", time.gmtime(epoch_seconds))
     except (OverflowError, ValueError, OSError):
         return f"{epoch_seconds:g} s"
+
+
+Yes = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
+
+
+def must_be_told(verb: str, *, options: str = "--yes, or --dry-run") -> None:
+    """Raise `UsageError` where nobody is there to say yes."""
+    if not sys.stdin.isatty():
+        raise UsageError(f"`penstock {verb}` asks first, and nobody is there to ask; give {options}.")
+
+
+def confirmed(question: str, *, typed: str = "") -> bool:
+    """Asks; with ``typed`` only that text is a yes."""
+    talk(printable(f"{question} [{f'type {typed}' if typed else 'y/N'}]"))
+    answer = sys.stdin.readline().strip().lower().replace(",", "")
+    return answer == typed if typed else answer in ("y", "yes")
+
+
+def declined(what: str) -> typer.Exit:
+    """The end of a verb that was not confirmed."""
+    talk(f"Nothing was {what}.")
+    return typer.Exit(FAILED)
+
+
+def advice_in(scope: "Scope", *, pipeline: str, uri: str | None = None) -> str:
+    """Return what to do about the failed objects of a pipeline, or about one of them."""
+    is_app = scope.table is None
+    options = scope.options or (f" --pipeline {shlex.quote(pipeline)}" if is_app else "")
+    return advice(options, uri=uri, handler=pipeline if is_app else None, retry=not is_app or bool(scope.served))
+
+
+def advice(options: str, *, uri: str | None = None, handler: str | None = None, retry: bool = True) -> str:
+    """Return a sentence with the commands. ``options`` lead to the table or app, ``handler`` leaves the dead letters of
+    other handlers out, ``retry`` is for where the queue of new notifications is known."""
+    whose = (
+        f" --object {shlex.quote(uri)}" if uri is not None else f" --handler {shlex.quote(handler)}" if handler else ""
+    )
+    them, letters = ("it", "letter was") if uri is not None else ("them", "letters were")
+    told = f"Once the cause is repaired, `penstock dead replay{options}{whose} --yes` tries {them} again"
+    if not retry:
+        return f"{told}."
+    named = f" {shlex.quote(uri)}" if uri is not None else ""
+    return f"{told}; if the dead {letters} deleted, `penstock objects retry{options}{named} --yes` does."

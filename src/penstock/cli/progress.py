@@ -1,4 +1,7 @@
-"""What a person sees of a long job: a bar on a terminal, a line now and then elsewhere; and what it lost."""
+"""What a person sees of a long job: a bar on a terminal, a line now and then elsewhere; and what it lost.
+
+How often a long job says how far it is.
+"""
 
 import shlex
 import sys
@@ -9,9 +12,7 @@ from contextlib import suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from penstock.cli.output import counted, printable, talk
-from penstock.cli.pace import Pace
-from penstock.cli.remedies import advice
+from penstock.cli.output import advice, counted, printable, talk
 from penstock.events import (
     BatchClaimed,
     BatchCommitted,
@@ -36,8 +37,29 @@ from penstock.events import (
 )
 
 if TYPE_CHECKING:
-    from penstock.app.ingest import IngestReport
     from penstock.app.pipelines.running import RunReport
+    from penstock.operations.ingest.ingest import IngestReport
+
+
+LINE_EVERY_SECONDS = 5.0
+
+
+class Pace:
+    """Tells when a line is due. For one thread at a time."""
+
+    def __init__(self, *, at_once: bool = False, monotonic: Callable[[], float] = time.monotonic) -> None:
+        """``at_once``: the first line is."""
+        self._monotonic = monotonic
+        self._said_at = float("-inf") if at_once else monotonic()
+
+    def is_due(self) -> bool:
+        """Whether it is time for a line; the next one is due so long after that."""
+        now = self._monotonic()
+        if now - self._said_at < LINE_EVERY_SECONDS:
+            return False
+        self._said_at = now
+        return True
+
 
 CLEANUP = "cleanup"  # what a failed upkeep names, where the source was being cleaned up
 CLEANED = {"tag": "tagged", "move": "moved", "delete": "deleted"}  # a cleanup's action, done

@@ -1,4 +1,7 @@
-"""`penstock queues`: how the queues stand; pause, resume and purge them."""
+"""`penstock queues`: how the queues stand; pause, resume and purge them.
+
+How a queue stands, in words: for the list, for the screen that refreshes, and for one look of the monitor.
+"""
 
 import dataclasses
 from contextlib import closing
@@ -6,12 +9,51 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from penstock.cli.asking import Yes, confirmed, declined, must_be_told
-from penstock.cli.output import Json, counted, print_fields, print_json, print_table, printable, talk
-from penstock.cli.queue_words import oldest, oldest_visible, state_of
+from penstock.cli.output import (
+    Json,
+    Yes,
+    confirmed,
+    counted,
+    declined,
+    must_be_told,
+    print_fields,
+    print_json,
+    print_table,
+    printable,
+    talk,
+)
 
 if TYPE_CHECKING:
     from penstock.app.queues import QueueStanding
+    from penstock.operations.monitor.look import QueueLook
+
+
+def state_of(one: "QueueStanding") -> str:
+    """Whether it is handed over: empty where it is."""
+    if one.paused:
+        return "paused"
+    return "breaker" if one.breaker is not None else "unserved" if one.unserved is not None else ""
+
+
+def oldest_visible(one: "QueueStanding | QueueLook") -> str:
+    """How long its oldest visible message has waited. An estimate says that it is one."""
+    seconds = one.oldest_visible_message_age_seconds
+    age = age_of(seconds if one.visible else seconds or None)
+    return f"about {age}" if age and one.oldest_visible_message_age_source == "estimated" else age
+
+
+def oldest(one: "QueueStanding | QueueLook") -> str:
+    """How old its oldest message is. Brokers call the age of no message 0; to people it is none."""
+    there = one.visible or one.in_flight or one.delayed
+    return age_of(one.oldest_message_age_seconds) if there else ""
+
+
+def age_of(seconds: float | None) -> str:
+    """A span of time for people; empty where nobody can tell."""
+    from penstock.operations.status.standing import span
+
+    return "" if seconds is None else span(seconds)
+
 
 app = typer.Typer(
     help="The queues: how they stand, and who of this host works on them. Workers of other hosts cannot be seen.",
@@ -24,8 +66,7 @@ Queue = Annotated[str, typer.Argument(metavar="QUEUE", help="The queue's name.")
 @app.command("list")
 def list_(json_: Json = False) -> None:
     """List the queues: depths, ages, dead letters, workers of this state folder on this host."""
-    from penstock.app.ages import ages_of
-    from penstock.app.queues import opened, standings
+    from penstock.app.queues import ages_of, opened, standings
     from penstock.config import load_settings
 
     settings = load_settings()
@@ -65,8 +106,7 @@ def list_(json_: Json = False) -> None:
 @app.command()
 def show(queue: Queue, json_: Json = False) -> None:
     """Show one queue, and the workers of this state folder on this host that serve it."""
-    from penstock.app.ages import ages_of
-    from penstock.app.queues import opened, standing_of
+    from penstock.app.queues import ages_of, opened, standing_of
     from penstock.config import load_settings
 
     settings = load_settings()

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from penstock.cli.durations import duration
 from penstock.cli.exits import CHECK_FOUND_PROBLEMS
+from penstock.cli.options import duration
 from penstock.cli.output import Json, counted, moment, print_json, printable, talk
-from penstock.cli.pace import Pace
+from penstock.cli.progress import Pace
 from penstock.cli.where import StateFolder, Where
 from penstock.errors import UsageError
 from penstock.events import Event, ReconcileProgressed
@@ -80,7 +80,7 @@ def reconcile(
         raise UsageError("Give --listing or --inventory, not both.")
     named = _named(app_name, pipeline, table, source, state=state, master=master)
     from penstock.app.reconcile import ReconcileRequest
-    from penstock.cli.leaving import stoppable, stopped_code
+    from penstock.cli.exits import stoppable, stopped_code
 
     with stoppable() as stop, named as (target, settings, heard):
         request = ReconcileRequest(
@@ -161,7 +161,7 @@ def _named(
 
 @contextmanager
 def _of_table(table: str, source: str, *, state: str | None, master: str | None) -> "Iterator[_Opened]":
-    from penstock.app.identity import worker_id
+    from penstock.app.naming import worker_id
     from penstock.app.reconcile_target import target_of_table
     from penstock.app.telemetry import is_logged, open_reports
     from penstock.config import load_settings
@@ -202,12 +202,12 @@ def _run(
     stop: "StopSignal",
     heard: "Telemetry",
 ) -> "ReconcileReport":
-    from penstock.app.identity import worker_id
+    from penstock.app.backends import check_queues
+    from penstock.app.context import Tools
     from penstock.app.kill import killing_probe
+    from penstock.app.naming import worker_id
     from penstock.app.reconcile import needs_spark
     from penstock.app.reconcile import reconcile as run_reconcile
-    from penstock.app.sqs_queues import check_queues
-    from penstock.app.tools import Tools
     from penstock.events import Bus
     from penstock.messaging.clock import SystemClock
 

@@ -4,14 +4,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from penstock.cli.asking import Yes, confirmed, declined, must_be_told
-from penstock.cli.option_groups import grouped_options
-from penstock.cli.output import Json, counted, print_json, printable, talk
-from penstock.cli.upkeep import App, DryRun, Name, pipelines
+from penstock.cli.options import grouped_options
+from penstock.cli.output import Json, Yes, confirmed, counted, declined, must_be_told, print_json, printable, talk
+from penstock.cli.tables import App, DryRun, Name, pipelines
 from penstock.cli.where import Where
 
 if TYPE_CHECKING:
-    from penstock.pipeline.repair import Findings
+    from penstock.pipeline.maintenance.repair import Findings
 
 SHOWN = 10  # addresses of objects that have to be announced again
 

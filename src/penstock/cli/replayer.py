@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from penstock.cli.durations import StopTimeout
 from penstock.cli.exits import TEMPORARY_FAILURE
+from penstock.cli.options import StopTimeout
 from penstock.cli.output import Json, print_json, print_table
 from penstock.errors import UsageError
 
 if TYPE_CHECKING:
     from penstock.app.app import App
-    from penstock.app.replay_once import Replayed, Tally
     from penstock.app.running import Part
+    from penstock.operations.dead_letters.replay_once import Replayed, Tally
 
 
 def replayer(
@@ -61,12 +61,11 @@ def replayer(
 
 
 def _part(app: "App", queues: "list[str] | None", *, once: bool) -> "tuple[Part, Tally]":
-    from penstock.app.replay_once import NothingDue, Tally
-    from penstock.app.replay_settings import with_sample
-    from penstock.app.replaying import tiers_to_serve
+    from penstock.app.replayer import tiers_to_serve, with_sample
     from penstock.app.running import Part
+    from penstock.dead_letters.sample import sample_settings
     from penstock.messaging.clock import SystemClock
-    from penstock.replay.sample import sample_settings
+    from penstock.operations.dead_letters.replay_once import NothingDue, Tally
 
     sample = sample_settings(os.environ)
     app.settings = with_sample(app.settings, sample)

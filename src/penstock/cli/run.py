@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from penstock.cli.durations import StopTimeout
+from penstock.cli.options import StopTimeout
 from penstock.cli.output import Json, counted, print_json, printable
 from penstock.cli.progress import IngestProgress, losses
 from penstock.errors import UsageError
@@ -48,7 +48,7 @@ def run(
     from penstock.app.loading import load_app
     from penstock.app.scope import Asked
     from penstock.app.telemetry import is_logged
-    from penstock.cli.leaving import leave_job, stoppable
+    from penstock.cli.exits import leave_job, stoppable
     from penstock.config import with_flags
 
     options = Asked(app=app_name, pipeline=pipeline).options

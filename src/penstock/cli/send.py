@@ -1,24 +1,114 @@
-"""`penstock send`: put messages into a queue, a line each."""
+"""`penstock send`: put messages into a queue, a line each.
+
+Lines of a file or a pipe, in chunks, each with its number.
+
+What `penstock send` knows of its sending, and how it says what it cannot know.
+"""
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 
 import typer
 
-from penstock.cli.durations import duration
 from penstock.cli.exits import INTERRUPTED
-from penstock.cli.lines import Line, chunks_of, only_one
+from penstock.cli.options import duration
 from penstock.cli.output import Json, counted, print_json, printable, talk
-from penstock.cli.pace import Pace
-from penstock.cli.tally import Tally
+from penstock.cli.progress import Pace
 from penstock.errors import InvalidMessage, PenstockError, UnknownOutcome, UsageError
 
 if TYPE_CHECKING:
     from penstock.app.app import App
     from penstock.messaging.message import Outgoing
+
+
+READ_BYTES = 1024 * 1024
+LINE_BYTES_MAX = 16 * 1024 * 1024  # far beyond what any queue takes
+CHUNK_MAX = 1_000
+
+Line = tuple[int, bytes]  # its number, from 1, and what it holds
+
+
+def chunks_of(stream: BinaryIO) -> Iterator[Sequence[Line]]:
+    """The lines that are not blank, as they come: what a slow pipe has brought is not kept waiting for more."""
+    number = 0
+    rest = b""
+    while True:
+        read: bytes = stream.read1(READ_BYTES)  # type: ignore[attr-defined]  # every buffered stream has it
+        *whole, rest = (rest + read).split(b"\n")
+        if not read:
+            whole, rest = [rest], b""
+        if len(rest) > LINE_BYTES_MAX:
+            raise UsageError(f"Line {number + len(whole) + 1:,} is longer than {LINE_BYTES_MAX:,} bytes.")
+        lines = [(n, line.removesuffix(b"\r")) for n, line in enumerate(whole, start=number + 1) if line.strip()]
+        number += len(whole)
+        for first in range(0, len(lines), CHUNK_MAX):
+            yield lines[first : first + CHUNK_MAX]
+        if not read:
+            return
+
+
+def only_one(chunks: Iterator[Sequence[Line]]) -> Iterator[Sequence[Line]]:
+    """The one line there is, read to the end before it is sent."""
+    lines: list[Line] = []
+    for chunk in chunks:
+        lines += chunk
+        if len(lines) > 1:
+            raise UsageError("With --deduplication-id all but the first message would be dropped; send one at a time.")
+    if lines:
+        yield lines
+
+
+IDS_SHOWN_MAX = 1_000
+
+
+@dataclass(slots=True, kw_only=True)
+class Tally:
+    """What is known of the sending so far."""
+
+    deduplicated: bool
+    ids: list[str] = field(default_factory=list)  # the first ones
+    count: int = 0  # sent for sure
+    unknown: int = 0  # given to the broker, which has not answered
+
+    def answered(self, ids: Sequence[str]) -> None:
+        """The broker took them."""
+        self.count, self.unknown = self.count + len(ids), 0
+        self.ids += ids[: IDS_SHOWN_MAX - len(self.ids)]
+
+    def document(self, queue: str) -> dict[str, Any]:
+        """For --json, however the sending ended."""
+        return {"queue": queue, "sent": self.count, "unknown": self.unknown, "message_ids": self.ids}
+
+    @property
+    def interrupted(self) -> str:
+        """How it stands after Ctrl-C."""
+        parts = [f"{counted(self.count, 'message')} sent"] if self.count else []
+        if self.unknown:
+            perhaps = f"perhaps the next {self.unknown:,}"
+            parts.append(perhaps if self.count else f"perhaps {counted(self.unknown, 'message')} sent")
+        return ", ".join([*parts, "and no more"]) if parts else "nothing was sent"
+
+    @property
+    def failed(self) -> str:
+        """How it stands after an error, and whether it is safe to send again."""
+        sure = f"{counted(self.count, 'message')} sent" if self.count else ""
+        if not self.unknown:
+            return f"{sure}, the rest was not." if sure else "Nothing was sent."
+        one = self.unknown == 1
+        which = "the next message was" if one else f"the next {self.unknown:,} messages were"
+        doubt = f"nobody knows whether {which} sent, and the rest was not."
+        again = "it" if one else "them"
+        safe = (
+            "Within five minutes it is safe to send it again: its deduplication id drops a second one."
+            if self.deduplicated
+            else f"Sending {again} again may send {again} twice; with a deduplication id that would be safe."
+        )
+        return f"{sure}; {doubt} {safe}" if sure else f"Nothing is sent for sure: {doubt} {safe}"
+
 
 STDIN = "-"
 
@@ -153,10 +243,10 @@ class _Maker:
 
 
 def _json(line: bytes) -> object:
-    from penstock.messaging import strict_json
+    from penstock.messaging import schema
 
     try:
-        return strict_json.load(strict_json.decode(line))
+        return schema.load(schema.decode(line))
     except InvalidMessage as error:
         raise UsageError(f"{error}; text that need not be JSON is sent with --raw.") from error
 

@@ -7,24 +7,24 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from penstock.cli.exits import CHECK_FOUND_PROBLEMS
-from penstock.cli.option_groups import grouped_options
+from penstock.cli.options import grouped_options
 from penstock.cli.output import (
     Json,
+    advice_in,
     counted,
     moment,
     print_fields,
     print_json,
     printable,
 )
-from penstock.cli.queue_words import age_of
-from penstock.cli.remedies import advice_in
+from penstock.cli.queues import age_of
 from penstock.cli.where import Where
 from penstock.ledger.records import ObjectState
 
 if TYPE_CHECKING:
     from penstock.app.queues import QueueStanding
     from penstock.app.scope import Scope
-    from penstock.app.standing import PipelineStanding, Standing
+    from penstock.operations.status.standing import PipelineStanding, Standing
 
 
 @grouped_options
@@ -34,7 +34,7 @@ def status(
     json_: Json = False,
 ) -> None:
     """Is anything late, lost, dead or unconsumed? The first line says so."""
-    from penstock.app.status import standing
+    from penstock.operations.status.status import standing
 
     scopes = where.scopes()
     found = [standing(scope) for scope in scopes]

@@ -1,16 +1,21 @@
-"""`penstock top`: how everything stands, again and again."""
+"""`penstock top`: how everything stands, again and again.
+
+Keys that end a screen, as they are pressed; where there is no terminal to press them at, only time passes.
+"""
 
 import json
+import os
+import select
 import signal
 import sys
 import time
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from penstock.cli.durations import duration
-from penstock.cli.option_groups import grouped_options
+from penstock.cli.options import duration, grouped_options
 from penstock.cli.output import Json, print_json, printable
 from penstock.cli.where import Where
 from penstock.errors import UsageError
@@ -21,9 +26,10 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from penstock.app.scope import Scope
-    from penstock.app.top import Frame, Watch
+    from penstock.operations.status.top import Frame, Watch
 
     Watches = Sequence[tuple[str, Watch]]  # with the heading of each, where there are several
+
 
 EVERY_SECONDS = 2.0
 EVERY_SECONDS_PAID = 15.0  # where each look is charged for
@@ -44,7 +50,7 @@ def top(
     Where the output is no terminal, or one that can only go on (TERM=dumb), each look is a block of lines; with --json
     a line of JSON.
     """
-    from penstock.app.top import Watch
+    from penstock.operations.status.top import Watch
 
     scopes = where.scopes()
     every_seconds = max(_every(every, scope) for scope in scopes)
@@ -71,7 +77,7 @@ def _has_screen() -> bool:
 
 
 def _every(given: str | None, scope: "Scope") -> float:
-    from penstock.app.sqs_address import is_sqs
+    from penstock.app.backends import is_sqs
 
     if given is None:
         return EVERY_SECONDS_PAID if is_sqs(scope.settings.broker) else EVERY_SECONDS
@@ -118,7 +124,6 @@ def _refresh(watches: "Watches", *, name: str, every_seconds: float) -> None:
     from rich.console import Group
     from rich.live import Live
 
-    from penstock.cli.keys import keys
     from penstock.cli.top_screen import screen
 
     last: list[Frame | None] = [None] * len(watches)
@@ -135,3 +140,61 @@ def _refresh(watches: "Watches", *, name: str, every_seconds: float) -> None:
             live.update(Group(*screens), refresh=True)
             if pressed.quits_within(every_seconds):
                 return
+
+
+QUIT = frozenset({"q", "Q", "\x03"})
+
+
+class Keys:
+    """What is pressed at the terminal. ``descriptor`` None: there is none."""
+
+    def __init__(self, descriptor: int | None) -> None:
+        self._descriptor = descriptor
+
+    def quits_within(self, seconds: float) -> bool:
+        """Wait so long; answers at once, and yes, when somebody presses a key that ends."""
+        ends_at = time.monotonic() + seconds
+        while (left_seconds := ends_at - time.monotonic()) > 0:
+            watched = [] if self._descriptor is None else [self._descriptor]
+            ready, _, _ = select.select(watched, [], [], left_seconds)
+            if any(self._quits(descriptor) for descriptor in ready):
+                return True
+        return False
+
+    def _quits(self, descriptor: int) -> bool:
+        pressed = b""
+        with suppress(OSError):
+            pressed = os.read(descriptor, 64)
+        if not pressed:  # the terminal has gone
+            self._descriptor = None
+        return bool(QUIT.intersection(pressed.decode(errors="replace")))
+
+
+@contextmanager
+def keys() -> Iterator[Keys]:
+    """Until the block ends, keys come as they are pressed and are not shown. Ctrl-C stays an interruption."""
+    descriptor = _terminal()
+    if descriptor is None:
+        yield Keys(None)
+        return
+    import termios
+    import tty
+
+    before = termios.tcgetattr(descriptor)
+    try:
+        tty.setcbreak(descriptor)
+        yield Keys(descriptor)
+    finally:
+        with suppress(termios.error):  # the terminal has gone
+            termios.tcsetattr(descriptor, termios.TCSADRAIN, before)
+
+
+def _terminal() -> int | None:
+    try:
+        import termios  # noqa: F401 - not on every system
+    except ImportError:
+        return None
+    try:
+        return sys.stdin.fileno() if sys.stdin.isatty() else None
+    except (ValueError, OSError):  # closed, or no file
+        return None

@@ -4,19 +4,18 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from penstock.app.standing import span
 from penstock.cli.output import UNFOLDED_COLUMNS, moment, printable
-from penstock.cli.queue_words import age_of, oldest, oldest_visible, state_of
+from penstock.cli.queues import age_of, oldest, oldest_visible, state_of
 from penstock.cli.status import document_of
 from penstock.ledger.records import ObjectState
+from penstock.operations.status.standing import span
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from penstock.app.flow import Flow
     from penstock.app.queues import QueueStanding
-    from penstock.app.standing import PipelineStanding, Standing
-    from penstock.app.top import Frame
+    from penstock.operations.status.standing import PipelineStanding, Standing
+    from penstock.operations.status.top import Flow, Frame
 
 QUEUE_COLUMNS = (
     "queue",

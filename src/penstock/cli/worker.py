@@ -1,24 +1,139 @@
-"""`penstock worker`: run a worker, or several; `worker_control` has what is said to those that run."""
+"""`penstock worker`: run a worker, or several; `worker_control` has what is said to those that run.
 
+`penstock worker ps`, `drain` and `stop`: which workers run here, and what they are told.
+"""
+
+import dataclasses
 import os
+import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 from typer.core import TyperGroup
 
-from penstock.cli import worker_control
-from penstock.cli.durations import StopTimeout, duration_if
 from penstock.cli.exits import FAILED
+from penstock.cli.options import StopTimeout, duration_if
+from penstock.cli.output import Json, counted, moment, print_json, print_table, printable, talk
 from penstock.errors import UsageError
 
 if TYPE_CHECKING:
     from penstock.app.app import App
+    from penstock.app.registry import WorkerRecord, Workers
     from penstock.app.running import Part
     from penstock.app.telemetry import Process
     from penstock.config import Settings
+
+
+State = Annotated[
+    str | None, typer.Option("--state", metavar="FOLDER", help="The workers' state folder, as in the setting state.")
+]
+Worker = Annotated[
+    str | None, typer.Option("--worker", metavar="ID", help="This one: its id, or its process id on this host.")
+]
+All = Annotated[bool, typer.Option("--all", help="All of this host.")]
+
+
+def ps(state: State = None, json_: Json = False) -> None:
+    """List the living workers of this state folder on this host. Those of other hosts are listed there."""
+    import time
+
+    workers = _workers(state)
+    now = time.time()
+    records, silent = workers.records(), workers.silent()
+    if json_:
+        print_json([_document(record, now) for record in records] + [{"worker": worker} for worker in silent])
+        return
+    print_table(
+        ("worker", "host", "pid", "version", "since", "state", "queues", "in flight", "last heartbeat", "metrics"),
+        [
+            (
+                record.worker,
+                record.host,
+                record.pid,
+                record.version,
+                moment(record.started_at),
+                record.state,
+                ", ".join(_shown(queue, {**record.unserved, **record.paused}) for queue in record.queues),
+                record.in_flight,
+                f"{max(0.0, now - record.beat_at):.0f} s ago",
+                record.metrics_address or "",
+            )
+            for record in records
+        ]
+        + [(worker, "", "", "", "", "keeps no record", "", "", "", "") for worker in silent],
+        empty="No worker of this state folder runs on this host.",
+    )
+
+
+def drain(state: State = None, worker: Worker = None, all_: All = False, json_: Json = False) -> None:
+    """Let workers of this state folder on this host fetch no more, finish what they hold, and stay up."""
+    _signal(_workers(state), signal.SIGTSTP, worker, all_=all_, json_=json_, verb="to drain")
+
+
+def stop(state: State = None, worker: Worker = None, all_: All = False, json_: Json = False) -> None:
+    """Let workers of this state folder on this host finish what they hold, or give it back in time, and end."""
+    _signal(_workers(state), signal.SIGTERM, worker, all_=all_, json_=json_, verb="to stop")
+
+
+def _workers(state: str | None) -> "Workers":
+    from penstock.app.registry import Workers
+    from penstock.config import load_settings
+
+    return Workers(Path(load_settings(state=state).state))
+
+
+def _signal(
+    workers: "Workers", number: signal.Signals, worker: str | None, *, all_: bool, json_: bool, verb: str
+) -> None:
+    from penstock.app.registry import is_local
+
+    asked: list[str] = []
+    elsewhere: list[str] = []
+    for record in _chosen(workers.records(), worker, all_=all_):
+        if not is_local(record):
+            elsewhere.append(record.worker)
+        elif workers.signal(record, number):
+            asked.append(record.worker)
+    if json_:
+        print_json({"asked": asked, "elsewhere": elsewhere})
+    else:
+        print(f"{counted(len(asked), 'worker')} asked {verb}.")
+    for name in elsewhere:
+        talk(printable(f"{name} runs on another host or in another container; ask it there."))
+    if elsewhere and not asked:
+        raise typer.Exit(FAILED)
+
+
+def _chosen(records: "Sequence[WorkerRecord]", worker: str | None, *, all_: bool) -> "Sequence[WorkerRecord]":
+    """Those that are meant. One worker alone need not be named."""
+    if all_ and worker is not None:
+        raise UsageError("Give --worker or --all, not both.")
+    if worker is not None:
+        records = [record for record in records if worker in (record.worker, str(record.pid))]
+        if not records:
+            raise UsageError(
+                f"There is no living worker {worker} of this state folder on this host; `penstock worker ps` lists "
+                "those there are."
+            )
+    elif len(records) > 1 and not all_:
+        names = ", ".join(record.worker for record in records)
+        raise UsageError(f"There are {len(records)} workers: {names}; name one with --worker, or give --all.")
+    return records
+
+
+def _shown(queue: str, paused: Mapping[str, str]) -> str:
+    return f"{queue} (paused: {paused[queue]})" if queue in paused else queue
+
+
+def _document(record: "WorkerRecord", now: float) -> dict[str, object]:
+    fields = dataclasses.asdict(record)
+    del fields["namespace"]
+    return {**fields, "beat_age_seconds": max(0.0, now - record.beat_at)}
+
 
 LEAVING_SECONDS = 1.0  # of the stop timeout's margin
 MARGIN_SECONDS = 0.5  # before the platform's SIGKILL: whatever hangs then is left behind
@@ -113,9 +228,9 @@ def run(
     run_here(app_name, flags, lifeline=lifeline, number=number)
 
 
-app.command()(worker_control.ps)
-app.command()(worker_control.drain)
-app.command()(worker_control.stop)
+app.command()(ps)
+app.command()(drain)
+app.command()(stop)
 
 
 def parse_queues(text: str) -> dict[str, int]:
@@ -150,7 +265,7 @@ def run_here(
     ``number`` is which of a supervisor's it is; ``prepare`` says what part of a worker's work it does; ``conclude``
     reports in the end and answers the exit code.
     """
-    from penstock.cli.leaving import leave_in_time, leave_now, leave_within
+    from penstock.cli.exits import leave_in_time, leave_now, leave_within
     from penstock.worker.shutdown import StopSignal
 
     stop = StopSignal()
@@ -159,8 +274,8 @@ def run_here(
         from penstock.app.loading import load_app
         from penstock.app.metering import metrics_beside
         from penstock.app.running import Part, must_leave, run_worker
-        from penstock.app.supervisor import end_with_parent, ready_for_signals
         from penstock.config import with_flags
+        from penstock.operations.supervisor import end_with_parent, ready_for_signals
 
         ready_for_signals()
         if lifeline is not None:
@@ -200,11 +315,11 @@ def _supervise(arguments: Sequence[str], settings: "Settings") -> int:
     """Several workers below this process; or one, where this is PID 1, whose duties are others than a worker's."""
     import random
 
-    from penstock.app.identity import worker_id
-    from penstock.app.supervisor import Supervisor, lifeline, spawner
+    from penstock.app.naming import worker_id
     from penstock.app.telemetry import open_log, open_reports
     from penstock.events import Bus
     from penstock.messaging.clock import SystemClock
+    from penstock.operations.supervisor import Supervisor, lifeline, spawner
     from penstock.worker.settings import budget
 
     heard = open_reports(settings, worker=worker_id(), process="supervisor", tell=open_log(settings, worker=None))

@@ -4,7 +4,7 @@ Precedence: what the caller gives (flags) > environment (``PENSTOCK_...``) > sec
 default. No other room reads the environment.
 """
 
-from penstock.config.reading import Effective, load_effective, load_settings, unknown_variables, with_flags
+from penstock.config.reading import Effective, load_effective, load_settings, shown, unknown_variables, with_flags
 from penstock.config.settings import (
     SETTINGS_FILE,
     STOP_TIMEOUT_SECONDS_MAX,
@@ -12,7 +12,6 @@ from penstock.config.settings import (
     ReplayQueue,
     Settings,
 )
-from penstock.config.showing import shown
 
 __all__ = [
     "SETTINGS_FILE",

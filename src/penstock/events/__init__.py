@@ -27,17 +27,15 @@ from penstock.events.bus import (
     Listener,
     tell_nobody,
 )
-from penstock.events.dead_letters import (
-    DeadLettersAgeing,
-    DeadLettersArchived,
-    DeadReplayed,
-    ReplaysUnmarked,
-)
 from penstock.events.messages import (
     BreakerClosed,
     BreakerOpened,
+    DeadLettersAgeing,
+    DeadLettersArchived,
+    DeadReplayed,
     DeliverySettled,
     HeartbeatFailed,
+    InboxForgotten,
     LeaseLost,
     LeasesEndangered,
     LeasesExtended,
@@ -52,18 +50,16 @@ from penstock.events.messages import (
     MessageStarted,
     MessagesVanished,
     MessageTakenOver,
+    OutboxRefused,
+    OutboxSent,
     ReceiveFailed,
+    RelayFailed,
+    ReplaysUnmarked,
     SettleFailed,
     SettlementMissing,
     SettlementsTaken,
     TickFailed,
     TickSent,
-)
-from penstock.events.monitor import (
-    LookFailed,
-    LookRecovered,
-    MonitorStarted,
-    QueueSeenEmpty,
 )
 from penstock.events.objects import (
     LinesQuarantined,
@@ -86,12 +82,6 @@ from penstock.events.objects import (
     WatchBegan,
     WatchDisturbed,
 )
-from penstock.events.transactions import (
-    InboxForgotten,
-    OutboxRefused,
-    OutboxSent,
-    RelayFailed,
-)
 from penstock.events.workers import (
     ErrorHookFailed,
     ErrorReportsDropped,
@@ -102,9 +92,13 @@ from penstock.events.workers import (
     LifespanFailed,
     LineHalted,
     ListenerFailed,
+    LookFailed,
+    LookRecovered,
     MetricsExportFailed,
+    MonitorStarted,
     ProcessEnded,
     ProcessKilled,
+    QueueSeenEmpty,
     StacksDumped,
     StoreAway,
     StoreBack,

@@ -1,4 +1,7 @@
-"""What happens to workers themselves, and to what they stand on."""
+"""What happens to workers themselves, and to what they stand on.
+
+What the monitor meets, and what is seen of queues whose ages nobody tells.
+"""
 
 from dataclasses import dataclass
 
@@ -206,3 +209,39 @@ class StoreBack(Event):
     store: str
     away_seconds: float
     queues: tuple[str, ...] = ()  # that were paused in this worker
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MonitorStarted(Event):
+    """The monitor looks at these, and answers at ``address``."""
+
+    address: str
+    sources: tuple[str, ...]  # of broker, ledger and tables, those that it asks
+    queues: tuple[str, ...]
+    pipelines: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LookFailed(Event):
+    """The monitor cannot see something: its gauges are gone until it can. Told once while it lasts.
+
+    ``source`` is broker, cloudwatch, ledger or tables.
+    """
+
+    source: str
+    error: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LookRecovered(Event):
+    """The monitor sees it again."""
+
+    source: str
+    away_seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueSeenEmpty(Event):
+    """A receive that waited for a message of the queue brought none, on a broker that tells no ages."""
+
+    queue: str

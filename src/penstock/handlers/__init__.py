@@ -1,8 +1,10 @@
-"""Users' functions as handlers: what is declared, how one is called, and what comes of the call.
+"""Users' functions as handlers: declare, call, decide, record.
 
-Duties, a module each: `declaration` (what a user says of a function), `durations` (human units), `decision` (from an
-answer or exception to a settlement; pure), `context` (what a function is handed), `call` with `plain_call`
-and `async_call` (one delivery), `batch_call` (several), `keys` and `once` (an idempotent handler's claim), `children`,
-`child` and `child_call` (processes of their own: as the parent has them, from within, and one delivery),
-`function_handler` (the seam to the worker), `schedule` and `ticker` (messages sent by the clock).
+- `declaration`, `durations`, `context`: what users write and what their functions receive
+- `call`: one delivery from opening the message to its settlement; `decision`: outcome to settlement, pure
+- `function_call`, `batch_call`, `process_call`: call a function in a thread, on the event loop, or in a child process
+- `keys`, `once`: idempotency claims in the ledger
+- `breaker`, `outage`: stop receiving while a dependency fails
+- `schedule`, `ticker`: messages sent by the clock
+- `function_handler`: the handler that the worker runs
 """

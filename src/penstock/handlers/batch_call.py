@@ -9,16 +9,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from penstock.errors import Interrupted
+from penstock.handlers.breaker import Party
 from penstock.handlers.call import Call, Opened, Surroundings
 from penstock.handlers.context import BatchContext, Item, item_of
-from penstock.handlers.line_breaker import Party
-from penstock.handlers.own_task import OwnTask
-from penstock.messaging.call_time import CallTime
-from penstock.messaging.claims import HeldClaim
-from penstock.messaging.control import Control
+from penstock.handlers.function_call import OwnTask
+from penstock.messaging.call import CallTime, Control
 from penstock.messaging.delivery import Delivery
-from penstock.messaging.handler import Answer
-from penstock.messaging.own_process import OwnProcess
+from penstock.messaging.forks import OwnProcess
+from penstock.messaging.handler import Answer, HeldClaim
 from penstock.messaging.settlement import Settlement
 
 

@@ -22,28 +22,24 @@ from penstock.events import (
     MessageSkipped,
     MessageStarted,
 )
+from penstock.handlers.breaker import LineBreaker, Party
 from penstock.handlers.context import Context
 from penstock.handlers.decision import Exhausted, TimedOut, decide, decide_newer, delay_asked, exhausted
 from penstock.handlers.declaration import HandlerDeclaration
 from penstock.handlers.keys import Busy, Claim, Done, Keys
-from penstock.handlers.line_breaker import LineBreaker, Party
 from penstock.handlers.outage import Outage
-from penstock.messaging.aside import AsideThreads
-from penstock.messaging.call_context import NO_RESOURCES
-from penstock.messaging.call_time import CallTime
-from penstock.messaging.claims import HeldClaim
+from penstock.messaging.backoff import Random, backoff_seconds
+from penstock.messaging.call import NO_RESOURCES, CallTime, Control
 from penstock.messaging.clock import Clock
-from penstock.messaging.control import Control
+from penstock.messaging.declarations import takes_context
 from penstock.messaging.delivery import Delivery, PreviousAttempt
-from penstock.messaging.failure import Failure, failure_of
-from penstock.messaging.fingerprints import fingerprint
-from penstock.messaging.function import takes_context
-from penstock.messaging.handler import Answer
-from penstock.messaging.own_process import OwnProcess
+from penstock.messaging.failure import Failure, failure_of, fingerprint
+from penstock.messaging.forks import OwnProcess
+from penstock.messaging.handler import Answer, HeldClaim
 from penstock.messaging.schema import Codec
 from penstock.messaging.settlement import Ack, DeadLetter, Release, Settlement
+from penstock.messaging.threads import AsideThreads
 from penstock.messaging.tracing import NO_TRACING, Tracing
-from penstock.messaging.waits import Random, backoff_seconds
 
 Step = TypeVar("Step", "Keyed | Opened | Answer", "Opened | Answer")
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from penstock.messaging.call_context import CallContext
+from penstock.messaging.call import CallContext
 from penstock.messaging.delivery import Delivery, PreviousAttempt
 from penstock.messaging.message import Message
 

@@ -9,11 +9,10 @@ import math
 from penstock.errors import InvalidMessage, NewerMessage, Reject, Retry
 from penstock.handlers.declaration import RetryPolicy
 from penstock.handlers.durations import seconds_of
+from penstock.messaging.backoff import Random, backoff_seconds
 from penstock.messaging.delivery import Delivery
-from penstock.messaging.failure import Failure
-from penstock.messaging.fingerprints import fingerprint
+from penstock.messaging.failure import Failure, fingerprint
 from penstock.messaging.settlement import Ack, DeadLetter, Release, Settlement
-from penstock.messaging.waits import Random, backoff_seconds
 
 NEWER_POLL_SECONDS = 30.0  # between two looks at a message of a newer schema, spread by up to half
 

@@ -7,8 +7,8 @@ from typing import Any, Literal
 
 from penstock.errors import UsageError
 from penstock.handlers.schedule import Schedule
-from penstock.messaging.function import OnStop, check_on_stop, takes_context
-from penstock.messaging.queue import Queue
+from penstock.messaging.declarations import OnStop, check_on_stop, takes_context
+from penstock.messaging.schema import Queue
 
 Isolation = Literal["none", "process"]
 

@@ -5,24 +5,22 @@ from typing import Any
 
 from penstock.errors import ConfigurationError
 from penstock.events import Bus
-from penstock.handlers.async_call import AsyncCall
 from penstock.handlers.batch_call import AsyncBatchCall, PlainBatchCall
+from penstock.handlers.breaker import OFF, LineBreaker
 from penstock.handlers.call import Surroundings
-from penstock.handlers.child_call import ChildCall
-from penstock.handlers.children import Children
 from penstock.handlers.declaration import HandlerDeclaration
+from penstock.handlers.function_call import AsyncCall, PlainCall
 from penstock.handlers.keys import Keys
-from penstock.handlers.line_breaker import OFF, LineBreaker
 from penstock.handlers.outage import Outage
-from penstock.handlers.plain_call import PlainCall
-from penstock.messaging.aside import AsideThreads
-from penstock.messaging.call_context import NO_RESOURCES
+from penstock.handlers.process_call import ChildCall, Children
+from penstock.messaging.backoff import Random
+from penstock.messaging.call import NO_RESOURCES
 from penstock.messaging.clock import Clock
 from penstock.messaging.delivery import Delivery
 from penstock.messaging.handler import Execution, Place
 from penstock.messaging.schema import Codec
+from penstock.messaging.threads import AsideThreads
 from penstock.messaging.tracing import NO_TRACING, Tracing
-from penstock.messaging.waits import Random
 
 FORGET_SECONDS = 600.0  # between two looks for old completions
 BOOKKEEPING_THREADS_MAX = 8  # as many as a ledger has connections: more would wait for one

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import Protocol
 
-from penstock.messaging.claims import HeldClaim
 from penstock.messaging.delivery import PreviousAttempt
+from penstock.messaging.handler import HeldClaim
 
 
 class Claim(Protocol):

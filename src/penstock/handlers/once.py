@@ -13,10 +13,9 @@ from ulid import ULID
 from penstock.errors import TemporaryError
 from penstock.handlers.keys import Begun, Busy, Done
 from penstock.ledger import Ledger
-from penstock.ledger.owner_records import WorkOwner
-from penstock.ledger.work_records import WorkAttempt, WorkBusy, WorkDone
-from penstock.messaging.claims import Extension, HeldClaim
+from penstock.ledger.records import WorkAttempt, WorkBusy, WorkDone, WorkOwner
 from penstock.messaging.delivery import AttemptEnd, PreviousAttempt
+from penstock.messaging.handler import Extension, HeldClaim
 
 FINISH_TRIES = 5
 FINISH_WAIT_SECONDS = 0.1
@@ -26,7 +25,7 @@ FORGOTTEN_MAX = 1_000  # completions in one transaction
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkKeeper:
-    """A `penstock.messaging.claims.ClaimKeeper` of the keys of all handlers."""
+    """A `penstock.messaging.handler.ClaimKeeper` of the keys of all handlers."""
 
     ledger: Ledger
 

@@ -15,9 +15,9 @@ from typing import Protocol
 
 from penstock.errors import PartAway, TemporaryError
 from penstock.events import Bus, Event, LedgerAway, LedgerBack, StoreAway, StoreBack
+from penstock.messaging.backoff import Random
 from penstock.messaging.clock import Clock
 from penstock.messaging.threads import begin_thread, begin_thread_or_do
-from penstock.messaging.waits import Random
 
 PAUSE_SECONDS_MIN = 1.0
 PAUSE_SECONDS_MAX = 5.0  # work resumes at most that long after the service is back
@@ -71,7 +71,7 @@ def store_service(address: str) -> WatchedService:
 
 
 class Outage:
-    """A `penstock.messaging.outages.ServiceWatch` of one worker's service, by default the ledger. Any thread may call
+    """A `penstock.messaging.handler.ServiceWatch` of one worker's service, by default the ledger. Any thread may call
     it.
 
     ``ping`` asks the service, and raises `TemporaryError` while it is away. Without a ping only requests notice an

@@ -28,11 +28,11 @@ from penstock.events import Bus, TickFailed, TickSent
 from penstock.handlers.declaration import HandlerDeclaration
 from penstock.handlers.keys import Begun, Busy, Claim, Keys
 from penstock.handlers.schedule import Schedule
+from penstock.messaging.backoff import Random
 from penstock.messaging.broker import Broker
 from penstock.messaging.clock import Clock
 from penstock.messaging.message import Message, Outgoing
 from penstock.messaging.schema import Codec
-from penstock.messaging.waits import Random
 
 CATCH_UP_SECONDS = 120.0  # well within the brokers' deduplication windows (5 minutes)
 JITTER_SECONDS = 1.0

@@ -15,8 +15,7 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, bindparam, delete, insert, select, update
 
-from penstock.ledger.archive_records import Adoption
-from penstock.ledger.archives import new_archive
+from penstock.ledger.archive import Adoption, new_archive
 from penstock.ledger.database import Database
 from penstock.ledger.dialects import DatabaseNow
 from penstock.ledger.records import Candidate, ObjectState

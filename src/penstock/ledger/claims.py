@@ -46,7 +46,7 @@ from penstock.ledger.rows import AnyRow, Values, carrier_of, new_claimed_object,
 from penstock.ledger.rules import is_later, latest, storable
 from penstock.ledger.schema import archived_objects, attempts, object_attempts, objects, wanted
 from penstock.ledger.sets import ARCHIVED, among, by_uri, fill, in_state, is_in, is_wanted, of_pipeline, slices
-from penstock.messaging.claims import Extension
+from penstock.messaging.handler import Extension
 from penstock.messaging.steps import Probe, Step
 
 _OURS = (objects.c.attempt_id == bindparam("fresh")) & (objects.c.state == ObjectState.PROCESSING.value)

@@ -10,42 +10,40 @@ from typing import Self
 
 from penstock.ledger.abandonments import Abandonments
 from penstock.ledger.adoptions import Adoptions
-from penstock.ledger.ages import Ages
-from penstock.ledger.archives import Archives
-from penstock.ledger.audits import Audits
+from penstock.ledger.archive import Archives
 from penstock.ledger.claims import Claims
 from penstock.ledger.commits import Commits
-from penstock.ledger.database import Database
+from penstock.ledger.database import Database, parsed_url
+from penstock.ledger.dead_letters import Audits, Replays
 from penstock.ledger.dialects import dialect_for
 from penstock.ledger.dialects.sqlite import is_in_memory
 from penstock.ledger.known_ids import IDS_END, KnownIds
 from penstock.ledger.migrate import migrate
-from penstock.ledger.owner_records import WorkOwner
 from penstock.ledger.owners import Owners
-from penstock.ledger.pipelines import Pipelines
-from penstock.ledger.progress import Progress
-from penstock.ledger.queries import Queries
-from penstock.ledger.reconciliations import Comparison, Reconciliation, Reconciliations
+from penstock.ledger.pipelines import Comparison, Pipelines, Reconciliation, Reconciliations
+from penstock.ledger.progress import Progress, Tellings
+from penstock.ledger.queries import Ages, Queries
 from penstock.ledger.records import (
     AttemptRow,
     BatchOutcome,
     BatchRow,
     Candidate,
     Claim,
+    LedgerRepair,
+    LedgerRepaired,
     ObjectAttempt,
     ObjectRow,
     ObjectState,
     PipelineRow,
+    WorkEnding,
+    WorkOwner,
+    WorkRow,
+    WorkStanding,
+    WorkState,
 )
-from penstock.ledger.repair_records import LedgerRepair, LedgerRepaired
 from penstock.ledger.repairs import Repairs
-from penstock.ledger.replays import Replays
-from penstock.ledger.tellings import Tellings
-from penstock.ledger.urls import parsed_url
-from penstock.ledger.work_queries import WorkQueries
-from penstock.ledger.work_records import WorkEnding, WorkRow, WorkStanding, WorkState
-from penstock.ledger.works import Works
-from penstock.messaging.claims import Extension
+from penstock.ledger.works import WorkQueries, Works
+from penstock.messaging.handler import Extension
 from penstock.messaging.steps import Probe, no_probe
 
 

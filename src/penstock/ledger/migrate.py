@@ -1,21 +1,31 @@
 """Bring a ledger's tables up to date, by Alembic.
 
 The newest revision stands here too, so that opening an up-to-date ledger is one SELECT and needs no Alembic.
+
+A ledger whose tables may be of any revision: looking at it, and changing them on purpose.
+
+`Ledger.open` brings tables up to date by itself, where its user may. Where workers have no right to change tables,
+somebody who has does it here.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Self
 
-from sqlalchemy import Connection, String, column, inspect, select, table
+from sqlalchemy import Connection, String, bindparam, column, func, inspect, select, table, text
 from sqlalchemy.exc import DBAPIError
 
-from penstock.errors import ConfigurationError
-from penstock.ledger.database import Database
-from penstock.ledger.schema import VERSION_TABLE, metadata
+from penstock.errors import ConfigurationError, UsageError
+from penstock.ledger.archive import TOMBSTONE
+from penstock.ledger.database import Database, parsed_url
+from penstock.ledger.dialects import DatabaseNow, dialect_for
+from penstock.ledger.schema import VERSION_TABLE, archives, metadata, pipelines
 
 if TYPE_CHECKING:
     from alembic.config import Config
+
 
 HEAD = "0008"
 BASE = "base"  # Alembic's word for no tables at all
@@ -111,3 +121,172 @@ def known_revisions() -> frozenset[str]:
 
     scripts = ScriptDirectory.from_config(_configuration())
     return frozenset(script.revision for script in scripts.walk_revisions())
+
+
+COUNTED_ROWS_MAX = 100_000  # a table that its server takes for larger is not counted
+
+_SERVER = {
+    "sqlite": ("SQLite", text("SELECT sqlite_version()")),
+    "mysql": ("MySQL", text("SELECT VERSION()")),
+    "mariadb": ("MariaDB", text("SELECT VERSION()")),
+    "postgresql": ("PostgreSQL", text("SHOW server_version")),
+}
+_IN_MYSQL = text(
+    "SELECT table_rows FROM information_schema.tables WHERE table_schema = DATABASE() AND table_name = :named"
+)
+_GUESSES = {
+    "mysql": _IN_MYSQL,
+    "mariadb": _IN_MYSQL,
+    "postgresql": text(
+        "SELECT n_live_tup FROM pg_stat_user_tables WHERE schemaname = current_schema() AND relname = :named"
+    ),
+}
+_ARCHIVES = select(
+    func.count(archives.c.uri),
+    func.coalesce(func.sum(archives.c.objects), 0),
+    func.coalesce(func.sum(archives.c.bytes), 0),
+).where(archives.c.source != bindparam("tombstone"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableRows:
+    """How many rows a table has."""
+
+    rows: int
+    estimated: bool  # the server's guess, which may be far off
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LedgerFacts:
+    """A ledger, looked at."""
+
+    place: str  # its address, without a password
+    server: str
+    revision: str | None  # None: it has no tables yet
+    newest: str  # what this Penstock works with
+    tables: Mapping[str, TableRows]
+    archive_files: int
+    archived_objects: int
+    archive_bytes: int
+
+
+class Revisions:
+    """The tables of one ledger."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    @classmethod
+    def open(cls, url: str | Path) -> Self:
+        """Nothing is looked at or changed yet."""
+        parsed = parsed_url(url)
+        dialect = dialect_for(parsed)
+        return cls(Database(dialect.create_engine(parsed, now=None), dialect))
+
+    def close(self) -> None:
+        self._database.close()
+
+    def facts(self) -> LedgerFacts:
+        """How it stands now, in one look."""
+        with self._database.reading() as connection:
+            there = set(inspect(connection).get_table_names())
+            files, objects, size = (0, 0, 0)
+            if archives.name in there:
+                files, objects, size = connection.execute(_ARCHIVES, {"tombstone": TOMBSTONE}).one()
+            return LedgerFacts(
+                place=self._database.place,
+                server=_server(connection),
+                revision=revision_of(connection),
+                newest=HEAD,
+                tables={name: _rows(connection, name) for name in metadata.tables if name in there},
+                archive_files=int(files),
+                archived_objects=int(objects),
+                archive_bytes=int(size),
+            )
+
+    def pipelines(self) -> Sequence[str]:
+        """The names of those that the ledger knows, whatever its revision is."""
+        with self._database.reading() as connection:
+            if not inspect(connection).has_table(pipelines.name):
+                return []
+            return list(connection.execute(select(pipelines.c.id).order_by(pipelines.c.id)).scalars())
+
+    def server(self) -> tuple[str, float]:
+        """What serves it, with its version, and the time there in epoch seconds."""
+        with self._database.reading() as connection:
+            return _server(connection), float(connection.execute(select(DatabaseNow())).scalar_one())
+
+    def upgrade(self, revision: str = HEAD) -> tuple[str | None, str | None]:
+        """Make the tables, or bring them up to a revision; answers the revision before and after.
+
+        Raises `UsageError` for a revision that is none, or an earlier one."""
+        return self._move(revision, up=True)
+
+    def downgrade(self, revision: str) -> tuple[str | None, str | None]:
+        """Take the tables back to an earlier revision; ``base`` removes all of them.
+
+        Raises `UsageError` for a revision that is none, or a later one, and `ConfigurationError` where the earlier one
+        would forget what must not be forgotten."""
+        return self._move(revision, up=False)
+
+    def _move(self, wanted: str, *, up: bool) -> tuple[str | None, str | None]:
+        target = _known(wanted)
+        dialect, place = self._database.dialect, self._database.place
+        with self._database.reading() as connection:  # a login that is refused is so here, where no tables are blamed
+            check_tables(connection, place)
+        with (
+            revised() if up else nullcontext(),
+            self._database.writing() as connection,
+            dialect.migrating(connection),
+        ):
+            before = revision_of(connection)
+            check_tables(connection, place)
+            _check_way(before, target, up=up)
+            if target != before:
+                (upgrade if up else downgrade)(connection, target or BASE)
+            return before, revision_of(connection)
+
+
+def revision_names() -> str:
+    """The revisions there are, for sentences."""
+    return ", ".join([BASE, *sorted(known_revisions())])
+
+
+def _known(revision: str) -> str | None:
+    """A revision there is; None for the state before the first."""
+    if revision == BASE:
+        return None
+    if revision == "head":
+        return HEAD
+    if revision not in known_revisions():
+        raise UsageError(f"There is no revision {revision} of the ledger's tables; there are {revision_names()}.")
+    return revision
+
+
+def _check_way(before: str | None, target: str | None, *, up: bool) -> None:
+    now = "has no tables" if before is None else f"is at {before}"
+    if up and (target or "") < (before or ""):
+        raise UsageError(
+            f"The ledger {now}, which is later than {target or BASE}: `penstock ledger downgrade {target or BASE}` "
+            "goes back."
+        )
+    if not up and (target or "") > (before or ""):
+        raise UsageError(
+            f"The ledger {now}, which is earlier than {target}: `penstock ledger upgrade {target}` goes there."
+        )
+
+
+def _server(connection: Connection) -> str:
+    name, question = _SERVER[connection.dialect.name]
+    version = str(connection.execute(question).scalar_one())
+    return f"{'MariaDB' if 'MariaDB' in version else name} {version}"
+
+
+def _rows(connection: Connection, name: str) -> TableRows:
+    guess = _GUESSES.get(connection.dialect.name)
+    if guess is not None:
+        about = connection.execute(guess, {"named": name}).scalar_one_or_none() or 0
+        if about > COUNTED_ROWS_MAX:
+            return TableRows(rows=int(about), estimated=True)
+    counted = connection.execute(select(func.count()).select_from(metadata.tables[name])).scalar_one()
+    return TableRows(rows=int(counted), estimated=False)

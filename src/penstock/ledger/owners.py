@@ -23,11 +23,10 @@ from sqlalchemy import Connection, String, bindparam, column, exists, insert, se
 from penstock.errors import ConfigurationError
 from penstock.ledger.database import Database
 from penstock.ledger.dialects import DatabaseNow
-from penstock.ledger.owner_records import OwnedName, WorkOwner
+from penstock.ledger.records import OwnedName, WorkOwner, WorkState
 from penstock.ledger.rows import AnyRow
 from penstock.ledger.rules import storable
 from penstock.ledger.schema import VERSION_TABLE, owners, works
-from penstock.ledger.work_records import WorkState
 from penstock.messaging.broker import same_queue
 
 _LOCK = select(column("version_num", String)).select_from(table(VERSION_TABLE)).with_for_update()

@@ -1,8 +1,16 @@
-"""The values that go into the ledger and come out of it. Times are epoch seconds of the database's clock."""
+"""The values that go into the ledger and come out of it. Times are epoch seconds of the database's clock.
+
+The values of owners: which app a name in a ledger belongs to.
+
+What a repair of the ledger brings: see `penstock.ledger.repairs`.
+
+The values of works, a work being one key of one handler. Times are epoch seconds of the database's clock.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Literal, TypeAlias
 
 
 class ObjectState(StrEnum):
@@ -215,3 +223,159 @@ class ObjectRow:
     first_seen_at: float
     ended_at: float | None
     carrier: Carrier | None
+
+
+OwnerKind = Literal["keys", "objects"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnedName:
+    """A name that an app uses in the ledger, and the queue that feeds it.
+
+    ``keys``: of a handler whose calls are recorded by key. ``objects``: of an object handler or a pipeline.
+    """
+
+    kind: OwnerKind
+    name: str
+    queue: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkOwner:
+    """Whose keys those of a handler are; part of their identity.
+
+    ``is_plain``: the keys are identified by the handler's name alone, because an earlier version recorded some of them.
+    """
+
+    app: str
+    queue: str
+    is_plain: bool = False
+    purpose: Literal["key", "tick"] = "key"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImportedObject:
+    """One object of a batch that the table shows. The candidate's carrier is not looked at."""
+
+    candidate: Candidate
+    rows: int
+    lines_quarantined: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImportedBatch:
+    """A batch that the table shows and the ledger does not know, or one that stands for a number nobody remembers."""
+
+    seq: int
+    attempt_id: str
+    objects: Sequence[ImportedObject]
+    rows: int = 0
+    lines_quarantined: int = 0
+    bytes: int = 0
+    manifest: str = ""
+    quarantine_manifest: str = ""
+    claimed_at: float | None = None  # epoch seconds, as the next
+    committed_at: float | None = None  # epoch seconds; None: nobody knows, so now
+    stage_seconds: Mapping[str, float] = field(default_factory=dict)
+    spark_ui_url: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LedgerRepair:
+    """Everything one repair changes, in one transaction."""
+
+    pipeline: str
+    seen_next_seq: int  # what the plan was made of; moved meanwhile, nothing is done
+    next_seq: int
+    table_schema: str | None  # in force from now on; None: the one that is
+    imported: Sequence[ImportedBatch] = ()
+    moved: Mapping[int, int] = field(default_factory=dict)  # committed after the rollback: to the number they get
+    withdrawn: Sequence[int] = ()  # committed after the rollback and not to be shown: their objects are free again
+    forgotten: Sequence[str] = ()  # attempts that left a record, and can never commit
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LedgerRepaired:
+    """What became of it."""
+
+    abandoned: Sequence[str]  # attempts that were open
+    withdrawn: Sequence[str]  # attempts whose batch does not count any more
+
+
+class WorkState(StrEnum):
+    """Where a work stands. Only a done one never changes any more."""
+
+    FREE = "free"
+    OPEN = "open"
+    DONE = "done"
+
+
+class WorkEnd(StrEnum):
+    """How an attempt ended that did not complete its work."""
+
+    FAILED = "failed"
+    GIVEN_BACK = "given_back"
+    EXPIRED = "expired"  # its lease ran out, or its worker died
+
+
+WorkEnding = Literal["failed", "given_back"]  # what the holder of an attempt may end it as
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkAttempt:
+    """An attempt that has ended without completing its work."""
+
+    attempt_id: str
+    worker: str
+    started_at: float
+    ended_at: float
+    outcome: WorkEnd
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkBegun:
+    """The work is ours now. ``previous`` is how the attempt before ended, where there was one."""
+
+    previous: WorkAttempt | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkBusy:
+    """Another attempt has it open."""
+
+    seconds: float  # until its lease ends (at least 0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkDone:
+    """It was completed before, by this attempt."""
+
+    outcome: str  # the JSON text stored with the completion
+    completed_at: float
+    worker: str
+    attempt_id: str
+
+
+WorkStanding: TypeAlias = WorkBegun | WorkBusy | WorkDone  # what a begin is told
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkRow:
+    """A work as people see it. The attempt named is the latest one; ``previous`` is the last that ended incomplete."""
+
+    work_id: bytes
+    handler: str
+    key: str  # cut where it is longer than a person would read
+    app: str | None  # this and the next: None where an earlier version recorded it
+    queue: str | None
+    state: WorkState
+    attempts: int  # all that ever began
+    attempt_id: str
+    worker: str
+    started_at: float
+    lease_until: float | None  # while it is open
+    outcome: str | None  # JSON, once it is done
+    completed_at: float | None
+    first_seen_at: float
+    previous: WorkAttempt | None

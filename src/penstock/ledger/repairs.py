@@ -15,8 +15,15 @@ from penstock.errors import ConfigurationError, TemporaryError
 from penstock.ledger.abandonments import give_up_open
 from penstock.ledger.database import Database
 from penstock.ledger.dialects import DatabaseNow
-from penstock.ledger.records import AttemptState, BatchOutcome, ObjectState
-from penstock.ledger.repair_records import ImportedBatch, ImportedObject, LedgerRepair, LedgerRepaired
+from penstock.ledger.records import (
+    AttemptState,
+    BatchOutcome,
+    ImportedBatch,
+    ImportedObject,
+    LedgerRepair,
+    LedgerRepaired,
+    ObjectState,
+)
 from penstock.ledger.rows import Values, new_batch, new_object
 from penstock.ledger.schema import attempts, batches, leaving, object_attempts, objects, pipelines, table_schemas
 from penstock.ledger.sets import among, fill, of_pipeline

@@ -6,8 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from penstock.errors import ConfigurationError
-from penstock.ledger.owner_records import WorkOwner
-from penstock.ledger.records import Carrier
+from penstock.ledger.records import Carrier, WorkOwner
 
 REASON_CHARS_MAX = 4_000
 PIPELINE_CHARS_MAX = 512  # as its column has it, which only some databases enforce

@@ -6,6 +6,8 @@ ends when somebody else begins. Rows are inserted or left alone in a transaction
 compare-and-set on their primary key, so that two that want the same work cannot lock each other out.
 
 Where COMMIT brought no answer the same transaction runs again, which finds out: each recognises its own attempt.
+
+Questions about works. Each is one consistent look and changes nothing.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,13 +20,20 @@ from sqlalchemy import Connection, Delete, bindparam, delete, func, select, upda
 from penstock.errors import TemporaryError
 from penstock.ledger.database import Database, OutcomeUnknown
 from penstock.ledger.dialects import DatabaseNow
-from penstock.ledger.owner_records import WorkOwner
-from penstock.ledger.rows import AnyRow, Values
-from penstock.ledger.rules import storable, told
+from penstock.ledger.records import (
+    WorkBegun,
+    WorkBusy,
+    WorkEnd,
+    WorkEnding,
+    WorkOwner,
+    WorkRow,
+    WorkStanding,
+    WorkState,
+)
+from penstock.ledger.rows import AnyRow, Values, new_work, previous_attempt, work_done, work_row
+from penstock.ledger.rules import storable, told, work_id_of
 from penstock.ledger.schema import works
-from penstock.ledger.work_records import WorkBegun, WorkBusy, WorkEnd, WorkEnding, WorkStanding, WorkState
-from penstock.ledger.work_rows import new_work, previous_attempt, work_done
-from penstock.messaging.claims import Extension
+from penstock.messaging.handler import Extension
 
 TRIES_MAX = 5
 FORGOTTEN_AT_ONCE_MAX = 500  # ids in one statement
@@ -355,3 +364,39 @@ def _find(connection: Connection, attempt_id: str) -> "AnyRow | None":
 
 def _why(outcome: WorkEnd, reason: str) -> Values:
     return {"why_outcome": outcome.value, "why_reason": told(reason)}
+
+
+_ONE = select(works).where(works.c.work_id == bindparam("of_work"))
+
+
+class WorkQueries:
+    """What the ledger knows about works."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def works(
+        self,
+        handler: str | None,
+        *,
+        key_contains: str | None,
+        state: WorkState | None,
+        limit: int,
+        after: bytes | None,
+    ) -> Sequence[WorkRow]:
+        statement = select(works).order_by(works.c.work_id).limit(limit)
+        if handler is not None:
+            statement = statement.where(works.c.handler == storable(handler))
+        if key_contains is not None:
+            statement = statement.where(works.c.key.icontains(storable(key_contains), autoescape=True))
+        if state is not None:
+            statement = statement.where(works.c.state == state.value)
+        if after is not None:
+            statement = statement.where(works.c.work_id > after)
+        with self._database.reading() as connection:
+            return [work_row(row) for row in connection.execute(statement)]
+
+    def work(self, handler: str, key: str, owner: WorkOwner | None) -> WorkRow | None:
+        with self._database.reading() as connection:
+            row = connection.execute(_ONE, {"of_work": work_id_of(handler, key, owner)}).one_or_none()
+        return None if row is None else work_row(row)

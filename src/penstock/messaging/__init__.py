@@ -1,1 +1,1 @@
-"""What moves: messages, deliveries, settlements, and the Protocols that the other rooms meet through."""
+"""The values that move (message, delivery, settlement) and the Protocols that other packages implement."""

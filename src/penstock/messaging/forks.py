@@ -5,12 +5,15 @@ locks. So another process may believe that it is the last user of the file and d
 later is lost or destroys the file. A new connection in the copy shares that record, so opening the file again does not
 help. No connection to a file may be open during a fork (SQLite, "How To Corrupt", 2.6): `EmbeddedFile` closes them.
 Sockets and threads are simpler: a copy makes its own (`renew_in_copies`).
+
+What keeps copies of a process out of its work: a user's code may fork, and return twice.
 """
 
 import ctypes
 import os
 import threading
 import time
+import traceback
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
@@ -181,3 +184,38 @@ class _Forks:
 
 _forks = _Forks()
 os.register_at_fork(before=_forks.before, after_in_parent=_forks.after, after_in_child=_forks.begin_in_copy)
+
+
+class OwnProcess:
+    """Around user code: in a copy of the process that made this, the process ends where that code ends.
+
+    A copy has its parent's claims, receipts and connections, and would record the work and settle the message while
+    the parent is still at it. It ends at once, without any cleanup: all that there is to clean is its parent's.
+    """
+
+    __slots__ = ("_id",)
+
+    def __init__(self) -> None:
+        self._id = os.getpid()
+
+    def __enter__(self) -> None:
+        """The code begins."""
+
+    def __exit__(
+        self, kind: type[BaseException] | None, raised: BaseException | None, where: TracebackType | None
+    ) -> None:
+        if os.getpid() != self._id:
+            _end_copy(raised)
+
+
+def _end_copy(raised: BaseException | None) -> None:
+    """End with 0 where the code returned, with what it asked for at a `SystemExit`, and else with 1."""
+    code = 0 if raised is None else 1
+    try:
+        if isinstance(raised, SystemExit) and (raised.code is None or isinstance(raised.code, int)):
+            code = raised.code or 0
+        elif raised is not None:
+            # Not through sys.stderr, whose lock another thread may have held when the process was copied.
+            os.write(2, "".join(traceback.format_exception(raised)).encode("utf-8", "backslashreplace"))
+    finally:
+        os._exit(code & 0xFF)

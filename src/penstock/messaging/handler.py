@@ -2,15 +2,50 @@
 
 A pipeline is such a handler, and so is a plain function, whose batches hold one delivery each. The worker knows nothing
 else of either.
+
+Claims as a heartbeat extends them: all claims of one keeper in one call.
+
+The Protocol through which work reports how a service answers: the ledger, or the store of its objects.
 """
 
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence, Set
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Protocol
 
-from penstock.messaging.claims import HeldClaim
 from penstock.messaging.delivery import Delivery
 from penstock.messaging.settlement import Settlement
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Extension:
+    """The outcome of extending several claims; a claim that is in neither set was extended."""
+
+    lost: Set[str] = field(default_factory=frozenset)
+    late: Set[str] = field(default_factory=frozenset)  # still held; another transaction had a lock on them: try again
+
+
+class ClaimKeeper(Protocol):
+    """The service that holds claims. Keepers are equal if one call can extend the claims of both."""
+
+    def __hash__(self) -> int: ...
+
+    def extend(self, ids: Sequence[str], *, lease_seconds: float, answer_seconds: float) -> Extension:
+        """Let each lease end ``lease_seconds`` from now. Raises `TemporaryError`.
+
+        ``answer_seconds`` bounds the wait for a connection, and the wait for each answer.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldClaim:
+    """A claim that one execution holds now."""
+
+    keeper: ClaimKeeper
+    id: str
+
 
 Answer = Mapping[str, Settlement]  # a settlement for every delivery, by receipt; what it says is recorded already
 
@@ -97,3 +132,33 @@ class BatchHandler(Protocol):
         Each is called at the start and now and then while the line is idle, in a thread of its own, one call at a time.
         """
         ...
+
+
+class ServiceWatch(Protocol):
+    """Records how one service answers the work that needs it. Any thread may call it."""
+
+    def asked(self) -> AbstractContextManager[None]:
+        """Return a context for one request: a `TemporaryError` in it means that the service is away, a normal end that
+        it answers. A `PartAway` says nothing about the service."""
+        ...
+
+    def succeeded(self) -> None:
+        """Note that a request did its work. An answer alone does not prove that: a ledger on a full disk answers."""
+        ...
+
+    def put_back_seconds(self) -> float:
+        """Return for how long messages that are released now stay invisible; 0 while the service answers."""
+        ...
+
+
+class Unwatched:
+    """A `ServiceWatch` that records nothing and pauses nothing."""
+
+    def asked(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def succeeded(self) -> None:
+        """Do nothing."""
+
+    def put_back_seconds(self) -> float:
+        return 0.0

@@ -3,25 +3,190 @@
 A sender writes the type and the schema version of what it sends into two attributes. A reader upcasts what is older,
 and leaves what is newer to a newer worker. Whatever a body holds, reading it raises `InvalidMessage` or `NewerMessage`,
 nothing else.
+
+JSON as the outside world may send it: strict, bounded, and with a reason for every refusal.
+
+Duties: bytes -> text (UTF-8 only), text -> values. Whatever Python's own reader lets through and two readers could take
+differently is refused here: duplicate keys, NaN, numbers that overflow, lone surrogates. Raises `InvalidMessage`,
+nothing else, for any input at all.
+
+A queue as sender and handler know it: its name, and the contract of what it carries.
 """
 
 import inspect
+import json
+import math
+import re
 import sys
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, NoReturn, Protocol, TypeVar
 
-from penstock.errors import InvalidMessage, NewerMessage, UsageError
-from penstock.messaging import strict_json
+from penstock.errors import ConfigurationError, InvalidMessage, NewerMessage, UsageError
+from penstock.messaging.declarations import checks_class_options
 from penstock.messaging.message import NO_ATTRIBUTES, Attributes, Message
-from penstock.messaging.queue import Queue
+
+NESTING_MAX = 100
+INTEGER_DIGITS_MAX = 100
+_SHOWN_CHARS_MAX = 60
+
+_CONTAINERS = (b"{", b"[")
+_UTF8_BOM = b"\xef\xbb\xbf"
+_UTF16_BOMS = (b"\xff\xfe", b"\xfe\xff")
+_ARCHIVES = {b"\x1f\x8b": "gzip", b"PK\x03\x04": "a zip archive"}  # never inflated: a bomb has nobody to go off at
+
+# A string (the closing quote is optional, so that an unclosed one costs one pass and no restarts) or one bracket.
+_TOKENS = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"?|[\[\]{}]', re.DOTALL)
+_SURROGATE_ESCAPES = re.compile(r"\\u[dD][89a-fA-F]")
+
+
+def decode(body: bytes) -> str:
+    """The body as text. It must be UTF-8 without a byte order mark."""
+    if body[:1] in _CONTAINERS and 0 not in body[:4]:  # as nearly all begin: none of the oddities below
+        return _decoded(body)
+    if not body.strip():
+        raise InvalidMessage("the body is empty; expected JSON")
+    if body.startswith(_UTF8_BOM):
+        raise InvalidMessage("the body starts with a byte order mark; send plain UTF-8")
+    for magic, kind in _ARCHIVES.items():
+        if body.startswith(magic):
+            raise InvalidMessage(f"the body is {kind}; send plain UTF-8")
+    if body.startswith(_UTF16_BOMS) or b"\0" in body[:4]:
+        raise InvalidMessage("the body is UTF-16 or UTF-32; send UTF-8")
+    return _decoded(body)
+
+
+def load(text: str) -> object:
+    """The one JSON value that the text holds."""
+    if text.startswith("\ufeff"):
+        raise InvalidMessage("the text starts with a byte order mark; send plain UTF-8")
+    _check_nesting(text)
+    try:
+        value: object = _DECODER.decode(text)
+        _check_surrogates(text, value)
+    except json.JSONDecodeError as error:
+        raise InvalidMessage(f"not JSON: {error.msg} at line {error.lineno} column {error.colno}") from None
+    return value
+
+
+def show(value: object) -> str:
+    """A value for a reason: one printable ASCII line of bounded length, containers by their kind only."""
+    match value:
+        case dict():
+            return "an object"
+        case list():
+            return "a list"
+        case str() if len(value) > _SHOWN_CHARS_MAX:
+            return json.dumps(value[:_SHOWN_CHARS_MAX]) + "..."
+        case _:
+            return json.dumps(value)
+
+
+def _decoded(body: bytes) -> str:
+    try:
+        return body.decode()
+    except UnicodeDecodeError as error:
+        raise InvalidMessage(f"the body is not UTF-8: byte 0x{body[error.start]:02x} at offset {error.start}") from None
+
+
+def _check_nesting(text: str) -> None:
+    # Python's reader recurses in C as deep as the process's recursion limit lets it, and that limit is not ours.
+    if text.count("{") + text.count("[") <= NESTING_MAX:
+        return
+    depth = 0
+    for token in _TOKENS.finditer(text):
+        match text[token.start()]:
+            case "{" | "[":
+                depth += 1
+                if depth > NESTING_MAX:
+                    raise InvalidMessage(f"the JSON is nested deeper than {NESTING_MAX} levels")
+            case "}" | "]":
+                depth -= 1
+
+
+def _object(pairs: Sequence[tuple[str, object]]) -> dict[str, object]:
+    members = dict(pairs)
+    if len(members) == len(pairs):
+        return members
+    repeated, _ = Counter(name for name, _ in pairs).most_common(1)[0]
+    raise InvalidMessage(f"the key {show(repeated)} appears twice in one JSON object")
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise InvalidMessage(f"{name} is not a JSON number")
+
+
+def _float(digits: str) -> float:
+    value = float(digits)
+    if math.isinf(value):
+        raise InvalidMessage(f"the number {digits[:_SHOWN_CHARS_MAX]} is too large")
+    return value
+
+
+def _integer(digits: str) -> int:
+    if len(digits) > INTEGER_DIGITS_MAX:
+        raise InvalidMessage(f"an integer of {len(digits)} digits is too large; at most {INTEGER_DIGITS_MAX} are read")
+    return int(digits)
+
+
+def _check_surrogates(text: str, value: object) -> None:
+    if "\\u" not in text or _SURROGATE_ESCAPES.search(text) is None:
+        return
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        raise InvalidMessage(
+            f"the JSON holds a lone surrogate, \\u{ord(error.object[error.start]):04x}: half a character"
+        ) from None
+
+
+_DECODER = json.JSONDecoder(
+    object_pairs_hook=_object, parse_constant=_refuse_constant, parse_float=_float, parse_int=_integer
+)
+
+
+Body = TypeVar("Body")
+Upcast = Callable[[Any], Any]  # the JSON value of one version -> that of the next
+
+
+@checks_class_options("Queue")
+@dataclass(frozen=True, eq=False)  # without slots: `Queue[Model](...)` sets an attribute
+class Queue(Generic[Body]):
+    """The contract of one queue; sender and handler import the same one.
+
+    ``name`` is a queue's name, URL or ARN. Without a ``model`` the handler gets the `Message` as it is, and bodies sent
+    are bytes, text or JSON values. With one (a pydantic model, or a type that msgspec knows) bodies are checked.
+
+    ``schema`` is the version of the model, from 1. It travels in the attribute ``penstock-schema``, and the model's
+    name (or ``type``) in ``penstock-type``. A message without them is taken for the oldest version that an upcast
+    leads from, else for the current one. ``upcasts`` lead from each older version to the next: ``{1: v1_to_v2}``.
+    """
+
+    name: str
+    model: type[Body] | None = None
+    schema: int = field(default=1, kw_only=True)
+    type: str | None = field(default=None, kw_only=True)
+    upcasts: Mapping[int, Upcast] = field(default_factory=dict, kw_only=True)
+
+    def __post_init__(self) -> None:
+        if not self.name:
+            raise ConfigurationError("A queue needs a name, URL or ARN.")
+        if self.schema < 1:
+            raise ConfigurationError(f"The queue {self.name} has schema version {self.schema}; they begin with 1.")
+        versions = sorted(self.upcasts)
+        if versions and versions != list(range(versions[0], self.schema)):
+            raise ConfigurationError(
+                f"The upcasts of the queue {self.name} are from {', '.join(map(str, versions))}; each leads to the "
+                f"next version, so they have to reach without a gap up to {self.schema}."
+            )
+
 
 TYPE_ATTRIBUTE = "penstock-type"
 SCHEMA_ATTRIBUTE = "penstock-schema"
 BODY_BYTES_MAX = 1024 * 1024  # larger bodies are no messages of ours, and would take long to check
 PROBLEMS_SHOWN_MAX = 3
-
-Body = TypeVar("Body")
 
 
 class Codec(Generic[Body]):
@@ -59,7 +224,7 @@ class Codec(Generic[Body]):
         version = self._version(message.attributes)
         if len(message.body) > BODY_BYTES_MAX:
             raise InvalidMessage(f"the body has {len(message.body)} bytes; at most {BODY_BYTES_MAX} are read")
-        written = strict_json.load(strict_json.decode(message.body))
+        written = load(decode(message.body))
         value = self._upcast(written, version)
         try:
             body: Body = self._model.read(value, message.body if version == self._queue.schema else None)
@@ -71,9 +236,7 @@ class Codec(Generic[Body]):
         """The version the body was written in, if we can read it."""
         type_name = attributes.get(TYPE_ATTRIBUTE)
         if type_name is not None and _text(type_name) != self._type:
-            raise NewerMessage(
-                f"its type is {strict_json.show(_text(type_name))}, and this worker knows {self._type} only"
-            )
+            raise NewerMessage(f"its type is {show(_text(type_name))}, and this worker knows {self._type} only")
         version = _number(attributes.get(SCHEMA_ATTRIBUTE), default=self._unmarked())
         if version > self._queue.schema:
             raise NewerMessage(f"its schema is version {version}, and this worker knows {self._queue.schema}")
@@ -195,7 +358,7 @@ def _number(value: str | bytes | None, *, default: int) -> int:
         return default
     text = _text(value)
     if not (text.isascii() and text.isdigit() and 1 <= len(text) <= 9 and int(text) >= 1):
-        raise InvalidMessage(f"its attribute {SCHEMA_ATTRIBUTE} is {strict_json.show(text)}; it holds a number from 1")
+        raise InvalidMessage(f"its attribute {SCHEMA_ATTRIBUTE} is {show(text)}; it holds a number from 1")
     return int(text)
 
 

@@ -38,7 +38,7 @@ class DeadLetter:
     set_aside: bool = False  # of a dead letter: it goes on to the second tier for this reason, its own death unchanged
     # What follows is told on the letter, and makes no other settlement of it.
     poison: bool = field(default=False, compare=False)  # rejected or unreadable: another attempt cannot help
-    fingerprint: str | None = field(default=None, compare=False)  # as `penstock.messaging.fingerprints` makes it
+    fingerprint: str | None = field(default=None, compare=False)  # as `penstock.messaging.failure` makes it
     handler: str | None = field(default=None, compare=False)  # who gave up
 
 

@@ -1,9 +1,21 @@
-"""Start threads on a machine that may not be able to start another one."""
+"""Start threads on a machine that may not be able to start another one.
 
+Threads for blocking calls of async code, apart from asyncio's default executor.
+
+The default executor has few threads, and any library on the loop may fill them. What Penstock records there would wait
+for the user's work.
+"""
+
+import asyncio
 import threading
+from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
+from contextvars import copy_context
+from typing import Any, TypeVar
 
 from penstock.errors import TemporaryError
+from penstock.messaging.forks import renew_in_copies
 
 
 def begin_thread(work: Callable[..., object], *arguments: object, name: str) -> threading.Thread:
@@ -22,3 +34,93 @@ def begin_thread_or_do(work: Callable[..., object], *arguments: object, name: st
         begin_thread(work, *arguments, name=name)
     except TemporaryError:
         work(*arguments)
+
+
+IDLE_SECONDS = 5.0  # after which a thread without work ends
+
+Result = TypeVar("Result")
+
+
+class AsideThreads:
+    """Run blocking calls in daemon threads: started when needed, at most ``threads_max``, ended when idle.
+
+    Urgent calls overtake the others. A call that was handed over runs, even if the task that awaits it is cancelled.
+    The number of waiting calls has no bound of its own: each belongs to a task that awaits it.
+    """
+
+    def __init__(self, name: str, *, threads_max: int) -> None:
+        self._name = name
+        self._threads_max = threads_max
+        self.begin_in_copy()
+        renew_in_copies(self)
+
+    def begin_in_copy(self) -> None:
+        """Begin with no threads and no calls; those of before a fork belong to the parent process."""
+        self._changed = threading.Condition()
+        # The rest is written under the condition's lock.
+        self._urgent: deque[Callable[[], None]] = deque()
+        self._waiting: deque[Callable[[], None]] = deque()
+        self._threads = 0
+        self._idle = 0
+        self._started = 0
+
+    async def run(self, step: Callable[..., Result], *arguments: Any, urgent: bool = False) -> Result:
+        """Call ``step`` in a thread, with the caller's context variables, and return its result."""
+        loop = asyncio.get_running_loop()
+        done: asyncio.Future[Result] = loop.create_future()
+        context = copy_context()
+
+        def settle(result: Any, error: BaseException | None) -> None:
+            if done.done():  # the awaiting task was cancelled
+                return
+            if error is None:
+                done.set_result(result)
+            else:
+                done.set_exception(error)
+
+        def call() -> None:
+            result, raised = None, None
+            try:
+                result = context.run(step, *arguments)
+            except BaseException as error:
+                raised = error
+            with suppress(RuntimeError):  # the loop is closed
+                loop.call_soon_threadsafe(settle, result, raised)
+
+        self._hand_over(call, urgent=urgent)
+        return await done
+
+    def _hand_over(self, call: Callable[[], None], *, urgent: bool) -> None:
+        with self._changed:
+            (self._urgent if urgent else self._waiting).append(call)
+            if self._idle >= len(self._urgent) + len(self._waiting) or self._threads >= self._threads_max:
+                self._changed.notify()
+                return
+            self._threads += 1
+            self._started += 1
+            name = f"penstock-{self._name}-{self._started}"
+        try:
+            begin_thread(self._work, name=name)
+        except TemporaryError:  # those at work take the call
+            with self._changed:
+                self._threads -= 1
+                if not self._threads:
+                    (self._urgent if urgent else self._waiting).remove(call)  # its caller will not wait for it
+                    raise
+
+    def _work(self) -> None:
+        while (call := self._next()) is not None:
+            call()
+            del call  # a thread that waits keeps no message alive
+
+    def _next(self) -> Callable[[], None] | None:
+        with self._changed:
+            self._idle += 1
+            self._changed.wait_for(lambda: self._urgent or self._waiting, IDLE_SECONDS)
+            self._idle -= 1
+            if self._urgent:
+                return self._urgent.popleft()
+            if self._waiting:
+                return self._waiting.popleft()
+            self._threads -= 1
+            return None

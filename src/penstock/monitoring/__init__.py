@@ -1,1 +1,1 @@
-"""Watching: events become lines of the log, and failures reach the user's error hook."""
+"""Events become log lines, metrics, traces and error reports."""

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable
 
 from penstock.messaging.clock import Clock, SystemClock
-from penstock.monitoring.seldom import Seldom
+from penstock.monitoring.errors.outlets import Seldom
 
 QUIET_SECONDS = 600.0  # between two words on a place that stays away
 

@@ -20,7 +20,7 @@ from typing import NoReturn
 from penstock.errors import ConfigurationError, ObjectDenied, TemporaryError
 from penstock.messaging.steps import Probe, Step, no_probe
 from penstock.objects.cleanup import ASIDE_PREFIX, CHANGED, DONE, GONE, Cleaned, refused, second_name
-from penstock.objects.local import LocalStore, etag_of
+from penstock.objects.local_store import LocalStore, etag_of
 from penstock.objects.reference import LOCAL_BUCKET, ObjectRef, encode_key
 
 LOCK_SECONDS = 30.0  # a file takes milliseconds: a cleaner that holds the lock for longer is stuck

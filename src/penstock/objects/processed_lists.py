@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.errors import PenstockError
-from penstock.objects.local import LocalStore
+from penstock.objects.local_store import LocalStore
 from penstock.objects.reference import LOCAL_BUCKET, ObjectRef, encode_key, key_bytes_max
 
 _LOCAL, _S3 = "file://", "s3://"

@@ -1,4 +1,10 @@
-"""What S3 says of a bucket, and whether this user may do there what sources and tables take: for `penstock doctor`."""
+"""What S3 says of a bucket, and whether this user may do there what sources and tables take: for `penstock doctor`.
+
+Refuse lists of S3 objects that tell no version ids where the bucket may keep versions.
+
+Such a list identifies objects by ETag and size, but notifications and listings of the same bucket identify them by
+version id: one object would have two identities, and would be announced, or processed, a second time.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -8,10 +14,8 @@ from urllib.parse import unquote_plus
 from penstock.errors import ConfigurationError, PenstockError, TemporaryError
 from penstock.messaging.clock import Clock
 from penstock.storage.address import S3, S3Address
-from penstock.storage.aws import Aws
-from penstock.storage.aws_access import clock_ahead_seconds
-from penstock.storage.s3_client import requester, service_client
-from penstock.storage.s3_faults import Kind, fault_of, is_identity, is_of_s3
+from penstock.storage.aws import Aws, clock_ahead_seconds
+from penstock.storage.s3 import Kind, fault_of, is_identity, is_of_s3, requester, service_client
 
 _DESTINATIONS = {  # of a notification configuration: what its parts are called, and where each leads
     "QueueConfigurations": "QueueArn",
@@ -182,3 +186,30 @@ def _meant(what: str, error: Exception) -> Exception:
         return error
     fault = fault_of(error)
     return (TemporaryError if fault.kind is Kind.PASSING else ConfigurationError)(f"{what}: {fault.text}.")
+
+
+NEVER_VERSIONED = "never"
+INVENTORY_REMEDY = "have the inventory include all versions"
+LIST_REMEDY = "give each of its objects there a version_id (an empty one for an object that has none)"
+
+
+def require_no_versions(bucket: str, aws: Aws, *, told_by: str, remedy: str) -> None:
+    """Raise `ConfigurationError` unless S3 says that the bucket never kept versions.
+
+    Args:
+        told_by: what lists objects without version ids, as a subject: "The inventory s3://lists/manifest.json".
+        remedy: what to change about it, as a clause.
+    """
+    try:
+        versioning = versioning_of(bucket, aws)
+    except ConfigurationError as error:  # no credentials
+        versioning, may_not = None, f" ({str(error).rstrip('.')})"
+    else:
+        may_not = ""
+    if versioning == NEVER_VERSIONED:
+        return
+    why = f"we may not ask{may_not} whether" if versioning is None else f"versioning is {versioning}, so"
+    raise ConfigurationError(
+        f"{told_by} tells no version ids, and {why} the bucket {bucket} keeps versions; {remedy}, or grant "
+        "s3:GetBucketVersioning where there are none."
+    )

@@ -16,10 +16,9 @@ from pathlib import Path
 
 from penstock.errors import TemporaryError, UsageError
 from penstock.messaging.clock import Clock
-from penstock.objects.local import LocalStore
+from penstock.objects.local_store import LocalStore
 from penstock.objects.reference import ObjectRef
-from penstock.objects.scan_report import ScanReport
-from penstock.objects.scanner import Scanner
+from penstock.objects.scanner import Scanner, ScanReport
 
 SETTLE_SECONDS = 2.0
 RESCAN_SECONDS = 300.0

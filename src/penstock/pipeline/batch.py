@@ -1,22 +1,23 @@
-"""One batch of notifications: open the parcels, group them, let each group have its attempt, and settle."""
+"""One batch of notifications: open the parcels, group them, let each group have its attempt, and settle.
+
+The pipeline as the worker sees it: a handler whose unit of work is a batch of notifications.
+"""
 
 import sys
 import threading
 import traceback
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from contextlib import suppress
 
-from penstock.errors import PenstockError, TemporaryError
-from penstock.messaging.claims import HeldClaim
+from penstock.errors import InvalidMessage, PenstockError, TemporaryError
+from penstock.events import AttemptAbandoned
 from penstock.messaging.delivery import Delivery
-from penstock.messaging.handler import Answer
+from penstock.messaging.handler import Answer, HeldClaim, Place
 from penstock.messaging.settlement import DeadLetter, Release, Settlement
-from penstock.pipeline.attempt import AT_ONCE, Attempts, AttemptSettings, Surroundings
+from penstock.pipeline.attempt import AT_ONCE, Attempts, AttemptSettings, Hold, Surroundings
 from penstock.pipeline.engine import RunGivenBack
-from penstock.pipeline.grouping import groups
-from penstock.pipeline.hold import Hold
-from penstock.pipeline.parcel import ObjectOutcome, Parcel, open_parcel, parts, settle_parcel
-from penstock.pipeline.telling import Telling
+from penstock.pipeline.notifications import ObjectOutcome, Parcel, groups, open_parcel, parts, settle_parcel
+from penstock.pipeline.reporting import Telling
 
 
 class BatchExecution:
@@ -138,3 +139,45 @@ class BatchExecution:
         """What the run is doing now, as a stack without variables."""
         frame = sys._current_frames().get(self._thread_id or 0)
         return "" if frame is None else "".join(traceback.format_stack(frame))
+
+
+class PipelineHandler:
+    """A `penstock.messaging.handler.BatchHandler`."""
+
+    def __init__(self, settings: AttemptSettings, around: Surroundings) -> None:
+        self._settings = settings
+        self._around = around
+
+    @property
+    def name(self) -> str:
+        return self._settings.pipeline
+
+    @property
+    def place(self) -> Place:
+        return Place.THREAD  # few and long: a run waits for Spark
+
+    @property
+    def timeout_seconds(self) -> float | None:
+        return None
+
+    def weigh(self, delivery: Delivery) -> int:
+        """Bytes of the objects that the notification names; 0 for one that cannot be read."""
+        try:
+            return sum(ref.size_bytes for ref in self._around.parse(delivery.message.body).objects)
+        except InvalidMessage:
+            return 0
+
+    def begin(self, deliveries: Sequence[Delivery]) -> BatchExecution:
+        return BatchExecution(deliveries, self._settings, self._around)
+
+    def jobs(self) -> Mapping[str, Callable[[], object]]:
+        around = self._around
+        jobs = {"claims": self.free_expired, **(around.publish_jobs or {"publish": around.publish})}
+        return jobs if around.check_engine is None else {**jobs, "engine": around.check_engine}
+
+    def free_expired(self) -> None:
+        """Free what attempts hold that are past their lease."""
+        for attempt_id in self._around.ledger.abandon_expired(self._settings.pipeline):
+            self._around.bus.emit(
+                AttemptAbandoned(pipeline=self._settings.pipeline, attempt_id=attempt_id, reason="its lease ran out")
+            )

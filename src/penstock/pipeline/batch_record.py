@@ -3,6 +3,8 @@
 The ledger alone says what counts. But where it was restored from a backup, and the table went on, the table names files
 and nobody remembers whose lines are in them: `penstock repair` reads it here. One small file a batch, which gc deletes
 with an abandoned attempt's other files and keeps for as long as the batch is there.
+
+Where the files of an attempt lie. Attempt ids are ULIDs of our own making, never names from outside.
 """
 
 import gzip
@@ -13,8 +15,28 @@ from urllib.parse import quote_from_bytes, unquote_to_bytes
 
 from penstock.errors import TableError
 from penstock.objects.reference import ObjectRef, decode_key
-from penstock.pipeline.layout import RECORDS_FOLDER
 from penstock.storage.files import Files
+
+DATA_FOLDER = "data"  # below a table's root
+COMPACTED_FOLDER = "compacted"  # below a table's root
+RECORDS_FOLDER = "_penstock/batches"  # below a table's root, where neither its readers nor a vacuum look
+
+
+def run_files(attempt_id: str, run: int) -> str:
+    """Files of one run, relative to the root of the table they are for. A repeated run has a folder of its own."""
+    return f"{DATA_FOLDER}/{attempt_id}/r{run}"
+
+
+def run_work(work: Files, attempt_id: str, run: int) -> Files:
+    """Plan and reports of one run."""
+    return work.below(f"{attempt_id}/r{run}")
+
+
+def attempt_of(path: str) -> str:
+    """The attempt that a file below `DATA_FOLDER` is named after; of any other path something that is none."""
+    folder, _, rest = path.partition("/")
+    return rest.partition("/")[0] if folder == DATA_FOLDER else ""
+
 
 _SUFFIX = ".json.gz"
 _VERSION = 1

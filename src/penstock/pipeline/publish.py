@@ -16,9 +16,9 @@ from penstock.errors import PublishConflict, PublishHalted, TableError, Temporar
 from penstock.events import BatchPublished, Bus, LedgerRolledBack
 from penstock.ledger import Ledger
 from penstock.ledger.records import BatchRow
+from penstock.messaging.backoff import backoff_seconds
 from penstock.messaging.clock import Clock, SystemClock
 from penstock.messaging.steps import Probe, Step
-from penstock.messaging.waits import backoff_seconds
 from penstock.sinks.manifest import DataFile, attempt_token, decode
 from penstock.sinks.schema import additions
 from penstock.sinks.schema import decode as schema_decode

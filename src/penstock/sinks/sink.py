@@ -2,15 +2,18 @@
 
 A sink stores, inside the table and in the same commit as the files, the sequence of the last batch it shows and a
 token of that batch's attempt. Publishing is conditional on the handle it was checked with.
+
+What a reader needs of a table: its columns, and exactly the files that one snapshot names.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import pyarrow as pa
 
 from penstock.sinks.manifest import DataFile
+from penstock.storage.files import Files
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,4 +74,36 @@ class Sink(Protocol):
 
     def ensure_schema(self, schema: pa.Schema) -> None:
         """Create the table, or add the columns it lacks; idempotent. Raises `TableError` on any other difference."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableFile:
+    """One Parquet file that is part of a snapshot."""
+
+    path: str  # relative to the table's root, unless the table's log names a file elsewhere
+    size_bytes: int
+    partition_values: Mapping[str, Any]  # typed; the file itself does not have these columns
+
+
+class ReadableTable(Protocol):
+    """One snapshot of a table."""
+
+    @property
+    def root(self) -> Files:
+        """Where the table lies."""
+        ...
+
+    @property
+    def partition_by(self) -> Sequence[str]:
+        """The partition columns, in order."""
+        ...
+
+    @property
+    def schema_document(self) -> Mapping[str, Any]:
+        """The columns as the JSON document that Delta and Spark use for schemas."""
+        ...
+
+    def files(self) -> Sequence[TableFile]:
+        """The files, in no order."""
         ...

@@ -2,6 +2,8 @@
 
 Credentials come by boto3's own chain (environment, profile, web identity, container, instance), and nothing of them is
 kept here: the value travels to Spark's executors, each of which asks its own chain.
+
+What `penstock doctor` says of how this process comes to AWS: never the credentials themselves.
 """
 
 import functools
@@ -9,6 +11,7 @@ import os
 import threading
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -17,6 +20,7 @@ from penstock.errors import ConfigurationError
 if TYPE_CHECKING:
     from boto3.session import Session
     from botocore.credentials import Credentials
+
 
 NO_CREDENTIALS = (
     "No credentials for AWS were found: set AWS_PROFILE or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or run where a "
@@ -116,3 +120,22 @@ def _session(aws: Aws) -> "Session":
         return boto3.session.Session(region_name=aws.region, profile_name=aws.profile)
     except BotoCoreError as error:
         raise ConfigurationError(f"AWS's settings cannot be used: {error}.") from error
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Access:
+    """Which of boto3's providers found credentials: env, shared-credentials-file, container-role, iam-role, ..."""
+
+    provider: str
+    region: str | None  # None: none is set
+
+
+def access(aws: Aws) -> Access:
+    """Looked up on this machine, or at its metadata service. Raises `ConfigurationError`."""
+    return Access(provider=aws.credentials().method, region=aws.session().region_name)
+
+
+def clock_ahead_seconds(answer: Any, *, now: float) -> float | None:
+    """AWS's clock less ours, by an answer's date, which has whole seconds; None where it has none."""
+    told = answer.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("date")
+    return None if told is None else parsedate_to_datetime(told).timestamp() - now

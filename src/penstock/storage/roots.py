@@ -9,7 +9,7 @@ from penstock.errors import UsageError
 from penstock.storage.address import is_s3, s3_address
 from penstock.storage.aws import Aws
 from penstock.storage.files import Files
-from penstock.storage.local_files import LocalFiles
+from penstock.storage.local import LocalFiles
 from penstock.storage.s3_files import S3Files
 
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")

@@ -13,11 +13,10 @@ from penstock.events import Bus, Event, MessageFailed
 from penstock.handlers.declaration import HandlerDeclaration
 from penstock.handlers.function_handler import FunctionHandler
 from penstock.handlers.keys import Begun, Busy, Done
-from penstock.messaging.call_context import NO_RESOURCES
-from penstock.messaging.claims import HeldClaim
+from penstock.messaging.call import NO_RESOURCES
 from penstock.messaging.clock import SystemClock
 from penstock.messaging.delivery import Delivery, PreviousAttempt
-from penstock.messaging.handler import Answer
+from penstock.messaging.handler import Answer, HeldClaim
 from penstock.messaging.message import NO_ATTRIBUTES, Message
 from penstock.messaging.schema import Codec
 from penstock.messaging.settlement import Ack, DeadLetter, Release, Settlement

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from penstock.app.app import App, apps_of_process, on_new_app
-from penstock.brokers.memory import MemoryBroker
+from penstock.brokers.memory.broker import MemoryBroker
 from penstock.errors import UsageError
 from penstock.messaging.clock import Clock, SystemClock
 from penstock.messaging.message import Attributes, Outgoing

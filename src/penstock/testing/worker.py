@@ -16,7 +16,7 @@ from penstock.messaging.broker import DEAD_LETTER_SUFFIX
 from penstock.messaging.clock import SystemClock
 from penstock.messaging.death import death_of
 from penstock.messaging.message import Message
-from penstock.messaging.queue import Queue
+from penstock.messaging.schema import Queue
 from penstock.testing.fake_clock import FakeClock
 from penstock.testing.recorder import Recorder, Sent
 from penstock.worker.settings import WorkerSettings

@@ -24,10 +24,9 @@ from sqlalchemy.dialects import postgresql, sqlite
 from penstock.errors import TemporaryError
 from penstock.messaging.broker import listed_name
 from penstock.messaging.message import DEDUPLICATION_ATTRIBUTE, ORIGIN_ATTRIBUTE, OUTBOX_ID_ATTRIBUTE, Message
-from penstock.transactions.clock import Now
 from penstock.transactions.outbox import ID_BYTES
 from penstock.transactions.sessions import AsyncSessions, SyncSession, dialect_of, explained
-from penstock.transactions.tables import inbox
+from penstock.transactions.tables import Now, inbox
 
 _SHOWN_CHARS_MAX = 1_000
 _KEY = [inbox.c.inbox_id]

@@ -12,9 +12,8 @@ from sqlalchemy import insert
 from penstock.errors import UsageError
 from penstock.messaging.message import NO_ATTRIBUTES, Attributes, Outgoing
 from penstock.messaging.schema import BODY_BYTES_MAX
-from penstock.transactions.clock import Now
 from penstock.transactions.sessions import AsyncSessions, SyncSession, explained
-from penstock.transactions.tables import outbox
+from penstock.transactions.tables import Now, outbox
 
 ID_BYTES = 16
 _INSERT = insert(outbox).values(created_at=Now())

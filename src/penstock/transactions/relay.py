@@ -14,10 +14,9 @@ from itertools import groupby
 
 from penstock.errors import ConfigurationError, PenstockError, TemporaryError
 from penstock.events import InboxForgotten, Listener, OutboxRefused, OutboxSent, RelayFailed
-from penstock.messaging.broker import Broker
+from penstock.messaging.backoff import Random, backoff_seconds
+from penstock.messaging.broker import PARTIAL_CHUNK, Broker, TriesEach
 from penstock.messaging.clock import Clock
-from penstock.messaging.sending import PARTIAL_CHUNK, TriesEach
-from penstock.messaging.waits import Random, backoff_seconds
 from penstock.transactions.outbox import ID_BYTES
 from penstock.transactions.store import Held, Store
 

@@ -2,6 +2,8 @@
 
 SQLAlchemy's async part needs greenlet, which who has plain sessions need not have: it is looked for and never imported.
 Whoever hands over an async session has imported it.
+
+The database of a relay: the user's engine, or one of our own at an address.
 """
 
 import sys
@@ -9,15 +11,16 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard
 
-from sqlalchemy import Connection, event
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy import Connection, Engine, create_engine, event
+from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError
 from sqlalchemy.orm import Session, scoped_session
 
-from penstock.errors import ConfigurationError
+from penstock.errors import ConfigurationError, UsageError
 from penstock.transactions.tables import INBOX, OUTBOX, outbox
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, async_scoped_session
+
 
 SyncSession: TypeAlias = Session | scoped_session[Any] | Connection
 AsyncSessions: TypeAlias = "AsyncSession | async_scoped_session[Any] | AsyncConnection"
@@ -92,3 +95,38 @@ def _is(thing: object, *kinds: str) -> bool:
     """Whether it is of one of these classes of SQLAlchemy's async part."""
     module = sys.modules.get(_ASYNC)
     return module is not None and isinstance(thing, tuple(getattr(module, kind) for kind in kinds))
+
+
+Database: TypeAlias = Engine | str  # what `engine_of` takes
+KNOWN = ("sqlite", "mysql", "mariadb", "postgresql")
+
+
+def engine_of(database: object) -> Engine:
+    """Nothing is connected yet. Raises `UsageError` for what is no engine and no address of one."""
+    if is_async_engine(database):
+        raise UsageError(
+            "A relay is a thread and needs a plain engine: give app.relay one with a driver that is not async "
+            "(psycopg is both), or its address as text."
+        )
+    if isinstance(database, str):
+        database = _opened(database)
+    if not isinstance(database, Engine):
+        raise UsageError(f"A relay needs an Engine of SQLAlchemy, or its address as text; {database!r} is neither.")
+    if database.dialect.name not in KNOWN:
+        raise UsageError(f"An outbox can be in SQLite, MySQL, MariaDB and PostgreSQL, not in {database.dialect.name}.")
+    if database.dialect.is_async:
+        raise UsageError("A relay is a thread and needs a driver that is not async; give it another address.")
+    return database
+
+
+def _opened(address: str) -> Engine:
+    try:
+        return create_engine(address, pool_pre_ping=True)
+    except NoSuchModuleError as error:
+        raise UsageError(f"The address of an outbox's database cannot be read: {error}.") from error
+    except (ArgumentError, ValueError) as error:  # what was written may hold a password, and is not said again
+        raise UsageError(
+            "The address of an outbox's database cannot be read: write one like postgresql+psycopg://USER@HOST/DATABASE."
+        ) from error
+    except ImportError as error:
+        raise ConfigurationError(f"The driver of an outbox's database is missing: {error}; install it.") from error

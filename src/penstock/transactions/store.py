@@ -2,9 +2,14 @@
 
 Each step is a short transaction of its own, and none is open while the broker is spoken to: nobody's insert waits for
 the network. A claim is a lease by the database's clock, so that rows of a relay that died are free when it ends.
+
+Which rows a relay takes: the first of each stream, without a gap. Pure.
+
+A stream is a queue and a group; what is in order is in order there. So no row is taken while an earlier one of its
+stream is in another relay's hands, or was so a moment ago.
 """
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence, Set
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,12 +23,49 @@ from penstock.errors import ConfigurationError, TemporaryError
 from penstock.messaging.addresses import masked
 from penstock.messaging.forks import EmbeddedFile, leave_to_parent, renew_in_copies
 from penstock.messaging.message import OUTBOX_ID_ATTRIBUTE, Outgoing
-from penstock.transactions.claiming import Seen, takeable, unbroken
-from penstock.transactions.clock import Now
 from penstock.transactions.inbox import count_messages
 from penstock.transactions.outbox import digest, read_attributes
 from penstock.transactions.sessions import explained
-from penstock.transactions.tables import inbox, outbox
+from penstock.transactions.tables import Now, inbox, outbox
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """A row that is due, as a look found it."""
+
+    id: int
+    stream_id: bytes
+    body_bytes: int
+    claimed: bool  # another relay is sending it
+
+
+def takeable(rows: Iterable[Seen], *, rows_max: int, bytes_max: int) -> Sequence[Seen]:
+    """Those of the rows, given by id, that may be taken: at least one where any may, whatever its size."""
+    taken: list[Seen] = []
+    busy: set[bytes] = set()
+    size = 0
+    for row in rows:
+        if row.claimed:
+            busy.add(row.stream_id)
+        elif row.stream_id not in busy:
+            size += row.body_bytes
+            if len(taken) == rows_max or (taken and size > bytes_max):
+                break
+            taken.append(row)
+    return taken
+
+
+def unbroken(wanted: Iterable[Seen], got: Set[int]) -> Sequence[int]:
+    """The ids of those that were got, each stream's up to the first that was not."""
+    kept: list[int] = []
+    broken: set[bytes] = set()
+    for row in wanted:
+        if row.id not in got:
+            broken.add(row.stream_id)
+        elif row.stream_id not in broken:
+            kept.append(row.id)
+    return kept
+
 
 LOOK_ROWS = 1_000  # so far beyond the rows that others hold a relay looks for some of its own
 FORGET_ROWS = 1_000  # deleted in one transaction

@@ -1,11 +1,10 @@
-"""The runtime: it fetches, batches, runs, heartbeats, settles and stops; what the work is, only the handler knows.
+"""The worker: receive -> lease -> call -> settle, and stop in order.
 
-Duties, a module each: `worker` (what users see), `line` (a queue and what serves it), `shift` (the order of a life:
-serve, drain, give back, close), `loop` (the broker's thread), `exchange` (its turns at the broker), `asking` (which
-queue is asked when), `hearing` (being told of arrivals), `rotation` (whose turn it is), `intake` (deliveries held and
-not begun), `batcher` (when a batch is full), `executors` (the executions of a line), `places` (the threads they run
-on), `flight` (one batch at work), `endings` (what becomes of it), `upkeep` (what handlers do when idle), `heartbeat`
-(leases and claims), `settler` (how deliveries end), `shutdown` (signals, giving back), `stacks` (what every thread is
-doing), `pulse` (when the threads last moved), `lag` (how late they move), `helper` (a thread of the worker's own), and
-`settings` (arithmetic). `parts` and `served_line` put them together.
+- `worker`, `lifecycle`, `wiring`: a worker and its parts, from start to stop
+- `broker_loop`: the thread that receives and settles; `queue_scheduler`: which queue is polled next
+- `prefetch`, `batcher`: deliveries held until a batch is complete
+- `executor`, `running_batch`, `pools`: run batches and end those that time out
+- `leases`: extend message leases and claims; `settler`: apply settlements
+- `shutdown`: signals and the order of a stop; `liveness`: health of the threads; `jobs`: background jobs of a handler
+- `line`, `settings`: a queue with its handler, and the worker's limits
 """

@@ -14,13 +14,13 @@ from dataclasses import dataclass, field, replace
 
 from penstock.errors import UserError
 from penstock.events import Bus, DeliverySettled, SettleFailed, SettlementsTaken
+from penstock.messaging.backoff import Random, backoff_seconds
 from penstock.messaging.broker import Broker, SettleFailure
 from penstock.messaging.clock import Clock
 from penstock.messaging.delivery import Delivery
 from penstock.messaging.settlement import Ack, Release, Settlement, operation_of
 from penstock.messaging.steps import Probe, Step
-from penstock.messaging.waits import Random, backoff_seconds
-from penstock.worker.heartbeat import Book
+from penstock.worker.leases import Book
 from penstock.worker.settings import WorkerSettings
 
 

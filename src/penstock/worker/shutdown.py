@@ -15,8 +15,8 @@ from penstock.messaging.clock import Clock
 from penstock.messaging.delivery import Delivery
 from penstock.messaging.settlement import Release
 from penstock.messaging.threads import begin_thread
-from penstock.worker.flight import Flight
-from penstock.worker.heartbeat import Book
+from penstock.worker.leases import Book
+from penstock.worker.running_batch import Flight
 from penstock.worker.settler import Settler
 
 UNSTARTED = Release(delay_seconds=0.0, refund=True)  # nobody worked on it, so it costs no attempt

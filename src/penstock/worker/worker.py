@@ -5,18 +5,18 @@ from collections.abc import Sequence
 from random import random as system_random
 
 from penstock.events import Bus
+from penstock.messaging.backoff import Random
 from penstock.messaging.broker import Broker
 from penstock.messaging.clock import Clock
 from penstock.messaging.steps import Probe, no_probe
-from penstock.messaging.waits import Random
+from penstock.worker.broker_loop import Until
+from penstock.worker.lifecycle import Conclusion, Shift
 from penstock.worker.line import Line, check_lines
-from penstock.worker.loop import Until
-from penstock.worker.parts import Tools
-from penstock.worker.places import EventLoop
-from penstock.worker.pulse import Pulse
+from penstock.worker.liveness import Pulse
+from penstock.worker.pools import EventLoop
 from penstock.worker.settings import WorkerSettings
-from penstock.worker.shift import Conclusion, Shift
 from penstock.worker.shutdown import StopSignal
+from penstock.worker.wiring import Tools
 
 _JOIN_SECONDS = 1.0  # a signal that another thread of the process took is seen by the main thread within it
 

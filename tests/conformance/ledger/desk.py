@@ -17,9 +17,10 @@ from penstock.ledger.records import (
     Failure,
     ObjectResult,
     ObjectState,
+    WorkRow,
+    WorkStanding,
 )
 from penstock.ledger.schema import metadata
-from penstock.ledger.work_records import WorkRow, WorkStanding
 
 PIPELINE = "file:///lake/clicks"
 HANDLER = "thumbnails"
@@ -89,6 +90,7 @@ class Desk:
 
     ledger: Ledger
     numbers: "count[int]" = field(default_factory=count)
+    url: str = ""  # of the ledger's database, where others can open it
 
     def fresh(self) -> str:
         return f"attempt-{next(self.numbers):04}"

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from tests.conformance.ledger.desk import PIPELINE, candidate, object_id_of
 
 from penstock.ledger import Ledger
-from penstock.ledger.archive_records import ARCHIVING, Adoption, ArchiveFile, RetiredObject, Retiring
+from penstock.ledger.archive import ARCHIVING, Adoption, ArchiveFile, RetiredObject, Retiring
 
 FILE = "file:///archive/1.parquet"
 

@@ -3,7 +3,7 @@
 from sqlalchemy import update
 from tests.conformance.ledger.desk import OVER, PIPELINE, Desk, candidate, candidates, object_id_of
 
-from penstock.ledger.ages import Tally
+from penstock.ledger.queries import Tally
 from penstock.ledger.records import Failure, ObjectState
 from penstock.ledger.schema import batches, objects
 

@@ -7,7 +7,7 @@ from tests.conformance.ledger.shelf import FILE, adopt, archive, contents, hot, 
 
 from penstock.errors import ConfigurationError
 from penstock.ledger import Ledger
-from penstock.ledger.archive_records import ARCHIVING, ArchiveFile
+from penstock.ledger.archive import ARCHIVING, ArchiveFile
 from penstock.ledger.records import Failure, ObjectState
 from penstock.messaging.steps import Step
 

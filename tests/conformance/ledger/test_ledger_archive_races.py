@@ -6,7 +6,7 @@ from tests.conformance.ledger.desk import PIPELINE, Desk, candidate, candidates,
 from tests.conformance.ledger.shelf import adopt, archive, hot, ids
 
 from penstock.ledger import Ledger
-from penstock.ledger.archive_records import ARCHIVING, ArchiveFile
+from penstock.ledger.archive import ARCHIVING, ArchiveFile
 from penstock.ledger.records import Failure, ObjectState
 from penstock.messaging.steps import Step
 

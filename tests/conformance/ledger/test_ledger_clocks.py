@@ -8,7 +8,7 @@ from tests.conformance.ledger.desk import LEASE_SECONDS, OVER, PIPELINE, Desk, c
 
 from penstock.errors import ClaimLost
 from penstock.ledger import Ledger
-from penstock.ledger.work_records import WorkBusy
+from penstock.ledger.records import WorkBusy
 
 A = object_id_of("a")
 DAY_SECONDS = 86_400.0

@@ -11,7 +11,7 @@ from tests.conformance.ledger.desk import BEFORE, OVER, PIPELINE, Desk, candidat
 from penstock.errors import TemporaryError
 from penstock.ledger import known_ids
 from penstock.ledger.known_ids import ID_BYTES, IDS_END, KnownIds, known_ids_at
-from penstock.ledger.reconciliations import Comparison
+from penstock.ledger.pipelines import Comparison
 from penstock.ledger.records import Failure
 from penstock.ledger.schema import archived_objects
 

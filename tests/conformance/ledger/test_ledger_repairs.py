@@ -3,7 +3,7 @@
 import pytest
 from tests.conformance.ledger.desk import PIPELINE, Desk
 
-from penstock.ledger.repair_records import ImportedBatch, LedgerRepair
+from penstock.ledger.records import ImportedBatch, LedgerRepair
 
 CLAIMED_AT, COMMITTED_AT = 1_000.0, 2_000.0
 

@@ -11,7 +11,7 @@ from tests.conformance.ledger.lost import replies_lost
 
 from penstock.errors import TemporaryError
 from penstock.ledger import Ledger
-from penstock.messaging.replays import Replay, replay_id_of
+from penstock.messaging.replay import Replay, replay_id_of
 
 LETTERS = 40
 

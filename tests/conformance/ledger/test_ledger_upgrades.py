@@ -9,10 +9,8 @@ from tests.conformance.ledger.desk import AFTER, HANDLER, PIPELINE, Desk, candid
 from penstock.ledger import Ledger
 from penstock.ledger.dialects import DatabaseNow
 from penstock.ledger.migrate import downgrade
-from penstock.ledger.owner_records import WorkOwner
-from penstock.ledger.records import Failure, ObjectState
+from penstock.ledger.records import Failure, ObjectState, WorkBegun, WorkDone, WorkOwner
 from penstock.ledger.schema import metadata, objects, works
-from penstock.ledger.work_records import WorkBegun, WorkDone
 
 SINCE_0001 = {
     "works",

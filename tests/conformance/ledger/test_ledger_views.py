@@ -9,8 +9,7 @@ import pytest
 from sqlalchemy import text
 from tests.conformance.ledger.desk import PIPELINE, Desk, candidate, outcome
 
-from penstock.ledger.owner_records import WorkOwner
-from penstock.ledger.records import Candidate, Failure
+from penstock.ledger.records import Candidate, Failure, WorkOwner
 
 PAGE = (Path(__file__).parents[3] / "docs" / "run" / "ledger.md").read_text(encoding="utf-8")
 SECTION = PAGE.split("## Reading it with SQL")[1].split("\n## ")[0]

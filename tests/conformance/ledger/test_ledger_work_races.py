@@ -15,7 +15,7 @@ from tests.conformance.ledger.crowd import CLAIMERS, DEADLINE_SECONDS, spawning,
 from tests.conformance.ledger.desk import HANDLER, LEASE_SECONDS, OVER, Desk
 
 from penstock.ledger import Ledger
-from penstock.ledger.work_records import WorkBegun, WorkBusy, WorkDone, WorkEnd, WorkStanding, WorkState
+from penstock.ledger.records import WorkBegun, WorkBusy, WorkDone, WorkEnd, WorkStanding, WorkState
 
 ROUNDS = 10
 KEYS = 20

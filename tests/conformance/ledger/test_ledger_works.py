@@ -6,10 +6,9 @@ import pytest
 from sqlalchemy import select
 from tests.conformance.ledger.desk import HANDLER, LEASE_SECONDS, OVER, Desk
 
-from penstock.ledger.records import TERMINAL
+from penstock.ledger.records import TERMINAL, WorkBegun, WorkBusy, WorkDone, WorkEnd, WorkEnding, WorkRow, WorkState
 from penstock.ledger.rules import REASON_CHARS_MAX
 from penstock.ledger.schema import works
-from penstock.ledger.work_records import WorkBegun, WorkBusy, WorkDone, WorkEnd, WorkEnding, WorkRow, WorkState
 
 OUTCOME = '{"pages": 3}'
 

@@ -14,7 +14,7 @@ from penstock.ledger.records import BatchOutcome, Candidate, Carrier, ObjectResu
 from penstock.sinks.manifest import DataFile, encode
 from penstock.sinks.parquet import list_files
 from penstock.sinks.schema import encode as encode_schema
-from penstock.storage.local_files import LocalFiles
+from penstock.storage.local import LocalFiles
 
 PIPELINE = "file:///lake/clicks"
 SCHEMA = pa.schema([("id", pa.int64()), ("word", pa.string())])

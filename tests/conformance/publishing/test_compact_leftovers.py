@@ -8,8 +8,7 @@ from tests.conformance.publishing.test_compaction import ids, published, sink
 
 from penstock.messaging.clock import SystemClock
 from penstock.messaging.steps import Probe, Step, no_probe
-from penstock.pipeline.compact import Compacted, compact
-from penstock.pipeline.compact_leftovers import AGE_SECONDS_MIN, Leftovers, collect_leftovers
+from penstock.pipeline.maintenance.compact import AGE_SECONDS_MIN, Compacted, Leftovers, collect_leftovers, compact
 from penstock.testing import FakeClock
 
 

@@ -17,14 +17,14 @@ from tests.services.aws_server import AwsServer
 from penstock.errors import PublishConflict, TableError, TemporaryError
 from penstock.events import Bus
 from penstock.messaging.steps import Step, no_probe
-from penstock.pipeline import compact as compacting
-from penstock.pipeline.compact import Compacted, compact
-from penstock.pipeline.gc import collect
+from penstock.pipeline.maintenance import compact as compacting
+from penstock.pipeline.maintenance.compact import Compacted, compact
+from penstock.pipeline.maintenance.gc import collect
 from penstock.pipeline.publish import publish, rows_schema
-from penstock.sinks.delta import DeltaTableSink
-from penstock.sinks.delta_commit import replace_files
+from penstock.sinks.delta.log import replace_files
+from penstock.sinks.delta.sink import DeltaTableSink
 from penstock.storage.address import S3Address
-from penstock.storage.local_files import LocalFiles
+from penstock.storage.local import LocalFiles
 from penstock.storage.s3_files import S3Files
 from penstock.testing import FakeClock
 

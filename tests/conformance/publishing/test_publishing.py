@@ -17,8 +17,8 @@ from penstock.events import Bus
 from penstock.ledger import Ledger
 from penstock.messaging.steps import Probe, Step, no_probe
 from penstock.pipeline.publish import START, Published, check_tip, publish, rows_schema
-from penstock.sinks.delta import DeltaTableSink, open_dataset
-from penstock.storage.local_files import LocalFiles
+from penstock.sinks.delta.sink import DeltaTableSink, open_dataset
+from penstock.storage.local import LocalFiles
 from penstock.testing import FakeClock
 
 ROUNDS = 30

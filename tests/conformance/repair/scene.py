@@ -16,7 +16,7 @@ from deltalake.exceptions import TableNotFoundError
 from sqlalchemy import delete, insert, select
 from ulid import ULID
 
-from penstock.app.places import Places
+from penstock.app.paths import Places
 from penstock.app.tables import Tables
 from penstock.events import Bus, Event
 from penstock.ledger import Ledger
@@ -24,13 +24,13 @@ from penstock.ledger.records import BatchOutcome, Candidate, Carrier, Claim, Obj
 from penstock.ledger.schema import metadata
 from penstock.objects.reference import ObjectRef
 from penstock.pipeline.batch_record import BatchRecord, RecordedObject, save
-from penstock.pipeline.repair import Findings, Repairer
-from penstock.pipeline.source.quarantine import QUARANTINE_SCHEMA
+from penstock.pipeline.maintenance.repair import Findings, Repairer
+from penstock.pipeline.spark.source.quarantine import QUARANTINE_SCHEMA
 from penstock.sinks.manifest import DataFile, encode
 from penstock.sinks.parquet import list_files
 from penstock.sinks.schema import encode as encode_schema
 from penstock.storage.files import Files
-from penstock.storage.local_files import LocalFiles
+from penstock.storage.local import LocalFiles
 
 PIPELINE = "clicks"
 SCHEMA = pa.schema([("object", pa.int64()), ("line", pa.int64())])

@@ -16,7 +16,7 @@ from penstock.ledger import Ledger
 from penstock.ledger.records import AttemptState, ObjectState
 from penstock.messaging.steps import Step
 from penstock.pipeline.batch_record import load, save
-from penstock.pipeline.compact import compact
+from penstock.pipeline.maintenance.compact import compact
 from penstock.storage.address import S3Address
 from penstock.storage.s3_files import S3Files
 from penstock.testing import FakeClock

@@ -5,18 +5,15 @@ from dataclasses import dataclass, field
 
 from tests.conformance.broker_stands import LEASE, Stand
 
+from penstock.dead_letters.policy import ReplayPolicy, Source, Sources
+from penstock.dead_letters.replayer import Desk, Forgetting, ReplayHandler
 from penstock.events import Bus, DeadReplayed, Event
 from penstock.messaging.broker import Broker, QueueSettings
 from penstock.messaging.delivery import Delivery
 from penstock.messaging.message import NO_ATTRIBUTES, Attributes, Outgoing
-from penstock.messaging.replays import Replay, ReplayLog, letter_replay_id
+from penstock.messaging.replay import Replay, ReplayLog, letter_replay_id
 from penstock.messaging.settlement import Ack, DeadLetter, Release, Settlement
 from penstock.messaging.steps import Probe, Step, no_probe
-from penstock.replay.execution import Desk
-from penstock.replay.forgetting import Forgetting
-from penstock.replay.handler import ReplayHandler
-from penstock.replay.policy import ReplayPolicy
-from penstock.replay.sources import Source, Sources
 
 QUEUE, FIRST, SECOND = "q", "q-dlq", "q-dead"
 DIED = DeadLetter(reason="it failed", exception="ValueError: no", fingerprint="f00d", handler="shop.work")

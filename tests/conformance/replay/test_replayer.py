@@ -6,14 +6,13 @@ import pytest
 from tests.conformance.broker_stands import LEASE, Stand
 from tests.conformance.replay.scene import DIED, FIRST, QUEUE, SECOND, TIERS, Crash, Scene, crash_at
 
-from penstock.messaging.death import DEATH_ATTRIBUTE, death_of, set_aside_reason
+from penstock.dead_letters.policy import ReplayPolicy
+from penstock.messaging.death import DEATH_ATTRIBUTE, death_of, past_of, set_aside_reason
 from penstock.messaging.delivery import Delivery
 from penstock.messaging.message import Outgoing
-from penstock.messaging.past import past_of
-from penstock.messaging.replays import COUNTER_ATTRIBUTE, REPLAY_ID_ATTRIBUTE, NoLog
+from penstock.messaging.replay import COUNTER_ATTRIBUTE, REPLAY_ID_ATTRIBUTE, NoLog
 from penstock.messaging.settlement import DeadLetter
 from penstock.messaging.steps import Step
-from penstock.replay.policy import ReplayPolicy
 
 STEPS = (Step.REPLAY_INTENDED, Step.REPLAY_SENT, Step.REPLAY_MARKED)
 

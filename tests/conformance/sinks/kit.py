@@ -7,10 +7,10 @@ from typing import Any, Protocol
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from penstock.sinks.delta import DeltaTableSink, open_dataset
+from penstock.sinks.delta.sink import DeltaTableSink, open_dataset
 from penstock.sinks.manifest import DataFile
 from penstock.sinks.sink import Append, LoadedTable, Sink
-from penstock.storage.local_files import LocalFiles
+from penstock.storage.local import LocalFiles
 
 PIPELINE = "file:///lake/clicks"
 FIRST, SECOND, THIRD = (f"01K0{number:022d}" for number in range(3))  # attempts

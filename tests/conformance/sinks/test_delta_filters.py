@@ -1,7 +1,7 @@
 """A filtered read finds what a full one does, whatever the log tells of a file's columns.
 
 deltalake 1.6 drops rows by a log that gives bounds of some columns and not of others; so we tell none (see
-`penstock.sinks.delta`), and this is what would notice.
+`penstock.sinks.delta.sink`), and this is what would notice.
 """
 
 from pathlib import Path
@@ -14,9 +14,9 @@ import pytest
 from deltalake import DeltaTable
 from tests.conformance.sinks.kit import DeltaKit, append, loaded
 
-from penstock.sinks.delta import open_dataset
+from penstock.sinks.delta.sink import open_dataset
 from penstock.sinks.parquet import list_files
-from penstock.storage.local_files import LocalFiles
+from penstock.storage.local import LocalFiles
 
 FIRST_COLUMNS = pa.schema(
     [("id", pa.int64()), ("name", pa.string()), ("flag", pa.bool_()), ("nested", pa.struct([("x", pa.int64())]))]

@@ -9,8 +9,7 @@ import pytest
 from tests.conformance.ledger.desk import PIPELINE, Desk, candidate, outcome
 
 from penstock import App
-from penstock.app.archive import ONE_AT_A_TIME, Store, archive_place
-from penstock.app.archive_keeper import ArchiveKeeper
+from penstock.app.jobs.archive import ONE_AT_A_TIME, ArchiveKeeper, Store, archive_place
 from penstock.app.serving import serve
 from penstock.config import Settings, load_settings
 from penstock.errors import ConfigurationError
@@ -18,8 +17,8 @@ from penstock.events import Bus, Event, ObjectsArchived, UpkeepFailed
 from penstock.ledger import Ledger
 from penstock.messaging.clock import SystemClock
 from penstock.messaging.steps import no_probe
-from penstock.pipeline import archive as archiving
-from penstock.storage.local_files import LocalFiles
+from penstock.pipeline.maintenance import archive as archiving
+from penstock.storage.local import LocalFiles
 from penstock.worker.shutdown import StopSignal
 
 DEADLINE_SECONDS = 60.0

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from penstock.app.awaiting import await_ledger
+from penstock.app.serving import await_ledger
 from penstock.errors import ConfigurationError, TemporaryError
 from penstock.events import Bus, Event, LedgerAway, LedgerBack
 from penstock.handlers.outage import Outage

@@ -6,11 +6,11 @@ from typing import Any, cast
 
 import pytest
 
-from penstock.app.cleanup.cleaning import MORE_SECONDS, PASS_OBJECTS, REST_SECONDS, Caretaker
+from penstock.app.cleanup_runner import MORE_SECONDS, PASS_OBJECTS, REST_SECONDS, Caretaker
 from penstock.app.rounds import END_SECONDS
 from penstock.errors import TemporaryError
 from penstock.events import Bus, Event, UpkeepFailed
-from penstock.pipeline.cleanup import Pass, SourceCleanup, Swept
+from penstock.pipeline.maintenance.cleanup import Pass, SourceCleanup, Swept
 from penstock.worker.shutdown import StopSignal
 
 DEADLINE_SECONDS = 60.0

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from penstock import App, DeltaSink, Handlers, ObjectSource, cleanup
-from penstock.app.cleanup.declaration import cleanup_of
+from penstock.app.cleanup import cleanup_of
 from penstock.errors import UsageError
 
 

@@ -10,14 +10,14 @@ from typing import BinaryIO
 
 import pytest
 
-from penstock.app.dead_ageing import FILE_LETTERS_MAX, TOLD_EVERY_SECONDS, Ageing
-from penstock.brokers.memory import MemoryBroker
+from penstock.app.jobs.dead_letters import FILE_LETTERS_MAX, TOLD_EVERY_SECONDS, Ageing
+from penstock.brokers.memory.broker import MemoryBroker
+from penstock.dead_letters.jsonl import read_line
 from penstock.errors import TemporaryError
 from penstock.events import Bus, DeadLettersAgeing, DeadLettersArchived, Event, UpkeepFailed
 from penstock.messaging.broker import Capabilities, QueueSettings
 from penstock.messaging.message import Outgoing
-from penstock.replay.letter_lines import read_line
-from penstock.storage.local_files import LocalFiles
+from penstock.storage.local import LocalFiles
 from penstock.testing import FakeClock
 
 FIRST, SECOND = "orders-dlq", "orders-dead"

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from penstock.app.emptiness import CALM_SECONDS, Emptiness
-from penstock.brokers.memory import MemoryBroker
+from penstock.app.pending import CALM_SECONDS, Emptiness
+from penstock.brokers.memory.broker import MemoryBroker
 from penstock.messaging.broker import Capabilities
 from penstock.messaging.message import Outgoing
 from penstock.testing import FakeClock

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.app.forced import FOLDER, ForcedShutdowns, forced_shutdowns
+from penstock.app.running import FOLDER, ForcedShutdowns, forced_shutdowns
 from penstock.config import Settings
 from penstock.events import WorkerStarted, WorkerStopped
 from penstock.monitoring.metrics.meters import Meters

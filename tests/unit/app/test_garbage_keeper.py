@@ -2,12 +2,12 @@
 
 from typing import cast
 
-from penstock.app.garbage_keeper import LEASE_SECONDS, ONE_AT_A_TIME, GarbageKeeper
+from penstock.app.jobs.gc import LEASE_SECONDS, ONE_AT_A_TIME, GarbageKeeper
 from penstock.app.tables import Tables
 from penstock.errors import TemporaryError
 from penstock.events import Bus, Event, GarbageCollected, UpkeepFailed
 from penstock.ledger import Ledger
-from penstock.pipeline.gc import Collected
+from penstock.pipeline.maintenance.gc import Collected
 from penstock.testing import FakeClock
 from penstock.worker.shutdown import StopSignal
 

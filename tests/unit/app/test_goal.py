@@ -6,11 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from penstock.app.emptiness import CALM_SECONDS
-from penstock.app.goal import ANNOUNCEMENTS_MAX, Goal
-from penstock.app.places import Places, places
+from penstock.app.paths import Places, places
+from penstock.app.pending import ANNOUNCEMENTS_MAX, CALM_SECONDS, Goal
 from penstock.app.state import State, open_state
-from penstock.brokers.memory import MemoryBroker
+from penstock.brokers.memory.broker import MemoryBroker
 from penstock.ledger.records import BatchOutcome, Candidate, Carrier, ObjectResult
 from penstock.messaging.broker import Broker, Capabilities, QueueStats
 from penstock.messaging.clock import Clock, SystemClock

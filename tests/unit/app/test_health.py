@@ -8,7 +8,7 @@ import pytest
 from penstock.app.health import gauged, look_up, worker_health
 from penstock.monitoring.metrics.meters import Meters
 from penstock.testing.fake_clock import FakeClock
-from penstock.worker.pulse import LineStanding, Phase, Pulse
+from penstock.worker.liveness import LineStanding, Phase, Pulse
 from penstock.worker.shutdown import StopSignal
 
 

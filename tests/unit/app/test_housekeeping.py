@@ -9,13 +9,13 @@ import pytest
 from penstock.app.housekeeping import Housekeeper, Presence
 from penstock.app.processes import PROCESSES_FOLDER, ProcessRegistry
 from penstock.app.registry import Workers
-from penstock.brokers.memory import MemoryBroker
-from penstock.brokers.sqlite import SqliteBroker
+from penstock.brokers.memory.broker import MemoryBroker
+from penstock.brokers.sqlite.broker import SqliteBroker
 from penstock.config import Settings
 from penstock.errors import ConfigurationError, TemporaryError
 from penstock.events import Event, UpkeepFailed
 from penstock.ledger import Ledger
-from penstock.ledger.work_records import WorkState
+from penstock.ledger.records import WorkState
 from penstock.messaging.broker import Broker
 from penstock.messaging.clock import SystemClock
 from penstock.messaging.message import Outgoing

@@ -1,6 +1,6 @@
 """Incidents reach whoever hears while there is somebody."""
 
-from penstock.app.incidents import Incidents
+from penstock.app.context import Incidents
 from penstock.events import Event, MessagesVanished
 
 INCIDENT = MessagesVanished(queue="q", entries=("1-0",))

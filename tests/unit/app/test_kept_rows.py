@@ -9,13 +9,13 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 from tests.conformance.publishing.mill import SCHEMA, Mill
 
-from penstock.app.places import Places, places
+from penstock.app.paths import Places, places
 from penstock.app.tables import Tables
 from penstock.errors import PublishHalted
 from penstock.events import Bus
 from penstock.ledger import Ledger
 from penstock.messaging.clock import SystemClock
-from penstock.pipeline.compact import compact
+from penstock.pipeline.maintenance.compact import compact
 
 
 @pytest.fixture

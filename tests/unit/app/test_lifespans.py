@@ -11,7 +11,7 @@ from penstock.app.handlers import Handlers
 from penstock.app.lifespans import Lifespans
 from penstock.errors import UserError
 from penstock.events import Bus, Event, LifespanFailed
-from penstock.worker.places import EventLoop
+from penstock.worker.pools import EventLoop
 
 DEADLINE_SECONDS = 60.0
 

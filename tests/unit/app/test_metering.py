@@ -75,7 +75,7 @@ def test_a_worker_without_metrics_loads_nothing_of_them() -> None:
         "import penstock.app.running, penstock.app.telemetry as t, sys\n"
         "from penstock.config import load_settings\n"
         "t.open_telemetry(load_settings(), worker='w1')\n"
-        "heavy = ('prometheus_client', 'boto3', 'penstock.monitoring.metrics.emf')\n"
+        "heavy = ('prometheus_client', 'boto3', 'penstock.monitoring.metrics.cloudwatch')\n"
         "print([name for name in heavy if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)

@@ -3,7 +3,7 @@
 import pytest
 
 from penstock import App
-from penstock.brokers.memory import MemoryBroker
+from penstock.brokers.memory.broker import MemoryBroker
 from penstock.errors import ConfigurationError, UsageError
 from penstock.messaging.message import Outgoing
 

@@ -10,7 +10,7 @@ import pytest
 from penstock import App
 from penstock.app.naming import register_pipeline
 from penstock.app.serving import serve
-from penstock.brokers.memory import MemoryBroker
+from penstock.brokers.memory.broker import MemoryBroker
 from penstock.config import Settings
 from penstock.errors import ConfigurationError, UsageError
 from penstock.ledger import Ledger

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from penstock.app.places import find_table, places
+from penstock.app.paths import find_table, places
 from penstock.errors import UsageError
 from penstock.storage.aws import Aws
-from penstock.storage.local_files import LocalFiles
+from penstock.storage.local import LocalFiles
 
 
 def test_the_pipeline_is_named_after_the_real_path(tmp_path: Path) -> None:

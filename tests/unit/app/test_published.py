@@ -6,13 +6,12 @@ from pathlib import Path
 import pytest
 
 from penstock.app.pipelines.published import SEND_MAX, Herald, PublishedBatch
-from penstock.brokers.memory import MemoryBroker
+from penstock.brokers.memory.broker import MemoryBroker
 from penstock.errors import PenstockError, TemporaryError
 from penstock.ledger import Ledger
 from penstock.ledger.records import BatchOutcome, Candidate, Carrier, ObjectResult
 from penstock.messaging.message import Outgoing
-from penstock.messaging.queue import Queue
-from penstock.messaging.schema import Codec
+from penstock.messaging.schema import Codec, Queue
 from penstock.testing import FakeClock
 
 QUEUE = Queue("clicks-published", PublishedBatch)

@@ -10,15 +10,15 @@ from typing import Any
 
 import pytest
 
-from penstock.app.reconcile_duty import ReconcileDuty
+from penstock.app.jobs.reconcile import ReconcileDuty
 from penstock.app.reconcile_target import Target
 from penstock.app.sources import Source
-from penstock.brokers.memory import MemoryBroker
+from penstock.brokers.memory.broker import MemoryBroker
 from penstock.errors import TemporaryError
 from penstock.events import Event, UpkeepFailed
 from penstock.ledger import Ledger
-from penstock.ledger.reconciliations import Comparison
-from penstock.ledger.work_records import WorkBegun
+from penstock.ledger.pipelines import Comparison
+from penstock.ledger.records import WorkBegun
 from penstock.messaging.clock import SystemClock
 from penstock.messaging.message import Outgoing
 from penstock.storage.aws import Aws
@@ -283,7 +283,7 @@ def test_work_whose_claim_cannot_be_extended_ends_before_another_begins(
 def test_work_that_ignores_the_stop_keeps_its_claim_and_no_second_one_begins(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.app.reconcile_duty.END_SECONDS", 0.01)
+    monkeypatch.setattr("penstock.app.jobs.reconcile.END_SECONDS", 0.01)
     begun, go_on = [0], threading.Event()
 
     def work(_target: Target, _stop: StopSignal) -> None:

@@ -3,8 +3,7 @@
 import pytest
 
 from penstock.app import backends
-from penstock.app.backends import open_broker
-from penstock.app.redis_address import RedisAddress, parsed
+from penstock.app.backends import RedisAddress, open_broker, parsed
 from penstock.config import Settings
 from penstock.errors import ConfigurationError
 

@@ -5,16 +5,16 @@ from dataclasses import replace
 import pytest
 
 from penstock.app.app import App
-from penstock.app.replay_once import NothingDue, Replayed, Tally
-from penstock.app.replaying import FirstTier, first_tiers, replayed_queues, tiers_to_serve
-from penstock.brokers.memory import MemoryBroker
+from penstock.app.replayer import FirstTier, first_tiers, replayed_queues, tiers_to_serve
+from penstock.brokers.memory.broker import MemoryBroker
 from penstock.config import ReplayQueue, Settings
+from penstock.dead_letters.policy import ReplayPolicy
 from penstock.errors import ConfigurationError, UsageError
 from penstock.events import DeadReplayed
 from penstock.messaging.broker import Capabilities, QueueSettings
 from penstock.messaging.message import Outgoing
 from penstock.messaging.settlement import DeadLetter
-from penstock.replay.policy import ReplayPolicy
+from penstock.operations.dead_letters.replay_once import NothingDue, Replayed, Tally
 from penstock.testing import FakeClock
 
 SHARED = (

@@ -8,7 +8,7 @@ from pydantic import BaseModel
 
 from penstock import App, Queue
 from penstock.app.serving import serve
-from penstock.brokers.memory import MemoryBroker
+from penstock.brokers.memory.broker import MemoryBroker
 from penstock.events import Event, MessageSkipped
 from penstock.testing import FakeClock
 from penstock.worker.shutdown import StopSignal

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.app.places import Places, declared_places, places
+from penstock.app.paths import Places, declared_places, places
 from penstock.app.scope import Asked, Scope, find_scope, find_scopes, options_for, scopes_here
 from penstock.config import Settings
 from penstock.errors import UsageError

@@ -1,6 +1,6 @@
 """What a worker's own receives say of ages, as a gauge of the worker."""
 
-from penstock.app.seen_ages import GAUGE, SeenAges
+from penstock.app.registry import GAUGE, SeenAges
 from penstock.events import MessagesReceived
 from penstock.monitoring.metrics.meters import Meters
 from penstock.testing.fake_clock import FakeClock

@@ -7,7 +7,7 @@ import pytest
 from penstock import App
 from penstock.app.backends import require_shared_ledger
 from penstock.app.serving import serve
-from penstock.brokers.memory import MemoryBroker
+from penstock.brokers.memory.broker import MemoryBroker
 from penstock.config import Settings
 from penstock.errors import ConfigurationError
 from penstock.worker.shutdown import StopSignal

@@ -8,7 +8,8 @@ import pytest
 from penstock.app.spark import Spark
 from penstock.config import Settings
 from penstock.events import Bus
-from penstock.pipeline import extra, java, python_workers, session
+from penstock.pipeline import extra
+from penstock.pipeline.spark import cluster_checks, java, session
 from penstock.testing import FakeClock
 from penstock.worker.shutdown import StopSignal
 
@@ -21,7 +22,7 @@ class Calls:
         found = java.Java(home=Path("/java"), version=17, source="PATH", notes=())
         monkeypatch.setattr(extra, "require_spark", lambda: None)
         monkeypatch.setattr(java, "find_java", lambda _: found)
-        monkeypatch.setattr(python_workers, "check_python", lambda _: None)
+        monkeypatch.setattr(cluster_checks, "check_python", lambda _: None)
         monkeypatch.setattr(session, "start_session", lambda _: self.note("started"))
         monkeypatch.setattr(session, "session_beside", lambda given: self.note(f"beside {given}"))
         monkeypatch.setattr(

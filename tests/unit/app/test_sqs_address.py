@@ -3,8 +3,7 @@
 import pytest
 
 from penstock.app import backends
-from penstock.app.backends import has_workers_elsewhere, open_broker
-from penstock.app.sqs_address import aws_of, is_sqs
+from penstock.app.backends import aws_of, has_workers_elsewhere, is_sqs, open_broker
 from penstock.brokers.sqs import SqsBroker
 from penstock.config import Settings
 from penstock.errors import ConfigurationError

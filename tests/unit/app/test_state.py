@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from penstock.app.state import open_state
-from penstock.ledger.work_records import WorkBegun, WorkState
+from penstock.ledger.records import WorkBegun, WorkState
 
 
 def test_the_works_of_a_dead_process_are_free(tmp_path: Path) -> None:

@@ -8,15 +8,15 @@ import pyarrow.parquet as pq
 import pytest
 from tests.conformance.publishing.mill import Mill
 
-from penstock.app.places import Places, places
+from penstock.app.paths import Places, places
 from penstock.app.tables import Tables
 from penstock.errors import PublishHalted, TableError
 from penstock.events import Bus, Event, UpkeepFailed
 from penstock.ledger import Ledger
 from penstock.messaging.steps import Step
-from penstock.pipeline import gc
-from penstock.pipeline.source.quarantine import QUARANTINE_SCHEMA
-from penstock.sinks.delta import open_dataset
+from penstock.pipeline.maintenance import gc
+from penstock.pipeline.spark.source.quarantine import QUARANTINE_SCHEMA
+from penstock.sinks.delta.sink import open_dataset
 from penstock.sinks.manifest import DataFile
 from penstock.sinks.parquet import list_files
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from penstock.app.task_protection import (
+from penstock.app.jobs.task_protection import (
     EXPIRES_IN_MINUTES,
     LOOK_SECONDS,
     RENEW_SECONDS,

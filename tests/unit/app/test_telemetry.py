@@ -13,7 +13,7 @@ from penstock.app.telemetry import Telemetry, attended, open_log, open_reports, 
 from penstock.config import Settings
 from penstock.errors import ConfigurationError, TemporaryError
 from penstock.events import Bus, Event, LedgerBack, tell_nobody
-from penstock.monitoring.errors import ErrorReporter
+from penstock.monitoring.errors.hook import ErrorReporter
 
 FLUSH_SECONDS = 10.0
 

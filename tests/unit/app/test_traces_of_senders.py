@@ -10,7 +10,7 @@ from tests.traced import Traces, context_in, linked, process_provider, tracepare
 
 from penstock import App, Queue
 from penstock.app.backends import open_broker
-from penstock.app.transactions_running import relay_once
+from penstock.app.relays import relay_once
 from penstock.config import Settings
 from penstock.events import tell_nobody
 from penstock.messaging.message import Outgoing

@@ -1,6 +1,6 @@
 import pytest
 
-from penstock.app.wiring import worker_settings
+from penstock.app.pipelines.plan import worker_settings
 from penstock.config import Settings
 
 

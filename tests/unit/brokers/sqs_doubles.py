@@ -6,16 +6,14 @@ from typing import Any
 
 from botocore.exceptions import ClientError
 
-from penstock.brokers.sqs.api import Api, QueueRef
-from penstock.brokers.sqs.at_once import AtOnce
-from penstock.brokers.sqs.batches import Batches
-from penstock.brokers.sqs.leases import Leases
+from penstock.brokers.sqs.calls import AtOnce, Batches
+from penstock.brokers.sqs.client import Api, QueueRef
+from penstock.brokers.sqs.envelope import Received
+from penstock.brokers.sqs.leases import Leases, Settled
 from penstock.brokers.sqs.limits import MESSAGE_BYTES_MAX
 from penstock.brokers.sqs.queues import Queues
-from penstock.brokers.sqs.received import Received
-from penstock.brokers.sqs.sending import Sending
-from penstock.brokers.sqs.settled import Settled
-from penstock.brokers.sqs.settling import Settling
+from penstock.brokers.sqs.send import Sending
+from penstock.brokers.sqs.settle import Settling
 from penstock.messaging.broker import SettleFailure
 from penstock.messaging.delivery import Delivery
 from penstock.messaging.message import Message

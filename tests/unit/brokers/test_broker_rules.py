@@ -3,9 +3,8 @@
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from penstock.brokers import rules
-from penstock.brokers.attributes import decode_attributes, decode_group, encode_attributes, encode_group
-from penstock.brokers.rules import HandOver
+from penstock.brokers import shared
+from penstock.brokers.shared import HandOver, decode_attributes, decode_group, encode_attributes, encode_group
 
 SEQS = st.integers(0, 10**15)
 
@@ -13,26 +12,26 @@ SEQS = st.integers(0, 10**15)
 @given(SEQS, SEQS)
 def test_receipts_and_ids_read_back(seq: int, number: int) -> None:
     hand_over = HandOver(seq=seq, number=number)
-    assert rules.hand_over_of("store", rules.receipt("store", hand_over)) == hand_over
-    assert rules.seq_of("store", rules.message_id("store", seq)) == seq
-    assert rules.hand_over_of("other", rules.receipt("store", hand_over)) is None
-    assert rules.seq_of("other", rules.message_id("store", seq)) is None
+    assert shared.hand_over_of("store", shared.receipt("store", hand_over)) == hand_over
+    assert shared.seq_of("store", shared.message_id("store", seq)) == seq
+    assert shared.hand_over_of("other", shared.receipt("store", hand_over)) is None
+    assert shared.seq_of("other", shared.message_id("store", seq)) is None
 
 
 @given(SEQS, SEQS)
 def test_ids_sort_as_their_messages_do(one: int, other: int) -> None:
     if max(one, other) < 10**12:
-        assert (rules.message_id("s", one) < rules.message_id("s", other)) == (one < other)
+        assert (shared.message_id("s", one) < shared.message_id("s", other)) == (one < other)
 
 
 @given(st.text())
 def test_garbage_is_no_receipt(text: str) -> None:
-    assert rules.hand_over_of("store", text) is None
+    assert shared.hand_over_of("store", text) is None
 
 
 @given(st.lists(st.lists(st.integers(), max_size=9), max_size=6), st.integers(0, 30))
 def test_interleaving_takes_turns(lines: list[list[int]], count: int) -> None:
-    taken = rules.interleave(enumerate(lines), count)
+    taken = shared.interleave(enumerate(lines), count)
     assert len(taken) == min(count, sum(map(len, lines)))
     shares = [[seq for line, seq in taken if line == n] for n in range(len(lines))]
     assert shares == [line[: len(share)] for line, share in zip(lines, shares, strict=True)]

@@ -5,7 +5,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from redis.crc import key_slot
 
-from penstock.brokers.redis_streams.keys import Keys
+from penstock.brokers.redis.keys import Keys
 from penstock.messaging.broker import conventional_dead_letter_queue
 
 NAMES = [

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from tests.services.plugin import Servers
 from tests.services.redis_server import VERSIONS
 
-from penstock.brokers.redis_streams.records import State, entry_of, milliseconds, state_of
-from penstock.brokers.redis_streams.scripts import scripts
+from penstock.brokers.redis.records import State, entry_of, milliseconds, state_of
+from penstock.brokers.redis.server import scripts
 from penstock.messaging.death import TRIES_MAX, Try
 from penstock.messaging.delivery import AttemptEnd, PreviousAttempt
 
@@ -70,7 +70,7 @@ def ended(servers: Servers, version: str, *arguments: Any) -> Any:
 
 @pytest.mark.parametrize("version", VERSIONS)
 @settings(max_examples=60, deadline=None)
-@given(seq=st.integers(1, 2**53 - 1), enqueued=MILLISECONDS, hand_overs=HAND_OVERS)
+@given(seq=st.integers(1, 10**15 - 1), enqueued=MILLISECONDS, hand_overs=HAND_OVERS)
 def test_a_state_says_what_happened_on_the_server(
     servers: Servers, version: str, seq: int, enqueued: int, hand_overs: list[HandOver]
 ) -> None:

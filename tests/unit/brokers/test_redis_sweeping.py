@@ -1,8 +1,8 @@
 """When a queue of the Redis broker is swept."""
 
-from penstock.brokers.redis_streams.keys import Keys
-from penstock.brokers.redis_streams.server import Server
-from penstock.brokers.redis_streams.sweeping import Sweeping
+from penstock.brokers.redis.keys import Keys
+from penstock.brokers.redis.recovery import Sweeping
+from penstock.brokers.redis.server import Server
 from penstock.testing import FakeClock
 
 

@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.brokers.sqlite import SqliteBroker
-from penstock.brokers.sqlite_schema import SCHEMA_VERSION
-from penstock.brokers.sqlite_script import statements
+from penstock.brokers.sqlite.broker import SqliteBroker
+from penstock.brokers.sqlite.file import SCHEMA_VERSION, statements
 from penstock.errors import ConfigurationError, TemporaryError
 from penstock.messaging.broker import QueueSettings
 from penstock.messaging.clock import SystemClock

@@ -15,9 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.brokers.sqlite import SqliteBroker
-from penstock.brokers.sqlite_schema import SCHEMA_VERSION, version_of
-from penstock.brokers.sqlite_script import schema_step
+from penstock.brokers.sqlite.broker import SqliteBroker
+from penstock.brokers.sqlite.file import SCHEMA_VERSION, schema_step, version_of
 from penstock.errors import TemporaryError
 from penstock.messaging.death import death_of, set_aside_reason
 from penstock.messaging.delivery import Delivery
@@ -229,7 +228,7 @@ def test_many_open_an_old_file_at_once_and_one_mends_it(path: Path, clock: FakeC
 
 OPENER = """
 import sys
-from penstock.brokers.sqlite import SqliteBroker
+from penstock.brokers.sqlite.broker import SqliteBroker
 from penstock.testing import FakeClock
 sys.stdin.read(1)  # all begin at one word
 broker = SqliteBroker(sys.argv[1], holder="w", clock=FakeClock(start=1_700_000_030.0))
@@ -238,8 +237,8 @@ print(broker.stats("q").in_flight, broker.stats("graves").visible)
 
 DIES_IN_THE_MIDDLE = """
 import os, sys
-from penstock.brokers import sqlite_schema
-from penstock.brokers.sqlite import SqliteBroker
+from penstock.brokers.sqlite import file as sqlite_schema
+from penstock.brokers.sqlite.broker import SqliteBroker
 step, count = sqlite_schema.schema_step, int(sys.argv[2])
 
 def first_statements(version):

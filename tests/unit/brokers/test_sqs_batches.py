@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from tests.unit.brokers.sqs_doubles import FakeApi, Q, batches, succeeded
 
-from penstock.brokers.sqs.batches import TRIES
+from penstock.brokers.sqs.calls import TRIES
 from penstock.errors import ConfigurationError, TemporaryError
 
 DELETE = "delete_message_batch"
@@ -69,6 +69,15 @@ def test_where_one_call_fails_its_entries_do() -> None:
     failed = batches(FakeApi(answer)).run(Q, DELETE, handles(25))
     assert sorted(failed) == list(range(10, 20))
     assert "away" in str(failed[10])
+
+
+def test_an_entry_that_fails_is_named_by_its_place_among_all() -> None:
+    def answer(operation: str, parameters: Mapping[str, Any]) -> Mapping[str, Any]:
+        entries = parameters["Entries"]
+        codes = {"2": "ReceiptHandleIsInvalid"} if entries[0]["ReceiptHandle"] == "r10" else {}
+        return succeeded(entries, codes)
+
+    assert list(batches(FakeApi(answer)).run(Q, DELETE, handles(25))) == [12]
 
 
 def test_where_all_calls_fail_it_raises() -> None:

@@ -10,10 +10,10 @@ import pytest
 from tests.unit.brokers.sqs_doubles import received, succeeded
 
 from penstock.brokers.sqs import SqsBroker
-from penstock.brokers.sqs.api import Api
 from penstock.brokers.sqs.broker import EXTENDERS, SETTLERS
+from penstock.brokers.sqs.client import Api
 from penstock.brokers.sqs.leases import CHANGE
-from penstock.brokers.sqs.settling import DELETE
+from penstock.brokers.sqs.settle import DELETE
 from penstock.errors import ConfigurationError, TemporaryError
 from penstock.messaging.broker import Ask, QueueSettings
 from penstock.messaging.message import Outgoing

@@ -16,8 +16,7 @@ from botocore.exceptions import (
 )
 from tests.unit.brokers.sqs_doubles import Q, client_error
 
-from penstock.brokers.sqs.api import Api
-from penstock.brokers.sqs.faults import QueueMissing
+from penstock.brokers.sqs.client import Api, QueueMissing
 from penstock.errors import ConfigurationError, PenstockError, TemporaryError, UnknownOutcome
 from penstock.storage.aws import NO_CREDENTIALS, Aws
 

@@ -6,9 +6,8 @@ from typing import Any
 import pytest
 from tests.unit.brokers.sqs_doubles import FakeApi, KnownQueues, batches, instant_clock, received, succeeded
 
-from penstock.brokers.sqs.leases import CHANGE, MARGIN_SECONDS, Leases
+from penstock.brokers.sqs.leases import CHANGE, MARGIN_SECONDS, Leases, Settled
 from penstock.brokers.sqs.limits import LEASE_SECONDS_MAX
-from penstock.brokers.sqs.settled import Settled
 from penstock.errors import TemporaryError
 from penstock.messaging.delivery import Delivery
 

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator, Sequence
 import pytest
 from tests.unit.brokers.sqs_doubles import received
 
-from penstock.brokers.sqs.held import Catch, Expected, Held
-from penstock.brokers.sqs.listening import LEASE_SECONDS, Ear
-from penstock.brokers.sqs.received import Received
+from penstock.brokers.sqs.envelope import Received
+from penstock.brokers.sqs.listener import LEASE_SECONDS, Ear
+from penstock.brokers.sqs.receive import Catch, Expected, Held
 from penstock.errors import TemporaryError
 from penstock.testing import FakeClock
 

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from tests.unit.brokers.sqs_doubles import Answers, FakeApi, KnownQueues, client_error
 
-from penstock.brokers.sqs.faults import QueueMissing
-from penstock.brokers.sqs.looking import purge, read_stats
+from penstock.brokers.sqs.client import QueueMissing
+from penstock.brokers.sqs.queues import purge, read_stats
 from penstock.errors import TemporaryError
 
 COUNTS = {

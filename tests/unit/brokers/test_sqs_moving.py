@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from botocore.stub import Stubber
 
-from penstock.brokers.sqs.api import Api, QueueRef
-from penstock.brokers.sqs.moving import LOOK_SECONDS, MoveProgress, Movers, MoveStatus, Moving
+from penstock.brokers.sqs.client import Api, QueueRef
+from penstock.brokers.sqs.move import LOOK_SECONDS, MoveProgress, Movers, MoveStatus, Moving
 from penstock.brokers.sqs.queues import Queues
 from penstock.errors import ConfigurationError, PenstockError, TemporaryError
 from penstock.storage.aws import Aws

@@ -8,8 +8,8 @@ import pytest
 from tests.unit.brokers.sqs_doubles import FakeApi, client_error, instant_clock
 
 from penstock.brokers.sqs import facts
-from penstock.brokers.sqs.faults import QueueMissing, meant
-from penstock.brokers.sqs.names import valid_name
+from penstock.brokers.sqs.client import QueueMissing, meant
+from penstock.brokers.sqs.limits import valid_name
 from penstock.brokers.sqs.queues import POLICY_SECONDS, Queues
 from penstock.errors import ConfigurationError, TemporaryError
 from penstock.messaging.broker import QueueSettings

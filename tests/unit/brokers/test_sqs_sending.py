@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 from tests.unit.brokers.sqs_doubles import Answers, FakeApi, KnownQueues, Q, batches, client_error, succeeded
 
-from penstock.brokers.sqs.batches import TRIES
+from penstock.brokers.sqs.calls import TRIES
 from penstock.brokers.sqs.envelope import opened
 from penstock.brokers.sqs.limits import MESSAGE_BYTES_MAX
-from penstock.brokers.sqs.sending import SEND, Sending
+from penstock.brokers.sqs.send import SEND, Sending
 from penstock.errors import ConfigurationError, TemporaryError, UnknownOutcome
 from penstock.messaging.message import Outgoing
 
@@ -98,7 +98,9 @@ def test_a_call_that_was_refused_unread_is_made_again() -> None:
 
 
 def test_a_call_whose_outcome_is_unknown_is_never_made_again() -> None:
-    api = FakeApi(lambda operation, parameters: UnknownOutcome("broke"))
+    broke = UnknownOutcome("broke")
+    broke.__cause__ = ConnectionError("the connection was closed")
+    api = FakeApi(lambda operation, parameters: broke)
     with pytest.raises(UnknownOutcome):
         sending(api).send("q", numbered(30))
     assert len(said(api)) == 1

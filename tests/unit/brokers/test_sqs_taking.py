@@ -6,12 +6,9 @@ from typing import Any
 import pytest
 from tests.unit.brokers.sqs_doubles import FakeApi, KnownQueues, batches, received, succeeded
 
-from penstock.brokers.sqs.at_once import AtOnce
-from penstock.brokers.sqs.held import Catch, Held
-from penstock.brokers.sqs.leases import CHANGE, Leases
-from penstock.brokers.sqs.receiving import Receiving
-from penstock.brokers.sqs.settled import Settled
-from penstock.brokers.sqs.taking import Taking
+from penstock.brokers.sqs.calls import AtOnce
+from penstock.brokers.sqs.leases import CHANGE, Leases, Settled
+from penstock.brokers.sqs.receive import Catch, Held, Receiving, Taking
 from penstock.errors import TemporaryError
 from penstock.testing import FakeClock
 

@@ -5,15 +5,13 @@ from dataclasses import replace
 import pytest
 from tests.unit.brokers.sqs_doubles import NOW, Scene, received
 
-from penstock.brokers.sqs.api import QueueRef
-from penstock.brokers.sqs.envelope import opened, sealed, size_bytes
+from penstock.brokers.sqs.client import QueueRef
+from penstock.brokers.sqs.envelope import Received, opened, sealed, size_bytes
 from penstock.brokers.sqs.leases import CHANGE
 from penstock.brokers.sqs.limits import LEASE_SECONDS_MAX
-from penstock.brokers.sqs.received import Received
-from penstock.brokers.sqs.sending import SEND
-from penstock.messaging.death import DEATH_ATTRIBUTE, DIED, Death, death_of, set_aside_reason, with_death
+from penstock.brokers.sqs.send import SEND
+from penstock.messaging.death import DEATH_ATTRIBUTE, DIED, Death, death_of, past_of, set_aside_reason, with_death
 from penstock.messaging.message import Attributes
-from penstock.messaging.past import past_of
 from penstock.messaging.settlement import DeadLetter, Release
 
 BAD = DeadLetter(reason="bad", exception="ValueError: x", traceback="Traceback ...")

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from penstock.brokers.memory import MemoryBroker
-from penstock.brokers.turns import one_by_one
+from penstock.brokers.memory.broker import MemoryBroker
+from penstock.brokers.shared import one_by_one
 from penstock.errors import TemporaryError
 from penstock.messaging.broker import Ask, SettleFailure
 from penstock.messaging.delivery import Delivery

@@ -23,9 +23,9 @@ from penstock.events import (
 from penstock.handlers.function_handler import FunctionHandler
 from penstock.handlers.keys import Begun, Busy, Done
 from penstock.handlers.outage import PAUSE_SECONDS_MIN, Outage
-from penstock.messaging.claims import HeldClaim
 from penstock.messaging.clock import SystemClock
 from penstock.messaging.delivery import AttemptEnd, Delivery, PreviousAttempt
+from penstock.messaging.handler import HeldClaim
 from penstock.messaging.message import Message
 from penstock.messaging.settlement import Ack, DeadLetter, Release
 from penstock.testing import FakeClock

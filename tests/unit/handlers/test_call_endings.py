@@ -14,9 +14,9 @@ from penstock.errors import TemporaryError, UsageError
 from penstock.events import Bus, Event, MessageFailed, MessageFinished, MessageGivenBack, MessageStarted
 from penstock.handlers.function_handler import FunctionHandler
 from penstock.handlers.keys import Begun
-from penstock.messaging.claims import HeldClaim
 from penstock.messaging.clock import SystemClock
 from penstock.messaging.delivery import Delivery
+from penstock.messaging.handler import HeldClaim
 from penstock.messaging.message import Message
 from penstock.messaging.settlement import Ack, DeadLetter, Release
 

@@ -21,10 +21,8 @@ from tests.claims import extended
 from penstock import Context, Handlers, Queue, Reject, Retry
 from penstock.errors import ConfigurationError
 from penstock.events import Bus, Event, MessageFailed, MessageGivenBack, MessageRetrying
-from penstock.handlers.child import SentCall
-from penstock.handlers.child_call import ChildCall
-from penstock.handlers.children import ChildDied
 from penstock.handlers.function_handler import FunctionHandler
+from penstock.handlers.process_call import ChildCall, ChildDied, SentCall
 from penstock.messaging.clock import SystemClock
 from penstock.messaging.delivery import Delivery
 from penstock.messaging.message import Message
@@ -339,8 +337,8 @@ def test_a_killed_child_is_not_taken_again_while_it_is_still_going(desk: Desk) -
 def test_a_function_typed_into_a_session_is_refused() -> None:
     code = (
         "from penstock import Handlers\n"
-        "from penstock.handlers.children import Children\n"
-        "from penstock.messaging.queue import Queue\n"
+        "from penstock.handlers.process_call import Children\n"
+        "from penstock.messaging.schema import Queue\n"
         "def work(message): pass\n"
         "Children(work, Queue('q'), wants_context=False)\n"
     )

@@ -10,9 +10,8 @@ import pytest
 from penstock import Handlers, Reject, Retry
 from penstock.errors import UsageError
 from penstock.events import BreakerClosed, BreakerOpened, Bus, Event, MessageFailed, MessageStarted
-from penstock.handlers.breaker import BreakerPolicy
+from penstock.handlers.breaker import BreakerPolicy, LineBreaker
 from penstock.handlers.function_handler import FunctionHandler
-from penstock.handlers.line_breaker import LineBreaker
 from penstock.messaging.delivery import Delivery
 from penstock.messaging.message import Message
 from penstock.messaging.settlement import Ack, DeadLetter, Release, Settlement
@@ -345,6 +344,6 @@ def test_a_number_below_none_is_refused() -> None:
 
 
 def _party(number: int) -> Any:
-    from penstock.handlers.line_breaker import Party
+    from penstock.handlers.breaker import Party
 
     return Party((delivery(number),))

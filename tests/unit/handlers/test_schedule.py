@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock import Handlers
-from penstock.brokers.memory import MemoryBroker
+from penstock.brokers.memory.broker import MemoryBroker
 from penstock.errors import ConfigurationError, UnknownOutcome
 from penstock.events import Bus, Event, TickFailed, TickSent
 from penstock.handlers.keys import Begun, Busy, Done
@@ -18,7 +18,7 @@ from penstock.handlers.once import LedgerKeys
 from penstock.handlers.schedule import Cron, Every
 from penstock.handlers.ticker import CATCH_UP_SECONDS, CLAIM_SECONDS, REMEMBERED_SECONDS, Ticker
 from penstock.ledger import Ledger
-from penstock.ledger.owner_records import WorkOwner
+from penstock.ledger.records import WorkOwner
 from penstock.messaging.broker import Capabilities
 from penstock.messaging.message import Outgoing
 from penstock.testing import FakeClock

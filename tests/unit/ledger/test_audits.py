@@ -9,7 +9,7 @@ import pytest
 from ulid import ULID
 
 from penstock.ledger import Ledger
-from penstock.ledger import audits as module
+from penstock.ledger import dead_letters as module
 
 
 @pytest.fixture

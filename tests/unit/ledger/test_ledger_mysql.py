@@ -11,11 +11,9 @@ from sqlalchemy.exc import DBAPIError
 
 from penstock.errors import ConfigurationError, PenstockError, TemporaryError
 from penstock.ledger import Ledger
-from penstock.ledger.database import Database
+from penstock.ledger.database import Database, parsed_url
 from penstock.ledger.dialects import Clash, mysql
-from penstock.ledger.dialects.mysql import Mysql
-from penstock.ledger.dialects.mysql_rows import STATEMENT_CHARS_MAX, insert_in_parts, literal
-from penstock.ledger.urls import parsed_url
+from penstock.ledger.dialects.mysql import STATEMENT_CHARS_MAX, Mysql, insert_in_parts, literal
 
 PLACE = "mysql+pymysql://penstock:***@db/ledger"
 

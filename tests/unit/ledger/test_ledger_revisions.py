@@ -7,8 +7,7 @@ import pytest
 from sqlalchemy.exc import OperationalError
 
 from penstock.errors import ConfigurationError, UsageError
-from penstock.ledger.migrate import HEAD, revised
-from penstock.ledger.revisions import Revisions
+from penstock.ledger.migrate import HEAD, Revisions, revised
 
 
 def test_a_refusal_of_the_database_names_the_verb_and_who_may_run_it() -> None:

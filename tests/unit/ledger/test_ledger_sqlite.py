@@ -14,8 +14,7 @@ from sqlalchemy.exc import OperationalError
 from penstock.errors import ConfigurationError, PenstockError, TemporaryError
 from penstock.ledger import Ledger
 from penstock.ledger.dialects.sqlite import Sqlite
-from penstock.ledger.records import BatchOutcome, Candidate, Carrier, ObjectResult, ObjectState
-from penstock.ledger.work_records import WorkState
+from penstock.ledger.records import BatchOutcome, Candidate, Carrier, ObjectResult, ObjectState, WorkState
 
 PIPELINE = "file:///table"
 

@@ -7,8 +7,8 @@ import pytest
 from sqlalchemy import event
 
 from penstock.ledger import Ledger
-from penstock.ledger.replays import AT_ONCE_MAX
-from penstock.messaging.replays import Replay, replay_id_of
+from penstock.ledger.dead_letters import AT_ONCE_MAX
+from penstock.messaging.replay import Replay, replay_id_of
 
 
 @pytest.fixture

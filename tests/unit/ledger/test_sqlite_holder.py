@@ -11,7 +11,7 @@ import pytest
 from penstock.errors import TemporaryError
 from penstock.ledger import Ledger
 from penstock.ledger.dialects import sqlite
-from penstock.ledger.dialects.sqlite_holder import holder_of
+from penstock.ledger.dialects.sqlite import holder_of
 
 WRITER = """
 import sqlite3, sys

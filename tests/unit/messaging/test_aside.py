@@ -6,8 +6,8 @@ from contextvars import ContextVar
 
 import pytest
 
-from penstock.messaging import aside
-from penstock.messaging.aside import AsideThreads
+from penstock.messaging import threads as aside
+from penstock.messaging.threads import AsideThreads
 
 DEADLINE_SECONDS = 60.0
 

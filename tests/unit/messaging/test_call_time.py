@@ -1,6 +1,6 @@
 """The time of the user's code, which is all that a timeout counts."""
 
-from penstock.messaging.call_time import RECHECK_SECONDS, CallTime
+from penstock.messaging.call import RECHECK_SECONDS, CallTime
 from penstock.testing import FakeClock
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 
 from penstock.errors import Interrupted
-from penstock.messaging.control import Control
+from penstock.messaging.call import Control
 
 DEADLINE_SECONDS = 60.0
 LONG_SECONDS = 60.0

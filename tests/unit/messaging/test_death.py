@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from penstock.messaging.death import (
     DEATH_ATTRIBUTE,
     DEATH_BYTES_MAX,
+    PAST_ATTRIBUTE,
     SET_ASIDE_ATTRIBUTE,
     TRIES_MAX,
     Death,
@@ -19,10 +20,10 @@ from penstock.messaging.death import (
     death_of,
     decode_death,
     encode_death,
+    past_of,
     set_aside_reason,
     with_death,
 )
-from penstock.messaging.past import PAST_ATTRIBUTE, past_of
 from penstock.messaging.settlement import DeadLetter
 
 DEATH = Death(

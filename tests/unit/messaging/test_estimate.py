@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.messaging.estimate import FRESH_SECONDS, WINDOW_SECONDS, Estimate
+from penstock.messaging.age_estimate import FRESH_SECONDS, WINDOW_SECONDS, Estimate
 
 NOTHING = Estimate()
 

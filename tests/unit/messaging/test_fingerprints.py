@@ -8,8 +8,8 @@ from functools import partial
 
 import pytest
 
-from penstock.messaging.fingerprints import fingerprint
-from penstock.messaging.strict_json import load
+from penstock.messaging.failure import fingerprint
+from penstock.messaging.schema import load
 
 HERE = "messaging/test_fingerprints.py"
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from penstock.errors import UsageError
-from penstock.messaging.function import takes_context
+from penstock.messaging.declarations import takes_context
 
 
 def with_context(body: Any, ctx: Any) -> None: ...

@@ -7,9 +7,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.messaging.death import DEATH_ATTRIBUTE, Death, encode_death, with_death
+from penstock.messaging.death import (
+    DEATH_ATTRIBUTE,
+    PAST_ATTRIBUTE,
+    PAST_MAX,
+    Death,
+    encode_death,
+    past_of,
+    with_death,
+    with_past,
+)
 from penstock.messaging.message import Attributes
-from penstock.messaging.past import PAST_ATTRIBUTE, PAST_MAX, past_of, with_past
 
 DEATH = Death(
     reason="not an image",

@@ -6,10 +6,20 @@ from dataclasses import replace
 
 import pytest
 
-from penstock.messaging.death import DEATH_ATTRIBUTE, SET_ASIDE_ATTRIBUTE, Death, buried, death_of
+from penstock.dead_letters.jsonl import line_of, read_line
+from penstock.dead_letters.letters import Letter
+from penstock.messaging.death import (
+    DEATH_ATTRIBUTE,
+    PAST_ATTRIBUTE,
+    PAST_MAX,
+    SET_ASIDE_ATTRIBUTE,
+    Death,
+    buried,
+    death_of,
+    past_of,
+)
 from penstock.messaging.message import ORIGIN_ATTRIBUTE, Message
-from penstock.messaging.past import PAST_ATTRIBUTE, PAST_MAX, past_of
-from penstock.messaging.replays import (
+from penstock.messaging.replay import (
     COUNT_MAX,
     COUNTER_ATTRIBUTE,
     REPLAY_ID_ATTRIBUTE,
@@ -21,8 +31,6 @@ from penstock.messaging.replays import (
     replays_so_far,
 )
 from penstock.messaging.settlement import DeadLetter
-from penstock.replay.letter_lines import line_of, read_line
-from penstock.replay.letters import Letter
 
 USERS: Mapping[str, str | bytes] = {"tenant": "a", "sealed": b"\x00\xff", "traceparent": "00-1-2-03"}
 REPLAY = Replay(

@@ -5,12 +5,12 @@ import sys
 import pytest
 
 from penstock.errors import InvalidMessage
-from penstock.messaging import strict_json
+from penstock.messaging import schema
 
 
 def refusal_of(body: bytes) -> str:
     with pytest.raises(InvalidMessage) as caught:
-        strict_json.load(strict_json.decode(body))
+        schema.load(schema.decode(body))
     return str(caught.value)
 
 
@@ -66,7 +66,7 @@ def test_refused_with_its_reason(body: bytes, said: str) -> None:
     ],
 )
 def test_taken(text: str, value: object) -> None:
-    loaded = strict_json.load(text)
+    loaded = schema.load(text)
     assert value is None or loaded == value
 
 

@@ -1,6 +1,6 @@
 """Waits before the next try."""
 
-from penstock.messaging.waits import backoff_seconds, idle_seconds
+from penstock.messaging.backoff import backoff_seconds, idle_seconds
 
 
 def test_the_ceiling_doubles_with_each_attempt() -> None:

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from penstock.messaging.clock import SystemClock
-from penstock.monitoring.lines import LineWriter
+from penstock.monitoring.logs.lines import LineWriter
 from penstock.monitoring.metrics.catalogue import METRICS, PREFIX, Metric
-from penstock.monitoring.metrics.emf import EmfOutlet
+from penstock.monitoring.metrics.cloudwatch import EmfOutlet
 from penstock.monitoring.metrics.meters import Meters, Reading
 
 AT_SECONDS = 1_764_000_000.1234

@@ -17,8 +17,7 @@ from tests.unit.monitoring.scraping import samples_in
 
 from penstock.errors import ConfigurationError
 from penstock.monitoring import endpoint as module
-from penstock.monitoring.address import Address, address_of
-from penstock.monitoring.endpoint import CONNECTIONS_MAX, Endpoint
+from penstock.monitoring.endpoint import CONNECTIONS_MAX, Address, Endpoint, address_of
 from penstock.monitoring.health import Answer, Health
 from penstock.monitoring.metrics.meters import Meters
 

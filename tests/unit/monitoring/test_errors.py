@@ -10,8 +10,8 @@ import pytest
 from penstock import events
 from penstock.errors import TransformError
 from penstock.events import Event, MessageFailed
-from penstock.monitoring.errors import FINGERPRINTS_MAX, ErrorContext, ErrorReporter
-from penstock.monitoring.outlets import WAITING_MAX
+from penstock.monitoring.errors.hook import FINGERPRINTS_MAX, ErrorContext, ErrorReporter
+from penstock.monitoring.errors.outlets import WAITING_MAX
 from penstock.testing import FakeClock
 
 DEADLINE_SECONDS = 60.0

@@ -14,13 +14,11 @@ from penstock.errors import ConfigurationError
 from penstock.events import Event, MetricsExportFailed
 from penstock.messaging.clock import Clock, SystemClock
 from penstock.monitoring.export_log import QUIET_SECONDS
-from penstock.monitoring.lines import LineWriter
+from penstock.monitoring.logs.lines import LineWriter
 from penstock.monitoring.metrics.catalogue import METRICS
-from penstock.monitoring.metrics.changes import NOTHING_READ, changes
-from penstock.monitoring.metrics.cloudwatch import CALLS_MAX, DATA_MAX, CloudWatchOutlet
-from penstock.monitoring.metrics.emf import EmfOutlet
+from penstock.monitoring.metrics.cloudwatch import CALLS_MAX, DATA_MAX, CloudWatchOutlet, EmfOutlet
 from penstock.monitoring.metrics.exporter import Exporter, Outlet
-from penstock.monitoring.metrics.meters import Meters, Reading
+from penstock.monitoring.metrics.meters import NOTHING_READ, Meters, Reading, changes
 
 DEADLINE_SECONDS = 60.0
 RECEIVED = "messages_received_total"

@@ -30,9 +30,9 @@ from penstock.events import (
 )
 from penstock.messaging.failure import failure_of
 from penstock.messaging.settlement import Ack, DeadLetter, Release
-from penstock.monitoring.logs import configure_logs
-from penstock.monitoring.plans import LogSettings
-from penstock.monitoring.text import ITEMS_MAX, TRIMMED, plain
+from penstock.monitoring.logs.lines import ITEMS_MAX, TRIMMED, plain
+from penstock.monitoring.logs.listener import configure_logs
+from penstock.monitoring.logs.plans import LogSettings
 from penstock.testing import FakeClock
 
 MESSAGE: dict[str, Any] = {"queue": "thumbnails", "handler": "make", "message_id": "m1", "attempt": 2}

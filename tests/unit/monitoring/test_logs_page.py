@@ -18,11 +18,10 @@ from penstock import events
 from penstock.app.telemetry import Process
 from penstock.events import Event
 from penstock.messaging.settlement import Ack, DeadLetter
-from penstock.monitoring.errors import ErrorContext
-from penstock.monitoring.logs import configure_logs
-from penstock.monitoring.plans import LogSettings
-from penstock.monitoring.rows import Row, rows_of
-from penstock.monitoring.table import ROWS
+from penstock.monitoring.errors.hook import ErrorContext
+from penstock.monitoring.logs.listener import configure_logs
+from penstock.monitoring.logs.plans import ROWS, LogSettings
+from penstock.monitoring.logs.rows import Row, rows_of
 from penstock.testing import FakeClock
 
 DOCS = Path(__file__).parents[3] / "docs"

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.monitoring.metrics.changes import NOTHING_READ, changes
-from penstock.monitoring.metrics.meters import THREADS_LOOK, Meters, Reading
+from penstock.monitoring.metrics.meters import NOTHING_READ, THREADS_LOOK, Meters, Reading, changes
 
 DEADLINE_SECONDS = 60.0
 SERIES_MAX = 3

@@ -6,8 +6,8 @@ import pytest
 
 from penstock.config import Settings, shown
 from penstock.errors import ConfigurationError
-from penstock.monitoring.reporting import ReportingSettings, service, services
-from penstock.monitoring.reporting.service import safe, safe_traceback
+from penstock.monitoring.errors.services import ReportingSettings, service, services
+from penstock.monitoring.errors.services.service import safe, safe_traceback
 
 
 def test_without_settings_there_is_none() -> None:

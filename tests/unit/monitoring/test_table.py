@@ -6,8 +6,8 @@ from collections import defaultdict
 from tests.unit.monitoring.made import event_types
 
 from penstock import events
-from penstock.monitoring.rows import rows_of
-from penstock.monitoring.table import COUNTED_ONLY, NOT_LOGGED, ROWS
+from penstock.monitoring.logs.plans import COUNTED_ONLY, NOT_LOGGED, ROWS
+from penstock.monitoring.logs.rows import rows_of
 
 ALL_ROWS = [row for entry in ROWS.values() for row in rows_of(entry)]
 

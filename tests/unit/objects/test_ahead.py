@@ -9,11 +9,11 @@ from tests.services.aws_server import aws_at
 from tests.services.s3_stub import Answered, Asked, S3Stub, refusal
 
 from penstock.errors import ObjectGone
-from penstock.objects.ahead import ahead
-from penstock.objects.local import LocalStore
+from penstock.objects.local_store import LocalStore
 from penstock.objects.reference import ObjectRef
-from penstock.objects.s3 import S3Store
+from penstock.objects.s3_store import S3Store
 from penstock.objects.store import ObjectStore
+from penstock.objects.stores import ahead
 from penstock.storage.address import s3_address
 
 PATIENCE_SECONDS = 60.0

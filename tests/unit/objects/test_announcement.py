@@ -2,8 +2,7 @@
 
 import json
 
-from penstock.objects.announcement import announce
-from penstock.objects.notification import parse
+from penstock.objects.notification import announce, parse
 from penstock.objects.reference import ObjectRef
 
 LOCAL = ObjectRef(bucket="file", key="/in/a b+c%2F\udcff", size_bytes=3, etag="1f-3")

@@ -15,7 +15,7 @@ from penstock.messaging.steps import Step
 from penstock.objects import cleanup_local
 from penstock.objects.cleanup import ASIDE_PREFIX, CHANGED, DONE, GONE, Cleaner, Outcome, second_name
 from penstock.objects.cleanup_local import FileDeleter, FileMover
-from penstock.objects.local import LocalStore
+from penstock.objects.local_store import LocalStore
 from penstock.objects.reference import ObjectRef
 
 DEADLINE_SECONDS = 60.0

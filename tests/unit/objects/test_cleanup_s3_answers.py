@@ -10,7 +10,7 @@ from penstock.errors import ConfigurationError, ObjectDenied, TemporaryError
 from penstock.objects.cleanup import CHANGED, DONE, GONE, Outcome
 from penstock.objects.cleanup_s3 import S3Deleter, S3Tagger
 from penstock.objects.reference import ObjectRef
-from penstock.storage import s3_client
+from penstock.storage import s3
 from penstock.storage.address import s3_address
 
 SOURCE = s3_address("s3://landing/in")
@@ -23,11 +23,11 @@ NO_SUCH_KEY = refusal(404, "NoSuchKey")
 
 @pytest.fixture
 def stub(monkeypatch: pytest.MonkeyPatch) -> Iterator[S3Stub]:
-    monkeypatch.setattr(s3_client, "TRIES_MAX", 1)  # of boto3 itself
-    s3_client._service_client.cache_clear()
+    monkeypatch.setattr(s3, "TRIES_MAX", 1)  # of boto3 itself
+    s3._service_client.cache_clear()
     with S3Stub(lambda asked: THERE) as stub:
         yield stub
-    s3_client._service_client.cache_clear()
+    s3._service_client.cache_clear()
 
 
 def answer(stub: S3Stub, *, head: Answered = THERE, delete: Answered = DELETED, probe: Answered = NO_SUCH_KEY) -> None:

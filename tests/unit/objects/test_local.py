@@ -20,7 +20,7 @@ from penstock.errors import (
     ObjectUnreadable,
     TemporaryError,
 )
-from penstock.objects.local import LocalReader, LocalStore, etag_of
+from penstock.objects.local_store import LocalReader, LocalStore, etag_of
 from penstock.objects.reference import ObjectRef
 from penstock.objects.store import ObjectStore
 
@@ -303,7 +303,7 @@ def test_without_proc_the_place_is_checked_by_name(
         raise FileNotFoundError(errno.ENOENT, "no /proc")
 
     with monkeypatch.context() as patch:
-        patch.setattr("penstock.objects.local._proc_path", no_proc)
+        patch.setattr("penstock.objects.local_store._proc_path", no_proc)
         assert store.read_range(ref, 0, 10) == CONTENT[:10]
         status = file.stat()
         os.utime(secret / "a.jsonl", ns=(status.st_atime_ns, status.st_mtime_ns))

@@ -6,9 +6,8 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import ObjectGone, PartAway, TemporaryError
-from penstock.objects import local_root
-from penstock.objects.local import LocalStore
-from penstock.objects.local_root import LocalRoot
+from penstock.objects import local_store
+from penstock.objects.local_store import LocalRoot, LocalStore
 from penstock.objects.reference import ObjectRef
 
 
@@ -95,7 +94,7 @@ def test_an_automatic_mount_that_mounts_nothing_is_no_mount(folder: Path, monkey
     (folder / "b").touch()
     there = LocalStore(folder).describe(folder / "b")
     mounts = folder.parent / "mountinfo"
-    monkeypatch.setattr(local_root, "_MOUNTS", str(mounts))
+    monkeypatch.setattr(local_store, "_MOUNTS", str(mounts))
     automatic = f"36 35 0:41 / {folder}/d rw,relatime shared:1 - autofs systemd-1 rw\n"
     mounts.write_text(automatic + f"37 36 0:42 / {folder}/d rw,relatime shared:2 - nfs4 server:/d rw\n")
     store = LocalStore(folder)

@@ -9,8 +9,7 @@ from urllib.parse import unquote_plus
 import pytest
 
 from penstock.errors import InvalidMessage
-from penstock.objects.announcement import announce
-from penstock.objects.notification import BODY_BYTES_MAX, Ignored, Kind, Notification, parse
+from penstock.objects.notification import BODY_BYTES_MAX, Ignored, Kind, Notification, announce, parse
 from penstock.objects.reference import ObjectRef
 
 RECORD: dict[str, Any] = {
@@ -87,6 +86,11 @@ def test_s3_json() -> None:
 
 def test_eventbridge() -> None:
     assert read(BRIDGED) == Notification(kind=Kind.RECORDS, objects=(EXPECTED,))
+
+
+def test_a_key_of_eventbridge_is_taken_as_it_is() -> None:
+    (only,) = read(changed(BRIDGED, "detail.object.key", "a+b%20c.jsonl")).objects
+    assert only.key == "a+b%20c.jsonl"
 
 
 def test_eventbridge_through_sns() -> None:

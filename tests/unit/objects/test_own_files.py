@@ -2,8 +2,7 @@
 
 import json
 
-from penstock.objects.announcement import announce
-from penstock.objects.own_files import parse_others
+from penstock.objects.notification import announce, parse_others
 from penstock.objects.reference import ObjectRef
 from penstock.storage.address import S3Address
 

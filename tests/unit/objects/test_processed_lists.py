@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.objects.local import LocalStore
+from penstock.objects.local_store import LocalStore
 from penstock.objects.processed_lists import Listed, read_list
 from penstock.objects.reference import ObjectRef
 

@@ -19,8 +19,7 @@ from penstock.errors import (
     TemporaryError,
 )
 from penstock.objects.reference import ObjectRef
-from penstock.objects.s3 import HEAD_BYTES, S3Store
-from penstock.objects.s3_fetch import WHOLE_BYTES_MAX
+from penstock.objects.s3_store import HEAD_BYTES, WHOLE_BYTES_MAX, S3Store
 from penstock.objects.store import ObjectStore
 from penstock.storage.address import S3Address, s3_address
 from penstock.storage.aws import Aws

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.objects.s3_spans import Peek, Span, spans
+from penstock.objects.s3_listing import Peek, Span, spans
 
 BELOW = "in/"
 NAMES = st.text(st.sampled_from("ab/.%é\U0010ffff"), max_size=8)

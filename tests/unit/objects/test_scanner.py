@@ -7,10 +7,9 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import UsageError
-from penstock.objects.local import LocalStore
+from penstock.objects.local_store import LocalStore
 from penstock.objects.reference import ObjectRef
-from penstock.objects.scan_report import PROBLEMS_MAX, Reason, ScanReport
-from penstock.objects.scanner import Scanner
+from penstock.objects.scanner import PROBLEMS_MAX, Reason, Scanner, ScanReport
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from penstock.messaging.clock import SystemClock
-from penstock.objects.local import LocalStore
+from penstock.objects.local_store import LocalStore
 from penstock.objects.reference import ObjectRef
 from penstock.objects.scanner import Scanner
 from penstock.objects.watcher import RESCAN_SECONDS, Watcher, folder_changes

@@ -11,14 +11,13 @@ from tests.conformance.ledger.desk import PIPELINE, Desk, candidate, object_id_o
 
 from penstock.errors import UsageError
 from penstock.ledger import Ledger
-from penstock.ledger.archive_records import ARCHIVING
+from penstock.ledger.archive import ARCHIVING
 from penstock.ledger.records import ObjectState
 from penstock.messaging.clock import SystemClock
 from penstock.messaging.steps import Step, no_probe
-from penstock.pipeline import archive_file
-from penstock.pipeline.archive import Archivist, check_retention
-from penstock.pipeline.archive_file import find_in_file, read_file
-from penstock.storage.local_files import LocalFiles
+from penstock.pipeline.maintenance import archive
+from penstock.pipeline.maintenance.archive import Archivist, check_retention, find_in_file, read_file
+from penstock.storage.local import LocalFiles
 
 EVERYTHING: dict[str, Any] = {"older_than_seconds": 0.0, "up_to_seq": 1_000}
 
@@ -50,7 +49,7 @@ def archivist(desk: Desk, place: LocalFiles, **fields: Any) -> Archivist:
 def test_an_object_is_found_in_its_file_with_all_that_was_known(
     desk: Desk, place: LocalFiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(archive_file, "GROUP_ROWS", 8)
+    monkeypatch.setattr(archive, "GROUP_ROWS", 8)
     names = [f"object {number}" for number in range(100)]
     desk.process(*names)
     before = {row.object_id: row for row in desk.ledger.objects(PIPELINE)}

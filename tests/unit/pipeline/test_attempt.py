@@ -35,19 +35,17 @@ from penstock.events import (
 )
 from penstock.ledger import Ledger
 from penstock.ledger.records import BatchOutcome, Claim, Failure, ObjectResult, ObjectState
-from penstock.messaging.claims import HeldClaim
 from penstock.messaging.clock import Clock, SystemClock
 from penstock.messaging.delivery import Delivery
+from penstock.messaging.handler import HeldClaim, ServiceWatch, Unwatched
 from penstock.messaging.message import Message
-from penstock.messaging.outages import ServiceWatch, Unwatched
 from penstock.messaging.settlement import Ack, DeadLetter, Release, Settlement
-from penstock.objects.announcement import announce
-from penstock.objects.notification import parse
+from penstock.objects.notification import announce, parse
 from penstock.objects.reference import ObjectRef
 from penstock.pipeline.attempt import AttemptSettings, Surroundings
 from penstock.pipeline.batch import BatchExecution
 from penstock.pipeline.engine import ReadFailure, RunBroken, RunCancelled, RunRequest, RunResult
-from penstock.pipeline.streak import FailureStreak
+from penstock.pipeline.failures import FailureStreak
 from penstock.testing.fake_clock import FakeClock
 
 PIPELINE = "file:///table"
@@ -533,8 +531,9 @@ def test_nothing_is_claimed_after_giving_back(ledger: Ledger) -> None:
     engine = Engine()
     execution = Pipeline(ledger, engine).execution("a")
     execution.give_back()
-    with pytest.raises(RunCancelled):
+    with mock.patch.object(ledger, "claim") as claim, pytest.raises(RunCancelled):
         execution.run()
+    assert not claim.called
     assert engine.requests == []
 
 

@@ -8,7 +8,7 @@ import pytest
 from penstock.errors import TableError
 from penstock.objects.reference import ObjectRef
 from penstock.pipeline.batch_record import BatchRecord, RecordedObject, forget, load, recorded, save
-from penstock.storage.local_files import LocalFiles
+from penstock.storage.local import LocalFiles
 
 RECORD = BatchRecord(
     pipeline="clicks",

@@ -16,8 +16,8 @@ from penstock.ledger.schema import batches, objects
 from penstock.messaging.steps import Step, no_probe
 from penstock.objects.cleanup import ALREADY, CHANGED, DONE, GONE, Cleaned, refused
 from penstock.objects.reference import ObjectRef
-from penstock.pipeline import cleanup
-from penstock.pipeline.cleanup import TASK, Pass, SourceCleanup, Swept
+from penstock.pipeline.maintenance import cleanup
+from penstock.pipeline.maintenance.cleanup import TASK, Pass, SourceCleanup, Swept
 
 DEADLINE_SECONDS = 60.0
 CLICKS, VIEWS = "clicks", "views"

@@ -3,9 +3,9 @@
 import pytest
 
 from penstock.ledger.records import Failure
-from penstock.pipeline.denials import OBJECTS_REMEMBERED_MAX, Denials
-from penstock.pipeline.source.report import FailureKind, ObjectFailure
-from penstock.pipeline.spark_engine import judged
+from penstock.pipeline.failures import OBJECTS_REMEMBERED_MAX, Denials
+from penstock.pipeline.spark.engine import judged
+from penstock.pipeline.spark.source.report import FailureKind, ObjectFailure
 
 A, B = b"a", b"b"
 

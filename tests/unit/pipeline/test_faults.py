@@ -16,7 +16,7 @@ from penstock.errors import (
     TransformError,
 )
 from penstock.pipeline.engine import RunBroken
-from penstock.pipeline.faults import explain, is_of_spark
+from penstock.pipeline.spark.faults import explain, is_of_spark
 
 CAST = (
     '[CAST_INVALID_INPUT] The value \'{value}\' of the type "STRING" cannot be cast to "INT": malformed. '

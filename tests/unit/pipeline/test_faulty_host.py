@@ -5,7 +5,7 @@ import os
 import pytest
 
 from penstock.errors import PenstockError, TableDenied, TemporaryError
-from penstock.pipeline.faulty_host import naming_host
+from penstock.pipeline.spark.arrow_writer import naming_host
 
 HERE = os.uname().nodename
 

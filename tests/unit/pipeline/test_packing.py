@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from penstock.pipeline.remote_frames import OPENING_BYTES, PACK_BYTES_MAX, packed
-from penstock.sinks.reading import TableFile
+from penstock.pipeline.spark.frames import OPENING_BYTES, PACK_BYTES_MAX, packed
+from penstock.sinks.sink import TableFile
 
 MB = 1 << 20
 

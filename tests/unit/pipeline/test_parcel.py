@@ -10,7 +10,7 @@ from penstock.messaging.message import Message
 from penstock.messaging.settlement import Ack, DeadLetter, Release
 from penstock.objects.notification import Kind, Notification
 from penstock.objects.reference import ObjectRef
-from penstock.pipeline.parcel import (
+from penstock.pipeline.notifications import (
     Dead,
     Done,
     Later,

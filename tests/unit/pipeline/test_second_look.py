@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import ObjectRefused, TemporaryError
-from penstock.objects.local import LocalStore
-from penstock.pipeline.second_look import look_again
-from penstock.pipeline.source.api import FailureKind, ObjectFailure, ReadPlan, Summary
-from penstock.pipeline.source.plan import ReadOptions
+from penstock.objects.local_store import LocalStore
+from penstock.pipeline.spark.run import look_again
+from penstock.pipeline.spark.source.datasource import FailureKind, ObjectFailure, ReadPlan, Summary
+from penstock.pipeline.spark.source.plan import ReadOptions
 from penstock.storage.aws import Aws
-from penstock.storage.local_files import LocalFiles
+from penstock.storage.local import LocalFiles
 
 CONTENT = b'{"id":1}\n' * 100
 

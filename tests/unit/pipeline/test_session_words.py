@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from penstock.pipeline.session import complaint, runs_here, tasks_run_once
+from penstock.pipeline.spark.session import complaint, runs_here, tasks_run_once
 
 WARNINGS = """WARNING: Using incubator modules: jdk.incubator.vector
 2026-01-01T03:30:49.516 WARN Utils: Set SPARK_LOCAL_IP if you need to bind to another address

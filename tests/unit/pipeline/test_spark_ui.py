@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from penstock.pipeline.spark_ui import HISTORY_URL, run_url
+from penstock.pipeline.spark.progress import HISTORY_URL, run_url
 
 UI = "http://driver:4040"
 LOGGED = {"spark.eventLog.enabled": "true"}

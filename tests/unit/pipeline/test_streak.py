@@ -4,7 +4,7 @@ import pytest
 
 from penstock.errors import FaultPersists, TemporaryError
 from penstock.pipeline.engine import RunBroken
-from penstock.pipeline.streak import DISJOINT_FAILURES_LATER_MAX, DISJOINT_FAILURES_MAX, FailureStreak
+from penstock.pipeline.failures import DISJOINT_FAILURES_LATER_MAX, DISJOINT_FAILURES_MAX, FailureStreak
 
 
 def broken(fingerprint: str = "same") -> RunBroken:

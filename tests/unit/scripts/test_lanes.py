@@ -3,13 +3,14 @@ from tests.lanes import lane, position
 
 SPARK = "tests/spark/test_traces.py::test_one"
 TUTORIAL = "tests/docs/test_tutorial.py::test_page[a::b]"
-KILLS = "tests/chaos/test_kill_steps.py::test_killed[x/y]"
+KILLS = "tests/chaos/test_spark_kills.py::test_killed[x/y]"
 UNIT = "tests/unit/app/test_naming.py::test_one[tests/spark/x]"
 
 
 def test_tests_with_a_session_share_a_lane_and_other_files_have_their_own() -> None:
     assert lane(SPARK) == lane(TUTORIAL) != lane(KILLS)
-    assert lane(KILLS) == lane("tests/chaos/test_stop.py::test_one")
+    assert lane(KILLS) == lane("tests/chaos/test_cluster.py::test_one")
+    assert lane("tests/chaos/test_stop.py::test_one") == "tests/chaos/test_stop.py"
     assert lane(UNIT) == "tests/unit/app/test_naming.py"
 
 

@@ -24,7 +24,7 @@ from penstock.sinks.parquet import (
     statistics,
 )
 from penstock.storage.files import FileInfo
-from penstock.storage.local_files import LocalFiles
+from penstock.storage.local import LocalFiles
 
 RUN = "data/01K00000000000000000000000/r1"
 SCHEMA = pa.schema([("id", pa.int64()), ("name", pa.string())])

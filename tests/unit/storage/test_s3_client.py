@@ -13,15 +13,7 @@ from tests.services.s3_stub import Answered, S3Stub, refusal
 
 from penstock.errors import ConfigurationError, TemporaryError
 from penstock.storage.aws import Aws
-from penstock.storage.s3_client import (
-    Place,
-    bucket_client,
-    delta_options,
-    is_nameable,
-    place_of,
-    region_of,
-    service_client,
-)
+from penstock.storage.s3 import Place, bucket_client, delta_options, is_nameable, place_of, region_of, service_client
 
 DEADLINE_SECONDS = 60.0
 REGIONS = itertools.count()  # what is found is kept for each value of `Aws`: each test has one of its own
@@ -142,7 +134,7 @@ def test_aws_s_own_endpoint_is_that_of_the_bucket_s_region(
     aws: Aws, monkeypatch: pytest.MonkeyPatch, region: str, told: str, endpoint: str
 ) -> None:
     client = Buckets("https://s3.amazonaws.com", region, told)
-    monkeypatch.setattr("penstock.storage.s3_client.service_client", lambda aws: client)
+    monkeypatch.setattr("penstock.storage.s3.service_client", lambda aws: client)
     assert place_of("lake", aws) == Place(endpoint_url=endpoint, region=told)
 
 

@@ -21,9 +21,7 @@ from penstock.errors import (
 from penstock.storage.address import S3Address, s3_address
 from penstock.storage.aws import Aws
 from penstock.storage.roots import files_at
-from penstock.storage.s3_files import HELD_BYTES_MAX, S3Files
-from penstock.storage.s3_input import S3Input
-from penstock.storage.s3_output import PART_BYTES, S3Output
+from penstock.storage.s3_files import HELD_BYTES_MAX, PART_BYTES, S3Files, S3Input, S3Output
 
 NOWHERE = Aws(region="us-east-1", endpoint_url="http://127.0.0.1:9")
 

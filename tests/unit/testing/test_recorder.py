@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from penstock import App, Handlers, Message
-from penstock.brokers.memory import MemoryBroker
+from penstock.brokers.memory.broker import MemoryBroker
 from penstock.errors import UsageError
 from penstock.testing import TestWorker, perform
 

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.transactions.claiming import Seen, takeable, unbroken
+from penstock.transactions.store import Seen, takeable, unbroken
 
 
 def row(id: int, stream: str = "s", *, size: int = 1, claimed: bool = False) -> Seen:

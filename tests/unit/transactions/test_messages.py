@@ -12,9 +12,9 @@ from penstock.app.app import App
 from penstock.errors import ConfigurationError, UsageError
 from penstock.messaging.message import Message, Outgoing
 from penstock.transactions import create_tables
-from penstock.transactions.engines import engine_of
 from penstock.transactions.inbox import Identity, identity_of
 from penstock.transactions.outbox import read_attributes, row_of, written_attributes
+from penstock.transactions.sessions import engine_of
 from penstock.transactions.store import Store
 from penstock.transactions.tables import inbox, outbox
 

@@ -11,8 +11,8 @@ from tests.unit.brokers.sqs_partial import PartialQueue, away, denied, throttled
 from penstock import App
 from penstock.errors import PenstockError, TemporaryError, UnknownOutcome
 from penstock.events import Event, OutboxRefused, OutboxSent
+from penstock.messaging.broker import PARTIAL_CHUNK
 from penstock.messaging.clock import SystemClock
-from penstock.messaging.sending import PARTIAL_CHUNK
 from penstock.transactions import create_tables
 from penstock.transactions.relay import Relay, RelaySettings
 from penstock.transactions.store import Store

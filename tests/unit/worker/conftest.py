@@ -9,22 +9,21 @@ from typing import Any, TypeVar
 
 import pytest
 
-from penstock.brokers.turns import one_by_one
+from penstock.brokers.shared import one_by_one
 from penstock.errors import TemporaryError
 from penstock.events import Bus, Event
 from penstock.messaging.broker import Ask, Capabilities, QueueStats, SettleFailure, Turn
-from penstock.messaging.claims import Extension, HeldClaim
 from penstock.messaging.clock import Clock, SystemClock
 from penstock.messaging.delivery import Delivery
-from penstock.messaging.handler import Answer, Place
+from penstock.messaging.handler import Answer, Extension, HeldClaim, Place
 from penstock.messaging.message import Message, Outgoing
 from penstock.messaging.settlement import Ack, Release, Settlement
 from penstock.worker.batcher import Limits
+from penstock.worker.lifecycle import Conclusion
 from penstock.worker.line import Line
-from penstock.worker.places import EventLoop
-from penstock.worker.pulse import Pulse
+from penstock.worker.liveness import Pulse
+from penstock.worker.pools import EventLoop
 from penstock.worker.settings import WorkerSettings
-from penstock.worker.shift import Conclusion
 from penstock.worker.shutdown import StopSignal
 from penstock.worker.worker import Worker
 

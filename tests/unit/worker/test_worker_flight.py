@@ -6,7 +6,7 @@ from typing import cast
 
 from penstock.messaging.delivery import Delivery
 from penstock.messaging.handler import Execution
-from penstock.worker.flight import Course, Flight
+from penstock.worker.running_batch import Course, Flight
 
 
 def flight_of(delivery: Delivery) -> Flight:

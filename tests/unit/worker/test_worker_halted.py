@@ -11,7 +11,7 @@ from penstock.messaging.clock import SystemClock
 from penstock.messaging.delivery import Delivery
 from penstock.messaging.handler import Place
 from penstock.messaging.settlement import Settlement
-from penstock.worker.pulse import Phase, Pulse
+from penstock.worker.liveness import Phase, Pulse
 
 if TYPE_CHECKING:
     from tests.unit.worker.conftest import Life, ToyHandler

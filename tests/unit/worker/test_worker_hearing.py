@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, cast
 
 import pytest
 
-from penstock.brokers.memory import MemoryBroker
+from penstock.brokers.memory.broker import MemoryBroker
 from penstock.errors import ConfigurationError, TemporaryError
 from penstock.events import ReceiveFailed
 from penstock.messaging.handler import Place
 from penstock.messaging.message import Outgoing
-from penstock.worker.asking import CALM_SECONDS
+from penstock.worker.queue_scheduler import CALM_SECONDS
 
 if TYPE_CHECKING:
     from tests.unit.worker.conftest import FakeBroker, FakeClock, FakeEar, Life

@@ -8,12 +8,10 @@ import pytest
 
 from penstock.errors import ClaimLost, TemporaryError
 from penstock.events import Bus, Event, HeartbeatFailed, LeaseLost, LeasesEndangered, LeasesExtended
-from penstock.messaging.claims import Extension, HeldClaim
 from penstock.messaging.delivery import Delivery
-from penstock.worker.beats import TRIES
-from penstock.worker.claim_beat import Claimed
-from penstock.worker.heartbeat import Book, Heartbeat
-from penstock.worker.pulse import Sign
+from penstock.messaging.handler import Extension, HeldClaim
+from penstock.worker.leases import TRIES, Book, Claimed, Heartbeat
+from penstock.worker.liveness import Sign
 from penstock.worker.settings import WorkerSettings
 
 DEADLINE_SECONDS = 60.0

@@ -9,8 +9,8 @@ import pytest
 from tests.unit.worker.conftest import FakeClock
 
 from penstock.messaging.clock import SystemClock
-from penstock.worker.lag import Lag
-from penstock.worker.places import EventLoop
+from penstock.worker.liveness import Lag
+from penstock.worker.pools import EventLoop
 
 DEADLINE_SECONDS = 60.0
 Eventually = Callable[..., None]

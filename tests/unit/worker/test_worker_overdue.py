@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.messaging.handler import Place
 from penstock.testing import FakeClock
-from penstock.worker.timeouts import Timeouts
+from penstock.worker.executor import Timeouts
 
 if TYPE_CHECKING:
     from tests.unit.worker.conftest import Life
@@ -14,7 +14,7 @@ Eventually = Callable[..., None]
 
 
 class Flight:
-    """Stands in for a `penstock.worker.flight.Flight`, and for its execution."""
+    """Stands in for a `penstock.worker.running_batch.Flight`, and for its execution."""
 
     def __init__(self, clock: FakeClock) -> None:
         self.clock = clock

@@ -12,7 +12,7 @@ from penstock.events import ExecutionFailed, LeasesExtended
 from penstock.messaging.delivery import Delivery
 from penstock.messaging.handler import Answer, Place
 from penstock.messaging.settlement import Ack, Release
-from penstock.worker.places import EventLoop
+from penstock.worker.pools import EventLoop
 
 DEADLINE_SECONDS = 60.0
 

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, cast
 import pytest
 
 from penstock.errors import TemporaryError
-from penstock.worker.places import Pool
+from penstock.worker.pools import Pool
 
 if TYPE_CHECKING:
-    from penstock.worker.flight import Flight
+    from penstock.worker.running_batch import Flight
 
 DEADLINE_SECONDS = 60.0
 Eventually = Callable[..., None]

@@ -9,7 +9,7 @@ import pytest
 from penstock.errors import TemporaryError, UsageError
 from penstock.events import HeartbeatFailed, LineHalted, ReceiveFailed
 from penstock.messaging.handler import Place
-from penstock.worker.pulse import CALL_SECONDS_MAX, ENDING_SECONDS_MAX, Phase, Pulse, Sign
+from penstock.worker.liveness import CALL_SECONDS_MAX, ENDING_SECONDS_MAX, Phase, Pulse, Sign
 
 DEADLINE_SECONDS = 60.0
 

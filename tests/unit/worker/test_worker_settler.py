@@ -12,7 +12,7 @@ from penstock.messaging.broker import SettleFailure
 from penstock.messaging.delivery import Delivery
 from penstock.messaging.settlement import Ack, Release, Settlement
 from penstock.messaging.steps import Step
-from penstock.worker.heartbeat import Book
+from penstock.worker.leases import Book
 from penstock.worker.settings import WorkerSettings
 from penstock.worker.settler import Settler
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from penstock.worker.stacks import stacks
+from penstock.worker.lifecycle import stacks
 
 DEADLINE_SECONDS = 60.0
 

@@ -10,7 +10,7 @@ from penstock.errors import TemporaryError
 from penstock.events import GiveBackFailed, StacksDumped, ThreadLeftBehind, WorkerDraining, WorkerStopped
 from penstock.messaging.handler import Place
 from penstock.messaging.settlement import Release
-from penstock.worker.shift import Conclusion
+from penstock.worker.lifecycle import Conclusion
 
 DEADLINE_SECONDS = 60.0
 

@@ -6,16 +6,16 @@ from dataclasses import dataclass, field
 from os import PathLike
 from typing import TYPE_CHECKING, Any
 
-from penstock.app.cleanup.declaration import Cleanup, Keep, check_fits
+from penstock.app.cleanup import Cleanup, Keep, check_fits
 from penstock.app.pipelines.published import PublishedBatch
 from penstock.errors import UsageError
 from penstock.handlers.durations import Duration, Size, bytes_of, seconds_of
-from penstock.messaging.options import checks_class_options
-from penstock.messaging.queue import Queue
+from penstock.messaging.declarations import checks_class_options
+from penstock.messaging.schema import Queue
 from penstock.storage.address import check_address
 
 if TYPE_CHECKING:
-    from penstock.pipeline.declaration import Frame
+    from penstock.pipeline.spark.declaration import Frame
 
 Transform = Callable[["Frame"], "Frame"]
 

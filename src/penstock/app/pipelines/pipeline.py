@@ -4,19 +4,19 @@ from collections.abc import Callable, Sequence
 from os import PathLike
 from typing import TYPE_CHECKING, Any
 
-from penstock.app.home import Home
+from penstock.app.context import Home
 from penstock.app.pipelines.declaration import PipelineDeclaration
 from penstock.app.pipelines.published import PublishedBatch
 from penstock.errors import UsageError
 from penstock.events import Listener
-from penstock.messaging.queue import Queue
+from penstock.messaging.schema import Queue
 from penstock.storage.aws import Aws
 from penstock.worker.shutdown import StopSignal
 
 if TYPE_CHECKING:
     from penstock.app.pipelines.running import RunReport
-    from penstock.pipeline.declaration import Frame
-    from penstock.pipeline.session import Session
+    from penstock.pipeline.spark.declaration import Frame
+    from penstock.pipeline.spark.session import Session
 
 
 class QuarantineTable:

@@ -11,11 +11,9 @@ from typing import TYPE_CHECKING
 from pydantic import BaseModel, ConfigDict
 
 from penstock.errors import PenstockError
-from penstock.messaging.broker import Broker
+from penstock.messaging.broker import Broker, send_each
 from penstock.messaging.message import Outgoing
-from penstock.messaging.queue import Queue
-from penstock.messaging.schema import Codec
-from penstock.messaging.sending import send_each
+from penstock.messaging.schema import Codec, Queue
 
 if TYPE_CHECKING:
     from penstock.ledger import Ledger

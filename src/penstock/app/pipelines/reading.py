@@ -2,16 +2,16 @@
 
 from typing import TYPE_CHECKING
 
+from penstock.app.paths import places
 from penstock.app.pipelines.declaration import PipelineDeclaration
-from penstock.app.places import places
 from penstock.errors import TableError
-from penstock.pipeline.frames import frame_of
-from penstock.sinks.delta import DeltaTableSink
+from penstock.pipeline.spark.frames import frame_of
+from penstock.sinks.delta.sink import DeltaTableSink
 from penstock.storage.aws import Aws
 
 if TYPE_CHECKING:
-    from penstock.pipeline.declaration import Frame
-    from penstock.pipeline.session import Session
+    from penstock.pipeline.spark.declaration import Frame
+    from penstock.pipeline.spark.session import Session
 
 
 def rows_frame(spark: "Session", declaration: PipelineDeclaration, aws: Aws) -> "Frame":

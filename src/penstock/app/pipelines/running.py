@@ -1,35 +1,66 @@
-"""One declared pipeline, served alone in this process: what is in its queue and then an end, or until it is stopped."""
+"""One declared pipeline, served alone in this process: what is in its queue and then an end, or until it is stopped.
 
+What this process brought to its end, counted from events.
+"""
+
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from os import PathLike
 
-from penstock.app.emptiness import Emptiness
-from penstock.app.goal import Goal
+from penstock.app.backends import check_queues
+from penstock.app.context import Home
 from penstock.app.health import gauged, worker_health
-from penstock.app.home import Home
 from penstock.app.hosting import host_of
 from penstock.app.housekeeping import Presence
-from penstock.app.listeners import guarded
 from penstock.app.naming import register_pipeline
+from penstock.app.pending import Emptiness, Goal
 from penstock.app.pipelines.declaration import PipelineDeclaration
-from penstock.app.pipelines.plan import Plan, plan_of
+from penstock.app.pipelines.plan import FAULTS_MAX, Plan, plan_of, worker_settings
 from penstock.app.service import Host
 from penstock.app.sources import Scan, source_of
 from penstock.app.spark import app_spark
-from penstock.app.sqs_queues import check_queues
-from penstock.app.tally import Tally
-from penstock.app.telemetry import open_telemetry
+from penstock.app.telemetry import guarded, open_telemetry
 from penstock.app.tracing import traced, tracing_of
-from penstock.app.wiring import FAULTS_MAX, worker_settings
 from penstock.errors import UsageError
-from penstock.events import Bus, Listener
+from penstock.events import BatchCommitted, Bus, Event, Listener, ObjectFailed
+from penstock.ledger.records import ObjectState
 from penstock.messaging.clock import SystemClock
-from penstock.pipeline.session import Session
-from penstock.worker.pulse import Pulse
+from penstock.pipeline.spark.session import Session
+from penstock.worker.liveness import Pulse
 from penstock.worker.shutdown import StopSignal
 from penstock.worker.worker import Worker
+
+
+class Tally:
+    """A listener. Written by the threads that emit, read when they are done."""
+
+    def __init__(self) -> None:
+        self.rows = 0
+        self.lines_quarantined = 0
+        self.batches = 0
+        self.objects_processed = 0
+        self.failed: Counter[str] = Counter()  # objects by outcome: retry, dead, gone, superseded
+
+    @property
+    def objects(self) -> Counter[ObjectState]:
+        """Objects by the terminal state that they came to."""
+        terminal = (ObjectState.DEAD, ObjectState.GONE, ObjectState.SUPERSEDED)
+        ended = {state: self.failed[str(state)] for state in terminal}
+        return Counter({ObjectState.PROCESSED: self.objects_processed, **ended})
+
+    def __call__(self, event: Event) -> None:
+        match event:
+            case BatchCommitted():
+                self.rows += event.rows
+                self.lines_quarantined += event.lines_quarantined
+                self.batches += 1
+                self.objects_processed += event.objects
+            case ObjectFailed():
+                self.failed[event.outcome] += 1
+            case _:
+                pass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

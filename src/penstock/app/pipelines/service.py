@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from penstock.app.cleanup.overlaps import Reader
+from penstock.app.cleanup import Reader
 from penstock.app.pipelines.pipeline import Pipeline
 from penstock.app.service import Host, Opened
 

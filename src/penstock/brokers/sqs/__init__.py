@@ -1,13 +1,12 @@
-"""Queues on SQS. docs/run/sqs.md says how they work and what they cost; where to find what:
+"""Queues on SQS. docs/run/sqs.md describes how they work and what they cost.
 
-- `broker`: the broker itself, and what it promises
-- `taking`: what whoever asks gets, of `receiving` (calls that receive) and `listening` (long polls while a worker has
-  room); `held`: what those brought before it was asked for; `received`: a delivery
-- `settling`: ending deliveries; `deaths`: what a dead letter says; `leases`: extending; `settled`: what ended already
-- `sending`: putting messages into a queue; `batches`: calls of ten whose entries fail apart
-- `queues`: from a name to a queue, its dead-letter queue, and its creation
-- `envelope`: how a message is written where SQS takes ten attributes and no control characters
-- `api`: clients and calls; `faults`: what AWS's errors mean
+- `broker`: the broker and its promises
+- `receive`: receive calls and polled messages; `listener`: long polls while a worker has free slots
+- `leases`: extend visibility; `settle`: delete, make visible again, dead-letter
+- `send`: send in batches; `calls`: batch calls whose entries fail one by one, and parallel calls
+- `queues`: resolve, create and inspect queues; `move`: SQS's own redrive; `limits`: quotas of SQS
+- `envelope`: how a message is encoded; `lambda_records`: deliveries of an event source mapping
+- `client`: clients and the meaning of AWS errors; `cloudwatch`: queue ages; `facts`: checks for `penstock doctor`
 """
 
 from penstock.brokers.sqs.broker import SqsBroker

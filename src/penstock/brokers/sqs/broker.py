@@ -17,26 +17,21 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
-from penstock.brokers import rules
-from penstock.brokers.sqs.api import Api
-from penstock.brokers.sqs.at_once import AtOnce, AtOncePerQueue, outcome
-from penstock.brokers.sqs.batches import Batches
-from penstock.brokers.sqs.faults import is_missing
-from penstock.brokers.sqs.held import Expected, Held
-from penstock.brokers.sqs.leases import Leases
+from penstock.brokers import shared
+from penstock.brokers.sqs.calls import AtOnce, AtOncePerQueue, Batches, outcome
+from penstock.brokers.sqs.client import Api, is_missing
+from penstock.brokers.sqs.envelope import Received
+from penstock.brokers.sqs.leases import Leases, Settled
 from penstock.brokers.sqs.limits import POLL_SECONDS_MAX, capabilities, check_lease
-from penstock.brokers.sqs.listening import Ear
-from penstock.brokers.sqs.looking import purge, read_stats
-from penstock.brokers.sqs.moving import Movers, Moving
-from penstock.brokers.sqs.queues import Queues
-from penstock.brokers.sqs.received import Received
-from penstock.brokers.sqs.receiving import Receiving
-from penstock.brokers.sqs.sending import Sending
-from penstock.brokers.sqs.settled import Settled
-from penstock.brokers.sqs.settling import Settling
-from penstock.brokers.sqs.taking import Taking
+from penstock.brokers.sqs.listener import Ear
+from penstock.brokers.sqs.move import Movers, Moving
+from penstock.brokers.sqs.queues import Queues, purge, read_stats
+from penstock.brokers.sqs.receive import Expected, Held, Receiving, Taking
+from penstock.brokers.sqs.send import Sending
+from penstock.brokers.sqs.settle import Settling
 from penstock.errors import ConfigurationError, PenstockError
 from penstock.events import Listener, tell_nobody
+from penstock.messaging.backoff import Random
 from penstock.messaging.broker import (
     Ask,
     Capabilities,
@@ -51,7 +46,6 @@ from penstock.messaging.clock import Clock, SystemClock
 from penstock.messaging.delivery import Delivery
 from penstock.messaging.message import Message, Outgoing
 from penstock.messaging.settlement import Release, Settlement
-from penstock.messaging.waits import Random
 from penstock.storage.aws import Aws
 
 POLLERS = 5
@@ -86,7 +80,7 @@ class SqsBroker:
         tell: Listener = tell_nobody,
     ) -> None:
         for settings in queues:
-            rules.check_settings(settings)
+            shared.check_settings(settings)
         if pollers < 1:
             raise ConfigurationError(f"pollers is {pollers}: it has to be at least 1")
         if not 1 <= poll_seconds <= POLL_SECONDS_MAX:
@@ -170,7 +164,7 @@ class SqsBroker:
         self, queue: str, *, messages_max: int, lease_seconds: float, wait_seconds: float = 0.0
     ) -> Sequence[Delivery]:
         check_lease(lease_seconds)
-        rules.check_wait(wait_seconds)
+        shared.check_wait(wait_seconds)
         self._api.check_open()
         count = min(messages_max, self._capabilities.receive_max)
         if count < 1:

@@ -11,7 +11,7 @@ from typing import Any
 
 from botocore.config import Config
 
-from penstock.brokers.sqs import faults
+from penstock.brokers.sqs import client
 from penstock.errors import ConfigurationError, PenstockError
 from penstock.messaging.broker import listed_name
 from penstock.messaging.clock import Clock
@@ -75,8 +75,8 @@ class CloudWatch:
                 self._ages |= dict.fromkeys(page) | dict(self._answers(page))
         except PenstockError as error:  # no client can be made
             self._error = error
-        except (*faults.ERRORS, ValueError) as error:
-            self._error = faults.meant(error, action=ACTION, queue="", place="CloudWatch", known=False, final=False)
+        except (*client.ERRORS, ValueError) as error:
+            self._error = client.meant(error, action=ACTION, queue="", place="CloudWatch", known=False, final=False)
 
     def _answers(self, names: Sequence[str]) -> Iterator[tuple[str, float]]:
         now = self._clock.now()

@@ -6,6 +6,8 @@ own (empty ones, names or characters that SQS refuses, those beyond the tenth). 
 attribute and arrive as they are; one that nobody of ours can have written is an attribute like any other.
 
 Attributes of SQS's type Number arrive as text and go on as text.
+
+A delivery of SQS's, and what SQS said of it beside.
 """
 
 import base64
@@ -14,11 +16,14 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
 from penstock.brokers.sqs.limits import ATTRIBUTES_MAX
-from penstock.messaging.message import NO_ATTRIBUTES, Attributes
+from penstock.messaging.clock import Clock
+from penstock.messaging.delivery import Delivery
+from penstock.messaging.message import NO_ATTRIBUTES, Attributes, Message
 
 NOTES = "penstock"  # the attribute's name
 EMPTY_BODY = "(empty)"  # SQS takes no empty body
@@ -214,3 +219,61 @@ def _is_packed(value: object) -> bool:
 
 def _unpacked(attributes: Mapping[str, Any]) -> dict[str, str | bytes]:
     return {name: value if isinstance(value, str) else base64.b64decode(value[0]) for name, value in attributes.items()}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Received(Delivery):
+    """``received_at`` is this machine's clock, the others SQS's."""
+
+    first_received_at: float  # epoch seconds: the first of its hand-overs
+    began_at: float  # monotonic: SQS holds nothing longer than 12 h from here
+
+
+def source_of(raw: Mapping[str, Any]) -> str | None:
+    """The ARN of the queue from which SQS itself moved the message here; None where nobody did."""
+    arn = raw.get("Attributes", {}).get("DeadLetterQueueSourceArn")
+    return str(arn) if arn else None
+
+
+def received(queue: str, raw: Mapping[str, Any], clock: Clock, *, receives_before: int | None = 0) -> Received:
+    """A message as `ReceiveMessage` brings it.
+
+    ``receives_before`` is how often it was received in the queue from which SQS moved it: SQS's count goes on, and what
+    we count begins anew. None: nobody knows; it then counts as received for the first time, each time, so that nobody
+    gives up on a letter that was never looked at.
+    """
+    source = source_of(raw)
+    system: Mapping[str, str] = raw.get("Attributes", {})
+    body, attributes, group = opened(raw)
+    now = clock.now()
+    return Received(
+        message=Message(
+            id=raw["MessageId"],
+            body=body,
+            enqueued_at=_seconds(system.get("SentTimestamp"), now),
+            attributes=attributes,
+            group=group,
+        ),
+        queue=queue,
+        receipt=raw["ReceiptHandle"],
+        attempt=_attempt(int(system.get("ApproximateReceiveCount", 1)), receives_before),
+        received_at=now,
+        moved_from=None if source is None else source.rpartition(":")[2],
+        first_received_at=_seconds(system.get("ApproximateFirstReceiveTimestamp"), now),
+        began_at=clock.monotonic(),
+    )
+
+
+def held_seconds(delivery: Delivery, clock: Clock) -> float:
+    """How long it has been leased already."""
+    if isinstance(delivery, Received):
+        return clock.monotonic() - delivery.began_at
+    return clock.now() - delivery.received_at
+
+
+def _attempt(receives: int, before: int | None) -> int:
+    return 1 if before is None else max(receives - before, 1)
+
+
+def _seconds(milliseconds: str | None, otherwise: float) -> float:
+    return otherwise if milliseconds is None else int(milliseconds) / 1000

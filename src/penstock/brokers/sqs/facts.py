@@ -11,13 +11,11 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from penstock.brokers.sqs.api import Api, QueueRef
-from penstock.brokers.sqs.faults import QueueMissing, is_identity
+from penstock.brokers.sqs.client import Api, QueueMissing, QueueRef, is_identity
 from penstock.brokers.sqs.queues import Queues
 from penstock.errors import ConfigurationError
 from penstock.messaging.clock import Clock
-from penstock.storage.aws import Aws
-from penstock.storage.aws_access import clock_ahead_seconds
+from penstock.storage.aws import Aws, clock_ahead_seconds
 
 POLL_SECONDS = 5
 HOLD_SECONDS = 10  # how long a message that is not ours stays away from workers, should we be killed meanwhile

@@ -2,19 +2,46 @@
 
 A lease that cannot grow any more is neither an error nor lost: nothing is asked of SQS, and the work goes on. When the
 twelve hours are over SQS hands the message to somebody else; the ledger's claim then makes that worker wait.
+
+Which deliveries this broker ended itself.
+
+SQS acks the same receipt handle twice, and extends one that was released: it has no fence. What this worker did itself
+it knows, so that a heartbeat that comes late takes no released message back.
 """
 
+import threading
+from collections import OrderedDict
 from collections.abc import Sequence
 
-from penstock.brokers.sqs import faults
-from penstock.brokers.sqs.batches import Batches, Failed
+from penstock.brokers.sqs import client
+from penstock.brokers.sqs.calls import Batches, Failed
+from penstock.brokers.sqs.envelope import held_seconds
 from penstock.brokers.sqs.limits import LEASE_SECONDS_MAX, whole_seconds
 from penstock.brokers.sqs.queues import Queues
-from penstock.brokers.sqs.received import held_seconds
-from penstock.brokers.sqs.settled import Settled
 from penstock.errors import TemporaryError
 from penstock.messaging.clock import Clock
 from penstock.messaging.delivery import Delivery
+
+REMEMBERED_MAX = 20_000
+
+
+class Settled:
+    """The last ones. Any thread may call it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._receipts: OrderedDict[int, None] = OrderedDict()  # under the lock; hashes, as handles are long
+
+    def add(self, delivery: Delivery) -> None:
+        """It is ended."""
+        with self._lock:
+            self._receipts[hash(delivery.receipt)] = None
+            if len(self._receipts) > REMEMBERED_MAX:
+                self._receipts.popitem(last=False)
+
+    def __contains__(self, delivery: Delivery) -> bool:
+        return hash(delivery.receipt) in self._receipts
+
 
 MARGIN_SECONDS = 2.0  # before the ceiling: SQS counts from when it answered, we from when we heard
 CHANGE = "change_message_visibility_batch"
@@ -41,9 +68,9 @@ class Leases:
         refused: list[Failed] = []
         for queue, held in by_queue.items():
             for place, failed in self._changed(self._extending, queue, [(each, lease_seconds) for each in held]):
-                if faults.is_gone_handle(failed.code, failed.message):
+                if client.is_gone_handle(failed.code, failed.message):
                     lost.append(held[place])
-                elif not faults.is_ceiling(failed.code, failed.message):
+                elif not client.is_ceiling(failed.code, failed.message):
                     refused.append(failed)
         if refused:
             raise TemporaryError(f"{len(refused)} of {len(deliveries)} leases could not be extended: {refused[0]}")

@@ -1,23 +1,28 @@
-"""From what a queue is called to the queue: by name, URL or ARN; its dead letters; its creation where asked."""
+"""From what a queue is called to the queue: by name, URL or ARN; its dead letters; its creation where asked.
+
+What can be seen of a queue: how many messages, as near as SQS knows; and emptying it.
+"""
 
 import json
 import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from penstock.brokers import rules
-from penstock.brokers.sqs.api import Api, QueueRef
-from penstock.brokers.sqs.faults import QueueMissing, is_invalid
+from penstock.brokers import shared
+from penstock.brokers.sqs.client import Api, QueueMissing, QueueRef, code_of, is_invalid
 from penstock.brokers.sqs.limits import (
     OLD_MESSAGE_BYTES_MAX,
     RECEIVES_MAX,
     RETENTION_SECONDS_MAX,
     RETENTION_SECONDS_MIN,
+    arn_name,
+    base_name,
+    dead_letter_name,
+    valid_name,
     whole_seconds,
 )
-from penstock.brokers.sqs.names import arn_name, base_name, dead_letter_name, valid_name
 from penstock.errors import ConfigurationError, PenstockError, TemporaryError
-from penstock.messaging.broker import QueueSettings, conventional_source, is_fifo, names_dead_letters
+from penstock.messaging.broker import QueueSettings, QueueStats, conventional_source, is_fifo, names_dead_letters
 from penstock.messaging.clock import Clock
 
 POLICY_SECONDS = 300.0  # how long a queue's attributes are believed
@@ -37,7 +42,7 @@ class Queues:
 
     def find(self, queue: str) -> QueueRef:
         """The queue. Raises `QueueMissing`, a `ConfigurationError`, where there is none."""
-        rules.check_queue(queue)
+        shared.check_queue(queue)
         with self._lock:
             found = self._found.get(queue)
         if found is None:
@@ -128,13 +133,13 @@ class Queues:
         named = {settings.name for settings in wanted}
         for settings in wanted:
             self._create(settings.name, {"MessageRetentionPeriod": str(_retention_seconds(settings))})
-        for name in dict.fromkeys(rules.dead_letter_queue(settings) for settings in wanted):
+        for name in dict.fromkeys(shared.dead_letter_queue(settings) for settings in wanted):
             if name not in named:
                 self._ensure_dead_letters(valid_name(name))
         for settings in wanted:
             if settings.receives_max is not None or settings.dead_letter_queue is not None:
                 # else its name says where its dead letters go, and SQS itself moves none
-                target = valid_name(rules.dead_letter_queue(settings))
+                target = valid_name(shared.dead_letter_queue(settings))
                 self._set_redrive(settings.name, target, settings.receives_max or RECEIVES_MAX)
 
     def _ensure_dead_letters(self, name: str) -> None:
@@ -142,7 +147,7 @@ class Queues:
         is_new = self._create(name, retention)
         if not is_new and (self._redrive_target(self.find(name)) is not None or not names_dead_letters(name)):
             return  # it says itself where its letters go, or nothing says that it is a dead-letter queue
-        second = valid_name(rules.dead_letter_queue(QueueSettings(name=name), holds_dead=True))
+        second = valid_name(shared.dead_letter_queue(QueueSettings(name=name), holds_dead=True))
         if second != name:
             self._create(second, retention)
         if second != name and is_new:
@@ -257,3 +262,44 @@ class Queues:
 
 def _retention_seconds(settings: QueueSettings) -> int:
     return whole_seconds(min(max(settings.retention_seconds, RETENTION_SECONDS_MIN), RETENTION_SECONDS_MAX))
+
+
+COUNTS = (
+    "ApproximateNumberOfMessages",
+    "ApproximateNumberOfMessagesNotVisible",
+    "ApproximateNumberOfMessagesDelayed",
+)
+PURGE_SECONDS = 60  # between two purges of one queue, and how long one may take
+
+
+def read_stats(api: Api, queues: Queues, queue: str) -> QueueStats:
+    """As SQS counts, which is eventually right: what was released with a delay is in flight. It tells no ages."""
+    try:
+        answer = api.on(queues.find(queue), "get_queue_attributes", AttributeNames=list(COUNTS))
+    except QueueMissing:
+        return shared.NEVER_HEARD_OF
+    visible, in_flight, delayed = (int(answer.get("Attributes", {}).get(name, 0)) for name in COUNTS)
+    return QueueStats(
+        visible=visible,
+        in_flight=in_flight,
+        delayed=delayed,
+        oldest_visible_message_age_seconds=None,
+        oldest_message_age_seconds=None,
+    )
+
+
+def purge(api: Api, queues: Queues, queue: str) -> int:
+    """Answers how many there were, as near as SQS counted. What is sent within the next minute may go, too."""
+    stats = read_stats(api, queues, queue)
+    try:
+        api.on(queues.find(queue), "purge_queue")
+    except QueueMissing:
+        return 0
+    except TemporaryError as error:
+        if error.__cause__ is None or code_of(error.__cause__) != "PurgeQueueInProgress":
+            raise
+        raise TemporaryError(
+            f"the queue {queue!r} was purged within the last {PURGE_SECONDS} s, and SQS purges once in that time: "
+            "purge again when it is over"
+        ) from error
+    return stats.messages

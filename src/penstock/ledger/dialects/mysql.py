@@ -5,10 +5,17 @@ What writes reads what is committed (READ COMMITTED: fewest locks, and every cha
 compare-and-set that changes nothing, of which the ledger has none.
 
 Text compares by its code points, trailing blanks included, whatever the database's own default is.
+
+What the errors of MySQL and MariaDB mean to us, by their numbers, which are part of both servers' documentation.
+
+Many rows at once: a statement a few hundred kilobytes, where the driver would send one a row.
+
+PyMySQL joins rows only where every value is a parameter, and spends most of the time on escaping them one by one.
 """
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import Any
@@ -16,17 +23,156 @@ from typing import Any
 import sqlalchemy
 from sqlalchemy import Connection, Engine, Insert, QueuePool, Table, create_engine, event, func, select
 from sqlalchemy.dialects.mysql import insert
-from sqlalchemy.engine import URL
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy.engine import URL, ExceptionContext
+from sqlalchemy.exc import DBAPIError, InterfaceError
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.schema import CreateTable
 
 from penstock.errors import ConfigurationError, PenstockError, TemporaryError
-from penstock.ledger.dialects import HURRIED_CONNECTIONS, READ_ONLY, DatabaseNow
-from penstock.ledger.dialects.mysql_errors import explained, leaves_the_connection_useless
-from penstock.ledger.dialects.mysql_rows import STATEMENT_CHARS_MAX, insert_in_parts, literal
+from penstock.ledger.dialects import HURRIED_CONNECTIONS, READ_ONLY, Clash, DatabaseNow, changes_tables
 from penstock.ledger.schema import session_metadata
 from penstock.messaging.addresses import masked
+
+# Rolled back as a whole by the server: a deadlock, a row that changed since the snapshot, a conflict in a cluster.
+CLASHES = frozenset({1213, 1020, 3101})
+LOCK_WAITS = frozenset({1205})
+AWAY = frozenset({1053, 1080, 1158, 1159, 1160, 1161, 1927, 2002, 2003, 2005, 2006, 2013, 2014, 2027, 2055, 4031})
+READ_ONLY_SERVER = frozenset({1290, 1836})  # what a failover leaves of the old primary
+TOO_MANY = frozenset({1040, 1135, 1203, 1226})
+INTERRUPTED = frozenset({1028, 1317, 1969, 3024, 3169})
+FULL = frozenset({1021, 1026, 1114, 3675})
+STRAITENED = frozenset({1037, 1041, 1038, 1206})  # memory, and room for locks
+DENIED = frozenset({1044, 1045, 1142, 1143, 1227, 1370, 1410, 1698, 4151})
+NO_SUCH_DATABASE = frozenset({1049})
+STRANGER = frozenset({1129, 1130, 1251, 2059, 2061})
+OLD_BINLOG = frozenset({1665, 1598})
+PACKET_TOO_LARGE = frozenset({1153, 2020})
+
+GRANTS_TO_WORK = "SELECT, INSERT, UPDATE, DELETE and CREATE TEMPORARY TABLES"
+GRANTS_TO_UPGRADE = "SELECT, INSERT, UPDATE, DELETE, CREATE, ALTER, INDEX, DROP and CREATE TEMPORARY TABLES"
+
+
+def code_of(error: BaseException | None) -> int:
+    """The number of a driver's exception; 0 where it has none."""
+    arguments = getattr(error, "args", ())
+    return arguments[0] if arguments and isinstance(arguments[0], int) else 0
+
+
+def explained(error: DBAPIError, place: str) -> PenstockError | None:
+    """One of our exceptions; None for what only a defect of ours can cause."""
+    code = code_of(error.orig)
+    if code in CLASHES:
+        return Clash(f"the ledger {place} threw a transaction away for another one ({error.orig}): try again")
+    return _temporary(error, code, place) or _for_a_person(error, code, place)
+
+
+def leaves_the_connection_useless(context: ExceptionContext) -> None:
+    """A hook of SQLAlchemy's: no connection to a server that ends, or turned read-only, comes back from the pool."""
+    if code_of(context.original_exception) in READ_ONLY_SERVER | {1053}:
+        context.is_disconnect = True
+
+
+def _temporary(error: DBAPIError, code: int, place: str) -> TemporaryError | None:
+    told = f"({error.orig})"
+    if code in LOCK_WAITS:
+        return TemporaryError(f"rows of the ledger {place} were kept locked by another process {told}: try again")
+    if code in READ_ONLY_SERVER:
+        return TemporaryError(f"the server of the ledger {place} takes no writes now {told}: try again")
+    if code in AWAY or (code == 0 and isinstance(error, InterfaceError)) or error.connection_invalidated:
+        return TemporaryError(f"the ledger {place} cannot be reached, or was lost {told}: try again")
+    if code in TOO_MANY:
+        return TemporaryError(f"the server of the ledger {place} takes no more connections {told}: try again")
+    if code in INTERRUPTED:
+        return TemporaryError(f"a statement on the ledger {place} was interrupted {told}: try again")
+    if code in FULL:
+        return TemporaryError(f"the disk that holds the ledger {place} is full {told}: make room and try again")
+    if code in STRAITENED:
+        return TemporaryError(f"the server of the ledger {place} is out of memory {told}: try again")
+    return None
+
+
+def _for_a_person(error: DBAPIError, code: int, place: str) -> ConfigurationError | None:
+    told = f"({error.orig})"
+    if code in DENIED:
+        grants = GRANTS_TO_UPGRADE if changes_tables(error.statement) else GRANTS_TO_WORK
+        return ConfigurationError(
+            f"the server refuses the user of the ledger {place} {told}: check name and password, and grant {grants} on "
+            "that database"
+        )
+    if code in NO_SUCH_DATABASE:
+        return ConfigurationError(f"there is no database for the ledger {place} {told}: create it, or name another")
+    if code in STRANGER:
+        return ConfigurationError(f"the server of the ledger {place} does not let this host or client in {told}")
+    if code in OLD_BINLOG:
+        return ConfigurationError(
+            f"the server of the ledger {place} keeps a binary log of statements {told}: set binlog_format to ROW"
+        )
+    if code in PACKET_TOO_LARGE:
+        return ConfigurationError(
+            f"the server of the ledger {place} takes no statement of that size {told}: raise max_allowed_packet to 64M"
+        )
+    return None
+
+
+STATEMENT_CHARS_MAX = 512 * 1024  # even the smallest max_allowed_packet in use, 4 MB, takes any such statement
+
+_INSERT = re.compile(r"(INSERT INTO .*? VALUES )(\(.*\))( ON DUPLICATE KEY UPDATE .*)?", re.DOTALL)
+_ESCAPES = str.maketrans({"\0": "\\0", "\\": "\\\\", "\n": "\\n", "\r": "\\r", "\x1a": "\\Z", '"': '\\"', "'": "\\'"})
+
+
+def insert_in_parts(cursor: Any, statement: str, parameters: Sequence[tuple[Any, ...]], _context: object) -> bool:
+    """Run an INSERT of many rows; False for what is none, which the driver shall run. A hook of SQLAlchemy's."""
+    parts = _INSERT.fullmatch(statement)
+    if parts is None:
+        return False
+    head, row, tail = parts[1] % (), parts[2], (parts[3] or "") % ()
+    columns = [list(map(literal, column)) for column in zip(*parameters, strict=True)]
+    changed = 0
+    for rows in _bounded(map(row.__mod__, zip(*columns, strict=True))):
+        changed += cursor.execute(f"{head}{','.join(rows)}{tail}")
+    cursor.rowcount = changed
+    return True
+
+
+def literal(value: object) -> str:
+    """A value as SQL says it, in a session without NO_BACKSLASH_ESCAPES."""
+    return _LITERALS[type(value)](value)
+
+
+def _text(value: str) -> str:
+    return f"'{value.translate(_ESCAPES)}'"
+
+
+def _float(value: float) -> str:
+    if value - value != 0.0:
+        raise ValueError(f"{value} is no number that MySQL knows")
+    written = repr(value)
+    return written if "e" in written else f"{written}e0"  # without it a decimal
+
+
+_LITERALS: Mapping[type, Callable[[Any], str]] = {
+    bytes: lambda value: f"X'{value.hex()}'",
+    str: _text,
+    int: str,
+    bool: lambda value: str(int(value)),
+    float: _float,
+    type(None): lambda _: "NULL",
+}
+
+
+def _bounded(rows: Iterator[str]) -> Iterator[list[str]]:
+    """As many rows at once as a statement may hold, and at least one."""
+    part: list[str] = []
+    chars = 0
+    for row in rows:
+        if part and chars + len(row) > STATEMENT_CHARS_MAX:
+            yield part
+            part, chars = [], 0
+        part.append(row)
+        chars += len(row) + 1
+    if part:
+        yield part
+
 
 CONNECTIONS_MAX = 8  # a worker has about four threads that speak to its ledger
 POOL_TIMEOUT_SECONDS = 30.0

@@ -4,8 +4,7 @@ Pure: lines go in, findings come out. `docs/fix/logs.md` has the same questions 
 """
 
 from penstock.monitoring.diagnoses.diagnoser import Diagnoser
-from penstock.monitoring.diagnoses.findings import Diagnoses, Found, Later, Outage
+from penstock.monitoring.diagnoses.findings import Diagnoses, Found, Later, Outage, Story
 from penstock.monitoring.diagnoses.lines import Line, Unwrapping
-from penstock.monitoring.diagnoses.story import Story
 
 __all__ = ["Diagnoser", "Diagnoses", "Found", "Later", "Line", "Outage", "Story", "Unwrapping"]

@@ -8,10 +8,9 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import TextIO
 
-from penstock.monitoring.diagnoses.findings import Diagnoses, Found
+from penstock.monitoring.diagnoses.findings import Diagnoses, Found, after, before, found_in, in_time
 from penstock.monitoring.diagnoses.lines import Line
 from penstock.monitoring.diagnoses.messages import Messages
-from penstock.monitoring.diagnoses.order import after, before, found_in, in_time
 from penstock.monitoring.diagnoses.outages import Outages
 
 Key = tuple[str | None, str]  # pipeline and object

@@ -12,8 +12,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from penstock.monitoring.rows import rows_of
-from penstock.monitoring.table import ROWS
+from penstock.monitoring.logs.plans import ROWS
+from penstock.monitoring.logs.rows import rows_of
 
 EVENTS = frozenset(row.name for entry in ROWS.values() for row in rows_of(entry))
 LINE_BYTES_MAX = 4 * 1024 * 1024  # far beyond what the log writes

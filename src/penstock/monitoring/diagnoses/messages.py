@@ -10,9 +10,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import TextIO
 
-from penstock.monitoring.diagnoses.findings import Found
+from penstock.monitoring.diagnoses.findings import Found, after, found_in
 from penstock.monitoring.diagnoses.lines import Line
-from penstock.monitoring.diagnoses.order import after, found_in
 
 Place = tuple[str | None, str]  # queue and message
 

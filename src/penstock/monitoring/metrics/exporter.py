@@ -7,10 +7,9 @@ from typing import Protocol
 
 from penstock.events import Listener, MetricsExportFailed
 from penstock.messaging.clock import Clock
+from penstock.monitoring.errors.outlets import Seldom
 from penstock.monitoring.export_log import QUIET_SECONDS
-from penstock.monitoring.metrics.changes import NOTHING_READ, changes
-from penstock.monitoring.metrics.meters import Meters, Reading
-from penstock.monitoring.seldom import Seldom
+from penstock.monitoring.metrics.meters import NOTHING_READ, Meters, Reading, changes
 
 THREAD = "penstock-metrics"
 

@@ -26,7 +26,7 @@ from penstock.errors import TemporaryError
 from penstock.monitoring.export_log import quieten
 from penstock.monitoring.metrics.catalogue import Metric
 from penstock.monitoring.metrics.meters import Labels, Meters, Reading
-from penstock.monitoring.traces.names import DESTINATION, HANDLER, OPERATION, OUTCOME, SCOPE, SYSTEM, ours
+from penstock.monitoring.traces.context import DESTINATION, HANDLER, OPERATION, OUTCOME, SCOPE, SYSTEM, ours
 
 SEND_SECONDS = 10.0  # for one export; the next one brings what this one could not, as counts are of the whole process
 _UNITS = {"seconds": "s", "bytes": "By", "messages": "{message}", "": "1"}

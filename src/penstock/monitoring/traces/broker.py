@@ -21,9 +21,19 @@ from penstock.messaging.delivery import Delivery
 from penstock.messaging.message import Attributes, Outgoing
 from penstock.messaging.settlement import Settlement
 from penstock.messaging.tracing import Carrier, Measures
-from penstock.monitoring.traces.context import PARENT, carrier_of
-from penstock.monitoring.traces.names import MESSAGE_ID, RECEIVE, SEND, UNTRACED, operation, said
-from penstock.monitoring.traces.spans import links_and_count, links_and_names, note_error
+from penstock.monitoring.traces.context import (
+    MESSAGE_ID,
+    PARENT,
+    RECEIVE,
+    SEND,
+    UNTRACED,
+    carrier_of,
+    links_and_count,
+    links_and_names,
+    note_error,
+    operation,
+    said,
+)
 
 A = TypeVar("A")
 

@@ -1,15 +1,66 @@
-"""How a trace travels: W3C's context in a message's attributes, written and read by OpenTelemetry's propagator."""
+"""How a trace travels: W3C's context in a message's attributes, written and read by OpenTelemetry's propagator.
 
-from collections.abc import Iterable, Sequence
+What spans and their attributes are called: OpenTelemetry's semantic conventions for messaging, and a few of ours.
+
+What spans of several kinds say: which deliveries they are of, who sent these, and by what they failed.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
 
 from opentelemetry import trace
 from opentelemetry.context import Context
-from opentelemetry.trace import Link, SpanContext
+from opentelemetry.semconv._incubating.attributes import messaging_attributes as messaging
+from opentelemetry.semconv.attributes import error_attributes, exception_attributes
+from opentelemetry.trace import Link, Span, SpanContext, Status, StatusCode
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+from opentelemetry.util.types import AttributeValue
 
+from penstock.messaging.delivery import Delivery
 from penstock.messaging.message import Attributes
 from penstock.messaging.tracing import Carrier
-from penstock.monitoring.traces.names import LINKS_MAX
+from penstock.monitoring.logs.lines import plain
+
+SYSTEM = messaging.MESSAGING_SYSTEM
+DESTINATION = messaging.MESSAGING_DESTINATION_NAME
+OPERATION = messaging.MESSAGING_OPERATION_NAME
+OPERATION_TYPE = messaging.MESSAGING_OPERATION_TYPE
+MESSAGE_ID = messaging.MESSAGING_MESSAGE_ID
+MESSAGE_COUNT = messaging.MESSAGING_BATCH_MESSAGE_COUNT
+ERROR_TYPE = error_attributes.ERROR_TYPE
+EXCEPTION_TYPE = exception_attributes.EXCEPTION_TYPE
+EXCEPTION_MESSAGE = exception_attributes.EXCEPTION_MESSAGE
+EXCEPTION_STACKTRACE = exception_attributes.EXCEPTION_STACKTRACE
+
+HANDLER = "penstock.handler"
+ATTEMPT = "penstock.attempt"
+OUTCOME = "penstock.outcome"  # of a process span: ack, release, dead_letter, mixed, given_back, lost
+PIPELINE = "penstock.pipeline"
+SINK = "penstock.sink"
+SEQ = "penstock.seq"
+OBJECT = "penstock.object"
+UNTRACED = "penstock.untraced_messages"  # of a send: that had no room for a trace's context
+LINKS_LEFT_OUT = "penstock.links_left_out"  # beyond those that a span may have
+
+LINKS_MAX = 128  # of one span: what the SDK keeps by default
+
+SEND, RECEIVE, PROCESS = "send", "receive", "process"
+SCOPE = "penstock"  # of spans and metrics, and what names of our own begin with
+
+
+def ours(name: str) -> str:
+    """The name of an attribute of our own."""
+    return f"{SCOPE}.{name}"
+
+
+def said(text: str) -> str:
+    """Text as exporters take it: bounded, and without lone surrogates, for one of which they drop a whole batch."""
+    return str(plain(text))
+
+
+def operation(name: str, *, system: str, queue: str) -> dict[str, AttributeValue]:
+    """What every span of messaging has. The types of the operations are called as the operations are."""
+    return {SYSTEM: system, DESTINATION: queue, OPERATION: name, OPERATION_TYPE: name}
+
 
 _PROPAGATOR = TraceContextTextMapPropagator()  # holds no state
 PARENT = "traceparent"
@@ -46,3 +97,24 @@ def links_to(senders: Iterable[Attributes]) -> tuple[Sequence[Link], int]:
             found[sender.trace_id, sender.span_id] = sender
     links = [Link(sender) for sender in found.values()]
     return links[:LINKS_MAX], max(len(links) - LINKS_MAX, 0)
+
+
+def links_and_count(messages: Sequence[Attributes]) -> tuple[Sequence[Link], Mapping[str, AttributeValue]]:
+    """Links to those that sent messages of these attributes; and how many messages there are, if several."""
+    links, left_out = links_to(messages)
+    counts = {MESSAGE_COUNT: len(messages) if len(messages) > 1 else 0, LINKS_LEFT_OUT: left_out}
+    return links, {name: count for name, count in counts.items() if count}
+
+
+def links_and_names(deliveries: Sequence[Delivery]) -> tuple[Sequence[Link], Mapping[str, AttributeValue]]:
+    """As `links_and_count`; of a single delivery it is said which."""
+    links, told = links_and_count([delivery.message.attributes for delivery in deliveries])
+    if len(deliveries) == 1:
+        told = {**told, MESSAGE_ID: said(deliveries[0].message.id)}
+    return links, told
+
+
+def note_error(span: Span, error_type: str, message: str) -> None:
+    """Say that it failed, and by what."""
+    span.set_attribute(ERROR_TYPE, error_type)
+    span.set_status(Status(StatusCode.ERROR, said(f"{error_type}: {message}")))

@@ -17,12 +17,19 @@ from opentelemetry.context import Context
 from opentelemetry.trace import Span, SpanKind, Tracer
 from opentelemetry.util.types import AttributeValue
 
-from penstock.messaging.claims import HeldClaim
 from penstock.messaging.delivery import Delivery
-from penstock.messaging.handler import Answer, BatchHandler, Execution, Place
+from penstock.messaging.handler import Answer, BatchHandler, Execution, HeldClaim, Place
 from penstock.messaging.settlement import operation_of
-from penstock.monitoring.traces.names import ATTEMPT, HANDLER, OUTCOME, PROCESS, operation, ours
-from penstock.monitoring.traces.spans import links_and_names, note_error
+from penstock.monitoring.traces.context import (
+    ATTEMPT,
+    HANDLER,
+    OUTCOME,
+    PROCESS,
+    links_and_names,
+    note_error,
+    operation,
+    ours,
+)
 
 
 class TracedHandler:

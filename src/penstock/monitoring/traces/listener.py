@@ -10,9 +10,9 @@ from opentelemetry.trace import Span, SpanKind, Tracer
 from opentelemetry.util.types import AttributeValue
 
 from penstock.events import BatchPublished, ChoosyListener, Event, MessageFailed, MessageInvalid, ObjectFailed
-from penstock.monitoring.occurrences import Occurrence, occurrence_of
-from penstock.monitoring.text import block
-from penstock.monitoring.traces.names import (
+from penstock.monitoring.errors.occurrences import Occurrence, occurrence_of
+from penstock.monitoring.logs.lines import block
+from penstock.monitoring.traces.context import (
     ERROR_TYPE,
     EXCEPTION_MESSAGE,
     EXCEPTION_STACKTRACE,
@@ -22,9 +22,9 @@ from penstock.monitoring.traces.names import (
     PIPELINE,
     SEQ,
     SINK,
+    note_error,
     said,
 )
-from penstock.monitoring.traces.spans import note_error
 
 _HEARD = (MessageFailed, MessageInvalid, ObjectFailed, BatchPublished)
 

@@ -11,12 +11,10 @@ from penstock.messaging.broker import Broker
 from penstock.messaging.handler import BatchHandler
 from penstock.messaging.tracing import Carrier, Continuing, Wrapped
 from penstock.monitoring.traces.broker import TracedBroker
-from penstock.monitoring.traces.context import carrier_of
+from penstock.monitoring.traces.context import SCOPE, carrier_of, note_error, ours, said
 from penstock.monitoring.traces.handler import TracedHandler
 from penstock.monitoring.traces.listener import TraceListener
-from penstock.monitoring.traces.names import SCOPE, ours, said
 from penstock.monitoring.traces.provider import ChildTracing, Service, begin_flush, provider_for
-from penstock.monitoring.traces.spans import note_error
 
 
 def otel_tracing(service: Service, *, version: str) -> "OtelTracing":

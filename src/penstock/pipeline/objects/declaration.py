@@ -1,12 +1,18 @@
-"""What a user says of a function for objects, checked once and then frozen."""
+"""What a user says of a function for objects, checked once and then frozen.
+
+What a function is handed beside the object.
+"""
 
 import codecs
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from penstock.errors import UsageError
-from penstock.messaging.function import OnStop, check_on_stop, takes_context
+from penstock.ledger.records import ObjectAttempt
+from penstock.messaging.call import CallContext
+from penstock.messaging.declarations import OnStop, check_on_stop, takes_context
+from penstock.messaging.delivery import AttemptEnd, PreviousAttempt
 
 _MIB = 1 << 20
 
@@ -61,3 +67,29 @@ def _check_encoding(name: str, encoding: str) -> None:
         newline = b""
     if newline != b"\n":
         raise UsageError(f"{name} has encoding={encoding!r}; lines are found only in encodings that extend ASCII.")
+
+
+_ENDS = {"given_back": AttemptEnd.GIVEN_BACK, "expired": AttemptEnd.EXPIRED, "worker_died": AttemptEnd.EXPIRED}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObjectContext(CallContext):
+    """One call of a function for one object, and the ways to behave well in it. Reading the object is a checkpoint."""
+
+    attempt_id: str  # of this attempt, never repeated: a name for what it writes
+    attempt: int  # 1-based; attempts that were given back do not count
+    previous_attempt: PreviousAttempt | None  # the one before, as the ledger remembers it
+
+
+def previous_attempt(timeline: Sequence[ObjectAttempt]) -> PreviousAttempt | None:
+    """The last attempt in an object's timeline that has ended; the one after it is going on."""
+    for attempt in reversed(timeline):
+        if attempt.ended_at is not None:
+            return PreviousAttempt(
+                started_at=attempt.started_at,
+                ended_at=attempt.ended_at,
+                worker=attempt.worker,
+                end=_ENDS.get(attempt.outcome, AttemptEnd.FAILED),
+                reason=attempt.reason,
+            )
+    return None

@@ -2,11 +2,15 @@
 
 Duties: open the object in its version, call cleanup and function, and map every way in which that can end to what the
 protocol records.
+
+One call of a user's function, plain or async.
 """
 
+import asyncio
+import inspect
 from asyncio import CancelledError
-from collections.abc import Mapping
-from contextlib import closing
+from collections.abc import Callable, Coroutine, Mapping
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -26,20 +30,49 @@ from penstock.errors import (
 )
 from penstock.ledger import Ledger
 from penstock.ledger.records import Failure, ObjectResult
-from penstock.messaging.call_context import NO_RESOURCES
-from penstock.messaging.call_time import CallTime
-from penstock.messaging.control import Control
+from penstock.messaging.call import NO_RESOURCES, CallTime, Control
+from penstock.messaging.declarations import run_to_its_end, takes_context
 from penstock.messaging.failure import failure_of
-from penstock.messaging.outages import ServiceWatch, Unwatched
+from penstock.messaging.forks import OwnProcess
+from penstock.messaging.handler import ServiceWatch, Unwatched
 from penstock.objects.reference import ObjectRef
 from penstock.objects.store import ObjectStore
-from penstock.pipeline.denials import Denials
 from penstock.pipeline.engine import ReadFailure, RunCancelled, RunGivenBack, RunRequest, RunResult
-from penstock.pipeline.objects.calling import call
-from penstock.pipeline.objects.context import ObjectContext, previous_attempt
-from penstock.pipeline.objects.declaration import ObjectHandlerDeclaration
+from penstock.pipeline.failures import Denials
+from penstock.pipeline.objects.declaration import ObjectContext, ObjectHandlerDeclaration, previous_attempt
 from penstock.pipeline.objects.stream import Fault, IncomingObject
-from penstock.pipeline.telling import Telling
+from penstock.pipeline.reporting import Telling
+
+
+def call(function: Callable[..., Any], obj: IncomingObject, context: ObjectContext) -> None:
+    """Call it to its end. An async function gets an event loop of its own in this thread, for this one call.
+
+    What it answers is of no use to anybody; work that it only made and did not do raises TypeError.
+    """
+    arguments = (obj, context) if takes_context(function, context.handler, first="object") else (obj,)
+    process = OwnProcess()
+    with process:
+        answer = function(*arguments)
+    if inspect.iscoroutine(answer):
+        answer = asyncio.run(_cancelled_at_end(answer, context, process))
+    run_to_its_end(answer)
+
+
+async def _cancelled_at_end(answer: Coroutine[Any, Any, Any], context: ObjectContext, process: OwnProcess) -> Any:
+    """An async function need not ask: it is cancelled where it waits."""
+    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+    assert task is not None, "a coroutine runs in a task"
+
+    def cancel() -> None:
+        with suppress(RuntimeError):  # the loop is closed: the function came to its end
+            loop.call_soon_threadsafe(task.cancel)
+
+    context.control.watch(cancel)
+    try:
+        with process:  # in here: a copy that closed its loop would take descriptors out of its parent's
+            return await answer
+    finally:
+        context.control.watch(None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

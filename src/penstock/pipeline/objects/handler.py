@@ -11,22 +11,19 @@ from ulid import ULID
 from penstock.errors import InvalidMessage
 from penstock.events import Bus
 from penstock.ledger import Ledger
-from penstock.messaging.call_context import NO_RESOURCES
-from penstock.messaging.call_time import CallTime
+from penstock.messaging.backoff import Random
+from penstock.messaging.call import NO_RESOURCES, CallTime, Control
 from penstock.messaging.clock import Clock, SystemClock
-from penstock.messaging.control import Control
 from penstock.messaging.delivery import Delivery
-from penstock.messaging.handler import Place
-from penstock.messaging.outages import ServiceWatch, Unwatched
-from penstock.messaging.waits import Random
+from penstock.messaging.handler import Place, ServiceWatch, Unwatched
 from penstock.objects.store import ObjectStore
 from penstock.pipeline.attempt import AttemptSettings, Surroundings
 from penstock.pipeline.batch import BatchExecution
+from penstock.pipeline.failures import FailureStreak
+from penstock.pipeline.notifications import Parcel, Parse
 from penstock.pipeline.objects.declaration import ObjectHandlerDeclaration
 from penstock.pipeline.objects.engine import EngineTools, ObjectEngine
-from penstock.pipeline.parcel import Parcel, Parse
-from penstock.pipeline.streak import FailureStreak
-from penstock.pipeline.telling import Telling
+from penstock.pipeline.reporting import Telling
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

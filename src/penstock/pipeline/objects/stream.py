@@ -3,11 +3,18 @@
 Content is read whole and verified before the first byte of it is handed out, since what a function does with half of
 an object cannot be undone. It is kept in memory up to a bound, and in a temporary file beyond. What goes wrong in
 reading is remembered here as well as raised: a function that catches everything does not make an object readable.
+
+Lines that could not be read, kept with where they stood: all of them counted, some of them shown.
+
+Content kept for reading: in memory while it is small, else in a temporary file without a name.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import codecs
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import SpooledTemporaryFile
 from typing import IO, NamedTuple
 
 from penstock.errors import ObjectError, ObjectUnreadable, TemporaryError, UserError
@@ -15,9 +22,80 @@ from penstock.ledger.records import Carrier
 from penstock.objects.reference import ObjectRef
 from penstock.objects.store import ObjectReader, ObjectStore
 from penstock.pipeline.objects.declaration import ObjectHandlerDeclaration
-from penstock.pipeline.objects.quarantine import Quarantine, QuarantinedLine, invalid
-from penstock.pipeline.objects.spool import spooled
-from penstock.pipeline.source.inflate import codec_of, inflate
+from penstock.pipeline.spark.source.inflate import codec_of, inflate
+
+LINES_KEPT_MAX = 1_000
+LINES_TOLD_MAX = 10
+RAW_BYTES_MAX = 200
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuarantinedLine:
+    """A line that was left out. ``offset`` is where it begins in the (inflated) object."""
+
+    number: int
+    offset: int
+    reason: str
+    raw: bytes  # its first bytes
+
+
+class Quarantine:
+    """Of one object. Written by the thread that reads it."""
+
+    def __init__(self) -> None:
+        self._kept: list[QuarantinedLine] = []
+        self._reasons: Counter[str] = Counter()
+
+    @property
+    def count(self) -> int:
+        """All of them."""
+        return self._reasons.total()
+
+    @property
+    def reasons(self) -> Mapping[str, int]:
+        """All of them, by the word for what is wrong."""
+        return dict(self._reasons)
+
+    @property
+    def kept(self) -> Sequence[QuarantinedLine]:
+        """The first lines, 1,000 at most."""
+        return tuple(self._kept)
+
+    @property
+    def sample(self) -> Sequence[tuple[int, str]]:
+        """Offset and reason of a few, for logs."""
+        return [(line.offset, line.reason) for line in self._kept[:LINES_TOLD_MAX]]
+
+    def add(self, number: int, offset: int, reason: str, raw: bytes, *, word: str) -> None:
+        """One line more; ``word`` is one of few."""
+        self._reasons[word] += 1
+        if len(self._kept) < LINES_KEPT_MAX:
+            self._kept.append(QuarantinedLine(number=number, offset=offset, reason=reason, raw=raw[:RAW_BYTES_MAX]))
+
+
+def invalid(encoding: str) -> str:
+    """The word for a line that is no text in the encoding."""
+    return "invalid UTF-8" if codecs.lookup(encoding).name == "utf-8" else "invalid encoding"
+
+
+def spooled(chunks: Iterable[bytes], *, memory_bytes_max: int, scratch: Path | None) -> IO[bytes]:
+    """A binary file that holds all the chunks, at its beginning; closing it frees it.
+
+    Raises `TemporaryError` when the machine cannot hold them (a full disk), and what the chunks raise.
+    """
+    file = SpooledTemporaryFile(max_size=memory_bytes_max, dir=None if scratch is None else str(scratch))  # noqa: SIM115 - the caller closes it
+    try:
+        for chunk in chunks:
+            try:
+                file.write(chunk)
+            except OSError as fault:
+                raise TemporaryError(f"content cannot be kept in a temporary file: {fault}") from fault
+        file.seek(0)
+    except BaseException:
+        file.close()
+        raise
+    return file
+
 
 CHUNK_BYTES = 1 << 20
 READ_BYTES_MAX = 64 << 20

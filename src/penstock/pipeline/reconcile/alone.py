@@ -2,6 +2,8 @@
 
 The source is listed a page at a time, and the ledger is asked about each page: what it does not know is written to a
 spool. Memory holds a page, and the first folders of the source up to a bound; the spool goes to the disk.
+
+What a reconcile looks for, and how it names what it found. Needs neither Spark nor Arrow.
 """
 
 import json
@@ -9,19 +11,51 @@ import re
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
 from itertools import islice
 from typing import NamedTuple
 
 from penstock.ledger import Ledger
-from penstock.objects.local import LocalStore
+from penstock.objects.local_store import LocalStore
 from penstock.objects.reference import S3_KEY_BYTES_MAX, ObjectRef, uri_of
-from penstock.objects.s3_listing import PageJudge, is_archived, reference
-from penstock.objects.s3_pages import S3Pages
-from penstock.objects.scan_report import CHUNK_OBJECTS, PROBLEMS_MAX, Reason
-from penstock.objects.scanner import Scanner
-from penstock.pipeline.reconcile.scope import PREFIXES_MAX, LeftOut, Prefix, Scope
+from penstock.objects.s3_listing import PageJudge, S3Pages, is_archived, reference
+from penstock.objects.scanner import CHUNK_OBJECTS, PROBLEMS_MAX, Reason, Scanner
 from penstock.storage.address import S3Address
 from penstock.storage.aws import Aws
+
+PREFIXES_MAX = 20
+
+
+class LeftOut(StrEnum):
+    """Why an object that is there and that nobody knows is not missing."""
+
+    YOUNG = "young"  # younger than the margin: it may still be on its way
+    EXCLUDED = "excluded"  # a table's file, or in a place that Penstock writes itself
+    FOLDER_MARKER = "folder_marker"  # empty, and its name ends in a slash
+    HIDDEN = "hidden"  # a part of its name begins with a dot
+    ARCHIVED = "archived"  # in a storage class that cannot be read as it is
+    UNNAMEABLE = "unnameable"  # no notification can name its key
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReconcileScope:
+    """What is looked for. ``excluded`` are the keys of places, and what is below them."""
+
+    bucket: str
+    below: str  # what keys of the source begin with
+    before: float  # epoch seconds: only what was modified earlier
+    excluded: Sequence[str] = ()
+    is_local: bool = False  # then the scanner has left out what is no object
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prefix:
+    """A folder of the source, and how many are missing below it."""
+
+    uri: str
+    missing: int
+
 
 SPOOL_BYTES = 8 * 1024 * 1024  # of the missing ones, before they go to the disk
 FOLDERS_MAX = 10_000  # counted apart; those with the fewest missing ones are forgotten first
@@ -52,7 +86,7 @@ class Listing:
 class MissingAlone:
     """The same answers as `penstock.pipeline.reconcile.missing.Missing`. One thread uses it."""
 
-    def __init__(self, scope: Scope) -> None:
+    def __init__(self, scope: ReconcileScope) -> None:
         self.listed = 0
         self.count = 0
         self.problems: Sequence[str] = ()
@@ -111,7 +145,7 @@ def find_missing_alone(
     listing: Listing,
     ledger: Ledger,
     pipeline: str,
-    scope: Scope,
+    scope: ReconcileScope,
     *,
     seen_at: float,
     stopped: Callable[[], bool],

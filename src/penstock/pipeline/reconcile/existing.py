@@ -1,15 +1,28 @@
-"""The form in which every source tells of existing objects, and their identity, computed in the JVM."""
+"""The form in which every source tells of existing objects, and their identity, computed in the JVM.
 
-from collections.abc import Iterable, Iterator
+What a local folder holds: walked by one task, which is as fast as a disk tells names and stamps.
+
+What S3 lists below a prefix: spans of keys side by side, a task each.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import islice
 from typing import NamedTuple
 
 import pyarrow as pa
-from pyspark.sql import Column
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - PySpark's own documentation names it so
 from pyspark.sql.types import BinaryType, BooleanType, DoubleType, LongType, StringType, StructField, StructType
 
-from penstock.pipeline.arrow_types import arrow_schema
+from penstock.objects.local_store import LocalStore
+from penstock.objects.reference import ObjectRef
+from penstock.objects.s3_listing import Entry, S3Pages, Span, is_archived, reference, s3_spans
+from penstock.objects.scanner import Scanner
+from penstock.pipeline.spark.arrow_writer import arrow_schema
+from penstock.pipeline.spark.session import cores
+from penstock.storage.address import S3Address
+from penstock.storage.aws import Aws
 
 BATCH_ROWS = 10_000
 _ID_HEX_CHARS = 32
@@ -60,3 +73,85 @@ def object_id(bucket: str) -> Column:
     named = F.concat(F.lit(bucket.encode() + _SEPARATOR), F.col("key"), separator, version.cast("binary"))
     digest = F.sha2(F.coalesce(named, F.col("problem").cast("binary")), 256)
     return F.unhex(F.substring(digest, 1, _ID_HEX_CHARS))
+
+
+def folder_frame(spark: SparkSession, folder: str, *, excluded: Sequence[str]) -> DataFrame:
+    """Rows of `EXISTING`. Raises `UsageError` for a folder that cannot be listed."""
+    task = _FolderTask(folder=folder, excluded=tuple(excluded))
+    task.scanner()
+    return spark.range(0, 1, 1, 1).mapInArrow(task.rows, EXISTING)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _FolderTask:
+    """Travels to the executor."""
+
+    folder: str
+    excluded: Sequence[str]
+
+    def scanner(self) -> Scanner:
+        return Scanner(self.folder, store=LocalStore(self.folder), excluded=self.excluded)
+
+    def rows(self, numbers: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in numbers:
+            for _ in range(batch.num_rows):
+                yield from batches(self._existing())
+
+    def _existing(self) -> Iterator[Existing]:
+        scanner = self.scanner()
+        for chunk in scanner.chunks():
+            yield from map(_existing_file, chunk)
+        for problem in scanner.report().problems:
+            yield Existing(problem=problem)
+
+
+def _existing_file(ref: ObjectRef) -> Existing:
+    changed_ns = int((ref.etag or "0-").rpartition("-")[0], 16)  # a file's etag begins with its time
+    return Existing(key=ref.key_bytes, size_bytes=ref.size_bytes, etag=ref.etag, modified_at=changed_ns / 1e9)
+
+
+SPANS_MIN = 32
+SPANS_A_CORE = 4  # spans are of unequal lengths
+
+
+def listing_frame(spark: SparkSession, address: S3Address, aws: Aws, *, all_versions: bool) -> DataFrame:
+    """Rows of `EXISTING`: what is there now, or every version of it.
+
+    Raises `UsageError`, `ConfigurationError` and `TemporaryError` for a prefix that cannot be listed.
+    """
+    next(iter(S3Pages(address, aws, page_keys=1)), None)  # whether we may: in our own words, before tasks begin
+    spans = s3_spans(address, aws, parts=max(SPANS_MIN, SPANS_A_CORE * cores(spark)))
+    task = _ListingTask(address=address, aws=aws, spans=spans, all_versions=all_versions)
+    return spark.range(0, len(spans), 1, len(spans)).mapInArrow(task.rows, EXISTING)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _ListingTask:
+    """Travels to the executors."""
+
+    address: S3Address
+    aws: Aws
+    spans: Sequence[Span]
+    all_versions: bool
+
+    def rows(self, numbers: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in numbers:
+            for number in batch.column(0).to_pylist():
+                yield from batches(self._existing(self.spans[number]))
+
+    def _existing(self, span: Span) -> Iterator[Existing]:
+        for page in S3Pages(self.address, self.aws, span=span, all_versions=self.all_versions):
+            for entry in page.entries:
+                yield _existing_object(self.address.bucket, entry)
+
+
+def _existing_object(bucket: str, entry: Entry) -> Existing:
+    ref = reference(bucket, entry)
+    return Existing(
+        key=ref.key_bytes,
+        size_bytes=ref.size_bytes,
+        version_id=ref.version_id,
+        etag=ref.etag,
+        modified_at=entry["LastModified"].timestamp(),
+        is_archived=is_archived(entry),
+    )

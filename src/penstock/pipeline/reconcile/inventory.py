@@ -14,11 +14,10 @@ from pyspark.sql import functions as F  # noqa: N812 - PySpark's own documentati
 from pyspark.sql.types import BooleanType, LongType, StringType, StructField, StructType, TimestampType
 
 from penstock.objects.s3_listing import ARCHIVED
-from penstock.pipeline.arrow_types import arrow_schema
 from penstock.pipeline.reconcile import manifest as names
 from penstock.pipeline.reconcile.existing import EXISTING
-from penstock.pipeline.reconcile.inventory_files import Inventory
-from penstock.pipeline.reconcile.manifest import Manifest
+from penstock.pipeline.reconcile.manifest import Inventory, Manifest
+from penstock.pipeline.spark.arrow_writer import arrow_schema
 from penstock.storage.address import S3Address
 from penstock.storage.files import Files
 

@@ -1,16 +1,32 @@
 """The manifest of an S3 Inventory: which files hold it, in which form, of which bucket, and as of when. Pure.
 
 "Amazon S3 Inventory" and "Locating your inventory list" in the Amazon S3 user guide.
+
+Where the files of an inventory lie: found from its manifest, in S3 or in a folder that it was copied to.
+
+An S3 Inventory -> the objects it lists, one after another in this process: for imports, which need no Spark.
 """
 
+import csv
+import gzip
 import hashlib
+import io
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
 from typing import Any
+from urllib.parse import unquote_plus
+
+import pyarrow.orc as orc
+import pyarrow.parquet as pq
 
 from penstock.errors import UsageError
+from penstock.objects.reference import ObjectRef
+from penstock.storage.aws import Aws
+from penstock.storage.files import Files
+from penstock.storage.roots import files_at
 
 NAME = "manifest.json"
 CHECKSUM_NAME = "manifest.checksum"
@@ -106,3 +122,122 @@ def _plain(name: str) -> str:
 
 def _bucket(named: str) -> str:
     return named.rpartition(":")[2] if named.startswith(_ARN) else named
+
+
+_DATED = re.compile(r"\d{4}-\d{2}-\d{2}T\d{2}-\d{2}Z/")  # the folder of each list
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inventory:
+    """A list that can be read. ``paths`` are below ``root``."""
+
+    uri: str  # of the manifest
+    manifest: Manifest
+    root: Files
+    paths: Sequence[str]
+
+
+def find_inventory(uri: str, aws: Aws) -> Inventory:
+    """The inventory with that manifest; of a folder of several, the latest one that is whole.
+
+    Raises `UsageError` where there is none.
+    """
+    folder = files_at(uri.removesuffix(NAME).rstrip("/") or "/", aws)
+    if not uri.endswith(f"/{NAME}"):
+        folder = folder.below(_latest(folder))
+    where = f"{folder.uri}/{NAME}"
+    data = _read_file(folder, NAME)
+    if data is None:
+        raise UsageError(f"There is no {where}; name the manifest of an S3 Inventory, or the folder of its lists.")
+    manifest = parse_manifest(data, where=where, checksum=_read_file(folder, CHECKSUM_NAME))
+    if folder.is_local:
+        root, paths = _beside(Path(str(folder)), manifest, where)
+    else:
+        root, paths = files_at(f"s3://{manifest.destination_bucket}", aws), [file.key for file in manifest.files]
+    return Inventory(uri=where, manifest=manifest, root=root, paths=paths)
+
+
+def _latest(folder: Files) -> str:
+    """Where in the folder the manifest lies: right there, or in the latest folder with a date that has a checksum,
+    which comes last."""
+    names = folder.names()
+    if NAME in names:
+        return ""
+    for name in sorted(filter(_DATED.fullmatch, names), reverse=True):
+        if CHECKSUM_NAME in folder.names(name.rstrip("/")):
+            return name.rstrip("/")
+    raise UsageError(f"{folder.uri} holds no {NAME} and no list of an S3 Inventory that is whole.")
+
+
+def _beside(folder: Path, manifest: Manifest, where: str) -> tuple[Files, Sequence[str]]:
+    """Files that were copied with their manifest keep their places below some folder, or lie next to it."""
+    first = manifest.files[0].key if manifest.files else ""
+    for root, path in _places(folder, first):
+        if not first or (root / path).is_file():
+            by_name = path != first
+            paths = [PurePosixPath(file.key).name if by_name else file.key for file in manifest.files]
+            return files_at(str(root), Aws()), paths
+    raise UsageError(
+        f"The file {first} of the inventory {where} is neither beside its manifest nor where it lay in its bucket; "
+        "copy the files with the manifest."
+    )
+
+
+def _places(folder: Path, key: str) -> Iterator[tuple[Path, str]]:
+    for root in (folder, *folder.parents):
+        yield root, key
+    name = PurePosixPath(key).name
+    for root in (folder, folder / "data", folder.parent / "data"):
+        yield root, name
+
+
+def _read_file(folder: Files, name: str) -> bytes | None:
+    try:
+        return folder.read(name)
+    except FileNotFoundError:
+        return None
+
+
+__all__ = ["find_inventory", "inventory_refs"]
+
+_TRUE = (True, "true", "TRUE", "True")
+
+
+def inventory_refs(inventory: Inventory) -> Iterator[ObjectRef | str]:
+    """Every version that is no delete marker; a text tells of an entry that cannot be used."""
+    for path in inventory.paths:
+        for row in _rows(inventory, path):
+            if row.get(MARKER) not in _TRUE:
+                yield _reference(inventory, row)
+
+
+def _reference(inventory: Inventory, row: Mapping[str, Any]) -> ObjectRef | str:
+    key, size, etag, version_id = (row.get(name) for name in (KEY, SIZE, ETAG, VERSION))
+    if inventory.manifest.format == "csv" and key:
+        key = unquote_plus(key, errors="surrogateescape")
+    version_id = None if version_id in (None, "", "null") else version_id
+    etag = (etag or "").strip('"') or None
+    if not key or (version_id is None and (etag is None or size in (None, ""))):
+        return f"the entry {key or 'without a key'} tells neither version_id nor etag and size"
+    return ObjectRef(
+        bucket=inventory.manifest.source_bucket, key=key, size_bytes=int(size or 0), version_id=version_id, etag=etag
+    )
+
+
+def _rows(inventory: Inventory, path: str) -> Iterator[Mapping[str, Any]]:
+    with inventory.root.open_input(path) as file:
+        if inventory.manifest.format == "csv":
+            with gzip.GzipFile(fileobj=file) if path.endswith(".gz") else file as plain:
+                text = io.TextIOWrapper(plain, encoding="utf-8", newline="")
+                for cells in csv.reader(text):
+                    yield dict(zip(inventory.manifest.columns, cells, strict=False))
+            return
+        ours = {theirs: name for name, theirs in inventory.manifest.columns.items() if name in COLUMNS}
+        if inventory.manifest.format == "orc":
+            reader = orc.ORCFile(file)
+            batches = (reader.read_stripe(stripe, columns=list(ours)) for stripe in range(reader.nstripes))
+        else:
+            batches = pq.ParquetFile(file).iter_batches(columns=list(ours))
+        for batch in batches:
+            for row in batch.to_pylist():
+                yield {ours[name]: value for name, value in row.items()}

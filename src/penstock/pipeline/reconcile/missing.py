@@ -1,17 +1,88 @@
-"""What exists without what is known, in one pass over both; and what of it is nobody's fault."""
+"""What exists without what is known, in one pass over both; and what of it is nobody's fault.
 
-from collections.abc import Iterator, Mapping, Sequence
+The ids that the ledger knows, as a DataFrame: each task reads ranges of them over a connection of its own.
+
+Jobs of a reconcile: told of while they run, cancelled from outside, and their failures in our own words.
+"""
+
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from itertools import islice
 
+import numpy as np
+import pyarrow as pa
 from pyspark import StorageLevel
-from pyspark.sql import Column, DataFrame, Observation
+from pyspark.sql import Column, DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - PySpark's own documentation names it so
+from pyspark.sql.types import BinaryType, StructField, StructType
 
+from penstock.events import BatchProgressed, Bus, Event, ReconcileProgressed
+from penstock.ledger import Ledger
+from penstock.ledger.known_ids import ID_BYTES, IDS_END, known_ids_at
 from penstock.objects.reference import S3_KEY_BYTES_MAX, ObjectRef, decode_key, encode_key, uri_of
-from penstock.objects.scan_report import CHUNK_OBJECTS, PROBLEMS_MAX, TABLE_FOLDERS
+from penstock.objects.scanner import CHUNK_OBJECTS, PROBLEMS_MAX, TABLE_FOLDERS
+from penstock.pipeline.reconcile.alone import PREFIXES_MAX, LeftOut, Prefix, ReconcileScope
 from penstock.pipeline.reconcile.existing import object_id
-from penstock.pipeline.reconcile.known import KNOWN_ID
-from penstock.pipeline.reconcile.scope import PREFIXES_MAX, LeftOut, Prefix, Scope
+from penstock.pipeline.spark.faults import SPARK_ERRORS, explain
+from penstock.pipeline.spark.progress import watched
+from penstock.pipeline.spark.session import cores
+
+KNOWN_ID = "known_id"
+KNOWN = StructType([StructField(KNOWN_ID, BinaryType(), nullable=False)])
+TASKS_A_CORE = 2
+TASKS_MAX = 64  # each is a connection to the database
+_ARROW = pa.schema([pa.field(KNOWN_ID, pa.binary(), nullable=False)])
+_LOCAL = "local"
+
+
+def known_frame(spark: SparkSession, ledger: Ledger, pipeline: str, *, seen_at: float) -> DataFrame:
+    """The ids that need no message, for a comparison with what existed at ``seen_at``; see `Ledger.known_ids`.
+
+    One column, `KNOWN_ID`. A ledger of this host alone is read here, where Spark's executors are elsewhere.
+    """
+    if ledger.is_of_this_process or (ledger.is_of_this_host and not _runs_here(spark)):
+        table = pa.Table.from_batches(_batches(ledger.known_ids(pipeline, seen_at=seen_at)), schema=_ARROW)
+        return spark.createDataFrame(table, KNOWN)
+    tasks = min(TASKS_A_CORE * cores(spark), TASKS_MAX)
+    task = _Task(
+        url=ledger.secret_url,
+        pipeline=pipeline,
+        seen_at=seen_at,
+        bounds=[IDS_END * n // tasks for n in range(tasks + 1)],
+    )
+    return spark.range(0, tasks, 1, tasks).mapInArrow(task.rows, KNOWN)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Task:
+    """Travels to the executors, and is never shown: there is a password in it."""
+
+    url: str = field(repr=False)
+    pipeline: str
+    seen_at: float
+    bounds: Sequence[int]
+
+    def rows(self, numbers: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in numbers:
+            for number in batch.column(0).to_pylist():
+                low, high = self.bounds[number], self.bounds[number + 1]
+                yield from _batches(known_ids_at(self.url, self.pipeline, low, high, seen_at=self.seen_at))
+
+
+def _batches(blobs: Iterable[bytes]) -> Iterator[pa.RecordBatch]:
+    """Ids of one length, one behind the other, are a column of Arrow's already: only its offsets are made."""
+    for blob in blobs:
+        count = len(blob) // ID_BYTES
+        offsets = np.arange(0, len(blob) + 1, ID_BYTES, dtype=np.int32)
+        ids = pa.Array.from_buffers(pa.binary(), count, [None, pa.py_buffer(offsets), pa.py_buffer(blob)])
+        yield pa.RecordBatch.from_arrays([ids], schema=_ARROW)
+
+
+def _runs_here(spark: SparkSession) -> bool:
+    return (spark.sparkContext.master or "").startswith(_LOCAL)
+
 
 _TABLE = rf"^((?:[^/]*/)*?)(?:{'|'.join(TABLE_FOLDERS)})/"
 _HIDDEN = r"(?:^|/)\.(?!\.?(?:/|\z))"  # begins with a dot, and is not "." or "..", which are names like others in S3
@@ -23,7 +94,7 @@ _PROBLEM = "problem"
 class Missing:
     """What was found; kept on the executors' disks until `close`."""
 
-    def __init__(self, kept: DataFrame, scope: Scope, *, listed: int) -> None:
+    def __init__(self, kept: DataFrame, scope: ReconcileScope, *, listed: int) -> None:
         self.listed = listed
         self._kept = kept
         self._scope = scope
@@ -78,7 +149,7 @@ class Missing:
         return self._judged.where(F.col("left_out").isNull())
 
 
-def find_missing(existing: DataFrame, known: DataFrame, scope: Scope) -> Missing:
+def find_missing(existing: DataFrame, known: DataFrame, scope: ReconcileScope) -> Missing:
     """Rows of `EXISTING` but for those whose ids are known. Objects that are told of twice are found once.
 
     A merge join: it spills where memory ends, and neither side has to fit anywhere.
@@ -97,7 +168,7 @@ def find_missing(existing: DataFrame, known: DataFrame, scope: Scope) -> Missing
         raise
 
 
-def _tables(kept: DataFrame, scope: Scope) -> Sequence[str]:
+def _tables(kept: DataFrame, scope: ReconcileScope) -> Sequence[str]:
     """What the keys of tables begin with. A table's own files are known to no ledger, so they are among these rows."""
     if scope.is_local:
         return ()
@@ -108,7 +179,7 @@ def _tables(kept: DataFrame, scope: Scope) -> Sequence[str]:
     return [f"{scope.below}{row['root']}" for row in roots]
 
 
-def _left_out(scope: Scope, tables: Sequence[str]) -> Column:
+def _left_out(scope: ReconcileScope, tables: Sequence[str]) -> Column:
     key = F.col("key").cast("string")
     young = F.when(F.col("modified_at") >= scope.before, F.lit(LeftOut.YOUNG.value))
     found = F.when(F.col("problem").isNotNull(), F.lit(_PROBLEM))
@@ -131,7 +202,58 @@ def _left_out(scope: Scope, tables: Sequence[str]) -> Column:
     return F.coalesce(found, young)
 
 
-def _relative(scope: Scope) -> Column:
+def _relative(scope: ReconcileScope) -> Column:
     """The key below the source; the source's own name as it is."""
     key, below = F.col("key"), encode_key(scope.below)
     return F.when(F.startswith(key, F.lit(below)), F.substr(key, F.lit(len(below) + 1))).otherwise(key).cast("string")
+
+
+POOL = "penstock-reconcile"  # of Spark's scheduler, so that batches do not wait behind it
+_POOL_PROPERTY = "spark.scheduler.pool"
+
+
+@contextmanager
+def jobs(spark: SparkSession, tag: str, pipeline: str, bus: Bus) -> Iterator[None]:
+    """Run jobs of this thread under a tag of their own, in a pool of their own. Raises Spark's failures as ours."""
+    context = spark.sparkContext
+    context.setJobGroup(tag, f"penstock reconcile {pipeline}")
+    context.addJobTag(tag)
+    pool = context.getLocalProperty(_POOL_PROPERTY) or "default"
+    context.setLocalProperty(_POOL_PROPERTY, POOL)
+    try:
+        with watched(spark, pipeline, tag, Bus(_telling(bus))):
+            yield
+    except SPARK_ERRORS as error:
+        raise explain(error) from error
+    finally:
+        context.removeJobTag(tag)
+        context.setLocalProperty(_POOL_PROPERTY, pool)
+
+
+@contextmanager
+def cancelled_when(asked: threading.Event, spark: SparkSession, tag: str) -> Iterator[None]:
+    """Cancel the jobs under that tag as soon as the event is set, for as long as the block lasts."""
+    ended = threading.Event()
+
+    def wait() -> None:
+        asked.wait()
+        while not ended.is_set():  # again: what is not yet a job cannot be cancelled
+            spark.sparkContext.cancelJobsWithTag(tag)
+            ended.wait(0.2)
+
+    threading.Thread(target=wait, name="penstock-reconcile-cancel", daemon=True).start()
+    try:
+        yield
+    finally:
+        ended.set()
+        asked.set()
+
+
+def _telling(bus: Bus) -> Callable[[Event], None]:
+    def tell(event: Event) -> None:
+        if isinstance(event, BatchProgressed):
+            bus.emit(
+                ReconcileProgressed(pipeline=event.pipeline, what="tasks", done=event.tasks_done, total=event.tasks)
+            )
+
+    return tell

@@ -16,8 +16,8 @@ from tests.traced import Traces, linked, process_provider, traceparent
 from penstock import App, IncomingObject, Item, Message, Queue, Reject, Retry
 from penstock.app.tracing import open_tracing, trace_ids_of
 from penstock.config import Settings
-from penstock.monitoring.logs import configure_logs
-from penstock.monitoring.plans import LogSettings
+from penstock.monitoring.logs.listener import configure_logs
+from penstock.monitoring.logs.plans import LogSettings
 from penstock.testing import TestWorker
 
 SETTINGS = Settings(broker="memory://", traces=True)

@@ -14,11 +14,10 @@ from opentelemetry.trace import StatusCode
 from tests.claims import claim_named, extended
 from tests.traced import Traces, context_in, linked
 
-from penstock.brokers.memory import MemoryBroker
+from penstock.brokers.memory.broker import MemoryBroker
 from penstock.errors import ConfigurationError, TemporaryError
-from penstock.messaging.claims import HeldClaim
 from penstock.messaging.delivery import Delivery
-from penstock.messaging.handler import Answer, Place
+from penstock.messaging.handler import Answer, HeldClaim, Place
 from penstock.messaging.message import Message, Outgoing
 from penstock.messaging.settlement import Ack, DeadLetter, Release
 from penstock.messaging.tracing import NO_TRACING

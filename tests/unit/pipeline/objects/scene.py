@@ -5,7 +5,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from penstock.brokers.sqlite import SqliteBroker
+from penstock.brokers.sqlite.broker import SqliteBroker
 from penstock.events import Bus, Event
 from penstock.ledger import Ledger
 from penstock.ledger.records import ObjectRow, ObjectState
@@ -15,9 +15,8 @@ from penstock.messaging.delivery import Delivery
 from penstock.messaging.handler import Answer
 from penstock.messaging.message import Outgoing
 from penstock.messaging.settlement import Settlement
-from penstock.objects.announcement import announce
-from penstock.objects.local import LocalStore
-from penstock.objects.notification import parse
+from penstock.objects.local_store import LocalStore
+from penstock.objects.notification import announce, parse
 from penstock.objects.reference import ObjectRef
 from penstock.objects.store import ObjectStore
 from penstock.pipeline.batch import BatchExecution

@@ -24,14 +24,14 @@ from penstock.events import (
 from penstock.ledger.records import ObjectState
 from penstock.messaging.delivery import AttemptEnd, PreviousAttempt
 from penstock.messaging.handler import Place
-from penstock.messaging.replays import REPLAY_ID_ATTRIBUTE
+from penstock.messaging.replay import REPLAY_ID_ATTRIBUTE
 from penstock.messaging.settlement import Ack, DeadLetter, Release
-from penstock.monitoring.occurrences import occurrence_of
-from penstock.objects.announcement import announce
+from penstock.monitoring.errors.occurrences import occurrence_of
+from penstock.objects.notification import announce
 from penstock.objects.reference import ObjectRef
 from penstock.objects.store import ObjectReader
 from penstock.pipeline.engine import RunCancelled
-from penstock.pipeline.objects.context import ObjectContext
+from penstock.pipeline.objects.declaration import ObjectContext
 from penstock.pipeline.objects.stream import IncomingObject
 
 DEADLINE_SECONDS = 60.0

@@ -9,7 +9,7 @@ from tests.unit.pipeline.objects.scene import HANDLER, Scene, run
 from penstock.events import ObjectCallRetrying, ObjectFailed
 from penstock.ledger.records import ObjectState
 from penstock.messaging.settlement import Ack, Release
-from penstock.pipeline.objects.context import ObjectContext
+from penstock.pipeline.objects.declaration import ObjectContext
 from penstock.pipeline.objects.stream import IncomingObject
 
 LONG_SECONDS = 600.0

@@ -15,9 +15,9 @@ from penstock.events import (
 )
 from penstock.ledger.records import ObjectState
 from penstock.messaging.settlement import Ack, DeadLetter, Release
-from penstock.objects.announcement import announce
+from penstock.objects.notification import announce
 from penstock.pipeline.engine import RunCancelled
-from penstock.pipeline.objects.context import ObjectContext
+from penstock.pipeline.objects.declaration import ObjectContext
 from penstock.pipeline.objects.stream import IncomingObject
 
 

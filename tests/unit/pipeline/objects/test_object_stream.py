@@ -15,8 +15,7 @@ from penstock.ledger.records import Carrier
 from penstock.messaging.settlement import Ack, DeadLetter, Release
 from penstock.objects.reference import ObjectRef
 from penstock.pipeline.objects.declaration import ObjectHandlerDeclaration
-from penstock.pipeline.objects.quarantine import LINES_KEPT_MAX, RAW_BYTES_MAX
-from penstock.pipeline.objects.stream import IncomingObject
+from penstock.pipeline.objects.stream import LINES_KEPT_MAX, RAW_BYTES_MAX, IncomingObject
 
 
 class Reader:

@@ -9,24 +9,22 @@ from typing import Any
 
 import pytest
 
-from penstock.brokers.sqlite import SqliteBroker
+from penstock.brokers.sqlite.broker import SqliteBroker
 from penstock.events import Bus, Event, LeasesExtended, ObjectFailed, ObjectFinished, ObjectGivenBack
 from penstock.ledger import Ledger
 from penstock.ledger.records import ObjectState
 from penstock.messaging.clock import SystemClock
 from penstock.messaging.death import death_of
 from penstock.messaging.message import Outgoing
-from penstock.objects.announcement import announce
-from penstock.objects.local import LocalStore
-from penstock.objects.notification import parse
+from penstock.objects.local_store import LocalStore
+from penstock.objects.notification import announce, parse
 from penstock.objects.reference import ObjectRef
-from penstock.pipeline.objects.context import ObjectContext
-from penstock.pipeline.objects.declaration import ObjectHandlerDeclaration
+from penstock.pipeline.objects.declaration import ObjectContext, ObjectHandlerDeclaration
 from penstock.pipeline.objects.handler import ObjectHandler, ObjectHandlerTools
 from penstock.pipeline.objects.stream import IncomingObject
+from penstock.worker.lifecycle import Conclusion
 from penstock.worker.line import Line
 from penstock.worker.settings import WorkerSettings
-from penstock.worker.shift import Conclusion
 from penstock.worker.shutdown import StopSignal
 from penstock.worker.worker import Worker
 

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from penstock.errors import UsageError
-from penstock.pipeline.reconcile.inventory_files import find_inventory
-from penstock.pipeline.reconcile.manifest import Manifest, parse_manifest
+from penstock.pipeline.reconcile.manifest import Manifest, find_inventory, parse_manifest
 from penstock.storage.aws import Aws
 
 CSV_SCHEMA = "Bucket, Key, VersionId, IsLatest, IsDeleteMarker, Size, LastModifiedDate, ETag, StorageClass"

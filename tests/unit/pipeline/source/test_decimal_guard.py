@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.pipeline.source.blocks import DecimalGuard, Lines
+from penstock.pipeline.spark.source.blocks import DecimalGuard, Lines
 
 PARTS = st.sampled_from(
     [b"0", b"1", b"23", b"99999999", b"e", b"E", b"-", b".", b"x", b" ", b"1e5", b"1E-3", b"\\u0031"]
@@ -45,7 +45,7 @@ def test_no_digit_before_the_point_is_trusted_where_the_type_has_none() -> None:
 
 
 def test_a_number_that_lies_across_two_windows_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.pipeline.source.blocks._GUARDED_BYTES", 7)
+    monkeypatch.setattr("penstock.pipeline.spark.source.blocks._GUARDED_BYTES", 7)
     for number in (b"9" * 20, b"1e-39", b"0." + b"1" * 20):
         for before in range(14):
             assert trusted(pa.decimal128(38, 0), b"x" * before, b"y" + number, b"") == [True, False, True]

@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from penstock.pipeline.source.ddl import parse_ddl
-from penstock.pipeline.source.jsonl import JsonlDecoder
+from penstock.pipeline.spark.source.ddl import parse_ddl
+from penstock.pipeline.spark.source.jsonl import JsonlDecoder
 
 DECODER = JsonlDecoder(parse_ddl("id bigint, v double, d date"))
 

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from penstock.errors import ObjectUnreadable, UsageError
-from penstock.pipeline.source.csv_lines import Layout
-from penstock.pipeline.source.ddl import parse_ddl
-from penstock.pipeline.source.delimited import CsvDecoder
-from penstock.pipeline.source.headers import layout_of
-from penstock.pipeline.source.options import CsvOptions, ReadOptions, checked
+from penstock.pipeline.spark.source.csv import CsvDecoder
+from penstock.pipeline.spark.source.csv_lines import Layout
+from penstock.pipeline.spark.source.csv_records import layout_of
+from penstock.pipeline.spark.source.ddl import parse_ddl
+from penstock.pipeline.spark.source.options import CsvOptions, ReadOptions, checked
 
 SCHEMA = parse_ddl("id bigint, s string, d date")
 DECODER = CsvDecoder(SCHEMA, CsvOptions(), Layout(fields=3, places=(0, 1, 2)))

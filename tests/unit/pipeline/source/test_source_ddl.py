@@ -4,7 +4,7 @@ import pyarrow as pa
 import pytest
 
 from penstock.errors import UsageError
-from penstock.pipeline.source.ddl import format_ddl, parse_ddl
+from penstock.pipeline.spark.source.ddl import format_ddl, parse_ddl
 
 
 def test_every_type_is_read_and_written() -> None:

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import UsageError
-from penstock.objects.local import LocalStore
-from penstock.pipeline.source.infer import Inferred, infer_schema
-from penstock.pipeline.source.options import CsvOptions, ReadOptions
+from penstock.objects.local_store import LocalStore
+from penstock.pipeline.spark.source.infer import Inferred, infer_schema
+from penstock.pipeline.spark.source.options import CsvOptions, ReadOptions
 
 
 def inferred(folder: Path, files: dict[str, bytes], csv: CsvOptions | None = None, form: str = "csv") -> Inferred:

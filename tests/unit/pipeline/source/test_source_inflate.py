@@ -12,8 +12,7 @@ import zstandard
 
 from penstock.errors import ObjectUnreadable
 from penstock.objects.reference import ObjectRef
-from penstock.pipeline.source.inflate import CODECS, Codec, codec_of, inflate
-from penstock.pipeline.source.inflate_zstd import WINDOW_BYTES_MAX
+from penstock.pipeline.spark.source.inflate import CODECS, WINDOW_BYTES_MAX, Codec, codec_of, inflate
 
 LINES = b"".join(b'{"id":%d}\n' % number for number in range(60))
 SKIPPABLE = b"\x53\x2a\x4d\x18\x04\x00\x00\x00skip"

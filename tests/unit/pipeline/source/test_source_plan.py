@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from penstock.errors import TemporaryError, UsageError
 from penstock.objects.reference import ObjectRef, decode_key
-from penstock.pipeline.source.plan import ReadOptions, ReadPlan, make_plan
+from penstock.pipeline.spark.source.plan import ReadOptions, ReadPlan, make_plan
 from penstock.storage.aws import Aws
-from penstock.storage.local_files import LocalFiles
+from penstock.storage.local import LocalFiles
 
 MIB = 1 << 20
 OPTIONS = ReadOptions(schema_ddl="id long")

@@ -9,15 +9,14 @@ import pyarrow.parquet as pq
 import pytest
 
 from penstock.errors import ObjectUnreadable, TemporaryError, UsageError
-from penstock.objects.local import LocalReader, LocalStore
+from penstock.objects.local_store import LocalReader, LocalStore
 from penstock.objects.reference import ObjectRef
-from penstock.pipeline.source.infer import infer_schema
-from penstock.pipeline.source.plan import CsvOptions, Piece, ReadOptions, ReadPlan
-from penstock.pipeline.source.reading import partition_task, read_partition
-from penstock.pipeline.source.report import FailureKind, ReadingId
-from penstock.pipeline.source.summary import summarise
+from penstock.pipeline.spark.source.infer import infer_schema
+from penstock.pipeline.spark.source.plan import CsvOptions, Piece, ReadOptions, ReadPlan
+from penstock.pipeline.spark.source.reading import partition_task, read_partition
+from penstock.pipeline.spark.source.report import FailureKind, ReadingId, summarise
 from penstock.storage.aws import Aws
-from penstock.storage.local_files import LocalFiles
+from penstock.storage.local import LocalFiles
 
 LINE = b'{"id":1}\n'
 

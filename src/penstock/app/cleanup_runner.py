@@ -1,0 +1,118 @@
+"""A declared cleanup at work: who does it for a source, and the thread that does it beside a worker.
+
+The thread does a bounded number of objects at a time and rests in between. Nothing waits for it: what it is at when the
+process ends is done again by the next one, which is harmless.
+"""
+
+from collections.abc import Callable, Sequence
+
+from penstock.app.cleanup import Cleanup, Delete, Keep, Move, Tag, overlap
+from penstock.app.paths import real
+from penstock.app.rounds import Rounds
+from penstock.app.sources import Source
+from penstock.errors import UsageError
+from penstock.events import Bus
+from penstock.ledger import Ledger
+from penstock.messaging.backoff import Random
+from penstock.messaging.clock import Clock
+from penstock.messaging.steps import Probe
+from penstock.objects.cleanup import Cleaner
+from penstock.pipeline.maintenance.cleanup import Pass, SourceCleanup, Swept
+from penstock.storage.address import S3Address, is_s3, s3_address
+from penstock.storage.files import Files
+from penstock.worker.shutdown import StopSignal
+
+NAME = "cleanup"  # of what failed, in events
+PASS_OBJECTS = 2_000  # at a time, beside a worker
+REST_SECONDS = 300.0  # between two passes that had nothing left to do
+MORE_SECONDS = 5.0  # after one that ended at its bound
+
+
+def source_cleanup(
+    cleanup: Cleanup,
+    *,
+    source: Source,
+    pipeline: str,
+    own: Sequence[Files],
+    shown_to: Callable[[int, int], int],
+    ledger: Ledger,
+    bus: Bus,
+    probe: Probe,
+    clock: Clock,
+) -> SourceCleanup | None:
+    """Return what cleans up that source for a pipeline or an object handler; None where it is kept.
+
+    ``own`` is what Penstock writes itself, ``shown_to`` that of `SourceCleanup`. Raises `UsageError` for a target that
+    is no place for it, looked at once more with the links that are there now.
+    """
+    if isinstance(cleanup, Keep):
+        return None
+    if isinstance(cleanup, Move):
+        for place in (source.address, *map(str, own)):
+            if overlap(cleanup.target, place):
+                raise UsageError(
+                    f"Processed objects cannot move to {cleanup.target}, which overlaps with {place}, where objects "
+                    "are read or tables written; name a target apart from it."
+                )
+    return SourceCleanup(
+        pipeline=pipeline,
+        action=cleanup.action,
+        after_seconds=cleanup.after_seconds,
+        exclusive=cleanup.takes_away,
+        cleaner=_cleaner(cleanup, source, probe),
+        ledger=ledger,
+        shown_to=shown_to,
+        bus=bus,
+        probe=probe,
+        clock=clock,
+    )
+
+
+def all_visible(_after: int, up_to: int) -> int:
+    """The ``shown_to`` of an object handler, whose work is visible as soon as it is recorded."""
+    return up_to
+
+
+def moved_to(cleanup: Cleanup) -> tuple[S3Address, ...]:
+    """Where in S3 processed objects go, and announce themselves once more."""
+    target = str(cleanup.target) if isinstance(cleanup, Move) else ""
+    return (s3_address(target),) if is_s3(target) else ()
+
+
+def _cleaner(cleanup: Tag | Move | Delete, source: Source, probe: Probe) -> Cleaner:
+    if source.is_local:
+        from penstock.objects.cleanup_local import FileDeleter, FileMover
+
+        if isinstance(cleanup, Move):
+            return FileMover(source.address, str(real(cleanup.target)), probe=probe)
+        return FileDeleter(source.address, probe=probe)
+    from penstock.objects.cleanup_s3 import S3Deleter, S3Mover, S3Tagger
+
+    address, aws = s3_address(source.address), source.aws
+    if isinstance(cleanup, Tag):
+        return S3Tagger(address, cleanup.tags, aws, probe=probe)
+    if isinstance(cleanup, Move):
+        return S3Mover(address, s3_address(str(cleanup.target)), aws, probe=probe)
+    return S3Deleter(address, aws, probe=probe)
+
+
+class Caretaker(Rounds):
+    """Cleans up again and again."""
+
+    def __init__(self, work: SourceCleanup, *, stop: StopSignal, bus: Bus, clock: Clock, random: Random) -> None:
+        super().__init__(NAME, clock=clock, random=random, tell=bus.emit, stop=stop)
+        self._work = work
+
+    def once(self, *, objects_max: int | None = PASS_OBJECTS) -> Swept | None:
+        """One pass; a failure is told as an event, and is None."""
+        try:
+            swept = self._work.run(Pass(objects_max=objects_max, stopped=self._is_over))
+        except Exception as error:  # store, ledger or table away, or no right to it: another pass tries again
+            self._failed(error)
+            return None
+        self._succeeded()
+        return swept
+
+    def _round(self) -> float:
+        swept = self.once()
+        return MORE_SECONDS if swept is not None and swept.more else REST_SECONDS

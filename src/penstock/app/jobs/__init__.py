@@ -1,0 +1,1 @@
+"""Background jobs that a worker runs beside its queues, each in a thread of its own."""

@@ -1,0 +1,190 @@
+"""A worker's regular reconcile, in threads of its own: heartbeats, fetching and stopping never wait for it.
+
+When a pipeline is due, its record in the ledger says; who does it, a claim there. So one worker of all is at it at a
+time, and when that one dies another takes it over. A reconcile that fails is told of and tried again; one that fails
+when the worker was asked to stop was broken off.
+
+Whether the messages that a reconcile sent have left their queue: what they announced was attended to then.
+"""
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+from ulid import ULID
+
+from penstock.app.reconcile_target import Target
+from penstock.errors import PenstockError
+from penstock.events import Listener, UpkeepFailed
+from penstock.ledger.records import WorkBegun, WorkEnding
+from penstock.messaging.backoff import Random
+from penstock.messaging.broker import Broker
+from penstock.messaging.clock import Clock
+from penstock.worker.shutdown import StopSignal
+
+
+def has_settled(broker: Broker, queue: str, *, seconds: float) -> bool:
+    """Return True if no message is left in the queue that was there ``seconds`` ago. In doubt, False."""
+    stats = broker.stats(queue)
+    if not stats.messages:
+        return True
+    return stats.oldest_message_age_seconds is not None and stats.oldest_message_age_seconds < seconds
+
+
+HANDLER = "penstock-reconcile"  # whose keys in the ledger are the claims
+LOOK_SECONDS_MAX = 60.0  # between two looks whether something is due
+LOOKS_A_PERIOD = 4
+RETRY_SECONDS = 300.0  # after a failure; less where it is due more often
+PATIENCE_PERIODS = 4  # for messages of the last one that are still in the queue
+END_SECONDS = 2.0  # for Spark's jobs to be cancelled
+
+Work = Callable[[Target, StopSignal], object]  # reconciles one target until it is done, or until the stop
+
+
+class ReconcileDuty:
+    """Begins with `start` and ends with `end`, or soon after the worker is asked to stop."""
+
+    def __init__(
+        self,
+        targets: Sequence[Target],
+        work: Work,
+        *,
+        worker: str,
+        every_seconds: float,
+        lease_seconds: float,
+        stop: StopSignal,
+        clock: Clock,
+        random: Random,
+        tell: Listener,
+    ) -> None:
+        self._targets = targets
+        self._work = work
+        self._worker = worker
+        self._every_seconds = every_seconds
+        self._lease_seconds = lease_seconds
+        self._stop = stop
+        self._clock = clock
+        self._random = random
+        self._tell = tell
+        self._ended = StopSignal()  # ours: the worker may end without having been asked to
+        self._not_before: dict[str, float] = {}  # monotonic, by pipeline, after a failure; written by our thread
+        self._leftover: dict[str, threading.Thread] = {}  # by pipeline: told to stop, not ended yet; our thread's
+        self._thread = threading.Thread(target=self._run, name="penstock-reconcile", daemon=True)
+
+    def start(self) -> None:
+        """Begin to look."""
+        self._thread.start()
+
+    def end(self) -> None:
+        """Look no more; what is under way is cancelled."""
+        self._ended.request()
+        self._thread.join(END_SECONDS + 1.0)
+
+    @property
+    def _is_over(self) -> bool:
+        return self._ended.requested or self._stop.requested
+
+    def _run(self) -> None:
+        look_seconds = min(self._every_seconds / LOOKS_A_PERIOD, LOOK_SECONDS_MAX)
+        self._pause(look_seconds * self._random())
+        while not self._is_over:
+            for target in self._targets:
+                if not self._is_over:
+                    self._attend(target)
+            self._pause(look_seconds * (0.5 + self._random()))
+
+    def _pause(self, seconds: float) -> None:
+        end_at = self._clock.monotonic() + seconds
+        asked = threading.Event()
+        with self._woken(asked):
+            while not self._is_over and (left := end_at - self._clock.monotonic()) > 0:
+                self._clock.wait(asked, left)
+                asked.clear()
+
+    def _attend(self, target: Target) -> None:
+        try:
+            rested = self._clock.monotonic() >= self._not_before.get(target.pipeline, 0.0)
+            if rested and not self._still_works(target) and self._is_due(target):
+                self._claimed(target)
+        except Exception as error:  # whatever it is: the others' turn comes, and this one's again
+            if self._is_over:  # Spark's JVM and the ledger end too, perhaps before us: no failure
+                return
+            self._not_before[target.pipeline] = self._clock.monotonic() + min(RETRY_SECONDS, self._every_seconds)
+            words = str(error) if isinstance(error, PenstockError) else f"{type(error).__name__}: {error}"
+            self._tell(UpkeepFailed(handler=f"reconcile {target.pipeline}", error=words))
+
+    def _still_works(self, target: Target) -> bool:
+        """Return True if a reconcile that was told to stop has not ended: a second one must not run beside it."""
+        thread = self._leftover.get(target.pipeline)
+        if thread is not None and not thread.is_alive():
+            del self._leftover[target.pipeline]
+        return target.pipeline in self._leftover
+
+    def _is_due(self, target: Target) -> bool:
+        """By the ledger's clock. Not while what the last one sent still waits: it would all be sent once more."""
+        seconds = target.ledger.seconds_since_reconciliation(target.pipeline)
+        if seconds is None:
+            return True
+        if seconds < self._every_seconds:
+            return False
+        last = target.ledger.reconciliation(target.pipeline)
+        if last is None or not last.sent or seconds >= PATIENCE_PERIODS * self._every_seconds:
+            return True
+        return has_settled(target.broker, target.queue, seconds=seconds)
+
+    def _claimed(self, target: Target) -> None:
+        ledger, attempt_id = target.ledger, str(ULID())
+        standing = ledger.begin_work(
+            HANDLER, target.pipeline, attempt_id=attempt_id, worker=self._worker, lease_seconds=self._lease_seconds
+        )
+        if not isinstance(standing, WorkBegun):
+            return
+        ending: WorkEnding = "failed"
+        reason = "the reconcile failed"
+        try:
+            if self._is_due(target):  # another worker may have ended one just now
+                self._worked(target, attempt_id)
+            ending, reason = "given_back", "the reconcile ended"
+        finally:
+            if not self._still_works(target):  # else the claim ends with its lease, so that no other worker begins now
+                ledger.end_work(attempt_id, outcome=ending, reason=reason)
+
+    def _worked(self, target: Target, attempt_id: str) -> None:
+        """Run the work in a thread of its own while this one extends the claim; raise what either of them raised.
+
+        The work never outlives its claim: it is told to stop and waited for, however this method is left.
+        """
+        stop, news, failures = StopSignal(), threading.Event(), list[BaseException]()
+
+        def work() -> None:
+            try:
+                self._work(target, stop)
+            except BaseException as error:
+                failures.append(error)
+            finally:
+                news.set()
+
+        thread = threading.Thread(target=work, name="penstock-reconcile-work", daemon=True)
+        thread.start()
+        try:
+            with self._woken(news):
+                while thread.is_alive() and not self._is_over:
+                    self._clock.wait(news, self._lease_seconds / 3)
+                    news.clear()
+                    extend = target.ledger.extend_work
+                    if thread.is_alive() and not extend(attempt_id, lease_seconds=self._lease_seconds):
+                        break  # another worker has it
+                    thread.join(0.05)
+        finally:
+            if thread.is_alive():
+                stop.request()
+                thread.join(END_SECONDS)
+                if thread.is_alive():
+                    self._leftover[target.pipeline] = thread
+        for failure in failures:
+            raise failure
+
+    @contextmanager
+    def _woken(self, event: threading.Event) -> Iterator[None]:
+        with self._stop.watched_by(event), self._ended.watched_by(event):
+            yield

@@ -1,0 +1,126 @@
+"""What `App.outbox` answers: `App.send`, into the user's transaction; plain and async."""
+
+import secrets
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+from penstock.handlers.durations import Duration
+from penstock.messaging.message import NO_ATTRIBUTES, Outgoing
+from penstock.messaging.schema import Queue
+from penstock.transactions.outbox import ID_BYTES, Row, row_of, write, write_async
+
+if TYPE_CHECKING:
+    from penstock.transactions.sessions import AsyncSessions, SyncSession
+
+
+class Make(Protocol):
+    """`App.outgoing`."""
+
+    def __call__(
+        self,
+        queue: Queue[Any] | str,
+        body: Any,
+        *,
+        delay: Duration | None = None,
+        group: str | None = None,
+        deduplication_id: str | None = None,
+        attributes: Mapping[str, str | bytes] = NO_ATTRIBUTES,
+    ) -> Outgoing: ...
+
+
+class Outbox:
+    """The outbox as one session, or connection, writes it."""
+
+    def __init__(self, session: "SyncSession", make: Make) -> None:
+        self._session = session
+        self._make = make
+
+    def send(
+        self,
+        queue: Queue[Any] | str,
+        body: Any,
+        *,
+        delay: Duration | None = None,
+        group: str | None = None,
+        deduplication_id: str | None = None,
+        attributes: Mapping[str, str | bytes] = NO_ATTRIBUTES,
+    ) -> str:
+        """Write one message into the session's transaction; answers its outbox id.
+
+        The parameters are those of `App.send`. The row is inserted at once and committed with the transaction, or
+        never. ``delay`` counts from here. Raises `UsageError` for a body that does not fit the queue's model or that no
+        broker takes, `ConfigurationError` where the database has no outbox.
+        """
+        outgoing = self._make(
+            queue, body, delay=delay, group=group, deduplication_id=deduplication_id, attributes=attributes
+        )
+        row = _row(queue, outgoing)
+        write(self._session, [row])
+        return _id(row)
+
+    def send_many(
+        self,
+        queue: Queue[Any] | str,
+        bodies: Iterable[Any],
+        *,
+        delay: Duration | None = None,
+        group: str | None = None,
+        attributes: Mapping[str, str | bytes] = NO_ATTRIBUTES,
+    ) -> list[str]:
+        """As `send`, for many messages in one statement; all of them or, where one does not fit, none."""
+        rows = _rows(self._make, queue, bodies, delay=delay, group=group, attributes=attributes)
+        write(self._session, rows)
+        return [_id(row) for row in rows]
+
+
+class AsyncOutbox:
+    """As `Outbox`, for async sessions and connections."""
+
+    def __init__(self, session: "AsyncSessions", make: Make) -> None:
+        self._session = session
+        self._make = make
+
+    async def send(
+        self,
+        queue: Queue[Any] | str,
+        body: Any,
+        *,
+        delay: Duration | None = None,
+        group: str | None = None,
+        deduplication_id: str | None = None,
+        attributes: Mapping[str, str | bytes] = NO_ATTRIBUTES,
+    ) -> str:
+        """As `Outbox.send`."""
+        outgoing = self._make(
+            queue, body, delay=delay, group=group, deduplication_id=deduplication_id, attributes=attributes
+        )
+        row = _row(queue, outgoing)
+        await write_async(self._session, [row])
+        return _id(row)
+
+    async def send_many(
+        self,
+        queue: Queue[Any] | str,
+        bodies: Iterable[Any],
+        *,
+        delay: Duration | None = None,
+        group: str | None = None,
+        attributes: Mapping[str, str | bytes] = NO_ATTRIBUTES,
+    ) -> list[str]:
+        """As `Outbox.send_many`."""
+        rows = _rows(self._make, queue, bodies, delay=delay, group=group, attributes=attributes)
+        await write_async(self._session, rows)
+        return [_id(row) for row in rows]
+
+
+def _rows(make: Make, queue: Queue[Any] | str, bodies: Iterable[Any], **options: Any) -> Sequence[Row]:
+    return [_row(queue, make(queue, body, **options)) for body in bodies]
+
+
+def _row(queue: Queue[Any] | str, outgoing: Outgoing) -> Row:
+    return row_of(queue if isinstance(queue, str) else queue.name, outgoing, secrets.token_bytes(ID_BYTES))
+
+
+def _id(row: Row) -> str:
+    outbox_id: bytes = row["outbox_id"]
+    return outbox_id.hex()

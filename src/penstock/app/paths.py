@@ -1,0 +1,145 @@
+"""Where the parts of a table and of its state lie."""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from os import PathLike, fsdecode
+from pathlib import Path
+from urllib.parse import unquote_to_bytes
+
+from platformdirs import user_state_path
+
+from penstock.config import Settings
+from penstock.errors import UsageError
+from penstock.storage.address import LOCAL, S3Address, check_address, check_folder, is_s3, s3_address
+from penstock.storage.aws import Aws, require_aws
+from penstock.storage.files import Files
+from penstock.storage.local import LocalFiles
+
+LEDGER_FILE = "ledger.db"
+LEVELS_BELOW = 3  # how deep tables are looked for below the current folder
+QUARANTINE_SUFFIX = "_quarantine"
+STATE_FOLDER = "_penstock"  # readers of the table do not look into folders whose names begin so
+WORK_FOLDER = "work"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Places:
+    """A table in a folder or in S3, its quarantine beside it, and a folder of this host. Paths are real paths."""
+
+    table: Files
+    quarantine: Files
+    state: Path
+    aws: Aws = field(default_factory=Aws)
+    name: str | None = None  # of a declared pipeline
+
+    @property
+    def pipeline(self) -> str:
+        """The pipeline's id: the name it was declared with, else the table's canonical address."""
+        return self.name or self.table.uri
+
+    @property
+    def work(self) -> Files:
+        """Plans and reports of runs; under the table, since executors have to reach it."""
+        return self.table.below(f"{STATE_FOLDER}/{WORK_FOLDER}")
+
+    @property
+    def own(self) -> tuple[Files, ...]:
+        """What Penstock writes itself."""
+        return self.table, self.quarantine, LocalFiles(self.state)
+
+    def queue(self, source: object) -> str:
+        """The queue of one source of this table: another source's worker would not be allowed to read its files."""
+        digest = hashlib.sha256(f"{self.pipeline}\n{source}".encode(errors="surrogateescape")).hexdigest()[:8]
+        return f"ingest-{digest}"
+
+
+def real(path: str | PathLike[str]) -> Path:
+    """The real path behind a user's path or file address. Raises `UsageError` where that leads nowhere."""
+    text = str(path)
+    if text.startswith(LOCAL):
+        text = fsdecode(unquote_to_bytes(text.removeprefix(LOCAL)))
+    try:
+        return Path(text).expanduser().resolve()
+    except (OSError, RuntimeError, ValueError) as error:  # no such user, a circle of links, a name with a NUL
+        raise UsageError(f"The path {path} leads nowhere: {error}.") from error
+
+
+def places(table: str | PathLike[str], state: str | PathLike[str] | None = None, *, aws: Aws | None = None) -> Places:
+    """The places of a table. Raises `UsageError` for an address that is neither a folder nor in S3."""
+    address = check_address("table", table)
+    if state is not None:
+        check_folder("state", state)
+    if is_s3(address):
+        return _places_in_s3(s3_address(address), state, aws or Aws())
+    root = real(table)
+    if not root.name:
+        raise UsageError(f"The table cannot be {root} itself; give a folder in it.")
+    if root.exists() and not root.is_dir():
+        raise UsageError(f"The table {root} is a file; give the folder that is to hold the table.")
+    files = LocalFiles(root)
+    return Places(
+        table=files,
+        quarantine=files.beside(f"{root.name}{QUARANTINE_SUFFIX}"),
+        state=real(state) if state is not None else root / STATE_FOLDER,
+        aws=aws or Aws(),
+    )
+
+
+def _places_in_s3(address: S3Address, state: str | PathLike[str] | None, aws: Aws) -> Places:
+    """Its state is in a folder of this user's, named after the table, unless another one is named."""
+    if not address.prefix:
+        raise UsageError(f"The table cannot be the whole bucket {address}; give a prefix in it.")
+    require_aws()
+    from penstock.storage.s3_files import S3Files
+
+    files = S3Files(address, aws)
+    digest = hashlib.sha256(files.uri.encode()).hexdigest()[:8]
+    return Places(
+        table=files,
+        quarantine=files.beside(f"{files.name}{QUARANTINE_SUFFIX}"),
+        state=real(state) if state is not None else user_state_path("penstock") / f"{files.name}-{digest}",
+        aws=aws,
+    )
+
+
+def declared_places(name: str, table: str | PathLike[str], settings: Settings) -> Places:
+    """The places of a pipeline that an app declares: the app's state, and a table under the pipeline's name."""
+    return replace(places(table, settings.state, aws=settings.aws), name=name)
+
+
+def find_table(table: str | None, state: str | None, *, here: Path, aws: Aws | None = None) -> Places:
+    """The table that an operator's verb means: the one named, else the one here, else the only one below here."""
+    if table is not None:
+        found = places(table, state, aws=aws)
+    else:
+        below = tables_here(here, elsewhere=state is not None)
+        if len(below) != 1:
+            names = ", ".join(str(path.relative_to(here)) for path in below) or "none"
+            raise UsageError(f"Which table? Give --table; tables with a state found below {here}: {names}.")
+        found = places(below[0], state)
+    if (found.state / LEDGER_FILE).is_file():
+        return found
+    if state is None and found.table.is_local and _lies_elsewhere(Path(str(found.table)) / STATE_FOLDER):
+        raise UsageError(
+            f"The table {found.table} has its state elsewhere: for a pipeline of an app give --pipeline NAME in the "
+            "app's folder instead of --table; else name the state with --state."
+        )
+    raise UsageError(
+        f"There is no Penstock state in {found.state}; `penstock ingest` makes one, --state names another."
+    )
+
+
+def tables_here(here: Path, *, elsewhere: bool = False) -> Sequence[Path]:
+    """The table in this folder, else all that are some levels below; those whose state lies ``elsewhere`` if asked."""
+    patterns = ["", *("/".join(["*"] * depth) + "/" for depth in range(1, LEVELS_BELOW + 1))]
+    found = [
+        sorted(path.parent for path in here.glob(f"{pattern}{STATE_FOLDER}") if elsewhere or not _lies_elsewhere(path))
+        for pattern in patterns
+    ]
+    return found[0] or sorted(path for paths in found for path in paths)
+
+
+def _lies_elsewhere(folder: Path) -> bool:
+    """A pipeline of an app, or an ingest with --state, has only its runs' plans below the table."""
+    return (folder / WORK_FOLDER).is_dir() and not (folder / LEDGER_FILE).is_file()

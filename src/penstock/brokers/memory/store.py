@@ -1,0 +1,372 @@
+"""The queues in memory that all views of one broker share, and what is done to them. The caller holds the lock.
+
+One queue in memory: what is ready, leased or delayed, and whose turn it is.
+"""
+
+import heapq
+import secrets
+import threading
+from collections import deque
+from collections.abc import Iterator, Sequence, Set
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+from penstock.brokers import shared
+from penstock.brokers.shared import Arrivals
+from penstock.messaging.broker import QueueSettings, QueueStats, names_dead_letters
+from penstock.messaging.clock import Clock
+from penstock.messaging.death import TRIES_MAX, Death, buried, with_death
+from penstock.messaging.delivery import AttemptEnd, Delivery, PreviousAttempt
+from penstock.messaging.message import Attributes, Message, Outgoing
+from penstock.messaging.settlement import Ack, DeadLetter, Release, Settlement
+
+
+@dataclass(slots=True, kw_only=True)
+class Entry:
+    """A message with its state: ready, or leased, or (neither) delayed. Only the broker, under its lock, writes it."""
+
+    seq: int
+    body: bytes
+    attributes: Attributes
+    group: str | None
+    enqueued_at: float
+    visible_at: float
+    ready: bool = False
+    leased: bool = False
+    holder: str = ""  # the last one
+    receive_count: int = 0
+    refunds: int = 0
+    unsuccessful: int = 0  # hand-overs in this queue that ended without an ack
+    age_from: float  # of the oldest message's age: the enqueueing, or the last reset
+    leased_at: float = 0.0
+    tries: deque[PreviousAttempt] = field(default_factory=lambda: deque(maxlen=TRIES_MAX))  # the last that ended
+    first_failed_at: float | None = None
+    last_failed_at: float | None = None
+
+    @property
+    def attempts(self) -> int:
+        return self.receive_count - self.refunds
+
+    def begin(self, holder: str, at: float) -> None:
+        """It is handed over."""
+        self.ready, self.leased, self.holder, self.leased_at = False, True, holder, at
+        self.receive_count += 1
+
+    def end(self, end: AttemptEnd, at: float, reason: str | None = None) -> None:
+        """The hand-over ended, and the message is to be handed over again."""
+        self.leased = False
+        self.tries.append(
+            PreviousAttempt(started_at=self.leased_at, ended_at=at, worker=self.holder, end=end, reason=reason)
+        )
+        self.unsuccessful += 1
+        if self.unsuccessful % shared.RESET_EVERY == 0:
+            self.age_from = at
+        if end is AttemptEnd.GIVEN_BACK:
+            self.refunds += 1
+        else:
+            self.first_failed_at = at if self.first_failed_at is None else self.first_failed_at
+            self.last_failed_at = at
+
+    def bury(self, at: float) -> None:
+        """It begins anew in another queue."""
+        self.ready = self.leased = False
+        self.refunds, self.unsuccessful = self.receive_count, 0
+        self.first_failed_at = self.last_failed_at = None
+        self.tries.clear()
+        self.enqueued_at = self.visible_at = self.age_from = at
+
+
+@dataclass(slots=True, kw_only=True)
+class Line:
+    """A queue. ``ring`` holds the groups that have ready messages, the next one to be served first."""
+
+    settings: QueueSettings
+    entries: dict[int, Entry] = field(default_factory=dict)
+    ring: dict[str | None, list[int]] = field(default_factory=dict)  # heaps of seqs: oldest first within a group
+    waiting: list[tuple[float, int]] = field(default_factory=list)  # a heap; entries that changed since are skipped
+    ages: list[tuple[float, int]] = field(default_factory=list)  # a heap of (enqueued_at, seq); likewise
+    seen: dict[str, tuple[float, str]] = field(default_factory=dict)  # deduplication id -> (until, message id)
+    dropped: int = 0
+    paused: bool = False
+
+    def put(self, entry: Entry, *, ready: bool) -> None:
+        self.entries[entry.seq] = entry
+        heapq.heappush(self.ages, (entry.enqueued_at, entry.seq))
+        if ready:
+            self.make_ready(entry)
+        else:
+            self.make_wait(entry, entry.visible_at)
+
+    def make_ready(self, entry: Entry) -> None:
+        entry.ready, entry.leased = True, False
+        heapq.heappush(self.ring.setdefault(entry.group, []), entry.seq)
+
+    def make_wait(self, entry: Entry, until: float) -> None:
+        entry.visible_at = until
+        heapq.heappush(self.waiting, (until, entry.seq))
+
+    def take(self, count: int) -> list[Entry]:
+        """Remove the next ready messages: one of each group in turn; the groups served go to the ring's end."""
+        groups = list(self.ring)[:count]
+        taken: list[Entry] = []
+        hungry = groups
+        while hungry and len(taken) < count:
+            turn = hungry[: count - len(taken)]
+            taken += [self.entries[heapq.heappop(self.ring[group])] for group in turn]
+            hungry = [group for group in hungry if self.ring[group]]
+        for group in groups:
+            rest = self.ring.pop(group)
+            if rest:
+                self.ring[group] = rest
+        return taken
+
+    def pop_due(self, now: float) -> Iterator[Entry]:
+        """What waited long enough: delays and leases that are over, in that order in time."""
+        while self.waiting and self.waiting[0][0] <= now:
+            until, seq = heapq.heappop(self.waiting)
+            entry = self.entries.get(seq)
+            if entry is not None and not entry.ready and entry.visible_at == until:
+                yield entry
+
+    def pop_expired(self, now: float) -> list[Entry]:
+        """Take out what is past its retention, unless it is leased: somebody is at work on that."""
+        expired, kept = [], []
+        while self.ages and self.ages[0][0] <= now - self.settings.retention_seconds:
+            age = heapq.heappop(self.ages)
+            entry = self.entries.get(age[1])
+            if entry is None or entry.enqueued_at != age[0]:
+                continue
+            if entry.leased:
+                kept.append(age)
+            else:
+                expired.append(self.entries.pop(entry.seq))
+        for age in kept:
+            heapq.heappush(self.ages, age)
+        self._leave_ring({entry.group for entry in expired if entry.ready})
+        return sorted(expired, key=lambda entry: entry.seq)
+
+    def _leave_ring(self, groups: set[str | None]) -> None:
+        for group in groups:
+            rest = sorted(seq for seq in self.ring[group] if seq in self.entries)
+            if rest:
+                self.ring[group] = rest
+            else:
+                del self.ring[group]
+
+    def seen_before(self, deduplication_id: str, now: float) -> str | None:
+        """The id of the message that was sent under this deduplication id within the window."""
+        while self.seen and next(iter(self.seen.values()))[0] <= now:
+            del self.seen[next(iter(self.seen))]
+        found = self.seen.get(deduplication_id)
+        return None if found is None or found[0] <= now else found[1]
+
+    def next_change_at(self) -> float | None:
+        """When the earliest lease or delay ends."""
+        return self.waiting[0][0] if self.waiting else None
+
+    def discard(self, seqs: Set[int]) -> int:
+        """Take these out, in whatever state they are; answers how many were there."""
+        gone = [self.entries.pop(seq) for seq in seqs if seq in self.entries]
+        self._leave_ring({entry.group for entry in gone if entry.ready})
+        return len(gone)
+
+    def clear(self) -> int:
+        """Drop everything; deduplication ids stay."""
+        count = len(self.entries)
+        for held in (self.entries, self.ring, self.waiting, self.ages):
+            held.clear()
+        return count
+
+    def stats(self, now: float) -> QueueStats:
+        oldest_from = min((entry.age_from for entry in self.entries.values()), default=now)
+        enqueued_from = min((entry.enqueued_at for entry in self.entries.values()), default=None)
+        ready = [entry.enqueued_at for entry in self.entries.values() if entry.ready]
+        in_flight = sum(entry.leased for entry in self.entries.values())
+        return QueueStats(
+            visible=len(ready),
+            in_flight=in_flight,
+            delayed=len(self.entries) - len(ready) - in_flight,
+            oldest_visible_message_age_seconds=max(0.0, now - min(ready)) if ready else None,
+            oldest_message_age_seconds=max(0.0, now - oldest_from),
+            oldest_enqueued_age_seconds=None if enqueued_from is None else max(0.0, now - enqueued_from),
+        )
+
+
+class Store:
+    """Every field but the constants is written under the lock."""
+
+    def __init__(self, clock: Clock, queues: Sequence[QueueSettings], deduplication_window_seconds: float) -> None:
+        self.id = f"memory{secrets.token_hex(8)}"
+        self.clock = clock
+        self.lock = threading.Lock()
+        self.arrivals = Arrivals()
+        self.lines: dict[str, Line] = {settings.name: Line(settings=settings) for settings in queues}
+        self._deduplication_window_seconds = deduplication_window_seconds
+        self._seq = 0
+
+    def line(self, queue: str) -> Line:
+        """The queue, made on its first use."""
+        return self.lines.setdefault(queue, Line(settings=QueueSettings(name=queue)))
+
+    def settings(self, queue: str) -> QueueSettings:
+        """What the queue was told, or what it would be made with."""
+        line = self.lines.get(queue)
+        return QueueSettings(name=queue) if line is None else line.settings
+
+    def dead_letter_queue(self, queue: str) -> str:
+        """Where its dead letters go."""
+        return shared.dead_letter_queue(self.settings(queue), holds_dead=self._is_dead_letter_queue(queue))
+
+    def put(self, line: Line, message: Outgoing, now: float) -> str:
+        """Answers the message's id, or that of the earlier message which it repeats."""
+        if message.deduplication_id is not None:
+            earlier = line.seen_before(message.deduplication_id, now)
+            if earlier is not None:
+                return earlier
+        self._seq += 1
+        entry = Entry(
+            seq=self._seq,
+            body=bytes(message.body),
+            attributes=MappingProxyType(dict(message.attributes)),
+            group=message.group,
+            enqueued_at=now,
+            age_from=now,
+            visible_at=now + message.delay_seconds,
+        )
+        line.put(entry, ready=message.delay_seconds == 0)
+        id = shared.message_id(self.id, entry.seq)
+        if message.deduplication_id is not None:
+            line.seen[message.deduplication_id] = (now + self._deduplication_window_seconds, id)
+        return id
+
+    def take(self, queue: str, messages_max: int, lease_seconds: float, holder: str) -> Sequence[Delivery]:
+        """Lease the next ready messages."""
+        now = self.clock.now()
+        line = self.tended(queue, now)
+        if line is None or line.paused:
+            return ()
+        taken = line.take(max(0, min(messages_max, shared.CAPABILITIES.receive_max)))
+        for entry in taken:
+            entry.begin(holder, now)
+            line.make_wait(entry, now + lease_seconds)
+        return [self._delivery(queue, entry, now) for entry in taken]
+
+    def tended(self, queue: str, now: float) -> Line | None:
+        """The queue with leases, delays and retention looked after, as every look at it begins."""
+        line = self.lines.get(queue)
+        if line is None:
+            return None
+        for entry in line.pop_due(now):
+            if entry.leased:
+                entry.end(AttemptEnd.EXPIRED, entry.visible_at)
+            if line.settings.receives_max is not None and entry.attempts >= line.settings.receives_max:
+                del line.entries[entry.seq]
+                self._give_up(line, entry, shared.reason_exhausted(entry.attempts), now)
+            else:
+                line.make_ready(entry)
+        self._expire(queue, line, now)
+        return line
+
+    def held(self, delivery: Delivery, now: float) -> tuple[Line, Entry] | None:
+        """The fence: this very hand-over, its lease not over."""
+        hand_over = shared.hand_over_of(self.id, delivery.receipt)
+        line = self.lines.get(delivery.queue)
+        entry = line.entries.get(hand_over.seq) if line is not None and hand_over is not None else None
+        if line is None or hand_over is None or entry is None:
+            return None
+        holds = entry.leased and entry.receive_count == hand_over.number and entry.visible_at > now
+        return (line, entry) if holds else None
+
+    def apply(
+        self, line: Line, entry: Entry, delivery: Delivery, settlement: Settlement, *, holder: str, now: float
+    ) -> None:
+        """End a hand-over that is held."""
+        match settlement:
+            case Ack():
+                del line.entries[entry.seq]
+            case Release():
+                self._release(line, entry, settlement, now)
+            case DeadLetter() if self.dead_letter_queue(delivery.queue) == delivery.queue:
+                self._release(line, entry, shared.kept_back(settlement), now)
+            case DeadLetter():
+                death = shared.death_by_settlement(
+                    settlement,
+                    delivery,
+                    worker=holder,
+                    first_failed_at=entry.first_failed_at,
+                    now=now,
+                    tries=tuple(map(shared.tried, entry.tries)),
+                )
+                del line.entries[entry.seq]
+                self._bury(line, entry, buried(entry.attributes, settlement, death), now)
+
+    def release_holder(self, holder: str, now: float) -> int:
+        """End the leases of a dead worker: now, or when they ended by themselves."""
+        held = [(line, entry) for line in self.lines.values() for entry in line.entries.values()]
+        held = [(line, entry) for line, entry in held if entry.leased and entry.holder == holder]
+        for line, entry in held:
+            ended_at = min(entry.visible_at, now)
+            entry.end(AttemptEnd.EXPIRED, ended_at)
+            line.make_wait(entry, ended_at)
+        return len(held)
+
+    def message(self, entry: Entry) -> Message:
+        return Message(
+            id=shared.message_id(self.id, entry.seq),
+            body=entry.body,
+            enqueued_at=entry.enqueued_at,
+            attributes=entry.attributes,
+            group=entry.group,
+        )
+
+    def _expire(self, queue: str, line: Line, now: float) -> None:
+        expired = line.pop_expired(now)
+        if self._is_dead_letter_queue(queue):
+            line.dropped += len(expired)
+            return
+        reason = shared.reason_expired(line.settings.retention_seconds)
+        for entry in expired:
+            self._give_up(line, entry, reason, now)
+
+    def _release(self, line: Line, entry: Entry, release: Release, now: float) -> None:
+        end = AttemptEnd.GIVEN_BACK if release.refund else AttemptEnd.FAILED
+        entry.end(end, now, shared.kept_reason(release.reason))
+        line.make_wait(entry, now + release.delay_seconds)
+
+    def _give_up(self, line: Line, entry: Entry, reason: str, now: float) -> None:
+        """Bury what dies by the broker's own hand."""
+        death = self._death(line.settings.name, entry, reason, now)
+        self._bury(line, entry, with_death(entry.attributes, death), now)
+
+    def _bury(self, line: Line, entry: Entry, attributes: Attributes, now: float) -> None:
+        """Into the dead-letter queue: a new age, new attempts, the same id, body, group and attributes."""
+        entry.attributes = attributes
+        entry.bury(now)
+        self.line(self.dead_letter_queue(line.settings.name)).put(entry, ready=False)
+
+    def _is_dead_letter_queue(self, queue: str) -> bool:
+        others = self.lines.values()
+        return names_dead_letters(queue) or any(line.settings.dead_letter_queue == queue for line in others)
+
+    def _death(self, queue: str, entry: Entry, reason: str, now: float) -> Death:
+        return Death(
+            reason=reason,
+            attempts=entry.attempts,
+            first_failed_at=entry.first_failed_at,
+            last_failed_at=now if entry.last_failed_at is None else entry.last_failed_at,
+            worker=entry.holder,
+            queue=queue,
+            message_id=shared.message_id(self.id, entry.seq),
+            enqueued_at=entry.enqueued_at,
+            tries=tuple(map(shared.tried, entry.tries)),
+        )
+
+    def _delivery(self, queue: str, entry: Entry, now: float) -> Delivery:
+        return Delivery(
+            message=self.message(entry),
+            queue=queue,
+            receipt=shared.receipt(self.id, shared.HandOver(seq=entry.seq, number=entry.receive_count)),
+            attempt=entry.attempts,
+            received_at=now,
+            previous=entry.tries[-1] if entry.tries else None,
+        )

@@ -1,0 +1,91 @@
+"""Hearing of arrivals: a thread that waits for the token that senders leave."""
+
+import threading
+from collections.abc import Callable, Mapping, Set
+from typing import Any
+
+from penstock.brokers.redis.server import Server
+from penstock.errors import PenstockError
+from penstock.messaging.backoff import Random, backoff_seconds
+from penstock.messaging.clock import Clock
+
+WAIT_SECONDS = 1.0  # of one look: none is ever broken off (redis-py's connections do not stand that), so it is short
+BACKOFF_BASE_SECONDS, BACKOFF_CAP_SECONDS = 0.2, 5.0
+
+
+class Ear:
+    """`penstock.messaging.broker.Listening`. There is one token at most, so an arrival wakes one worker, not all.
+
+    A token that comes when nobody wants it any more is put back for another worker.
+    """
+
+    def __init__(
+        self, server: Server, wakes: Mapping[str, str], tell: Callable[[], None], *, clock: Clock, random: Random
+    ) -> None:
+        """``wakes`` are the lists of tokens, by queue."""
+        self._server = server
+        self._known = frozenset(wakes)
+        self._queues = {key.encode(): queue for queue, key in wakes.items()}
+        self._tell = tell
+        self._clock = clock
+        self._random = random
+        self._wanted: Set[str] = frozenset()  # of which queues; by the worker's thread, as is the next
+        self._listens = threading.Event()  # unset by the thread below as well, when it has told
+        self._closed = threading.Event()
+        self._client = server.blocking()
+        self._thread = threading.Thread(target=self._run, name="penstock-listening", daemon=True)
+        self._thread.start()
+
+    def want(self, queues: Set[str]) -> None:
+        self._wanted = self._known & queues
+        if not self._wanted:
+            self._listens.clear()
+        elif not self._listens.is_set():
+            self._listens.set()
+
+    def close(self) -> None:
+        """Returns at once; the thread ends after its last look, and puts back what that brings."""
+        self._closed.set()
+        self._listens.set()
+
+    def _run(self) -> None:
+        failures = 0
+        while not self._closed.is_set():
+            self._listens.wait()
+            try:
+                if not self._closed.is_set():
+                    self._listen()
+                failures = 0
+            except PenstockError:  # away: the worker meets that itself, when it asks
+                failures += 1
+                self._client.connection_pool.disconnect()  # perhaps of a replica: the address may lead elsewhere now
+                self._clock.wait(self._closed, self._pause_seconds(failures))
+        self._client.close()
+
+    def _listen(self) -> None:
+        with self._server.translated():
+            keys = [key for key, queue in self._queues.items() if queue in self._wanted]
+            token: Any = self._client.blpop(keys, timeout=WAIT_SECONDS) if keys else None
+            if token is None:
+                return
+            key, value = token
+            if self._listens.is_set() and self._queues[key] in self._wanted and not self._closed.is_set():
+                self._listens.clear()
+                self._tell()
+            else:
+                self._client.rpush(key, value)
+
+    def _pause_seconds(self, failures: int) -> float:
+        return backoff_seconds(
+            attempt=failures, base_seconds=BACKOFF_BASE_SECONDS, cap_seconds=BACKOFF_CAP_SECONDS, random=self._random
+        )
+
+
+class Deaf:
+    """Where nothing is heard: a worker asks now and then."""
+
+    def want(self, queues: Set[str]) -> None:
+        pass
+
+    def close(self) -> None:
+        pass

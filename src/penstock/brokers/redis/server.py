@@ -1,0 +1,294 @@
+"""Speaking to the server: connections, scripts, and what its errors mean.
+
+Nothing is ever tried again in here: redis-py's own retries would send an XADD twice and read twice (measured). What
+fails raises, and whoever asked asks again when it makes sense.
+
+The Lua scripts beside this file: each is what its name says, with `common.lua` before it.
+"""
+
+import hashlib
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache, partial
+from importlib.resources import files
+from typing import Any, TypeVar
+
+import redis
+from redis.backoff import NoBackoff
+from redis.cluster import RedisCluster
+from redis.exceptions import (
+    AuthenticationError,
+    AuthorizationError,
+    BusyLoadingError,
+    NoPermissionError,
+    NoScriptError,
+    ReadOnlyError,
+    RedisClusterException,
+    RedisError,
+    ResponseError,
+)
+from redis.retry import Retry
+
+from penstock.errors import ConfigurationError, PenstockError, TemporaryError, UnknownOutcome
+from penstock.messaging.addresses import masked
+from penstock.messaging.forks import OwnSockets
+
+NAMES = ("send", "take", "settle", "extend", "sweep", "doubts", "peek", "stats", "browse", "discard", "purge", "tidy")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Script:
+    """A script as the server gets it, and the name it then knows it by."""
+
+    name: str
+    text: str
+    sha: str
+
+
+@cache
+def scripts() -> Mapping[str, Script]:
+    """Every script, by name."""
+    folder = files(__package__).joinpath("lua")
+    common = folder.joinpath("common.lua").read_text(encoding="utf-8")
+    texts = {name: f"{common}\n{folder.joinpath(f'{name}.lua').read_text(encoding='utf-8')}" for name in NAMES}
+    return {
+        name: Script(name=name, text=text, sha=hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
+        for name, text in texts.items()
+    }
+
+
+VERSION_MIN = (6, 2)
+CONNECT_SECONDS = 5.0
+ANSWER_SECONDS = 10.0  # after which a server that does not answer is away; blocking waits end sooner
+CONNECTIONS_MAX = 64
+_SLIPS = {  # what servers say of addresses that lead to them and do not fit, and what to do about it
+    "DB index is out of range": "it has fewer databases than that number; give a smaller one, or a prefix instead",
+    "Cluster mode is not enabled": "it is no cluster; write redis:// instead of redis+cluster://",
+}
+_CLUSTER = "+cluster"
+
+Command = tuple[Any, ...]
+Answer = TypeVar("Answer")
+
+
+def script(name: str, keys: Sequence[str], *arguments: Any) -> Command:
+    """The command that runs a script."""
+    return ("EVALSHA", scripts()[name].sha, len(keys), *keys, *arguments)
+
+
+class Server:
+    """One server or cluster. Thread-safe: each call takes a connection of its own out of a pool."""
+
+    def __init__(self, url: str) -> None:
+        self.shown_url = masked(url)
+        self._own = OwnSockets("this view of the Redis broker")
+        self._ready = False  # written under the lock: scripts are there, and the version is right
+        self._known = False  # written under the lock, never unset: it once let us in
+        self._closed = False  # written by the thread that closes
+        self._lock = threading.Lock()
+        self._url = url
+        self.is_cluster = url.partition("://")[0].endswith(_CLUSTER)
+        # A cluster's client asks it for its slots when it is made, so it is made when first needed, under the lock.
+        self._client: Any = None if self.is_cluster else self._made()
+
+    def run(self, *commands: Command) -> list[Any]:
+        """Each command's answer, or the error that it alone met; in one round trip but for clusters.
+
+        Raises `TemporaryError` or `ConfigurationError` where the server could not be spoken to at all; a cluster's
+        nodes fail apart, each command with its own.
+        """
+        with self.translated():
+            self._make_ready()
+            answers = self._sent(commands)
+            missing = [at for at, answer in enumerate(answers) if isinstance(answer, NoScriptError)]
+            if missing:  # it was restarted, or told to forget: nothing of these was done
+                self._load()
+                for at, answer in zip(missing, self._sent([commands[at] for at in missing]), strict=True):
+                    answers[at] = answer
+        return [self._meant(answer) if isinstance(answer, Exception) else answer for answer in answers]
+
+    def ask(self, *command: Any) -> Any:
+        """The answer to one command. Raises what `run` raises, and the command's own error."""
+        (answer,) = self.run(command)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def atomically(self, *commands: Command) -> list[Any]:
+        """All of these scripts or none, one after the other with nothing between; in a cluster, one by one.
+
+        Raises `UnknownOutcome` where the connection broke before the answer came.
+        """
+        with self.translated():
+            self._make_ready()
+            try:
+                return self._transaction(commands)
+            except (redis.ConnectionError, redis.TimeoutError) as error:
+                if _was_never_sent(error):
+                    raise
+                raise UnknownOutcome(
+                    f"the broker at {self.shown_url}: {error}; whether it took the messages is not known"
+                ) from error
+            except ResponseError as error:
+                self._look_for_failover([error])
+                raise
+
+    def blocking(self) -> redis.Redis:
+        """A client of one connection for waiting in; who takes it closes it."""
+        pool = self._client.connection_pool
+        return redis.Redis(
+            connection_pool=redis.ConnectionPool(
+                connection_class=pool.connection_class, max_connections=1, **pool.connection_kwargs
+            )
+        )
+
+    def close(self) -> None:
+        """Close what nobody uses at this moment; calls that are under way end by themselves."""
+        self._closed = True
+        if not self.is_cluster:
+            self._client.connection_pool.disconnect(inuse_connections=False)
+        elif self._client is not None:
+            self._client.close()
+
+    @contextmanager
+    def translated(self) -> Iterator[None]:
+        """Turn the library's errors into ours."""
+        self._own.check()
+        if self._closed:
+            raise TemporaryError("this view of the Redis broker was closed: open another one")
+        try:
+            yield
+        except PenstockError:
+            raise
+        except (RedisError, RedisClusterException, OSError) as error:
+            raise self._meant(error) from error
+
+    def _made(self) -> Any:
+        scheme, _, rest = self._url.partition("://")
+        options: Mapping[str, Any] = {
+            "retry": Retry(NoBackoff(), 0),
+            "socket_connect_timeout": CONNECT_SECONDS,
+            "socket_timeout": ANSWER_SECONDS,
+            "protocol": 2,
+        }
+        try:
+            if self.is_cluster:
+                return RedisCluster.from_url(f"{scheme.removesuffix(_CLUSTER)}://{rest}", **options)
+            client = redis.Redis.from_url(self._url, max_connections=CONNECTIONS_MAX, **options)
+            client.connection_pool.make_connection()  # which refuses what it does not know, and connects to nothing
+        except (ValueError, TypeError) as error:
+            raise ConfigurationError(
+                f"The broker's address {self.shown_url} cannot be read: {error}; write redis://HOST:PORT/DB."
+            ) from None
+        return client
+
+    def _make_ready(self) -> None:
+        if self._ready:
+            return
+        with self._lock:
+            if not self._ready:
+                self._client = self._client or self._made()
+                self._check_version()
+                self._load()
+                self._ready = self._known = True
+
+    def _check_version(self) -> None:
+        try:
+            info = self._client.info("server")
+        except NoPermissionError:  # then the scripts will say what is missing
+            return
+        version = str(info.get("redis_version") or next(iter(info.values()))["redis_version"])
+        if tuple(int(part) for part in version.split(".")[:2]) < VERSION_MIN:
+            raise ConfigurationError(
+                f"The broker at {self.shown_url} is Redis {version}; it has to be at least "
+                f"{'.'.join(map(str, VERSION_MIN))}: upgrade it."
+            )
+
+    def _load(self) -> None:
+        for each in scripts().values():
+            self._client.script_load(each.text)
+
+    def _sent(self, commands: Sequence[Command]) -> list[Any]:
+        if self.is_cluster:
+            return [self._apart(command) for command in commands]
+        if len(commands) == 1:
+            return [self._alone(commands[0])]
+        pipeline = self._client.pipeline(transaction=False)
+        for command in commands:
+            pipeline.execute_command(*command)
+        answers: list[Any] = pipeline.execute(raise_on_error=False)
+        self._look_for_failover(answers)
+        return answers
+
+    def _apart(self, command: Command) -> Any:
+        """To a cluster, whose nodes fail apart: any error is a value."""
+        try:
+            return self._alone(command)
+        except (RedisError, RedisClusterException, OSError) as error:
+            return error
+
+    def _alone(self, command: Command) -> Any:
+        try:
+            return self._client.execute_command(*command)
+        except ResponseError as error:
+            self._look_for_failover([error])
+            return error
+
+    def _transaction(self, commands: Sequence[Command]) -> list[Any]:
+        if len(commands) == 1 or self.is_cluster:
+            return [self._knowing_scripts(partial(self._client.execute_command, *command)) for command in commands]
+        return self._knowing_scripts(partial(self._in_one, commands))
+
+    def _in_one(self, commands: Sequence[Command]) -> list[Any]:
+        pipeline = self._client.pipeline(transaction=True)
+        for command in commands:
+            pipeline.execute_command(*command)
+        answers: list[Any] = pipeline.execute()
+        return answers
+
+    def _knowing_scripts(self, call: Callable[[], Answer]) -> Answer:
+        """A server that does not know a script has done nothing: it is told, and asked again."""
+        try:
+            return call()
+        except NoScriptError:
+            self._load()
+            return call()
+
+    def _look_for_failover(self, answers: Sequence[Any]) -> None:
+        """A server that became a replica keeps its connections: leave them, the address may lead elsewhere now."""
+        if not self.is_cluster and any(map(_is_replica, answers)):
+            self._client.connection_pool.disconnect(inuse_connections=False)
+
+    def _meant(self, error: Exception) -> Exception:
+        """What an error of the library means to those above."""
+        if isinstance(error, PenstockError):
+            return error
+        if isinstance(error, NoPermissionError | AuthorizationError | AuthenticationError):
+            if self._known:  # it let us in before: somebody is changing users or passwords at this moment
+                return TemporaryError(f"the broker at {self.shown_url} refuses us: {error}")
+            why = str(error).rstrip(".")  # some of Redis's sentences end with a full stop
+            return ConfigurationError(
+                f"The broker at {self.shown_url} refuses us: {why}; check the user, the password and its rights."
+            )
+        if "WRONGTYPE" in str(error):
+            return ConfigurationError(
+                f"The broker at {self.shown_url} holds something else under a key of ours: {error}; give this broker "
+                "another prefix or another database."
+            )
+        for words, remedy in _SLIPS.items():
+            if words in str(error):
+                return ConfigurationError(f"The broker at {self.shown_url} cannot be used so: {remedy}.")
+        return TemporaryError(f"the broker at {self.shown_url}: {str(error) or type(error).__name__}")
+
+
+def _was_never_sent(error: Exception) -> bool:
+    """Whether the server refused us at the door: redis-py raises the same errors for that."""
+    refused = isinstance(error, BusyLoadingError | AuthenticationError | AuthorizationError)
+    return refused or isinstance(error.__context__, ConnectionRefusedError | FileNotFoundError)
+
+
+def _is_replica(answer: Any) -> bool:
+    # Redis 6.2 says so of a script's command only in the text.
+    return isinstance(answer, ReadOnlyError) or (isinstance(answer, ResponseError) and "READONLY" in str(answer))

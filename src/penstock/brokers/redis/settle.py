@@ -1,0 +1,139 @@
+"""Ending hand-overs: what the settle script is told, and what its answer means.
+
+What a dead letter says of its death, by whoever's hand.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from penstock.brokers import shared
+from penstock.brokers.redis.keys import Keys, new_store
+from penstock.brokers.redis.records import entry_of, milliseconds, state_of
+from penstock.brokers.redis.server import Command, Server, script
+from penstock.messaging.broker import SettleFailure
+from penstock.messaging.death import TRIES_MAX, Death, Try
+from penstock.messaging.delivery import Delivery
+from penstock.messaging.message import UNREADABLE_ATTRIBUTE
+from penstock.messaging.settlement import Ack, DeadLetter, Release, Settlement
+
+VANISHED = "somebody deleted its entry from the stream, so there is nothing left to put back"
+
+
+@dataclass(slots=True, kw_only=True)
+class Group:
+    """The settlements of one queue in one call."""
+
+    queue: str
+    by_entry: dict[str, Delivery] = field(default_factory=dict)
+    acks: list[str] = field(default_factory=list)
+    others: list[Any] = field(default_factory=list)  # the script's arguments for releases and dead letters
+    dead_letter_queue: str = ""  # where there is a dead letter
+
+    def release(self, entry: str, *, delay_seconds: float, refund: bool, reason: str | None) -> None:
+        """Let this one be handed over again."""
+        kept = shared.kept_reason(reason) or ""
+        self.others += ("release", entry, milliseconds(delay_seconds), "G" if refund else "F", kept)
+
+    def bury(self, delivery: Delivery, entry: str, head: str) -> None:
+        """Let this one become a dead letter, with these attributes."""
+        self.by_entry[entry] = delivery
+        self.others += ("dead", entry, head)
+
+    def command(self, keys: Keys, worker: str) -> Command:
+        """The one call."""
+        streams = (keys.stream(self.queue), keys.stream(self.dead_letter_queue or self.queue))
+        return script("settle", streams, new_store(), worker, len(self.acks), *self.acks, *self.others)
+
+    def failures(self, answer: Sequence[Any]) -> Iterable[SettleFailure]:
+        """What `settle.lua` said could not be done."""
+        for ids, reason in ((answer[0], shared.LOST), (answer[1], VANISHED)):
+            for id in ids:
+                yield SettleFailure(delivery=self.by_entry[id.decode()], reason=reason, lost=True)
+
+    def refused(self, reason: str) -> Iterable[SettleFailure]:
+        """All of it, to be tried again: nobody knows what was done."""
+        return [SettleFailure(delivery=delivery, reason=reason, lost=False) for delivery in self.by_entry.values()]
+
+
+def grouped(
+    settlements: Sequence[tuple[Delivery, Settlement]],
+    *,
+    heads: Mapping[str, str | None],
+    dead_letter_queues: Mapping[str, str],
+) -> tuple[Sequence[Group], Sequence[SettleFailure]]:
+    """Sort settlements by queue; of two for one delivery the first counts. Answers also those that are lost already.
+
+    ``heads`` are the attributes of the dead letters, by receipt; ``dead_letter_queues`` are by queue.
+    """
+    groups: dict[str, Group] = {}
+    lost: list[SettleFailure] = []
+    for delivery, settlement in settlements:
+        group = groups.get(delivery.queue)
+        if group is None:
+            group = groups[delivery.queue] = Group(
+                queue=delivery.queue, dead_letter_queue=dead_letter_queues.get(delivery.queue, "")
+            )
+        entry = entry_of(delivery.receipt)
+        if entry is None or entry in group.by_entry:
+            lost.append(SettleFailure(delivery=delivery, reason=shared.LOST, lost=True))
+            continue
+        group.by_entry[entry] = delivery
+        match settlement:
+            case Ack():
+                group.acks.append(entry)
+            case Release(delay_seconds=delay_seconds, refund=refund, reason=reason):
+                group.release(entry, delay_seconds=delay_seconds, refund=refund, reason=reason)
+            case DeadLetter():
+                group.bury(delivery, entry, heads[delivery.receipt] or "")
+    return [group for group in groups.values() if group.by_entry], lost
+
+
+def deaths_by_settlement(
+    server: Server, keys: Keys, dead: Sequence[tuple[Delivery, DeadLetter]], *, worker: str
+) -> dict[str, Death]:
+    """By receipt. When a message failed first stands in its entry, which does not change while it is handed over."""
+    if not dead:
+        return {}
+    queues: dict[str, list[tuple[Delivery, DeadLetter]]] = {}
+    for delivery, settlement in dead:
+        queues.setdefault(delivery.queue, []).append((delivery, settlement))
+    deaths: dict[str, Death] = {}
+    for queue, group in queues.items():
+        ids = [entry_of(delivery.receipt) or "0-0" for delivery, _ in group]
+        now, states = server.ask(*script("peek", [keys.stream(queue)], *ids))
+        for (delivery, settlement), state in zip(group, states, strict=True):
+            deaths[delivery.receipt] = shared.death_by_settlement(
+                settlement,
+                delivery,
+                worker=worker,
+                first_failed_at=state_of(state).first_failed_at if state else None,
+                now=int(now) / 1000,
+                tries=state_of(state).tries if state else (),
+            )
+    return deaths
+
+
+def death_by_broker(
+    delivery: Delivery,
+    reason: str,
+    *,
+    attempts: int,
+    first_failed_at: float | None,
+    last_failed_at: float,
+    worker: str,
+    tries: Sequence[Try],
+) -> Death:
+    """Return the death of a message that the broker gave up: delivered too often, expired, or unreadable."""
+    return Death(
+        reason=reason,
+        attempts=attempts,
+        first_failed_at=first_failed_at,
+        last_failed_at=last_failed_at,
+        worker=worker,
+        queue=delivery.queue,
+        message_id=delivery.message.id,
+        enqueued_at=delivery.message.enqueued_at,
+        tries=tuple(tries)[-TRIES_MAX:],
+        poison=UNREADABLE_ATTRIBUTE in delivery.message.attributes,
+    )

@@ -1,0 +1,307 @@
+"""One turn at the server: settle, sweep where it is time, take; and bury what nobody should get any more.
+
+Handing messages over: asking the scripts, and giving up on what nobody should get any more.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from penstock.brokers import shared
+from penstock.brokers.redis.keys import Keys, new_store
+from penstock.brokers.redis.queues import Queues, settings_of
+from penstock.brokers.redis.records import State, delivery_of, entry_of, first_delivery_of, state_of
+from penstock.brokers.redis.recovery import Doubts, Exhausted, Sweeping
+from penstock.brokers.redis.server import Command, Server, script
+from penstock.brokers.redis.settle import Group, death_by_broker, deaths_by_settlement, grouped
+from penstock.brokers.shared import encode_attributes
+from penstock.errors import UserError
+from penstock.messaging.broker import Ask, QueueSettings, SettleFailure, Turn
+from penstock.messaging.death import Death, Try, buried, with_death
+from penstock.messaging.delivery import AttemptEnd, Delivery
+from penstock.messaging.message import UNREADABLE_ATTRIBUTE
+from penstock.messaging.settlement import DeadLetter, Release, Settlement
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Taken:
+    """What one look at some queues brought. Times are epoch seconds by the server's clock."""
+
+    now: float
+    settings: QueueSettings | None = None  # of the queue whose messages these are
+    deliveries: Sequence[Delivery] = ()
+    given_up: Sequence[tuple[Delivery, State, str]] = ()  # handed over to us to be buried: and why
+    next_due_at: float | None = None  # where nothing came: when the next delay ends
+
+
+NOTHING = Taken(now=0.0)
+
+
+def take(keys: Keys, store: str, consumer: str, asks: Sequence[Ask]) -> Command:
+    """The command that asks the queues, in order, until one has messages."""
+    counts = [min(ask.messages_max, shared.CAPABILITIES.receive_max) for ask in asks]
+    return script("take", [keys.stream(ask.queue) for ask in asks], consumer, store, *counts)
+
+
+def taken(asks: Sequence[Ask], answer: Sequence[Any]) -> Taken:
+    """What `take.lua` answered."""
+    which, now = int(answer[0]), int(answer[1]) / 1000
+    if which == 0:
+        due = answer[2] if len(answer) > 2 else None
+        return Taken(now=now, next_due_at=None if due is None else float(due) / 1000)
+    queue, store, entries, holds_dead = asks[which - 1].queue, answer[2].decode(), answer[6], bool(answer[7])
+    settings = settings_of(queue, retention=answer[3], receives_max=answer[4], dead_letter_queue=answer[5])
+    deliveries: list[Delivery] = []
+    given_up: list[tuple[Delivery, State, str]] = []
+    fresh_from = now - settings.retention_seconds
+    for id, fields in entries:
+        text, body = fields[1], fields[3]  # in the order of take.lua
+        group, head = (fields[5], fields[7]) if len(fields) > 4 else (b"", b"")
+        state = None
+        if text.count(b" ") == 1:
+            delivery = first_delivery_of(queue, store, id, at=now, text=text, body=body, group=group, head=head)
+        else:
+            state = state_of(text)
+            delivery = delivery_of(queue, store, id, at=now, state=state, group=group, head=head, body=body)
+        if delivery.message.enqueued_at <= fresh_from and not holds_dead:  # the script drops those
+            reason = shared.reason_expired(settings.retention_seconds)
+            given_up.append((delivery, state or state_of(text), reason))
+        elif head and not holds_dead and UNREADABLE_ATTRIBUTE in delivery.message.attributes:
+            given_up.append((delivery, state or state_of(text), shared.reason_unreadable()))
+        elif state and settings.receives_max is not None and state.attempts >= settings.receives_max:
+            given_up.append((delivery, state, shared.reason_exhausted(state.attempts)))
+        else:
+            deliveries.append(delivery)
+    return Taken(now=now, settings=settings, deliveries=deliveries, given_up=given_up)
+
+
+LOOKS_MAX = 10  # at queues whose next messages turn out to be dead; the next turn goes on
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Settling:
+    """Settlements as they are sent, one group a queue; or why they cannot be."""
+
+    groups: Sequence[Group] = ()
+    lost: Sequence[SettleFailure] = ()
+    error: Exception | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turns:
+    """All that hands over and all that ends a hand-over. Any thread may call it."""
+
+    server: Server
+    keys: Keys
+    queues: Queues
+    sweeping: Sweeping
+    doubts: Doubts
+    holder: str
+    consumer: Callable[[float], str]  # the consumer's name for a lease of so many seconds
+
+    def turn(
+        self, settlements: Sequence[tuple[Delivery, Settlement]], asks: Sequence[Ask], lease_seconds: float
+    ) -> Turn:
+        """One round trip, but for dead letters, sweeps and clusters."""
+        receive_error: tuple[str, Exception] | None = None
+        settling = self._prepared(settlements)
+        first, *others = self._rounds(asks)
+        asked = first
+        try:
+            if asks:
+                shared.check_seconds("lease_seconds", lease_seconds, shared.CAPABILITIES.lease_seconds_max)
+            self._tidy_up(first, lease_seconds)
+        except Exception as error:
+            receive_error, first, others = (first[0].queue, error) if first else None, (), []
+        commands = [group.command(self.keys, self.holder) for group in settling.groups]
+        answers: list[Any] = []
+        got = NOTHING
+        try:
+            with self._taking(first, lease_seconds):
+                answers = self._answers([*commands, *self._take(first, lease_seconds)])
+                got = self._live(first, answers[len(commands) :], lease_seconds)
+            for asked in others:
+                if not got.deliveries:
+                    self._tidy_up(asked, lease_seconds)
+                    got = self.look(asked, lease_seconds)
+        except Exception as error:
+            receive_error = (asked[0].queue, error)
+        failures, settle_error = self._settled(settling, answers[: len(commands)])
+        return Turn(
+            failures=failures,
+            deliveries=got.deliveries,
+            settle_error=settle_error,
+            receive_error=receive_error,
+            next_in_seconds=None if got.next_due_at is None else max(got.next_due_at - got.now, 0.0),
+        )
+
+    def look(self, asks: Sequence[Ask], lease_seconds: float) -> Taken:
+        """Take from the first queue that has any message. Raises what the server raises."""
+        with self._taking(asks, lease_seconds):
+            return self._live(asks, self._answers(self._take(asks, lease_seconds)), lease_seconds)
+
+    def sweep_due(self, queues: Sequence[str], lease_seconds: float, *, tidy: bool = True) -> None:
+        """Put back what is held past its lease, in the queues where it is time to look.
+
+        Who only looks need not ``tidy`` up after workers that are long dead.
+        """
+        for queue in self.sweeping.due(queues, lease_seconds):
+            self.bury_exhausted(self.sweeping.sweep(queue))
+            if tidy:
+                self.sweeping.tidy(queue)
+
+    def bury_exhausted(self, exhausted: Sequence[Exhausted]) -> None:
+        """Dead-letter what was handed over too often, fenced as every settlement is."""
+        deaths = {
+            dead.delivery.receipt: death_by_broker(
+                dead.delivery,
+                shared.reason_exhausted(dead.state.attempts + 1),
+                attempts=dead.state.attempts + 1,
+                first_failed_at=dead.state.first_failed_at or dead.ended_at,
+                last_failed_at=dead.ended_at,
+                worker=dead.worker,
+                tries=[*dead.state.tries, _last_try(dead)],
+            )
+            for dead in exhausted
+        }
+        self._bury([dead.delivery for dead in exhausted], deaths)
+
+    def _tidy_up(self, asks: Sequence[Ask], lease_seconds: float) -> None:
+        """What comes before a look: doubts and sweeps. In a cluster of these queues alone, since nodes fail apart."""
+        queues = [ask.queue for ask in asks]
+        self.doubts.resolve(queues if self.server.is_cluster else None)
+        self.sweep_due(queues, lease_seconds)
+
+    # --- settling
+
+    def _prepared(self, settlements: Sequence[tuple[Delivery, Settlement]]) -> _Settling:
+        try:
+            for _, each in settlements:
+                if isinstance(each, Release):
+                    shared.check_hold(each)
+            dead_letter_queues = self._dead_letter_queues(settlements)
+            if dead_letter_queues:
+                settlements = [(held, _where_it_can(each, held, dead_letter_queues)) for held, each in settlements]
+            dead = [(delivery, each) for delivery, each in settlements if isinstance(each, DeadLetter)]
+            deaths = deaths_by_settlement(self.server, self.keys, dead, worker=self.holder)
+            heads = {
+                delivery.receipt: encode_attributes(buried(delivery.message.attributes, each, deaths[delivery.receipt]))
+                for delivery, each in dead
+            }
+        except Exception as error:
+            return _Settling(error=error)
+        groups, lost = grouped(settlements, heads=heads, dead_letter_queues=dead_letter_queues)
+        return _Settling(groups=groups, lost=lost)
+
+    def _dead_letter_queues(self, settlements: Sequence[tuple[Delivery, Settlement]]) -> Mapping[str, str]:
+        queues = {delivery.queue for delivery, each in settlements if isinstance(each, DeadLetter)}
+        return {queue: self.queues.dead_letter_queue(queue) for queue in queues}
+
+    def _settled(self, settling: _Settling, answers: Sequence[Any]) -> tuple[Sequence[SettleFailure], Exception | None]:
+        if settling.error is not None:
+            return (), settling.error
+        failures = list(settling.lost)
+        errors = [answer for answer in answers if isinstance(answer, Exception)]
+        fatal = [error for error in errors if isinstance(error, UserError)]
+        if fatal or (errors and len(errors) == len(answers)):
+            return (), [*fatal, *errors][0]
+        for group, answer in zip(settling.groups, answers, strict=True):
+            if isinstance(answer, Exception):
+                failures += group.refused(str(answer))
+                continue
+            failures += group.failures(answer)
+            self.doubts.let_go(group.by_entry.values())
+            if answer[2]:
+                self.queues.enlist(group.dead_letter_queue, answer[2].decode())
+        return failures, None
+
+    def _bury(self, deliveries: Sequence[Delivery], deaths: dict[str, Death]) -> None:
+        if not deliveries:
+            return
+        queue = deliveries[0].queue
+        group = Group(queue=queue, dead_letter_queue=self.queues.dead_letter_queue(queue))
+        for delivery in deliveries:
+            death = with_death(delivery.message.attributes, deaths[delivery.receipt])
+            group.bury(delivery, entry_of(delivery.receipt) or "0-0", encode_attributes(death) or "")
+        answer = self.server.ask(*group.command(self.keys, self.holder))
+        if answer[2]:
+            self.queues.enlist(group.dead_letter_queue, answer[2].decode())
+
+    # --- taking
+
+    @contextmanager
+    def _taking(self, asks: Sequence[Ask], lease_seconds: float) -> Iterator[None]:
+        if not asks:
+            yield
+            return
+        with self.doubts.taking([ask.queue for ask in asks], self.consumer(lease_seconds)):
+            yield
+
+    def _rounds(self, asks: Sequence[Ask]) -> Sequence[Sequence[Ask]]:
+        """What one script may be asked: all queues, but in a cluster, where they lie apart."""
+        return [[ask] for ask in asks] or [()] if self.server.is_cluster else [asks]
+
+    def _take(self, asks: Sequence[Ask], lease_seconds: float) -> Sequence[Command]:
+        return [take(self.keys, new_store(), self.consumer(lease_seconds), asks)] if asks else []
+
+    def _answers(self, commands: Sequence[Command]) -> list[Any]:
+        """Errors as values, also those that concern all."""
+        if not commands:
+            return []
+        try:
+            return self.server.run(*commands)
+        except Exception as error:
+            return [error] * len(commands)
+
+    def _live(self, asks: Sequence[Ask], answers: Sequence[Any], lease_seconds: float) -> Taken:
+        """What came, without the dead; looks again where all of it was dead."""
+        got = NOTHING
+        for _ in range(LOOKS_MAX):
+            if not answers:
+                break
+            if isinstance(answers[0], Exception):
+                raise answers[0]
+            got = taken(asks, answers[0])
+            self._give_up(got)
+            self.doubts.holds(got.deliveries)
+            if got.deliveries or not got.given_up:
+                break
+            answers = self._answers(self._take(asks, lease_seconds))
+        return got
+
+    def _give_up(self, got: Taken) -> None:
+        if got.settings is not None:
+            self.queues.hear(got.settings)
+            for delivery in got.deliveries[:1]:
+                self.queues.enlist(got.settings.name, delivery.receipt.partition("-")[0])
+        deaths = {
+            delivery.receipt: death_by_broker(
+                delivery,
+                reason,
+                attempts=state.attempts,
+                first_failed_at=state.first_failed_at,
+                last_failed_at=state.last_failed_at or got.now,
+                worker=state.previous.worker if state.previous is not None else "",
+                tries=state.tries,
+            )
+            for delivery, state, reason in got.given_up
+        }
+        self._bury([delivery for delivery, _, _ in got.given_up], deaths)
+
+
+def _where_it_can(settlement: Settlement, delivery: Delivery, dead_letter_queues: Mapping[str, str]) -> Settlement:
+    """The settlement, but that a letter which has no other place to go stays."""
+    if isinstance(settlement, DeadLetter) and dead_letter_queues[delivery.queue] == delivery.queue:
+        return shared.kept_back(settlement)
+    return settlement
+
+
+def _last_try(dead: Exhausted) -> Try:
+    """The hand-over that nobody ended."""
+    return Try(
+        started_at=dead.started_at,
+        ended_at=dead.ended_at,
+        worker=dead.worker,
+        end=AttemptEnd.EXPIRED.value,
+    )

@@ -1,0 +1,191 @@
+"""Handing messages of the queue file over, and the fence: who holds which of them still.
+
+Ending deliveries in the queue file: deleting, putting back, burying.
+"""
+
+import json
+import sqlite3
+from collections.abc import Iterable, Mapping, Sequence
+
+from penstock.brokers import shared
+from penstock.brokers.sqlite.queues import QueueRow, Queues, Row, delivery_of, tries_of
+from penstock.brokers.sqlite.upkeep import Upkeep
+from penstock.messaging.death import buried
+from penstock.messaging.delivery import Delivery
+from penstock.messaging.message import UNREADABLE_ATTRIBUTE, Attributes, Message
+from penstock.messaging.settlement import Ack, DeadLetter, Release, Settlement
+
+_BODY_BYTES_MAX = shared.CAPABILITIES.body_bytes_max
+
+
+class Leasing:
+    """Everything runs inside a transaction of the caller's."""
+
+    def __init__(self, sql: Mapping[str, str], store_id: str, holder: str, queues: Queues, upkeep: Upkeep) -> None:
+        self._sql = sql
+        self._store_id = store_id
+        self._holder = holder
+        self._queues = queues
+        self._upkeep = upkeep
+
+    def lease(
+        self, connection: sqlite3.Connection, name: str, messages_max: int, lease_seconds: float, now: float
+    ) -> Sequence[Delivery]:
+        """Lease ready messages, the groups in turn. A message that no handler can take becomes a dead letter."""
+        count = max(0, min(messages_max, shared.CAPABILITIES.receive_max))
+        while True:  # ends: each turn but the last buries something
+            queue = self._queues.ensure(connection, name)  # again: the ring has turned, or somebody paused the queue
+            picked = [] if queue.paused else shared.interleave(self._heads(connection, queue, count), count)
+            if not picked:
+                return ()
+            # Not by RETURNING: its order is undefined, and SQLite before 3.35 (shipped with Python 3.11) lacks it.
+            ids = json.dumps([seq for _, seq in picked])
+            rows: dict[int, Row] = {row[0]: row for row in connection.execute(self._sql["messages"], {"ids": ids})}
+            found = {seq: delivery_of(self._store_id, name, row, now) for seq, row in rows.items()}
+            buried = self._bury_unfit(connection, queue, found, now)
+            if buried:
+                ids = json.dumps([seq for seq in rows if seq not in buried])
+            parameters = {"ids": ids, "now": now, "lease_seconds": lease_seconds, "holder": self._holder}
+            connection.execute(self._sql["lease"], parameters)
+            self._queues.turn_ring(connection, queue, dict.fromkeys(group for group, _ in picked), now)
+            if len(buried) < len(picked):
+                return [found[seq] for _, seq in picked if seq not in buried]
+
+    def held(self, connection: sqlite3.Connection, deliveries: Iterable[Delivery], now: float) -> dict[str, int]:
+        """The fence: receipts whose very hand-over is leased still, with the row's id."""
+        asked = {delivery.receipt: shared.hand_over_of(self._store_id, delivery.receipt) for delivery in deliveries}
+        ids = json.dumps([hand_over.seq for hand_over in asked.values() if hand_over is not None])
+        leased: Mapping[int, int] = dict(connection.execute(self._sql["leased"], {"ids": ids, "now": now}).fetchall())
+        return {
+            receipt: hand_over.seq
+            for receipt, hand_over in asked.items()
+            if hand_over is not None and leased.get(hand_over.seq) == hand_over.number
+        }
+
+    def extend(
+        self, connection: sqlite3.Connection, deliveries: Sequence[Delivery], lease_seconds: float, now: float
+    ) -> Sequence[Delivery]:
+        """Answers the deliveries whose lease is lost."""
+        held = self.held(connection, deliveries, now)
+        parameters = {"ids": json.dumps(list(held.values())), "now": now, "lease_seconds": lease_seconds}
+        connection.execute(self._sql["extend"], parameters)
+        names = {delivery.queue for delivery in deliveries if delivery.receipt in held}
+        self._queues.set_clock(connection, names, now)
+        return [delivery for delivery in deliveries if delivery.receipt not in held]
+
+    def _heads(self, connection: sqlite3.Connection, queue: QueueRow, count: int) -> Iterable[tuple[str, list[int]]]:
+        """The oldest ready messages of the next groups, ``count`` together if there are as many.
+
+        Each group is asked for an equal share; where some have less, the share doubles until the others fill it up.
+        """
+        parameters = {"queue_id": queue.id, "groups_max": count}
+        heads: dict[str, list[int]] = {row[0]: [] for row in connection.execute(self._sql["next_groups"], parameters)}
+        quota = -(-count // len(heads)) if heads else 0
+        while heads:
+            heads = {group: [] for group in heads}
+            for group, seq in connection.execute(self._sql["heads"], {**parameters, "quota": quota}):
+                heads[group].append(seq)
+            if sum(map(len, heads.values())) >= count or all(len(seqs) < quota for seqs in heads.values()):
+                break
+            quota *= 2
+        return heads.items()
+
+    def _bury_unfit(
+        self, connection: sqlite3.Connection, queue: QueueRow, found: Mapping[int, Delivery], now: float
+    ) -> set[int]:
+        """Make dead letters of messages that another program wrote into the file, and that are too large or cannot be
+        read; return their row ids. Messages of a dead-letter queue are delivered as they are."""
+        reasons = {seq: reason for seq, delivery in found.items() if (reason := _unfit(delivery.message)) is not None}
+        if not reasons or self._queues.is_dead_letter_queue(connection, queue.settings.name):
+            return set()
+        self._upkeep.give_up(connection, queue, list(reasons), lambda row: reasons[row[0]], now)
+        return set(reasons)
+
+
+def _unfit(message: Message) -> str | None:
+    """Return why no handler can take the message; None if one can."""
+    if len(message.body) > _BODY_BYTES_MAX:
+        return shared.reason_too_large(len(message.body))
+    return shared.reason_unreadable() if UNREADABLE_ATTRIBUTE in message.attributes else None
+
+
+class Settling:
+    """Everything runs inside a transaction of the caller's."""
+
+    def __init__(self, sql: Mapping[str, str], holder: str, queues: Queues, upkeep: Upkeep, leasing: Leasing) -> None:
+        self._sql = sql
+        self._holder = holder
+        self._queues = queues
+        self._upkeep = upkeep
+        self._leasing = leasing
+
+    def settle(
+        self, connection: sqlite3.Connection, settlements: Sequence[tuple[Delivery, Settlement]], now: float
+    ) -> Sequence[Delivery]:
+        """Answers the deliveries whose lease is lost."""
+        mine: list[tuple[int, Delivery, Settlement]] = []
+        lost: list[Delivery] = []
+        held = self._leasing.held(connection, [delivery for delivery, _ in settlements], now)
+        for delivery, settlement in settlements:
+            seq = held.pop(delivery.receipt, None)
+            if seq is None:
+                lost.append(delivery)
+            else:
+                mine.append((seq, delivery, settlement))
+        self._apply(connection, mine, now)
+        return lost
+
+    def _apply(
+        self, connection: sqlite3.Connection, settlements: Sequence[tuple[int, Delivery, Settlement]], now: float
+    ) -> None:
+        acked: list[int] = []
+        released: dict[Release, list[int]] = {}
+        delayed: set[str] = set()
+        for seq, delivery, settlement in settlements:
+            match settlement:
+                case Ack():
+                    acked.append(seq)
+                case Release():
+                    released.setdefault(settlement, []).append(seq)
+                    delayed.add(delivery.queue)
+                case DeadLetter() if self._is_last(connection, delivery.queue):
+                    released.setdefault(shared.kept_back(settlement), []).append(seq)
+                    delayed.add(delivery.queue)
+                case DeadLetter():
+                    self._dead_letter(connection, seq, delivery, settlement, now)
+        if acked:
+            connection.execute(self._sql["delete"], {"ids": json.dumps(acked)})
+        for release, seqs in released.items():
+            parameters = {
+                "ids": json.dumps(seqs),
+                "until": now + release.delay_seconds,
+                "refund": int(release.refund),
+                "reason": shared.kept_reason(release.reason),
+                "now": now,
+            }
+            connection.execute(self._sql["release"], parameters)
+            self._upkeep.reset_ages(connection, seqs)
+        if delayed:
+            self._queues.set_clock(connection, delayed, now)
+
+    def _dead_letter(
+        self, connection: sqlite3.Connection, seq: int, delivery: Delivery, settlement: DeadLetter, now: float
+    ) -> None:
+        queue = self._queues.ensure(connection, delivery.queue)
+
+        def attributes(before: Attributes, row: Row) -> Attributes:
+            death = shared.death_by_settlement(
+                settlement,
+                delivery,
+                worker=self._holder,
+                first_failed_at=row[4],
+                now=now,
+                tries=tries_of(row[7]),
+            )
+            return buried(before, settlement, death)
+
+        self._upkeep.bury(connection, queue, [seq], attributes, now)
+
+    def _is_last(self, connection: sqlite3.Connection, queue: str) -> bool:
+        """Whether there is no other place for its letters."""
+        return self._queues.dead_letter_queue(connection, self._queues.settings(connection, queue)) == queue

@@ -1,0 +1,276 @@
+"""The queue file: opening it, transactions, and what SQLite's errors mean to a person.
+
+Which version a queue file has, and how an older one becomes the newest: step by step, each whole or not at all.
+
+What the files in sql/ hold: the statements of the queue by name, and the steps of its schema.
+"""
+
+import sqlite3
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from importlib import resources
+from pathlib import Path
+
+from penstock.errors import ConfigurationError, PenstockError, TemporaryError
+from penstock.messaging.forks import EmbeddedFile
+
+
+def statements() -> Mapping[str, str]:
+    """The statements of sql/queue.sql by name."""
+    named: dict[str, list[str]] = {}
+    lines: list[str] = []
+    for line in _text("queue.sql").splitlines():
+        if line.startswith("-- name: "):
+            lines = named.setdefault(line.removeprefix("-- name: ").strip(), [])
+        elif not line.startswith("--"):
+            lines.append(line)
+    return {name: "\n".join(body).strip() for name, body in named.items()}
+
+
+def schema_step(version: int) -> Iterator[str]:
+    """What makes a file of this version out of one of the version before; version 0 is an empty file.
+
+    One statement at a time, as `executescript` would commit before it begins.
+    """
+    statement = ""
+    for line in _text(f"schema_{version}.sql").splitlines(keepends=True):
+        statement += line
+        if sqlite3.complete_statement(statement):
+            yield statement
+            statement = ""
+
+
+def _text(name: str) -> str:
+    return resources.files("penstock.brokers.sqlite").joinpath("sql", name).read_text(encoding="utf-8")
+
+
+SCHEMA_VERSION = 3
+_APPLICATION_ID = 0x50_53_54_4B  # "PSTK", as the first step writes it
+
+
+def version_of(connection: sqlite3.Connection, path: Path) -> int:
+    """The version of the file, 0 while it is empty; raises where it is not ours or newer than this program."""
+    version, application, tables = _at_one_moment(connection)
+    if application == 0 and version == 0 and tables == 0:
+        return 0
+    if application != _APPLICATION_ID:
+        raise ConfigurationError(f"{path} is a database of another program: name another file for the queues")
+    if version > SCHEMA_VERSION:
+        raise ConfigurationError(
+            f"the queue file {path} has version {version}, this Penstock knows {SCHEMA_VERSION}: upgrade Penstock, or "
+            "name another file"
+        )
+    return version
+
+
+def _at_one_moment(connection: sqlite3.Connection) -> tuple[int, int, int]:
+    """The file's version, whose it is, and how many tables and indexes it has. Asked one after the other, they would
+    contradict each other while another process makes the first tables."""
+    alone = not connection.in_transaction
+    if alone:
+        connection.execute("BEGIN")
+    try:
+        version = int(connection.execute("PRAGMA user_version").fetchone()[0])
+        application = int(connection.execute("PRAGMA application_id").fetchone()[0])
+        tables = int(connection.execute("SELECT COUNT(*) FROM sqlite_master").fetchone()[0])
+    finally:
+        if alone and connection.in_transaction:
+            connection.execute("ROLLBACK")
+    return version, application, tables
+
+
+def bring_up_to_date(connection: sqlite3.Connection, path: Path) -> None:
+    """Create the tables of an empty file, or mend those of an older one. Several processes may do so at once.
+
+    Workers that opened the file in its older version go on: columns are only added. What they do not write, such as how
+    an attempt ended, is then not known.
+    """
+    while (
+        version := version_of(connection, path)
+    ) < SCHEMA_VERSION:  # ends: a step is done by us or by another process
+        _step(connection, path, version)
+
+
+def _step(connection: sqlite3.Connection, path: Path, version: int) -> None:
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        if version_of(connection, path) == version:  # else another process was faster
+            for statement in schema_step(version + 1):
+                connection.execute(statement)
+            connection.execute(f"PRAGMA user_version = {version + 1}")
+        connection.execute("COMMIT")
+    except BaseException:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+        raise
+
+
+_WAL_BYTES_MAX = 64 * 1024 * 1024  # what is left of the log after a checkpoint; it is larger only meanwhile
+_TEMPORARY = {  # another try may succeed: space is freed, another process ends its transaction
+    sqlite3.SQLITE_BUSY,
+    sqlite3.SQLITE_LOCKED,
+    sqlite3.SQLITE_FULL,
+    sqlite3.SQLITE_IOERR,
+    sqlite3.SQLITE_NOMEM,
+    sqlite3.SQLITE_INTERRUPT,
+    sqlite3.SQLITE_PROTOCOL,
+}
+
+
+class QueueFile:
+    """One connection to the file, used by one thread at a time.
+
+    One connection, because SQLite has one writer anyway, and threads of a process line up better at a lock of ours than
+    at SQLite's, which is found free by asking again and again. Other processes meet at SQLite's lock. No connection is
+    open while the process forks; the next use opens a new one.
+    """
+
+    def __init__(self, path: Path, *, busy_timeout_seconds: float) -> None:
+        self.path = path
+        self._busy_timeout_seconds = busy_timeout_seconds
+        self._place = path.absolute()  # the process may go to another folder before it opens the file again
+        self._lock = threading.Lock()
+        self._synchronous = ""  # this and the next: written under the lock
+        self._connection: sqlite3.Connection | None = None  # None before the first use, and the first one after a fork
+        self._closed = False  # under the lock
+        self._use = EmbeddedFile(f"the queue file {path}", path, self._disconnect)
+        with self._use, self._translated():
+            self.store_id = self._connect()
+
+    @contextmanager
+    def reading(self) -> Iterator[sqlite3.Connection]:
+        """The connection, for single statements that only read."""
+        with self._locked(), self._translated():
+            yield self._connection_or_raise()
+
+    @contextmanager
+    def transaction(self, *, durable: bool = False) -> Iterator[sqlite3.Connection]:
+        """Write, all or nothing. The write lock is taken at the start: a transaction that begins by reading and then
+        wants to write is refused as soon as another writer came between.
+
+        ``durable`` waits for the disk (synchronous=FULL). Without it (NORMAL) a power loss may take back the last
+        transactions, in order and each as a whole; a mere crash of the process takes back nothing in either mode.
+        """
+        with self._locked(), self._translated():
+            connection = self._connection_or_raise()
+            self._set_synchronous(connection, "FULL" if durable else "NORMAL")
+            connection.execute("BEGIN IMMEDIATE")
+            try:
+                yield connection
+                connection.execute("COMMIT")
+            except BaseException:
+                if connection.in_transaction:  # a full disk may have ended it already
+                    connection.execute("ROLLBACK")
+                raise
+
+    def close(self) -> None:
+        """Waits for a transaction under way."""
+        with self._use, self._lock:
+            self._disconnect()
+            self._closed = True
+        self._use.close()
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        with self._use:
+            if not self._lock.acquire(timeout=self._busy_timeout_seconds):
+                raise TemporaryError(
+                    f"the queue file {self.path} was busy in this process for {self._busy_timeout_seconds:g} s: try "
+                    "again"
+                )
+            try:
+                yield
+            finally:
+                self._lock.release()
+
+    @contextmanager
+    def _translated(self) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.Error as error:
+            raise translate(error, self.path) from error
+
+    def _connection_or_raise(self) -> sqlite3.Connection:
+        if self._closed:
+            raise TemporaryError(f"the queue file {self.path} was closed by this process: open it again")
+        if self._connection is None and self._connect() != self.store_id:
+            self._disconnect()
+            raise ConfigurationError(f"the queue file {self.path} was replaced by another one: restart this process")
+        assert self._connection is not None
+        return self._connection
+
+    def _connect(self) -> str:
+        """Open the file; return the id of the store in it."""
+        self._synchronous = ""
+        self._connection = self._open()
+        try:
+            self._prepare(self._connection)
+            return str(self._connection.execute("SELECT id FROM store").fetchone()[0])
+        except BaseException:
+            self._disconnect()
+            raise
+
+    def _disconnect(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+        self._connection = None
+
+    def _set_synchronous(self, connection: sqlite3.Connection, synchronous: str) -> None:
+        if self._synchronous != synchronous:
+            connection.execute(f"PRAGMA synchronous = {synchronous}")
+            self._synchronous = synchronous
+
+    def _open(self) -> sqlite3.Connection:
+        if not self._place.parent.is_dir():
+            raise ConfigurationError(f"the queue file {self.path} has no folder to be in: create {self.path.parent}")
+        with self._translated():
+            return sqlite3.connect(
+                self._place,
+                timeout=self._busy_timeout_seconds,
+                isolation_level=None,  # transactions are begun and ended here, nowhere else
+                check_same_thread=False,  # the lock sees to it
+            )
+
+    def _prepare(self, connection: sqlite3.Connection) -> None:
+        connection.execute("PRAGMA fullfsync = ON")  # macOS: its plain fsync leaves data in the drive's cache
+        version_of(connection, self.path)  # before anything is written: it may be another program's
+        self._enter_wal(connection)
+        connection.execute(f"PRAGMA journal_size_limit = {_WAL_BYTES_MAX}")
+        connection.execute("PRAGMA secure_delete = OFF")  # overwriting what is deleted would double the writes
+        bring_up_to_date(connection, self.path)
+
+    def _enter_wal(self, connection: sqlite3.Connection) -> None:
+        """Readers then never wait for the writer. The mode stays with the file; changing it needs the file for
+        oneself, and SQLite does not wait for that by itself when several processes open a new file at once."""
+        give_up = time.monotonic() + self._busy_timeout_seconds
+        while True:
+            try:
+                mode = connection.execute("PRAGMA journal_mode = WAL").fetchone()[0]
+                break
+            except sqlite3.OperationalError as error:
+                if _primary_code(error) != sqlite3.SQLITE_BUSY or time.monotonic() > give_up:
+                    raise
+                time.sleep(0.01)  # bounded by give_up; real time, as no clock of ours rules other processes
+        if mode != "wal":
+            raise ConfigurationError(
+                f"the queue file {self.path} is on a file system without shared memory (mode {mode}): put it on a "
+                "local disk"
+            )
+
+
+def translate(error: sqlite3.Error, path: Path) -> PenstockError:
+    """What an error of SQLite means: worth another try, or a file that this process cannot work with."""
+    code = _primary_code(error)
+    if code in _TEMPORARY:
+        return TemporaryError(f"the queue file {path} cannot be used just now ({error}): try again")
+    if code in (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT):
+        return ConfigurationError(
+            f"the queue file {path} is damaged or no queue file ({error}): move it away, or restore a copy"
+        )
+    return ConfigurationError(f"the queue file {path} cannot be used ({error}): check the path and its permissions")
+
+
+def _primary_code(error: sqlite3.Error) -> int:
+    return int(getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR)) & 0xFF

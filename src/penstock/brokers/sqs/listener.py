@@ -1,0 +1,142 @@
+"""Hearing of arrivals: long polls that bring them.
+
+While a worker wants to hear of a queue, one poll waits there, and what it brings is held until the worker asks. One
+that has no room any more wants nothing; a poll under way then is let return, never broken off, and what it brings goes
+back unless it is asked for within a moment. That costs the message a receive: SQS counts each.
+"""
+
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from contextlib import suppress
+
+from penstock.brokers.sqs.envelope import Received
+from penstock.brokers.sqs.limits import messages_a_call
+from penstock.brokers.sqs.receive import Catch, Expected, Held
+from penstock.messaging.backoff import Random, backoff_seconds
+from penstock.messaging.clock import Clock
+
+LEASE_SECONDS = 10.0  # of what comes before anybody asked; who asks gets it changed to what he asks for
+CLOSE_SECONDS = 1.5  # beyond a poll's wait, after which a close waits no more: SQS is away, and a stop has its time
+BACKOFF_BASE_SECONDS, BACKOFF_CAP_SECONDS = 0.2, 5.0
+
+Poll = Callable[[str, int, float, float], Sequence[Received]]  # queue, messages_max, lease and wait in seconds
+Release = Callable[[Sequence[Received]], None]
+
+
+class Ear:
+    """`penstock.messaging.broker.Listening`, with a thread for each queue that was ever wanted."""
+
+    def __init__(
+        self,
+        queues: Iterable[str],
+        tell: Callable[[], None],
+        *,
+        held: Held,
+        poll: Poll,
+        release: Release,
+        poll_seconds: float,
+        clock: Clock,
+        random: Random,
+    ) -> None:
+        self._tell = tell
+        self._held = held
+        self._poll = poll
+        self._release = release
+        self._poll_seconds = poll_seconds
+        self._clock = clock
+        self._random = random
+        self._lock = threading.Lock()
+        self._wanted: Set[str] = frozenset()  # under the lock
+        self._closed = False  # under the lock; never unset
+        self._threads: dict[str, threading.Thread] = {}  # under the lock
+        self._news: Mapping[str, threading.Event] = {queue: threading.Event() for queue in queues}
+        self._ended = threading.Event()  # set at closing
+
+    def want(self, queues: Set[str]) -> None:
+        with self._lock:
+            if self._closed:
+                return
+            self._wanted = self._news.keys() & queues
+            for queue in self._wanted - self._threads.keys():
+                thread = threading.Thread(target=self._run, args=(queue,), name="penstock-listening", daemon=True)
+                self._threads[queue] = thread
+                thread.start()
+        self._tell_threads()
+
+    def close(self) -> None:
+        """Waits for the polls under way, so that what they bring goes back before the process is gone."""
+        with self._lock:
+            self._wanted, self._closed = frozenset(), True
+            threads = list(self._threads.values())
+        self._ended.set()
+        self._tell_threads()
+        deadline = self._clock.monotonic() + self._poll_seconds + CLOSE_SECONDS
+        for thread in threads:
+            thread.join(max(deadline - self._clock.monotonic(), 0.0))
+
+    def _tell_threads(self) -> None:
+        for news in self._news.values():
+            news.set()
+
+    def _run(self, queue: str) -> None:
+        failures = 0
+        while not self._ended.is_set():
+            try:
+                self._step(queue)
+                failures = 0
+            except Exception:  # away, or worse: the worker meets that itself, when it asks
+                failures += 1
+                self._clock.wait(self._ended, self._pause_seconds(failures))
+        self._give_back(queue, all=True)
+
+    def _step(self, queue: str) -> None:
+        news = self._news[queue]
+        news.clear()
+        if self._wants(queue):
+            self._listen(queue)
+            return
+        overdue_in = self._held.overdue_in(queue)
+        if overdue_in is None:
+            news.wait()
+        elif overdue_in > 0:
+            self._clock.wait(news, overdue_in)
+        else:
+            self._give_back(queue)
+
+    def _wants(self, queue: str) -> bool:
+        with self._lock:
+            return queue in self._wanted
+
+    def _listen(self, queue: str) -> None:
+        """One long poll."""
+        expected = self._held.expected(queue, Expected(messages_max=1, lease_seconds=LEASE_SECONDS))
+        count = min(expected.messages_max, messages_a_call(queue))
+        catch: Catch | None = None
+        self._held.poll_begins(queue)
+        try:
+            came = self._poll(queue, count, expected.lease_seconds, self._poll_seconds)
+            if came:
+                catch = Catch(deliveries=came, lease_seconds=expected.lease_seconds, was_full=len(came) == count)
+        finally:
+            self._held.poll_ends(queue, catch)
+        if catch is not None and self._told_now(queue):
+            self._tell()
+
+    def _told_now(self, queue: str) -> bool:
+        """Whether an arrival is to be told of; once."""
+        with self._lock:
+            if queue not in self._wanted:
+                return False
+            self._wanted = frozenset()
+            return True
+
+    def _give_back(self, queue: str, *, all: bool = False) -> None:
+        gone = self._held.take_overdue(queue, all=all)
+        if gone:
+            with suppress(Exception):  # their leases end by themselves
+                self._release(gone)
+
+    def _pause_seconds(self, failures: int) -> float:
+        return backoff_seconds(
+            attempt=failures, base_seconds=BACKOFF_BASE_SECONDS, cap_seconds=BACKOFF_CAP_SECONDS, random=self._random
+        )

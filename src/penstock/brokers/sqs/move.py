@@ -1,0 +1,244 @@
+"""SQS's own way back for a whole queue of dead letters: a task that moves all messages, as they are.
+
+AWS runs it, not we: it goes on when this process dies, and is told to end when whoever watches it stops watching. What
+is moved is a new message with a new id, a new age and no receives; body and attributes stay, a death too. Messages that
+arrive while it runs may be moved as well.
+
+AWS itself knows where a message came from only where it moved it there itself, and fails at the first that was sent. So
+it is always told the destination: the one queue whose redrive policy names the source, unless the caller says another.
+"""
+
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from types import TracebackType
+from typing import Any, Self
+
+from penstock.brokers.sqs.client import Api, QueueRef, code_of
+from penstock.brokers.sqs.queues import Queues
+from penstock.errors import ConfigurationError, PenstockError, TemporaryError
+from penstock.messaging.clock import Clock
+
+LOOK_SECONDS = 2.0  # between two looks at a task
+PER_SECOND_MAX = 500
+TASKS_MAX = 10  # of a queue's last tasks, that AWS tells of
+_MISSING = "ResourceNotFoundException"
+_INVALID = frozenset({"InvalidParameterValue", "InvalidAddress", "UnsupportedOperation"})
+_RUNNING_WORDS = "already a task running"
+_NO_LETTERS_WORDS = "configured as a dead letter queue"
+
+
+class MoveStatus(StrEnum):
+    """As AWS calls it."""
+
+    RUNNING = "RUNNING"
+    COMPLETED = "COMPLETED"
+    CANCELLING = "CANCELLING"
+    CANCELLED = "CANCELLED"
+    FAILED = "FAILED"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MoveProgress:
+    """How far a task is. Both counts are AWS's, about right."""
+
+    source: str  # as the caller called it
+    destination: str
+    status: MoveStatus
+    moved: int
+    to_move: int | None  # when the task was begun; None: AWS has not counted yet
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Task:
+    """What identifies a task that was begun."""
+
+    source: QueueRef
+    destination: QueueRef
+    arn: str  # the source's
+    handle: str  # told of tasks that run, and of no other
+    after: int  # when the one before it was begun, by AWS's clock
+
+
+class Moving(Iterator[MoveProgress]):
+    """A task under way: iterate for its progress until it is over, and close it, at best by `with`.
+
+    Closing, or an exception while it is waited for (Ctrl-C), cancels a task that runs: what was moved stays moved, the
+    rest stays where it is. Raises `ConfigurationError` or `TemporaryError` where AWS gives the task up.
+    """
+
+    def __init__(self, api: Api, task: _Task, *, clock: Clock) -> None:
+        self._api = api
+        self._task = task
+        self._clock = clock
+        self._looked = False
+        self._over = False
+        self._moved = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __next__(self) -> MoveProgress:
+        if self._over:
+            raise StopIteration
+        try:
+            if self._looked:
+                self._clock.wait(threading.Event(), LOOK_SECONDS)
+            progress = self._look()
+        except BaseException:
+            self.close()
+            raise
+        self._looked = True
+        self._over = progress.status not in (MoveStatus.RUNNING, MoveStatus.CANCELLING)
+        return progress
+
+    def close(self) -> None:
+        """Cancel the task, if it runs. After that there is no more progress."""
+        if self._over:
+            return
+        self._over = True
+        try:
+            self._api.ask("cancel_message_move_task", queue=self._task.source.name, TaskHandle=self._task.handle)
+        except PenstockError as error:
+            if _code(error) not in (_MISSING, *_INVALID):  # by those AWS says that it has ended
+                raise
+
+    def _look(self) -> MoveProgress:
+        told = next((one for one in reversed(_tasks(self._api, self._task)) if self._is_own(one)), None)
+        if told is None:  # AWS has not heard of it everywhere yet
+            return self._progress(MoveStatus.RUNNING, {})
+        status = MoveStatus(told["Status"])
+        if status is MoveStatus.FAILED:
+            self._over = True
+            raise self._failed(told)
+        return self._progress(status, told)
+
+    def _is_own(self, told: Mapping[str, Any]) -> bool:
+        """Of the queue's last tasks, the oldest after the one that was there before. Only one runs at a time."""
+        return told.get("TaskHandle") == self._task.handle or int(told.get("StartedTimestamp", 0)) > self._task.after
+
+    def _progress(self, status: MoveStatus, told: Mapping[str, Any]) -> MoveProgress:
+        self._moved = max(self._moved, int(told.get("ApproximateNumberOfMessagesMoved", 0)))
+        to_move = told.get("ApproximateNumberOfMessagesToMove")
+        return MoveProgress(
+            source=self._task.source.name,
+            destination=self._task.destination.name,
+            status=status,
+            moved=self._moved,
+            to_move=None if to_move is None else int(to_move),
+        )
+
+    def _failed(self, told: Mapping[str, Any]) -> PenstockError:
+        moved = int(told.get("ApproximateNumberOfMessagesMoved", 0))
+        reason = str(told.get("FailureReason", "it gives no reason"))
+        kind = ConfigurationError if "AccessDenied" in reason or "DoesNotExist" in reason else TemporaryError
+        return kind(
+            f"SQS gave up moving the messages of {self._task.source.name!r} to {self._task.destination.name!r} after "
+            f"{moved:,}: {reason}; the others are where they were"
+        )
+
+
+class Movers:
+    """Begins tasks."""
+
+    def __init__(self, api: Api, queues: Queues, *, clock: Clock) -> None:
+        self._api = api
+        self._queues = queues
+        self._clock = clock
+
+    def start(self, source: str, destination: str | None, *, per_second: int | None) -> Moving:
+        """Raises `ConfigurationError` for what AWS never does, `TemporaryError` where a task runs already."""
+        if per_second is not None and not 1 <= per_second <= PER_SECOND_MAX:
+            raise ConfigurationError(
+                f"{per_second} messages a second cannot be moved: SQS takes 1 to {PER_SECOND_MAX}."
+            )
+        found = self._queues.find(source)
+        target = self._queues.find(destination if destination is not None else self._only_source(found))
+        if target.url == found.url:
+            raise ConfigurationError(
+                f"The messages of {source!r} cannot be moved to where they are: name another queue."
+            )
+        if target.is_fifo != found.is_fifo:
+            raise ConfigurationError(
+                f"The messages of {source!r} cannot be moved to {target.name!r}: a FIFO queue's go to a FIFO queue, "
+                "and a standard queue's to a standard one."
+            )
+        asked: dict[str, Any] = {"SourceArn": self._arn(found), "DestinationArn": self._arn(target)}
+        if per_second is not None:
+            asked["MaxNumberOfMessagesPerSecond"] = per_second
+        before = _Task(source=found, destination=target, arn=asked["SourceArn"], handle="", after=0)
+        with _meant(found.name, target.name):
+            last = max((int(one.get("StartedTimestamp", 0)) for one in _tasks(self._api, before)), default=0)
+            answer = self._api.ask("start_message_move_task", queue=found.name, **asked)
+        return Moving(self._api, replace(before, handle=str(answer["TaskHandle"]), after=last), clock=self._clock)
+
+    def _only_source(self, queue: QueueRef) -> str:
+        """The one queue whose dead letters come here, as AWS knows it."""
+        answer = self._api.on(queue, "list_dead_letter_source_queues")
+        urls = answer.get("queueUrls", ())
+        if len(urls) == 1:
+            return str(urls[0])
+        if not urls:
+            raise ConfigurationError(_no_letters(queue.name))
+        names = ", ".join(sorted(url.rpartition("/")[2] for url in urls))
+        raise ConfigurationError(
+            f"Several queues leave their dead letters in {queue.name!r} ({names}): say where its messages are to go."
+        )
+
+    def _arn(self, queue: QueueRef) -> str:
+        answer = self._api.on(queue, "get_queue_attributes", AttributeNames=["QueueArn"])
+        return str(answer["Attributes"]["QueueArn"])
+
+
+def _tasks(api: Api, task: _Task) -> Sequence[Mapping[str, Any]]:
+    """The last ones of the source, newest first."""
+    answer = api.ask("list_message_move_tasks", queue=task.source.name, SourceArn=task.arn, MaxResults=TASKS_MAX)
+    return tuple(answer.get("Results", ()))
+
+
+@contextmanager
+def _meant(source: str, destination: str) -> Iterator[None]:
+    try:
+        yield
+    except PenstockError as error:
+        refused = _refused(error, source, destination)
+        if refused is None:
+            raise
+        raise refused from error.__cause__
+
+
+def _refused(error: PenstockError, source: str, destination: str) -> PenstockError | None:
+    """What AWS says of a task that it does not begin, for people; None: nothing that is about the task."""
+    code, words = _code(error), str(error.__cause__)
+    if code == _MISSING:
+        return ConfigurationError(
+            f"SQS knows no queue {source!r}, or no queue {destination!r}, to move messages between."
+        )
+    if code not in _INVALID:
+        return None
+    if _RUNNING_WORDS in words.lower():
+        return TemporaryError(
+            f"messages of {source!r} are being moved already, and SQS runs one task a queue: wait for its end, or "
+            "cancel it"
+        )
+    if _NO_LETTERS_WORDS in words.lower():
+        return ConfigurationError(_no_letters(source))
+    return ConfigurationError(f"SQS does not move the messages of {source!r} to {destination!r}: {words}.")
+
+
+def _no_letters(queue: str) -> str:
+    return (
+        f"The messages of {queue!r} cannot be moved: SQS does that for dead-letter queues alone, and no queue's "
+        "redrive policy names this one. Give its source a redrive policy, or replay its letters one by one."
+    )
+
+
+def _code(error: PenstockError) -> str:
+    return "" if error.__cause__ is None else code_of(error.__cause__)

@@ -1,0 +1,250 @@
+"""Putting messages into a queue: ten to a call and a mebibyte, in order.
+
+A FIFO queue gets no two messages of one group in one call: of these the second might succeed where the first failed.
+"""
+
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
+
+from penstock.brokers import shared
+from penstock.brokers.sqs.calls import TRIES, Batches, Failed, failures
+from penstock.brokers.sqs.client import Api, QueueRef, is_invalid
+from penstock.brokers.sqs.envelope import Entry, deduplication_id, sealed, size_bytes
+from penstock.brokers.sqs.limits import BATCH_MAX, MESSAGE_BYTES_MAX, check_delay, whole_seconds
+from penstock.brokers.sqs.queues import Queues
+from penstock.errors import ConfigurationError, PenstockError, TemporaryError, UnknownOutcome
+from penstock.messaging.message import Outgoing
+
+SEND = "send_message_batch"
+GROUP = "MessageGroupId"  # which SQS takes for standard queues since 2025, and not every server
+
+
+class Sending:
+    """Any thread may call it."""
+
+    def __init__(self, api: Api, queues: Queues, batches: Batches) -> None:
+        self._api = api
+        self._queues = queues
+        self._batches = batches
+        self._groupless: set[str] = set()  # URLs of standard queues that take no groups; written by any thread
+
+    def send(self, queue: str, messages: Sequence[Outgoing]) -> Sequence[str]:
+        """Answers the ids. Refuses all if one can never be taken; raises at the first that was not taken otherwise."""
+        shared.check_queue(queue)
+        for message in messages:
+            _check(queue, message)
+        if not messages:
+            return ()
+        found = self._queues.find(queue)
+        entries = [self._entry(found, message) for message in messages]
+        ids: list[str] = []
+        for batch in _batched(entries, fifo=found.is_fifo):
+            answers = self._answers(found, batch)
+            failed = [answer for answer in answers if isinstance(answer, PenstockError)]
+            ids += [answer for answer in answers if not isinstance(answer, PenstockError)]
+            if failed:
+                raise _partly(failed[0], taken=len(ids), of=len(entries))
+        return ids
+
+    def try_send(self, queue: str, messages: Sequence[Outgoing]) -> Sequence[str | PenstockError]:
+        """Return the id of each message, or why it was not taken.
+
+        A `ConfigurationError` in the result is the message's own. Raises one of the queue or of our rights if no
+        message was taken before it; after that it is a `TemporaryError` of each message that was not taken, so that the
+        caller can mark the others.
+        """
+        found = self._queues.find(queue)
+        answers: list[str | PenstockError] = []
+        entries: dict[int, Entry] = {}  # by place
+        for place, message in enumerate(messages):
+            try:
+                _check(queue, message)
+                entries[place] = self._entry(found, message)
+            except ConfigurationError as error:
+                answers.append(error)
+            else:
+                answers.append("")  # until it is tried
+        for place, answer in zip(entries, self.try_all(found, list(entries.values())), strict=True):
+            answers[place] = answer
+        refusal = next((answer for answer in answers if _is_of_queue(answer)), None)
+        if not isinstance(refusal, PenstockError):
+            return answers
+        if not any(isinstance(answer, str) for answer in answers):
+            raise refusal
+        return [TemporaryError(str(answer)) if _is_of_queue(answer) else answer for answer in answers]
+
+    def takes(self, queue: str, message: Outgoing) -> bool:
+        """Whether the queue takes a message of that size, by what it was told when it was asked last."""
+        found = self._queues.find(queue)
+        entry = sealed(message.body, message.attributes, message.group, fifo=found.is_fifo)
+        return size_bytes(entry) <= min(self._queues.bytes_max(found), MESSAGE_BYTES_MAX)
+
+    def try_all(self, queue: QueueRef, entries: Sequence[Entry]) -> Sequence[str | PenstockError]:
+        """Return the id of each entry, or why it was not taken.
+
+        An entry that is refused does not keep the next ones from being sent. After a call that failed as a whole, or
+        that the queue refused, nothing more is sent. In a FIFO queue nothing is sent behind a message of its group that
+        may still be sent again: the group's order would be lost.
+        """
+        answers: list[str | PenstockError] = []
+        halted: dict[str, PenstockError] = {}  # by group
+        over: PenstockError | None = None
+        for batch in _batched(entries, fifo=queue.is_fifo):
+            if over is not None:
+                answers += [over] * len(batch)
+                continue
+            kept = [place for place, entry in enumerate(batch) if entry.get(GROUP) not in halted]
+            tried, over = self._whole(queue, [batch[place] for place in kept])
+            by_place = dict(zip(kept, tried, strict=True))
+            answers += [by_place.get(place) or _behind(halted[entry[GROUP]]) for place, entry in enumerate(batch)]
+            if queue.is_fifo:
+                failed = ((batch[place], answer) for place, answer in by_place.items())
+                halted |= {entry[GROUP]: answer for entry, answer in failed if isinstance(answer, TemporaryError)}
+        return answers
+
+    def _whole(
+        self, queue: QueueRef, batch: Sequence[Entry]
+    ) -> tuple[Sequence[str | PenstockError], PenstockError | None]:
+        """Send one call. Returns the answers, and why nothing more is to be sent, if so."""
+        if not batch:
+            return (), None
+        try:
+            return self._batch(queue, batch), None
+        except TemporaryError as error:
+            return [error] * len(batch), TemporaryError(f"it was not sent, since the call before it failed: {error}")
+        except PenstockError as error:
+            if _is_of_queue(error):
+                return [error] * len(batch), error
+            return list(self._each(queue, batch)) if len(batch) > 1 else [error], None  # one may spoil the call
+
+    def _answers(self, queue: QueueRef, batch: Sequence[Entry]) -> Sequence[str | PenstockError]:
+        try:
+            return self._batch(queue, batch)
+        except PenstockError as error:
+            return [error]
+
+    def _each(self, queue: QueueRef, entries: Sequence[Entry]) -> Iterator[str | PenstockError]:
+        for entry in entries:
+            yield from self.try_all(queue, [entry])
+
+    def _entry(self, queue: QueueRef, message: Outgoing) -> Entry:
+        entry = sealed(message.body, message.attributes, message.group, fifo=queue.is_fifo)
+        if size_bytes(entry) > MESSAGE_BYTES_MAX:
+            raise ConfigurationError(
+                f"a message for queue {queue.name!r} has {size_bytes(entry)} bytes as SQS counts them, with its "
+                f"attributes, and in base64 where its body is no text: SQS takes at most {MESSAGE_BYTES_MAX}; send a "
+                "reference to what is larger"
+            )
+        if not queue.is_fifo:
+            if message.delay_seconds:
+                entry["DelaySeconds"] = whole_seconds(message.delay_seconds)
+            return entry
+        if message.delay_seconds:
+            raise ConfigurationError(
+                f"a message for queue {queue.name!r} has a delay: FIFO queues delay no single message; give the queue "
+                "DelaySeconds, or take a standard queue"
+            )
+        if message.deduplication_id is not None:
+            entry["MessageDeduplicationId"] = deduplication_id(message.deduplication_id)
+        elif not self._queues.deduplicates_by_content(queue):
+            entry["MessageDeduplicationId"] = secrets.token_hex(16)
+        return entry
+
+    def _batch(self, queue: QueueRef, entries: Sequence[Entry]) -> Sequence[str | PenstockError]:
+        """As `_tried`. A standard queue that refuses groups is told none from then on: the notes have them."""
+        if queue.url in self._groupless:
+            return self._tried(queue, [_groupless(entry) for entry in entries])
+        try:
+            answers = self._tried(queue, entries)
+        except ConfigurationError as error:
+            if not _refuses_groups(error):
+                raise
+            answers = [error] * len(entries)
+        refused = [place for place, answer in enumerate(answers) if _refuses_groups(answer)]
+        if queue.is_fifo or not any(GROUP in entries[place] for place in refused):
+            return answers
+        self._groupless.add(queue.url)
+        again = self._tried(queue, [_groupless(entries[place]) for place in refused])
+        by_place = dict(zip(refused, again, strict=True))
+        return [by_place.get(place, answer) for place, answer in enumerate(answers)]
+
+    def _tried(self, queue: QueueRef, entries: Sequence[Entry]) -> Sequence[str | PenstockError]:
+        """Those that failed are tried again alone. Raises where the call itself failed, and nothing is in."""
+        ids: dict[int, str] = {}
+        failed: Mapping[int, Failed] = {}
+        left = list(range(len(entries)))
+        for tries in range(1, TRIES + 1):
+            try:
+                answer = self._api.on(queue, SEND, Entries=[{"Id": str(place), **entries[place]} for place in left])
+            except PenstockError as error:
+                if _was_refused_unread(error) and tries < TRIES:
+                    self._batches.pause(tries)
+                    continue
+                if not ids:
+                    raise
+                return [ids.get(place, error) for place in range(len(entries))]
+            ids |= {int(each["Id"]): each["MessageId"] for each in answer.get("Successful", ())}
+            failed = {**failed, **failures(answer, left)}
+            left = [place for place in left if place not in ids and not failed[place].never]
+            if not left or tries == TRIES:
+                break
+            self._batches.pause(tries)
+        return [ids.get(place) or _refused(queue, failed[place]) for place in range(len(entries))]
+
+
+def _refuses_groups(answer: str | PenstockError) -> bool:
+    return isinstance(answer, ConfigurationError) and GROUP in str(answer)
+
+
+def _groupless(entry: Entry) -> Entry:
+    return {name: value for name, value in entry.items() if name != GROUP}
+
+
+def _is_of_queue(answer: str | PenstockError) -> bool:
+    """Return True for a refusal of the queue, or for want of rights, and not of a message."""
+    return isinstance(answer, ConfigurationError) and answer.__cause__ is not None and not is_invalid(answer)
+
+
+def _behind(failed: PenstockError) -> PenstockError:
+    return TemporaryError(f"it was not sent, to keep the order of its group: a message before it failed ({failed})")
+
+
+def _was_refused_unread(error: PenstockError) -> bool:
+    """Whether nothing was taken for sure, and may be a moment later."""
+    refused = isinstance(error, TemporaryError) and not isinstance(error, UnknownOutcome)
+    return refused and error.__cause__ is not None
+
+
+def _refused(queue: QueueRef, failed: Failed) -> PenstockError:
+    if failed.never:
+        return ConfigurationError(f"the queue {queue.name!r} never takes this message: {failed}")
+    return TemporaryError(f"the queue {queue.name!r} did not take a message: {failed}")
+
+
+def _partly(error: PenstockError, *, taken: int, of: int) -> PenstockError:
+    """What to say of a send of which some messages are in the queue: it was not nothing."""
+    if not taken or not isinstance(error, TemporaryError) or isinstance(error, UnknownOutcome):
+        return error
+    return UnknownOutcome(f"{error}; {taken} of {of} messages were sent before that, and are in the queue")
+
+
+def _check(queue: str, message: Outgoing) -> None:
+    check_delay(message.delay_seconds, queue=queue)
+    shared.check_outgoing(queue, [message])
+
+
+def _batched(entries: Sequence[Entry], *, fifo: bool) -> Iterator[Sequence[Entry]]:
+    batch: list[Entry] = []
+    groups: set[str] = set()
+    size = 0
+    for entry in entries:
+        entry_size, group = size_bytes(entry), entry.get(GROUP, "")
+        full = len(batch) == BATCH_MAX or size + entry_size > MESSAGE_BYTES_MAX
+        if batch and (full or (fifo and group in groups)):
+            yield batch
+            batch, groups, size = [], set(), 0
+        batch.append(entry)
+        groups.add(group)
+        size += entry_size
+    if batch:
+        yield batch

@@ -1,0 +1,214 @@
+"""Ending deliveries: deleting, showing again, and burying.
+
+A dead letter is sent first and deleted after: a crash between the two doubles it and loses nothing. Before it is sent
+SQS is asked to hide the message a little longer: whose lease is lost hears so then, and buries nothing.
+
+What is released stays hidden for as long as was asked, but no longer than SQS holds a message from its receive.
+
+What a dead letter says of its death, as far as there is room: body and attributes go first.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+
+from penstock.brokers import shared
+from penstock.brokers.sqs import client
+from penstock.brokers.sqs.calls import AtOnce, Batches, Failed
+from penstock.brokers.sqs.envelope import Entry, Received, deduplication_id, sealed, size_bytes, unnoted
+from penstock.brokers.sqs.leases import Leases, Settled
+from penstock.brokers.sqs.limits import check_hold
+from penstock.brokers.sqs.queues import Queues
+from penstock.brokers.sqs.send import Sending
+from penstock.errors import ConfigurationError, PenstockError, UserError
+from penstock.messaging.broker import SettleFailure
+from penstock.messaging.clock import Clock
+from penstock.messaging.death import DEATH_ATTRIBUTE, PAST_ATTRIBUTE, Death, buried, encode_death
+from penstock.messaging.delivery import Delivery
+from penstock.messaging.message import Attributes
+from penstock.messaging.settlement import Ack, DeadLetter, Release, Settlement
+
+_TRIMMED_BYTES_MAX = 40 * 1024
+_REASON_CHARS_MAX = 200
+
+
+def dead_letter(
+    delivery: Delivery, settlement: DeadLetter, *, worker: str, now: float, fifo: bool, bytes_max: int
+) -> Entry:
+    """What the dead-letter queue is sent: body, group and attributes as they were, and the death; from the first tier
+    to the second, the death that is there and why it goes on.
+
+    What another program filled to the brim goes as it came, without a word. When it failed first SQS does not know;
+    the time of its first hand-over is told instead.
+    """
+    first = delivery.first_received_at if isinstance(delivery, Received) and delivery.attempt > 1 else None
+    death = shared.death_by_settlement(settlement, delivery, worker=worker, first_failed_at=first, now=now)
+    message = delivery.message
+    for attributes in _told(message.attributes, settlement, death):
+        entry = sealed(message.body, attributes, message.group, fifo=fifo)
+        if size_bytes(entry) <= bytes_max:
+            break
+    else:
+        entry = unnoted(message.body, message.attributes, message.group, fifo=fifo) or entry
+    if fifo:
+        entry["MessageDeduplicationId"] = deduplication_id(f"{message.id}.{delivery.attempt}")
+    return entry
+
+
+def _told(before: Attributes, settlement: DeadLetter, death: Death) -> Iterator[Attributes]:
+    """All of it, then less and less; the past goes before the death does."""
+    whole = buried(before, settlement, death)
+    brief = replace(settlement, reason=settlement.reason[:_REASON_CHARS_MAX])
+    yield whole
+    if settlement.set_aside:
+        yield buried(before, brief, death)
+        yield _without_past(buried(before, brief, death))
+    else:
+        yield {**whole, DEATH_ATTRIBUTE: encode_death(death, bytes_max=_TRIMMED_BYTES_MAX)}
+        short = replace(death, traceback=None, exception=None, tries=())
+        yield {**whole, DEATH_ATTRIBUTE: encode_death(short)}
+        shortest = {**whole, DEATH_ATTRIBUTE: encode_death(replace(short, reason=brief.reason))}
+        yield shortest
+        yield _without_past(shortest)
+    yield before
+
+
+def _without_past(attributes: Attributes) -> Attributes:
+    return {name: value for name, value in attributes.items() if name != PAST_ATTRIBUTE}
+
+
+BURYING_SECONDS = 30.0  # for which a message stays hidden while its dead letter is sent
+DELETE = "delete_message_batch"
+
+Failures = list[SettleFailure]
+
+
+class Settling:
+    """Any thread may call it."""
+
+    def __init__(
+        self,
+        *,
+        queues: Queues,
+        batches: Batches,
+        leases: Leases,
+        sending: Sending,
+        settled: Settled,
+        at_once: AtOnce,
+        holder: str,
+        clock: Clock,
+    ) -> None:
+        self._queues = queues
+        self._batches = batches
+        self._leases = leases
+        self._sending = sending
+        self._settled = settled
+        self._buried = Settled()  # whose dead letters are sent: if deleting fails, only that is tried again
+        self._at_once = at_once
+        self._holder = holder
+        self._clock = clock
+
+    def settle(self, settlements: Sequence[tuple[Delivery, Settlement]]) -> Sequence[SettleFailure]:
+        """Each queue's and each way's at once. Raises where nothing could be asked, or a person has to mend it."""
+        for _, settlement in settlements:
+            if isinstance(settlement, Release):
+                check_hold(settlement.delay_seconds)
+        failures: Failures = []
+        acks: dict[str, list[Delivery]] = {}
+        releases: dict[str, list[tuple[Delivery, float]]] = {}
+        dead: dict[str, list[tuple[Delivery, DeadLetter]]] = {}
+        seen: set[str] = set()
+        for delivery, settlement in settlements:
+            if delivery.receipt in seen or delivery in self._settled:
+                failures.append(SettleFailure(delivery=delivery, reason=shared.LOST, lost=True))
+                continue
+            seen.add(delivery.receipt)
+            match settlement:
+                case Ack():
+                    acks.setdefault(delivery.queue, []).append(delivery)
+                case Release():
+                    releases.setdefault(delivery.queue, []).append((delivery, settlement.delay_seconds))
+                case DeadLetter():
+                    dead.setdefault(delivery.queue, []).append((delivery, settlement))
+        ways: list[Callable[[], Failures]] = [
+            *(partial(self._delete, queue, each) for queue, each in acks.items()),
+            *(partial(self._release, queue, each) for queue, each in releases.items()),
+            *(partial(self._bury, queue, each) for queue, each in dead.items()),
+        ]
+        concerned = [
+            *acks.values(),
+            *([delivery for delivery, _ in each] for each in releases.values()),
+            *([delivery for delivery, _ in each] for each in dead.values()),
+        ]
+        return failures + self._together(ways, concerned)
+
+    def _together(self, ways: Sequence[Callable[[], Failures]], concerned: Sequence[Sequence[Delivery]]) -> Failures:
+        answers = self._at_once.run(ways)
+        errors = [answer for answer in answers if isinstance(answer, Exception)]
+        fatal = [error for error in errors if isinstance(error, UserError)]
+        if fatal or (errors and len(errors) == len(answers)):
+            raise [*fatal, *errors][0]
+        failures: Failures = []
+        for deliveries, answer in zip(concerned, answers, strict=True):
+            if isinstance(answer, Exception):
+                failures += [SettleFailure(delivery=each, reason=str(answer), lost=False) for each in deliveries]
+            else:
+                failures += answer
+        return failures
+
+    def _delete(self, queue: str, deliveries: Sequence[Delivery]) -> Failures:
+        entries = [{"ReceiptHandle": delivery.receipt} for delivery in deliveries]
+        failed = self._batches.run(self._queues.find(queue), DELETE, entries)
+        return self._outcome(deliveries, failed.items())
+
+    def _release(self, queue: str, released: Sequence[tuple[Delivery, float]]) -> Failures:
+        return self._outcome([delivery for delivery, _ in released], self._leases.change(queue, released))
+
+    def _bury(self, queue: str, dead: Sequence[tuple[Delivery, DeadLetter]]) -> Failures:
+        try:
+            found = self._queues.find(queue)
+            target = self._queues.dead_letter_queue(found)
+            if target.url == found.url:
+                return self._release(
+                    queue, [(delivery, shared.kept_back(each).delay_seconds) for delivery, each in dead]
+                )
+            bytes_max = self._queues.bytes_max(target)
+        except ConfigurationError as error:  # missing, or not to be asked for: a person is to be told, but the worker
+            # has other work, and the message stays
+            return [SettleFailure(delivery=delivery, reason=str(error), lost=False) for delivery, _ in dead]
+        failures = self._lost(queue, [delivery for delivery, _ in dead])
+        lost = {failure.delivery.receipt for failure in failures}
+        unsent = [pair for pair in dead if pair[0].receipt not in lost and pair[0] not in self._buried]
+        entries = [
+            dead_letter(
+                delivery, each, worker=self._holder, now=self._clock.now(), fifo=target.is_fifo, bytes_max=bytes_max
+            )
+            for delivery, each in unsent
+        ]
+        for (delivery, _), answer in zip(unsent, self._sending.try_all(target, entries), strict=True):
+            if isinstance(answer, PenstockError):
+                failures.append(SettleFailure(delivery=delivery, reason=f"no dead letter: {answer}", lost=False))
+            else:
+                self._buried.add(delivery)
+        buried = [delivery for delivery, _ in dead if delivery in self._buried and delivery.receipt not in lost]
+        return failures + (self._delete(queue, buried) if buried else [])
+
+    def _lost(self, queue: str, deliveries: Sequence[Delivery]) -> Failures:
+        """Whose lease is not ours any more: hides all a little longer. What is at SQS's ceiling cannot be."""
+        hideable = [delivery for delivery in deliveries if self._leases.left_seconds(delivery) >= BURYING_SECONDS]
+        hidden = self._leases.change(queue, [(delivery, BURYING_SECONDS) for delivery in hideable])
+        return [
+            _failure(hideable[place], each) for place, each in hidden if client.is_gone_handle(each.code, each.message)
+        ]
+
+    def _outcome(self, deliveries: Sequence[Delivery], failed: Iterable[tuple[int, Failed]]) -> Failures:
+        by_place = dict(failed)
+        for place, delivery in enumerate(deliveries):
+            if place not in by_place:
+                self._settled.add(delivery)
+        return [_failure(deliveries[place], each) for place, each in by_place.items()]
+
+
+def _failure(delivery: Delivery, failed: Failed) -> SettleFailure:
+    lost = client.is_gone_handle(failed.code, failed.message)
+    return SettleFailure(delivery=delivery, reason=f"{shared.LOST} ({failed})" if lost else str(failed), lost=lost)

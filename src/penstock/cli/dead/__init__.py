@@ -1,0 +1,1 @@
+"""`penstock dead`: list, show, replay, purge, export and import dead letters."""

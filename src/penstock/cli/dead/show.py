@@ -1,0 +1,148 @@
+"""`penstock dead show`: everything that is known of one dead letter."""
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from penstock.cli.dead import options
+from penstock.cli.dead.documents import letter_document, text_of
+from penstock.cli.dead.options import Queue, TierOption
+from penstock.cli.options import grouped_options
+from penstock.cli.output import Json, counted, moment, print_fields, print_json, printable
+from penstock.cli.where import Where, first_of
+from penstock.errors import UsageError
+
+if TYPE_CHECKING:
+    from penstock.app.scope import Scope
+    from penstock.operations.dead_letters.letters import LetterStory
+
+BODY_LINES_SHOWN, BODY_CHARS_SHOWN = 40, 4_000
+
+
+@grouped_options
+def show(
+    id_: Annotated[
+        str, typer.Argument(metavar="ID", help="The letter's id, or one it had in its queue, now or before.")
+    ],
+    where: Where,
+    queue: Queue = None,
+    tier: TierOption = None,
+    full: Annotated[bool, typer.Option("--full", help="All of the body, however long.")] = False,
+    json_: Json = False,
+) -> None:
+    """Show one dead letter: what it died of, each attempt, its earlier deaths and replays, the objects it announces,
+    its attributes and its body."""
+    from penstock.operations.dead_letters.letters import Asked, story_of
+    from penstock.operations.inspection import view
+
+    options.must_say_something({"ID": id_, "--queue": queue})
+    asked = Asked(queue=queue, tier=tier)
+
+    def look(scope: "Scope") -> "LetterStory":
+        with view(scope) as seen:
+            options.say_hidden(seen, asked)
+            found = story_of(seen, asked, id_)
+        if found is None:
+            raise UsageError(f"There is no dead letter {id_}; `penstock dead list` shows those there are.")
+        return found
+
+    story = first_of(where.scopes(), look)
+    if json_:
+        print_json(_document(story))
+    else:
+        _print(story, full=full)
+
+
+def _document(story: "LetterStory") -> dict[str, Any]:
+    replay = story.replay
+    return {
+        **letter_document(story.letter),
+        "replay": None
+        if replay is None
+        else {"replay_id": replay.replay_id, "queue": replay.queue, "due_at": replay.due_at, "sent": replay.sent},
+        "objects": [
+            {"object": uri, "pipeline": row and pipeline, "state": row and row.state, "reason": row and row.reason}
+            for uri, pipeline, row in story.objects
+        ],
+    }
+
+
+def _print(story: "LetterStory", *, full: bool) -> None:
+    document = _document(story)
+    print_fields(_facts(story, document))
+    for title, lines in (
+        ("attempts", [_try_line(each) for each in document["tries"]]),
+        ("deaths before", [_past_line(each) for each in document["past"]]),
+        ("objects", [_object_line(each) for each in document["objects"]]),
+        ("attributes", [f"{name}: {value}" for name, value in document["attributes"].items()]),
+        ("traceback", (document["traceback"] or "").splitlines()),
+    ):
+        _section(title, lines)
+    _section("body", _body_lines(text_of(story.letter.message.body), full=full))
+
+
+def _facts(story: "LetterStory", document: dict[str, Any]) -> dict[str, object]:
+    replay = story.replay
+    waits = "" if replay is None or replay.sent else f"intended for {moment(replay.due_at)}, to {replay.queue}"
+    sent = f"sent to {replay.queue}; only its letter is left" if replay is not None and replay.sent else ""
+    return {
+        "letter": document["message_id"],
+        "lies in": document["queue"],
+        "dead since": moment(document["dead_at"]),
+        "reason": document["reason"] or "no reason was recorded",
+        "exception": document["exception"] or "",
+        "set aside": document["set_aside"] or "",
+        "poison": "yes: another attempt cannot help" if document["poison"] else "",
+        "group": document["fingerprint"] or "",
+        "handler": document["handler"] or "",
+        "tenant": document["group"] or "",
+        "was": document["original_message_id"] or "",
+        "in queue": document["original_queue"] or "not known",
+        "first seen": moment(_first_seen(document)),
+        "sent": moment(document["enqueued_at"]),
+        "first failed": moment(document["first_failed_at"]),
+        "last failed": moment(document["last_failed_at"]),
+        "attempts": "" if document["attempts"] is None else f"{document['attempts']:,}, last by {document['worker']}",
+        "replays in a row": document["replays"] or "",
+        "replay": waits or sent,
+    }
+
+
+def _first_seen(document: dict[str, Any]) -> float | None:
+    """When the message was first sent, as far back as it remembers."""
+    first: dict[str, float | None] = (document["past"] or [document])[0]
+    return first["enqueued_at"]
+
+
+def _try_line(each: dict[str, Any]) -> str:
+    reason = f": {each['reason']}" if each["reason"] else ""
+    seconds = max(0.0, each["ended_at"] - each["started_at"])
+    return f"{moment(each['started_at'])}  {seconds:,.1f} s  {each['end']}  {each['worker']}{reason}"
+
+
+def _past_line(each: dict[str, Any]) -> str:
+    attempts = counted(each["attempts"], "attempt")
+    where = f"as {each['message_id']} in {each['queue']}"
+    return f"{moment(each['last_failed_at'])}  after {attempts} {where}: {each['reason']}"
+
+
+def _object_line(each: dict[str, Any]) -> str:
+    if each["state"] is None:
+        return f"{each['object']}: not known to the ledger"
+    reason = f": {each['reason']}" if each["reason"] else ""
+    return f"{each['object']}: {each['state']} in {each['pipeline']}{reason}"
+
+
+def _body_lines(text: str, *, full: bool) -> list[str]:
+    shown = text if full else text[:BODY_CHARS_SHOWN]
+    lines = shown.splitlines()
+    kept = lines if full else lines[:BODY_LINES_SHOWN]
+    cut = len(shown) < len(text) or len(kept) < len(lines)
+    return [*kept, f"… of {counted(len(text), 'character')}; --full shows all"] if cut else kept
+
+
+def _section(title: str, lines: list[str]) -> None:
+    if lines:
+        print(f"\n{title}")
+        for line in lines:
+            print(f"  {printable(line)}")

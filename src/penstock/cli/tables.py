@@ -1,0 +1,195 @@
+"""What the verbs of upkeep have in common: which pipelines they mean, and the log that hears of what they do.
+
+`penstock publish`: make committed batches visible.
+
+`penstock gc`: delete the files of abandoned attempts.
+
+`penstock compact`: merge small files of a table.
+"""
+
+import dataclasses
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from penstock.cli.options import grouped_options
+from penstock.cli.output import Json, counted, print_json, printable, talk
+from penstock.cli.where import Where
+from penstock.errors import UsageError
+
+if TYPE_CHECKING:
+    from penstock.operations.tables.upkeep import Kept
+    from penstock.pipeline.maintenance.compact import Compacted
+
+
+App = Annotated[
+    str | None, typer.Argument(metavar="[APP]", help="module:attribute, as in shop:app; the same as --app.")
+]
+Name = Annotated[str | None, typer.Argument(metavar="[PIPELINE]", help="The same as --pipeline; default: all.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would be done, change nothing.")]
+
+
+@contextmanager
+def pipelines(*, app: str | None, name: str | None, where: Where) -> Iterator[Mapping[str, "Kept"]]:
+    """The pipelines that a command line means. Their log goes to stderr, as a worker's does."""
+    from penstock.pipeline.extra import require_spark
+
+    scope = where.led_by(app, name).scope()
+    require_spark()
+    from penstock.app.naming import worker_id
+    from penstock.app.telemetry import open_log, open_reports
+    from penstock.config import load_settings
+    from penstock.events import Bus
+    from penstock.operations.tables.upkeep import kept
+
+    settings = load_settings()
+    heard = open_reports(
+        settings,
+        worker=worker_id(),
+        process="upkeep",
+        on_error=scope.on_error,
+        tell=open_log(settings, worker=None),
+    )
+    with heard.told(), kept(scope, bus=Bus(*heard.listeners)) as found:
+        yield found
+
+
+@grouped_options
+def publish(
+    where: Where,
+    app: App = None,
+    name: Name = None,
+    json_: Json = False,
+) -> None:
+    """Make visible what is committed: what a worker does by itself after each batch, when it starts, and when idle."""
+    with pipelines(app=app, name=name, where=where) as found:
+        done = {one: kept.publish() for one, kept in found.items()}
+    if json_:
+        print_json([{"pipeline": one, "batches": batches} for one, batches in done.items()])
+        return
+    for one, batches in done.items():
+        what = f"{counted(batches, 'batch', 'batches')} published" if batches else "nothing to publish"
+        print(printable(f"{one}: {what}."))
+
+
+@grouped_options
+def gc(
+    where: Where,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would go, delete nothing.")] = False,
+    json_: Json = False,
+) -> None:
+    """Delete what abandoned attempts left behind. Nothing that a table names is ever deleted.
+
+    The pipelines of an app need --app: their tables' folders stand in its code."""
+    from penstock.app.naming import worker_id
+    from penstock.app.telemetry import open_reports
+    from penstock.config import load_settings
+    from penstock.events import Bus, tell_nobody
+    from penstock.operations.inspection import view
+    from penstock.pipeline.extra import require_spark
+
+    scope = where.scope()
+    tables = scope.tables_meant
+    require_spark()
+    from penstock.app.tables import Tables
+
+    heard = open_reports(
+        load_settings(), worker=worker_id(), process="upkeep", on_error=scope.on_error, tell=tell_nobody
+    )
+    with heard.told(), view(scope) as seen:
+        collected = {
+            name: Tables(places, seen.ledger, partition_by=None, bus=Bus()).collect_garbage(dry_run=dry_run)
+            for name, places in tables.items()
+        }
+    unknown = [path for one in collected.values() for path in one.unknown]
+    if json_:
+        print_json(
+            {
+                "compactions": sum(one.compactions for one in collected.values()),
+                "attempts": sum(one.attempts for one in collected.values()),
+                "files": sum(one.files for one in collected.values()),
+                "bytes": sum(one.bytes for one in collected.values()),
+                "dry_run": dry_run,
+                "unknown": [str(path) for path in unknown],
+            }
+        )
+        return
+    verb = "would be deleted" if dry_run else "deleted"
+    for name, one in collected.items():
+        whose = f"{name}: " if scope.table is None else ""
+        files, attempts = counted(one.files, "file"), counted(one.attempts, "attempt")
+        if one.compactions:
+            attempts += f" and {counted(one.compactions, 'compaction')}"
+        print(printable(f"{whose}{files} of {attempts} {verb}, {counted(one.bytes, 'byte')}."))
+    for path in unknown:
+        talk(printable(f"Left alone, since the ledger knows no such attempt: {path}"))
+
+
+TARGET = "128 MiB"
+
+
+@grouped_options
+def compact(
+    where: Where,
+    app: App = None,
+    name: Name = None,
+    target_size: Annotated[
+        str, typer.Option("--target-size", metavar="SIZE", help="How large merged files may become.")
+    ] = TARGET,
+    vacuum: Annotated[
+        bool, typer.Option("--vacuum", help="Then delete files that no version within the retention names.")
+    ] = False,
+    retention_hours: Annotated[
+        int | None,
+        typer.Option("--retention-hours", min=0, help="Of --vacuum; default: the table's own, or a week."),
+    ] = None,
+    dry_run: DryRun = False,
+    json_: Json = False,
+) -> None:
+    """Merge small files of a pipeline's tables, the quarantine too, while workers go on.
+
+    Files that were merged stay on the disk for readers of older versions until a vacuum."""
+    from penstock.handlers.durations import bytes_of
+
+    if retention_hours is not None and not vacuum:
+        raise UsageError("--retention-hours is for --vacuum: without it nothing is deleted.")
+    target_bytes = bytes_of("--target-size", target_size)
+    documents = []
+    with pipelines(app=app, name=name, where=where) as found:
+        for kept in found.values():
+            done = kept.compact(target_bytes=target_bytes, dry_run=dry_run, progress=_progress)
+            deleted = kept.vacuum(retention_hours=retention_hours, dry_run=dry_run) if vacuum else {}
+            documents += [{**dataclasses.asdict(one), "vacuumed": deleted.get(one.uri, 0)} for one in done]
+            if not json_:
+                _print(done, deleted, dry_run=dry_run)
+    if json_:
+        print_json(documents)
+
+
+def _print(found: Sequence["Compacted"], deleted: Mapping[str, int], *, dry_run: bool) -> None:
+    would = "would be " if dry_run else ""
+    for one in found:
+        if one.merged:
+            became = "would become" if dry_run else "became"
+            files = f"{counted(one.files_before, 'file')} {became} {one.files_after:,}"
+            size = "" if dry_run else f", {one.bytes_before:,} bytes became {one.bytes_after:,}"
+            print(printable(f"{one.uri}: {files}{size} (version {one.table_version})."))
+        else:
+            print(printable(f"{one.uri}: {counted(one.files_before, 'file')}, nothing to merge."))
+        if one.left and not dry_run:
+            files = counted(one.left, "small file")
+            talk(printable(f"{files} left alone: of other columns than the table's, or replaced meanwhile."))
+        if one.uri in deleted:
+            print(printable(f"{one.uri}: {counted(deleted[one.uri], 'old file')} {would}deleted."))
+    if not found:
+        talk("There is no table yet.")
+
+
+def _progress(done: int, wanted: int) -> None:
+    """A line on a terminal that is written over; a line each where nobody watches."""
+    end = "\r" if sys.stderr.isatty() and done < wanted else "\n"
+    sys.stderr.write(f"{done:,} of {counted(wanted, 'small file')} merged{end}")
+    sys.stderr.flush()

@@ -1,0 +1,124 @@
+"""One letter is sent ahead of the others, and watched until it is settled: does the cause still hold?
+
+It is settled when it is gone from its queue and not back among the dead letters. A queue that cannot be looked into
+tells only that nothing at all is left in it; while other messages keep it busy, nobody can say.
+"""
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from penstock.dead_letters.letters import PAGE, letters_in
+from penstock.messaging.broker import Broker
+from penstock.messaging.clock import Clock
+from penstock.messaging.death import death_of, past_of
+from penstock.messaging.message import Message
+from penstock.messaging.replay import REPLAY_ID_ATTRIBUTE
+
+_LOOK_SECONDS_MIN, _LOOK_SECONDS_MAX = 0.2, 5.0
+_NAP_SECONDS = 0.2
+_EMPTY_LOOKS = 2  # in a row: such counts are estimates
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Canary:
+    """A letter that was sent back."""
+
+    queue: str  # where it went
+    message_id: str  # there
+    replay_id: str
+    dead_letter_queues: Sequence[str]  # where it would be again
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fate:
+    """What became of it, as a sentence, too."""
+
+    verdict: Literal["settled", "died", "unknown", "not watched"]
+    told: str
+
+
+def unwatched(canary: Canary) -> Fate:
+    """Of one whose turn to be watched never came: it was sent all the same."""
+    return Fate(verdict="not watched", told=f"it was sent to {canary.queue} and not watched any more")
+
+
+def watch(canary: Canary, broker: Broker, *, seconds: float, clock: Clock, stopped: Callable[[], bool]) -> Fate:
+    """Look again and again, until it is settled or dead, the time is over, or somebody asks to stop."""
+    began_at = clock.monotonic()
+    rest_seconds = _LOOK_SECONDS_MIN
+    empty = 0
+    while True:
+        looked_at = clock.monotonic()
+        there = _in_queue(canary, broker)
+        empty = 0 if there else empty + 1
+        if not there and (broker.capabilities.exact_stats or empty >= _EMPTY_LOOKS):
+            return _fate(canary, broker)
+        if isinstance(there, Message) and _died_before(canary, there):
+            return Fate(verdict="died", told=f"it died, and is in {canary.queue} again already")
+        now = clock.monotonic()
+        left = began_at + seconds - now
+        if left <= 0 or stopped():
+            return _undecided(canary, broker, seconds=now - began_at)
+        rest_seconds = min(max(2 * rest_seconds, 2 * (now - looked_at)), _LOOK_SECONDS_MAX)
+        _nap(min(rest_seconds, left), clock, stopped)
+
+
+def _in_queue(canary: Canary, broker: Broker) -> Message | bool:
+    """The message; of a queue that cannot be looked into, whether there is any."""
+    if not broker.capabilities.browsable:
+        stats = broker.stats(canary.queue)
+        return bool(stats.visible or stats.in_flight or stats.delayed)
+    return next((message for message in _messages(broker, canary.queue) if _is_it(canary, message)), False)
+
+
+def _messages(broker: Broker, queue: str) -> Iterator[Message]:
+    after: str | None = None
+    while page := broker.browse(queue, messages_max=PAGE, after_id=after):
+        yield from page
+        after = page[-1].id
+
+
+def _fate(canary: Canary, broker: Broker) -> Fate:
+    """Of one that is gone from its queue: a broker adds to the dead letters before it takes away."""
+    for queue in canary.dead_letter_queues:
+        with letters_in(broker, queue) as letters:
+            for page in letters.pages():
+                if found := next((each for each in page if _is_it(canary, each.message)), None):
+                    why = found.death.reason if found.death is not None else "it does not say of what"
+                    return Fate(verdict="died", told=f"it died again, and is in {queue} as {found.id}: {why}")
+    return Fate(verdict="settled", told=f"it is gone from {canary.queue} and not among the dead letters")
+
+
+def _undecided(canary: Canary, broker: Broker, *, seconds: float) -> Fate:
+    if broker.capabilities.browsable:
+        return Fate(verdict="unknown", told=f"it is still in {canary.queue} after {seconds:.0f} s")
+    died = _fate(canary, broker)
+    if died.verdict == "died":
+        return died
+    return Fate(
+        verdict="unknown",
+        told=f"after {seconds:.0f} s it is not among the dead letters, but {canary.queue} is not empty, and SQS does "
+        "not tell of a single message whether it is still there",
+    )
+
+
+def _is_it(canary: Canary, message: Message) -> bool:
+    return (
+        message.id == canary.message_id
+        or message.attributes.get(REPLAY_ID_ATTRIBUTE) == canary.replay_id
+        or _died_before(canary, message)
+    )
+
+
+def _died_before(canary: Canary, message: Message) -> bool:
+    death = death_of(message.attributes)
+    past = [each.message_id for each in past_of(message.attributes)]
+    return canary.message_id in (past if death is None else [*past, death.message_id])
+
+
+def _nap(seconds: float, clock: Clock, stopped: Callable[[], bool]) -> None:
+    until = clock.monotonic() + seconds
+    while (left := until - clock.monotonic()) > 0 and not stopped():
+        clock.wait(threading.Event(), min(left, _NAP_SECONDS))

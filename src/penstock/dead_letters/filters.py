@@ -1,0 +1,124 @@
+"""Which dead letters a person means, and where each of them came from."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from penstock.dead_letters.groups import NO_REASON, key_of
+from penstock.dead_letters.letters import Letter
+from penstock.errors import InvalidMessage
+from penstock.messaging.broker import conventional_source, listed_name, names_dead_letters
+from penstock.messaging.death import DEATH_ATTRIBUTE, PAST_ATTRIBUTE, past_of, set_aside_reason
+from penstock.messaging.message import Message
+from penstock.objects.notification import parse
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """What a letter has to be like; what is None or empty asks nothing."""
+
+    handler: str | None = None
+    error: str | None = None  # a group's key, or text of reason, exception or fingerprint, whatever its letter case
+    older_than_seconds: float | None = None  # since it became a dead letter
+    younger_than_seconds: float | None = None
+    attributes: Mapping[str, str] = field(default_factory=dict)
+    object_uri: str | None = None  # that the body, a notification, announces
+    ids: frozenset[str] = frozenset()  # its own, or one that it had in the queue it died in, now or before
+
+    @property
+    def asks_nothing(self) -> bool:
+        return self == Wanted()
+
+    def matches(self, letter: Letter, *, now: float) -> bool:
+        """Whether it is such a one. What costs least is asked first."""
+        message = letter.message
+        return (
+            self._is_of_age(now - message.enqueued_at)
+            and all(_text(message.attributes.get(name)) == value for name, value in self.attributes.items())
+            and self._died_so(letter)
+            and (self.object_uri is None or self.object_uri in objects_of(message))
+        )
+
+    def ids_met(self, letter: Letter) -> frozenset[str]:
+        """Those of the ids asked for that are this letter's, of any of its lives."""
+        return self.ids & ids_of(letter) if self.ids else self.ids
+
+    def _is_of_age(self, age_seconds: float) -> bool:
+        if self.older_than_seconds is not None and age_seconds < self.older_than_seconds:
+            return False
+        return self.younger_than_seconds is None or age_seconds < self.younger_than_seconds
+
+    def _died_so(self, letter: Letter) -> bool:
+        if self.handler is None and self.error is None and not self.ids:
+            return True
+        if not self._may_have_died_so(letter):
+            return False
+        death = letter.death
+        if self.ids and not self.ids_met(letter):
+            return False
+        if self.handler is not None and (death is None or death.handler != self.handler):
+            return False
+        if self.error is None or key_of(death) == self.error:
+            return True
+        told = (death.reason, death.exception, death.fingerprint) if death is not None else ()
+        sought = self.error.casefold()
+        return any(sought in text.casefold() for text in (*told, set_aside_reason(letter.message.attributes)) if text)
+
+    def _may_have_died_so(self, letter: Letter) -> bool:
+        """A look at the text of its death, which costs a twentieth of decoding it; whoever passes is asked properly."""
+        text = letter.message.attributes.get(DEATH_ATTRIBUTE)
+        if not isinstance(text, str):
+            return True
+        if self.ids and letter.id not in self.ids:
+            texts = (text, _text(letter.message.attributes.get(PAST_ATTRIBUTE)) or "")
+            if not any(not _is_plain(id) or any(id in each for each in texts) for id in self.ids):
+                return False
+        if self.handler is not None and _is_plain(self.handler) and self.handler not in text:
+            return False
+        if self.error is None or not _is_plain(self.error) or self.error == NO_REASON:
+            return True
+        sought, aside = self.error.casefold(), set_aside_reason(letter.message.attributes)
+        return sought in text.casefold() or (aside is not None and sought in aside.casefold())
+
+
+def _is_plain(text: str) -> bool:
+    """Whether it stands in JSON as it is, and is no name of a group of reasons, which stands nowhere."""
+    return text.isascii() and text.isprintable() and not set(text) & set('"\\<>')
+
+
+def ids_of(letter: Letter) -> frozenset[str]:
+    """Its own, the one it had in the queue it died in, and those of the lives before."""
+    death = letter.death
+    before = [each.message_id for each in past_of(letter.message.attributes)]
+    return frozenset({letter.id, *before, *([] if death is None else [death.message_id])})
+
+
+def objects_of(message: Message) -> frozenset[str]:
+    """The addresses that the body announces; none where it is no notification."""
+    try:
+        found = parse(message.body, buckets_allowed=None)
+    except InvalidMessage:
+        return frozenset()
+    return frozenset(ref.uri for ref in found.objects)
+
+
+def origins_of(letter: Letter) -> Sequence[str]:
+    """The queues it may have come from, by whoever tells: the broker, its death, an earlier death, or the name of where
+    it lies. A queue of dead letters is none. Deaths may be forged."""
+    death = letter.death
+    told = [
+        letter.moved_from,
+        None if death is None else death.queue,
+        *(each.queue for each in reversed(past_of(letter.message.attributes))),
+        source_of(letter.queue),
+    ]
+    return [queue for queue in told if queue and not names_dead_letters(listed_name(queue))]
+
+
+def source_of(queue: str) -> str | None:
+    """By its name alone, the queue whose dead letters these are, of either tier."""
+    source = conventional_source(queue)
+    return source if source is None else source_of(source) or source
+
+
+def _text(value: str | bytes | None) -> str | None:
+    return value.decode("utf-8", "backslashreplace") if isinstance(value, bytes) else value

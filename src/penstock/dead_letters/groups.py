@@ -1,0 +1,154 @@
+"""Dead letters by what they died of: a hundred thousand letters are mostly three reasons.
+
+Letters of one fingerprint are one group. Where a death has none, its reason is the group, without what differs from
+message to message: numbers, also those inside words, ids, quoted texts, paths.
+"""
+
+import json
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+
+from penstock.dead_letters.letters import Letter
+from penstock.messaging.death import DEATH_ATTRIBUTE, Death
+from penstock.messaging.message import NO_ATTRIBUTES
+
+GROUPS_MAX = 1_000  # that are told apart; letters of further ones are counted together
+NO_REASON = "no reason was recorded"
+_REASON_CHARS_MAX = 200
+_FINGERPRINT = re.compile(r'"fingerprint": (null|"(?:[^"\\]|\\.)*")')
+_REASON = re.compile(r'\{"reason": ("(?:[^"\\]|\\.)*")')
+_PARTS = (
+    (re.compile(r"""(?<!\w)(?:"[^"]*"|'[^']*'|`[^`]*`|«[^»]*»)"""), "<text>"),
+    (re.compile(r"\b[a-z][a-z0-9+.-]*://\S+", re.IGNORECASE), "<address>"),
+    (re.compile(r"(?<![\w<])(?:~|\.{1,2})?/[^\s:;,()]+"), "<path>"),
+    (re.compile(r"\b[0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12}\b", re.IGNORECASE), "<id>"),
+    (re.compile(r"\b(?:0x[0-9a-f]+|(?=[0-9a-f]*\d)[0-9a-f]{8,})\b", re.IGNORECASE), "<id>"),
+    (re.compile(r"\b(?=(?:[^\W\d]*\d){4})\w{12,}\b"), "<id>"),
+    (re.compile(r"[-+]?\d[\d.,:_]*"), "<n>"),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """Letters that died of the same. Times are epoch seconds: when they became dead letters."""
+
+    key: str  # what `--error` finds them by
+    count: int
+    first_at: float
+    last_at: float
+    queues: tuple[str, ...]  # where they lie
+    reason: str  # of the example
+    example_id: str
+    example_queue: str
+
+
+@dataclass(slots=True, kw_only=True)
+class _Tally:
+    """A group that grows."""
+
+    example: Letter
+    reason: str
+    count: int = 0
+    first_at: float = float("inf")
+    last_at: float = float("-inf")
+    queues: dict[str, None] = field(default_factory=dict)
+
+
+class Grouping:
+    """Counts letters as they are looked at, and keeps one of each group."""
+
+    def __init__(self, *, groups_max: int = GROUPS_MAX) -> None:
+        self._groups_max = groups_max
+        self._groups: dict[str, _Tally] = {}
+        self.letters = 0
+        self.others = 0  # letters of groups beyond the bound
+
+    def add(self, letters: Iterable[Letter]) -> None:
+        """Count these, too."""
+        for letter in letters:
+            self.letters += 1
+            tally = self._tally(_quick_key(letter), letter)
+            if tally is None:
+                self.others += 1
+                continue
+            at = letter.message.enqueued_at
+            tally.count += 1
+            tally.first_at, tally.last_at = min(tally.first_at, at), max(tally.last_at, at)
+            tally.queues[letter.queue] = None
+
+    def groups(self) -> Sequence[Group]:
+        """The largest first."""
+        found = sorted(self._groups.items(), key=lambda item: (-item[1].count, item[1].first_at))
+        return [
+            Group(
+                key=key,
+                count=tally.count,
+                first_at=tally.first_at,
+                last_at=tally.last_at,
+                queues=tuple(tally.queues),
+                reason=tally.reason,
+                example_id=tally.example.id,
+                example_queue=tally.example.queue,
+            )
+            for key, tally in found
+        ]
+
+    def _tally(self, key: str | None, letter: Letter) -> _Tally | None:
+        tally = None if key is None else self._groups.get(key)
+        if tally is not None:
+            return tally
+        death = letter.death
+        key = key_of(death)  # also where a quick look was taken in by what somebody forged
+        if key not in self._groups:
+            if len(self._groups) >= self._groups_max:
+                return None
+            self._groups[key] = _Tally(example=_slim(letter), reason=NO_REASON if death is None else death.reason)
+        return self._groups[key]
+
+
+def key_of(death: Death | None) -> str:
+    """The group's name."""
+    if death is None:
+        return NO_REASON
+    return death.fingerprint or normalised(death.reason)
+
+
+def _quick_key(letter: Letter) -> str | None:
+    """As `key_of`, read out of the text of a death as Penstock writes it, without decoding the rest, which is mostly a
+    traceback; None where that does not do. Quotes inside a text have a backslash before them, so that no text is taken
+    for a field."""
+    text = letter.message.attributes.get(DEATH_ATTRIBUTE)
+    if not isinstance(text, str):
+        return NO_REASON
+    found = _FINGERPRINT.search(text)
+    if found is None:
+        return None
+    if found[1] != "null":
+        return _text(found[1])
+    reason = _REASON.match(text)
+    told = None if reason is None else _text(reason[1])
+    return None if told is None else normalised(told)
+
+
+def _slim(letter: Letter) -> Letter:
+    """Without what takes memory."""
+    return replace(letter, message=replace(letter.message, body=b"", attributes=NO_ATTRIBUTES))
+
+
+@lru_cache(maxsize=4096)
+def _text(quoted: str) -> str | None:
+    try:
+        return str(json.loads(quoted))
+    except ValueError:
+        return None
+
+
+@lru_cache(maxsize=4096)
+def normalised(reason: str) -> str:
+    """A reason without what differs from message to message."""
+    text = reason[: 4 * _REASON_CHARS_MAX]
+    for pattern, name in _PARTS:
+        text = pattern.sub(name, text)
+    return " ".join(text.split())[:_REASON_CHARS_MAX] or NO_REASON

@@ -1,0 +1,141 @@
+"""Dead letters as JSON lines, losing nothing: for a file that is kept, and put back some day.
+
+A body or attribute that is no text is written as base64, and says so.
+"""
+
+import base64
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from penstock.dead_letters.letters import Letter
+from penstock.errors import UsageError
+from penstock.messaging.death import DEATH_ATTRIBUTE
+from penstock.messaging.message import ORIGIN_ATTRIBUTE, Attributes, Message, Outgoing
+from penstock.messaging.replay import Replay, letter_replay_id, replay_id_of
+
+FORMAT = 1  # of a line
+LINE_BYTES_MAX = 16 * 1024 * 1024
+_IMPORTED = "import"  # where such a letter lies, as far as the record of replays is concerned
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kept:
+    """A letter as a line holds it."""
+
+    queue: str
+    message: Message
+    digest: str  # of the line: the same letter has the same
+
+    @property
+    def replay_id(self) -> str:
+        """The id of a replay of the letter from the queue that it was exported from."""
+        return letter_replay_id(self.queue, self.message)
+
+    def intent(self, queue: str) -> Replay:
+        """To put it into that queue: on record once, however often its file is imported, and to wherever."""
+        return Replay(
+            replay_id=replay_id_of(_IMPORTED, self.digest),
+            letter_queue=_IMPORTED,
+            letter_id=self.digest,
+            queue=queue,
+            count=0,
+            due_at=0.0,
+        )
+
+    def outgoing(self, intent: Replay) -> Outgoing:
+        """Return the letter as it was, with its death; and with its message id, if no death names that."""
+        message = self.message
+        origin = {} if DEATH_ATTRIBUTE in message.attributes else {ORIGIN_ATTRIBUTE: message.id}
+        return Outgoing(
+            body=message.body,
+            attributes={**origin, **message.attributes},
+            group=message.group,
+            deduplication_id=intent.replay_id,
+        )
+
+
+def line_of(letter: Letter) -> bytes:
+    """One line, with its end."""
+    message = letter.message
+    fields = {
+        "penstock_letter": FORMAT,
+        "queue": letter.queue,
+        "id": message.id,
+        "enqueued_at": message.enqueued_at,
+        "group": message.group,
+        **_body(message.body),
+        "attributes": {name: _value(value) for name, value in message.attributes.items()},
+    }
+    return json.dumps(fields).encode("ascii") + b"\n"
+
+
+def read_line(line: bytes, *, number: int, file: str) -> Kept:
+    """Raises `UsageError`, naming file and line, for one that no export wrote."""
+    try:
+        fields = json.loads(line)
+        if not isinstance(fields, dict):
+            raise _Garbled("it is no JSON object")
+        if fields["penstock_letter"] != FORMAT:
+            raise _Garbled(f"it is of another format than {FORMAT}")
+        return Kept(queue=_text(fields["queue"]), message=_message(fields), digest=_digest(line))
+    except _Garbled as error:
+        why = str(error)
+    except KeyError as error:
+        why = f"it has no {error.args[0]}"
+    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError):
+        why = "it is no JSON"
+    except (ValueError, TypeError, AttributeError, OverflowError):
+        why = "a field of it holds something else than an export writes there"
+    raise UsageError(f"Line {number:,} of {file} is no dead letter that was exported: {why}.")
+
+
+class _Garbled(Exception):
+    """What is wrong, in words."""
+
+
+def _message(fields: Mapping[str, Any]) -> Message:
+    group = fields["group"]
+    return Message(
+        id=_text(fields["id"]),
+        body=_bytes(fields),
+        enqueued_at=float(fields["enqueued_at"]),
+        attributes=_attributes(fields["attributes"]),
+        group=None if group is None else _text(group),
+    )
+
+
+def _digest(line: bytes) -> str:
+    return hashlib.sha256(line.strip()).hexdigest()[:32]
+
+
+def _body(body: bytes) -> Mapping[str, str]:
+    try:
+        return {"body": body.decode("utf-8")}
+    except UnicodeDecodeError:
+        return {"body_base64": base64.b64encode(body).decode("ascii")}
+
+
+def _bytes(fields: Mapping[str, Any]) -> bytes:
+    if "body" in fields:
+        return _text(fields["body"]).encode("utf-8")
+    return base64.b64decode(_text(fields["body_base64"]), validate=True)
+
+
+def _value(value: str | bytes) -> str | Mapping[str, str]:
+    return value if isinstance(value, str) else {"base64": base64.b64encode(value).decode("ascii")}
+
+
+def _attributes(values: Mapping[str, Any]) -> Attributes:
+    return {
+        name: value if isinstance(value, str) else base64.b64decode(_text(value["base64"]), validate=True)
+        for name, value in values.items()
+    }
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError
+    return value

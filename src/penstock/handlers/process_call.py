@@ -1,0 +1,464 @@
+"""One delivery in the hands of a function in another process.
+
+Handlers in processes of their own: for work that holds the GIL, leaks, or may never end.
+
+Each child runs one call at a time and is reused. It is spawned, never forked. Interrupting a call kills its child with
+whatever that started; a child that dies takes its call with it and nothing else; and none outlives this process. What
+goes to a child is the message as it came; the body is read there, by the same codec. The function travels by its name,
+so it has to be one that can be imported. What a child does is in `child`.
+
+What happens in a child process: calls come through a pipe and are answered there, one after another.
+
+Signals of a terminal or a group are the parent's to answer, and the child ends with its parent.
+
+A pipe between a process and its child, on which neither waits for the other after it has ended.
+
+A reader sees the end of a pipe only when every process has closed its other end, and processes that the child forked
+keep it open. So the parent checks, with each piece that it reads or writes, if the child has ended.
+"""
+
+import fcntl
+import multiprocessing
+import os
+import pickle
+import select
+import signal
+import struct
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import nullcontext, suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import SpawnProcess
+from pathlib import Path
+from types import FrameType
+from typing import Any, Protocol
+
+from penstock.errors import ClaimLost, ConfigurationError, PenstockError, Reject, Retry
+from penstock.handlers.call import NotBegun, Opened, Surroundings
+from penstock.handlers.context import Context
+from penstock.handlers.decision import delay_asked
+from penstock.handlers.function_call import PlainCall
+from penstock.messaging.call import TellRetry
+from penstock.messaging.delivery import Delivery, PreviousAttempt
+from penstock.messaging.failure import Failure, failure_of
+from penstock.messaging.forks import OwnProcess
+from penstock.messaging.handler import HeldClaim
+from penstock.messaging.message import Message
+from penstock.messaging.schema import Codec, Queue
+from penstock.messaging.tracing import Carrier, Continuing
+
+PIECE_BYTES = 1 << 20  # read at a time, at most
+_LENGTH = struct.Struct("!Q")
+
+
+class _HasFileno(Protocol):
+    def fileno(self) -> int: ...
+
+
+class Pipe:
+    """One end of the pipe, for one thread at a time."""
+
+    def __init__(self, connection: Connection, *, end: _HasFileno | int | None = None) -> None:
+        """``end`` becomes readable when the process at the other end has ended; None: do not check for that."""
+        os.set_blocking(connection.fileno(), False)
+        self._connection = connection
+        self._end = end
+
+    def send(self, value: Any) -> None:
+        """Send a value. Raises `EOFError` if the other process ended first, `OSError` if the other end is closed."""
+        pickled = pickle.dumps(value)
+        for data in (_LENGTH.pack(len(pickled)), pickled):
+            left = memoryview(data)
+            while left:
+                self._await(select.POLLOUT)
+                try:
+                    left = left[os.write(self._connection.fileno(), left) :]
+                except BlockingIOError:  # poll reports room that the write finds too small
+                    continue
+
+    def receive(self) -> Any:
+        """Receive a value. Raises `EOFError` if the other end is closed or the other process ended."""
+        (length,) = _LENGTH.unpack(self._read(_LENGTH.size))
+        return pickle.loads(self._read(length))  # both ends are ours
+
+    def close(self) -> None:
+        """Close this end; the other one then raises."""
+        self._connection.close()
+
+    def _read(self, length: int) -> bytearray:
+        data = bytearray()
+        while len(data) < length:
+            self._await(select.POLLIN)
+            try:
+                piece = os.read(self._connection.fileno(), min(PIECE_BYTES, length - len(data)))
+            except BlockingIOError:
+                continue
+            if not piece:
+                raise EOFError
+            data += piece
+        return data
+
+    def _await(self, event: int) -> None:
+        """Wait for a `select.poll` event. What a process wrote before it ended can still be read."""
+        poll = select.poll()
+        poll.register(self._connection, event)
+        if self._end is not None:
+            poll.register(self._end, select.POLLIN)
+        ready = {descriptor for descriptor, _ in poll.poll()}
+        if self._connection.fileno() not in ready:
+            raise EOFError
+
+
+_PARENTS = (signal.SIGINT, signal.SIGTERM, signal.SIGTSTP)  # signals that are the parent's to answer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SentCall:
+    """One call, as it travels to a child."""
+
+    message: Message
+    queue: str
+    handler: str
+    attempt: int
+    previous_attempt: PreviousAttempt | None
+    key: str | None
+    carrier: Carrier  # of the span that it is made in
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Retrying:
+    """A call inside the function failed and is tried again there; the answer is yet to come."""
+
+    tries: int
+    delay_seconds: float
+    failure: Failure
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Returned:
+    """The function returned this."""
+
+    result: Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Raised:
+    """The function raised; of the exception itself only words travel."""
+
+    kind: str  # reject, retry, other
+    failure: Failure
+    delay_seconds: float | None
+
+
+def serve(
+    connection: Connection,
+    function: Callable[..., Any],
+    queue: Queue[Any],
+    wants_context: bool,
+    continuing: Continuing | None,
+) -> None:
+    """The child's life. A terminal's Ctrl-C and a group's SIGTERM are the parent's to answer."""
+    with suppress(OSError):
+        os.setsid()  # a group of its own, so that it can be killed with what it starts
+    for number in _PARENTS:
+        # Not ignored: programs that the function starts would inherit that, and could not be ended any more.
+        signal.signal(number, _left_to_the_parent)
+        signal.siginterrupt(number, False)
+    _end_with_parent()
+    pipe = Pipe(connection)
+    codec: Codec[Any] = Codec(queue)
+    while True:
+        try:
+            call: SentCall = pipe.receive()
+        except (EOFError, OSError):
+            if continuing is not None:
+                continuing.close()
+            os._exit(0)  # the parent is gone, or wants no more
+        with nullcontext() if continuing is None else continuing(call.carrier):
+            answer = _run(call, function, codec, wants_context, partial(_tell_retry, pipe))
+        pipe.send(answer)
+
+
+def _left_to_the_parent(_number: int, _frame: FrameType | None) -> None:
+    """Nothing happens here."""
+
+
+def _end_with_parent() -> None:
+    """Have the kernel end this process when the parent is gone; a function that holds the GIL would never look.
+
+    The parent's sentinel is a pipe. A pipe told to is followed by SIGIO when its other end is closed, and SIGIO ends
+    who does not handle it.
+    """
+    parent = multiprocessing.parent_process()
+    if parent is None:
+        return
+    with suppress(OSError):
+        signal.signal(signal.SIGIO, signal.SIG_DFL)
+        flags = fcntl.fcntl(parent.sentinel, fcntl.F_GETFL)
+        fcntl.fcntl(parent.sentinel, fcntl.F_SETOWN, os.getpid())
+        fcntl.fcntl(parent.sentinel, fcntl.F_SETFL, flags | os.O_ASYNC)
+    if wait([parent.sentinel], 0):  # it was gone before
+        os._exit(0)
+
+
+def _tell_retry(pipe: Pipe, tries: int, delay_seconds: float, raised: BaseException) -> None:
+    pipe.send(Retrying(tries=tries, delay_seconds=delay_seconds, failure=failure_of(raised)))
+
+
+def _run(
+    call: SentCall, function: Callable[..., Any], codec: Codec[Any], wants_context: bool, tell_retry: TellRetry
+) -> Returned | Raised:
+    context = Context(
+        message=call.message,
+        queue=call.queue,
+        handler=call.handler,
+        attempt=call.attempt,
+        previous_attempt=call.previous_attempt,
+        key=call.key,
+        tell_retry=tell_retry,
+    )
+    try:
+        body = codec.decode(call.message)
+        with OwnProcess():
+            result = function(body, context) if wants_context else function(body)
+        pickle.dumps(result)
+    except BaseException as raised:
+        failure = failure_of(raised)
+        kind = "reject" if isinstance(raised, Reject) else "retry" if isinstance(raised, Retry) else "other"
+        delay_seconds = delay_asked(raised)
+        return Raised(kind=kind, failure=failure, delay_seconds=delay_seconds)
+    return Returned(result=result)
+
+
+END_SECONDS = 0.5  # for children that were asked to end, all together
+
+
+class ChildFailed(PenstockError):
+    """What a child's function raised, in words; ``traceback`` is the child's."""
+
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(failure.summary)
+        self.failure = failure  # `failure_of` takes it as it is
+
+
+class ChildDied(PenstockError):
+    """The process ended in the middle of a call: killed, out of memory, a crash in C code."""
+
+
+class Child:
+    """One process, driven by the thread that took it."""
+
+    def __init__(
+        self, function: Callable[..., Any], queue: Queue[Any], wants_context: bool, continuing: Continuing | None
+    ) -> None:
+        context = multiprocessing.get_context("spawn")
+        ours, theirs = context.Pipe()
+        self._process = context.Process(
+            target=serve, args=(theirs, function, queue, wants_context, continuing), name="penstock-child", daemon=True
+        )
+        self._process.start()
+        theirs.close()
+        self._pipe = Pipe(ours, end=_end_of(self._process))
+        self._killed = False  # written by whoever kills it; it may take a moment to be gone
+        self.busy = False  # written by the thread that took it
+
+    @property
+    def alive(self) -> bool:
+        """Whether it can take a call."""
+        return not self._killed and self._process.is_alive()
+
+    @property
+    def suspended(self) -> bool:
+        """Whether somebody suspended it (SIGSTOP, a debugger): it may never go on, so its lease must not."""
+        try:
+            state = Path(f"/proc/{self._process.pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0]
+        except (OSError, IndexError):  # gone, or a system without /proc
+            return False
+        return state in ("T", "t")
+
+    def call(self, sent: SentCall, *, tell_retry: TellRetry) -> Any:
+        """Run it there; raises what the function raised, or `ChildDied`."""
+        try:
+            self._pipe.send(sent)
+            self.busy = True
+            answer: Retrying | Returned | Raised = self._pipe.receive()
+            while isinstance(answer, Retrying):
+                tell_retry(answer.tries, answer.delay_seconds, ChildFailed(answer.failure))
+                answer = self._pipe.receive()
+            self.busy = False
+        except (EOFError, OSError) as error:
+            self._process.join(END_SECONDS)
+            code = self._process.exitcode
+            how = f"killed by signal {-code}" if code is not None and code < 0 else f"exit code {code}"
+            raise ChildDied(f"the handler's process ended in the middle of the message ({how})") from error
+        if isinstance(answer, Returned):
+            return answer.result
+        raise _exception_of(answer)
+
+    def kill(self) -> None:
+        """End it now, with what it started; a call in it ends with `ChildDied`."""
+        self._killed = True
+        if self._process.is_alive() and self._process.pid is not None:
+            with suppress(OSError):  # its group is not there yet
+                os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.kill()
+
+    def ask_to_end(self) -> None:
+        """An idle child ends by that. Only the thread that took it, or nobody, may be using it."""
+        self._killed = True
+        with suppress(OSError):
+            self._pipe.close()
+
+    def ended_by(self, deadline: float) -> bool:
+        """Wait for its end until then (`time.monotonic`); answers whether it has come."""
+        self._process.join(max(0.0, deadline - time.monotonic()))
+        return self._process.exitcode is not None
+
+
+class Children:
+    """The children of one handler: made when they are needed, kept for the next call. Any thread may call it."""
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        queue: Queue[Any],
+        *,
+        wants_context: bool,
+        continuing: Continuing | None = None,
+    ) -> None:
+        _check_importable(function)
+        self._function = function
+        self._queue = queue
+        self._wants_context = wants_context
+        self._continuing = continuing
+        self._lock = threading.Lock()
+        self._idle: list[Child] = []  # under the lock, as is the next
+        self._closed = False
+
+    def take(self) -> Child:
+        """A child for one call, to be put back or killed."""
+        with self._lock:
+            while self._idle:
+                child = self._idle.pop()
+                if child.alive:
+                    return child
+        return Child(self._function, self._queue, self._wants_context, self._continuing)
+
+    def put_back(self, child: Child) -> None:
+        """The call is over."""
+        with self._lock:
+            keep = child.alive and not self._closed
+            if keep:
+                self._idle.append(child)
+        if not keep:
+            child.ask_to_end()
+
+    def close(self) -> None:
+        """End those that are idle; the others when their calls end, or are interrupted by whoever began them."""
+        with self._lock:
+            idle, self._idle, self._closed = self._idle, [], True
+        for child in idle:
+            child.ask_to_end()
+        deadline = time.monotonic() + END_SECONDS
+        left = [child for child in idle if not child.ended_by(deadline)]
+        for child in left:
+            child.kill()
+        deadline = time.monotonic() + END_SECONDS
+        for child in left:
+            child.ended_by(deadline)
+
+
+def _end_of(process: SpawnProcess) -> Connection | int:
+    """Something to wait for that is ready when the process has ended.
+
+    Its sentinel is a pipe, which processes that it forked keep open, so it is the second choice.
+    """
+    if process.pid is not None and hasattr(os, "pidfd_open"):
+        with suppress(OSError):
+            return Connection(os.pidfd_open(process.pid), writable=False)  # which closes it, when nobody needs it
+    return process.sentinel
+
+
+def _exception_of(raised: Raised) -> PenstockError:
+    if raised.kind == "reject":
+        return Reject(raised.failure.error)
+    if raised.kind == "retry":
+        return Retry(raised.failure.error, delay_seconds=raised.delay_seconds)
+    return ChildFailed(raised.failure)
+
+
+def _check_importable(function: Callable[..., Any]) -> None:
+    main = sys.modules["__main__"]
+    nowhere = getattr(main, "__file__", None) is None and getattr(main, "__spec__", None) is None
+    if getattr(function, "__module__", None) == "__main__" and nowhere:
+        raise ConfigurationError(
+            f"The handler {getattr(function, '__qualname__', function)!r} cannot run in a process of its own: it was "
+            "typed into a session or given to python -c, where no other process can import it; put it into a file."
+        )
+    try:
+        pickle.dumps(function)
+    except Exception as error:
+        raise ConfigurationError(
+            f"The handler {getattr(function, '__qualname__', function)!r} cannot run in a process of its own: it has "
+            f"to be a function at the top of a module ({error})."
+        ) from error
+
+
+class ChildCall(PlainCall):
+    """A thread of the pool waits for the child. Interrupting kills it: C code that hangs hears nothing else."""
+
+    def __init__(self, delivery: Delivery, around: Surroundings, children: Children) -> None:
+        super().__init__(delivery, around)
+        self._children = children
+        self._child: Child | None = None  # taken away under the lock; written by the thread that runs
+
+    def claim(self) -> HeldClaim | None:
+        """As of any call. A child that was suspended must not keep its lease: it is then given up as lost."""
+        child = self._child
+        if child is not None and child.suspended:
+            raise ClaimLost("the process of the function was suspended")
+        return super().claim()
+
+    def drain(self) -> None:
+        super().drain()
+        if self._around.declaration.on_stop == "give_back":  # it sees no checkpoint over there
+            self._kill()
+
+    def interrupt(self) -> None:
+        super().interrupt()
+        self._kill()
+
+    def called(self, opened: Opened) -> Any:
+        context = self.context(opened)
+        sent = SentCall(
+            message=replace(context.message, attributes=dict(context.message.attributes)),  # a proxy cannot travel
+            queue=context.queue,
+            handler=context.handler,
+            attempt=context.attempt,
+            previous_attempt=context.previous_attempt,
+            key=context.key,
+            carrier=self._around.tracing.carrier(),
+        )
+        try:
+            child = self._child = self._children.take()
+        except OSError as error:
+            raise NotBegun(f"no process can be started for the handler: {error}") from error
+        try:
+            context.checkpoint()  # interrupted before there was a child to kill
+            return child.call(sent, tell_retry=context.tell_retry)
+        except Exception:
+            context.checkpoint()  # killed by us: not the function's failure
+            raise
+        finally:
+            with self._lock:
+                self._child = None
+            self._children.put_back(child)
+
+    def _kill(self) -> None:
+        with self._lock:  # or it might work for somebody else by now
+            if self._child is not None:
+                self._child.kill()

@@ -1,0 +1,1 @@
+"""Entry points for other platforms: the automatic replayer as an AWS Lambda function."""

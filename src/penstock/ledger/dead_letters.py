@@ -1,0 +1,203 @@
+"""Which dead letters were to be sent back, when, and which were: the first word on each counts.
+
+A replay is on record before it is sent and marked after, so one that is marked is never sent again, and its wait is the
+one that was chosen first, whoever looks at the letter next. Times are epoch seconds by the database's clock, but for
+``due_at``, which is the replayer's.
+
+Who did what to a queue: replayed, purged, exported. Written before anything is done, and completed after.
+
+An entry without an outcome is of something that is going on, or was killed.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from json import dumps, loads
+from typing import Any
+
+from sqlalchemy import Connection, bindparam, delete, select, update
+from ulid import ULID
+
+from penstock.ledger.database import Database
+from penstock.ledger.dialects import DatabaseNow
+from penstock.ledger.rows import AnyRow
+from penstock.ledger.rules import storable
+from penstock.ledger.schema import audit, replays
+from penstock.messaging.replay import Replay
+
+AT_ONCE_MAX = 500  # ids in one statement
+
+_THESE = replays.c.replay_id.in_(bindparam("these", expanding=True))
+_LOOK = select(replays).where(_THESE)
+_SENT = update(replays).values(sent_at=DatabaseNow()).where(_THESE, replays.c.sent_at.is_(None))
+_OLD = (
+    select(replays.c.replay_id)
+    .where(
+        replays.c.intended_at < DatabaseNow() - bindparam("older_than_seconds"),
+        # What waits in a tier of longer retention than those of the replayer that forgets: it would wait anew.
+        replays.c.due_at < DatabaseNow() - bindparam("older_than_seconds"),
+    )
+    .order_by(replays.c.intended_at)
+    .limit(bindparam("rows_max"))
+)
+_FORGET = delete(replays).where(_THESE)
+
+
+class Replays:
+    """A `penstock.messaging.replay.ReplayLog` in the ledger."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._add = database.dialect.insert_or_ignore(replays)
+
+    def open(self, replays: Sequence[Replay]) -> Mapping[str, Replay]:
+        """Record the intent of those not on record yet; answers all as they stand on record, by replay id."""
+        if not replays:
+            return {}
+        rows = [
+            {
+                "replay_id": one.replay_id,
+                "letter_queue": storable(one.letter_queue),
+                "letter_id": storable(one.letter_id),
+                "queue": storable(one.queue),
+                "count": one.count,
+                "due_at": one.due_at,
+            }
+            for one in sorted(replays, key=lambda one: one.replay_id)  # one order, so that no two lock each other out
+        ]
+        add = self._add.values(intended_at=DatabaseNow())
+        self._database.transact(lambda connection: connection.execute(add, rows))
+        return self.find([one.replay_id for one in replays])
+
+    def find(self, replay_ids: Sequence[str]) -> Mapping[str, Replay]:
+        """Those of these that are on record, by replay id."""
+        with self._database.reading() as connection:
+            return {
+                row.replay_id: _replay(row)
+                for ids in _parts(replay_ids)
+                for row in connection.execute(_LOOK, {"these": ids})
+            }
+
+    def sent(self, replay_ids: Sequence[str]) -> None:
+        """They are in their queues again."""
+
+        def mark(connection: Connection) -> None:
+            for ids in _parts(sorted(replay_ids)):
+                connection.execute(_SENT, {"these": ids})
+
+        if replay_ids:
+            self._database.transact(mark)
+
+    def forget(self, *, older_than_seconds: float, limit: int) -> int:
+        """Delete the oldest that were intended and due so long ago; answers how many. Their letters have to be gone."""
+
+        def forget(connection: Connection) -> int:
+            binds = {"older_than_seconds": older_than_seconds, "rows_max": limit}
+            old = connection.scalars(_OLD, binds).all()
+            return sum(connection.execute(_FORGET, {"these": ids}).rowcount for ids in _parts(sorted(old)))
+
+        return self._database.transact(forget)
+
+
+def _parts(ids: Sequence[str]) -> Iterator[Sequence[str]]:
+    rest = iter(ids)
+    while part := list(islice(rest, AT_ONCE_MAX)):
+        yield part
+
+
+def _replay(row: AnyRow) -> Replay:
+    return Replay(
+        replay_id=row.replay_id,
+        letter_queue=row.letter_queue,
+        letter_id=row.letter_id,
+        queue=row.queue,
+        count=row._mapping["count"],  # what a tuple calls so is something else
+        due_at=row.due_at,
+        sent=row.sent_at is not None,
+    )
+
+
+DETAILS_BYTES_MAX = 60_000  # MySQL keeps 65,535 in such a column
+ENTRIES_MAX = 64  # of a list, where that is too much
+TEXT_CHARACTERS_MAX = 500
+
+_ONE = audit.c.id == bindparam("of_id")
+_END = (
+    update(audit)
+    .values(messages=bindparam("so_many"), outcome=bindparam("how"), ended_at=DatabaseNow())
+    .where(_ONE, audit.c.outcome.is_(None))
+)
+_LATEST = select(audit).order_by(audit.c.id.desc())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuditRow:
+    """One entry. Times are epoch seconds by the database's clock."""
+
+    id: str
+    action: str
+    queue: str
+    who: str
+    details: Mapping[str, Any]  # what was asked for: filters, limits
+    messages: int  # that it was done to
+    outcome: str | None  # done, interrupted or failed; None: not ended
+    began_at: float
+    ended_at: float | None
+
+
+class Audits:
+    """The entries; none is ever changed after its end, and none deleted."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._add = database.dialect.insert_or_ignore(audit)
+
+    def begin(self, action: str, *, queue: str, who: str, details: Mapping[str, Any]) -> str:
+        """Somebody is about to do something; answers the entry's id."""
+        entry = str(ULID())
+        row = {
+            "id": entry,
+            "action": action,
+            "queue": storable(queue),
+            "who": storable(who),
+            "details": storable(_told(details)),
+            "messages": 0,
+        }
+        add = self._add.values(began_at=DatabaseNow())
+        self._database.transact(lambda connection: connection.execute(add, row))
+        return entry
+
+    def end(self, entry: str, *, messages: int, outcome: str) -> None:
+        """What it came to."""
+        binds = {"of_id": entry, "so_many": messages, "how": outcome}
+        self._database.transact(lambda connection: connection.execute(_END, binds))
+
+    def latest(self, *, limit: int, before: str | None = None) -> Sequence[AuditRow]:
+        """The newest first; ``before``: the last id of the page before."""
+        asked = _LATEST.limit(limit) if before is None else _LATEST.where(audit.c.id < before).limit(limit)
+        with self._database.reading() as connection:
+            return [_row(row) for row in connection.execute(asked)]
+
+
+def _told(details: Mapping[str, Any]) -> str:
+    """As JSON that every database can keep: of what is long only the beginning, and how many there were."""
+    text, kept = dumps(details), ENTRIES_MAX
+    while len(text) > DETAILS_BYTES_MAX and kept:
+        text = dumps(_beginning(details, kept))
+        kept //= 2
+    return text
+
+
+def _beginning(value: Any, kept: int) -> Any:
+    if isinstance(value, str):
+        return value[:TEXT_CHARACTERS_MAX]
+    if isinstance(value, Mapping):
+        return {name: _beginning(each, kept) for name, each in value.items()}
+    if isinstance(value, list) and len(value) > kept:
+        return [*(_beginning(each, kept) for each in value[:kept]), f"and {len(value) - kept:,} more"]
+    return value
+
+
+def _row(row: AnyRow) -> AuditRow:
+    fields = dict(row._mapping)
+    return AuditRow(**{**fields, "details": loads(fields["details"])})

@@ -1,0 +1,121 @@
+"""Options that nobody knows: refused with a sentence that names the one that was meant.
+
+What is asked of a user's function before it is taken, and of what it returned, whatever it is called with.
+"""
+
+import difflib
+import functools
+import inspect
+from collections.abc import Callable, Iterable
+from typing import Any, Literal, ParamSpec, TypeVar
+
+from penstock.errors import UsageError
+
+Given = ParamSpec("Given")
+Result = TypeVar("Result")
+Class = TypeVar("Class", bound=type)
+
+_ELSEWHERE = {  # what other libraries call it
+    "max_retries": "max_attempts",
+    "retries": "max_attempts",
+    "time_limit": "timeout",
+    "key": "idempotency",
+    "idempotency_key": "idempotency",
+    "schedule": "cron",
+    "crontab": "cron",
+    "interval": "every",
+    "batch_size": "batch",
+    "prefetch": "concurrency",
+    "path": "folder",
+    "columns": "schema",
+    "partitions": "partition_by",
+}
+
+
+def checks_options(
+    what: str, *, hint: Callable[[str], str | None] = lambda _: None
+) -> Callable[[Callable[Given, Result]], Callable[Given, Result]]:
+    """Decorate a function, so that an option that it does not have raises `UsageError` with "did you mean ...?".
+
+    ``what`` names it in the sentence. ``hint`` returns more words for an option that is known elsewhere, or None.
+    """
+
+    def decorate(function: Callable[Given, Result]) -> Callable[Given, Result]:
+        known = [name for name in inspect.signature(function).parameters if name != "self"]
+
+        @functools.wraps(function)
+        def checked(*given: Given.args, **options: Given.kwargs) -> Result:
+            for name in options:
+                if name not in known:
+                    raise UsageError(f"{what} has no option {name}; {hint(name) or _meant(name, known)}")
+            return function(*given, **options)
+
+        return checked
+
+    return decorate
+
+
+def checks_class_options(what: str) -> Callable[[Class], Class]:
+    """As `checks_options`, for the constructor of a class."""
+
+    def decorate(made: Class) -> Class:
+        constructor: Any = made.__init__  # type: ignore[misc] # of this very class
+        made.__init__ = checks_options(what)(constructor)  # type: ignore[misc] # as above
+        return made
+
+    return decorate
+
+
+def close_to(name: str, known: Iterable[str]) -> str | None:
+    """Return the known name that was meant, if one is close enough."""
+    names = list(known)
+    elsewhere = _ELSEWHERE.get(name)
+    if elsewhere in names:
+        return elsewhere
+    return next(iter(difflib.get_close_matches(name, names, n=1)), None)
+
+
+def _meant(name: str, known: Iterable[str]) -> str:
+    names = list(known)
+    close = close_to(name, names)
+    return f"did you mean {close}?" if close else f"its options: {', '.join(names)}."
+
+
+OnStop = Literal["finish", "give_back"]
+
+
+def takes_context(function: Callable[..., Any], name: str, *, first: str) -> bool:
+    """Whether the function takes the context beside its ``first`` argument.
+
+    Raises `UsageError`, naming it as ``name``, where it takes neither one argument nor two.
+    """
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # a builtin that does not tell
+        return False
+    for answer, arguments in ((True, (None, None)), (False, (None,))):
+        try:
+            signature.bind(*arguments)
+        except TypeError:
+            continue
+        return answer
+    raise UsageError(f"{name} takes other arguments than ({first}) or ({first}, context): it takes {signature}.")
+
+
+def run_to_its_end(result: Any) -> Any:
+    """What the function returned. Raises TypeError for work that it only made and did not do: to ack that would lose
+    the message."""
+    if result is None or not (inspect.isawaitable(result) or inspect.isgenerator(result) or inspect.isasyncgen(result)):
+        return result
+    if inspect.iscoroutine(result):
+        result.close()  # or Python warns that nobody awaited it
+    raise TypeError(
+        f"it returned a {type(result).__name__}, which nobody runs: declare the function with async def and await in "
+        "it, and without yield"
+    )
+
+
+def check_on_stop(on_stop: str, name: str) -> None:
+    """Raise `UsageError` for what a stop cannot mean."""
+    if on_stop not in ("finish", "give_back"):
+        raise UsageError(f"{name} has on_stop={on_stop!r}; it is 'finish' or 'give_back'.")

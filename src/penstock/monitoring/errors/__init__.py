@@ -1,0 +1,1 @@
+"""Report failures to the user's error hook and to error services."""

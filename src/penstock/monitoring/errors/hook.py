@@ -1,0 +1,136 @@
+"""The error hook: failures reach the function that the user gave and the services that the settings name, and nothing
+that these do reaches the work.
+
+The first failure of its kind is told at once, and so is every final one; of the others one a minute, with how many
+there were. Each hook runs in a thread of its own.
+"""
+
+import threading
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from penstock.events import ChoosyListener, Event, Listener
+from penstock.messaging.clock import Clock, SystemClock
+from penstock.messaging.failure import failure_of, fingerprint
+from penstock.monitoring.errors.occurrences import ErrorContext, ErrorHook, Occurrence, may_fail, occurrence_of
+from penstock.monitoring.errors.outlets import QUIET_SECONDS, Complaints, Outlet, Report
+
+__all__ = ["ON_ERROR", "ErrorContext", "ErrorHook", "ErrorReporter"]
+
+ON_ERROR = "on_error"  # what the user's own hook is called
+FINGERPRINTS_MAX = 1_000
+NO_SERVICES: Mapping[str, ErrorHook] = MappingProxyType({})
+
+
+@dataclass(slots=True)
+class _Known:
+    """A fingerprint. Both fields are under the reporter's lock."""
+
+    reported_at: float
+    occurrences: int = 0
+
+
+class ErrorReporter(ChoosyListener):
+    """A listener for the bus that calls the user's hook, if there is one, and the ``services``, each by its name. Any
+    thread may call it.
+
+    ``process`` is the kind of this process; ``tell`` hears what goes wrong with a hook itself: give it the log's
+    listener.
+    """
+
+    def __init__(
+        self,
+        on_error: ErrorHook | None,
+        *,
+        worker: str,
+        tell: Listener,
+        services: Mapping[str, ErrorHook] = NO_SERVICES,
+        process: str = "worker",
+        clock: Clock | None = None,
+    ) -> None:
+        self._worker = worker
+        self._process = process
+        self._clock = SystemClock() if clock is None else clock
+        hooks = {**({} if on_error is None else {ON_ERROR: on_error}), **services}
+        self._outlets = [Outlet(name, hook, tell=tell, clock=self._clock) for name, hook in hooks.items()]
+        self._complaints = Complaints(ON_ERROR, tell, self._clock)
+        self._lock = threading.Lock()
+        self._known: OrderedDict[str, _Known] = OrderedDict()  # under the lock; the least recently met first
+
+    def hears(self, kind: type[Event]) -> bool:
+        return may_fail(kind)
+
+    def __call__(self, event: Event) -> None:
+        try:
+            occurrence = occurrence_of(event)
+            if occurrence is not None:
+                self._take(occurrence)
+        except Exception as error:  # an exception of the user's may hold anything; the work must not suffer for it
+            self._complaints.hook_failed(error)
+
+    @property
+    def hooks(self) -> tuple[str, ...]:
+        """The names of all that are called."""
+        return tuple(outlet.name for outlet in self._outlets)
+
+    def report(self, exception: BaseException, *, handler: str = "", subject: str | None = None) -> None:
+        """Report what no event tells: what ends a command, a worker or a child process."""
+        try:
+            failure = failure_of(exception)
+            self._take(
+                Occurrence(
+                    handler=handler,
+                    error_type=failure.error_type,
+                    error=failure.error,
+                    final=True,
+                    exception=exception,
+                    subject=subject,
+                )
+            )
+        except Exception as error:  # whoever reports raises the exception himself: no other may take its place
+            self._complaints.hook_failed(error)
+
+    def flush(self, seconds: float) -> bool:
+        """Wait, at most so long, until every hook was called for all there is; answers whether it was."""
+        return not self.unfinished(seconds)
+
+    def unfinished(self, seconds: float) -> tuple[str, ...]:
+        """As `flush`; answers the names of those that are still at it."""
+        ends_at = self._clock.monotonic() + seconds
+        return tuple(
+            outlet.name for outlet in self._outlets if not outlet.flush(max(ends_at - self._clock.monotonic(), 0.0))
+        )
+
+    def _take(self, occurrence: Occurrence) -> None:
+        name = fingerprint(occurrence.handler, occurrence.error_type, occurrence.exception, occurrence.traceback)
+        with self._lock:  # for what follows too: every hook hears of failures in one order
+            occurrences = self._due(name, final=occurrence.final)
+            if occurrences is None:
+                return
+            report = Report(
+                process=self._process,
+                worker=self._worker,
+                occurrence=occurrence,
+                fingerprint=name,
+                occurrences=occurrences,
+            )
+            for outlet in self._outlets:
+                outlet.put(report)
+
+    def _due(self, name: str, *, final: bool) -> int | None:
+        """How many occurrences to report now; None: this one only counts."""
+        now = self._clock.monotonic()
+        known = self._known.get(name)
+        first = known is None
+        if known is None:
+            known = self._known[name] = _Known(reported_at=now)
+            if len(self._known) > FINGERPRINTS_MAX:
+                self._known.popitem(last=False)
+        self._known.move_to_end(name)
+        known.occurrences += 1
+        if not (first or final or now - known.reported_at >= QUIET_SECONDS):
+            return None
+        occurrences, known.occurrences, known.reported_at = known.occurrences, 0, now
+        return occurrences

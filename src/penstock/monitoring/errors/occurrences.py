@@ -1,0 +1,232 @@
+"""Which events are failures, and what each of them tells, as data.
+
+Being given back is no failure, nor is an object that is gone or superseded, nor a broker that is away for a while.
+
+What an error hook is called with.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+from penstock import events
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Occurrence:
+    """One failure. ``handler`` is the pipeline's name for what a pipeline does."""
+
+    handler: str
+    error_type: str
+    error: str
+    final: bool
+    exception: BaseException | None = None
+    traceback: str | None = None
+    queue: str | None = None
+    message_id: str | None = None
+    attempt: int | None = None
+    object_uri: str | None = None
+    attempt_id: str | None = None
+    subject: str | None = None  # what it is, in a few words, where it is not that the handler failed
+
+
+def may_fail(kind: type[events.Event]) -> bool:
+    """Whether events of this kind may tell a failure."""
+    return kind in _FAILURES
+
+
+def occurrence_of(event: events.Event) -> Occurrence | None:
+    """The failure that an event tells, if it tells one."""
+    describe = _FAILURES.get(type(event))
+    return None if describe is None else describe(event)
+
+
+def _message_failed(event: events.MessageFailed) -> Occurrence:
+    return Occurrence(
+        handler=event.handler,
+        error_type=event.error_type,
+        error=event.error,
+        final=event.final,
+        exception=event.exception,
+        traceback=event.traceback,
+        queue=event.queue,
+        message_id=event.message_id,
+        attempt=event.attempt,
+    )
+
+
+def _message_invalid(event: events.MessageInvalid) -> Occurrence:
+    return Occurrence(
+        handler=event.handler,
+        error_type="InvalidMessage",
+        error=event.reason,
+        final=True,
+        queue=event.queue,
+        message_id=event.message_id,
+        attempt=event.attempt,
+    )
+
+
+def _object_failed(event: events.ObjectFailed) -> Occurrence | None:
+    if event.outcome not in ("retry", "dead"):
+        return None
+    return Occurrence(
+        handler=event.pipeline,
+        error_type=event.error_type or _type_in(event.reason, otherwise="ObjectFailed"),
+        error=event.reason,
+        final=event.outcome == "dead",
+        exception=event.exception,
+        traceback=event.traceback,
+        object_uri=event.object_uri,
+        attempt_id=event.attempt_id,
+    )
+
+
+def _run_failed(event: events.RunFailed) -> Occurrence:
+    return Occurrence(
+        handler=event.pipeline,
+        error_type=_type_in(event.error, otherwise="RunFailed"),
+        error=event.error,
+        final=False,
+        attempt_id=event.attempt_id,
+    )
+
+
+def _execution_failed(event: events.ExecutionFailed) -> Occurrence:
+    return Occurrence(
+        handler=event.handler,
+        error_type=_type_in(event.error, otherwise="ExecutionFailed"),
+        error=event.error,
+        final=False,
+        message_id=event.message_ids[0] if len(event.message_ids) == 1 else None,
+    )
+
+
+def _upkeep_failed(event: events.UpkeepFailed) -> Occurrence:
+    return Occurrence(
+        handler=event.handler,
+        error_type=_type_in(event.error, otherwise="UpkeepFailed"),
+        error=event.error,
+        final=False,
+    )
+
+
+def _ledger_rolled_back(event: events.LedgerRolledBack) -> Occurrence:
+    return Occurrence(handler=event.pipeline, error_type="LedgerRolledBack", error=event.error, final=True)
+
+
+def _line_halted(event: events.LineHalted) -> Occurrence:
+    return Occurrence(
+        handler=event.handler,
+        error_type=_type_in(event.error, otherwise="QueueHalted"),
+        error=f"The queue is served no more by this worker: {event.error}",
+        final=True,
+        queue=event.queue,
+        subject=f"the queue {event.queue} is served no more",
+    )
+
+
+def _process_ended(event: events.ProcessEnded) -> Occurrence | None:
+    """One that a signal ended could not tell of it itself; the others have."""
+    if event.exit_code >= 0:
+        return None
+    again = "it is not started again" if event.restart_in_seconds is None else "it is started again"
+    return Occurrence(
+        handler="",
+        error_type="ProcessEnded",
+        error=f"The worker process {event.process} was ended by signal {-event.exit_code}; {again}",
+        final=event.restart_in_seconds is None,
+        subject=f"a worker process was ended by signal {-event.exit_code}",
+    )
+
+
+def _objects_overdue(event: events.ObjectsOverdue) -> Occurrence:
+    return Occurrence(
+        handler=event.pipeline,
+        error_type="ObjectsOverdue",
+        error=(
+            f"{_counted(event.overdue, 'object waits', 'objects wait')} to be processed for more than "
+            f"{event.after_seconds:,.0f} s, the oldest for {event.oldest_age_seconds:,.0f} s"
+        ),
+        final=True,
+        subject=f"{_counted(event.overdue, 'object', 'objects')} overdue",
+    )
+
+
+def _objects_missing(event: events.ObjectsMissing) -> Occurrence:
+    return Occurrence(
+        handler=event.pipeline,
+        error_type="ObjectsMissing",
+        error=(
+            f"{_counted(event.missing, 'object', 'objects')} of {event.source} "
+            f"{'was' if event.missing == 1 else 'were'} never processed"
+        ),
+        final=True,
+        subject=f"{_counted(event.missing, 'object', 'objects')} missing",
+    )
+
+
+def _dead_letters_ageing(event: events.DeadLettersAgeing) -> Occurrence:
+    end = "archived before they are deleted" if event.archived else "deleted soon if nobody replays them"
+    letters = _counted(event.letters, "dead letter", "dead letters")
+    subject = f"{letters} of {event.queue} {'grows' if event.letters == 1 else 'grow'} old"
+    return Occurrence(
+        handler="",
+        error_type="DeadLettersAgeing",
+        error=f"{subject}, the oldest has waited for {event.oldest_age_seconds:,.0f} s; they are {end}",
+        final=True,
+        queue=event.queue,
+        subject=subject,
+    )
+
+
+def _counted(number: int, one: str, several: str) -> str:
+    return f"{number:,} {one if number == 1 else several}"
+
+
+def _type_in(error: str, *, otherwise: str) -> str:
+    """The type, in texts of the form ``Type: message``."""
+    name = error.partition(":")[0]
+    return name if name.replace(".", "").isidentifier() else otherwise
+
+
+_FAILURES: Mapping[type[events.Event], Callable[[Any], Occurrence | None]] = MappingProxyType(
+    {
+        events.MessageFailed: _message_failed,
+        events.MessageInvalid: _message_invalid,
+        events.ObjectFailed: _object_failed,
+        events.RunFailed: _run_failed,
+        events.ExecutionFailed: _execution_failed,
+        events.UpkeepFailed: _upkeep_failed,
+        events.LedgerRolledBack: _ledger_rolled_back,
+        events.LineHalted: _line_halted,
+        events.ProcessEnded: _process_ended,
+        events.ObjectsOverdue: _objects_overdue,
+        events.ObjectsMissing: _objects_missing,
+        events.DeadLettersAgeing: _dead_letters_ageing,
+    }
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ErrorContext:
+    """What is known of a failure. None: it has no such thing."""
+
+    process: str  # its kind: worker, replayer, monitor, ingest, ...
+    handler: str  # or the pipeline
+    worker: str
+    fingerprint: str  # handler|type|file:function
+    error: str
+    final: bool  # nothing tries it again
+    occurrences: int  # of this fingerprint since it was reported last, this one included
+    traceback: str | None  # without local variables
+    queue: str | None = None
+    message_id: str | None = None
+    attempt: int | None = None
+    object_uri: str | None = None
+    attempt_id: str | None = None
+    subject: str | None = None  # what it is, in a few words, where it is not that the handler failed
+
+
+ErrorHook = Callable[[BaseException | None, ErrorContext], None]

@@ -1,0 +1,114 @@
+"""Failures in Rollbar, by its own library.
+
+The library has one set of settings in a process. A user who initialised it has his; else it is initialised here:
+without local variables, the command line or anything of a person, and it sends in the thread that calls.
+"""
+
+import logging
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import rollbar
+from rollbar.lib import events
+
+from penstock.monitoring.errors.occurrences import ErrorContext
+from penstock.monitoring.errors.services.service import (
+    SEND_SECONDS,
+    NotTaken,
+    ReportingSettings,
+    facts,
+    head,
+    level,
+    safe,
+    safe_traceback,
+    tags,
+)
+
+WORDS_CHARS_MAX = 300
+
+
+class RollbarHook:
+    """An error hook. One thread calls it."""
+
+    def __init__(self, settings: ReportingSettings) -> None:
+        self._settings = settings
+        self._ours: bool | None = None  # whether the library is as we set it up; None: nothing was sent yet
+        self._words = _Words()
+
+    def __call__(self, exception: BaseException | None, context: ErrorContext) -> None:
+        if self._ours is None:
+            self._ours = self._initialised()
+        with self._words.heard() as words:
+            uuid = _reported(exception, context)
+        if words or uuid is None:
+            raise NotTaken(f"Rollbar did not take the report: {words[0] if words else 'its settings leave it out'}")
+
+    def _initialised(self) -> bool:
+        """Where nobody has done it yet. Answers whether we did."""
+        if rollbar.SETTINGS["access_token"]:
+            return False
+        rollbar.init(
+            self._settings.rollbar_token or "",
+            environment=self._settings.environment or "production",
+            code_version=self._settings.release,
+            handler="blocking",
+            timeout=int(SEND_SECONDS),
+            locals={"enabled": False},
+            allow_logging_basic_config=False,
+            log_all_rate_limited_items=True,
+            log_payload_on_error=False,
+            capture_email=False,
+            capture_username=False,
+            capture_ip=False,
+        )
+        events.add_payload_handler(_without_secrets)
+        return True
+
+
+def _reported(exception: BaseException | None, context: ErrorContext) -> str | None:
+    custom = {**tags(context), **facts(context)}
+    payload = {"fingerprint": context.fingerprint, "context": context.handler or context.process}
+    uuid: str | None
+    if exception is None:
+        words = f"{safe(context.error)}\n\n{safe_traceback(context.traceback or '')}".strip()
+        uuid = rollbar.report_message(words, level=level(context), extra_data=custom, payload_data=payload)
+    else:
+        raised = (type(exception), exception, exception.__traceback__)
+        uuid = rollbar.report_exc_info(raised, extra_data=custom, payload_data=payload, level=level(context))
+    return uuid
+
+
+def _without_secrets(payload: dict[str, Any], **_: object) -> dict[str, Any]:
+    """What leaves: no command line, which may hold an address with its password, and no such address in a text."""
+    data = payload["data"]
+    data.get("server", {}).pop("argv", None)
+    body = data.get("body", {})
+    for trace in [*body.get("trace_chain", ()), *([body["trace"]] if "trace" in body else ())]:
+        trace["exception"]["message"] = safe(str(trace["exception"]["message"]))
+    return payload
+
+
+class _Words(logging.Handler):
+    """The library raises nothing and answers nothing: where a report was not taken, only its log says so."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self._thread: int | None = None  # written by the thread that reports, as is the next
+        self._heard: list[str] = []
+
+    @contextmanager
+    def heard(self) -> Iterator[list[str]]:
+        """What it says of this thread's work, until the block ends."""
+        self._thread, self._heard = threading.get_ident(), []
+        logger = logging.getLogger("rollbar")
+        logger.addHandler(self)
+        try:
+            yield self._heard
+        finally:
+            logger.removeHandler(self)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.thread == self._thread:
+            self._heard.append(head(safe(" ".join(record.getMessage().split())), WORDS_CHARS_MAX))

@@ -1,0 +1,119 @@
+"""Failures in Sentry, by its own SDK and transport.
+
+A user who initialised Sentry has his client, with his options and integrations. Else there is one of our own, which is
+nobody else's: no integration patches anything, and no values of variables leave.
+"""
+
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import sentry_sdk
+from sentry_sdk.transport import HttpTransport
+from sentry_sdk.utils import BadDsn, Dsn, event_from_exception
+
+from penstock.errors import ConfigurationError
+from penstock.monitoring.errors.occurrences import ErrorContext
+from penstock.monitoring.errors.services.service import (
+    SEND_SECONDS,
+    NotTaken,
+    ReportingSettings,
+    error_type,
+    facts,
+    level,
+    safe,
+    safe_traceback,
+    tags,
+)
+
+if TYPE_CHECKING:
+    from sentry_sdk.client import BaseClient
+
+
+class _Transport(HttpTransport):
+    """Sentry's own, which remembers why it lost something."""
+
+    def __init__(self, options: dict[str, Any]) -> None:
+        super().__init__(options)
+        self.lost: list[str] = []  # written by the transport's thread, taken by ours when that is idle
+
+    def on_dropped_event(self, _reason: str) -> None:
+        self.lost.append(_reason)
+
+
+class SentryHook:
+    """An error hook. One thread calls it."""
+
+    def __init__(self, settings: ReportingSettings, *, monotonic: Callable[[], float] = time.monotonic) -> None:
+        """Raises `ConfigurationError` for a DSN that is none."""
+        try:
+            Dsn(settings.sentry_dsn or "")
+        except BadDsn as error:
+            raise ConfigurationError(
+                "The setting sentry_dsn is no DSN: copy it from the project's settings in Sentry, as in "
+                "https://KEY@HOST/PROJECT."
+            ) from error
+        self._settings = settings
+        self._monotonic = monotonic
+        self._own: sentry_sdk.Client | None = None  # made when it is needed first
+
+    def __call__(self, exception: BaseException | None, context: ErrorContext) -> None:
+        client = sentry_sdk.get_client()
+        theirs = client.is_active()
+        if not theirs:
+            client = self._client()
+        event, hint = _event(exception, context, client)
+        captured = sentry_sdk.capture_event(event, hint) if theirs else client.capture_event(event, hint)
+        if captured is None:
+            raise NotTaken("Sentry's client did not take the report: its own settings leave it out.")
+        _deliver(client, self._monotonic)
+
+    def _client(self) -> sentry_sdk.Client:
+        if self._own is None:
+            self._own = sentry_sdk.Client(
+                dsn=self._settings.sentry_dsn,
+                environment=self._settings.environment,
+                release=self._settings.release,
+                include_local_variables=False,
+                default_integrations=False,
+                auto_enabling_integrations=False,
+                auto_session_tracking=False,
+                send_client_reports=False,
+                max_breadcrumbs=0,
+                transport=_Transport,
+            )
+        return self._own
+
+
+def _event(exception: BaseException | None, context: ErrorContext, client: "BaseClient") -> tuple[Any, Any]:
+    if exception is None:  # only words are left of it
+        described = {"type": error_type(context), "value": context.error}
+        event: Any = {"exception": {"values": [described]}}
+        hint: Any = None
+    else:
+        event, hint = event_from_exception(
+            exception, client_options=client.options, mechanism={"type": "penstock", "handled": True}
+        )
+    for one in event["exception"]["values"]:
+        one["value"] = safe(str(one.get("value") or ""))
+    event["level"] = level(context)
+    event["fingerprint"] = [context.fingerprint]
+    event["tags"] = {**tags(context), "fingerprint": context.fingerprint}
+    event["contexts"] = {"penstock": dict(facts(context))}
+    if exception is None and context.traceback:
+        event["extra"] = {"traceback": safe_traceback(context.traceback)}
+    return event, hint
+
+
+def _deliver(client: "BaseClient", monotonic: Callable[[], float]) -> None:
+    """Wait until it is sent. Raises `NotTaken` where it was not."""
+    ends_at = monotonic() + SEND_SECONDS
+    client.flush(SEND_SECONDS)
+    transport = client.transport
+    if not isinstance(transport, _Transport):
+        return  # the user's own, which tells nobody
+    lost, transport.lost = transport.lost, []
+    if lost:
+        raise NotTaken(f"Sentry did not take the report: {', '.join(lost)}.")
+    if monotonic() >= ends_at:
+        raise NotTaken(f"Sentry did not answer within {SEND_SECONDS:g} s.")

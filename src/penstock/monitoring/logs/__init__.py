@@ -1,0 +1,1 @@
+"""Events as log lines: the tables of lines, and the writer."""

@@ -1,0 +1,220 @@
+"""Lines on a stream, made by structlog.
+
+The logger is our own: structlog's settings for the whole process, and the standard library's `logging`, stay as the
+application has them. JSON is one line, whatever a value holds: where the stream takes UTF-8, text stands as it is, and
+only control characters, line separators and marks that turn the direction of text are escaped. The console line is for
+people: control characters are shown and not obeyed, and tracebacks stand below, indented. Local variables appear in
+neither.
+
+Values as they may stand in a log: bounded, of plain types, in characters that everything downstream can take.
+"""
+
+import json
+import math
+import re
+import sys
+import threading
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
+from functools import lru_cache
+from itertools import islice
+from typing import Any, TextIO
+
+import structlog
+from structlog.dev import Column, ConsoleRenderer, KeyValueColumnFormatter, LogLevelColumnFormatter, plain_traceback
+from structlog.typing import EventDict, Processor
+
+from penstock.messaging.failure import TRACEBACK_CHARS_MAX
+
+_FIRST = ("ts", "level", "event", "msg")  # bound first, so that every line begins with them
+_NOT_FOR_PEOPLE = ("service", "version", "worker", "pid", "environment")  # the same on every line
+_EVENT_WIDTH = 22
+_ascii_json = json.JSONEncoder(separators=(",", ":"), check_circular=False, allow_nan=False).encode
+_text_json = json.JSONEncoder(separators=(",", ":"), check_circular=False, allow_nan=False, ensure_ascii=False).encode
+# The encoder escapes U+0000 to U+001F. These too break lines, disturb terminals or cannot be encoded. Format
+# characters that words need, such as joiners, are not among them.
+_UNFIT = re.compile("[\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ufffe\uffff\ud800-\udfff]")
+
+
+class LineLogger(structlog.BoundLoggerBase):
+    """Takes a line as a dictionary."""
+
+    def line(self, fields: dict[str, Any]) -> None:
+        """Render it and write it."""
+        self._proxy_to_logger("write", **fields)
+
+
+class LineWriter:
+    """Writes whole lines. A stream that fails costs the line, and nothing else."""
+
+    def __init__(self, stream: TextIO | None) -> None:
+        self._stream = stream
+        self._encoding = getattr(stream, "encoding", None) or "utf-8"
+        self._lock = threading.Lock()
+        self._dropped = 0  # under the lock
+
+    @property
+    def takes_utf8(self) -> bool:
+        """Return True if the stream encodes text as UTF-8."""
+        return self._encoding.lower().replace("-", "").replace("_", "") == "utf8"
+
+    @property
+    def dropped(self) -> int:
+        """How many lines the stream did not take."""
+        return self._dropped
+
+    def write(self, line: str) -> None:
+        """One line (or a line and its traceback) in one piece. Never raises."""
+        with self._lock:
+            try:
+                self._write(line)
+            except Exception:  # closed pipe, full disk, closed file, or whatever a stream of the user's raises
+                self._dropped += 1
+
+    def drop(self) -> None:
+        """Count a line that could not be made."""
+        with self._lock:
+            self._dropped += 1
+
+    def _write(self, line: str) -> None:
+        if self._stream is None:  # a process without a console has no stderr
+            self._dropped += 1
+            return
+        if not line.isascii():
+            line = line.encode(self._encoding, "backslashreplace").decode(self._encoding)
+        self._stream.write(line + "\n")
+        self._stream.flush()
+
+
+def json_logger(writer: LineWriter, context: Mapping[str, object]) -> LineLogger:
+    """A logger that writes JSON."""
+    return _logger(writer, [_render_text_json if writer.takes_utf8 else _render_ascii_json], context)
+
+
+def console_logger(writer: LineWriter, context: Mapping[str, object], *, colors: bool) -> LineLogger:
+    """A logger that writes for people."""
+    return _logger(writer, [_shape_for_people, _console(colors=colors and sys.platform != "win32")], context)
+
+
+def _logger(writer: LineWriter, processors: list[Processor], context: Mapping[str, object]) -> LineLogger:
+    # Whatever is left out here would be taken from structlog's settings for the whole process.
+    proxy = structlog.wrap_logger(
+        writer,
+        processors=processors,
+        wrapper_class=LineLogger,
+        context_class=dict,
+        cache_logger_on_first_use=True,
+    )
+    bound: LineLogger = proxy.bind(**dict.fromkeys(_FIRST), **context)
+    return bound
+
+
+def _render_ascii_json(_logger: object, _method: str, line: EventDict) -> str:
+    return _ascii_json(line)
+
+
+def _render_text_json(_logger: object, _method: str, line: EventDict) -> str:
+    text = _text_json(line)
+    return text if text.isascii() and "\x7f" not in text else _UNFIT.sub(_escaped, text)
+
+
+def _escaped(unfit: re.Match[str]) -> str:
+    return f"\\u{ord(unfit.group()):04x}"
+
+
+def _shape_for_people(_logger: object, _method: str, line: EventDict) -> EventDict:
+    for name in _NOT_FOR_PEOPLE:
+        line.pop(name, None)
+    for name, place in (("exception", "exception"), ("stacks", "stack")):  # what structlog puts below the line
+        if name in line:
+            line[place] = _indented(line.pop(name))
+    return line
+
+
+def _console(*, colors: bool) -> ConsoleRenderer:
+    styles = ConsoleRenderer.get_default_column_styles(colors)
+    levels = ConsoleRenderer.get_default_level_styles(colors)
+
+    def bare(style: str, width: int = 0) -> KeyValueColumnFormatter:
+        return KeyValueColumnFormatter(None, style, styles.reset, value_repr=str, width=width)
+
+    return ConsoleRenderer(
+        sort_keys=False,
+        exception_formatter=plain_traceback,
+        columns=[
+            Column("ts", bare(styles.timestamp)),
+            Column("level", LogLevelColumnFormatter(levels, styles.reset)),
+            Column("event", bare(styles.bright, _EVENT_WIDTH)),
+            Column("msg", bare("")),
+            Column("", KeyValueColumnFormatter(styles.kv_key, styles.kv_value, styles.reset, value_repr=_shown)),
+        ],
+    )
+
+
+def _shown(value: object) -> str:
+    """Simple words as they are, and everything else as Python writes it, with control characters written out."""
+    if isinstance(value, str):
+        simple = value.isprintable() and value and not set(value) & set(" '\"=\\")
+        return value if simple else repr(value)
+    return str(value)  # of a list this is what Python writes of each item
+
+
+def _indented(text: str) -> str:
+    """Each line begins with a mark, so that no text can look like a line of the log."""
+    return "\n".join(f"    | {_printable(line)}" for line in text.rstrip("\n").split("\n"))
+
+
+def _printable(text: str) -> str:
+    return "".join(character if character.isprintable() else ascii(character)[1:-1] for character in text)
+
+
+TEXT_CHARS_MAX = 8_000
+ITEMS_MAX = 1_000
+TRIMMED = "[... trimmed ...]"
+
+
+def plain(value: object) -> object:
+    """Text without lone surrogates, numbers that JSON knows, lists and mappings of those. None if there is no value."""
+    if isinstance(value, str):
+        return value if value.isascii() and len(value) <= TEXT_CHARS_MAX else _cut(value)
+    if value is None or isinstance(value, int):  # a bool is one
+        return value
+    if isinstance(value, float):
+        return round(value, 6) if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        pairs = islice(value.items(), ITEMS_MAX)
+        found = {_cut(str(name)): plain(inner) for name, inner in pairs}
+        return found | {TRIMMED: len(value) - ITEMS_MAX} if len(value) > ITEMS_MAX else found
+    if isinstance(value, Iterable):
+        items = list(value)
+        return [plain(item) for item in items[:ITEMS_MAX]] + [TRIMMED] * (len(items) > ITEMS_MAX)
+    return plain(str(value))
+
+
+def block(value: object) -> str:
+    """A text of many lines, as a traceback is. The end is kept, where the error is."""
+    text = clean(str(value))
+    return text if len(text) <= TRACEBACK_CHARS_MAX else TRIMMED + "\n" + text[-TRACEBACK_CHARS_MAX:]
+
+
+def moment(epoch_seconds: float) -> str | None:
+    """A time in UTC, to the microsecond; None for what is no time."""
+    try:
+        whole, part = divmod(epoch_seconds, 1)
+        return f"{_second(int(whole))}.{int(part * 1_000_000):06d}Z"
+    except (OverflowError, ValueError, OSError):
+        return None
+
+
+@lru_cache(maxsize=256)  # a busy second is told on thousands of lines
+def _second(epoch_seconds: int) -> str:
+    return datetime.fromtimestamp(epoch_seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S")
+
+
+def clean(text: str) -> str:
+    """Lone surrogates (file names bring them) written out: strict readers of JSON refuse the whole line for one."""
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+def _cut(text: str) -> str:
+    return clean(text) if len(text) <= TEXT_CHARS_MAX else clean(text[:TEXT_CHARS_MAX]) + TRIMMED

@@ -1,0 +1,206 @@
+"""What is logged of messages: received, worked on, settled, and held meanwhile.
+
+What is logged of dead letters that come back by themselves.
+"""
+
+from collections.abc import Mapping
+
+from penstock import events
+from penstock.messaging.settlement import Ack, DeadLetter
+from penstock.monitoring.logs.rows import ERROR, IDS, Cases, Level, Row, Rows, Source, same, with_error
+
+_DELIVERY = same("queue", "message_id", "attempt")
+_MESSAGE = same("queue", "handler", "message_id", "attempt")
+_WORKED: Mapping[str, Source] = {**_MESSAGE, "enqueued_at": "enqueued_at"}
+_FAILED: Mapping[str, Source] = {
+    **_WORKED,
+    "duration_s": "duration_seconds",
+    **ERROR,
+    "exception": "traceback",
+    "final": "final",
+    "delay_s": "delay_seconds",
+}
+_QUEUE_ERROR = with_error("queue")
+
+
+def _failed(level: Level, msg: str) -> Row:
+    return Row(name="message.failed", level=level, msg=msg, fields=_FAILED)
+
+
+MESSAGE_ROWS: Rows = {
+    events.MessagesReceived: Row(
+        name="message.received",
+        level="info",
+        msg="The worker holds the message.",
+        fields=same("queue"),
+        each="message_ids",
+    ),
+    events.MessageTakenOver: Row(
+        name="message.taken_over",
+        level="warning",
+        msg="The worker that held the message before let its lease run out: it died, or hung.",
+        fields={**_DELIVERY, **same("from_worker", "from_attempt", "reason")},
+    ),
+    events.MessagesVanished: Row(
+        name="message.vanished",
+        level="error",
+        msg="Somebody deleted from the queue's stream what was handed over; it cannot be put back.",
+        fields={"queue": "queue", "count": lambda event: len(event.entries), "ids": "entries"},
+    ),
+    events.MessageStarted: Row(name="message.started", level="info", msg="The handler is called.", fields=_WORKED),
+    events.MessageFinished: Row(
+        name="message.finished",
+        level="info",
+        msg="The handler returned.",
+        fields={**_WORKED, "duration_s": "duration_seconds"},
+    ),
+    events.MessageFailed: Cases(
+        by=lambda event: (event.final, event.error_type == "Reject"),
+        rows={
+            (True, False): _failed("error", "The handler failed, and the message is given up on."),
+            (True, True): _failed("warning", "The handler gave the message up."),
+        },
+        otherwise=_failed("warning", "The handler failed; another attempt follows."),
+    ),
+    events.MessageRetrying: Row(
+        name="message.retrying",
+        level="warning",
+        msg="A call inside the handler failed and is tried again there.",
+        fields={**_MESSAGE, "tries": "tries", "delay_s": "delay_seconds", **ERROR},
+    ),
+    events.MessageSkipped: Row(
+        name="message.skipped",
+        level="info",
+        msg="The handler was not called.",
+        fields={**_MESSAGE, **same("reason", "key")},
+    ),
+    events.MessageInvalid: Row(
+        name="message.invalid",
+        level="error",
+        msg="Nobody can ever work on the message.",
+        fields={**_MESSAGE, **same("reason")},
+    ),
+    events.MessageGivenBack: Row(
+        name="message.given_back",
+        level="info",
+        msg="A stop broke the handler off; another worker goes on.",
+        fields={**_MESSAGE, "duration_s": "duration_seconds"},
+    ),
+    events.DeliverySettled: Cases(
+        by=lambda event: type(event.settlement),
+        rows={
+            Ack: Row(
+                name="message.acked",
+                level="info",
+                msg="The message left the queue.",
+                fields={**_DELIVERY, "reason": "settlement.reason", "objects": "settlement.objects"},
+            ),
+            DeadLetter: Row(
+                name="message.dead_lettered",
+                level="warning",
+                msg="The message is a dead letter now.",
+                fields={**_DELIVERY, "reason": "settlement.reason", "error.message": "settlement.exception"},
+            ),
+        },
+        otherwise=Row(
+            name="message.released",
+            level="info",
+            msg="The message is back in its queue.",
+            fields={**_DELIVERY, "reason": "settlement.reason", "delay_s": "settlement.delay_seconds"},
+        ),
+    ),
+    events.SettleFailed: Row(
+        name="settle.failed",
+        level="warning",
+        msg="The broker did not take the settlement; it is tried again, unless the lease is lost.",
+        fields=same("queue", "message_id", "attempt", "operation", "reason", "lost"),
+    ),
+    events.SettlementMissing: Row(
+        name="settlement.missing",
+        level="error",
+        msg="The handler answered nothing for the message; it goes back.",
+        fields=same("queue", "message_id"),
+    ),
+    events.LeasesExtended: Row(
+        name="lease.extended", level="debug", msg="A heartbeat extended the leases.", fields={"queue": "queue", **IDS}
+    ),
+    events.LeaseLost: Row(
+        name="lease.lost",
+        level="warning",
+        msg="The lease is not ours any more: it ended, or the broker no longer knows the delivery.",
+        fields=same("queue", "message_id", "attempt"),
+    ),
+    events.LeasesEndangered: Row(
+        name="lease.endangered",
+        level="warning",
+        msg="What the worker holds was not extended in time and will be lost soon, unless it is extended before.",
+        fields=same("queue", "held", "count", "seconds_left"),
+    ),
+    events.HeartbeatFailed: Row(
+        name="heartbeat.failed",
+        level="warning",
+        msg="A heartbeat could not be sent; it is tried again.",
+        fields=_QUEUE_ERROR,
+    ),
+    events.ReceiveFailed: Row(
+        name="receive.failed",
+        level="warning",
+        msg="The broker could not be asked for messages; it is tried again.",
+        fields=_QUEUE_ERROR,
+    ),
+}
+
+
+_LETTER = same("queue", "letter_queue", "message_id", "replay_id", "count")
+_WAIT: Mapping[str, Source] = {**_LETTER, "due_at": "due_at"}
+
+
+def _replayed(msg: str) -> Row:
+    return Row(
+        name="dead.replayed",
+        level="info",
+        msg=msg,
+        fields={**_WAIT, "result": "result", "new_message_id": "new_message_id"},
+    )
+
+
+def _left(name: str, level: Level, msg: str) -> Row:
+    return Row(name=name, level=level, msg=msg, fields={**_LETTER, "reason": "reason"})
+
+
+REPLAY_ROWS: Rows = {
+    events.DeadReplayed: Cases(
+        by=lambda event: event.result,
+        rows={
+            "sent": _replayed("The dead letter is a message of its queue again."),
+            "already_sent": _replayed("The dead letter was sent before, and only had to be deleted."),
+            "held": Row(name="dead.held", level="debug", msg="The dead letter's wait is not over.", fields=_WAIT),
+            "put_back": _left("dead.put_back", "warning", "The dead letter could not be sent now; it is tried again."),
+        },
+        otherwise=_left("dead.set_aside", "warning", "The dead letter goes to the second tier, for people."),
+    ),
+    events.ReplaysUnmarked: Row(
+        name="replay.unmarked",
+        level="warning",
+        msg="Messages are in their queues again, and the ledger could not be told.",
+        fields={"count": lambda event: len(event.replay_ids), "ids": "replay_ids", **with_error()},
+    ),
+    events.DeadLettersAgeing: Row(
+        name="dead.ageing",
+        level="warning",
+        msg="Dead letters wait, and the queue deletes them at the end of its retention.",
+        fields={
+            "queue": "queue",
+            "count": "letters",
+            "oldest_s": "oldest_age_seconds",
+            "first_deleted_at": "first_deleted_at",
+            "archived": "archived",
+        },
+    ),
+    events.DeadLettersArchived: Row(
+        name="dead.archived",
+        level="warning",
+        msg="Dead letters near the end of their retention left their queue for a file.",
+        fields={"queue": "queue", "count": "letters", "file": "file"},
+    ),
+}

@@ -1,0 +1,370 @@
+"""The local store: files of this machine, each read in exactly the version that was announced.
+
+Duties: describe a file, open it in that version, notice that it changed meanwhile. A notification is outside input and
+may name any path, so nothing outside the store's roots is ever read, whatever links are put in the way.
+
+A version is modification time and size. A rewrite that keeps both (the same size within one tick of the file system's
+clock, or the time set back on purpose) is not seen as a new version.
+
+The root folder of a local source. Its absence is a fault of the machine, not of the files below it.
+
+If a mount is missing, its folder is missing or empty: every file below it seems deleted, and none is. The same holds
+for a file system that is mounted on a folder below the root. There an empty folder proves nothing, since people delete
+all files of a folder; but Linux lists what is mounted, so a mount that was listed once and is not any more is missing.
+"""
+
+import errno
+import os
+import re
+import stat
+from types import TracebackType
+from typing import NoReturn, Self
+
+from penstock.errors import (
+    DeviceFailed,
+    ObjectDenied,
+    ObjectGone,
+    ObjectRefused,
+    ObjectSuperseded,
+    ObjectUnreadable,
+    PartAway,
+    TemporaryError,
+)
+from penstock.objects.reference import LOCAL_BUCKET, ObjectRef, decode_key, uri_of
+
+_Identity = tuple[int, int]  # device and inode
+_MOUNTS = "/proc/self/mountinfo"  # see proc_pid_mountinfo(5)
+_OCTAL = re.compile(rb"\\([0-7]{3})")
+
+
+class LocalRoot:
+    """One root, and which folder of that name held files when it was last inspected. Any thread may use it."""
+
+    __slots__ = ("_devices", "_folder", "_mounts", "_remembers", "_seen", "_suspect")
+
+    def __init__(self, root: bytes, *, remembers: bool = True) -> None:
+        """``root`` is an absolute path; if it is a file, the folder around it counts.
+
+        ``remembers=False``: only a missing folder counts as away. For executors, which use the folder for one task
+        only, and on hosts with other device numbers; the driver checks the rest.
+        """
+        self._folder = root if os.path.isdir(root) or not os.path.isfile(root) else os.path.dirname(root)  # noqa: PTH112, PTH113, PTH120 - bytes
+        self._remembers = remembers
+        self._seen: _Identity | None = None
+        self._suspect = False
+        self._mounts: frozenset[bytes] = frozenset()  # seen below the folder; replaced as a whole, by any thread
+        self._devices: set[int] = set()  # of files that were found; any thread may add to it
+        if remembers:
+            self._mounts = _mounts_below(self._folder)
+            if not _is_empty(self._folder):
+                self._seen = _identity(self._folder)
+
+    def check(self) -> None:
+        """Raise `TemporaryError` if the folder is missing, or is not the one that held files before."""
+        found = _identity(self._folder)
+        if found is None:
+            self._suspect = True
+            raise TemporaryError(f"the source folder {_shown(self._folder)} is not there; is its file system mounted?")
+        if not self._remembers:
+            return
+        if self._seen is None and not _is_empty(self._folder):
+            self._seen = found
+        if self._seen is not None and found != self._seen:
+            self._suspect = True
+            raise TemporaryError(
+                f"the source folder {_shown(self._folder)} is another folder than before, and files are missing in it; "
+                "is its file system mounted? If it was replaced on purpose, restart the worker."
+            )
+
+    def check_missing(self, path: bytes) -> None:
+        """Raise `TemporaryError` as `check` does, if the folder has been empty since this process began, and `PartAway`
+        if the file at ``path`` lay in a file system that was mounted below the folder and is not mounted now.
+
+        Call it when a file is missing, before that is taken for a fact: an empty folder may be a mount point.
+        """
+        self.check()
+        if not self._remembers:
+            return
+        if self._seen is None:
+            raise TemporaryError(
+                f"the source folder {_shown(self._folder)} is empty, and was empty when this process began; is its "
+                "file system mounted? If its files were deleted on purpose, put a file named .keep into it."
+            )
+        mounted = _mounts_below(self._folder)
+        self._mounts |= mounted
+        for mount in self._mounts - mounted:
+            if path.startswith(mount + b"/"):
+                raise PartAway(
+                    f"nothing is mounted on {_shown(mount)} any more, and files are missing in it. If that is on "
+                    "purpose, restart the worker."
+                )
+
+    def found(self, device: int | None = None) -> None:
+        """Record that a file was found below the folder, which therefore is the source, even if it was replaced.
+
+        ``device`` is the file's. If it is new, a file system may have been mounted, so the list of mounts is read.
+        """
+        if self._suspect or self._seen is None:
+            self._seen, self._suspect = _identity(self._folder), False
+        if self._remembers and (device is None or device not in self._devices):
+            self._mounts |= _mounts_below(self._folder)
+            if device is not None:
+                self._devices.add(device)
+
+
+def _identity(folder: bytes) -> _Identity | None:
+    try:
+        status = os.stat(folder)  # noqa: PTH116 - pathlib takes no bytes
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino
+
+
+def _is_empty(folder: bytes) -> bool:
+    """Return True if the folder is known to hold nothing."""
+    try:
+        with os.scandir(folder) as entries:
+            return next(entries, None) is None
+    except OSError:
+        return False
+
+
+def _mounts_below(folder: bytes) -> frozenset[bytes]:
+    """Return the folders below this one on which something is mounted; none if the system does not list them."""
+    try:
+        with open(_MOUNTS, "rb") as lines:  # noqa: PTH123 - a list from the kernel, not a file
+            mounts = [_mount_point(line) for line in lines if not _is_automatic(line)]
+    except OSError:
+        return frozenset()
+    prefix = folder.rstrip(b"/") + b"/"
+    return frozenset(mount for mount in mounts if mount.startswith(prefix) and mount != prefix)
+
+
+def _mount_point(line: bytes) -> bytes:
+    return _OCTAL.sub(lambda escaped: bytes([int(escaped[1], 8)]), line.split(b" ", 5)[4])
+
+
+def _is_automatic(line: bytes) -> bool:
+    """Return True for an autofs entry, which only mounts the actual file system at its first use."""
+    return line.partition(b" - ")[2].startswith(b"autofs ")
+
+
+def _shown(folder: bytes) -> str:
+    return os.fsdecode(folder).encode("utf-8", "backslashreplace").decode()
+
+
+AnyPath = str | bytes | os.PathLike[str] | os.PathLike[bytes]
+
+# No waiting for the other end of a FIFO, no terminal taken over, and no link followed at the end of a real path.
+_OPEN_FLAGS = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_NOFOLLOW | os.O_CLOEXEC
+_NOT_THERE = frozenset({errno.ENOENT, errno.ENOTDIR})
+_PROCESS_FAULTS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})  # ours, not the object's
+_MOUNT_FAULTS = frozenset(  # of a network's file system, or of the process that serves it
+    {errno.ESTALE, errno.ENOTCONN, errno.ETIMEDOUT, errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ENODEV, errno.ESHUTDOWN}
+)
+_DEVICE_FAULTS = frozenset({errno.EIO, errno.EBADMSG, errno.EUCLEAN})  # of one file's blocks, or of a whole disk
+_DELETED = b" (deleted)"  # how Linux marks the path of an open file that has lost its name
+
+
+class LocalReader:
+    """An open file, by its descriptor. See `ObjectReader`."""
+
+    __slots__ = ("_descriptor", "_offset", "_ref")
+
+    def __init__(self, ref: ObjectRef, descriptor: int) -> None:
+        self._ref = ref
+        self._descriptor = descriptor  # -1 once closed
+        self._offset = 0  # where `read` goes on
+
+    @property
+    def ref(self) -> ObjectRef:
+        return self._ref
+
+    def read(self, size_bytes: int = -1, /) -> bytes:
+        data = self.pread(self._offset, self._ref.size_bytes if size_bytes < 0 else size_bytes)
+        self._offset += len(data)
+        return data
+
+    def pread(self, offset: int, length_bytes: int) -> bytes:
+        wanted = min(length_bytes, self._ref.size_bytes - offset)  # the size is known: no call only to meet the end
+        if wanted <= 0:
+            return b""
+        try:
+            data = os.pread(self._open_descriptor(), wanted, offset)
+            while len(data) < wanted:
+                more = os.pread(self._descriptor, wanted - len(data), offset + len(data))
+                if not more:
+                    raise ObjectSuperseded(
+                        f"{self._ref.uri} was cut off at {offset + len(data)} bytes while it was read"
+                    )
+                data += more
+        except OSError as error:
+            _refuse(self._ref.uri, error, offset, wanted)
+        return data
+
+    def verify(self) -> None:
+        try:
+            status = os.fstat(self._open_descriptor())
+        except OSError as error:
+            _refuse(self._ref.uri, error)
+        _check_version(self._ref, status)
+
+    def close(self) -> None:
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _open_descriptor(self) -> int:
+        if self._descriptor < 0:
+            raise ValueError("the reader is closed")
+        return self._descriptor
+
+
+class LocalStore:
+    """The files below some roots (a root may be one file, too). See `ObjectStore`."""
+
+    __slots__ = ("_looked", "_prefixes", "_roots")
+
+    def __init__(self, *roots: AnyPath, remembers: bool = True) -> None:
+        """``remembers`` is explained at `LocalRoot`."""
+        self._roots = tuple(os.path.realpath(os.fsencode(root)) for root in roots)
+        self._looked = {root: LocalRoot(root, remembers=remembers) for root in self._roots}
+        self._prefixes = tuple(root.rstrip(b"/") + b"/" for root in self._roots)
+
+    def contains(self, path: bytes) -> bool:
+        """Whether an absolute path is a root or below one, by its name alone: links are not looked at."""
+        return (path.startswith(self._prefixes) or path in self._roots) and os.path.normpath(path) == path
+
+    def describe(self, path: AnyPath) -> ObjectRef:
+        """The version of a file that is there now, under its real path. Raises as `open` does."""
+        named = os.fsencode(path)
+        uri = uri_of(LOCAL_BUCKET, decode_key(named))
+        try:
+            real = os.path.realpath(named, strict=True)
+            status = os.stat(real, follow_symlinks=False)  # noqa: PTH116 - pathlib takes no bytes
+        except OSError as error:
+            self._refuse(uri, named, error)
+        if not self.contains(real):
+            raise ObjectUnreadable(f"{uri} is outside the folders that may be read")
+        _check_regular(uri, status)
+        return reference(real, status)
+
+    def open(self, ref: ObjectRef) -> LocalReader:
+        """Open this version: `openat`, `fstat` and `readlink`, whatever the size."""
+        path = self._path(ref)
+        try:
+            descriptor = os.open(path, _OPEN_FLAGS)
+        except OSError as error:
+            self._refuse(ref.uri, path, error)
+        try:
+            status = os.fstat(descriptor)
+            self.found(path, status)
+            _check_regular(ref.uri, status)
+            _check_place(ref.uri, path, descriptor, status)
+            _check_version(ref, status)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        return LocalReader(ref, descriptor)
+
+    def read_range(self, ref: ObjectRef, offset: int, length_bytes: int) -> bytes:
+        with self.open(ref) as reader:
+            data = reader.pread(offset, length_bytes)
+            reader.verify()
+        return data
+
+    def check_missing(self, path: bytes) -> None:
+        """Raise `TemporaryError` if a missing file may only be unmounted; see `LocalRoot.check_missing`."""
+        self._root_of(path).check_missing(path)
+
+    def found(self, path: bytes, status: os.stat_result) -> None:
+        """Record that a file was found; see `LocalRoot.found`."""
+        self._root_of(path).found(status.st_dev)
+
+    def _refuse(self, uri: str, path: bytes, error: OSError) -> NoReturn:
+        if error.errno in _NOT_THERE and self.contains(path):
+            self.check_missing(path)
+        _refuse(uri, error)
+
+    def _root_of(self, path: bytes) -> LocalRoot:
+        """The root that a path is below; the innermost, if roots are nested."""
+        inside = (root for root in self._roots if path == root or path.startswith(root.rstrip(b"/") + b"/"))
+        return self._looked[max(inside, key=len)]
+
+    def _path(self, ref: ObjectRef) -> bytes:
+        path = ref.key_bytes
+        if ref.bucket != LOCAL_BUCKET or b"\0" in path or not self.contains(path):
+            raise ObjectUnreadable(f"{ref.uri} is outside the folders that may be read")
+        return path
+
+
+def reference(path: bytes, status: os.stat_result) -> ObjectRef:
+    """The object that an absolute real path and its status make."""
+    return ObjectRef(bucket=LOCAL_BUCKET, key=decode_key(path), size_bytes=status.st_size, etag=etag_of(status))
+
+
+def etag_of(status: os.stat_result) -> str:
+    """A local file's version: modification time in nanoseconds (hexadecimal) and size in bytes."""
+    return f"{status.st_mtime_ns:x}-{status.st_size}"
+
+
+def _check_regular(uri: str, status: os.stat_result) -> None:
+    if stat.S_ISDIR(status.st_mode):
+        raise ObjectRefused(f"{uri}: {os.strerror(errno.EISDIR)}")
+    if not stat.S_ISREG(status.st_mode):
+        raise ObjectRefused(f"{uri} is not a regular file")
+
+
+def _check_version(ref: ObjectRef, status: os.stat_result) -> None:
+    if status.st_size != ref.size_bytes or etag_of(status) != ref.etag:
+        raise ObjectSuperseded(f"{ref.uri} changed: announced as version {ref.etag}, now {etag_of(status)}")
+
+
+def _check_place(uri: str, path: bytes, descriptor: int, status: os.stat_result) -> None:
+    # A folder on the way may have become a link since the path was resolved. Asking the open descriptor leaves no gap
+    # between the check and the reading.
+    if _place(path, descriptor, status) != path:
+        raise ObjectRefused(f"{uri} is reached through a link now; announce it by its real path")
+
+
+def _place(path: bytes, descriptor: int, status: os.stat_result) -> bytes | None:
+    """The real path of an open file that was opened as ``path``."""
+    try:
+        real = _proc_path(descriptor)
+        return path if real == path + _DELETED else real
+    except OSError:  # no /proc here: resolve the name again, and see that it still leads to what is open
+        return _resolve(path, status)
+
+
+def _proc_path(descriptor: int) -> bytes:
+    return os.readlink(b"/proc/self/fd/%d" % descriptor)  # noqa: PTH115 - pathlib takes no bytes
+
+
+def _resolve(path: bytes, opened: os.stat_result) -> bytes | None:
+    try:
+        real = os.path.realpath(path, strict=True)
+        named = os.stat(real, follow_symlinks=False)  # noqa: PTH116 - pathlib takes no bytes
+    except OSError:
+        return None
+    return real if os.path.samestat(named, opened) else None
+
+
+def _refuse(uri: str, error: OSError, offset: int = 0, length_bytes: int = 0) -> NoReturn:
+    reason = f"{uri}: {error.strerror or error}"
+    if error.errno in _PROCESS_FAULTS | _MOUNT_FAULTS:
+        raise TemporaryError(reason) from error
+    if error.errno in _NOT_THERE:
+        raise ObjectGone(reason) from error
+    if isinstance(error, PermissionError):
+        raise ObjectDenied(reason, offset=offset, length_bytes=length_bytes) from error
+    if error.errno in _DEVICE_FAULTS:
+        raise DeviceFailed(reason, offset=offset, length_bytes=length_bytes) from error
+    raise ObjectRefused(reason, offset=offset, length_bytes=length_bytes) from error

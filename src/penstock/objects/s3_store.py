@@ -1,0 +1,322 @@
+"""The store for S3: objects of one bucket, each read in exactly the version that was announced.
+
+A version is S3's version id where the bucket keeps versions, else the ETag. Every GET carries that condition, so that
+no byte of another version is ever handed out and `verify` has nothing left to ask.
+
+A notification is outside input and may name any key, so nothing outside the store's address is ever read.
+
+One GET of exactly one version: by obstore, and by boto3 for the keys that obstore does not name as they are.
+
+Every request carries the condition: the version's id, else the ETag that the object must still have. What S3 refuses is
+raised as the room's own errors.
+"""
+
+import random
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol, Self
+
+from penstock.errors import (
+    ConfigurationError,
+    ObjectDenied,
+    ObjectGone,
+    ObjectSuperseded,
+    ObjectUnreadable,
+    TemporaryError,
+)
+from penstock.messaging.backoff import backoff_seconds
+from penstock.objects.reference import ObjectRef
+from penstock.storage.address import S3Address
+from penstock.storage.aws import Aws
+from penstock.storage.s3 import Kind, bucket_client, fault_of, is_nameable, is_of_s3, requester, service_client
+
+if TYPE_CHECKING:
+    from obstore import GetOptions
+
+
+WHOLE_BYTES_MAX = 8 << 20  # up to it, the bytes of an answer are taken at once
+CHUNK_BYTES = 4 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """What came: how large the whole object is, and the bytes asked for. Breaking off `chunks` ends the connection."""
+
+    size_bytes: int
+    chunks: Iterator[bytes]  # raises as the library does
+
+
+class Fetch(Protocol):
+    """Asks for the bytes [start, stop) of a version; (0, 0) is an object of no bytes. Raises as `refuse`."""
+
+    def __call__(self, ref: ObjectRef, start: int, stop: int) -> Answer: ...
+
+
+def fetch_of(ref: ObjectRef, aws: Aws) -> Fetch:
+    """The way to ask for that key."""
+    return NamedFetch(aws) if is_nameable(ref.key) else LiteralFetch(aws)
+
+
+@dataclass(frozen=True, slots=True)
+class NamedFetch:
+    """By obstore, twice as quick (measured)."""
+
+    aws: Aws
+
+    def __call__(self, ref: ObjectRef, start: int, stop: int) -> Answer:
+        options: GetOptions = {"version": ref.version_id} if ref.version_id else {"if_match": _quoted(ref)}
+        if stop > start:
+            options["range"] = (start, stop)
+        with explained(ref):
+            got = bucket_client(ref.bucket, self.aws).get(ref.key, options=options)
+        whole = stop - start <= WHOLE_BYTES_MAX
+        return Answer(size_bytes=got.meta["size"], chunks=_at_once(got) if whole else got.stream(CHUNK_BYTES))
+
+
+@dataclass(frozen=True, slots=True)
+class LiteralFetch:
+    """By boto3, which takes every key literally: ``../x``, ``/x``, ``a//b``, ``a/``, control characters."""
+
+    aws: Aws
+
+    def __call__(self, ref: ObjectRef, start: int, stop: int) -> Answer:
+        asked: dict[str, Any] = {"Bucket": ref.bucket, "Key": ref.key, **requester(self.aws)}
+        if ref.version_id:
+            asked["VersionId"] = ref.version_id
+        elif ref.etag:
+            asked["IfMatch"] = _quoted(ref)
+        if stop > start:
+            asked["Range"] = f"bytes={start}-{stop - 1}"
+        with explained(ref):
+            got = service_client(self.aws).get_object(**asked)
+        told, _, total = got.get("ContentRange", "").rpartition("/")
+        if stop > start and not told.startswith(f"bytes {start}-"):  # obstore looks for itself
+            raise TemporaryError(f"{ref.uri} cannot be read: S3 sent other bytes than it was asked for")
+        return Answer(
+            size_bytes=int(total) if total.isdigit() else got["ContentLength"],
+            chunks=got["Body"].iter_chunks(CHUNK_BYTES),
+        )
+
+
+@contextmanager
+def explained(ref: ObjectRef) -> Iterator[None]:
+    """What S3 refuses, as the room's own errors; see `refuse`."""
+    try:
+        yield
+    except Exception as error:
+        if is_of_s3(error):
+            refuse(ref, error)
+        raise
+
+
+def refuse(ref: ObjectRef, error: Exception) -> NoReturn:
+    """Raise what a refusal means for the object.
+
+    `ObjectGone`, `ObjectSuperseded`, `ObjectUnreadable`, `ObjectDenied` (also where the bucket is missing or a key in
+    KMS cannot be used: that is a fault of many objects at once), `ConfigurationError`, `TemporaryError`.
+    """
+    fault = fault_of(error)
+    text = f"{ref.uri} cannot be read: {fault.text}"
+    match fault.kind:
+        case Kind.MISSING:
+            raise ObjectGone(f"{ref.uri}: {fault.text}") from None
+        case Kind.CHANGED:
+            raise ObjectSuperseded(f"{ref.uri} changed: announced as version {ref.etag}, now another one") from None
+        case Kind.DENIED | Kind.LOCKED | Kind.NO_BUCKET:
+            raise ObjectDenied(text) from None
+        case Kind.RANGE:
+            raise ObjectUnreadable(f"{ref.uri} has fewer bytes than the {ref.size_bytes:,} announced") from None
+        case Kind.INVALID if ref.version_id:
+            raise ObjectGone(f"{ref.uri} has no version {ref.version_id!r}") from None
+        case Kind.ARCHIVED | Kind.INVALID:
+            raise ObjectUnreadable(text) from None
+        case Kind.SETTINGS:
+            raise ConfigurationError(text + ".") from None
+        case Kind.PASSING:
+            raise TemporaryError(text) from None
+
+
+def _quoted(ref: ObjectRef) -> str | None:
+    return f'"{ref.etag}"' if ref.etag else None
+
+
+def _at_once(got: Any) -> Iterator[bytes]:
+    yield bytes(got.bytes())
+
+
+HEAD_BYTES = 64 << 10  # of a large object, fetched as it is opened: is it there, and how does it begin?
+TRIES_MAX = 4  # of a body that breaks off, without a byte more
+BACKOFF_BASE_SECONDS = 0.2
+BACKOFF_CAP_SECONDS = 5.0
+
+Pause = Callable[[float], None]
+
+
+@dataclass(frozen=True, slots=True)
+class S3Store:
+    """The objects below a prefix, or the one object of that name. See `ObjectStore`."""
+
+    address: S3Address
+    aws: Aws
+    pause: Pause = time.sleep
+
+    def contains(self, bucket: str, key: str) -> bool:
+        """Whether that key may be read."""
+        return self.address.holds(bucket, key)
+
+    def open(self, ref: ObjectRef) -> "S3Reader":
+        """Open this version: one GET, which brings the whole of a small object and the beginning of a large one."""
+        body = self._body(ref, 0, held_bytes(ref))
+        return S3Reader(ref, body.rest(), lambda start, stop: self._body(ref, start, stop))
+
+    def read_range(self, ref: ObjectRef, offset: int, length_bytes: int) -> bytes:
+        stop = min(offset + length_bytes, ref.size_bytes)
+        return self._body(ref, offset, stop).rest() if stop > offset else b""
+
+    def _body(self, ref: ObjectRef, start: int, stop: int) -> "_Body":
+        if not self.contains(ref.bucket, ref.key):
+            raise ObjectUnreadable(f"{ref.uri} is outside {self.address}, and is not read")
+        return _Body(ref, fetch_of(ref, self.aws), start, stop, self.pause)
+
+
+def held_bytes(ref: ObjectRef) -> int:
+    """How much of an object its reader has fetched, and holds, as soon as it is open."""
+    return ref.size_bytes if ref.size_bytes <= WHOLE_BYTES_MAX else HEAD_BYTES
+
+
+class S3Reader:
+    """One version, open. See `ObjectReader`.
+
+    What is read in order, by `read` or by one `pread` after another, is streamed: one GET is in flight, whose next
+    bytes arrive while the last ones are worked on. Anything else is a GET of its own.
+    """
+
+    __slots__ = ("_begin", "_closed", "_head", "_next", "_offset", "_ref", "_stream")
+
+    def __init__(self, ref: ObjectRef, head: bytes, begin: Callable[[int, int], "_Body"]) -> None:
+        self._ref = ref
+        self._head = head  # the object's first bytes
+        self._begin = begin
+        self._offset = 0  # where `read` goes on
+        self._next = -1  # where the last `pread` ended
+        self._stream: _Body | None = None
+        self._closed = False
+
+    @property
+    def ref(self) -> ObjectRef:
+        return self._ref
+
+    def read(self, size_bytes: int = -1, /) -> bytes:
+        wanted = self._ref.size_bytes if size_bytes < 0 else size_bytes
+        data = self._take(self._offset, wanted, in_order=True)
+        self._offset += len(data)
+        return data
+
+    def pread(self, offset: int, length_bytes: int) -> bytes:
+        data = self._take(offset, length_bytes, in_order=offset == self._next)
+        self._next = offset + len(data)
+        return data
+
+    def verify(self) -> None:
+        """Nothing to ask: no byte came without the condition."""
+
+    def close(self) -> None:
+        self._closed = True
+        self._stream = None
+        self._head = b""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _take(self, offset: int, length_bytes: int, *, in_order: bool) -> bytes:
+        if self._closed:
+            raise ValueError("the reader is closed")
+        stop = min(offset + length_bytes, self._ref.size_bytes)
+        if stop <= offset:
+            return b""
+        if stop <= len(self._head):
+            return self._head[offset:stop]
+        if self._stream is None or self._stream.at != offset:
+            if not in_order:
+                return self._begin(offset, stop).rest()
+            self._stream = self._begin(offset, self._ref.size_bytes)
+        return self._stream.take(stop - offset)
+
+
+class _Body:
+    """The bytes [at, stop) of a version, in order; goes on where it broke off, under the same condition."""
+
+    __slots__ = ("_chunks", "_fetch", "_fetched", "_held", "_pause", "_ref", "_stop", "at")
+
+    def __init__(self, ref: ObjectRef, fetch: Fetch, start: int, stop: int, pause: Pause) -> None:
+        self._ref = ref
+        self._fetch = fetch
+        self._pause = pause
+        self._stop = stop
+        self.at = start  # where `take` goes on
+        self._fetched = start  # so far the bytes have come
+        self._held = memoryview(b"")  # those between the two
+        self._chunks: Iterator[bytes] | None = self._request()
+
+    def take(self, wanted_bytes: int) -> bytes:
+        """So many bytes; there are as many."""
+        parts: list[memoryview] = []
+        missing = wanted_bytes
+        while missing:
+            if not self._held:
+                self._held = memoryview(self._next_chunk())
+            part = self._held[:missing]
+            self._held = self._held[len(part) :]
+            parts.append(part)
+            missing -= len(part)
+        self.at += wanted_bytes
+        return b"".join(parts)
+
+    def rest(self) -> bytes:
+        return self.take(self._stop - self.at)
+
+    def _next_chunk(self) -> bytes:
+        for attempt in range(TRIES_MAX):
+            if attempt:
+                self._pause(_wait_seconds(attempt))
+            if chunk := self._received():
+                self._fetched += len(chunk)
+                return chunk
+            self._chunks = None
+        raise TemporaryError(f"{self._ref.uri} cannot be read: the connection breaks at {self._fetched:,} bytes")
+
+    def _received(self) -> bytes:
+        """The next bytes; none where the connection broke."""
+        if self._chunks is None:
+            self._chunks = self._request()
+        try:
+            return next(self._chunks, b"")
+        except Exception as error:
+            if not (is_of_s3(error) or isinstance(error, OSError)):
+                raise
+            if fault_of(error).kind is not Kind.PASSING:
+                refuse(self._ref, error)
+            return b""
+
+    def _request(self) -> Iterator[bytes]:
+        ref = self._ref
+        answer = self._fetch(ref, self._fetched, self._stop)
+        if answer.size_bytes != ref.size_bytes:
+            raise ObjectUnreadable(
+                f"{ref.uri} was announced with {ref.size_bytes:,} bytes and has {answer.size_bytes:,}"
+            )
+        return answer.chunks
+
+
+def _wait_seconds(attempt: int) -> float:
+    return backoff_seconds(
+        attempt=attempt, base_seconds=BACKOFF_BASE_SECONDS, cap_seconds=BACKOFF_CAP_SECONDS, random=random.random
+    )

@@ -1,0 +1,1 @@
+"""What operators run: status, doctor, ingest, dead letters, tables. No worker imports it."""

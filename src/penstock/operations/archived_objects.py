@@ -1,0 +1,96 @@
+"""What became of objects whose rows left the ledger: looked up in the archive's files."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from penstock.errors import ConfigurationError, PenstockError
+from penstock.ledger import Ledger
+from penstock.ledger.archive import ArchivedObject, ArchiveRow, RetiredObject
+from penstock.ledger.rows import uri_digest
+from penstock.ledger.rules import storable
+from penstock.pipeline.extra import require_arrow
+from penstock.storage.aws import Aws
+from penstock.storage.files import Files
+from penstock.storage.roots import files_at
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArchivedVersion:
+    """One version of an object, archived. ``retired`` is None where no file tells of it, and ``problem`` says why."""
+
+    pipeline: str
+    object_id: bytes
+    archive: ArchiveRow
+    retired: RetiredObject | None
+    problem: str | None = None
+
+    @property
+    def imported(self) -> bool:
+        """Whether it was declared as processed, and never was in a file of the archive."""
+        return self.archive.uri is None
+
+
+def find_archived(ledger: Ledger, uri: str, aws: Aws) -> Sequence[ArchivedVersion]:
+    """Every archived version of the object at exactly this uri, in every pipeline."""
+    return [_version(one, uri, aws) for one in ledger.archives.find(uri)]
+
+
+def archived_objects(
+    ledger: Ledger, pipeline: str, aws: Aws, *, uri_contains: str | None = None
+) -> Iterator[RetiredObject]:
+    """The archived objects of a pipeline that files tell of, the oldest file first.
+
+    Raises `ConfigurationError` where a file is not there, or what reads it is missing.
+    """
+    require_arrow()
+    from penstock.pipeline.maintenance.archive import read_file
+
+    contained = None if uri_contains is None else storable(uri_contains)
+    for archive in ledger.archives.all(pipeline):
+        if archive.uri is None:
+            continue
+        files, path = _place(archive.uri, aws)
+        try:
+            yield from read_file(files, path, uri_contains=contained)
+        except FileNotFoundError as error:
+            raise ConfigurationError(_not_there(archive.uri)) from error
+
+
+def _version(one: ArchivedObject, uri: str, aws: Aws) -> ArchivedVersion:
+    retired, problem = None, None
+    if one.archive.uri is None:
+        problem = f"imported from {one.archive.source}: nothing more is known of it"
+    else:
+        try:
+            retired = _look(one, one.archive.uri, uri, aws)
+            if retired is None:
+                problem = f"{one.archive.uri} does not hold it: it is not the file that was written"
+        except FileNotFoundError:
+            problem = _not_there(one.archive.uri)
+        except PenstockError as error:
+            problem = str(error)
+    return ArchivedVersion(
+        pipeline=one.archive.pipeline,
+        object_id=one.object_id,
+        archive=one.archive,
+        retired=retired,
+        problem=problem,
+    )
+
+
+def _look(one: ArchivedObject, file: str, uri: str, aws: Aws) -> RetiredObject | None:
+    require_arrow()
+    from penstock.pipeline.maintenance.archive import find_in_file
+
+    files, path = _place(file, aws)
+    found = find_in_file(files, path, uri_digest(storable(uri)))
+    return next((each for each in found if each.row.object_id == one.object_id), None)
+
+
+def _place(uri: str, aws: Aws) -> tuple[Files, str]:
+    folder, _, name = uri.rpartition("/")
+    return files_at(folder, aws), name
+
+
+def _not_there(uri: str) -> str:
+    return f"the archive's file {uri} is not there: put it back, or look from the host that has it"

@@ -1,0 +1,1 @@
+"""List, replay, purge, export and import dead letters of a scope."""

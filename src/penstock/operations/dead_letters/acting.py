@@ -1,0 +1,316 @@
+"""Sending dead letters back and deleting them, for the verbs: queue by queue, chunk by chunk, each queue on record.
+
+All letters of a queue back at once, moved by the broker itself. SQS alone can.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass, field
+from itertools import chain, islice
+from typing import Literal, Protocol, runtime_checkable
+
+from penstock.dead_letters.canary import Canary, Fate, unwatched, watch
+from penstock.dead_letters.filters import source_of
+from penstock.dead_letters.letters import Letter, Letters, letters_in
+from penstock.dead_letters.operator import Errand, Pace, Sender, Sent, Stopped, Told, matching
+from penstock.errors import UsageError
+from penstock.ledger import Ledger
+from penstock.messaging.broker import listed_name, names_second_tier
+from penstock.messaging.clock import Clock, SystemClock
+from penstock.messaging.steps import Probe, no_probe
+from penstock.operations.dead_letters.letters import (
+    Asked,
+    Done,
+    Homes,
+    audited,
+    check_destination,
+    has_letters,
+    letter_queues,
+    tiers_of,
+)
+from penstock.operations.inspection import View
+
+CANARY_SECONDS = 300.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HowToReplay:
+    """What a command line says of a replay."""
+
+    to: str | None = None  # None: each letter to the queue it came from
+    rate: float | None = None  # letters a second
+    canaries: int = 0  # that are sent ahead and watched
+    canary_seconds: float = CANARY_SECONDS
+
+    @property
+    def details(self) -> Mapping[str, object]:
+        """For the audit."""
+        given = {"to": self.to, "rate": self.rate, "canary": self.canaries}
+        return {name: value for name, value in given.items() if value}
+
+
+@dataclass(slots=True, kw_only=True)
+class ReplayReport:
+    """What a replay came to."""
+
+    sent: int = 0
+    sent_before: int = 0  # by a replay that was cut short: only their letters were deleted
+    homeless: int = 0  # left, as nothing tells where they belong, or their queue is not there
+    refused: int = 0  # left, as their queues never take them
+    refusal: str | None = None  # the first reason
+    by_queue: dict[str, int] = field(default_factory=dict)  # where they went
+    fates: list[Fate] = field(default_factory=list)  # of the canaries
+    ids_met: set[str] = field(default_factory=set)  # of those that were asked for
+    outcome: Literal["done", "interrupted", "canary died", "canary unknown"] = "done"
+
+    @property
+    def found_none(self) -> bool:
+        """Whether there were no letters of those that were meant."""
+        return self.outcome == "done" and not (self.sent or self.sent_before or self.homeless or self.refused)
+
+    @property
+    def sent_none(self) -> bool:
+        """Whether letters were meant, and of none it is known where it belongs."""
+        return self.homeless > 0 and not (self.sent or self.sent_before or self.refused)
+
+
+@dataclass(slots=True, kw_only=True)
+class Purged:
+    """What a purge came to."""
+
+    letters: int = 0
+    ids_met: set[str] = field(default_factory=set)  # of those that were asked for
+
+
+class Replaying:
+    """One replay of the letters that are meant."""
+
+    def __init__(
+        self,
+        seen: View,
+        asked: Asked,
+        how: HowToReplay,
+        *,
+        ledger: Ledger,
+        stopped: Stopped,
+        told: Told,
+        clock: Clock | None = None,
+        probe: Probe = no_probe,
+    ) -> None:
+        self._seen = seen
+        self._asked = asked
+        self._how = how
+        self._ledger = ledger
+        self._stopped = stopped
+        self._told = told
+        self._clock = clock or SystemClock()
+        self._sender = Sender(seen.broker, ledger.replays, clock=self._clock, probe=probe)
+        self._began_at = self._clock.now()
+        self._homes = Homes(seen.broker)
+        self._dones: list[Done] = []  # the entries in the audit so far
+        self._report = ReplayReport()
+
+    def run(self, *, say: Callable[[str], None]) -> ReplayReport:
+        """All of it. Raises `UsageError` for a queue that nothing can be sent to."""
+        report, how = self._report, self._how
+        if how.to is not None:
+            check_destination(self._seen, how.to)
+        if how.canaries:
+            self._send_ahead(say)
+        if report.outcome == "done" and not self._stopped():
+            with ExitStack() as entries:
+                for _ in self._sent(self._left, entries):
+                    pass
+        if self._stopped():
+            report.outcome = "interrupted"
+        return report
+
+    def _send_ahead(self, say: Callable[[str], None]) -> None:
+        """The canaries. What they come to is what their entries in the audit say."""
+        with ExitStack() as entries:
+            canaries = self._canaries(entries)
+            if canaries:
+                queues = ", ".join(dict.fromkeys(canary.queue for canary in canaries))
+                number = "one letter is" if len(canaries) == 1 else f"{len(canaries)} letters are"
+                say(f"{number} sent to {queues} and watched")
+            for canary in canaries:
+                self._report.fates.append(fate := self._watched(canary))
+                if fate.verdict != "not watched":
+                    say(f"the canary: {fate.told}")
+            if self._report.outcome != "done" and not self._stopped():
+                for done in self._dones:
+                    done.outcome = self._report.outcome
+
+    def _watched(self, canary: Canary) -> Fate:
+        if self._report.outcome != "done":
+            return unwatched(canary)
+        seconds = self._how.canary_seconds
+        fate = watch(canary, self._seen.broker, seconds=seconds, clock=self._clock, stopped=self._stopped)
+        if fate.verdict != "settled":
+            self._report.outcome = "canary died" if fate.verdict == "died" else "canary unknown"
+        return fate
+
+    @property
+    def _left(self) -> int | None:
+        return None if self._asked.limit is None else max(0, self._asked.limit - self._report.sent)
+
+    def _canaries(self, entries: ExitStack) -> Sequence[Canary]:
+        """Sends them."""
+        count = self._how.canaries if self._left is None else min(self._how.canaries, self._left)
+        broker = self._seen.broker
+        return [
+            Canary(
+                queue=errand.queue,
+                message_id=id,
+                replay_id=errand.replay.replay_id,
+                dead_letter_queues=list(tiers_of(broker, errand.queue)),
+            )
+            for sent in self._sent(count, entries)
+            for errand, id in zip(sent.errands, sent.ids, strict=True)
+        ]
+
+    def _sent(self, limit: int | None, entries: ExitStack) -> Iterator[Sent]:
+        """Send at most so many, chunk by chunk. Those that were in their queues already do not count. The queues'
+        entries in the audit end with ``entries``."""
+        goal = None if limit is None else self._report.sent + limit
+        self._report.homeless = 0  # counted anew with each look
+        pace = Pace(self._how.rate, clock=self._clock, stopped=self._stopped)
+        for queue in letter_queues(self._seen, self._asked):
+            if self._stopped() or not has_letters(self._seen.broker, queue):
+                continue
+            with letters_in(self._seen.broker, queue, clock=self._clock) as letters:
+                pages = self._errands(letters)
+                if goal == self._report.sent or (first := next(pages, None)) is None:
+                    continue
+                details = {**self._asked.details, **self._how.details}
+                entry = audited(self._ledger, "replay", queue=queue, details=details, stopped=self._stopped)
+                self._dones.append(done := entries.enter_context(entry))
+                for page in chain([first], pages):
+                    yield from self._chunks(letters, page, pace, done, goal)
+                    if goal == self._report.sent:
+                        break
+
+    def _chunks(
+        self, letters: Letters, page: Sequence[Errand], pace: Pace, done: Done, goal: int | None
+    ) -> Iterator[Sent]:
+        """All of a page before the next is asked for: of a FIFO queue's group there is none until these are gone."""
+        report = self._report
+        rest = iter(page)
+        while not self._stopped():
+            size = pace.chunk if goal is None else min(pace.chunk, goal - report.sent)
+            if not (chunk := list(islice(rest, size))):
+                return
+            sent = self._sender.send(letters, chunk)
+            done.messages += len(sent.errands)
+            report.sent += len(sent.errands)
+            report.sent_before += sent.sent_before
+            for errand in sent.errands:
+                report.by_queue[errand.queue] = report.by_queue.get(errand.queue, 0) + 1
+            report.refused += len(sent.refused)
+            if sent.refused and report.refusal is None:
+                report.refusal = str(sent.refused[0][1])
+            self._told(len(chunk))
+            yield sent
+            if sent.failed is not None:
+                raise sent.failed
+            pace.wait(len(sent.errands))
+
+    def _errands(self, letters: Letters) -> Iterator[Sequence[Errand]]:
+        """Page by page."""
+        pages = matching(letters, self._asked.wanted, clock=self._clock, stopped=self._stopped, until=self._began_at)
+        for page in pages:
+            self._report.ids_met.update(*map(self._asked.wanted.ids_met, page))
+            errands = [Errand(letter=letter, queue=queue) for letter in page if (queue := self._queue_of(letter))]
+            self._report.homeless += len(page) - len(errands)
+            if errands:
+                yield errands
+
+    def _queue_of(self, letter: Letter) -> str | None:
+        return self._how.to or self._homes.of(letter)
+
+
+def purge(seen: View, asked: Asked, *, ledger: Ledger, stopped: Stopped, told: Told) -> Purged:
+    """Delete those that are meant and were dead letters when this began."""
+    clock = SystemClock()
+    began_at = clock.now()
+    left = asked.limit
+    purged = Purged()
+    for queue in letter_queues(seen, asked):
+        if stopped() or left == 0 or not has_letters(seen.broker, queue):
+            continue
+        with letters_in(seen.broker, queue, clock=clock) as letters:
+            pages = matching(letters, asked.wanted, clock=clock, stopped=stopped, until=began_at)
+            if (first := next(pages, None)) is None:
+                continue
+            with audited(ledger, "purge", queue=queue, details=asked.details, stopped=stopped) as done:
+                for page in chain([first], pages):
+                    purged.ids_met.update(*map(asked.wanted.ids_met, page))
+                    done.messages += letters.remove([letter.id for letter in page[:left]])
+                    told(len(page[:left]))
+                    left = None if left is None else left - len(page[:left])
+                    if left == 0:
+                        break
+            purged.letters += done.messages
+    return purged
+
+
+class Progress(Protocol):
+    """How far a task is."""
+
+    @property
+    def moved(self) -> int: ...
+
+
+class Task(Iterator[Progress], AbstractContextManager["Task"], Protocol):
+    """Moves while it is iterated over; leaving the block before its end cancels it."""
+
+
+@runtime_checkable
+class Mover(Protocol):
+    """A broker that moves whole queues by itself."""
+
+    def move_all(self, source: str, destination: str | None = None, *, per_second: int | None = None) -> Task:
+        """Without a destination: to the one queue whose dead letters these are."""
+        ...
+
+
+def check_movable(seen: View, asked: Asked, *, to: str | None) -> Mover:
+    """Raises `UsageError` for a broker that cannot, for filters, of which a move knows none, and for a destination that
+    holds letters."""
+    if not isinstance(seen.broker, Mover):
+        raise UsageError("--move is for SQS, which has tasks for it; leave it out here.")
+    if asked.queue is None or not asked.wanted.asks_nothing or asked.limit is not None:
+        raise UsageError("--move takes whole queues: give --queue, and --tier if need be, and no other filter.")
+    if to is not None:
+        check_destination(seen, to)
+    return seen.broker
+
+
+def move(
+    seen: View, asked: Asked, *, to: str | None, rate: float | None, ledger: Ledger, stopped: Stopped, told: Told
+) -> int:
+    """Let every letter of the queues that are meant be moved; answers how many were, about.
+
+    Raises `UsageError` as `check_movable` does.
+    """
+    mover = check_movable(seen, asked, to=to)
+    moved = 0
+    for queue in letter_queues(seen, asked):
+        if stopped() or not has_letters(seen.broker, queue):
+            continue
+        details = {**asked.details, "to": to, "rate": rate}
+        with audited(ledger, "move", queue=queue, details=details, stopped=stopped) as done:
+            per_second = None if rate is None else max(1, int(rate))
+            with mover.move_all(queue, to or _destination(queue), per_second=per_second) as task:
+                for progress in task:
+                    told(progress.moved - done.messages)
+                    done.messages = progress.moved
+                    if stopped():
+                        break
+        moved += done.messages
+    return moved
+
+
+def _destination(queue: str) -> str | None:
+    """Of the second tier not the first one, whose dead letters these are as far as SQS knows."""
+    return source_of(listed_name(queue)) if names_second_tier(listed_name(queue)) else None

@@ -1,0 +1,275 @@
+"""Dead letters into a file, and back: for keeping what is to be deleted, and for looking at it with other tools."""
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import lru_cache
+from itertools import chain, groupby, islice
+from pathlib import Path
+from typing import BinaryIO
+
+from penstock.app.kill import killing_probe
+from penstock.dead_letters.jsonl import LINE_BYTES_MAX, Kept, line_of, read_line
+from penstock.dead_letters.letters import PAGE, Letters, letters_in
+from penstock.dead_letters.operator import CHUNK, Stopped, Told, matching
+from penstock.errors import PenstockError, UsageError
+from penstock.ledger import Ledger
+from penstock.messaging.broker import chunk_of, listed_name, send_each
+from penstock.messaging.clock import SystemClock
+from penstock.messaging.steps import Probe, Step
+from penstock.operations.dead_letters.letters import Asked, Done, audited, has_letters, letter_queues, place_of_letters
+from penstock.operations.inspection import View
+from penstock.storage.address import check_address, is_s3, s3_address
+from penstock.storage.aws import Aws
+from penstock.storage.files import Files
+from penstock.storage.roots import files_at
+
+STDOUT = "-"
+PLACES_MAX = 1_000  # that are remembered: a file may name any number of queues
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """One file, on a disk or in S3."""
+
+    files: Files
+    name: str
+
+    @property
+    def address(self) -> str:
+        """For people."""
+        return f"{self.files.uri}/{self.name}" if not self.files.is_local else str(Path(str(self.files)) / self.name)
+
+
+@dataclass(slots=True, kw_only=True)
+class Exported:
+    """What an export came to. Of no letters there is no file. ``interrupted``: there is none either, and every letter
+    is where it was, unless some were ``removed`` already: then the file is there."""
+
+    letters: int = 0
+    removed: int = 0
+    ids_met: set[str] = field(default_factory=set)  # of those that were asked for
+    interrupted: bool = False
+
+
+@dataclass(slots=True, kw_only=True)
+class Imported:
+    """What an import came to."""
+
+    letters: int = 0
+    before: int = 0  # were put there by an import before
+    replayed: int = 0  # left out, since they were replayed before, while or after the file was written
+    by_queue: dict[str, int] = field(default_factory=dict)
+    interrupted: bool = False
+
+
+class _NoFile(Exception):
+    """Somebody asked to stop, or there is nothing to write."""
+
+
+def place_of(address: str, aws: Aws) -> Place:
+    """Raises `UsageError` for what is no address of a file."""
+    check_address("file", address)
+    if is_s3(address):
+        found = s3_address(address)
+        folder, _, name = found.prefix.rpartition("/")
+        if not name or address.endswith("/"):
+            raise UsageError(f"{address} names no file: write s3://BUCKET/PREFIX/letters.jsonl.")
+        return Place(files=files_at(f"s3://{found.bucket}/{folder}".rstrip("/"), aws), name=name)
+    path = Path(os.path.abspath(address))  # noqa: PTH100 - a link stays what it is
+    if path.is_dir():
+        raise UsageError(f"{address} is a folder: name a file in it.")
+    return Place(files=files_at(str(path.parent), aws), name=path.name)
+
+
+def export_to_stream(
+    seen: View, asked: Asked, stream: BinaryIO, *, ledger: Ledger, stopped: Stopped, told: Told
+) -> Exported:
+    """Write those that are meant, a line each."""
+    with ExitStack() as opened:
+        exported = Exported()
+        of_queues = _Opened(seen, asked, ledger, opened, stopped, details={"file": STDOUT})
+        _write(seen, asked, stream, exported, of_queues, told)
+        exported.interrupted = stopped()
+        return exported
+
+
+def export_to_file(
+    seen: View, asked: Asked, place: Place, *, ledger: Ledger, remove: bool, stopped: Stopped, told: Told
+) -> Exported:
+    """The same into a file, which is there as a whole or not at all; then, if told to, remove what it holds.
+
+    Raises `UsageError` where there is a file of that name.
+    """
+    if place.files.stat(place.name) is not None:
+        raise UsageError(f"There is a file {place.address} already: name another one, it may be the only copy.")
+    exported = Exported()
+    probe = killing_probe(seen.scope.settings.kill_at)
+    with ExitStack() as opened:
+        details = {"file": place.address, **({"remove": True} if remove else {})}
+        of_queues = _Opened(seen, asked, ledger, opened, stopped, details=details)
+        try:
+            with place.files.open_output(place.name) as stream:
+                _write(seen, asked, stream, exported, of_queues, told)
+                if stopped() or not exported.letters:
+                    raise _NoFile
+                probe(Step.LETTERS_WRITTEN)
+        except _NoFile:
+            return Exported(interrupted=stopped())
+        if remove:
+            exported.removed = _remove(place, of_queues, stopped, probe)
+            exported.interrupted = stopped()
+    return exported
+
+
+def import_file(
+    seen: View, place: Place, *, queue: str | None, ledger: Ledger, stopped: Stopped, told: Told
+) -> Imported:
+    """Put letters back to where they were exported from, or all to the letters of ``queue``; each once, however often.
+
+    Raises `UsageError` for a line that no export wrote, or a queue that is not there: what came before it is put back.
+    """
+    imported = Imported()
+    places = _Places(seen)
+    details = {"file": place.address}
+    dones: dict[str, Done] = {}
+    with ExitStack() as opened:
+        for chunk in _chunks(_lines(place), CHUNK):
+            if stopped():
+                imported.interrupted = True
+                break
+            for into, group in groupby(chunk, key=lambda kept: places.of(queue or kept.queue)):
+                if into not in dones:
+                    entered = audited(ledger, "import", queue=into, details=details, stopped=stopped)
+                    dones[into] = opened.enter_context(entered)
+                kept = list(group)
+                left = _not_replayed(ledger, kept)
+                put = _put(seen, ledger, into, left)
+                dones[into].messages += put
+                imported.letters += put
+                imported.before += len(left) - put
+                imported.replayed += len(kept) - len(left)
+                imported.by_queue[into] = imported.by_queue.get(into, 0) + put
+            told(len(chunk))
+    return imported
+
+
+class _Opened:
+    """The letters of each queue that is written from, and its entry in the audit; until the stack is closed."""
+
+    def __init__(
+        self,
+        seen: View,
+        asked: Asked,
+        ledger: Ledger,
+        stack: ExitStack,
+        stopped: Stopped,
+        *,
+        details: Mapping[str, object],
+    ) -> None:
+        self._seen = seen
+        self._details = {**asked.details, **details}
+        self._ledger = ledger
+        self._stack = stack
+        self.stopped = stopped
+        self.letters: dict[str, Letters] = {}
+        self.dones: dict[str, Done] = {}
+
+    def begin(self, queue: str) -> Letters:
+        self.letters[queue] = self._stack.enter_context(letters_in(self._seen.broker, queue))
+        entered = audited(self._ledger, "export", queue=queue, details=self._details, stopped=self.stopped)
+        self.dones[queue] = self._stack.enter_context(entered)
+        return self.letters[queue]
+
+
+def _write(seen: View, asked: Asked, stream: BinaryIO, exported: Exported, opened: _Opened, told: Told) -> None:
+    clock = SystemClock()
+    for queue in letter_queues(seen, asked):
+        if opened.stopped() or exported.letters == asked.limit or not has_letters(seen.broker, queue):
+            continue
+        pages = matching(opened.begin(queue), asked.wanted, clock=clock, stopped=opened.stopped)
+        left = None if asked.limit is None else asked.limit - exported.letters
+        for letter in islice(chain.from_iterable(pages), left):
+            stream.write(line_of(letter))
+            exported.letters += 1
+            exported.ids_met |= asked.wanted.ids_met(letter)
+            opened.dones[queue].messages += 1
+            told(1)
+
+
+def _remove(place: Place, opened: _Opened, stopped: Stopped, probe: Probe) -> int:
+    """What the file holds, which is read for it: so no list of ids is kept in memory."""
+    if place.files.is_local:
+        place.files.make_durable([place.name])
+    probe(Step.LETTERS_KEPT)
+    removed = 0
+    for chunk in _chunks(_lines(place), PAGE):
+        if stopped():
+            break
+        for queue, group in groupby(chunk, key=lambda kept: kept.queue):
+            removed += opened.letters[queue].remove([kept.message.id for kept in group])
+            probe(Step.LETTERS_REMOVED)
+    return removed
+
+
+def _not_replayed(ledger: Ledger, kept: Sequence[Kept]) -> Sequence[Kept]:
+    """Leave out letters that were replayed, which would be duplicated. An export locks nothing, so a letter may be
+    replayed while its file is written."""
+    ids = [one.replay_id for one in kept]
+    known = ledger.replays.find(ids)
+    return [one for one, id in zip(kept, ids, strict=True) if id not in known or not known[id].sent]
+
+
+def _put(seen: View, ledger: Ledger, into: str, kept: Sequence[Kept]) -> int:
+    """Those that are not there yet; answers how many. On record before and after, as a replay is."""
+    intents = {one.intent(into).replay_id: one for one in kept}
+    known = ledger.replays.open([one.intent(into) for one in intents.values()])
+    due = [(id, one) for id, one in intents.items() if not known[id].sent]
+    size = chunk_of(seen.broker, CHUNK)
+    for start in range(0, len(due), size):
+        some = due[start : start + size]
+        answers = send_each(seen.broker, into, [one.outgoing(one.intent(into)) for _, one in some])
+        taken = [id for (id, _), answer in zip(some, answers, strict=True) if isinstance(answer, str)]
+        if taken:
+            ledger.replays.sent(taken)
+        for answer in answers:
+            if isinstance(answer, PenstockError):
+                raise answer
+    return len(due)
+
+
+class _Places:
+    """Where letters are put back: never into a queue that is worked on, whatever a line or a person says."""
+
+    def __init__(self, seen: View) -> None:
+        self._seen = seen
+        self._known = set(seen.broker.queue_names())
+        self.of = lru_cache(maxsize=PLACES_MAX)(self._of)
+
+    def _of(self, queue: str) -> str:
+        """Raises `UsageError` where there are no letters of such a queue, and nothing says that it is one."""
+        place = place_of_letters(self._seen, queue)
+        there = {listed_name(queue), listed_name(place)} & self._known
+        if not (there or (place == queue and self._seen.broker.capabilities.creates_queues)):
+            raise UsageError(f"There is no queue {place} to put the letters into: name one with --queue.")
+        return place
+
+
+def _lines(place: Place) -> Iterator[Kept]:
+    try:
+        with place.files.open_input(place.name) as stream:
+            number = 0
+            while line := stream.readline(LINE_BYTES_MAX + 1):
+                number += 1
+                if len(line) > LINE_BYTES_MAX:
+                    raise UsageError(f"Line {number:,} of {place.address} is longer than {LINE_BYTES_MAX:,} bytes.")
+                if line.strip():
+                    yield read_line(line, number=number, file=place.address)
+    except FileNotFoundError:
+        raise UsageError(f"There is no file {place.address}.") from None
+
+
+def _chunks(kept: Iterator[Kept], size: int) -> Iterator[Sequence[Kept]]:
+    while chunk := list(islice(kept, size)):
+        yield chunk

@@ -1,0 +1,75 @@
+"""A replayer that brings back what is due now, and ends; what it did, queue by queue."""
+
+import threading
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from penstock.app.pending import CALM_SECONDS
+from penstock.app.replayer import FirstTier
+from penstock.events import ChoosyListener, DeadReplayed, Event
+from penstock.messaging.broker import Broker
+from penstock.messaging.clock import Clock
+
+UNKNOWN = "unknown"  # stands for the queue of a letter that does not say where it died
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replayed:
+    """How many letters of a queue came to what."""
+
+    sent: int = 0  # messages again, now or before a crash
+    held: int = 0  # their wait is not over
+    set_aside: int = 0  # in the second tier
+    put_back: int = 0  # broker or ledger were away when they were looked at last
+
+
+class Tally(ChoosyListener):
+    """Counts what a replayer tells. Any thread may call it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._counts: dict[str, Counter[str]] = {}  # under the lock, as is the next
+        self._put_back: dict[str, str] = {}  # the queue of each letter, by replay id
+
+    def hears(self, kind: type[Event]) -> bool:
+        return kind is DeadReplayed
+
+    def __call__(self, event: Event) -> None:
+        assert isinstance(event, DeadReplayed)
+        queue = event.queue or UNKNOWN
+        with self._lock:
+            counts = self._counts.setdefault(queue, Counter())
+            if event.result == "put_back":
+                self._put_back[event.replay_id] = queue
+                return
+            self._put_back.pop(event.replay_id, None)
+            counts["sent" if event.result == "already_sent" else event.result] += 1
+
+    def report(self) -> Mapping[str, Replayed]:
+        """By queue, sorted."""
+        with self._lock:
+            left = Counter(self._put_back.values())
+            return {
+                queue: Replayed(**dict(counts), put_back=left[queue]) for queue, counts in sorted(self._counts.items())
+            }
+
+
+class NothingDue:
+    """Whether no first tier has a letter that could be looked at now. Asked by one thread, while it polls."""
+
+    def __init__(self, broker: Broker, tiers: Sequence[FirstTier], *, clock: Clock) -> None:
+        self._broker = broker
+        self._tiers = tiers
+        self._clock = clock
+        self._since: float | None = None  # monotonic: since then all looks found nothing
+
+    def __call__(self) -> bool:
+        if any(self._broker.stats(tier.queue).visible for tier in self._tiers):
+            self._since = None
+            return False
+        if self._broker.capabilities.exact_stats:
+            return True
+        now = self._clock.monotonic()
+        self._since = now if self._since is None else self._since
+        return now - self._since >= CALM_SECONDS * len(self._tiers)

@@ -1,0 +1,193 @@
+"""The main job on files of its own, killed once in the middle, with a proof at the end.
+
+Access logs as a web service would write them, good and bad, for the demo. Seeded: the same files every time.
+"""
+
+import gzip
+import json
+import os
+import random
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from penstock.app.paths import Places, places
+from penstock.app.state import open_state
+from penstock.errors import PenstockError, UsageError
+from penstock.messaging.message import Outgoing
+from penstock.messaging.steps import Step
+from penstock.objects.local_store import LocalStore
+from penstock.objects.notification import announce
+from penstock.objects.scanner import Scanner
+
+SCHEMA = (
+    "ts TIMESTAMP, host STRING, method STRING, path STRING, status INT, bytes BIGINT, duration_ms DOUBLE, agent STRING"
+)
+OBJECTS = 300
+LINES = range(40, 160)
+GZIPPED_EVERY = 5
+BAD_EVERY = 7  # objects with bad lines
+TRUNCATED = 250  # the object whose upload broke off
+_START = datetime(2026, 1, 1, tzinfo=UTC)
+_PATHS = ("/", "/search", "/cart", "/checkout", "/login", "/api/items", "/api/orders", "/static/app.js", "/まとめ")
+_AGENTS = ("Mozilla/5.0 (X11; Linux x86_64)", "curl/8.5.0", "okhttp/4.12", "Googlebot/2.1", "日本語ブラウザ/1.0")
+_BAD_LINES = (
+    b'{"ts": "2026-01-01T00:00:00Z", "host": "10.0.0.9", "status": 20',  # cut off
+    b"--- log rotated ---",
+    b'{"host": "\xff\xfe", "status": 200}',  # not UTF-8
+    b'{"host": "10.0.0.9", "status": "two hundred"}',  # wrong type
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DemoData:
+    """What was written, and so what must come of it."""
+
+    objects: int
+    good_lines: int  # of the objects that can be read
+    bad_lines: int
+    dead: Path
+
+
+def write_logs(folder: Path, *, seed: int = 20260101) -> DemoData:
+    """Write the objects into a folder a day; answers what they hold."""
+    chance = random.Random(seed)
+    good_lines = bad_lines = 0
+    dead = folder
+    for number in range(OBJECTS):
+        path = _place(folder, number)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        good = list(_lines(chance, number))
+        bad = chance.sample(_BAD_LINES, 2) if number % BAD_EVERY == 0 else []
+        content = b"".join(line + b"\n" for line in _mixed(chance, good, bad))
+        if number == TRUNCATED:
+            dead = path
+            path.write_bytes(gzip.compress(content, mtime=0)[: len(content) // 20])
+            continue
+        path.write_bytes(gzip.compress(content, mtime=0) if path.suffix == ".gz" else content)
+        good_lines += len(good)
+        bad_lines += len(bad)
+    return DemoData(objects=OBJECTS, good_lines=good_lines, bad_lines=bad_lines, dead=dead)
+
+
+def _place(folder: Path, number: int) -> Path:
+    day = _START + timedelta(days=number // 100)
+    gzipped = number % GZIPPED_EVERY == 0 or number == TRUNCATED
+    return folder / f"{day:%Y-%m-%d}" / f"access-{number:04}.jsonl{'.gz' if gzipped else ''}"
+
+
+def _lines(chance: random.Random, number: int) -> Iterator[bytes]:
+    at = _START + timedelta(minutes=14 * number)
+    for _ in range(chance.choice(LINES)):
+        at += timedelta(milliseconds=chance.randint(1, 9_000))
+        line = {
+            "ts": at.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+            "host": f"10.0.{chance.randint(0, 255)}.{chance.randint(1, 254)}",
+            "method": chance.choice(("GET", "GET", "GET", "POST", "PUT")),
+            "path": chance.choice(_PATHS),
+            "status": chance.choice((200, 200, 200, 200, 301, 404, 500)),
+            "bytes": chance.randint(120, 250_000),
+            "duration_ms": round(chance.expovariate(1 / 40), 3),
+            "agent": chance.choice(_AGENTS),
+        }
+        yield json.dumps(line, ensure_ascii=False, separators=(",", ":")).encode()
+
+
+def _mixed(chance: random.Random, good: list[bytes], bad: list[bytes]) -> list[bytes]:
+    lines = list(good)
+    for line in bad:
+        lines.insert(chance.randint(0, len(lines)), line)
+    return lines
+
+
+DUPLICATED = 50  # objects announced twice before the ingest announces them once more
+BATCH_OBJECTS = 100
+KILL_AT = f"{Step.WRITTEN.value}:2"  # Spark has written the second batch, and nothing of it is recorded
+RUN_SECONDS_MAX = 600
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DemoPlaces:
+    """Where the demo's files and tables lie, in one folder of its own."""
+
+    logs: Path
+    tables: Places
+
+    @staticmethod
+    def under(folder: Path) -> "DemoPlaces":
+        """Raises `UsageError` for a folder that holds something already."""
+        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+            raise UsageError(f"{folder} is not empty; give another folder with --dir, or remove it.")
+        return DemoPlaces(logs=folder / "logs", tables=places(folder / "access_log"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Proof:
+    """What the table holds, counted by reading it, beside what the files hold."""
+
+    rows: int
+    rows_expected: int
+    rows_twice: int  # the same line of the same object more than once
+    quarantined: int
+    quarantined_expected: int
+    dead: int
+    dead_expected: int
+
+    @property
+    def holds(self) -> bool:
+        """Whether every good line is there once, every bad one in quarantine, and the broken object alone dead."""
+        return (
+            self.rows == self.rows_expected
+            and self.rows_twice == 0
+            and self.quarantined == self.quarantined_expected
+            and self.dead == self.dead_expected
+        )
+
+
+def prepare(where: DemoPlaces) -> DemoData:
+    """Write the files, and announce some of them twice as S3 may."""
+    data = write_logs(where.logs)
+    scanner = Scanner(where.logs, store=LocalStore(where.logs))
+    refs = [ref for chunk in scanner.chunks() for ref in chunk][:DUPLICATED]
+    with open_state(where.tables.state) as state:
+        queue = where.tables.queue(where.logs.resolve())
+        state.broker.send(queue, [Outgoing(body=announce(ref)) for ref in refs for _ in range(2)])
+    return data
+
+
+def run_ingest(where: DemoPlaces, *, kill_at: str | None = None) -> Mapping[str, Any] | None:
+    """`penstock ingest` in a process of its own; answers its report, or None when it was killed as asked."""
+    command = [sys.executable, "-m", "penstock", "ingest", str(where.logs), str(where.tables.table)]
+    command += ["--schema", SCHEMA, "--max-objects", str(BATCH_OBJECTS), "--json"]
+    environment = {**os.environ, **({"PENSTOCK_KILL_AT": kill_at} if kill_at else {})}
+    done = subprocess.run(
+        command, env=environment, stdout=subprocess.PIPE, start_new_session=True, timeout=RUN_SECONDS_MAX, check=False
+    )
+    if kill_at is not None and done.returncode < 0:
+        return None
+    if done.returncode not in (0, 3):
+        raise PenstockError(f"the ingest of the demo ended with exit code {done.returncode}; its words are above")
+    report: Mapping[str, Any] = json.loads(done.stdout)
+    return report
+
+
+def prove(where: DemoPlaces, data: DemoData, report: Mapping[str, Any]) -> Proof:
+    """Read the tables back through deltalake, without ledger or manifests, and count."""
+    from penstock.sinks.delta.sink import open_dataset
+
+    lines = open_dataset(where.tables.table).to_table(columns=["_object", "_offset"])
+    distinct = lines.group_by(["_object", "_offset"]).aggregate([]).num_rows
+    quarantined = open_dataset(where.tables.quarantine).count_rows()
+    return Proof(
+        rows=lines.num_rows,
+        rows_expected=data.good_lines,
+        rows_twice=lines.num_rows - distinct,
+        quarantined=quarantined,
+        quarantined_expected=data.bad_lines,
+        dead=report["objects_dead"],
+        dead_expected=1,
+    )

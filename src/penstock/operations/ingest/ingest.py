@@ -1,0 +1,230 @@
+"""The main job: everything a folder or a prefix in S3 holds, or that a queue announces, once, into a table.
+
+scan -> announce -> worker (claim, Spark, commit, publish, ack) until every scanned object is terminal and published.
+Run again after any death it goes on where the protocol stood; run again after success it finds nothing to do.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from penstock.app.context import Tools
+from penstock.app.kill import killing_probe
+from penstock.app.naming import worker_id
+from penstock.app.paths import places
+from penstock.app.pending import Goal
+from penstock.app.pipelines.running import Tally
+from penstock.app.sources import source_of
+from penstock.app.state import check_owner, open_state
+from penstock.app.tables import Tables
+from penstock.app.telemetry import open_reports, open_telemetry
+from penstock.events import Bus, Listener, WatchBegan, WatchDisturbed
+from penstock.ledger.records import ObjectState
+from penstock.messaging.clock import SystemClock
+from penstock.messaging.tracing import NO_TRACING
+from penstock.objects.local_store import LocalStore
+from penstock.objects.reference import ObjectRef
+from penstock.objects.scanner import ScanReport
+from penstock.objects.watcher import Watcher
+from penstock.operations.ingest.pipeline import IngestPipeline, IngestRequest, check, queue_of, shared_settings
+from penstock.operations.ingest.watching import Watching
+from penstock.pipeline.spark.session import Session
+from penstock.worker.shutdown import StopSignal
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IngestReport:
+    """What one ingest found and did. Objects are those of this scan, or those that a queue announced and that were
+    brought to an end here; rows, lines and batches are those of this process."""
+
+    queue: str | None  # the one that was named; None: the source was looked through
+    objects_found: int
+    objects_processed: int
+    objects_skipped: int  # processed before we came
+    objects_dead: int
+    objects_gone: int
+    objects_superseded: int
+    objects_unfinished: int  # only when stopped
+    objects_new_versions: int  # files that were seen before in another version
+    files_ignored: dict[str, int]  # why, how many
+    rows_written: int
+    lines_quarantined: int
+    batches: int
+    seconds: float
+    table: str
+    table_version: int | None  # None: no table yet
+    quarantine_table: str | None  # None: nothing was ever quarantined
+    schema: str | None
+    stopped: bool  # before everything was scanned, finished and published
+    problems: tuple[str, ...]  # what could not be looked at
+
+
+def ingest(
+    request: IngestRequest, *, stop: StopSignal, listeners: Sequence[Listener] = (), spark: Session | None = None
+) -> IngestReport:
+    """Do the main job; returns when every scanned object is terminal and published, or when stopped.
+
+    ``spark`` is a session to work in; without one, one is started where there is something to do, and ended.
+
+    Raises `UserError` with a sentence for what a person has to mend; what was committed until then stays.
+    """
+    tally = Tally()
+    opened = open_telemetry if request.watch else open_reports
+    heard = opened(request.settings, worker=worker_id(), process="ingest", tell=Bus(*listeners).emit)
+    tools = Tools(
+        stop=stop,
+        clock=SystemClock(),
+        bus=Bus(tally, *heard.listeners),
+        probe=killing_probe(request.settings.kill_at),
+        tracing=heard.tracing or NO_TRACING,
+    )
+    with heard.told():
+        return _ingested(request, tools, tally, spark=spark)
+
+
+def _ingested(request: IngestRequest, tools: Tools, tally: Tally, *, spark: Session | None) -> IngestReport:
+    began_at = tools.clock.monotonic()
+    where = places(request.table, request.state, aws=request.settings.aws)
+    source = source_of(request.source, where)
+    transform = check(request, source)
+    shared = shared_settings(request)
+    with open_state(where.state, shared=shared, probe=tools.probe) as state, queue_of(request, state, tools) as state:
+        state = replace(state, broker=tools.tracing.broker(state.broker))
+        state.free_what_the_dead_held()
+        if shared is None:
+            check_owner(state.ledger, where)
+        state.ledger.ensure_pipeline(where.pipeline)
+        tables = Tables(where, state.ledger, partition_by=request.partition_by, bus=tools.bus, probe=tools.probe)
+        tables.publish()  # what an earlier process committed and did not live to publish
+        work = IngestPipeline(
+            request=request,
+            transform=transform,
+            source=source,
+            where=where,
+            state=state,
+            tables=tables,
+            tools=tools,
+        )
+        if request.watch:
+            tools.bus.emit(WatchBegan(source=str(source)))
+        how = _fed if request.queue is not None else _watch if request.watch else _until_done
+        caretaker = work.caretaker()
+        with caretaker.beside() if caretaker is not None and request.watch else nullcontext():
+            goal, scan = how(work, spark)
+        tables.sweep()
+        if caretaker is not None and not request.watch:
+            caretaker.once(objects_max=None)  # all that is due; nothing where somebody asked to stop
+        seconds = tools.clock.monotonic() - began_at
+        return _report(work, goal, scan, tally, seconds=seconds)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Scan:
+    report: ScanReport | None  # None: nothing was walked
+    complete: bool  # False: stopped in the middle, or something is left in the queue
+
+
+def _until_done(work: IngestPipeline, spark: Session | None) -> tuple[Goal, _Scan]:
+    """What the source holds now, and no more."""
+    stop = work.tools.stop
+    scanner = work.source.scan(own=work.where.own)
+    objects: list[ObjectRef] = []
+    complete = True
+    for chunk in scanner.chunks():
+        objects.extend(chunk)
+        if stop.requested:
+            complete = False
+            break
+    goal = _goal(work, objects)
+    work.tools.bus.emit(goal.scanned(str(work.source)))
+    if not goal.reached_before() and not stop.requested:
+        goal.begin()
+        work.serve(sample=objects, until=goal.reached, spark=spark)
+    return goal, _Scan(report=scanner.report(), complete=complete)
+
+
+def _watch(work: IngestPipeline, spark: Session | None) -> tuple[Goal, _Scan]:
+    """What the folder holds, and what comes into it until somebody asks to stop."""
+    tools, source = work.tools, str(work.source)
+    goal = _goal(work, ())
+    watcher = Watcher(
+        Path(source),
+        store=LocalStore(source),
+        excluded=[Path(str(own)) for own in work.where.own if own.is_local],
+        clock=tools.clock,
+        tell=lambda sentence: tools.bus.emit(WatchDisturbed(source=source, reason=sentence)),
+        settle_seconds=work.request.settle_seconds,
+    )
+    watching = Watching(watcher, goal, stop=tools.stop, bus=tools.bus, clock=tools.clock)
+    try:
+        watching.start()
+        tools.bus.emit(goal.scanned(source))
+        goal.begin()
+        if not work.knows_schema():
+            watching.wait_for_objects()
+        if not tools.stop.requested:
+            work.serve(sample=goal.objects(), until=watching.tended, spark=spark)
+    finally:
+        watching.end()
+    return goal, _Scan(report=watcher.report, complete=watcher.scans > 0)
+
+
+def _fed(work: IngestPipeline, spark: Session | None) -> tuple[Goal, _Scan]:
+    """What a queue announces: all that is in it now or, watching, all that comes."""
+    goal = _goal(work, ())
+    sample = () if work.knows_schema() else next(iter(work.source.scan(own=work.where.own).chunks()), ())
+
+    def until() -> bool:
+        return not work.request.watch and goal.emptied()
+
+    if not until() and not work.tools.stop.requested:
+        work.serve(sample=sample, until=until, spark=spark)
+    return goal, _Scan(report=None, complete=work.request.watch or not goal.messages())
+
+
+def _goal(work: IngestPipeline, objects: Sequence[ObjectRef]) -> Goal:
+    return Goal(
+        ledger=work.state.ledger,
+        broker=work.state.broker,
+        pipeline=work.where.pipeline,
+        queue=work.queue,
+        free_the_dead=work.state.free_what_the_dead_held,
+        probe=work.tools.probe,
+        objects=objects,
+    )
+
+
+def _report(work: IngestPipeline, goal: Goal, scan: _Scan, tally: Tally, *, seconds: float) -> IngestReport:
+    where, tables, ledger = work.where, work.tables, work.state.ledger
+    states = goal.states()
+    count = Counter(states.values())
+    unfinished = count[ObjectState.UNPROCESSED] + count[ObjectState.PROCESSING]
+    skipped = sum(1 for before in goal.before.values() if before is ObjectState.PROCESSED)
+    if work.request.queue is not None:  # no scan says what there was, so what was done is told
+        count = tally.objects
+    pipeline = ledger.pipeline(where.pipeline)
+    ignored = scan.report.ignored if scan.report is not None else {}
+    return IngestReport(
+        queue=work.request.queue,
+        objects_found=goal.size or count.total(),
+        objects_processed=count[ObjectState.PROCESSED] - skipped,
+        objects_skipped=skipped,
+        objects_dead=count[ObjectState.DEAD],
+        objects_gone=count[ObjectState.GONE],
+        objects_superseded=count[ObjectState.SUPERSEDED],
+        objects_unfinished=unfinished,
+        objects_new_versions=ledger.other_versions(where.pipeline, list(states)),
+        files_ignored={str(reason): number for reason, number in ignored.items()},
+        rows_written=tally.rows,
+        lines_quarantined=tally.lines_quarantined,
+        batches=tally.batches,
+        seconds=round(seconds, 3),
+        table=str(where.table),
+        table_version=tables.version(),
+        quarantine_table=str(where.quarantine) if tables.has_quarantine() else None,
+        schema=pipeline.source_schema if pipeline else None,
+        stopped=work.tools.stop.requested and (bool(unfinished) or not scan.complete or tables.unpublished() > 0),
+        problems=() if scan.report is None else tuple(scan.report.problems),
+    )

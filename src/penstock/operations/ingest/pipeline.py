@@ -1,0 +1,269 @@
+"""The pipeline of `penstock ingest`: what was asked for, checked; its schema; and a worker on its queue."""
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+from penstock.app.backends import SQS, check_queues, has_local_ledger, open_broker, require_shared_ledger
+from penstock.app.cleanup import Cleanup, Keep, check_fits
+from penstock.app.cleanup_runner import Caretaker, moved_to, source_cleanup
+from penstock.app.context import Tools
+from penstock.app.loading import import_here
+from penstock.app.paths import Places
+from penstock.app.pipelines.plan import FAULTS_MAX, Blueprint, Numbers, worker_settings
+from penstock.app.sources import Source, StoreOutages
+from penstock.app.spark import Spark
+from penstock.app.state import State
+from penstock.app.tables import Tables
+from penstock.app.tracing import traced
+from penstock.config import Settings
+from penstock.errors import UsageError
+from penstock.events import SchemaInferred
+from penstock.handlers.outage import Outage
+from penstock.objects.reference import ObjectRef
+from penstock.objects.watcher import SETTLE_SECONDS
+from penstock.pipeline.spark.declaration import Declaration, Transform
+from penstock.pipeline.spark.session import Session, session_is_there
+from penstock.pipeline.spark.source.datasource import CsvOptions, ReadOptions, canonical_ddl, infer_schema
+from penstock.pipeline.spark.source.options import checked
+from penstock.worker.line import Gates
+from penstock.worker.worker import Worker
+
+NO_SESSION_YET = "SESSION_OR_CONTEXT_NOT_EXISTS"  # PySpark's word for it
+_ANY_SCHEMA = "value STRING"  # to look at the other options where the schema is not known yet
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IngestRequest:
+    """What `penstock ingest` was asked for."""
+
+    source: str
+    table: str
+    format: str = "jsonl"
+    delimiter: str | None = None  # of CSV; None: a comma
+    header: bool = True  # of CSV
+    schema: str | None = None  # Spark DDL; None: remembered or inferred
+    transform: str | None = None  # "module:function"
+    state: str | None = None
+    provenance: bool = True
+    partition_by: tuple[str, ...] = ()
+    watch: bool = False  # stay up, and take what comes
+    settle_seconds: float = SETTLE_SECONDS  # watching: how long a file has to be unchanged
+    cleanup: Cleanup = field(default_factory=Keep)  # what becomes of objects whose rows are published
+    queue: str | None = None  # at the broker of the settings, with notifications of the source; None: look ourselves
+    settings: Settings = field(default_factory=Settings)
+
+    @property
+    def read(self) -> ReadOptions:
+        """How the files are read; without a schema as long as none was given."""
+        csv = CsvOptions(header=self.header, **({"delimiter": self.delimiter} if self.delimiter is not None else {}))
+        return ReadOptions(
+            schema_ddl=self.schema or "",
+            format=self.format,
+            csv=csv,
+            provenance=self.provenance,
+            quarantine_ratio_max=self.settings.max_quarantine_ratio,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IngestPipeline:
+    """One pipeline from one source, with all that it needs but Spark."""
+
+    request: IngestRequest
+    transform: Transform | None
+    source: Source
+    where: Places
+    state: State
+    tables: Tables
+    tools: Tools
+
+    @property
+    def queue(self) -> str:
+        """What announces its objects: the one named, or one of its own."""
+        return self.request.queue or self.where.queue(self.source)
+
+    def serve(self, *, sample: Sequence[ObjectRef], until: Callable[[], bool], spark: Session | None = None) -> None:
+        """Run a worker on the source's queue until ``until`` or a stop. Raises what stopped it.
+
+        ``sample`` is what a schema is inferred from where there is none. A session handed in is used as it is and not
+        stopped; else one is started for the time of the work.
+        """
+        blueprint = self._blueprint(self._schema(sample))
+        blueprint.check_columns()
+        tools, state, settings = self.tools, self.state, self.request.settings
+        own = Spark(
+            settings,
+            scratch=state.scratch,
+            log=state.spark_log,
+            clock=tools.clock,
+            bus=tools.bus,
+            stop=tools.stop,
+            given=spark,
+        )
+        try:
+            session = own.session()
+            if not tools.stop.requested:
+                with self._paused_by_outages(blueprint) as served:
+                    line = served.line(session, queue=self.queue)
+                    Worker(
+                        broker=state.broker,
+                        lines=traced([line], tools.tracing, system=state.broker.capabilities.system),
+                        settings=worker_settings(settings),
+                        clock=tools.clock,
+                        bus=tools.bus,
+                        probe=tools.probe,
+                    ).run(tools.stop, until)
+        finally:
+            own.close()
+        if self.request.schema is not None:  # it worked, so it replaces what was remembered
+            state.ledger.declare_source_schema(self.where.pipeline, blueprint.declaration.read.schema_ddl)
+
+    @contextmanager
+    def _paused_by_outages(self, blueprint: Blueprint) -> Iterator[Blueprint]:
+        """Watching, pause the queue while ledger, source or table is away, until the block ends. An ingest that is to
+        end bears a few faults and then says so."""
+        if not self.request.watch:
+            yield blueprint
+            return
+        tools, state = self.tools, self.state
+        make = partial(Outage, bus=tools.bus, clock=tools.clock, refunds=state.broker.capabilities.refunds)
+        ledger, stores = make(ping=state.ledger.ping), StoreOutages(make)
+        store = stores.of_pipeline(self.source, self.where)
+        gate = Gates(ledger.gate(self.queue), store.gate(self.queue))
+        with ledger.watching(), stores.watching():
+            yield replace(blueprint, ledger_watch=ledger, store_watch=store, gate=gate)
+
+    def caretaker(self) -> Caretaker | None:
+        """Whoever cleans up the source; None where it is kept."""
+        tools, ledger = self.tools, self.state.ledger
+        work = source_cleanup(
+            self.request.cleanup,
+            source=self.source,
+            pipeline=self.where.pipeline,
+            own=self.where.own,
+            shown_to=self.tables.kept_to,
+            ledger=ledger,
+            bus=tools.bus,
+            probe=tools.probe,
+            clock=tools.clock,
+        )
+        if work is None:
+            return None
+        return Caretaker(work, stop=tools.stop, bus=tools.bus, clock=tools.clock, random=random.random)
+
+    def knows_schema(self) -> bool:
+        """Whether there is one without a sample."""
+        row = self.state.ledger.ensure_pipeline(self.where.pipeline)
+        return self.request.schema is not None or row.source_schema is not None or self.request.format == "text"
+
+    def _schema(self, sample: Sequence[ObjectRef]) -> str:
+        """The schema given, else the one remembered, else one inferred from a sample, told and remembered."""
+        ledger, pipeline = self.state.ledger, self.where.pipeline
+        if self.request.schema is not None:
+            return canonical_ddl(self.request.schema)
+        known = ledger.ensure_pipeline(pipeline).source_schema
+        if known is not None:
+            return known
+        inferred = infer_schema(sample, self.source.store, self.request.read)
+        self.tools.bus.emit(SchemaInferred(pipeline=pipeline, schema=inferred.ddl, notes=inferred.notes))
+        return ledger.remember_source_schema(pipeline, inferred.ddl)
+
+    def _blueprint(self, schema: str) -> Blueprint:
+        where, settings = self.where, self.request.settings
+        declaration = Declaration(
+            pipeline=where.pipeline,
+            source=self.source.address,
+            table=where.table,
+            quarantine=where.quarantine,
+            work=where.work,
+            aws=where.aws,
+            read=checked(replace(self.request.read, schema_ddl=schema)),
+            transform=self.transform,
+            partition_by=self.request.partition_by,
+        )
+        return Blueprint(
+            declaration=declaration,
+            buckets=self.source.buckets,
+            numbers=Numbers.of(settings, self.state.broker),
+            worker=self.state.worker,
+            ledger=self.state.ledger,
+            tables=self.tables,
+            publish=self.tables.publish,
+            publish_jobs=self.tables.publish_jobs,
+            faults_max=None if self.request.watch else FAULTS_MAX,
+            tools=self.tools,
+            moved_to=moved_to(self.request.cleanup),
+        )
+
+
+def shared_settings(request: IngestRequest) -> Settings | None:
+    """The settings whose ledger is to be used, where that is one that hosts share; None: the file beside the table.
+
+    Without a queue of others nobody else works on this table's messages. Raises `ConfigurationError` where somebody
+    may, and the ledger is a file of this host.
+    """
+    if request.queue is None:
+        return None
+    settings = _announcing(request)
+    require_shared_ledger(settings, recorded=[f"the ingest from {request.queue}"])
+    return None if has_local_ledger(settings) else settings
+
+
+def _announcing(request: IngestRequest) -> Settings:
+    """The settings with the broker that the queue is in: SQS, unless they say otherwise."""
+    settings = request.settings
+    if "broker" in settings.model_fields_set:
+        return settings
+    return settings.model_copy(update={"broker": SQS})
+
+
+@contextmanager
+def queue_of(request: IngestRequest, state: State, tools: Tools) -> Iterator[State]:
+    """The state with the broker that holds the queue: its own unless a queue was named.
+
+    Raises `ConfigurationError` where SQS has none such.
+    """
+    if request.queue is None:
+        yield state
+        return
+    settings = _announcing(request)
+    with closing(open_broker(settings, holder=state.worker, tell=tools.bus.emit)) as broker:
+        # The counts of a queue that is not there are those of an empty one: an ingest would end well, with nothing.
+        check_queues([request.queue], settings, clock=tools.clock)
+        yield replace(state, broker=broker)
+
+
+def check(request: IngestRequest, source: Source) -> Transform | None:
+    """Find a user's mistakes before anything is started; answers the transform."""
+    if request.watch and request.queue is None and not source.is_local:
+        raise UsageError(f"{source} cannot be watched; S3 announces its objects to a queue: name it with --queue.")
+    check_fits(request.cleanup, source.address)
+    csv = request.format == "csv"
+    if not csv and (request.delimiter is not None or not request.header):
+        raise UsageError(f"--delimiter and --no-header are for --format csv, and the format is {request.format}.")
+    any_schema = "" if request.format == "text" else _ANY_SCHEMA
+    checked(replace(request.read, schema_ddl=request.schema or any_schema))
+    return _load_transform(request.transform) if request.transform is not None else None
+
+
+def _load_transform(name: str) -> Transform:
+    """The function that ``module:function`` names; modules of the current folder are found too.
+
+    Raises `UsageError` for a name that leads to no function, and with what the module raised when imported.
+    """
+    module_name, colon, function_name = name.partition(":")
+    if not (module_name and colon and function_name):
+        raise UsageError(f"The transform {name!r} is not of the form module:function.")
+    try:
+        module = import_here(module_name)
+    except UsageError as error:
+        if NO_SESSION_YET in str(error.__cause__) and not session_is_there():
+            return lambda frame: _load_transform(name)(frame)  # a module whose decorators need Spark: once it is there
+        raise
+    function: Transform | None = getattr(module, function_name, None)
+    if not callable(function):
+        raise UsageError(f"The module {module_name} has no function {function_name}.")
+    return function

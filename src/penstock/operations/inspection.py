@@ -1,0 +1,125 @@
+"""Looking at a state without working on it: nothing here claims, sends or settles."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import cached_property, partial
+from pathlib import Path
+
+from penstock.app.backends import SQLITE, open_broker
+from penstock.app.queues import check_shared
+from penstock.app.registry import Workers
+from penstock.app.scope import Scope, is_there, scope_ledger
+from penstock.errors import UsageError
+from penstock.ledger import Ledger
+from penstock.ledger.records import ObjectRow, ObjectState
+from penstock.messaging.broker import Broker
+
+PAGE = 1_000  # objects looked at in one go
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeadObject:
+    """An object that was given up on; ``replaced``: a later version of it was processed since."""
+
+    pipeline: str
+    row: ObjectRow
+    replaced: bool
+
+
+class View:
+    """A scope, looked at. Ledger and broker are opened when first asked for; one that nobody made yet is an empty one
+    in memory, since looking makes nothing, unless told to ``make`` the broker's."""
+
+    def __init__(self, scope: Scope, closing: ExitStack, *, make: bool = False) -> None:
+        self.scope = scope
+        self._closing = closing
+        self._make = make
+
+    @cached_property
+    def ledger(self) -> Ledger:
+        ledger = scope_ledger(self.scope) if is_there(self.scope.settings.ledger) else Ledger.open("sqlite://")
+        self._closing.callback(ledger.close)
+        return ledger
+
+    @cached_property
+    def broker(self) -> Broker:
+        """Raises `ConfigurationError` for a broker that only lives inside a process."""
+        settings = self.scope.settings
+        check_shared(settings)
+        if not self._make and settings.broker.startswith(SQLITE) and not is_there(settings.broker):
+            from penstock.brokers.memory.broker import MemoryBroker
+
+            broker: Broker = MemoryBroker()
+        else:
+            broker = open_broker(settings, holder="")
+        self._closing.callback(broker.close)
+        return broker
+
+    @property
+    def several(self) -> bool:
+        """Whether rows have to say whose they are."""
+        return self.scope.pipeline is None
+
+    def pipelines(self) -> Sequence[str]:
+        """The ids of those that are meant. Raises `UsageError` for one that neither ledger nor app knows."""
+        meant = self.scope.pipeline
+        if meant is None:
+            return [row.id for row in self.ledger.pipelines()]
+        if meant not in self.scope.tables and self.ledger.pipeline(meant) is None:
+            known = ", ".join(row.id for row in self.ledger.pipelines()) or "none"
+            raise UsageError(f"The ledger {self.scope.name} knows no pipeline {meant}; its pipelines: {known}.")
+        return [meant]
+
+    @property
+    def workers(self) -> Workers:
+        """Those of the state folder."""
+        return Workers(Path(self.scope.settings.state))
+
+    @property
+    def queues(self) -> Sequence[str] | None:
+        """Those of the scope on a broker that has also queues of strangers; None: all that the broker knows of."""
+        return None if self.broker.capabilities.creates_queues else self.scope.queues
+
+    def dead_objects(
+        self,
+        pipeline: str,
+        *,
+        state: ObjectState = ObjectState.DEAD,
+        uri_contains: str | None = None,
+        page: int = PAGE,
+    ) -> Iterator[DeadObject]:
+        """The dead objects of a pipeline, or those that ended in another ``state``, by id; a page is read ahead."""
+        after: bytes | None = None
+        dead = partial(self.ledger.objects, pipeline, state=state, uri_contains=uri_contains, limit=page)
+        while rows := dead(after=after):
+            changed = self.ledger.other_versions(pipeline, {row.object_id for row in rows}) > 0
+            for row in rows:
+                yield DeadObject(pipeline=pipeline, row=row, replaced=changed and self._is_replaced(pipeline, row))
+            after = rows[-1].object_id
+
+    def _is_replaced(self, pipeline: str, dead: ObjectRow) -> bool:
+        """Whether a later version was processed; one that is archived counts where its file can be read."""
+        versions = [*self.ledger.find(dead.uri)]
+        if self.ledger.archives.count(pipeline):
+            from penstock.operations.archived_objects import find_archived
+
+            archived = find_archived(self.ledger, dead.uri, self.scope.aws)
+            versions += [(one.pipeline, one.retired.row) for one in archived if one.retired is not None]
+        return any(
+            row.state is ObjectState.PROCESSED
+            and row.first_seen_at > dead.first_seen_at
+            and (whose, row.bucket, row.key) == (pipeline, dead.bucket, dead.key)
+            for whose, row in versions
+        )
+
+
+@contextmanager
+def view(scope: Scope, *, make: bool = False) -> Iterator[View]:
+    """Look at what the scope means, until the block ends; with a queue that is made if need be, for who puts something
+    there."""
+    with ExitStack() as closing:
+        seen = View(scope, closing, make=make)
+        if scope.table is not None:
+            _ = seen.ledger  # one that is another table's is refused at once
+        yield seen

@@ -1,0 +1,133 @@
+"""The monitor's look at the ledger: what waits there, what is overdue, and what was committed and is not visible yet.
+
+No look costs more than a hundredth of the time: one that takes long is taken more rarely, whatever the ledger holds.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from penstock.app.paths import Places
+from penstock.events import Bus
+from penstock.ledger.records import ObjectState
+from penstock.messaging.clock import Clock
+from penstock.operations.monitor.look import PipelineLook
+
+if TYPE_CHECKING:
+    from penstock.app.tables import Tables
+    from penstock.ledger import Ledger
+    from penstock.ledger.queries import Tally
+
+SHARE = 100.0  # rests after a look, in lengths of that look
+REST_SECONDS_MAX = 300.0
+COUNT_SECONDS_MIN, COUNT_SECONDS_MAX = 600.0, 21_600.0  # between two counts of all that is processed
+COUNT_SHARE = 1_000.0
+
+
+class LedgerWatch:
+    """Looks at these pipelines and object handlers. For one thread.
+
+    ``ledger`` answers it, or None where nobody has made it yet.
+    """
+
+    def __init__(
+        self,
+        pipelines: Sequence[str],
+        *,
+        ledger: "Callable[[], Ledger | None]",
+        overdue_after_seconds: float,
+        clock: Clock,
+    ) -> None:
+        self._pipelines = pipelines
+        self._ledger = ledger
+        self._overdue_after_seconds = overdue_after_seconds
+        self._clock = clock
+        self._found: Sequence[PipelineLook] = ()
+        self._found_at = 0.0  # monotonic, as is the next
+        self._not_before = 0.0
+        self._tallies: dict[str, tuple[Tally, float]] = {}  # by pipeline, with when to count anew (monotonic)
+
+    def look(self) -> Sequence[PipelineLook]:
+        """Raises `TemporaryError` where the ledger is away."""
+        began_at = self._clock.monotonic()
+        if self._found and began_at < self._not_before:
+            return [_aged(one, began_at - self._found_at) for one in self._found]
+        self._found = ()
+        ledger = self._ledger()
+        if ledger is None:
+            return ()
+        missing = {one.pipeline: one.missing for one in ledger.reconciliations()}
+        found = [self._pipeline(ledger, pipeline, missing.get(pipeline)) for pipeline in self._pipelines]
+        self._found, self._found_at = found, self._clock.monotonic()
+        self._not_before = self._found_at + min(SHARE * (self._found_at - began_at), REST_SECONDS_MAX)
+        return found
+
+    def _pipeline(self, ledger: "Ledger", pipeline: str, missing: int | None) -> PipelineLook:
+        waiting = ledger.ages.waiting(pipeline, overdue_after_seconds=self._overdue_after_seconds)
+        processed = self._processed(ledger, pipeline)
+        return PipelineLook(
+            pipeline=pipeline,
+            objects={
+                state.value: processed if state is ObjectState.PROCESSED else waiting.objects[state]
+                for state in ObjectState
+            },
+            oldest_unprocessed_age_seconds=waiting.oldest_age_seconds,
+            overdue=waiting.overdue,
+            committed_seq=waiting.committed_seq,
+            missing=missing,
+        )
+
+    def _processed(self, ledger: "Ledger", pipeline: str) -> int:
+        """Counted rarely, and brought up by what was committed since."""
+        now = self._clock.monotonic()
+        known = self._tallies.get(pipeline)
+        if known is not None and now < known[1]:
+            tally = ledger.ages.brought_up(pipeline, known[0])
+            self._tallies[pipeline] = (tally, known[1])
+            return tally.processed
+        tally = ledger.ages.tally(pipeline)
+        rest_seconds = COUNT_SHARE * (self._clock.monotonic() - now)
+        due_at = now + min(max(rest_seconds, COUNT_SECONDS_MIN), COUNT_SECONDS_MAX)
+        self._tallies[pipeline] = (tally, due_at)
+        return tally.processed
+
+
+class TableWatch:
+    """How far the tables of pipelines are behind the ledger. For one thread. It needs the packages of the extra."""
+
+    def __init__(self, places: Mapping[str, Places], *, ledger: "Callable[[], Ledger | None]") -> None:
+        self._places = places
+        self._ledger = ledger
+        self._tables: dict[str, Tables] = {}
+        self._shown: dict[str, int] = {}  # up to which batch all is visible, by pipeline
+
+    def lag_seconds(self, look: PipelineLook) -> float | None:
+        """How long the oldest batch waits that is not visible; 0 where all are, None for what has no table.
+
+        Raises `PublishHalted` where table and ledger are not of one history, and `TemporaryError`.
+        """
+        places, ledger = self._places.get(look.pipeline), self._ledger()
+        if places is None or ledger is None:
+            return None
+        shown = self._shown.get(look.pipeline, 0)
+        if look.committed_seq < shown:  # the ledger was rolled back: its numbers are given again
+            shown = 0
+        if look.committed_seq > shown:  # else nothing new, and no table has to be opened
+            shown = self._opened(places, ledger).shown_to(shown, look.committed_seq)
+            self._shown[look.pipeline] = shown
+        if shown >= look.committed_seq:
+            return 0.0
+        return ledger.ages.seconds_since_commit(look.pipeline, shown + 1)
+
+    def _opened(self, places: Places, ledger: "Ledger") -> "Tables":
+        if places.pipeline not in self._tables:
+            from penstock.app.tables import Tables
+
+            self._tables[places.pipeline] = Tables(places, ledger, partition_by=None, bus=Bus())
+        return self._tables[places.pipeline]
+
+
+def _aged(look: PipelineLook, seconds: float) -> PipelineLook:
+    """The same, so much later."""
+    oldest = look.oldest_unprocessed_age_seconds
+    return replace(look, oldest_unprocessed_age_seconds=oldest + seconds if oldest else 0.0)

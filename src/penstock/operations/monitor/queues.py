@@ -1,0 +1,149 @@
+"""The monitor's look at queues and their dead letters: a few questions to the broker for each, and never a receive."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from penstock.app.queues import Ages, ages_of, tiers
+from penstock.app.registry import WorkerRecord, Workers
+from penstock.config import Settings
+from penstock.errors import ConfigurationError, PenstockError
+from penstock.messaging.broker import Broker, QueueStats, listed_name, names_second_tier
+from penstock.messaging.clock import Clock
+from penstock.operations.monitor.look import LettersLook, QueueLook, Tier
+
+TIERS_SECONDS = 300.0  # how long it is believed where dead letters go
+LETTERS_SECONDS = 50.0  # between two looks at dead letters, which wait for hours: they are most of the queues
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BrokerLook:
+    """What was seen there. ``refused``: why some queues could not be, while the others could."""
+
+    queues: Sequence[QueueLook]
+    dead_letters: Sequence[LettersLook]
+    refused: Sequence[str]
+    asks_cloudwatch: bool
+    cloudwatch_error: str | None
+
+
+@dataclass(slots=True, kw_only=True)
+class _Round:
+    """One look under way."""
+
+    broker: Broker
+    told: Mapping[str, float]
+    workers: Sequence[WorkerRecord]
+    refused: list[str] = field(default_factory=list)
+
+
+class QueueWatch:
+    """Looks at these queues. For one thread.
+
+    ``broker`` answers it, or None where nobody has made it yet: then no queue has ever had a message.
+    """
+
+    def __init__(
+        self, queues: Sequence[str], *, broker: Callable[[], Broker | None], settings: Settings, clock: Clock
+    ) -> None:
+        self._queues = queues
+        self._broker = broker
+        self._settings = settings
+        self._clock = clock
+        self._workers = Workers(Path(settings.state))
+        self._ages: Ages | None = None
+        self._tiers: Mapping[str, tuple[str, Tier]] = {}
+        self._tiers_at: float | None = None  # monotonic
+        self._known: Sequence[LettersLook] = ()
+        self._letters_at: float | None = None  # monotonic
+
+    def look(self) -> BrokerLook:
+        """Raises `TemporaryError` where the broker is away, and `ConfigurationError` where it can never be asked."""
+        broker = self._broker()
+        if broker is None:
+            return BrokerLook(queues=(), dead_letters=(), refused=(), asks_cloudwatch=False, cloudwatch_error=None)
+        ages = self._ages = self._ages or ages_of(self._settings, broker, clock=self._clock)
+        letters = self._letter_queues(broker)
+        told, error = self._asked(ages, [*self._queues, *letters])
+        exact = broker.capabilities.exact_stats
+        now = _Round(broker=broker, told=told, workers=() if exact else self._workers.records())
+        found = [self._queue(queue, ages, now) for queue in self._queues]
+        dead = self._letters(letters, now)
+        return BrokerLook(
+            queues=[one for one in found if one is not None],
+            dead_letters=dead,
+            refused=now.refused,
+            asks_cloudwatch=ages.cloudwatch is not None,
+            cloudwatch_error=error,
+        )
+
+    def _queue(self, queue: str, ages: Ages, now: _Round) -> QueueLook | None:
+        stats = _stats(queue, now)
+        if stats is None:
+            return None
+        age = ages.of(queue, stats, told=now.told, workers=now.workers)
+        return QueueLook(
+            queue=queue,
+            visible=stats.visible,
+            in_flight=stats.in_flight,
+            delayed=stats.delayed,
+            oldest_message_age_seconds=age.oldest_seconds,
+            oldest_message_age_source=ages.oldest_source,
+            oldest_visible_message_age_seconds=0.0 if stats.visible == 0 else age.oldest_visible_seconds,
+            oldest_visible_message_age_source=ages.oldest_visible_source,
+        )
+
+    def _letters(self, queues: Mapping[str, tuple[str, Tier]], now: _Round) -> Sequence[LettersLook]:
+        """Of now, or of a moment ago."""
+        at = self._clock.monotonic()
+        if self._letters_at is None or at - self._letters_at >= LETTERS_SECONDS:
+            self._letters_at = None  # while it is not known how this look ends
+            found = [self._tier(name, label, tier, now) for name, (label, tier) in queues.items()]
+            self._known = [one for one in found if one is not None]
+            self._letters_at = at if len(self._known) == len(found) else None
+        return self._known
+
+    def _tier(self, name: str, label: str, tier: Tier, now: _Round) -> LettersLook | None:
+        stats = _stats(name, now)
+        if stats is None:
+            return None
+        exact = now.broker.capabilities.exact_stats
+        age = stats.oldest_enqueued_age_seconds if exact else now.told.get(name)
+        return LettersLook(
+            queue=label, tier=tier, letters=stats.messages, oldest_age_seconds=age if stats.messages else 0.0
+        )
+
+    def _asked(self, ages: Ages, queues: Sequence[str]) -> tuple[Mapping[str, float], str | None]:
+        try:
+            return ages.asked(queues), None
+        except PenstockError as error:
+            return {}, str(error)
+
+    def _letter_queues(self, broker: Broker) -> Mapping[str, tuple[str, Tier]]:
+        """Where dead letters lie: the queue they are told under, and their tier."""
+        now = self._clock.monotonic()
+        if self._tiers_at is None or now - self._tiers_at >= TIERS_SECONDS:
+            self._tiers, self._tiers_at = _letter_queues(broker, self._queues), now
+        return self._tiers
+
+
+def _stats(queue: str, now: _Round) -> QueueStats | None:
+    try:
+        return now.broker.stats(queue)
+    except ConfigurationError as error:  # of this one: a right that lacks, a name that none can have
+        now.refused.append(str(error))
+        return None
+
+
+def _letter_queues(broker: Broker, queues: Sequence[str]) -> Mapping[str, tuple[str, Tier]]:
+    whose: dict[tuple[str, Tier], list[str]] = {}
+    for queue in queues:
+        if names_second_tier(listed_name(queue)):
+            continue
+        first, second = tiers(broker, queue)
+        kinds: Sequence[tuple[str, Tier]] = ((first, "dlq"), (second, "dead"))
+        if first == second or names_second_tier(listed_name(first)):
+            kinds = ((first, "dead"),)
+        for name, tier in kinds:
+            whose.setdefault((name, tier), []).append(queue)
+    return {name: (owners[0] if len(owners) == 1 else name, tier) for (name, tier), owners in whose.items()}

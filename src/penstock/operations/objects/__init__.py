@@ -1,0 +1,1 @@
+"""Import objects as processed, and retry objects that ended unprocessed."""

@@ -1,0 +1,212 @@
+"""`penstock objects import`: a bucket is adopted without being processed again."""
+
+import shutil
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import IO
+
+from penstock.app.backends import SQLITE, open_ledger
+from penstock.app.naming import object_names
+from penstock.app.object_service import ObjectService
+from penstock.app.paths import LEDGER_FILE, Places, find_table, places
+from penstock.app.pipelines.service import PipelineService
+from penstock.app.state import check_owner
+from penstock.config import Settings, load_settings
+from penstock.errors import UsageError
+from penstock.ledger import Ledger
+from penstock.ledger.records import Candidate, Carrier, ObjectState
+from penstock.objects.processed_lists import Listed, read_list
+from penstock.objects.reference import LOCAL_BUCKET, ObjectRef
+from penstock.objects.s3_facts import INVENTORY_REMEDY, LIST_REMEDY, require_no_versions
+from penstock.storage.address import is_s3
+from penstock.storage.aws import Aws
+
+CHUNK_OBJECTS = 5_000  # in one transaction
+PROBLEMS_MAX = 20  # told; the rest is counted
+STDIN = "-"
+INVENTORY = "manifest.json"
+_NO_SETTINGS = Aws()  # frozen
+_NOBODY = Carrier(message_id="", enqueued_at=0.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """Whose objects they are."""
+
+    pipeline: str
+    ledger: Ledger
+    aws: Aws = _NO_SETTINGS  # of the buckets whose objects are imported
+
+
+@dataclass(slots=True, kw_only=True)
+class Imported:
+    """What an import did, or would do. One thread writes it."""
+
+    pipeline: str
+    source: str
+    listed: int = 0
+    new: int = 0
+    known: int = 0
+    busy: list[str] = field(default_factory=list)  # addresses of those that were at work, and left alone
+    replaced: Counter[ObjectState] = field(default_factory=Counter)  # of the new: how they stood before
+
+
+class UnreadableError(UsageError):
+    """Lines that name no object; the first of them are told one by one."""
+
+    def __init__(self, source: str, problems: list[str], count: int) -> None:
+        which, them = ("entry that names", "it") if count == 1 else ("entries that name", "them")
+        super().__init__(f"{source} has {count:,} {which} no object; nothing was imported: mend {them} first.")
+        self.problems = problems
+
+
+@contextmanager
+def target_of(*, app: str | None, pipeline: str | None, table: str | None, state: str | None) -> Iterator[Target]:
+    """The ledger of a table, made where there is none yet, or of a pipeline or object handler of an app."""
+    if (app is None) == (table is None) or (app is None) != (pipeline is None):
+        raise UsageError("Say whose objects these are: APP PIPELINE, as in shop:app clicks, or --table FOLDER.")
+    settings = load_settings()
+    if table is not None:
+        where = _places(table, state, settings)
+        with closing(
+            open_ledger(settings.model_copy(update={"ledger": f"{SQLITE}{where.state / LEDGER_FILE}"}))
+        ) as made:
+            check_owner(made, where)
+            yield Target(pipeline=where.pipeline, ledger=made, aws=settings.aws)
+        return
+    from penstock.app.loading import load_app
+
+    loaded = load_app(app or "")
+    names = sorted(one.name for one in loaded.services if isinstance(one, PipelineService | ObjectService))
+    if pipeline not in names:
+        raise UsageError(
+            f"The app {app} has no pipeline or object handler {pipeline}; it has {', '.join(names) or 'none'}."
+        )
+    with closing(open_ledger(loaded.settings)) as made:
+        object_names(loaded, loaded.services, only=pipeline).check(made)
+        yield Target(pipeline=pipeline or "", ledger=made, aws=loaded.settings.aws)
+
+
+def import_processed(
+    target: Target, file: str, *, dry_run: bool, told: Callable[[Imported], None] = lambda _: None
+) -> Imported:
+    """Import a list, ``-`` for standard input; all of it is read before anything is changed.
+
+    Done again, or after it was broken off, it goes on: what is known stays as it is. Raises `UnreadableError` where an
+    entry names no object, and `ConfigurationError` for entries without version ids of a bucket that may keep versions.
+    """
+    with _listing(file) as (source, entries):
+        done = Imported(pipeline=target.pipeline, source=source)
+        done.listed = _check(source, entries(), target.aws)
+        if not dry_run:
+            target.ledger.ensure_pipeline(target.pipeline)
+        adoptions = target.ledger.adoptions
+        refs = (one.ref for one in entries() if one.ref is not None)
+        while chunk := [_candidate(ref) for ref in islice(refs, CHUNK_OBJECTS)]:
+            if dry_run:
+                adopted = adoptions.look(target.pipeline, chunk)
+            else:
+                adopted = adoptions.adopt(target.pipeline, chunk, source=source)
+            uris = {candidate.object_id: candidate.uri for candidate in chunk}
+            done.new += adopted.new
+            done.known += adopted.known
+            done.busy += [uris[id] for id in adopted.busy]
+            done.replaced.update(dict(adopted.replaced))
+            told(done)
+    return done
+
+
+def _check(source: str, entries: Iterable[Listed], aws: Aws) -> int:
+    """Return how many entries there are. Every one has to be readable, and to name its object as others do."""
+    problems: list[str] = []
+    count = bad = 0
+    unversioned: set[str] = set()  # buckets of which objects are listed without a word on versions
+    for one in entries:
+        count += 1
+        if one.ref is not None and not one.tells_version and one.ref.bucket != LOCAL_BUCKET:
+            unversioned.add(one.ref.bucket)
+        if one.ref is None:
+            bad += 1
+            if bad <= PROBLEMS_MAX:
+                problems.append(f"{source}, line {one.line} {one.problem}")
+    if bad:
+        raise UnreadableError(source, problems, bad)
+    remedy = INVENTORY_REMEDY if source.endswith(INVENTORY) else LIST_REMEDY
+    for bucket in sorted(unversioned):
+        require_no_versions(bucket, aws, told_by=f"The list {source}", remedy=remedy)
+    return count
+
+
+@contextmanager
+def _listing(file: str) -> Iterator[tuple[str, Callable[[], Iterator[Listed]]]]:
+    """The list's name, and how it is read from its beginning, as often as one likes."""
+    if file == STDIN:
+        with tempfile.TemporaryFile() as kept:
+            shutil.copyfileobj(sys.stdin.buffer, kept)
+            yield "stdin", lambda: _from_beginning(kept)
+        return
+    if is_s3(file) or Path(file).name == INVENTORY:
+        yield _inventory(file)
+        return
+    try:
+        with Path(file).open("rb") as opened:
+            yield Path(file).name, lambda: _from_beginning(opened)
+    except (FileNotFoundError, IsADirectoryError, PermissionError) as error:
+        if error.filename != file:
+            raise
+        raise UsageError(f"The list {file} cannot be read: {error.strerror}.") from error
+
+
+def _from_beginning(file: IO[bytes]) -> Iterator[Listed]:
+    file.seek(0)
+    return read_list(file)
+
+
+def _inventory(file: str) -> tuple[str, Callable[[], Iterator[Listed]]]:
+    from penstock.pipeline.extra import require_arrow
+
+    require_arrow()
+    from penstock.pipeline.reconcile.manifest import find_inventory, inventory_refs
+
+    found = find_inventory(file if is_s3(file) else str(Path(file).resolve()), load_settings().aws)
+
+    def entries() -> Iterator[Listed]:
+        for number, one in enumerate(inventory_refs(found), start=1):
+            if isinstance(one, ObjectRef):
+                yield Listed(line=number, ref=one, tells_version=found.manifest.tells_versions)
+            else:
+                yield Listed(line=number, ref=None, problem=one)
+
+    return found.uri, entries
+
+
+def _places(table: str, state: str | None, settings: Settings) -> Places:
+    """Those of a table, whose state may not be there yet; one that has its state elsewhere is refused."""
+    where = places(table, state, aws=settings.aws)
+    if (where.state / LEDGER_FILE).is_file() or not where.state.exists():
+        return where
+    return find_table(table, state, here=Path.cwd(), aws=settings.aws)
+
+
+def _candidate(ref: ObjectRef) -> Candidate:
+    return Candidate(
+        object_id=ref.object_id,
+        bucket=ref.bucket,
+        key=ref.key_bytes,
+        size_bytes=ref.size_bytes,
+        uri=ref.uri,
+        carrier=_NOBODY,
+        version_id=ref.version_id,
+        etag=ref.etag,
+    )
+
+
+def replaced_words(replaced: Mapping[ObjectState, int]) -> str:
+    """Such as "1 dead, 3 unprocessed"; empty where there are none."""
+    return ", ".join(f"{count:,} {state}" for state, count in sorted(replaced.items()) if count)

@@ -1,0 +1,217 @@
+"""Dead, gone and superseded objects, announced anew.
+
+For objects whose dead letter is gone, or is not looked for, and for those that were found deleted or replaced although
+they exist. Like a replay this only sends messages. Each carries the id of one replay of that end, which revives the
+object once, inside the claim of the worker that receives it, however often it is sent before that.
+"""
+
+import hashlib
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from types import MappingProxyType
+
+from ulid import ULID
+
+from penstock.app.queues import messages_in
+from penstock.dead_letters.operator import Pace, Stopped, Told
+from penstock.errors import UsageError
+from penstock.ledger import Ledger
+from penstock.ledger.records import UNREAD, ObjectRow, ObjectState
+from penstock.messaging.broker import names_dead_letters
+from penstock.messaging.clock import Clock, SystemClock
+from penstock.messaging.message import Outgoing
+from penstock.messaging.replay import REPLAY_ID_ATTRIBUTE
+from penstock.messaging.steps import Probe, Step, no_probe
+from penstock.objects.notification import announce
+from penstock.objects.reference import ObjectRef, decode_key
+from penstock.operations.dead_letters.letters import audited, check_destination, tiers_of
+from penstock.operations.inspection import PAGE, View
+
+RETRIED = frozenset({ObjectState.DEAD}) | UNREAD
+"""The ends that `penstock objects retry` opens again: all but processed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """Which ended objects a command line means: these, or all in a state, or those whose address contains a text."""
+
+    uris: Sequence[str] = ()
+    state: ObjectState = ObjectState.DEAD  # of all, where none are named
+    uri_contains: str | None = None
+    queue: str | None = None  # that announces them; None: the one that each pipeline is fed from
+    limit: int | None = None
+    rate: float | None = None  # objects a second
+
+    def details(self, pipeline: str) -> Mapping[str, object]:
+        """For the audit."""
+        asked: Mapping[str, object] = {
+            "pipeline": pipeline,
+            "objects": list(self.uris),
+            "state": None if self.uris or self.state is ObjectState.DEAD else self.state.value,
+            "filter": self.uri_contains,
+            "limit": self.limit,
+            "rate": self.rate,
+        }
+        return {name: value for name, value in asked.items() if value}
+
+
+@dataclass(slots=True, kw_only=True)
+class Plan:
+    """What would be announced, and what would not."""
+
+    queues: Mapping[str, str] = field(default_factory=dict)  # that feed the pipelines that are meant
+    objects: Counter[str] = field(default_factory=Counter)  # to be announced, by pipeline
+    letters: Mapping[str, int] = field(default_factory=dict)  # in the tiers of these queues, perhaps of these objects
+    replaced: int = 0  # left alone: a later version was processed
+    others: Sequence[str] = ()  # pipelines of the ledger that the app does not have
+    not_dead: list[tuple[str, ObjectState]] = field(default_factory=list)  # those named that need nothing
+    unknown: list[str] = field(default_factory=list)
+
+    @property
+    def by_queue(self) -> Mapping[str, int]:
+        """How many would go where."""
+        return {queue: self.objects[pipeline] for pipeline, queue in self.queues.items() if self.objects[pipeline]}
+
+
+def plan(seen: View, asked: Asked) -> Plan:
+    """Look at all that are meant, and count. Raises `UsageError` where nobody says which queue feeds a pipeline, and
+    for a queue that nothing can be sent to."""
+    queues = _queues(seen, asked.queue)
+    found = Plan(queues=queues, others=sorted(set(seen.pipelines()) - queues.keys()))
+    for uri in dict.fromkeys(asked.uris):
+        _judge(seen, uri, found)
+    for pipeline in queues:
+        left = None if asked.limit is None else asked.limit - found.objects.total()
+        found.objects[pipeline] = sum(1 for _ in islice(_dead(seen, pipeline, asked, found=found), left))
+    tiers = [name for queue in found.by_queue for name in tiers_of(seen.broker, queue)]
+    found.letters = {name: count for name in tiers if (count := messages_in(seen.broker, name))}
+    return found
+
+
+def retry(
+    seen: View,
+    asked: Asked,
+    planned: Plan,
+    *,
+    ledger: Ledger,
+    stopped: Stopped,
+    told: Told,
+    clock: Clock | None = None,
+    probe: Probe = no_probe,
+) -> Counter[str]:
+    """Announce as many as were planned, each pipeline on record; answers how many went to which queue.
+
+    To be run again where it was stopped. They are looked up chunk by chunk, just before each is sent: what lives again
+    meanwhile is left alone.
+    """
+    sent: Counter[str] = Counter()
+    pace = Pace(asked.rate, clock=clock or SystemClock(), stopped=stopped)
+    for pipeline, queue in planned.queues.items():
+        rows = islice(_dead(seen, pipeline, asked, page=pace.chunk), planned.objects[pipeline])
+        if stopped() or not (chunk := list(islice(rows, pace.chunk))):
+            continue
+        with audited(ledger, "retry", queue=queue, details=asked.details(pipeline), stopped=stopped) as done:
+            while chunk:
+                seen.broker.send(queue, [announced_anew(pipeline, row) for row in chunk])
+                probe(Step.ANNOUNCED)
+                done.messages += len(chunk)
+                sent[queue] += len(chunk)
+                told(len(chunk))
+                if sent.total() == planned.objects.total():
+                    break
+                pace.wait(len(chunk))
+                chunk = [] if stopped() else list(islice(rows, pace.chunk))
+    return sent
+
+
+def announced_anew(pipeline: str, dead: ObjectRow) -> Outgoing:
+    """The announcement that revives an ended object.
+
+    It is a message of its own, whatever was announced before: the first one may have been purged.
+    """
+    ref = ObjectRef(
+        bucket=dead.bucket,
+        key=decode_key(dead.key),
+        size_bytes=dead.size_bytes,
+        version_id=dead.version_id,
+        etag=dead.etag,
+    )
+    death = f"{pipeline}\0{dead.object_id.hex()}\0{dead.ended_at or 0.0:.6f}"
+    replay_id = hashlib.sha256(death.encode("utf-8", "surrogatepass")).hexdigest()[:32]
+    attributes = MappingProxyType({REPLAY_ID_ATTRIBUTE: replay_id})
+    return Outgoing(body=announce(ref), attributes=attributes, deduplication_id=str(ULID()))
+
+
+def _dead(
+    seen: View, pipeline: str, asked: Asked, *, found: Plan | None = None, page: int = PAGE
+) -> Iterator[ObjectRow]:
+    """Those that are meant; replaced ones only where they are named, and else counted in the plan."""
+    if asked.uris:
+        for uri in dict.fromkeys(asked.uris):
+            for whose, row in seen.ledger.find(uri):
+                if whose == pipeline and row.state in RETRIED:
+                    yield row
+        return
+    for one in seen.dead_objects(pipeline, state=asked.state, uri_contains=asked.uri_contains, page=page):
+        if not one.replaced:
+            yield one.row
+        elif found is not None:
+            found.replaced += 1
+
+
+def _judge(seen: View, uri: str, found: Plan) -> None:
+    """Say of an object that is named, if no version of it can be announced anew, why it needs nothing."""
+    states = [row.state for pipeline, row in seen.ledger.find(uri) if pipeline in found.queues]
+    if RETRIED.intersection(states):
+        return
+    if states:
+        found.not_dead.append((uri, states[-1]))
+    elif _is_archived(seen, uri, found):
+        found.not_dead.append((uri, ObjectState.PROCESSED))
+    else:
+        found.unknown.append(uri)
+
+
+def _is_archived(seen: View, uri: str, found: Plan) -> bool:
+    return any(one.archive.pipeline in found.queues for one in seen.ledger.archives.find(uri))
+
+
+def _queues(seen: View, given: str | None) -> Mapping[str, str]:
+    """By pipeline, of those that are meant and that the app has. Raises `UsageError` where nobody says."""
+    scope, meant = seen.scope, seen.pipelines()
+    if scope.served:
+        if given is not None:
+            raise UsageError("The app's code says which queue each pipeline is fed from: leave --queue out, or --app.")
+        if scope.pipeline is not None and scope.pipeline not in scope.served:
+            raise UsageError(f"The app has no pipeline {scope.pipeline}; it has: {', '.join(sorted(scope.served))}.")
+        return {pipeline: scope.served[pipeline] for pipeline in meant if pipeline in scope.served}
+    if scope.table is not None:
+        given = given or _queue_of_table(seen)
+    if given is None:
+        raise UsageError(
+            "Which queue a pipeline is fed from stands in the app's code: give --app, such as --app shop:app; or "
+            "--pipeline and --queue."
+        )
+    if len(meant) > 1:
+        raise UsageError(
+            f"A queue feeds one pipeline; say with --pipeline which of these is meant: {', '.join(meant)}."
+        )
+    check_destination(seen, given, option="--queue")
+    return dict.fromkeys(meant, given)
+
+
+def _queue_of_table(seen: View) -> str:
+    names = [name for name in seen.broker.queue_names() if not names_dead_letters(name)]
+    if len(names) == 1:
+        return names[0]
+    if names:
+        raise UsageError(
+            f"The table is fed from several sources, each with a queue of its own ({', '.join(names)}): give --queue."
+        )
+    raise UsageError(
+        "There is no queue in the table's state: run its `penstock ingest`. One that is fed from a queue elsewhere "
+        "(`ingest --queue`) is named as a pipeline: --pipeline with the table's address, --queue, and the settings "
+        "broker and ledger."
+    )

@@ -1,0 +1,37 @@
+"""A process that does nothing but relay: for apps whose workers are elsewhere, or have none."""
+
+import random
+import threading
+
+from penstock.app.app import App
+from penstock.app.relays import CLOSE_SECONDS, relaying, stores
+from penstock.app.telemetry import guarded, open_telemetry
+from penstock.events import Bus
+from penstock.messaging.clock import SystemClock
+from penstock.worker.shutdown import StopSignal
+
+
+def run_relays(app: App, *, stop: StopSignal) -> None:
+    """Relay until asked to stop, with the log on stderr; then close the app. Raises `UsageError` without a relay."""
+    stores(app)
+    heard = open_telemetry(app.settings, worker=app.worker, process="relay", on_error=app.on_error)
+    bus = Bus(*guarded(app.listeners, tell=Bus(*heard.listeners).emit), *heard.listeners)
+    close_seconds = app.settings.stop_timeout_seconds - CLOSE_SECONDS
+    with (
+        heard.told(),
+        app,
+        app.incidents.passing_to(bus.emit),
+        relaying(app, tell=bus.emit, clock=SystemClock(), random=random.random, close_seconds=close_seconds),
+    ):
+        # The main thread must not wait on an event that its own signal handlers set.
+        waiting = threading.Thread(target=_until_stopped, args=(stop,), daemon=True)
+        waiting.start()
+        waiting.join()
+
+
+def _until_stopped(stop: StopSignal) -> None:
+    asked = threading.Event()
+    with stop.watched_by(asked):
+        while not stop.requested:
+            asked.wait()
+            asked.clear()

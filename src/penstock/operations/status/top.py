@@ -1,0 +1,124 @@
+"""Looking again and again: how everything stands, how fast it moves, and what cannot be asked at the moment.
+
+How fast queues fill and empty: what two looks at them say, and when they will be empty if it goes on like that.
+
+What leaves a queue is told by the workers, each in its record; what arrives follows from that and from how the number
+of messages changed. Where there may be workers that cannot be seen, only that change is known.
+"""
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from penstock.app.queues import QueueStanding
+from penstock.app.registry import WorkerRecord
+from penstock.app.scope import Scope
+from penstock.errors import TemporaryError
+from penstock.messaging.clock import Clock, SystemClock
+from penstock.operations.status.standing import Standing
+from penstock.operations.status.status import Looks
+
+WINDOW_SECONDS = 10.0  # rates are over so long at least: records are written every two seconds, and stand still between
+LOOKS_MAX = 100
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Flow:
+    """Of one queue, in messages a second; None where it cannot be told."""
+
+    in_per_second: float | None
+    out_per_second: float | None
+    net_per_second: float | None  # what came less what left
+    drained_in_seconds: float | None  # None: not at all, if it goes on like this
+
+
+UNKNOWN = Flow(in_per_second=None, out_per_second=None, net_per_second=None, drained_in_seconds=None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Look:
+    at: float  # monotonic
+    standing: Standing
+
+
+class Flows:
+    """Remembers the looks of the last while."""
+
+    def __init__(self) -> None:
+        self._looks: deque[_Look] = deque(maxlen=LOOKS_MAX)
+
+    def since(self, standing: Standing, *, at: float) -> Mapping[str, Flow]:
+        """The flow of each queue up to this look (monotonic); unknown in the first."""
+        while len(self._looks) > 1 and at - self._looks[1].at >= WINDOW_SECONDS:
+            self._looks.popleft()
+        before = self._looks[0] if self._looks else None
+        self._looks.append(_Look(at=at, standing=standing))
+        if before is None or at <= before.at:
+            return {one.queue: UNKNOWN for one in standing.queues}
+        known = {one.queue: one for one in before.standing.queues}
+        return {
+            one.queue: _flow(
+                one,
+                known.get(one.queue),
+                seconds=at - before.at,
+                out=_out(before.standing, standing, one.queue) if standing.workers_seen else None,
+            )
+            for one in standing.queues
+        }
+
+
+def _flow(now: QueueStanding, before: QueueStanding | None, *, seconds: float, out: float | None) -> Flow:
+    if before is None:
+        return UNKNOWN
+    net = (now.messages - before.messages) / seconds
+    return Flow(
+        in_per_second=None if out is None else max(net + out, 0.0),
+        out_per_second=out,
+        net_per_second=net,
+        drained_in_seconds=0.0 if now.messages == 0 else now.messages / -net if net < 0 else None,
+    )
+
+
+def _out(before: Standing, now: Standing, queue: str) -> float:
+    """What workers say left the queue, a second. Each counts from its start, and its record has a time of its own."""
+    known = {record.worker: record for record in before.records}
+    return sum(_out_of(known.get(record.worker), record, queue) for record in now.records)
+
+
+def _out_of(before: WorkerRecord | None, now: WorkerRecord, queue: str) -> float:
+    since = now.started_at if before is None else before.beat_at
+    settled = now.settled.get(queue, 0) - (0 if before is None else before.settled.get(queue, 0))
+    return settled / (now.beat_at - since) if now.beat_at > since and settled > 0 else 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Frame:
+    """One look. Without a standing ``error`` says what could not be asked."""
+
+    at: float  # epoch seconds
+    standing: Standing | None
+    flows: Mapping[str, Flow] = field(default_factory=dict)  # by queue
+    error: str | None = None
+
+    @property
+    def verdict(self) -> str:
+        """One line."""
+        return self.standing.verdict if self.standing is not None else f"cannot be told: {self.error}"
+
+
+class Watch:
+    """One look after another at a scope. For one thread."""
+
+    def __init__(self, scope: Scope, *, clock: Clock | None = None) -> None:
+        self._clock = clock or SystemClock()
+        self._looks = Looks(scope, clock=self._clock)
+        self._flows = Flows()
+
+    def look(self) -> Frame:
+        """Now. A server that is away is told in the frame; raises what no waiting mends."""
+        try:
+            standing = self._looks.look()
+        except TemporaryError as error:
+            return Frame(at=self._clock.now(), standing=None, error=str(error))
+        flows = self._flows.since(standing, at=self._clock.monotonic())
+        return Frame(at=self._clock.now(), standing=standing, flows=flows)

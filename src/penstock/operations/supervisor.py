@@ -1,0 +1,255 @@
+"""Several worker processes under one: started, watched, told what the parent is told, and ended in time.
+
+Duties: start N children, each in a process group of its own (so that Ctrl-C at a terminal reaches them once, through
+here); pass signals on; start those again that die, after a wait with jitter that doubles; kill what outlasts the stop
+timeout; and reap everything, also what others left behind, which as PID 1 of a container is our duty.
+
+One thread. Signals arrive as bytes in a pipe, so nothing happens inside a signal handler.
+"""
+
+import os
+import select
+import signal
+import socket
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any
+
+from penstock.errors import ConfigurationError, UsageError
+from penstock.events import Listener, ProcessEnded, ProcessKilled
+from penstock.messaging.backoff import Random, backoff_seconds
+from penstock.messaging.clock import Clock
+from penstock.worker.shutdown import DUMPING, PAUSING, STOPPING, StopSignal
+
+BACKOFF_BASE_SECONDS = 1.0
+BACKOFF_CAP_SECONDS = 60.0
+SETTLED_SECONDS = 60.0  # who lived that long was well: its next failure counts as the first
+KILLED_BEFORE_SECONDS = 1.0  # of the stop timeout: the platform must not come first
+HOPELESS = frozenset({ConfigurationError.exit_code, UsageError.exit_code})  # another try would end the same way
+FORWARDED = (*STOPPING, *PAUSING, *DUMPING)
+
+Spawn = Callable[[int], int]
+
+
+@dataclass(slots=True)
+class _Place:
+    """One of the N. A child, or the time at which the next one is started, or neither: nobody comes here any more."""
+
+    pid: int | None = None
+    started_at: float = 0.0  # monotonic
+    failures: int = 0  # in a row
+    start_at: float | None = None  # monotonic
+
+
+class Supervisor:
+    """Runs children until they have ended. ``spawn`` starts the one with this number, the first being 0, and answers
+    its process id.
+
+    Without ``restarts`` it only stands before its children: it passes on what they are told and reaps.
+    """
+
+    def __init__(
+        self,
+        spawn: Spawn,
+        *,
+        processes: int,
+        stop_timeout_seconds: float,
+        restarts: bool = True,
+        clock: Clock,
+        random: Random,
+        tell: Listener,
+    ) -> None:
+        self._spawn = spawn
+        self._places = [_Place() for _ in range(processes)]
+        self._stop_timeout_seconds = stop_timeout_seconds
+        self._restarts = restarts
+        self._clock = clock
+        self._random = random
+        self._tell = tell
+        self._paused = False
+        self._stopping = False
+        self._kill_at: float | None = None  # monotonic
+        self._worst = 0
+
+    def run(self) -> int:
+        """Until no child is left; answers the exit code: 0 where all of them ended with it. Main thread only."""
+        with _signals() as news:
+            now = self._clock.monotonic()
+            for place in self._places:
+                place.start_at = now
+            while self._turn():
+                for number in news(self._rest_seconds()):
+                    self._heed(number)
+        return self._worst
+
+    def _turn(self) -> bool:
+        """Reap, start and kill what is due; answers whether there is anything left to wait for."""
+        self._reap()
+        now = self._clock.monotonic()
+        for number, place in enumerate(self._places):
+            if place.start_at is not None and place.start_at <= now:
+                place.pid, place.started_at, place.start_at = self._spawn(number), now, None
+        if self._kill_at is not None and now >= self._kill_at:
+            self._kill()
+        return any(place.pid is not None or place.start_at is not None for place in self._places)
+
+    def _rest_seconds(self) -> float | None:
+        times = [place.start_at for place in self._places if place.start_at is not None]
+        if self._kill_at is not None:
+            times.append(self._kill_at)
+        return max(0.0, min(times) - self._clock.monotonic()) if times else None
+
+    def _heed(self, number: int) -> None:
+        """Pass on what we were told; the second request to stop too."""
+        if number not in FORWARDED:
+            return
+        if number in STOPPING:
+            self._stop()
+        if number in PAUSING:
+            self._paused = True
+        self._send(number)
+
+    def _stop(self) -> None:
+        """Start nobody any more, and see to it that everybody ends."""
+        for place in self._places:
+            place.start_at = None
+        if not self._stopping:
+            self._stopping = True
+            self._kill_at = self._clock.monotonic() + self._stop_timeout_seconds - KILLED_BEFORE_SECONDS
+
+    def _send(self, number: int) -> None:
+        for place in self._places:
+            if place.pid is not None:  # not reaped yet, so the number is still its own
+                os.kill(place.pid, number)
+
+    def _kill(self) -> None:
+        self._kill_at = None
+        for place in self._places:
+            if place.pid is not None:
+                self._tell(ProcessKilled(process=place.pid))
+        self._send(signal.SIGKILL)
+
+    def _reap(self) -> None:
+        """Everybody who has ended: children of ours, and orphans that were given to us."""
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            for place in self._places:
+                if place.pid == pid:
+                    self._ended(place, os.waitstatus_to_exitcode(status))
+
+    def _ended(self, place: _Place, exit_code: int) -> None:
+        assert place.pid is not None
+        process, place.pid = place.pid, None
+        now = self._clock.monotonic()
+        if self._may_start_again(exit_code):
+            place.failures = 1 if now - place.started_at >= SETTLED_SECONDS else place.failures + 1
+            wait_seconds = BACKOFF_BASE_SECONDS + backoff_seconds(
+                attempt=place.failures,
+                base_seconds=BACKOFF_BASE_SECONDS,
+                cap_seconds=BACKOFF_CAP_SECONDS,
+                random=self._random,
+            )
+            place.start_at = now + wait_seconds
+            self._tell(ProcessEnded(process=process, exit_code=exit_code, restart_in_seconds=wait_seconds))
+            return
+        self._tell(ProcessEnded(process=process, exit_code=exit_code, restart_in_seconds=None))
+        if self._restarts and exit_code in HOPELESS and not self._stopping:
+            self._worst = exit_code
+            self._stop()
+            self._send(signal.SIGTERM)
+        self._worst = self._worst or _exit_code(exit_code)
+
+    def _may_start_again(self, exit_code: int) -> bool:
+        """Who ended with 0 was asked to; and a supervisor that was told to stop or to pause starts nobody."""
+        told = self._stopping or self._paused
+        return self._restarts and exit_code != 0 and exit_code not in HOPELESS and not told
+
+
+def spawner(arguments: Callable[[int], Sequence[str]], *, executable: str, environment: Mapping[str, str]) -> Spawn:
+    """Starts `python ARGUMENTS` in a process group of its own, with our streams; they may tell children apart.
+
+    What is passed on is blocked at first: a signal that comes before the child is ready for it waits, and does not do
+    what it does to a process that knows nothing of it. `ready_for_signals` ends that.
+    """
+
+    def spawn(number: int) -> int:
+        return os.posix_spawn(
+            executable,
+            [executable, *arguments(number)],
+            environment,
+            setpgroup=0,
+            setsigmask=[int(one) for one in FORWARDED],
+        )
+
+    return spawn
+
+
+def ready_for_signals() -> None:
+    """For a child that handles them now."""
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED)
+
+
+@contextmanager
+def lifeline() -> Iterator[int]:
+    """A descriptor for children that reads as ended when this process has, however it did."""
+    reading, writing = os.pipe()
+    os.set_inheritable(reading, True)
+    try:
+        yield reading
+    finally:
+        os.close(writing)
+        os.close(reading)
+
+
+def end_with_parent(descriptor: int, stop: StopSignal) -> None:
+    """For a child: stop when the supervisor at the other end of this lifeline is gone, as if it had said so."""
+    os.set_inheritable(descriptor, False)
+
+    def follow() -> None:
+        while os.read(descriptor, 1):
+            pass
+        stop.request()
+
+    threading.Thread(target=follow, name="penstock-lifeline", daemon=True).start()
+
+
+def _exit_code(exit_code: int) -> int:
+    """As a shell tells it: 128 and the signal, for who died of one."""
+    return 128 - exit_code if exit_code < 0 else exit_code
+
+
+@contextmanager
+def _signals() -> Iterator[Callable[[float | None], bytes]]:
+    """Signals as values: a function that waits at most so long and answers which have come."""
+    ours, theirs = socket.socketpair()
+    ours.setblocking(False)
+    theirs.setblocking(False)
+
+    def noted(_number: int, _frame: FrameType | None) -> None:
+        """The byte in the pipe is all that is needed; but a signal without a handler would not be one."""
+
+    before: dict[int, Any] = {}
+    wakeup_before = signal.set_wakeup_fd(theirs.fileno(), warn_on_full_buffer=False)
+    for handled in (*FORWARDED, signal.SIGCHLD):
+        before[handled] = signal.signal(handled, noted)
+
+    def news(seconds: float | None) -> bytes:
+        readable, _, _ = select.select([ours], [], [], seconds)
+        return ours.recv(4096) if readable else b""
+
+    try:
+        yield news
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        signal.set_wakeup_fd(wakeup_before)
+        ours.close()
+        theirs.close()

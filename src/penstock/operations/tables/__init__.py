@@ -1,0 +1,1 @@
+"""Publish, repair, compact, clean up and inspect tables and their batches."""

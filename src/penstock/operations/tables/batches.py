@@ -1,0 +1,117 @@
+"""Everything that is known of one batch: from the ledger, and from the logs of the tables that show it."""
+
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from itertools import islice
+from urllib.parse import urlsplit
+
+from penstock.app.paths import Places
+from penstock.errors import UsageError
+from penstock.ledger.records import AttemptRow, BatchRow, ObjectRow
+from penstock.operations.inspection import View
+from penstock.sinks.manifest import DataFile, decode
+from penstock.storage.files import Files
+
+COMMITS_MAX = 1_000  # of a table's log that are looked through for the one that shows a batch
+ROWS, QUARANTINE = "rows", "quarantine"
+REACHED_SECONDS = 1.0  # for a look whether anybody is at an address
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shown:
+    """How one table shows the batch."""
+
+    holds: str  # rows, quarantine
+    uri: str  # empty where the table's place is not known
+    files: Sequence[DataFile]
+    visible: bool | None  # None: not known, since the table's place is not
+    version: int | None = None  # that brought it; None: not known
+    shown_at: float | None = None  # epoch seconds, by the publisher's clock
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchDetails:
+    """``objects`` are the first few; there are ``batch.objects`` of them."""
+
+    batch: BatchRow
+    attempt: AttemptRow | None
+    objects: Sequence[ObjectRow]
+    tables: Sequence[Shown]  # rows, quarantine
+
+    @property
+    def seconds(self) -> float | None:
+        """From the claim to the commit, by the ledger's clock."""
+        if self.attempt is None or self.attempt.started_at > self.batch.committed_at:
+            return None
+        return self.batch.committed_at - self.attempt.started_at
+
+
+def details_of(seen: View, seq: int, *, objects_max: int) -> BatchDetails:
+    """Raises `UsageError` where there is no such batch, or several pipelines may be meant."""
+    pipelines = seen.pipelines()
+    if len(pipelines) != 1:
+        known = ", ".join(pipelines) or "none"
+        raise UsageError(f"Batches are numbered by pipeline: name one with --pipeline. There are: {known}.")
+    batch = seen.ledger.batch(pipelines[0], seq)
+    if batch is None:
+        row = seen.ledger.pipeline(pipelines[0])
+        last = 0 if row is None else row.next_seq - 1
+        raise UsageError(f"There is no batch {seq} of {pipelines[0]}; the last one is {last}.")
+    places = seen.scope.tables.get(batch.pipeline)
+    return BatchDetails(
+        batch=batch,
+        attempt=seen.ledger.attempt(batch.attempt_id),
+        objects=seen.ledger.processed_objects(batch.pipeline, seq, limit=objects_max),
+        tables=_shown(batch, places),
+    )
+
+
+def reached(url: str) -> bool:
+    """Whether anybody listens at the address now, seen from here."""
+    parts = urlsplit(url)
+    port = parts.port or (443 if parts.scheme == "https" else 80)
+    try:
+        with socket.create_connection((parts.hostname or "", port), timeout=REACHED_SECONDS):
+            return True
+    except (OSError, UnicodeError):
+        return False
+
+
+def _shown(batch: BatchRow, places: Places | None) -> Sequence[Shown]:
+    rows, quarantine = decode(batch.manifest), decode(batch.quarantine_manifest)
+    if places is None or find_spec("deltalake") is None:
+        named = ((ROWS, rows), (QUARANTINE, quarantine))
+        return [Shown(holds=holds, uri="", files=files, visible=None) for holds, files in named if files]
+    found = []
+    for holds, root, files in ((ROWS, places.table, rows), (QUARANTINE, places.quarantine, quarantine)):
+        if files:
+            found.append(_of_table(holds, root, batch, files))
+    return found
+
+
+def _of_table(holds: str, root: Files, batch: BatchRow, files: Sequence[DataFile]) -> Shown:
+    from penstock.sinks.delta.log import commits
+    from penstock.sinks.delta.sink import DeltaTableSink
+
+    sink = DeltaTableSink(root, pipeline=batch.pipeline, partition_by=None)
+    table = sink.load()
+    if table is None or table.position.seq < batch.seq:
+        return Shown(holds=holds, uri=sink.uri, files=files, visible=False)
+    for commit in islice(commits(sink.root), COMMITS_MAX):
+        if _brought(commit.added, files):
+            return Shown(
+                holds=holds,
+                uri=sink.uri,
+                files=files,
+                visible=True,
+                version=commit.version,
+                shown_at=commit.committed_at,
+            )
+    return Shown(holds=holds, uri=sink.uri, files=files, visible=True)
+
+
+def _brought(added: Sequence[DataFile], files: Sequence[DataFile]) -> bool:
+    """Whether a commit brought these files."""
+    return {file.path for file in files} <= {file.path for file in added}

@@ -1,0 +1,138 @@
+"""`penstock cleanup`: all that is due for one pipeline of an app, now, and an end."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from penstock.app.cleanup import Cleanup
+from penstock.app.cleanup_runner import source_cleanup
+from penstock.app.kill import killing_probe
+from penstock.app.naming import object_names
+from penstock.app.object_service import ObjectService
+from penstock.app.paths import declared_places
+from penstock.app.sources import source_at, source_of
+from penstock.app.telemetry import open_reports
+from penstock.errors import UsageError
+from penstock.events import Bus
+from penstock.messaging.clock import Clock, SystemClock
+from penstock.pipeline.maintenance.cleanup import TASK, Pass, SourceCleanup
+from penstock.worker.shutdown import StopSignal
+
+if TYPE_CHECKING:
+    from penstock.app.app import App
+    from penstock.app.pipelines.pipeline import Pipeline
+    from penstock.events import Listener
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CleanupReport:
+    """What one cleanup did, or would do. ``done_to`` is the last batch with which all is done."""
+
+    pipeline: str
+    action: str
+    dry_run: bool
+    objects: int  # tagged, moved or deleted
+    already: int  # tagged before
+    skipped: dict[str, int]  # left alone for good, by the reason
+    batches: int
+    done_to: int
+    waits_for: str | None  # the pipeline that still has to read an object
+    stopped: bool  # by a signal, before everything that was due was done
+    limited: bool  # more is due than --limit allowed
+    seconds: float
+
+
+def clean_up(
+    app: "App",
+    reader: "Pipeline | ObjectService",
+    *,
+    dry_run: bool = False,
+    limit: int | None = None,
+    rate: float | None = None,
+    although_missing: bool = False,
+    stop: StopSignal,
+    listeners: "tuple[Listener, ...]" = (),
+) -> CleanupReport:
+    """Do it for a pipeline or an object handler.
+
+    ``although_missing``: also clean up objects whose rows may have been removed from the table.
+
+    Raises `UsageError` if the declaration keeps objects, and `ConfigurationError` if they belong to another app. Raises
+    `PublishHalted` (rows may have left the table), `ObjectDenied` and `TemporaryError` in the middle: what was done
+    until then stays done, and the next cleanup continues from there.
+    """
+    heard = open_reports(
+        app.settings, worker=app.worker, process="cleanup", on_error=app.on_error, tell=Bus(*listeners).emit
+    )
+    with heard.told():
+        work, cleanup = _work(
+            app, reader, although_missing=although_missing, bus=Bus(*heard.listeners), clock=SystemClock()
+        )
+        return _cleaned(app, reader, work, cleanup, dry_run=dry_run, limit=limit, rate=rate, stop=stop)
+
+
+def _cleaned(
+    app: "App",
+    reader: "Pipeline | ObjectService",
+    work: SourceCleanup | None,
+    cleanup: Cleanup,
+    *,
+    dry_run: bool,
+    limit: int | None,
+    rate: float | None,
+    stop: StopSignal,
+) -> CleanupReport:
+    clock = SystemClock()
+    began_at = clock.monotonic()
+    if work is None:
+        raise UsageError(
+            f"{reader.name} keeps its objects: declare what is to become of them, such as "
+            "ObjectSource(..., cleanup=cleanup.Delete(after='30 days')), or of an object handler "
+            "source_cleanup=cleanup.Delete(after='30 days')."
+        )
+    bounds = Pass(objects_max=limit, per_second=rate, stopped=lambda: stop.requested)
+    swept = work.count() if dry_run else work.run(bounds)
+    stopped = swept.more and stop.requested
+    return CleanupReport(
+        pipeline=reader.name,
+        action=cleanup.action,
+        dry_run=dry_run,
+        objects=swept.objects,
+        already=swept.already,
+        skipped={reason: number for reason, number in swept.skipped.items() if number},
+        batches=swept.batches,
+        done_to=app.ledger.progress(reader.name, TASK),
+        waits_for=swept.waits_for,
+        stopped=stopped,
+        limited=swept.more and not stopped,
+        seconds=round(clock.monotonic() - began_at, 3),
+    )
+
+
+def _work(
+    app: "App", reader: "Pipeline | ObjectService", *, although_missing: bool, bus: Bus, clock: Clock
+) -> tuple[SourceCleanup | None, Cleanup]:
+    probe = killing_probe(app.settings.kill_at)
+    object_names(app, app.services, only=reader.name).check(app.ledger)
+    if isinstance(reader, ObjectService):
+        app.ledger.ensure_pipeline(reader.name)
+        source = source_at(reader.source, app.settings.aws)
+        return reader.cleaning(source, ledger=app.ledger, bus=bus, probe=probe, clock=clock), reader.source_cleanup
+    from penstock.app.tables import Tables
+    from penstock.pipeline.extra import require_spark
+
+    require_spark()  # the tables are asked what they show
+    declared = reader.declaration
+    where = declared_places(declared.name, declared.sink.table, app.settings)
+    tables = Tables(where, app.ledger, partition_by=None, bus=bus, probe=probe)
+    work = source_cleanup(
+        declared.source.cleanup,
+        source=source_of(declared.source.folder, where),
+        pipeline=where.pipeline,
+        own=where.own,
+        shown_to=tables.shown_to if although_missing else tables.kept_to,
+        ledger=app.ledger,
+        bus=bus,
+        probe=probe,
+        clock=clock,
+    )
+    return work, declared.source.cleanup

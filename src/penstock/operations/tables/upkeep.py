@@ -1,0 +1,167 @@
+"""What a person does to tables and their ledger beside the workers: publish, repair, compact.
+
+Any of it may be done at any time and from any host that reaches both; none of it needs Spark.
+
+`penstock ledger archive`: everything in a scope that may leave the ledger, now, and an end.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+
+from penstock.app.jobs.archive import archive, cleanups_of, stores
+from penstock.app.kill import killing_probe
+from penstock.app.object_service import ObjectService
+from penstock.app.paths import Places
+from penstock.app.scope import Scope, is_there, scope_ledger
+from penstock.app.tables import Tables
+from penstock.config import load_settings
+from penstock.errors import UsageError
+from penstock.events import Bus, TableCompacted
+from penstock.ledger import Ledger
+from penstock.messaging.clock import SystemClock
+from penstock.messaging.steps import Probe
+from penstock.pipeline.maintenance.archive import Archived, check_retention
+from penstock.pipeline.maintenance.compact import Compacted, Progress, compact
+from penstock.pipeline.maintenance.repair import Repairer
+from penstock.sinks.delta.sink import DeltaTableSink
+from penstock.sinks.manifest import decode
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kept:
+    """One pipeline whose tables are looked after."""
+
+    places: Places
+    ledger: Ledger
+    bus: Bus
+    probe: Probe
+
+    @property
+    def pipeline(self) -> str:
+        return self.places.pipeline
+
+    @property
+    def sinks(self) -> tuple[DeltaTableSink, DeltaTableSink]:
+        """Of the rows and of the quarantine, whatever they are partitioned by."""
+        return tuple(  # type: ignore[return-value]  # two places, two sinks
+            DeltaTableSink(place, pipeline=self.pipeline, partition_by=None)
+            for place in (self.places.table, self.places.quarantine)
+        )
+
+    def repairer(self, *, adopt: bool) -> Repairer:
+        """One look at what a repair would have to do."""
+        rows, quarantine = self.sinks
+        return Repairer(self.ledger, pipeline=self.pipeline, rows=rows, quarantine=quarantine, adopt=adopt)
+
+    def publish(self) -> int:
+        """Make committed batches visible in both tables; answers how many there were.
+
+        Raises as `Tables.publish` does.
+        """
+        tables = Tables(self.places, self.ledger, partition_by=self._partition_by(), bus=self.bus, probe=self.probe)
+        waiting = tables.unpublished()
+        tables.publish()
+        return waiting
+
+    def compact(self, *, target_bytes: int, dry_run: bool, progress: Progress) -> Sequence[Compacted]:
+        """Merge small files of both tables, as far as they are there. Raises what `compact` raises."""
+        found = []
+        for sink in self.sinks:
+            done = compact(
+                sink,
+                target_bytes=target_bytes,
+                dry_run=dry_run,
+                clock=SystemClock(),
+                progress=progress,
+                probe=self.probe,
+            )
+            if done is None:
+                continue
+            found.append(done)
+            if done.merged and not dry_run:
+                self.bus.emit(_told(self.pipeline, done))
+        return found
+
+    def vacuum(self, *, retention_hours: int | None, dry_run: bool) -> Mapping[str, int]:
+        """Delete files that both tables' logs removed longer ago than that; answers how many, by the table's address.
+
+        Raises `TableError` for a retention below the table's own.
+        """
+        tables = ((sink.uri, sink.load()) for sink in self.sinks)
+        return {
+            uri: len(table.vacuum(retention_hours=retention_hours, dry_run=dry_run)) for uri, table in tables if table
+        }
+
+    def _partition_by(self) -> tuple[str, ...]:
+        """As the table is; one that is still to be made, as its first files are."""
+        table = self.sinks[0].load()
+        if table is not None:
+            return tuple(table.partition_by)
+        files = (file for batch in self.ledger.batches_after(self.pipeline, 0) for file in decode(batch.manifest))
+        first = next(files, None)
+        return () if first is None else tuple(first.partition_values)
+
+
+def _told(pipeline: str, done: Compacted) -> TableCompacted:
+    return TableCompacted(
+        pipeline=pipeline,
+        sink=done.uri,
+        table_version=done.table_version,
+        files_before=done.files_before,
+        files_after=done.files_after,
+        bytes_before=done.bytes_before,
+        bytes_after=done.bytes_after,
+    )
+
+
+@contextmanager
+def kept(scope: Scope, *, bus: Bus) -> Iterator[Mapping[str, Kept]]:
+    """The pipelines that the scope means, by name, until the block ends.
+
+    Raises `UsageError` where there is no ledger, or no table whose place is known.
+    """
+    tables = scope.tables_meant
+    if not is_there(scope.settings.ledger):
+        raise UsageError(f"There is no ledger at {scope.name}; the first worker or ingest makes it.")
+    probe = killing_probe(load_settings().kill_at)
+    ledger = scope_ledger(scope, probe=probe)
+    try:
+        yield {name: Kept(places=places, ledger=ledger, bus=bus, probe=probe) for name, places in tables.items()}
+    finally:
+        ledger.close()
+
+
+def archive_scope(scope: Scope, *, app: str | None, older_than_seconds: float, dry_run: bool) -> Mapping[str, Archived]:
+    """Archive each pipeline that is meant, and object handlers; answers by pipeline.
+
+    Raises `UsageError` for an age below the least one, and where the folders of an app's tables are not known.
+    """
+    check_retention(older_than_seconds)
+    settings = load_settings()
+    tableless = [name for name in sorted(scope.tableless) if scope.pipeline in (None, name)]
+    tables = {} if tableless and scope.pipeline in tableless else _tables(scope, tableless)
+    if not is_there(scope.settings.ledger):
+        raise UsageError(f"There is no ledger {scope.name} yet: the first worker, or ingest, makes it.")
+    cleans_up = dict.fromkeys(tableless, False)
+    if app is not None:
+        from penstock.app.loading import load_app
+
+        loaded = load_app(app)
+        objects = [service for service in loaded.services if isinstance(service, ObjectService)]
+        cleans_up |= cleanups_of([*loaded.pipelines, *objects])
+    probe, clock = killing_probe(settings.kill_at), SystemClock()
+    where_settings = settings.model_copy(update={"state": scope.settings.state})
+    with closing(scope_ledger(scope, probe=probe)) as ledger:
+        return {
+            store.pipeline: archive(
+                store, ledger, older_than_seconds=older_than_seconds, probe=probe, clock=clock, dry_run=dry_run
+            )
+            for store in stores(tables, tableless, ledger, where_settings, cleans_up=cleans_up)
+        }
+
+
+def _tables(scope: Scope, tableless: list[str]) -> Mapping[str, Places]:
+    if tableless and not scope.tables:
+        return {}
+    return scope.tables_meant

@@ -1,0 +1,1 @@
+"""Table maintenance: garbage collection, compaction, repair, archive and source cleanup."""

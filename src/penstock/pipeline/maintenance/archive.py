@@ -1,0 +1,244 @@
+"""The archive: processed rows that are old enough leave the ledger for Parquet files, and are found there again.
+
+A file is written under a name of its own and is durable before the ledger makes it count. What a process that died
+leaves is a file that the ledger does not name, which the next run sweeps away. See `penstock.ledger.archive` for why
+neither can do harm at any moment.
+
+One file of the archive: Parquet, a row an object, sorted so that one object is found with one small read.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from ulid import ULID
+
+from penstock.errors import TemporaryError, UsageError
+from penstock.ledger import Ledger
+from penstock.ledger.archive import ARCHIVING, ArchiveFile, RetiredObject, Retiring
+from penstock.ledger.records import Carrier, ObjectAttempt, ObjectRow, ObjectState
+from penstock.messaging.clock import Clock
+from penstock.messaging.steps import Probe, Step
+from penstock.storage.files import Files
+
+GROUP_ROWS = 4_096  # of which one is read to find an object
+_ID = pa.binary(16)
+_ATTEMPT = pa.struct(
+    [
+        ("attempt_id", pa.string()),
+        ("worker", pa.string()),
+        ("started_at", pa.float64()),
+        ("ended_at", pa.float64()),
+        ("outcome", pa.string()),
+        ("reason", pa.string()),
+    ]
+)
+_CARRIER = pa.struct([("message_id", pa.string()), ("enqueued_at", pa.float64()), ("replay_id", pa.string())])
+SCHEMA = pa.schema(
+    [
+        pa.field("uri_digest", _ID, nullable=False),
+        pa.field("object_id", _ID, nullable=False),
+        pa.field("uri", pa.string(), nullable=False),
+        pa.field("bucket", pa.string(), nullable=False),
+        pa.field("key", pa.binary(), nullable=False),
+        ("size_bytes", pa.int64()),
+        ("version_id", pa.string()),
+        ("etag", pa.string()),
+        ("sequencer", pa.string()),
+        ("state", pa.string()),
+        ("attempts", pa.int64()),
+        ("unattributed_failures", pa.int64()),
+        ("batch_seq", pa.int64()),
+        ("rows", pa.int64()),
+        ("lines_quarantined", pa.int64()),
+        ("reason", pa.string()),
+        ("first_seen_at", pa.float64()),
+        ("ended_at", pa.float64()),
+        ("carrier", _CARRIER),
+        ("timeline", pa.list_(_ATTEMPT)),
+    ]
+)
+_OF_FILE = ("uri_digest", "sequencer", "unattributed_failures", "timeline")  # columns that are no field of a row
+
+
+def write_file(files: Files, path: str, pages: Iterable[Sequence[RetiredObject]]) -> int:
+    """Write the objects into a new file, whole and durable; answers how many. Takes memory for all of them, packed."""
+    packed = [pa.Table.from_pylist([_packed(one) for one in page], schema=SCHEMA) for page in pages]
+    table = pa.concat_tables(packed).sort_by([("uri_digest", "ascending"), ("object_id", "ascending")])
+    with files.open_output(path) as file, pq.ParquetWriter(file, SCHEMA, compression="zstd") as writer:
+        writer.write_table(table, row_group_size=GROUP_ROWS)
+    files.make_durable([path])
+    return int(table.num_rows)
+
+
+def find_in_file(files: Files, path: str, uri_digest: bytes) -> Sequence[RetiredObject]:
+    """The objects with this digest. Raises `FileNotFoundError`."""
+    with files.open_input(path) as file, pq.ParquetFile(file) as parquet:
+        groups = [group for group in range(parquet.num_row_groups) if _may_hold(parquet, group, uri_digest)]
+        table = parquet.read_row_groups(groups)
+    return _unpacked(table.filter(pc.equal(table["uri_digest"], pa.scalar(uri_digest, _ID))))
+
+
+def read_file(files: Files, path: str, *, uri_contains: str | None = None) -> Iterator[RetiredObject]:
+    """All objects, or those whose uri contains a text, whatever its letter case. Raises `FileNotFoundError`."""
+    with files.open_input(path) as file, pq.ParquetFile(file) as parquet:
+        for group in range(parquet.num_row_groups):
+            table = parquet.read_row_group(group)
+            if uri_contains is not None:
+                table = table.filter(pc.match_substring(table["uri"], uri_contains, ignore_case=True))
+            yield from _unpacked(table)
+
+
+def _may_hold(parquet: pq.ParquetFile, group: int, uri_digest: bytes) -> bool:
+    found = parquet.metadata.row_group(group).column(0).statistics
+    return found is None or not found.has_min_max or bool(found.min <= uri_digest <= found.max)
+
+
+def _packed(one: RetiredObject) -> dict[str, Any]:
+    row = asdict(one.row)
+    return row | {name: getattr(one, name) for name in _OF_FILE[:-1]} | {"timeline": [asdict(a) for a in one.timeline]}
+
+
+def _unpacked(table: pa.Table) -> Sequence[RetiredObject]:
+    return [_object(row) for row in table.to_pylist()]
+
+
+def _object(found: dict[str, Any]) -> RetiredObject:
+    row = {name: value for name, value in found.items() if name not in _OF_FILE}
+    row["state"] = ObjectState(row["state"])
+    row["carrier"] = None if row["carrier"] is None else Carrier(**row["carrier"])
+    return RetiredObject(
+        row=ObjectRow(**row),
+        uri_digest=found["uri_digest"],
+        sequencer=found["sequencer"],
+        unattributed_failures=found["unattributed_failures"],
+        timeline=[ObjectAttempt(**attempt) for attempt in found["timeline"]],
+    )
+
+
+OBJECTS_MAX = 50_000  # of one file, unless one batch has more: the rows of so many leave in a second or two
+RETENTION_SECONDS_MIN = 15 * 86_400.0
+SWEEP_AGE_SECONDS = 86_400.0  # of a file that nothing names: its writer may be slow, and its work shall not be in vain
+SUFFIX = ".parquet"
+_NAME = re.compile(r"\.?(?P<id>[0-9A-HJKMNP-TV-Z]{26})\.parquet(?P<half>\.\d+)?")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Archived:
+    """What one run did, or would do."""
+
+    objects: int = 0
+    batches: int = 0
+    files: int = 0
+    bytes: int = 0
+    swept: int = 0  # files that runs before left half done
+    more: bool = False  # it ended before all was done that might be
+
+
+def check_retention(older_than_seconds: float) -> None:
+    """Raise `UsageError` for an age below the least one.
+
+    SQS keeps a message for 14 days. Until then one may come that tells of an older version of a key, and only rows in
+    the ledger say that a later one overtook it: the archive knows identities alone.
+    """
+    if older_than_seconds < RETENTION_SECONDS_MIN:
+        raise UsageError(
+            f"Objects can be archived {RETENTION_SECONDS_MIN / 86_400:.0f} days after their batch at the earliest, and "
+            f"{older_than_seconds / 86_400:g} days were asked for: a message of an older version may come until then."
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Archivist:
+    """Archives one pipeline. Any number of them may be at it: one wins each file, and the others' are thrown away."""
+
+    ledger: Ledger
+    pipeline: str
+    place: Files
+    probe: Probe
+    clock: Clock
+    new_id: Callable[[], str] = lambda: str(ULID())
+
+    def run(
+        self, *, older_than_seconds: float, up_to_seq: int, files_max: int | None = None, objects_max: int = OBJECTS_MAX
+    ) -> Archived:
+        """Archive the batches that were committed so long ago, as far as ``up_to_seq``, in at most so many files.
+
+        Raises `TemporaryError` where another try may succeed, `TableError` where the place cannot be used.
+        """
+        swept = self._sweep()
+        objects = batches = files = written = 0
+        while (retiring := self._next(older_than_seconds, up_to_seq, objects_max)) is not None:
+            if files_max is not None and files >= files_max:
+                break
+            file = self._archive(retiring)
+            if file is None:  # somebody else is at it
+                break
+            objects += file.objects
+            batches += len(retiring.batches)
+            files += 1
+            written += file.bytes
+        return Archived(
+            objects=objects, batches=batches, files=files, bytes=written, swept=swept, more=retiring is not None
+        )
+
+    def would(self, *, older_than_seconds: float, up_to_seq: int, objects_max: int = OBJECTS_MAX) -> Archived:
+        """What `run` would do now, as the batches say; nothing is changed."""
+        objects = batches = files = 0
+        after = self.ledger.progress(self.pipeline, ARCHIVING)
+        while (retiring := self._next(older_than_seconds, up_to_seq, objects_max, after=after)) is not None:
+            after = retiring.batches[-1].seq
+            objects += sum(batch.objects for batch in retiring.batches)
+            batches += len(retiring.batches)
+            files += 1
+        return Archived(objects=objects, batches=batches, files=files)
+
+    def _next(
+        self, older_than_seconds: float, up_to_seq: int, objects_max: int, *, after: int | None = None
+    ) -> Retiring | None:
+        if after is None:
+            after = self.ledger.progress(self.pipeline, ARCHIVING)
+        ripe = self.ledger.ripe_batches(self.pipeline, after_seq=after, older_than_seconds=older_than_seconds)
+        return self.ledger.archives.retiring(
+            self.pipeline, after_seq=after, up_to_seq=min(ripe, up_to_seq), objects_max=objects_max
+        )
+
+    def _archive(self, retiring: Retiring) -> ArchiveFile | None:
+        """One file, and what it holds gone from the ledger; None where somebody else came first."""
+        archive_id = self.new_id()
+        path = f"{archive_id}{SUFFIX}"
+        held = write_file(self.place, path, self.ledger.archives.retired_objects(retiring))
+        self.probe(Step.ARCHIVE_WRITTEN)
+        info = self.place.stat(path)
+        if info is None:
+            raise TemporaryError(f"{self.place}/{path} was deleted as soon as it was written: try again")
+        file = ArchiveFile(uri=f"{self.place.uri}/{path}", objects=held, bytes=info.size_bytes)
+        if self.ledger.archives.retire(retiring, archive_id=archive_id, file=file):
+            return file
+        self.place.delete([path])  # it never counted: that was decided by the ledger
+        return None
+
+    def _sweep(self) -> int:
+        """Delete files that no archive names and whose writers are long gone; answers how many."""
+        old = [name for name in self.place.names() if self._is_old(name)]
+        named = {archive.id for archive in self.ledger.archives.all(self.pipeline)} if old else set()
+        swept = 0
+        for name in old:
+            found = _NAME.fullmatch(name)
+            assert found is not None, "it was looked at"
+            if found["id"] in named and not found["half"]:
+                continue
+            if found["half"] or self.ledger.archives.disown(self.pipeline, found["id"]):
+                self.place.delete([name])
+                swept += 1
+        return swept
+
+    def _is_old(self, name: str) -> bool:
+        if not _NAME.fullmatch(name):
+            return False
+        info = self.place.stat(name)
+        return info is not None and self.clock.now() - info.modified_at > SWEEP_AGE_SECONDS

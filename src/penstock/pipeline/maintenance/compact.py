@@ -1,0 +1,393 @@
+"""Merging small files of a table into larger ones, while others publish to it.
+
+Each commit replaces files by one with the same rows, on the snapshot they were found in or the next one that still has
+them: nobody's rows are lost or doubled, whoever comes first. The table's position is not touched, and the files below
+``data/`` stay on the disk until a vacuum, for those who read an older version.
+
+A compaction that dies leaves a folder below ``compacted/`` that no log names; see `compact_leftovers`.
+
+Deleting what compactions left that died before their commit.
+
+No ledger knows a compaction, so gc takes two passes over a folder below ``compacted/`` that no version of the table's
+log names:
+
+1. It writes a mark into the folder, then loads the table and notes the version in a second file.
+2. A later pass deletes the folder if the table has a higher version by then, and its log still does not name it.
+
+A compaction loads the table, then looks for the mark, then commits the version after the loaded one if nobody else has
+it. If it did not see the mark, it had loaded no later version than the noted one. So its commit is the version after
+the noted one at the latest, which exists when the second pass deletes: it was this compaction's, and the log names the
+folder, or it was another's, and the commit fails. It also looks for its files, which are gone before the mark is. So
+no version of the table names a file that gc deletes. This holds however long a process or a request was halted. The age
+only keeps gc from giving up compactions that are at work.
+"""
+
+import random
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from ulid import ULID
+
+from penstock.errors import PublishConflict, TableError, TemporaryError
+from penstock.messaging.backoff import backoff_seconds
+from penstock.messaging.clock import Clock
+from penstock.messaging.steps import Probe, Step, no_probe
+from penstock.pipeline.batch_record import COMPACTED_FOLDER
+from penstock.sinks.delta.log import LoggedFile, added_below, replace_files
+from penstock.sinks.delta.sink import DeltaTableSink, LoadedDelta
+from penstock.sinks.manifest import DataFile
+from penstock.sinks.parquet import WrittenFile, list_files
+from penstock.sinks.schema import same_type
+from penstock.storage.files import FileInfo, Files
+
+MARK = "_given_up"  # its presence tells the compaction that it must not commit
+NOTED = "_given_up_at"  # the version of the table that was loaded after the mark was there
+AGE_SECONDS_MIN = 86_400.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Leftovers:
+    """What a pass deleted, or would delete."""
+
+    folders: int = 0
+    files: int = 0
+    bytes: int = 0
+
+
+def is_given_up(root: Files, folder: str, files: Collection[str]) -> bool:
+    """Return True if gc has given up the compaction that wrote these files, which must not commit then.
+
+    The mark is looked for first: gc deletes it last.
+    """
+    return root.stat(f"{folder}/{MARK}") is not None or any(root.stat(file) is None for file in files)
+
+
+def collect_leftovers(
+    sink: DeltaTableSink, *, clock: Clock, probe: Probe = no_probe, dry_run: bool = False
+) -> Leftovers:
+    """Give up old compactions that never committed, and delete those that an earlier pass gave up."""
+    root = sink.root
+    old = _old_folders(root, clock)
+    if not old:
+        return Leftovers()
+    deleted: list[Sequence[FileInfo]] = []
+    table = sink.load()
+    named = added_below(root, COMPACTED_FOLDER)
+    named |= set() if table is None else {file.path for file in table.logged_files()}
+    for folder, files in old.items():
+        if table is None or _is_named(folder, named):
+            continue
+        noted = _noted(root, folder)
+        if noted is None:
+            if not dry_run:
+                _give_up(sink, folder)
+                probe(Step.LEFTOVER_MARKED)
+        elif table.version > noted:
+            deleted.append([file for file in files if not file.path.startswith(f"{folder}/{MARK}")])
+            if not dry_run:
+                _delete(root, folder, files, probe)
+    return Leftovers(
+        folders=len(deleted),
+        files=sum(len(files) for files in deleted),
+        bytes=sum(file.size_bytes for files in deleted for file in files),
+    )
+
+
+def _old_folders(root: Files, clock: Clock) -> Mapping[str, Sequence[FileInfo]]:
+    """By folder, the files of those that nobody has written to for long."""
+    found: dict[str, Sequence[FileInfo]] = {}
+    for name in root.names(COMPACTED_FOLDER):
+        if not (name.endswith("/") and _is_ulid(name.rstrip("/"))):
+            continue  # not of our making
+        folder = f"{COMPACTED_FOLDER}/{name.rstrip('/')}"
+        files = list(root.list(folder))
+        written = [file.modified_at for file in files if not file.path.startswith(f"{folder}/{MARK}")]
+        if clock.now() - max(written, default=0.0) > AGE_SECONDS_MIN:
+            found[folder] = files
+    return found
+
+
+def _is_ulid(name: str) -> bool:
+    try:
+        return str(ULID.from_str(name)) == name
+    except ValueError:
+        return False
+
+
+def _is_named(folder: str, named: Collection[str]) -> bool:
+    return any(path.startswith(f"{folder}/") for path in named)
+
+
+def _noted(root: Files, folder: str) -> int | None:
+    try:
+        return int(root.read(f"{folder}/{NOTED}"))
+    except (FileNotFoundError, ValueError):  # none, or one that was not written to its end
+        return None
+
+
+def _give_up(sink: DeltaTableSink, folder: str) -> None:
+    """Write the mark, and then the version that the table has after it."""
+    sink.root.write(f"{folder}/{MARK}", b"")
+    table = sink.load()
+    if table is not None:
+        sink.root.write(f"{folder}/{NOTED}", str(table.version).encode())
+
+
+def _delete(root: Files, folder: str, files: Sequence[FileInfo], probe: Probe) -> None:
+    """Delete the data first and the mark last: a compaction that wakes up in between still finds it."""
+    probe(Step.DELETING)
+    marks = [f"{folder}/{MARK}", f"{folder}/{NOTED}"]
+    root.delete(file.path for file in files if file.path not in marks)
+    root.delete(marks)
+    root.prune(folder)
+    probe(Step.DELETED)
+
+
+TARGET_BYTES = 128 << 20
+COMMIT_BYTES_MAX = 1 << 30  # of the files that one commit replaces
+CONFLICTS_MAX = 20  # in a row
+CONFLICT_BASE_SECONDS = 0.02
+CONFLICT_CAP_SECONDS = 2.0
+ROW_GROUP_BYTES = 64 << 20
+BATCH_ROWS = 65_536
+
+Progress = Callable[[int, int], None]  # files done, files there are to do
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compacted:
+    """What was done, or would be."""
+
+    uri: str
+    table_version: int
+    files_before: int
+    files_after: int
+    bytes_before: int
+    bytes_after: int  # of a dry run: as before, since only writing shows it
+    merged: int  # files that were replaced
+    left: int  # small files that were left alone: of other columns than the table's, or gone meanwhile
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Bin:
+    """Files of one partition that become one."""
+
+    files: Sequence[LoggedFile]
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(file.size_bytes for file in self.files)
+
+    @property
+    def partition_values(self) -> Mapping[str, str | None]:
+        return self.files[0].partition_values
+
+
+def compact(
+    sink: DeltaTableSink,
+    *,
+    target_bytes: int = TARGET_BYTES,
+    dry_run: bool = False,
+    clock: Clock,
+    progress: Progress = lambda _done, _all: None,
+    probe: Probe = no_probe,
+) -> Compacted | None:
+    """Merge files smaller than half the target, within their partition, up to the target; None where there is no table.
+
+    Raises `TableError` for a table with features that we do not keep, `TemporaryError` where others keep coming first:
+    what was committed until then stays.
+    """
+    table = sink.load()
+    if table is None:
+        return None
+    files = table.logged_files()
+    bins = _bins(files, target_bytes)
+    wanted = sum(len(one.files) for one in bins)
+    merged, made, new_bytes, done, version = 0, 0, 0, 0, table.version
+    for group in () if dry_run else _groups(bins):
+        answer = _merge(sink, table, group, clock, probe)
+        done += sum(len(one.files) for one in group)
+        progress(done, wanted)
+        if answer is not None:
+            version, replaced, added = answer
+            merged += len(replaced)
+            made += len(added)
+            new_bytes += sum(file.size_bytes for file in added) - sum(file.size_bytes for file in replaced)
+    if dry_run:
+        merged, made = wanted, len(bins)
+    bytes_before = sum(file.size_bytes for file in files)
+    return Compacted(
+        uri=sink.uri,
+        table_version=version,
+        files_before=len(files),
+        files_after=len(files) - merged + made,
+        bytes_before=bytes_before,
+        bytes_after=bytes_before + new_bytes,
+        merged=merged,
+        left=wanted - merged,
+    )
+
+
+def _bins(files: Sequence[LoggedFile], target_bytes: int) -> list[_Bin]:
+    """Small files in the order in which they came, by partition. A file alone needs no merging."""
+    partitions: defaultdict[tuple[tuple[str, str | None], ...], list[LoggedFile]] = defaultdict(list)
+    for file in sorted(files, key=lambda file: (file.modified_at, file.path)):
+        if file.size_bytes < target_bytes / 2:
+            partitions[tuple(file.partition_values.items())].append(file)
+    found: list[list[LoggedFile]] = []
+    for small in partitions.values():
+        found.append([])
+        size_bytes = 0
+        for file in small:
+            if size_bytes + file.size_bytes > target_bytes:
+                found.append([])
+                size_bytes = 0
+            found[-1].append(file)
+            size_bytes += file.size_bytes
+    return [_Bin(files=files) for files in found if len(files) > 1]
+
+
+def _groups(bins: Sequence[_Bin]) -> Iterator[Sequence[_Bin]]:
+    """What is committed together."""
+    group: list[_Bin] = []
+    for one in bins:
+        if group and sum(other.size_bytes for other in group) + one.size_bytes > COMMIT_BYTES_MAX:
+            yield group
+            group = []
+        group.append(one)
+    if group:
+        yield group
+
+
+def _merge(
+    sink: DeltaTableSink, table: LoadedDelta, group: Sequence[_Bin], clock: Clock, probe: Probe
+) -> tuple[int, Sequence[LoggedFile], Sequence[DataFile]] | None:
+    """One commit: its version, what it replaced and what by; None where nothing of the group could be merged."""
+    expected = pa.schema([field for field in table.schema if field.name not in table.partition_by])
+    folder = f"{COMPACTED_FOLDER}/{ULID()}"
+    removed: list[LoggedFile] = []
+    added: list[DataFile] = []
+    for number, one in enumerate(group):
+        path = f"{folder}/part-{number:05}.parquet"
+        written = _write(sink.root, one, path, expected)
+        if written is not None:
+            (file,) = list_files(sink.root, folder, partition_by=(), schema=expected, written=[written])
+            _check_rows(sink.root, one, file)
+            added.append(replace(file, partition_values=one.partition_values))
+            removed += one.files
+    if not added:
+        return None
+    probe(Step.COMPACTED)
+    version = _commit(sink, removed, added, folder=folder, clock=clock)
+    if version is None:
+        sink.root.delete(file.path for file in added)
+        sink.root.prune(folder)
+        return None
+    probe(Step.COMPACTION_COMMITTED)
+    return version, removed, added
+
+
+def _check_rows(root: Files, merged: _Bin, file: DataFile) -> None:
+    counted = [one.rows for one in merged.files]
+    if all(counted) and sum(counted) != file.rows:
+        raise RuntimeError(f"{root}/{file.path} has {file.rows} rows, and the files it is made of have {sum(counted)}")
+
+
+def _commit(
+    sink: DeltaTableSink, removed: Sequence[LoggedFile], added: Sequence[DataFile], *, folder: str, clock: Clock
+) -> int | None:
+    """Return the version; None if another process removed one of the files first, or gc gave this compaction up: what
+    was written must not be shown then.
+
+    The table is loaded before the mark of gc is looked for: see `penstock.pipeline.maintenance.compact`.
+    """
+    gone, come = {file.logged_path for file in removed}, {file.path for file in added}
+    for conflicts in range(CONFLICTS_MAX + 1):
+        table = sink.load()
+        named = {} if table is None else {file.logged_path: file.path for file in table.logged_files()}
+        if table is not None and come <= set(named.values()):
+            return table.version  # a commit whose answer was lost
+        if table is None or not gone <= named.keys() or is_given_up(sink.root, folder, come):
+            return None
+        try:
+            return replace_files(
+                sink.root,
+                version=table.version,
+                removed=removed,
+                added=added,
+                now=clock.now(),
+                engine=f"penstock {folder}",
+            )
+        except PublishConflict as conflict:
+            if conflicts == CONFLICTS_MAX:
+                raise TemporaryError(
+                    f"{sink.uri}: {conflicts} compactions in a row met a conflict ({conflict}); try again later"
+                ) from conflict
+            _wait(clock, conflicts + 1)
+    raise AssertionError("unreachable")
+
+
+def _wait(clock: Clock, conflicts: int) -> None:
+    seconds = backoff_seconds(
+        attempt=conflicts,
+        base_seconds=CONFLICT_BASE_SECONDS,
+        cap_seconds=CONFLICT_CAP_SECONDS,
+        random=random.random,
+    )
+    clock.wait(threading.Event(), seconds)
+
+
+def _write(root: Files, merged: _Bin, path: str, expected: pa.Schema) -> WrittenFile | None:
+    """Write the rows of all of them; None, and no file, if one has columns that are not the table's."""
+    rows = 0
+    try:
+        with root.open_output(path) as output, pq.ParquetWriter(output, expected, compression="zstd") as writer:
+            held: list[pa.RecordBatch] = []
+            for file in merged.files:
+                for batch in _batches(root, file.path, expected):
+                    held.append(batch)
+                    rows += batch.num_rows
+                    if sum(one.nbytes for one in held) >= ROW_GROUP_BYTES:
+                        writer.write_table(pa.Table.from_batches(held, expected))
+                        held = []
+            if held:
+                writer.write_table(pa.Table.from_batches(held, expected))
+    except _OtherColumns:
+        return None
+    info = root.stat(path)
+    if info is None:
+        raise TemporaryError(f"{root}/{path} was written and is not there")
+    return WrittenFile(path=path, rows=rows, size_bytes=info.size_bytes)
+
+
+class _OtherColumns(Exception):
+    """A file that somebody else wrote, and whose rows we do not know to keep."""
+
+
+def _batches(root: Files, path: str, expected: pa.Schema) -> Iterator[pa.RecordBatch]:
+    with root.open_input(path) as opened, pq.ParquetFile(opened) as file:
+        if not _fits(file.schema_arrow, expected):
+            raise _OtherColumns
+        for batch in file.iter_batches(BATCH_ROWS):
+            columns = [
+                batch.column(field.name).cast(field.type) if field.name in batch.schema.names
+                else pa.nulls(batch.num_rows, field.type)
+                for field in expected
+            ]  # fmt: skip
+            yield pa.RecordBatch.from_arrays(columns, schema=expected)
+
+
+def _fits(written: pa.Schema, expected: pa.Schema) -> bool:
+    """Whether these are columns of the table, each once; one that was added later may be missing."""
+    if len(set(written.names)) != len(written.names):
+        return False
+    try:
+        return all(
+            field.name in expected.names and same_type(field.type, expected.field(field.name).type) for field in written
+        )
+    except TableError:
+        return False

@@ -1,0 +1,194 @@
+"""Garbage: files that no batch will ever name.
+
+Safe without any timing. An attempt is abandoned in the ledger first, durably, and can then never commit; deleting comes
+after. An attempt that is open is not touched, whoever's it is. A slow writer may refill a folder after it was emptied,
+so every sweep lists again. Nothing else in Penstock deletes data.
+"""
+
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from ulid import ULID
+
+from penstock.errors import TableError, TemporaryError
+from penstock.events import AttemptAbandoned, Bus
+from penstock.ledger import Ledger
+from penstock.ledger.records import AttemptState
+from penstock.messaging.steps import Probe, Step
+from penstock.pipeline.batch_record import DATA_FOLDER, attempt_of, forget
+from penstock.sinks.manifest import decode
+from penstock.storage.files import FileInfo, Files
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Collected:
+    """What was deleted, or would be by a sweep that is not dry."""
+
+    attempts: int
+    files: int
+    bytes: int
+    compactions: int = 0  # that died before their commit
+    unknown: tuple[str, ...]  # left alone: not named after an attempt of this pipeline
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Folder:
+    """One attempt's folder, below the root that paths in manifests are relative to."""
+
+    root: Files
+    path: str
+
+    def __str__(self) -> str:
+        return f"{self.root}/{self.path}"
+
+
+@dataclass(slots=True, kw_only=True)
+class _Folders:
+    """What lies under one attempt's id."""
+
+    data: list[_Folder] = field(default_factory=list)  # in the tables
+    work: list[_Folder] = field(default_factory=list)
+
+
+def collect(
+    ledger: Ledger,
+    *,
+    pipeline: str,
+    roots: Sequence[Files],
+    work: Files,
+    bus: Bus,
+    probe: Probe,
+    dry_run: bool = False,
+    stragglers: bool = True,
+) -> Collected:
+    """Delete what abandoned attempts left in the tables' roots and in the work folder, and the work of committed ones.
+
+    The first of ``roots`` is that of the rows, where the records of batches lie.
+
+    With ``stragglers`` also the files of committed attempts that their batch does not name (earlier runs, late
+    writers), which takes a look into every attempt's folder; without, nothing is reported as unknown either. Attempts
+    past their lease are given up first. Raises `TemporaryError` where files cannot be listed or deleted.
+    """
+    if not dry_run:
+        for attempt_id in ledger.abandon_expired(pipeline):
+            bus.emit(AttemptAbandoned(pipeline=pipeline, attempt_id=attempt_id, reason="its lease ran out"))
+    with _left_for_later("listed"):
+        found, unknown = _listed(roots, work)
+    abandoned = found.keys() & set(ledger.abandoned_attempts(pipeline))
+    others = [id for id in found if id not in abandoned and (stragglers or found[id].work)]
+    rows = {id: ledger.attempt(id) for id in others}
+    ours = {id: row for id, row in rows.items() if row is not None and row.pipeline == pipeline}
+    committed = {id for id, row in ours.items() if row.state is AttemptState.COMMITTED}
+    looked_into = abandoned | committed if stragglers else abandoned
+    named = _named_files(ledger, pipeline, {id for id in looked_into if found[id].data})
+    sweep = _Sweep(probe, dry_run=dry_run)
+    if not dry_run and abandoned:  # before the folders by which they are found
+        with _left_for_later("deleted"):
+            forget(roots[0], sorted(abandoned))
+    for attempt_id in sorted(abandoned | committed):
+        folders = found[attempt_id]
+        sweep.attempt(
+            data=folders.data if attempt_id in looked_into else (),
+            work=folders.work,
+            named=named,
+            sure=attempt_id in abandoned,
+        )
+    strange = [str(folder) for id in others if id not in ours for folder in _all(found[id])] if stragglers else []
+    return Collected(
+        attempts=sweep.attempts,
+        files=sweep.files,
+        bytes=sweep.bytes,
+        unknown=tuple(sorted([*unknown, *strange])) if stragglers else (),
+    )
+
+
+class _Sweep:
+    """Deletes, or only counts. Used by one thread."""
+
+    def __init__(self, probe: Probe, *, dry_run: bool) -> None:
+        self._probe = probe
+        self._dry_run = dry_run
+        self.attempts = 0
+        self.files = 0
+        self.bytes = 0
+
+    def attempt(self, *, data: Sequence[_Folder], work: Sequence[_Folder], named: Collection[str], sure: bool) -> None:
+        """Clear one attempt's folders of all files but the named ones. ``sure``: it is abandoned, so all of it goes."""
+        with _left_for_later("listed"):
+            doomed = [(folder, _doomed(folder, named)) for folder in data]
+            doomed += [(folder, _doomed(folder, ())) for folder in work]
+        if not (any(files for _, files in doomed) or sure or work):
+            return
+        self.attempts += 1
+        if not self._dry_run:
+            self._probe(Step.DELETING)
+        for folder, files in doomed:
+            self.files += len(files)
+            self.bytes += sum(file.size_bytes for file in files)
+            if not self._dry_run:
+                _delete(folder, files)
+        if not self._dry_run:
+            self._probe(Step.DELETED)
+
+
+def _delete(folder: _Folder, files: Sequence[FileInfo]) -> None:
+    with _left_for_later("deleted"):
+        folder.root.delete(file.path for file in files)
+        folder.root.prune(folder.path)
+
+
+@contextmanager
+def _left_for_later(done: str) -> Iterator[None]:
+    """Garbage that we may not touch is no reason to stop writing the table."""
+    try:
+        yield
+    except TableError as error:
+        raise TemporaryError(f"garbage cannot be {done}: {error}") from error
+
+
+def _doomed(folder: _Folder, named: Collection[str]) -> Sequence[FileInfo]:
+    return [file for file in folder.root.list(folder.path) if file.path not in named]
+
+
+def _listed(roots: Sequence[Files], work: Files) -> tuple[Mapping[str, _Folders], list[str]]:
+    """Folders by the attempt they are named after, and what is named otherwise."""
+    found: defaultdict[str, _Folders] = defaultdict(_Folders)
+    unknown: list[str] = []
+    for root, place in [*((root, DATA_FOLDER) for root in roots), (work, "")]:
+        if root.stat(place) is not None:  # a file or a link, and no folder of ours
+            unknown.append(f"{root}/{place}".rstrip("/"))
+            continue
+        for name in root.names(place):
+            path = f"{place}/{name}".strip("/")
+            folder, attempt_id = _Folder(root=root, path=path), name.rstrip("/")
+            if not (name.endswith("/") and is_attempt_id(attempt_id)):
+                unknown.append(str(folder))
+            elif place:
+                found[attempt_id].data.append(folder)
+            else:
+                found[attempt_id].work.append(folder)
+    return dict(found), unknown
+
+
+def is_attempt_id(name: str) -> bool:
+    """Whether it is a ULID as we write it; nothing else is ever made part of a path to delete."""
+    try:
+        return str(ULID.from_str(name)) == name
+    except ValueError:
+        return False
+
+
+def _named_files(ledger: Ledger, pipeline: str, attempt_ids: Collection[str]) -> frozenset[str]:
+    """Every file in these attempts' folders that any committed batch names. By construction an abandoned attempt has
+    none; that it is looked up nevertheless is what stands between a defect elsewhere and lost data."""
+    named: set[str] = set()
+    for batch in ledger.batches_after(pipeline, 0) if attempt_ids else ():
+        files = [*decode(batch.manifest), *decode(batch.quarantine_manifest)]
+        named.update(file.path for file in files if attempt_of(file.path) in attempt_ids)
+    return frozenset(named)
+
+
+def _all(folders: _Folders) -> Sequence[_Folder]:
+    return [*folders.data, *folders.work]

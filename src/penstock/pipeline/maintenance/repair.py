@@ -1,0 +1,435 @@
+"""A ledger that was rolled back, while its table went on, is brought up to the table again.
+
+A ledger that loses what it had acknowledged (restored from a backup, an asynchronous failover) is outside the promise:
+publishing halts. What the table shows is then the truth. It is imported with the objects it came from, as far as the
+records beside the table name them; what the ledger committed in the meantime follows behind it, unless its objects are
+in what is imported; and every attempt that is open is given up, since it was begun on what the ledger had forgotten.
+
+From what a table shows of a batch, and its record, to what the ledger is given: pure functions.
+
+Which batch had which number: pure arithmetic over what two tables and a ledger say.
+
+A commit to a table names its last batch, and holds the files of all since the commit before. Where several batches lie
+in one commit their order does not matter to anybody, as long as the last is the one that is named and both tables agree
+with it. What the ledger has beyond the agreement was committed after it was rolled back, or never shown.
+"""
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from heapq import heappop, heappush
+
+import pyarrow as pa
+from ulid import ULID
+
+from penstock.errors import PublishHalted, TableError
+from penstock.events import Bus, LedgerRepairBegan, LedgerRepairEnded
+from penstock.ledger import Ledger
+from penstock.ledger.records import (
+    BatchRow,
+    Candidate,
+    Carrier,
+    ImportedBatch,
+    ImportedObject,
+    LedgerRepair,
+    LedgerRepaired,
+)
+from penstock.pipeline.batch_record import DATA_FOLDER, BatchRecord, RecordedObject, load, recorded
+from penstock.pipeline.maintenance.gc import is_attempt_id
+from penstock.pipeline.maintenance.table_history import Shown, Tail, tail_of
+from penstock.sinks.delta.sink import DeltaTableSink
+from penstock.sinks.manifest import DataFile, attempt_token, decode, encode
+from penstock.sinks.schema import additions
+from penstock.sinks.schema import decode as decode_columns
+from penstock.sinks.schema import encode as encode_columns
+
+_NO_CARRIER = Carrier(message_id="", enqueued_at=0.0)  # nobody knows which message named an imported object
+
+
+def imported_batch(seq: int, attempt_id: str, *, tails: Sequence[Tail], record: BatchRecord | None) -> ImportedBatch:
+    """``tails`` are those of the rows and of the quarantine. Without a record: its files, and no object."""
+    rows, quarantine = tails
+    if record is None:
+        files, bad_files = files_of(rows, attempt_id), files_of(quarantine, attempt_id)
+        return ImportedBatch(
+            seq=seq,
+            attempt_id=attempt_id,
+            objects=(),
+            rows=sum(file.rows for file in files),
+            lines_quarantined=sum(file.rows for file in bad_files),
+            manifest=encode(files),
+            quarantine_manifest=encode(bad_files),
+            claimed_at=_claimed_at(attempt_id),
+            committed_at=_shown_since(tails, attempt_id),
+        )
+    return ImportedBatch(
+        seq=seq,
+        attempt_id=attempt_id,
+        objects=[_imported_object(one) for one in record.objects],
+        rows=record.rows,
+        lines_quarantined=record.lines_quarantined,
+        bytes=record.bytes,
+        manifest=record.manifest,
+        quarantine_manifest=record.quarantine_manifest,
+        claimed_at=_claimed_at(attempt_id),
+        committed_at=_shown_since(tails, attempt_id),
+        stage_seconds=record.stage_seconds,
+        spark_ui_url=record.spark_ui_url,
+    )
+
+
+def _shown_since(tails: Sequence[Tail], attempt_id: str) -> float | None:
+    """The commit to the table is what is left of the time of the ledger's."""
+    times = [shown.committed_at for tail in tails for shown in tail.shown if attempt_id in shown.files]
+    return min((at for at in times if at is not None), default=None)
+
+
+def _claimed_at(attempt_id: str) -> float | None:
+    """Whoever claimed made the id, by a clock of its own."""
+    return ULID.from_str(attempt_id).timestamp if is_attempt_id(attempt_id) else None
+
+
+def files_of(tail: Tail, attempt_id: str) -> Sequence[DataFile]:
+    """What the table shows of an attempt."""
+    return [file for shown in tail.shown for file in shown.files.get(attempt_id, ())]
+
+
+def widened(columns: pa.Schema | None, wanted: str | None, *, table: str) -> pa.Schema | None:
+    """The columns with those that only ``wanted`` has; None where the two cannot go together."""
+    if wanted is None:
+        return columns
+    if columns is None:
+        return decode_columns(wanted)
+    try:
+        return pa.schema([*columns, *additions(columns, decode_columns(wanted), table=table)])
+    except TableError:
+        return None
+
+
+def _imported_object(one: RecordedObject) -> ImportedObject:
+    ref = one.ref
+    return ImportedObject(
+        candidate=Candidate(
+            object_id=ref.object_id,
+            bucket=ref.bucket,
+            key=ref.key_bytes,
+            size_bytes=ref.size_bytes,
+            uri=ref.uri,
+            carrier=_NO_CARRIER,
+            version_id=ref.version_id,
+            etag=ref.etag,
+            sequencer=ref.sequencer,
+        ),
+        rows=one.rows,
+        lines_quarantined=one.lines_quarantined,
+    )
+
+
+EMPTY_MANIFESTS = frozenset({"", "[]"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Numbers:
+    """What a repair has to do, by number."""
+
+    agrees_at: int  # up to here the ledger has what the tables show
+    tip: int  # the last batch that a table shows
+    imported: Mapping[int, str]  # attempts that the tables show and the ledger does not have
+    blank: Sequence[int]  # numbers of which no table shows a file: a batch without any stood there
+    unshown: Sequence[int]  # batches of the ledger that no table shows and that cannot keep their number
+
+
+def numbers_of(tails: Sequence[Tail], batches: Sequence[BatchRow], *, named: Collection[str]) -> Numbers:
+    """``batches`` are the ledger's, after the earliest agreement; ``named`` are attempts whose names are left
+    somewhere, for a tip whose files the log does not tell of any more.
+
+    Raises `TableError` where no numbering goes with all of it.
+    """
+    seq_of = {batch.attempt_id: batch.seq for batch in batches}
+    spans = _spans(tails, {*seq_of, *named})
+    known = {attempt_id: seq_of[attempt_id] for attempt_id in spans if attempt_id in seq_of}
+    for attempt_id, seq in known.items():
+        if seq not in range(spans[attempt_id][0], spans[attempt_id][1] + 1):
+            raise _contradiction(tails, seq)
+    agrees_at = max([tail.agrees_at for tail in tails] + list(known.values()))
+    tip = max(tail.position.seq for tail in tails)
+    wanted = {attempt_id: span for attempt_id, span in spans.items() if attempt_id not in known}
+    held = {batch.seq for batch in batches if batch.seq <= agrees_at}
+    empty = {batch.seq for batch in batches if batch.seq > agrees_at and _is_empty(batch)}
+    free = [seq for seq in range(_first(tails) + 1, tip + 1) if seq not in held]
+    imported = _assigned(wanted, [seq for seq in free if seq not in empty]) or _assigned(wanted, free)
+    if imported is None:
+        raise _contradiction(tails, tip)
+    staying = {seq for seq in empty if seq <= tip and seq not in imported}
+    return Numbers(
+        agrees_at=agrees_at,
+        tip=tip,
+        imported=imported,
+        blank=[seq for seq in range(agrees_at + 1, tip + 1) if seq not in imported and seq not in staying],
+        unshown=[batch.seq for batch in batches if batch.seq > agrees_at and batch.seq not in staying],
+    )
+
+
+def _first(tails: Sequence[Tail]) -> int:
+    """The position before everything that is shown beyond an agreement."""
+    return min((tail.shown[0].after_seq for tail in tails if tail.shown), default=0)
+
+
+def _spans(tails: Sequence[Tail], named: Collection[str]) -> Mapping[str, tuple[int, int]]:
+    """By attempt, the least and the greatest number that it may have."""
+    spans: dict[str, tuple[int, int]] = {}
+    by_token = {attempt_token(attempt_id): attempt_id for attempt_id in named}
+    for shown in (shown for tail in tails for shown in tail.shown):
+        tip = next((attempt_id for attempt_id in shown.files if attempt_token(attempt_id) == shown.token), None)
+        tip = tip or by_token.get(shown.token or -1)
+        if tip is None:
+            raise TableError(
+                f"Nothing is left that says which batch has the number {shown.seq}: its files were compacted and the "
+                f"log was cleaned up; bring back the ledger from a newer backup."
+            )
+        for attempt_id in {*shown.files, tip}:
+            least, greatest = spans.get(attempt_id, (0, shown.seq))
+            spans[attempt_id] = _narrowed(shown, least, greatest, is_tip=attempt_id == tip)
+    return spans
+
+
+def _narrowed(shown: Shown, least: int, greatest: int, *, is_tip: bool) -> tuple[int, int]:
+    if is_tip:
+        return max(least, shown.seq), min(greatest, shown.seq)
+    return max(least, shown.after_seq + 1), min(greatest, shown.seq - 1)
+
+
+def _assigned(wanted: Mapping[str, tuple[int, int]], free: Sequence[int]) -> Mapping[int, str] | None:
+    """A number for each attempt, from those that are free: the most urgent first, which finds one if there is one."""
+    found: dict[int, str] = {}
+    waiting = sorted(((least, attempt_id) for attempt_id, (least, _) in wanted.items()), reverse=True)
+    fitting: list[tuple[int, str]] = []  # a heap, by the greatest number that fits
+    for seq in free:
+        while waiting and waiting[-1][0] <= seq:
+            attempt_id = waiting.pop()[1]
+            heappush(fitting, (wanted[attempt_id][1], attempt_id))
+        if fitting:
+            greatest, attempt_id = heappop(fitting)
+            if greatest < seq:
+                return None
+            found[seq] = attempt_id
+    return None if waiting or fitting else found
+
+
+def _is_empty(batch: BatchRow) -> bool:
+    return batch.manifest in EMPTY_MANIFESTS and batch.quarantine_manifest in EMPTY_MANIFESTS
+
+
+def _contradiction(tails: Sequence[Tail], seq: int) -> TableError:
+    where = " and ".join(tail.uri for tail in tails)
+    return TableError(
+        f"{where} do not go together with one another, or with the ledger: no numbering of their batches up to {seq} "
+        f"fits all of them. They were written to from two ledgers; bring back all three from one backup."
+    )
+
+
+KNOWN_IN_A_ROW = 200  # records of attempts that the ledger knows, newest first, before no older one is looked at
+_PAGE = 1_000  # objects
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Findings:
+    """What a repair would do. Nothing: ledger and tables agree."""
+
+    pipeline: str
+    agrees_at: int  # the last batch that ledger and tables both have
+    ledger_at: int  # the last batch of the ledger
+    shown_at: int  # the last batch that a table shows
+    repair: LedgerRepair | None
+    unnamed: Sequence[int]  # imported batches whose objects nobody can name
+    unshown_rows: Sequence[int]  # of those, the ones of which the rows were not visible yet: their objects come again
+    open_attempts: Sequence[str]
+    forgotten_objects: Sequence[str]  # of batches that were committed, or about to be, and never shown: their addresses
+    log_is_whole: bool
+
+    @property
+    def objects_imported(self) -> int:
+        return sum(len(batch.objects) for batch in self.repair.imported) if self.repair is not None else 0
+
+
+class Repairer:
+    """Looks at one pipeline's ledger and tables, and repairs what it has found. For one look."""
+
+    def __init__(
+        self, ledger: Ledger, *, pipeline: str, rows: DeltaTableSink, quarantine: DeltaTableSink, adopt: bool = False
+    ) -> None:
+        """``adopt``: take over a table with which the ledger has nothing in common."""
+        self._ledger = ledger
+        self._pipeline = pipeline
+        self._rows = rows
+        self._quarantine = quarantine
+        self._adopt = adopt
+        self._next_seq = ledger.ensure_pipeline(pipeline).next_seq  # before anything else is looked at
+
+    def find(self) -> Findings:
+        """Look, and change nothing.
+
+        Raises `PublishHalted` where ledger and tables have nothing in common, `TableError` where they contradict each
+        other.
+        """
+        if not any(tail.shown for tail in self._tails):
+            return self._findings(None)
+        self._check_common()
+        return self._findings(self._repair())
+
+    def apply(self, findings: Findings, bus: Bus) -> LedgerRepaired | None:
+        """Repair what was found; None where there was nothing. Raises `TemporaryError` where the ledger moved since."""
+        repair = findings.repair
+        if repair is None:
+            return None
+        bus.emit(LedgerRepairBegan(pipeline=self._pipeline, agrees_at=findings.agrees_at, shown_at=findings.shown_at))
+        done = self._ledger.repair(repair)
+        bus.emit(
+            LedgerRepairEnded(
+                pipeline=self._pipeline,
+                batches=len(repair.imported),
+                objects=findings.objects_imported,
+                moved=len(repair.moved),
+                withdrawn=len(done.withdrawn),
+                abandoned=len(done.abandoned),
+            )
+        )
+        return done
+
+    # What is there
+
+    @cached_property
+    def _tails(self) -> Sequence[Tail]:
+        return tail_of(self._rows, self._knows), tail_of(self._quarantine, self._knows)
+
+    def _knows(self, seq: int, token: int | None) -> bool:
+        batch = self._ledger.batch(self._pipeline, seq)
+        return batch is not None and attempt_token(batch.attempt_id) == token
+
+    @cached_property
+    def _batches(self) -> Mapping[int, BatchRow]:
+        """The ledger's, from where the first table went on without it."""
+        first = min(tail.shown[0].after_seq for tail in self._tails if tail.shown)
+        return {batch.seq: batch for batch in self._ledger.batches_after(self._pipeline, first)}
+
+    @cached_property
+    def _numbers(self) -> Numbers:
+        return numbers_of(self._tails, list(self._batches.values()), named=self._named())
+
+    def _named(self) -> set[str]:
+        """Attempts whose names are left, where the log itself may not tell them any more."""
+        if all(tail.whole for tail in self._tails):
+            return set()
+        folders = [name for sink in (self._rows, self._quarantine) for name in sink.root.names(DATA_FOLDER)]
+        return {*recorded(self._rows.root), *(name.rstrip("/") for name in folders)}
+
+    @cached_property
+    def _records(self) -> Mapping[str, BatchRecord]:
+        """Of what is imported, as far as there are records."""
+        found = {id: load(self._rows.root, id) for id in self._numbers.imported.values()}
+        return {id: record for id, record in found.items() if record is not None and self._is_true(record)}
+
+    def _is_true(self, record: BatchRecord) -> bool:
+        """A record that does not name what the tables show is none: that would be somebody else's."""
+        recorded_files = {file.path for text in (record.manifest, record.quarantine_manifest) for file in decode(text)}
+        shown = {file.path for tail in self._tails for file in files_of(tail, record.attempt_id)}
+        if record.pipeline == self._pipeline and shown <= recorded_files:
+            return True
+        raise TableError(
+            f"The record of the attempt {record.attempt_id} in {self._rows.root} is of {record.pipeline}, or of other "
+            "files than the table shows; move it away, and its batch is imported without its objects."
+        )
+
+    def _check_common(self) -> None:
+        if self._adopt and (self._next_seq == 1 or all(tail.whole for tail in self._tails)):
+            return
+        if not self._numbers.agrees_at:
+            raise PublishHalted(
+                f"The ledger has no batch of {self._pipeline} in common with {self._rows.uri}: it is another table's, "
+                "or began anew. Name the state that was used with this table (--state); only if there is none any "
+                "more, and nobody writes to the table from another one, let the ledger take the table over (--adopt)."
+            )
+
+    # What is to be done
+
+    def _findings(self, repair: LedgerRepair | None) -> Findings:
+        lost = self._lost if repair is not None else ()
+        positions = [tail.position.seq for tail in self._tails]
+        imported = self._numbers.imported if repair is not None else {}
+        unnamed = sorted(seq for seq, attempt_id in imported.items() if attempt_id not in self._records)
+        return Findings(
+            pipeline=self._pipeline,
+            agrees_at=self._numbers.agrees_at if repair is not None else max(positions),
+            ledger_at=self._next_seq - 1,
+            shown_at=max(positions),
+            repair=repair,
+            unnamed=unnamed,
+            unshown_rows=[seq for seq in unnamed if seq > positions[0] and not files_of(self._tails[0], imported[seq])],
+            open_attempts=[row.id for row in self._ledger.open_attempts(self._pipeline)] if repair is not None else [],
+            forgotten_objects=[one.ref.uri for record in lost for one in record.objects],
+            log_is_whole=all(tail.whole for tail in self._tails),
+        )
+
+    def _repair(self) -> LedgerRepair:
+        numbers = self._numbers
+        imported = [
+            imported_batch(seq, attempt_id, tails=self._tails, record=self._records.get(attempt_id))
+            for seq, attempt_id in sorted(numbers.imported.items())
+        ]
+        imported += [ImportedBatch(seq=seq, attempt_id=str(ULID()), objects=()) for seq in numbers.blank]
+        imported_ids = {one.candidate.object_id for batch in imported for one in batch.objects}
+        columns = self._columns()
+        moved: dict[int, int] = {}
+        withdrawn: list[int] = []
+        for seq in numbers.unshown:
+            wider = widened(columns, self._batches[seq].table_schema, table=self._rows.uri)
+            if wider is None or not imported_ids.isdisjoint(self._objects_of(seq)):
+                withdrawn.append(seq)
+            else:
+                moved[seq] = numbers.tip + len(moved) + 1
+                columns = wider
+        return LedgerRepair(
+            pipeline=self._pipeline,
+            seen_next_seq=self._next_seq,
+            next_seq=numbers.tip + len(moved) + 1,
+            table_schema=encode_columns(columns) if columns is not None else None,
+            imported=imported,
+            moved={seq: new_seq for seq, new_seq in moved.items() if seq != new_seq},
+            withdrawn=withdrawn,
+            forgotten=[record.attempt_id for record in self._lost],
+        )
+
+    def _columns(self) -> pa.Schema | None:
+        """The table's, with those that imported batches add and the table does not show yet."""
+        table = self._tails[0].table
+        columns = table.schema if table is not None else None
+        for record in self._records.values():
+            columns = widened(columns, record.columns, table=self._rows.uri) or columns
+        return columns
+
+    def _objects_of(self, seq: int) -> Iterator[bytes]:
+        after = b""
+        while page := self._ledger.processed_objects(self._pipeline, seq, after=after, limit=_PAGE):
+            yield from (row.object_id for row in page)
+            after = page[-1].object_id
+
+    @cached_property
+    def _lost(self) -> Sequence[BatchRecord]:
+        """Records of attempts of this pipeline that no table shows and the ledger does not know: nobody ever commits
+        them, for a claim comes before a record. Where the log is not whole they may have been shown long ago."""
+        if not all(tail.whole for tail in self._tails):
+            return ()
+        found: list[BatchRecord] = []
+        known_in_a_row = 0
+        shown = set(self._numbers.imported.values())
+        for attempt_id in reversed(recorded(self._rows.root)):
+            if attempt_id in shown or self._ledger.attempt(attempt_id) is not None:
+                known_in_a_row += 1
+                if known_in_a_row == KNOWN_IN_A_ROW:
+                    break
+                continue
+            known_in_a_row = 0
+            record = load(self._rows.root, attempt_id)
+            if record is not None and record.pipeline == self._pipeline:
+                found.append(record)
+        return found

@@ -1,0 +1,347 @@
+"""What a table shows that its ledger may have forgotten: the end of its log, back to where both agree.
+
+Check that a table still has the rows of batches that it once showed, before their objects leave the source.
+
+The table's position does not prove that: it survives a RESTORE and an overwrite by another writer. The files of the
+batches do. Each is in the newest snapshot, or the log names the commit that removed it. A commit that merged files (it
+changed no data) or edited rows (DELETE, UPDATE, MERGE) put the remaining rows into files that it added, so these files
+are looked up in turn. If any other commit removed a file, and no later one added it again, its rows are gone.
+
+Old commits are deleted from the log. If the commit that removed a file is no longer there, rows are counted: the table,
+without what other writers are known to have appended, must show as many as its batches wrote. If it shows fewer, the
+rows of the batch are assumed to be gone.
+
+Rows that committed batches wrote and that the table no longer shows.
+
+The position in the table survives a RESTORE and an overwrite by another writer, so publishing goes on as if nothing had
+happened. The rows are compared instead: the table may have more than its batches wrote, and not fewer. If it has fewer,
+its log says which commit removed which files. A deliberate change of rows (DELETE, UPDATE, MERGE) is no shortfall.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass
+from itertools import islice
+
+from penstock.errors import PublishHalted
+from penstock.ledger import Ledger
+from penstock.ledger.records import BatchRow
+from penstock.pipeline.batch_record import attempt_of
+from penstock.sinks.delta.log import LogCommit, commit_at, commits, versions
+from penstock.sinks.delta.sink import ATTEMPT, DeltaTableSink, LoadedDelta
+from penstock.sinks.manifest import DataFile, decode
+from penstock.sinks.sink import Position
+
+Knows = Callable[[int, int | None], bool]  # whether the ledger has a batch of that number, of the attempt of that token
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shown:
+    """One commit that made batches visible: those after ``after_seq`` up to ``seq``, as files by attempt."""
+
+    after_seq: int
+    seq: int
+    token: int | None  # of the attempt of batch ``seq``
+    version: int
+    committed_at: float | None  # epoch seconds
+    files: Mapping[str, Sequence[DataFile]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tail:
+    """One table: how far it is, and what made it so since it last agreed with the ledger."""
+
+    uri: str
+    table: LoadedDelta | None
+    agrees_at: int  # the last batch of which both say the same; 0: none
+    shown: Sequence[Shown]  # oldest first
+    whole: bool = True  # whether the log goes back to the agreement, or to the pipeline's first batch
+
+    @property
+    def position(self) -> Position:
+        return self.table.position if self.table is not None else Position(seq=0, attempt_token=None)
+
+
+def tail_of(sink: DeltaTableSink, knows: Knows) -> Tail:
+    """Read the log backwards until ledger and table agree. Raises `TableError` where it cannot be read."""
+    table = sink.load()
+    if table is None or not table.position.seq:
+        return Tail(uri=sink.uri, table=table, agrees_at=0, shown=())
+    newer: list[Shown] = []
+    oldest = table.version + 1
+    for commit in commits(sink.root):
+        oldest = commit.version
+        seq, token = commit.transactions.get(sink.app), commit.transactions.get(sink.app + ATTEMPT)
+        if seq is None:
+            continue
+        if knows(seq, token):
+            return Tail(uri=sink.uri, table=table, agrees_at=seq, shown=_linked(newer, seq))
+        newer.append(_shown(commit, seq, token))
+    if oldest == 0:
+        return Tail(uri=sink.uri, table=table, agrees_at=0, shown=_linked(newer, 0))
+    return _from_snapshot(sink, table, newer, oldest, knows)
+
+
+def _from_snapshot(sink: DeltaTableSink, table: LoadedDelta, newer: Sequence[Shown], oldest: int, knows: Knows) -> Tail:
+    """The log was cleaned up: what its oldest version shows stands for all before it, as far as files still say whose
+    they are."""
+    snapshot = sink.load_version(oldest)
+    position = snapshot.position
+    newer = [shown for shown in newer if shown.version > oldest]
+    if not position.seq or knows(position.seq, position.attempt_token):
+        return Tail(uri=sink.uri, table=table, agrees_at=position.seq, shown=_linked(newer, position.seq))
+    files = [
+        DataFile(
+            path=file.path,
+            size_bytes=file.size_bytes,
+            rows=0,
+            modified_at=0.0,
+            partition_values={name: None if v is None else str(v) for name, v in file.partition_values.items()},
+        )
+        for file in snapshot.files()
+    ]
+    first = Shown(
+        after_seq=0,
+        seq=position.seq,
+        token=position.attempt_token,
+        version=oldest,
+        committed_at=None,
+        files=_by_attempt(files),
+    )
+    shown = (first, *_linked(newer, position.seq))
+    return Tail(uri=sink.uri, table=table, agrees_at=0, shown=shown, whole=False)
+
+
+def _shown(commit: LogCommit, seq: int, token: int | None) -> Shown:
+    return Shown(
+        after_seq=0,  # until the commit before it is known
+        seq=seq,
+        token=token,
+        version=commit.version,
+        committed_at=commit.committed_at,
+        files=_by_attempt(commit.added),
+    )
+
+
+def _by_attempt(files: Sequence[DataFile]) -> Mapping[str, Sequence[DataFile]]:
+    found: defaultdict[str, list[DataFile]] = defaultdict(list)
+    for file in files:
+        if attempt_id := attempt_of(file.path):
+            found[attempt_id].append(file)
+    return dict(found)
+
+
+def _linked(newest_first: Sequence[Shown], after_seq: int) -> Sequence[Shown]:
+    """Oldest first, each beginning where the one before it ends."""
+    linked = []
+    for one in reversed(newest_first):
+        linked.append(
+            Shown(
+                after_seq=after_seq,
+                seq=one.seq,
+                token=one.token,
+                version=one.version,
+                committed_at=one.committed_at,
+                files=one.files,
+            )
+        )
+        after_seq = one.seq
+    return linked
+
+
+COMMITS_MAX = 1_000  # of the log, the newest
+BATCHES_NAMED_MAX = 10
+EDITS = frozenset({"DELETE", "UPDATE", "MERGE"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shortfall:
+    """What is missing, in a sentence. ``is_explained``: the log says which commit removed it."""
+
+    text: str
+    is_explained: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Removal:
+    version: int
+    operation: str
+
+
+def shortfall(
+    ledger: Ledger,
+    sink: DeltaTableSink,
+    *,
+    pipeline: str,
+    written: Callable[[int], int],
+    manifest_of: Callable[[BatchRow], str],
+) -> Shortfall | None:
+    """Return what the table lacks of its batches; None if it lacks nothing, or if its log does not count rows.
+
+    ``written`` returns how many rows all batches up to one wrote.
+    """
+    table = sink.load()
+    if table is None or (shown := table.rows()) is None:
+        return None
+    missing = written(table.position.seq) - shown
+    if missing <= 0:
+        return None
+    removed = _removed(sink)
+    if removed and all(one.operation in EDITS for one in removed.values()):
+        return None
+    if not removed:
+        text = f"the table {sink.uri} shows {missing:,} rows fewer than its batches wrote, and its log does not say why"
+        return Shortfall(text=text, is_explained=False)
+    last = max(removed.values(), key=lambda one: one.version)
+    numbers = _batches(ledger, pipeline, removed, manifest_of)
+    text = (
+        f"version {last.version} of the table {sink.uri} ({last.operation}, by another writer) removed rows: "
+        f"{missing:,} rows that batches wrote are no longer in the table{numbers}; restore version {last.version - 1}, "
+        "or read the objects of these batches again; until then their objects stay in their source"
+    )
+    return Shortfall(text=text, is_explained=True)
+
+
+def _removed(sink: DeltaTableSink) -> Mapping[str, _Removal]:
+    """Return the files that a commit removed with their rows, and that no later commit added again."""
+    present: set[str] = set()
+    removed: dict[str, _Removal] = {}
+    for commit in islice(commits(sink.root), COMMITS_MAX):  # newest first
+        added = {file.path for file in commit.added}
+        for path in commit.removed:
+            if path not in present and path not in added:
+                removed.setdefault(path, _Removal(version=commit.version, operation=commit.operation))
+        present |= added
+    return removed
+
+
+def _batches(
+    ledger: Ledger, pipeline: str, removed: Mapping[str, _Removal], manifest_of: Callable[[BatchRow], str]
+) -> str:
+    """Return which batches wrote these files, in words; empty where merged files hide it."""
+    numbers = [
+        batch.seq
+        for batch in ledger.batches_after(pipeline, 0)
+        if any(file.path in removed for file in decode(manifest_of(batch)))
+    ]
+    if not numbers:
+        return ""
+    named = ", ".join(map(str, numbers[:BATCHES_NAMED_MAX]))
+    more = f" and {len(numbers) - BATCHES_NAMED_MAX:,} more" if len(numbers) > BATCHES_NAMED_MAX else ""
+    return f" (batches {named}{more})" if len(numbers) > 1 else f" (batch {named})"
+
+
+RESTORE = "RESTORE"
+SKIP_HINT = "run penstock cleanup with --although-missing"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchFiles:
+    """The files that one batch brought to one table."""
+
+    seq: int
+    paths: Collection[str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Change:
+    """The effect of one commit on files."""
+
+    version: int
+    operation: str
+    removed: Collection[str]  # and not added again by the same commit
+    added: Mapping[str, int]  # rows, by path
+    keeps_rows: bool  # True if they are in the added files, apart from rows that were deleted on purpose
+    is_append: bool  # by another writer
+
+
+class KeptRows:
+    """The check of one table. For one thread at a time; commits that were read are cached."""
+
+    def __init__(self, sink: DeltaTableSink) -> None:
+        self._sink = sink
+        self._read: dict[int, _Change] = {}  # cache, by version: a commit never changes
+
+    def check(self, batches: Sequence[BatchFiles], *, written: Callable[[int], int]) -> None:
+        """Raise `PublishHalted` if rows of one of these batches may have left the table, which once showed all of them.
+
+        ``written`` returns how many rows all batches up to a sequence number wrote.
+        """
+        paths = {path for batch in batches for path in batch.paths}
+        table = self._sink.load() if paths else None
+        shown = set() if table is None else {file.path for file in table.files()}
+        gone = paths - shown
+        if not gone:
+            return
+        lost, unknown = self._fates(gone, shown)
+        for batch in batches:
+            for removal in (lost[path] for path in batch.paths if path in lost):
+                raise PublishHalted(
+                    f"Version {removal.version} of the table {self._sink.uri} ({removal.operation}, by another writer) "
+                    f"removed rows of batch {batch.seq}. So its objects, and those of later batches, stay in their "
+                    f"source: restore version {removal.version - 1} of the table; or, if it was meant, {SKIP_HINT}."
+                )
+        if unknown and not self._shows_all(table, shown, written):
+            seq = next(batch.seq for batch in batches if not unknown.isdisjoint(batch.paths))
+            raise PublishHalted(
+                f"The table {self._sink.uri} may have lost rows of batch {seq}: it shows fewer rows than its batches "
+                "wrote, and its log no longer says what became of files of this batch. So its objects, and those of "
+                "later batches, stay in their source. Let the log reach back further than the cleanup waits (the "
+                f"table's property delta.logRetentionDuration); or, if the rows were meant to go, {SKIP_HINT}."
+            )
+
+    def _fates(self, gone: Set[str], shown: Set[str]) -> tuple[Mapping[str, _Change], Set[str]]:
+        """Return the files whose rows are gone, with the commit that removed them; and the files whose removal is not
+        in the log. A RESTORE may add a file again, and a later commit remove it: one removal that kept its rows is
+        enough.
+        """
+        there = set(shown)  # and files whose rows are in files that are there
+        lost: dict[str, _Change] = {}
+        for change in self._changes():  # newest first: the fate of the files that it added is known
+            if there.issuperset(gone):
+                break
+            absent = [path for path in change.added if path not in there] if change.keeps_rows else []
+            if change.keeps_rows and not absent:
+                there.update(change.removed)
+            cause = next((lost[path] for path in absent if path in lost), change)
+            for path in change.removed:
+                if path not in there:
+                    lost.setdefault(path, cause)
+        lost = {path: change for path, change in lost.items() if path not in there}
+        return lost, gone - there - lost.keys()
+
+    def _shows_all(self, table: LoadedDelta | None, shown: Collection[str], written: Callable[[int], int]) -> bool:
+        """Return True if the table shows as many rows as its batches wrote; see the module's docstring."""
+        rows = None if table is None else table.rows()
+        if table is None or rows is None:
+            return False
+        appends = (change.added for change in self._changes() if change.is_append)
+        foreign_rows = sum(count for added in appends for path, count in added.items() if path in shown)
+        return rows - foreign_rows >= written(table.position.seq)
+
+    def _changes(self) -> Iterator[_Change]:
+        """Yield the commits of the log, newest first."""
+        found = versions(self._sink.root)
+        if found and self._read and found[0] < max(self._read):
+            self._read.clear()  # another table has replaced it
+        for version in found:
+            if version not in self._read:
+                commit = commit_at(self._sink.root, version)
+                if commit is None:  # cleaned up meanwhile, and so are all before it
+                    return
+                self._read[version] = self._change(commit)
+            yield self._read[version]
+
+    def _change(self, commit: LogCommit) -> _Change:
+        added = {file.path: file.rows for file in commit.added}
+        removed = [path for path in (*commit.removed, *commit.merged) if path not in added]
+        merges = not commit.removed and commit.operation != RESTORE
+        ours = self._sink.app in commit.transactions
+        return _Change(
+            version=commit.version,
+            operation=commit.operation or "unknown operation",
+            removed=removed,
+            added={} if ours and not removed else added,
+            keeps_rows=merges or commit.operation in EDITS,
+            is_append=bool(added) and not removed and not ours,
+        )

@@ -1,0 +1,315 @@
+"""Prove that all hosts of a Spark cluster share the folders of a pipeline, before anything is claimed.
+
+The driver writes a token into each folder that tasks write to; a job on all executors reads it and writes answers, and
+the driver must see every one of them. Of the source, which may be read-only, tasks look for files that the driver sees.
+Places in S3 are shared by nature, and a Spark in this process's own JVM has one host: neither needs a proof.
+
+Executors that join later are caught by `ReadPlan.check_seen` before they read, and by `list_files` after they wrote.
+
+Check that Spark's Python workers can run Penstock, before anything is claimed.
+
+Which Python they are is settled when a session is started: by PYSPARK_PYTHON, or else `python3` of the PATH. A session
+that was handed in may so have workers without Penstock, and hosts of a cluster may lack packages.
+"""
+
+import os
+import shutil
+import sys
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from socket import gethostname
+from typing import Any
+from uuid import uuid4
+
+import pyarrow as pa
+from pyspark.sql import SparkSession
+from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from pyspark.sql.types import StructType
+from ulid import ULID
+
+from penstock.errors import ConfigurationError, ObjectError, TableError, TemporaryError
+from penstock.objects.local_store import LocalStore
+from penstock.objects.reference import ObjectRef
+from penstock.objects.scanner import Scanner
+from penstock.pipeline.batch_record import DATA_FOLDER
+from penstock.pipeline.spark.declaration import Declaration
+from penstock.pipeline.spark.faults import SPARK_ERRORS, explain, python_fault
+from penstock.pipeline.spark.session import cores, runs_here
+from penstock.pipeline.spark.source import datasource
+from penstock.storage.address import is_s3
+from penstock.storage.files import Files
+
+ROUNDS_MAX = 5  # of tasks, until every executor had one
+HOLD_SECONDS = 0.2  # a task keeps its slot for as long, so that the next one goes to another executor
+SAMPLE_FILES = 8  # of the source
+
+_TOKEN_FILE = "driver"
+_ANSWER = pa.schema(
+    [
+        ("executor", pa.string()),
+        ("host", pa.string()),
+        ("place", pa.int32()),  # by its number; null: the source
+        ("answer", pa.string()),  # the file that the task wrote beside the token; null: it does not see the token
+        ("unseen", pa.string()),  # the URI of a file of the source that the task does not see
+        ("reason", pa.string()),
+    ]
+)
+_ANSWER_DDL = "executor string, host string, place int, answer string, unseen string, reason string"
+
+
+def prove_shared(spark: SparkSession, declaration: Declaration) -> None:
+    """Prove it for all places of a pipeline. Blocks for a small job, or returns at once if there is nothing to prove.
+
+    Raises `ConfigurationError` for a folder that an executor does not share, and what Spark raises as our errors.
+    """
+    if runs_here(spark):
+        return
+    tables = (declaration.table.below(DATA_FOLDER), declaration.quarantine.below(DATA_FOLDER), declaration.work)
+    written = [place for place in tables if place.is_local]
+    _prove(spark, written, None if is_s3(declaration.source) else declaration.source)
+
+
+def prove_readable(spark: SparkSession, source: str) -> None:
+    """Prove it for a source alone, as `prove_shared` does."""
+    if not (is_s3(source) or runs_here(spark)):
+        _prove(spark, (), source)
+
+
+def _prove(spark: SparkSession, written: Sequence[Files], source: str | None) -> None:
+    if not written and source is None:
+        return
+    with _Token(written, source) as token:
+        task = _Task(
+            token=token.text,
+            folder=token.folder,
+            places=tuple(written),
+            source=source,
+            sample=token.sample,
+            hidden=token.hidden,
+        )
+        proof = _Proof(spark, task)
+        for _ in range(ROUNDS_MAX):
+            if proof.covers_all(proof.round()):
+                return
+
+
+class _Token:
+    """The token of one proof, in all places, for as long as the block lasts. Used by one thread."""
+
+    def __init__(self, written: Sequence[Files], source: str | None) -> None:
+        self.text = uuid4().hex
+        self.folder = f".shared-{ULID()}"
+        self.sample: tuple[ObjectRef, ...] = () if source is None else _sample(source)
+        self.hidden: str | None = None  # the token's path in a source without files
+        self._written = written
+        self._source = source
+
+    def __enter__(self) -> "_Token":
+        for place in self._written:
+            place.write(f"{self.folder}/{_TOKEN_FILE}", self.text.encode())
+        if self._source is not None and not self.sample:
+            hidden = Path(self._source, f".penstock{self.folder}")
+            with suppress(OSError):  # read-only: that it is there has to do until it has files
+                hidden.write_text(self.text)
+                self.hidden = str(hidden)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.hidden is not None:
+            Path(self.hidden).unlink(missing_ok=True)
+        for place in self._written:
+            with suppress(TemporaryError, TableError):
+                place.delete([f"{self.folder}/{name}" for name in place.names(self.folder)])
+                place.prune(self.folder)
+
+
+class _Proof:
+    """The rounds of one proof."""
+
+    def __init__(self, spark: SparkSession, task: "_Task") -> None:
+        self._spark = spark
+        self._task = task
+        self._seen: set[str] = set()  # executors that answered
+
+    def round(self) -> Sequence[Any]:
+        """Run one task for each slot, and one more."""
+        tasks = max(cores(self._spark), _executors(self._spark)) + 1
+        numbers = self._spark.range(0, tasks, 1, tasks)
+        try:
+            return numbers.mapInArrow(self._task.answers, _ANSWER_DDL).collect()
+        except SPARK_ERRORS as error:
+            raise explain(error) from error
+
+    def covers_all(self, answers: Sequence[Any]) -> bool:
+        """Judge the answers of a round; return True if every executor has answered by now."""
+        for answer in answers:
+            self._seen.add(answer.executor)
+            if answer.place is not None:
+                self._check_place(answer)
+            elif answer.unseen is not None:
+                self._check_source(answer)
+        return len(self._seen) >= _executors(self._spark)
+
+    def _check_place(self, answer: Any) -> None:
+        place = self._task.places[answer.place]
+        if answer.answer is None:
+            raise self._not_shared(place, answer.reason or f"the host {answer.host} does not see what this host writes")
+        if place.stat(answer.answer) is None:
+            raise self._not_shared(place, f"this host does not see what the host {answer.host} writes")
+
+    def _check_source(self, answer: Any) -> None:
+        """A file that is gone, for the driver too, proves nothing."""
+        source = self._task.source
+        assert source is not None
+        for ref in self._task.sample:
+            if ref.uri == answer.unseen and _reason_unseen(LocalStore(source), ref) is not None:
+                return
+        raise self._not_shared(source, f"the host {answer.host} does not see {answer.reason}")
+
+    def _not_shared(self, place: object, why: str) -> ConfigurationError:
+        master = self._spark.sparkContext.master
+        return ConfigurationError(
+            f"The hosts of the Spark cluster {master} do not share the folder {place}: {why}. Mount it on all hosts "
+            "under the same path, use a place in S3, or set spark_master to local[*] to run on this host alone."
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Task:
+    """What every task does. Travels to the executors."""
+
+    token: str
+    folder: str  # of the token, in each place
+    places: Sequence[Files]
+    source: str | None
+    sample: Sequence[ObjectRef]
+    hidden: str | None
+
+    def answers(self, numbers: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """One row a place and one a file that is not seen; at least one, which says that this executor answered."""
+        for _ in numbers:
+            pass
+        host, executor = gethostname(), f"{gethostname()} {os.getppid()}"
+        found = [*map(self._place, range(len(self.places))), *self._source()]
+        for values in found or [{}]:
+            yield pa.RecordBatch.from_pylist([{**values, "host": host, "executor": executor}], schema=_ANSWER)
+        threading.Event().wait(HOLD_SECONDS)
+
+    def _place(self, number: int) -> dict[str, Any]:
+        place = self.places[number]
+        try:
+            if place.read(f"{self.folder}/{_TOKEN_FILE}").decode() != self.token:
+                return {"place": number}
+            answer = f"{self.folder}/{uuid4().hex}"
+            place.write(answer, b"")
+        except FileNotFoundError:
+            return {"place": number}
+        except (TemporaryError, TableError) as error:
+            return {"place": number, "reason": f"on the host {gethostname()}, {error}"}
+        return {"place": number, "answer": answer}
+
+    def _source(self) -> Iterator[dict[str, Any]]:
+        if self.source is None:
+            return
+        if not Path(self.source).is_dir() or (self.hidden is not None and not Path(self.hidden).exists()):
+            yield {"unseen": self.source, "reason": "what this host sees there"}
+        store = LocalStore(self.source)
+        for ref in self.sample:
+            reason = _reason_unseen(store, ref)
+            if reason is not None:
+                yield {"unseen": ref.uri, "reason": f"a file that is there ({reason})"}
+
+
+def _reason_unseen(store: LocalStore, ref: ObjectRef) -> str | None:
+    """Return why this host does not see a file in that version; None if it does."""
+    try:
+        store.open(ref).close()
+    except (ObjectError, TemporaryError) as error:
+        return str(error)
+    return None
+
+
+def _sample(source: str) -> tuple[ObjectRef, ...]:
+    """Some files of the source, spread over the first that a scan finds."""
+    found = next(iter(Scanner(source, store=LocalStore(source)).chunks()), ())
+    return tuple(found[:: max(1, len(found) // SAMPLE_FILES)][:SAMPLE_FILES])
+
+
+def _executors(spark: SparkSession) -> int:
+    """The executors that have registered by now."""
+    context: Any = spark.sparkContext._jsc  # PySpark has no way to ask
+    return max(1, int(context.sc().getExecutorMemoryStatus().size()) - 1)  # without the driver
+
+
+NAME = "penstock_check"
+TASKS = "tasks"  # option: how many
+
+
+def check_python(spark: SparkSession) -> None:
+    """Plan and run a small job by all the ways in which a pipeline uses Python; return at once if they are this Python.
+
+    Raises `ConfigurationError` where the workers cannot run Penstock.
+    """
+    if runs_here(spark) and all(map(_is_ours, _pythons(spark))):
+        return
+    spark.dataSource.register(CheckSource)
+    tasks = 1 if runs_here(spark) else cores(spark) + 1
+    try:
+        spark.read.format(NAME).option(TASKS, tasks).load().mapInArrow(_same, "task int").collect()
+    except SPARK_ERRORS as error:
+        fault = python_fault(error)
+        if fault is None:
+            raise explain(error) from error
+        where = "" if runs_here(spark) else ", on all hosts of the cluster,"
+        raise ConfigurationError(
+            f"Spark's Python workers ({' and '.join(_pythons(spark))}) cannot run Penstock: {fault}. Set PYSPARK_PYTHON"
+            f"{where} to a Python that has it, before the Spark session is started; this process runs {sys.executable}."
+        ) from error
+
+
+class CheckSource(DataSource):
+    """One row a task; to read it, a worker imports all that the pipeline's own source needs."""
+
+    @classmethod
+    def name(cls) -> str:
+        return NAME
+
+    def schema(self) -> str:
+        return "task int"
+
+    def reader(self, schema: StructType) -> "CheckReader":  # noqa: ARG002 # Spark passes it by name
+        return CheckReader(int(self.options[TASKS]))
+
+
+class CheckReader(DataSourceReader):
+    """Travels to every task."""
+
+    def __init__(self, tasks: int) -> None:
+        self._tasks = tasks
+        self._source = datasource.NAME
+
+    def partitions(self) -> Sequence[InputPartition]:
+        return [InputPartition(number) for number in range(self._tasks)]
+
+    def read(self, partition: InputPartition) -> Iterator[tuple[int]]:
+        yield (partition.value,)
+
+
+def _same(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    return batches
+
+
+def _pythons(spark: SparkSession) -> Sequence[str]:
+    """The programs that Spark starts: for tasks, and for planning beside the driver's JVM."""
+    tasks = spark.sparkContext.pythonExec
+    return sorted({tasks, os.environ.get("PYSPARK_DRIVER_PYTHON", tasks)})
+
+
+def _is_ours(python: str) -> bool:
+    """Return True for this process's own Python, of the same environment."""
+    found = shutil.which(python)
+    own = Path(sys.executable)
+    return found is not None and Path(found).parent == own.parent and Path(found).samefile(own)

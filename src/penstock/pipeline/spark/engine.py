@@ -1,0 +1,272 @@
+"""The engine of production: one run is a Spark job that reads, transforms and writes Parquet.
+
+A run may have to be repeated within its attempt: an object that broke in the middle, whose repeated reads disagree, or
+that has too many bad lines is left out and its siblings are read again, into a folder of their own; an object of CSV
+that was cut within a record is read again, cut elsewhere.
+
+An engine whose machinery starts while the worker already serves other queues.
+"""
+
+import os
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from functools import partial
+
+from pyspark.sql import SparkSession
+
+from penstock.errors import TemporaryError
+from penstock.events import Bus
+from penstock.ledger.records import Failure
+from penstock.messaging.clock import Clock
+from penstock.messaging.handler import ServiceWatch, Unwatched
+from penstock.messaging.steps import Probe, no_probe
+from penstock.objects.local_store import LocalRoot
+from penstock.objects.reference import ObjectRef
+from penstock.pipeline.engine import CheckedEngine, ReadFailure, RunBroken, RunCancelled, RunRequest, RunResult
+from penstock.pipeline.failures import Denials
+from penstock.pipeline.spark.declaration import Declaration
+from penstock.pipeline.spark.faults import SPARK_ERRORS, explain
+from penstock.pipeline.spark.progress import run_url, watched
+from penstock.pipeline.spark.run import Run, RunTools
+from penstock.pipeline.spark.session import check_jvm
+from penstock.pipeline.spark.source.datasource import register
+from penstock.pipeline.spark.source.report import SHARED, FailureKind, ObjectFailure
+from penstock.pipeline.spark.table_schema import Agree
+from penstock.storage.address import is_s3
+
+CANCEL_AGAIN_SECONDS = 0.5
+CANCELS_MAX = 120  # then the run is left to itself: its claim is not ours, so what it comes to counts for nothing
+RUNS_MAX = 10  # of one attempt; each leaves out at least one object more, or cuts one at its records
+
+
+class SparkEngine:
+    """A `penstock.pipeline.engine.CheckedEngine` in one Spark session, which it neither starts nor stops."""
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        declaration: Declaration,
+        *,
+        agree: Agree,
+        clock: Clock,
+        bus: Bus,
+        probe: Probe = no_probe,
+        store_watch: ServiceWatch | None = None,
+    ) -> None:
+        """``agree`` compares a run's columns with the table's; it raises `TableError` where they cannot go together."""
+        register(spark)
+        self._spark = spark
+        self._declaration = declaration
+        self._tools = RunTools(
+            spark=spark,
+            declaration=declaration,
+            agree=agree,
+            clock=clock,
+            probe=probe,
+            ui=partial(run_url, spark),
+        )
+        self._bus = bus
+        self._store_watch = store_watch or Unwatched()
+        self._denials = Denials()
+        self._root = None if is_s3(declaration.source) else LocalRoot(os.fsencode(declaration.source))
+        self._lock = threading.Lock()
+        self._running: dict[str, threading.Event] = {}  # under the lock, by attempt; set at the end of the run
+        self._cancelled: set[str] = set()  # under the lock; attempts are few and ids never come back
+
+    def run(self, request: RunRequest) -> RunResult:
+        pipeline, attempt_id = self._declaration.pipeline, request.attempt_id
+        with (
+            self._ended_told(attempt_id),
+            self._store_watch.asked(),
+            self._explained(attempt_id),
+            self._tagged(attempt_id),
+            watched(self._spark, pipeline, attempt_id, self._bus),
+        ):
+            result = self._until_whole(request)
+        if result.processed:  # otherwise perhaps no object was read
+            self._store_watch.succeeded()
+        return result
+
+    def cancel(self, attempt_id: str) -> None:
+        with self._lock:
+            self._cancelled.add(attempt_id)
+            ended = self._running.get(attempt_id)
+        if ended is None:
+            return
+        # A cancel ends the jobs of the moment; a run that is between two of them begins another one.
+        for _ in range(CANCELS_MAX):
+            # SparkSession.interruptTag does nothing when called from another thread (measured); this does.
+            with suppress(*SPARK_ERRORS):  # Spark has ended: the run notices that itself
+                self._spark.sparkContext.cancelJobsWithTag(attempt_id)
+            if ended.wait(CANCEL_AGAIN_SECONDS):
+                return
+
+    def check(self) -> None:
+        """Raise `RestartNeeded` if Spark's JVM has ended. Any thread may call it, also while nothing runs."""
+        check_jvm(self._spark)
+
+    @contextmanager
+    def _explained(self, attempt_id: str) -> Iterator[None]:
+        """Translate errors from the block. A cancel and the end of the JVM come first: PySpark reports a broken
+        connection by many different errors."""
+        try:
+            yield
+        except Exception as error:
+            self._check_cancelled(attempt_id)
+            self.check()
+            if isinstance(error, SPARK_ERRORS):
+                raise explain(error) from error
+            raise
+
+    def _until_whole(self, request: RunRequest) -> RunResult:
+        left_out: dict[bytes, ReadFailure] = {}
+        cuts: dict[bytes, Sequence[int]] = {}
+        for number in range(RUNS_MAX):
+            self._check_cancelled(request.attempt_id)
+            objects = [ref for ref in request.objects if ref.object_id not in left_out]
+            if not objects:
+                return _nothing(left_out)
+            run = Run(self._tools, request.attempt_id, number, objects, cuts)
+            try:
+                summary = run.read_and_write()
+            except SPARK_ERRORS as error:
+                self._check_cancelled(request.attempt_id)
+                if not isinstance(explain(error), RunBroken) or not (misread := run.misread()):
+                    raise
+                cuts |= misread  # the transform may have failed at a row that is none
+                continue
+            cuts |= run.by_object(summary.recut)
+            if summary.readings:
+                self._denials.clear()
+            if self._root is not None and summary.readings:
+                self._root.found()
+            if not summary.exclude and not summary.recut:
+                return run.result(summary, left_out | self._judged(run.by_object(summary.failures), objects))
+            left_out |= self._judged(run.by_object(summary.exclude), objects)
+        raise RunBroken(
+            f"after {RUNS_MAX} runs there still are objects that break in the middle", fingerprint="runs exhausted"
+        )
+
+    def _judged(
+        self, failures: Mapping[bytes, ObjectFailure], objects: Sequence[ObjectRef]
+    ) -> dict[bytes, ReadFailure]:
+        """See `judged`. Files that are missing while their file system is away cost no attempt."""
+        found = judged(failures, self._denials)
+        if self._root is None:
+            return found
+        for ref in objects:
+            if ref.object_id in found and found[ref.object_id].failure is Failure.GONE:
+                try:
+                    self._root.check_missing(ref.key_bytes)
+                except TemporaryError as away:
+                    found[ref.object_id] = ReadFailure(failure=Failure.RETRY, reason=str(away), refund=True)
+        return found
+
+    @contextmanager
+    def _ended_told(self, attempt_id: str) -> Iterator[None]:
+        """Whoever cancels the run knows when it has ended."""
+        ended = threading.Event()
+        with self._lock:
+            self._running[attempt_id] = ended
+        try:
+            yield
+        finally:
+            with self._lock:
+                del self._running[attempt_id]
+            ended.set()
+
+    def _check_cancelled(self, attempt_id: str) -> None:
+        with self._lock:
+            if attempt_id in self._cancelled:
+                raise RunCancelled(f"the run of attempt {attempt_id} was cancelled")
+
+    @contextmanager
+    def _tagged(self, attempt_id: str) -> Iterator[None]:
+        """Jobs of this thread carry the attempt's id: as a tag to cancel by, as a group to watch by."""
+        context = self._spark.sparkContext
+        context.setJobGroup(attempt_id, f"penstock {self._declaration.pipeline}")
+        context.addJobTag(attempt_id)
+        try:
+            yield
+        finally:
+            with suppress(*SPARK_ERRORS):  # Spark has ended; the run's own result or error matters more
+                context.removeJobTag(attempt_id)
+
+
+def judged(failures: Mapping[bytes, ObjectFailure], denials: Denials) -> dict[bytes, ReadFailure]:
+    """What readings' failures mean, by object id. A refusal is charged only where it can be the object's own."""
+    denied = [object_id for object_id, failure in failures.items() if failure.kind in SHARED]
+    for object_id in denied:  # all of them, before any is judged by the others
+        denials.add(object_id)
+    forgiven = {object_id for object_id in denied if denials.add(object_id)}
+    return {
+        object_id: replace(found := read_failure(failure), refund=found.refund or object_id in forgiven)
+        for object_id, failure in failures.items()
+    }
+
+
+def read_failure(failure: ObjectFailure) -> ReadFailure:
+    """What a reading's failure means for the object's next attempt."""
+    match failure.kind:
+        case FailureKind.GONE:
+            return ReadFailure(failure=Failure.GONE, reason=failure.reason)
+        case FailureKind.SUPERSEDED:
+            return ReadFailure(failure=Failure.SUPERSEDED, reason=failure.reason)
+        case FailureKind.TOO_LARGE:
+            return ReadFailure(failure=Failure.DEAD, reason=failure.reason)
+        case FailureKind.HOST:
+            return ReadFailure(failure=Failure.RETRY, reason=failure.reason, refund=True)
+        case (
+            FailureKind.UNREADABLE
+            | FailureKind.REFUSED
+            | FailureKind.DENIED
+            | FailureKind.DEVICE
+            | FailureKind.QUARANTINE_RATIO
+            | FailureKind.DISAGREED
+        ):
+            return ReadFailure(failure=Failure.RETRY, reason=failure.reason)
+
+
+def _nothing(left_out: Mapping[bytes, ReadFailure]) -> RunResult:
+    """Every object was left out: nothing to commit but their failures."""
+    return RunResult(
+        processed=(),
+        failed=left_out,
+        rows=0,
+        lines_quarantined=0,
+        bytes=0,
+        manifest="",
+        quarantine_manifest="",
+        schema_id=0,
+        new_schema=None,
+    )
+
+
+class LateEngine:
+    """A `penstock.pipeline.engine.CheckedEngine` that `start` makes. Its line begins no run before that."""
+
+    def __init__(self, make: Callable[[], CheckedEngine]) -> None:
+        self._make = make
+        self._made: CheckedEngine | None = None  # written by the thread that starts it
+
+    def start(self) -> None:
+        """Make the engine. Raises what its factory raises."""
+        self._made = self._make()
+
+    def run(self, request: RunRequest) -> RunResult:
+        return self._engine.run(request)
+
+    def cancel(self, attempt_id: str) -> None:
+        self._engine.cancel(attempt_id)
+
+    def check(self) -> None:
+        if self._made is not None:
+            self._made.check()
+
+    @property
+    def _engine(self) -> CheckedEngine:
+        if self._made is None:
+            raise RuntimeError("a run began before its engine was started")
+        return self._made

@@ -1,0 +1,219 @@
+"""A table as a DataFrame, without connector jars: exactly the files that a snapshot names.
+
+Partition columns are not in the files, and folder names are no guide to them (an attempt's files lie in folders of its
+own): their values come from the table's log. Few distinct ones make a union, from which Spark drops what a filter does
+not want; for many it is left to the reader how it gets them to the rows.
+
+Files that a path leads to as a DataFrame, by Spark's own reader.
+
+Files that the JVM has no way to as a DataFrame: read with Arrow in Spark's executors.
+
+Files are packed into tasks by size, none is split. A task holds one row group at a time. Spark cannot see into it:
+every column is read, whatever is selected behind it.
+"""
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import date
+from functools import reduce
+from typing import Any, Protocol
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyspark.sql import Column, DataFrame, SparkSession, functions
+from pyspark.sql.types import StringType, StructField, StructType
+
+from penstock.errors import TableError
+from penstock.pipeline.spark.arrow_writer import arrow_schema, column
+from penstock.pipeline.spark.session import cores
+from penstock.sinks.sink import ReadableTable, TableFile
+from penstock.storage.files import Files
+
+_GLOB = re.compile(r"([{}\[\]*?\\])")
+_FILE = "__penstock_file"
+
+
+@dataclass(frozen=True, slots=True)
+class LocalReader:
+    """A `penstock.pipeline.spark.frames.Reader` of the files of a table in a folder."""
+
+    spark: SparkSession
+    root: Files
+
+    def rows(self, stored: StructType, files: Sequence[TableFile]) -> DataFrame:
+        """``recursiveFileLookup`` keeps Spark from taking folders for partitions."""
+        reader = self.spark.read.schema(stored).option("recursiveFileLookup", "true")
+        return reader.parquet(*(_GLOB.sub(r"\\\1", self._address(file)) for file in files))
+
+    def valued_rows(self, stored: StructType, added: StructType, files: Sequence[TableFile]) -> DataFrame:
+        """The values are joined to the files' names."""
+        jvm: Any = self.spark.sparkContext._jvm  # Spark names files as Hadoop escapes them, so Hadoop is asked
+        path_of = jvm.org.apache.hadoop.fs.Path
+        rows = [
+            (
+                path_of(self._address(file)).toUri().getRawPath(),
+                *(file.partition_values[name] for name in added.names),
+            )
+            for file in files
+        ]
+        names = self.spark.createDataFrame(rows, StructType([StructField(_FILE, StringType()), *added]))
+        path_read = functions.regexp_replace(
+            "_metadata.file_path", "^file:/*", "/"
+        )  # one slash or three, by Spark's version
+        frame = self.rows(stored, files)
+        return frame.withColumn(_FILE, path_read).join(functions.broadcast(names), _FILE, "left")
+
+    def _address(self, file: TableFile) -> str:
+        return f"file://{file.path}" if file.path.startswith("/") else f"file://{self.root}/{file.path}"
+
+
+PACK_BYTES_MAX = 128 << 20  # of several files together: as Spark's own reader packs them, and so is the next
+OPENING_BYTES = 4 << 20  # what might be read in the time that opening a file takes
+BATCH_ROWS = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteReader:
+    """A `penstock.pipeline.spark.frames.Reader` of the files of a table in S3."""
+
+    spark: SparkSession
+    root: Files
+
+    def rows(self, stored: StructType, files: Sequence[TableFile]) -> DataFrame:
+        return self.valued_rows(stored, StructType([]), files)
+
+    def valued_rows(self, stored: StructType, added: StructType, files: Sequence[TableFile]) -> DataFrame:
+        """The values are put to the rows in the executors. Raises `TableError` for a file outside of the table."""
+        for file in files:
+            if file.path.startswith("/") or "://" in file.path:
+                raise TableError(
+                    f"The table {self.root.uri} names the file {file.path}, which is not below it; read the table "
+                    "with a reader that can go there."
+                )
+        packs = packed(files, tasks=cores(self.spark))
+        task = _Task(root=self.root, packs=packs, stored=arrow_schema(stored), added=arrow_schema(added))
+        numbers = self.spark.range(0, len(packs), 1, len(packs))  # one for each task
+        return numbers.mapInArrow(task.rows, StructType([*stored, *added]))
+
+
+def packed(files: Sequence[TableFile], *, tasks: int) -> Sequence[Sequence[TableFile]]:
+    """The files of each task, for so many tasks at once: the large ones first."""
+    total_bytes = sum(file.size_bytes + OPENING_BYTES for file in files)
+    target_bytes = min(PACK_BYTES_MAX, max(OPENING_BYTES, total_bytes // tasks))
+    packs: list[list[TableFile]] = []
+    room_bytes = 0
+    for file in sorted(files, key=lambda file: file.size_bytes, reverse=True):
+        if not packs or file.size_bytes > room_bytes:
+            packs.append([])
+            room_bytes = target_bytes
+        packs[-1].append(file)
+        room_bytes -= file.size_bytes + OPENING_BYTES
+    return packs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Task:
+    """What every task does. Travels to the executors."""
+
+    root: Files
+    packs: Sequence[Sequence[TableFile]]
+    stored: pa.Schema
+    added: pa.Schema
+
+    def rows(self, numbers: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in numbers:
+            for number in batch.column(0).to_pylist():
+                for file in self.packs[number]:
+                    yield from self._rows_of(file)
+
+    def _rows_of(self, file: TableFile) -> Iterator[pa.RecordBatch]:
+        try:
+            with self.root.open_input(file.path) as opened:
+                for batch in _batches(opened, self.stored.names):
+                    yield self._typed(batch, file)
+        except FileNotFoundError as error:
+            raise TableError(
+                f"The file {file.path} of the table {self.root.uri} is not there any more: the table has moved on "
+                "since this DataFrame was made; read the table anew."
+            ) from error
+
+    def _typed(self, batch: pa.RecordBatch, file: TableFile) -> pa.RecordBatch:
+        found = dict(zip(batch.schema.names, batch.columns, strict=True))
+        columns = [
+            found[field.name].cast(field.type) if field.name in found else pa.nulls(batch.num_rows, field.type)
+            for field in self.stored
+        ]
+        values = [pa.scalar(file.partition_values[field.name], field.type) for field in self.added]
+        columns += [pa.repeat(value, batch.num_rows) for value in values]
+        return pa.RecordBatch.from_arrays(columns, schema=pa.schema([*self.stored, *self.added]))
+
+
+def _batches(opened: Any, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    """A row group's columns are asked for at once, in few requests."""
+    file = pq.ParquetFile(opened, pre_buffer=True, coerce_int96_timestamp_unit="us")
+    there = [name for name in file.schema_arrow.names if name in names]
+    for group in range(file.num_row_groups):
+        yield from file.iter_batches(BATCH_ROWS, row_groups=[group], columns=there)
+
+
+UNION_MAX = 64  # distinct partitions
+
+Values = tuple[Any, ...]
+
+
+class Reader(Protocol):
+    """Reads Parquet files of one table. Columns that a file lacks are null in its rows."""
+
+    def rows(self, stored: StructType, files: Sequence[TableFile]) -> DataFrame:
+        """The files' rows; there is at least one file."""
+        ...
+
+    def valued_rows(self, stored: StructType, added: StructType, files: Sequence[TableFile]) -> DataFrame:
+        """The same with the partition columns, as the files' values say."""
+        ...
+
+
+def frame_of(spark: SparkSession, table: ReadableTable, *, union_max: int = UNION_MAX) -> DataFrame:
+    """The rows of a snapshot. Columns that a file lacks, since they were added later, are null in its rows.
+
+    Spark's own reader where a path leads to the table, else one of ours, in the executors.
+    """
+    schema = StructType.fromJson(dict(table.schema_document))
+    files = table.files()
+    if not files:
+        return spark.createDataFrame([], schema)
+    root = table.root
+    reader: Reader = LocalReader(spark, root) if root.is_local else RemoteReader(spark, root)
+    stored = StructType([field for field in schema if field.name not in table.partition_by])
+    added = StructType([schema[name] for name in table.partition_by])
+    if not added:
+        return reader.rows(stored, files)
+    by_values = _grouped(files, table.partition_by)
+    if len(by_values) <= union_max:
+        frame = _union([_with_values(reader.rows(stored, some), added, values) for values, some in by_values.items()])
+    else:
+        frame = reader.valued_rows(stored, added, files)
+    return frame.select([column(name) for name in schema.names])
+
+
+def _grouped(files: Sequence[TableFile], columns: Sequence[str]) -> Mapping[Values, Sequence[TableFile]]:
+    groups: dict[Values, list[TableFile]] = {}
+    for file in files:
+        groups.setdefault(tuple(file.partition_values[name] for name in columns), []).append(file)
+    return groups
+
+
+def _with_values(frame: DataFrame, added: StructType, values: Values) -> DataFrame:
+    for field, value in zip(added.fields, values, strict=True):
+        frame = frame.withColumn(field.name, _literal(value).cast(field.dataType))
+    return frame
+
+
+def _literal(value: Any) -> Column:
+    """PySpark stumbles over dates before the year 1000."""
+    return functions.lit(value.isoformat() if type(value) is date else value)
+
+
+def _union(parts: Sequence[DataFrame]) -> DataFrame:
+    return reduce(lambda one, other: one.unionByName(other), parts)

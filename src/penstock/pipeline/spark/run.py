@@ -1,0 +1,345 @@
+"""One Spark run: plan, read, transform, write, list.
+
+Everything it writes is named after the attempt and the run, and counts for nothing until the ledger names it.
+
+Read again on the driver what executors on other hosts of a cluster could not read.
+
+A missing mount, missing permissions or a broken network of one host are no fault of the objects. The driver repeats the
+read that failed there; if it succeeds, the attempt does not count.
+
+How long the stages of a batch took.
+
+Where a run's rows go: one function chooses who writes them.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from socket import gethostname
+from typing import Any, TypeVar
+
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+
+from penstock.errors import ObjectError, TemporaryError, TransformError
+from penstock.ledger.records import ObjectResult
+from penstock.messaging.clock import Clock
+from penstock.messaging.failure import place_of
+from penstock.messaging.steps import Probe, Step
+from penstock.objects.reference import ObjectRef
+from penstock.objects.store import ObjectStore
+from penstock.objects.stores import ahead, store_at
+from penstock.pipeline.batch_record import BatchRecord, RecordedObject, run_files, run_work, save
+from penstock.pipeline.engine import ReadFailure, RunResult
+from penstock.pipeline.spark.arrow_writer import arrow_schema, gathered, write_parquet
+from penstock.pipeline.spark.cluster_checks import prove_shared
+from penstock.pipeline.spark.declaration import Declaration
+from penstock.pipeline.spark.faults import is_of_spark
+from penstock.pipeline.spark.session import cores, runs_here, tasks_run_once
+from penstock.pipeline.spark.source.datasource import (
+    REFUSALS,
+    FailureKind,
+    ObjectFailure,
+    ReadPlan,
+    Summary,
+    drain,
+    make_plan,
+    read,
+    summarise,
+)
+from penstock.pipeline.spark.table_schema import Agree, Agreement, check_partitions
+from penstock.sinks.manifest import DataFile, encode
+from penstock.sinks.parquet import WrittenFile, list_files
+from penstock.sinks.schema import encode as encode_columns
+from penstock.storage.address import is_s3
+from penstock.storage.files import Files
+
+_MISSING = frozenset({FailureKind.GONE, FailureKind.SUPERSEDED})
+
+
+def look_again(summary: Summary, plan: ReadPlan) -> Summary:
+    """Return the summary with `FailureKind.HOST` for each failed read that succeeds on this host.
+
+    Raises `TemporaryError` if an executor reports a file as deleted or replaced that this host finds unchanged: that
+    host does not see the source as it is, so its report must not end the object.
+    """
+    doubted = REFUSALS if is_s3(plan.source) else REFUSALS | _MISSING  # deleted from S3: so for all hosts
+    refs = {
+        index: plan.objects[index]
+        for index, failure in {**summary.failures, **summary.exclude}.items()
+        if failure.kind in doubted
+    }
+    if not refs:
+        return summary
+    with ahead(store_at(plan.source, plan.aws, remembers=False), list(refs.values())) as store:
+
+        def judged(failures: Mapping[int, ObjectFailure]) -> dict[int, ObjectFailure]:
+            return {
+                index: _judged(store, refs[index], failure, plan.source) if index in refs else failure
+                for index, failure in failures.items()
+            }
+
+        return replace(summary, failures=judged(summary.failures), exclude=judged(summary.exclude))
+
+
+def _judged(store: ObjectStore, ref: ObjectRef, failure: ObjectFailure, source: str) -> ObjectFailure:
+    try:
+        with store.open(ref) as reader:
+            reader.pread(failure.offset, failure.length_bytes)
+    except ObjectError:
+        return failure
+    if failure.kind in _MISSING:
+        raise TemporaryError(
+            f"The host {failure.host} does not see a file of the source as it is ({failure.reason}), and the driver "
+            f"does: all hosts of the Spark cluster must share the folder {source}."
+        )
+    return replace(
+        failure,
+        kind=FailureKind.HOST,
+        reason=f"{failure.reason}, on the host {failure.host}; this host ({gethostname()}) can read it: look at mounts "
+        f"and rights on {failure.host}",
+    )
+
+
+class Stopwatch:
+    """Seconds by stage; a stage entered twice adds up. Used by one thread."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._seconds: dict[str, float] = {}
+
+    @property
+    def seconds(self) -> Mapping[str, float]:
+        return {stage: round(seconds, 3) for stage, seconds in self._seconds.items()}
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        began_at = self._clock.monotonic()
+        try:
+            yield
+        finally:
+            self._seconds[name] = self._seconds.get(name, 0.0) + self._clock.monotonic() - began_at
+
+
+def write(
+    frame: DataFrame, files: Files, directory: str, *, partition_by: Sequence[str]
+) -> Sequence[WrittenFile] | None:
+    """Write the frame's rows as Parquet below ``directory`` and return the files that count; None: all in there.
+
+    Spark's own writer, which is a little faster, does not report its files. It is used only where that cannot hide
+    anything: the directory is on this host's disk, and so are all tasks, each of which has one attempt.
+    """
+    if not (files.is_local and tasks_run_once(frame.sparkSession)):
+        return write_parquet(frame, files, directory, partition_by=partition_by)
+    gathered(frame, partition_by).write.partitionBy(*partition_by).parquet(f"{files}/{directory}")
+    return None
+
+
+DRAINS_MAX = 3  # a partition that was read to its end and yet has no report: its task failed
+
+F = TypeVar("F")
+Cuts = Mapping[bytes, Sequence[int]]  # offsets at which objects are cut, by object id
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunTools:
+    """What every run of a pipeline uses."""
+
+    spark: SparkSession
+    declaration: Declaration
+    agree: Agree
+    clock: Clock
+    probe: Probe
+    ui: Callable[[str], str | None]  # where the run of an attempt can be looked at
+
+
+class Run:
+    """The ``number``-th run of an attempt, over these objects."""
+
+    def __init__(
+        self, tools: RunTools, attempt_id: str, number: int, objects: Sequence[ObjectRef], cuts: Cuts | None = None
+    ) -> None:
+        self._tools = tools
+        self._attempt_id = attempt_id
+        self._declaration = tools.declaration
+        self._files = run_files(attempt_id, number)
+        self._work = run_work(self._declaration.work, attempt_id, number)
+        self._plan = self._made_plan(attempt_id, number, objects, cuts or {})
+        self._stopwatch = Stopwatch(tools.clock)
+        self._agreement: Agreement | None = None  # set by read_and_write, as is the next
+        self._written: Sequence[WrittenFile] | None = None  # the files that count; None: all that are there
+
+    def read_and_write(self) -> Summary:
+        """Do the Spark work; afterwards files and reports are there."""
+        self._plan.save()
+        self._tools.probe(Step.PLANNED)
+        with self._stopwatch.stage("read and write"):
+            frame = self._transformed(read(self._tools.spark, self._plan))
+            self._agreement = self._tools.agree(_columns(frame, self._declaration.partition_by))
+            self._written = write(
+                frame, self._declaration.table, self._files, partition_by=self._declaration.partition_by
+            )
+        self._tools.probe(Step.WRITTEN)
+        with self._stopwatch.stage("drain"):
+            summary = self._drained(summarise(self._plan))
+        return summary if runs_here(self._tools.spark) else look_again(summary, self._plan)
+
+    def misread(self) -> Cuts:
+        """After a failed run: the objects that may have broken it by being cut within a record, and where to cut them.
+
+        Reads what was not read to its end once more, without the transform.
+        """
+        if not self._plan.cuts_are_guesses:
+            return {}
+        return self.by_object(self._drained(summarise(self._plan)).recut)
+
+    def result(self, summary: Summary, failed: Mapping[bytes, ReadFailure]) -> RunResult:
+        """List what was written. Every object of the plan is in the summary's readings or failed."""
+        agreement = self._agreement
+        assert agreement is not None, "read_and_write comes first"
+        with self._stopwatch.stage("list"):
+            files = list_files(
+                self._declaration.table,
+                self._files,
+                partition_by=self._declaration.partition_by,
+                schema=agreement.schema,
+                written=self._written,
+            )
+            self._check_rows(files, summary)
+            self._check_quarantine(summary)
+        self._tools.probe(Step.MANIFESTED)
+        result = RunResult(
+            processed=self._processed(summary),
+            failed=failed,
+            rows=sum(file.rows for file in files),
+            lines_quarantined=summary.lines_quarantined,
+            bytes=summary.bytes,
+            manifest=encode(files),
+            quarantine_manifest=encode(summary.quarantine),
+            schema_id=agreement.schema_id,
+            new_schema=agreement.new_schema,
+            stage_seconds=self._stopwatch.seconds,
+            spark_ui_url=self._tools.ui(self._attempt_id),
+            samples=self.by_object(
+                {index: reading.samples for index, reading in summary.readings.items() if reading.samples}
+            ),
+            reasons=self.by_object({index: reading.reasons for index, reading in summary.readings.items()}),
+        )
+        if result.processed:
+            save(self._declaration.table, self._record(result, agreement.schema))
+            self._tools.probe(Step.RECORDED)
+        return result
+
+    def _record(self, result: RunResult, columns: pa.Schema) -> BatchRecord:
+        """The batch, for whoever has to put a ledger together again."""
+        refs = {ref.object_id: ref for ref in self._plan.objects}
+        return BatchRecord(
+            pipeline=self._declaration.pipeline,
+            attempt_id=self._attempt_id,
+            objects=[
+                RecordedObject(ref=refs[one.object_id], rows=one.rows, lines_quarantined=one.lines_quarantined)
+                for one in result.processed
+            ],
+            rows=result.rows,
+            lines_quarantined=result.lines_quarantined,
+            bytes=result.bytes,
+            manifest=result.manifest,
+            quarantine_manifest=result.quarantine_manifest,
+            columns=encode_columns(columns),
+            stage_seconds=result.stage_seconds,
+            spark_ui_url=result.spark_ui_url,
+        )
+
+    def by_object(self, found: Mapping[int, F]) -> dict[bytes, F]:
+        """What is known by place in the plan, by object id."""
+        return {self._plan.objects[index].object_id: value for index, value in found.items()}
+
+    def _made_plan(self, attempt_id: str, number: int, objects: Sequence[ObjectRef], cuts: Cuts) -> ReadPlan:
+        return make_plan(
+            objects,
+            attempt_id=attempt_id,
+            run=number,
+            options=self._declaration.read,
+            cores=cores(self._tools.spark),
+            source=self._declaration.source,
+            aws=self._declaration.aws,
+            quarantine=self._declaration.quarantine,
+            work=self._work,
+            cuts={index: cuts[ref.object_id] for index, ref in enumerate(objects) if ref.object_id in cuts},
+        )
+
+    def _transformed(self, frame: DataFrame) -> DataFrame:
+        transform = self._declaration.transform
+        if transform is None:
+            return frame
+        try:
+            answer: Any = transform(frame)
+        except (Exception, SystemExit) as error:
+            if is_of_spark(error):
+                raise  # explained by the engine: it may be the data's fault
+            place = place_of(error)
+            where = "" if place is None else f" ({place})"
+            raise TransformError(f"The transform raised {type(error).__name__}{where}: {error}.") from error
+        if not isinstance(answer, DataFrame):
+            raise TransformError(f"The transform returned {type(answer).__name__} and not a DataFrame.")
+        return answer
+
+    def _drained(self, summary: Summary) -> Summary:
+        """Partitions that the transform never read, or not to the end, are read once more for their reports."""
+        for number in range(DRAINS_MAX):
+            if not summary.missing:
+                return summary
+            if number == 0:  # a report may be missing here because it lies on another host's disk
+                prove_shared(self._tools.spark, self._declaration)
+            drain(self._tools.spark, self._plan, summary.missing)
+            summary = summarise(self._plan)
+        if summary.missing:
+            raise TemporaryError(f"{len(summary.missing)} partitions of a run left no report")
+        return summary
+
+    def _check_rows(self, files: Sequence[DataFile], summary: Summary) -> None:
+        """Raise `TemporaryError` if the rows written are not the rows read, where a transform cannot be the reason."""
+        rows = sum(file.rows for file in files)
+        if self._declaration.transform is None and not summary.exclude and rows != summary.rows:
+            raise TemporaryError(
+                f"{self._declaration.table}/{self._files} holds {rows} rows, and {summary.rows} were read; nothing was "
+                "committed."
+            )
+
+    def _check_quarantine(self, summary: Summary) -> None:
+        """Raise `TemporaryError` if a quarantine file is not there as its task reported it."""
+        place = self._declaration.quarantine
+        there = {file.path: file for file in place.list(self._files)} if summary.quarantine else {}
+        for file in summary.quarantine:
+            info = there.get(file.path) or place.stat(file.path)
+            if info is None or info.size_bytes != file.size_bytes:
+                what = "is not there" if info is None else f"has {info.size_bytes} bytes"
+                raise TemporaryError(
+                    f"{place}/{file.path} {what} as seen from this host, and the task that wrote it reported "
+                    f"{file.size_bytes} bytes; nothing was committed."
+                )
+
+    def _processed(self, summary: Summary) -> list[ObjectResult]:
+        return [
+            ObjectResult(
+                object_id=self._plan.objects[index].object_id,
+                rows=reading.rows,
+                lines_quarantined=reading.lines_quarantined,
+            )
+            for index, reading in summary.readings.items()
+        ]
+
+
+def _columns(frame: DataFrame, partition_by: Sequence[str]) -> pa.Schema:
+    """What a DataFrame writes. Raises `TransformError` for no column, two of one name, and types no table can hold,
+    `UsageError` for a partition column that is not there."""
+    if not frame.columns:
+        raise TransformError("The transform returned a DataFrame without columns.")
+    count = Counter(name.lower() for name in frame.columns)
+    twice = sorted(name for name, number in count.items() if number > 1)
+    if twice:
+        raise TransformError(f"The transform returned more than one column named {', '.join(twice)}.")
+    columns = arrow_schema(frame.schema)
+    check_partitions(columns, partition_by)
+    return columns

@@ -1,0 +1,189 @@
+"""From an open object to parts: runs of whole lines, with the place in the object where each run begins.
+
+A part leaves only when it is safe as far as promised: a plain object or piece that fits a block is read and verified
+first, and so is a compressed one that inflates to no more than the limit. What is larger streams, and is verified at
+its end.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from penstock.errors import ObjectUnreadable
+from penstock.objects.store import ObjectReader
+from penstock.pipeline.spark.source.inflate import CODECS, codec_of, inflate
+from penstock.pipeline.spark.source.options import ReadOptions
+from penstock.pipeline.spark.source.plan import Piece
+
+BOM = b"\xef\xbb\xbf"
+_SEARCH_BYTES = 64 << 10  # read at once in search of a newline
+_ZIP_SUFFIX = b".zip"
+_ZIP_MAGICS = (b"PK\x03\x04", b"PK\x05\x06")  # an archive; an empty one
+_GZIP_MAGIC = b"\x1f\x8b\x08"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BadRecord:
+    """Several lines that are one record and no row. ``raw``: all its bytes without the end of its last line."""
+
+    offset: int
+    raw: bytes
+    detail: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quotes:
+    """How the lines that begin in a piece leave the quotes, for the driver (see records.py)."""
+
+    ends_open: bool  # a record that begins in the piece goes on behind its last line
+    ends_open_if_open: bool  # the same, if the piece begins within quotes
+    closes_at: int | None  # then: where the first line begins behind them; None if they close in no line of the piece
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """Whole lines of one object, each with its newline (the object's last line gets one where it has none).
+
+    ``offset``: where ``lines`` begins in the (inflated) object. A byte order mark at the object's start is left out:
+    then ``offset`` is 3 and ``marked`` is set: the line it stood on begins at 0 all the same. ``header``: the line that
+    names the object's columns, where it has one (see headers.py). ``plain``: every line of CSV opens and closes its
+    quotes in the way that needs no second look. ``bad`` and ``quotes`` come in parts without lines,
+    ``quotes`` in the last part of a piece of CSV.
+    """
+
+    lines: bytes
+    offset: int
+    marked: bool = False
+    header: bytes = b""
+    plain: bool = False
+    bad: tuple[BadRecord, ...] = ()
+    quotes: Quotes | None = None
+
+
+def read_lines(reader: ObjectReader, piece: Piece, options: ReadOptions) -> Iterator[Part]:
+    """The lines that begin in the piece, in order. Raises the store's `ObjectError`, and `ObjectUnreadable`."""
+    uri = reader.ref.uri
+    codec = codec_of(reader.ref)
+    if reader.ref.key_bytes.lower().endswith(_ZIP_SUFFIX):
+        raise _zipped(uri)
+    if codec is not None:
+        chunks = inflate(
+            reader.read, codec, piece_bytes=options.block_bytes, total_bytes_max=options.inflated_bytes_max, uri=uri
+        )
+        held_bytes_max, start = options.inflated_bytes_verified_max, 0
+    else:
+        start = first_line(reader, piece)
+        chunks = _piece_chunks(reader, start, piece.stop, options.block_bytes)
+        held_bytes_max = options.block_bytes
+        if start == 0:
+            chunks = _undisguised(chunks, uri)
+    verified = _verified(reader, chunks, held_bytes_max)
+    return _whole_lines(verified, start, options.line_bytes_max, uri)
+
+
+def read_on(reader: ObjectReader, offset: int, options: ReadOptions) -> Iterator[Part]:
+    """The lines of a plain object from the start of one on; each part is verified. Raises as `read_lines` does."""
+    chunks = _piece_chunks(reader, offset, reader.ref.size_bytes, options.block_bytes)
+    for part in _whole_lines(chunks, offset, options.line_bytes_max, reader.ref.uri):
+        reader.verify()
+        yield part
+
+
+def first_line(reader: ObjectReader, piece: Piece) -> int:
+    """Where the first line begins that begins in the piece; the piece's end when none does."""
+    if piece.start == 0:
+        return 0
+    at = piece.start - 1  # a newline there makes the piece's first byte a line's first
+    while at < piece.stop - 1:
+        data = reader.pread(at, min(_SEARCH_BYTES, piece.stop - 1 - at))
+        found = data.find(b"\n")
+        if found >= 0:
+            return at + found + 1
+        at += len(data)
+        if not data:
+            break
+    return piece.stop
+
+
+def _piece_chunks(reader: ObjectReader, start: int, stop: int, block_bytes: int) -> Iterator[bytes]:
+    """The bytes from ``start`` to the end of the last line that begins before ``stop``."""
+    at = start
+    data = b"\n"
+    while at < stop:
+        data = reader.pread(at, min(block_bytes, stop - at))
+        if not data:
+            return
+        yield data
+        at += len(data)
+    while not data.endswith(b"\n"):
+        data = reader.pread(at, _SEARCH_BYTES)
+        if not data:
+            return
+        data = data[: data.find(b"\n") + 1] or data
+        yield data
+        at += len(data)
+
+
+def _undisguised(chunks: Iterator[bytes], uri: str) -> Iterator[bytes]:
+    """The chunks of an object that is named like plain lines, unless it begins like an archive or a compressed one."""
+    for number, chunk in enumerate(chunks):
+        if number == 0 and chunk.startswith(_ZIP_MAGICS):
+            raise _zipped(uri)
+        if number == 0 and chunk.startswith(_GZIP_MAGIC):
+            raise ObjectUnreadable(f"{uri} is gzip and not named so: give it a name that ends in .gz")
+        yield chunk
+
+
+def _verified(reader: ObjectReader, chunks: Iterator[bytes], held_bytes_max: int) -> Iterator[bytes]:
+    """The chunks; none of them before the end is verified, or so many bytes are held that the rest has to stream."""
+    held: list[bytes] = []
+    size = 0
+    for chunk in chunks:
+        held.append(chunk)
+        size += len(chunk)
+        if size > held_bytes_max:
+            break
+    else:
+        reader.verify()
+    held.reverse()
+    while held:
+        yield held.pop()
+    if size > held_bytes_max:
+        yield from chunks
+        reader.verify()
+
+
+def _whole_lines(chunks: Iterator[bytes], offset: int, line_bytes_max: int, uri: str) -> Iterator[Part]:
+    rest: list[bytes] = []  # of a line whose end is still to come
+    rest_bytes = 0
+    for chunk in chunks:
+        cut = chunk.rfind(b"\n") + 1
+        if rest_bytes + (cut and chunk.find(b"\n", 0, cut)) > line_bytes_max:
+            raise _too_long(uri, offset, line_bytes_max)
+        if cut:
+            lines = b"".join((*rest, chunk[:cut]))
+            yield _part(lines, offset)
+            offset += len(lines)
+            rest, rest_bytes = [], 0
+        if cut < len(chunk):
+            rest.append(chunk[cut:] if cut else chunk)
+            rest_bytes += len(rest[-1])
+        if rest_bytes > line_bytes_max:
+            raise _too_long(uri, offset, line_bytes_max)
+    last = b"".join((*rest, b"\n"))
+    if rest and (offset, last) != (0, BOM + b"\n"):
+        yield _part(last, offset)
+
+
+def _part(lines: bytes, offset: int) -> Part:
+    if offset == 0 and lines.startswith(BOM):
+        return Part(lines=lines[len(BOM) :], offset=len(BOM), marked=True)
+    return Part(lines=lines, offset=offset)
+
+
+def _too_long(uri: str, offset: int, line_bytes_max: int) -> ObjectUnreadable:
+    return ObjectUnreadable(f"{uri} has a line of more than {line_bytes_max} bytes at offset {offset}")
+
+
+def _zipped(uri: str) -> ObjectUnreadable:
+    names = ", ".join(suffix.decode() for codec in CODECS for suffix in codec.suffixes)
+    return ObjectUnreadable(f"{uri} is a zip archive, which is not read: unpack it, or compress each file ({names})")

@@ -1,0 +1,194 @@
+"""Decode blocks of CSV by Arrow's CSV reader, behind guards.
+
+Measured with pyarrow 26: a quote that is not closed takes the lines behind it into its field, at the block's end
+without a word; a carriage return alone ends a row; so a block is taken whole only when
+
+- the quotes of every line are even, and the first, third, ... opens a field (it stands behind the line's start, a
+  delimiter or the closing quote it doubles), the others close one. Then Arrow's fields begin and end where the rule in
+  csv_lines.py has them, and none goes on behind its line;
+- no carriage return stands within a line;
+- no line is blank, for a line of blanks is a row to Arrow;
+- it is UTF-8;
+- Arrow gives exactly one row a line, and no number overflowed its type.
+
+An empty string within quotes is NULL for columns that are no strings, and is not for strings. Arrow knows one rule for
+all columns: where there may be such a field, strings and others are read apart.
+"""
+
+from collections.abc import Mapping
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv as pcsv
+
+from penstock.pipeline.spark.source.blocks import (
+    NEWLINE,
+    RETURN,
+    DecimalGuard,
+    Decoded,
+    Flags,
+    Lines,
+    is_utf8,
+    repair,
+    to_moments,
+)
+from penstock.pipeline.spark.source.contents import BOM
+from penstock.pipeline.spark.source.csv_lines import (
+    FALSE_TEXTS,
+    TRUE_TEXTS,
+    CsvClassifier,
+    Layout,
+    blanks,
+    is_blank,
+    null_texts,
+)
+from penstock.pipeline.spark.source.csv_records import oddly_quoted
+from penstock.pipeline.spark.source.lines import Reason
+from penstock.pipeline.spark.source.options import CsvOptions
+
+_HEXADECIMAL = (b"0x", b"0X")
+
+
+class CsvDecoder:
+    """See `penstock.pipeline.spark.source.blocks.Decoder`, and `LineFormat`. At least one column has a place."""
+
+    filler = b"\n"  # Arrow passes over empty lines
+
+    def __init__(self, schema: pa.Schema, csv: CsvOptions, layout: Layout) -> None:
+        self.schema = schema
+        self._csv = csv
+        self._layout = layout
+        self._decimals = DecimalGuard(field.type for field in schema)
+        self._classifier = CsvClassifier(schema, csv, layout)
+        self._kinds = {
+            place: _reading_type(field.type)
+            for field, place in zip(schema, layout.places, strict=True)
+            if place is not None
+        }
+        strings = {place for field, place in zip(schema, layout.places, strict=True) if pa.types.is_string(field.type)}
+        self._strings = {place: kind for place, kind in self._kinds.items() if place in strings}
+        self._others = {place: kind for place, kind in self._kinds.items() if place not in strings}
+        self._integers = {place: pa.string() for place, kind in self._kinds.items() if pa.types.is_integer(kind)}
+        self._quoted_nulls = [f"{csv.quote}{text}{csv.quote}".encode() for text in null_texts(csv) if csv.quote]
+        self._parse_options = pcsv.ParseOptions(
+            delimiter=csv.delimiter,
+            quote_char=csv.quote or False,
+            double_quote=bool(csv.quote),
+            newlines_in_values=False,
+            ignore_empty_lines=True,
+        )
+
+    def decode(self, block: bytes, *, plain: bool = False) -> Decoded:
+        lines = Lines.of(block)
+        shaped = self._shaped(block, lines, plain=plain)
+        self._decimals.distrust(block, lines, shaped)
+        if shaped.all() and is_utf8(block):
+            table = self.parse(block, len(lines.starts), verified=False)
+            if isinstance(table, pa.Table):
+                return Decoded(rows=table, starts=lines.starts, bad=())
+        return repair(self, block, lines, shaped)
+
+    def is_blank(self, line: bytes) -> bool:
+        return is_blank(line, self._csv)
+
+    def reason(self, line: bytes) -> tuple[Reason, str] | None:
+        return self._classifier.reason(line)
+
+    def parse(self, block: bytes, rows: int, *, verified: bool) -> pa.Table | Exception:
+        if rows == 0:
+            return self.schema.empty_table()
+        if self._others and any(null in block for null in self._quoted_nulls):
+            return self._parse(block, rows, (self._strings, False), (self._others, True), verified=verified)
+        return self._parse(block, rows, (self._kinds, False), verified=verified)
+
+    def explain(self, refused: Exception) -> tuple[Reason, str]:
+        text = str(refused).splitlines()[0]
+        if isinstance(refused, pa.ArrowException) and not text.startswith("CSV parse error"):
+            return Reason.WRONG_TYPE, text.rpartition("Row #1: ")[2]
+        return Reason.MALFORMED, text.removeprefix("CSV parse error: ")
+
+    def _shaped(self, block: bytes, lines: Lines, *, plain: bool) -> Flags:
+        """Which lines are surely neither blank nor oddly quoted."""
+        data = np.frombuffer(block, dtype=np.uint8)
+        blank = np.zeros(256, dtype=np.bool_)
+        blank[[NEWLINE, RETURN, *blanks(self._csv)]] = True
+        shaped: Flags = ~(blank[data[lines.starts]] & blank[data[lines.ends - 1]])
+        if b"\r" in block:
+            returns = np.flatnonzero(data == RETURN)
+            alone = returns[data[returns + 1] != NEWLINE]
+            shaped[np.searchsorted(lines.ends, alone)] = False
+        if not plain and self._csv.quote and self._csv.quote.encode() in block:
+            shaped &= ~oddly_quoted(data, lines, self._csv)
+        return shaped
+
+    def _parse(
+        self, block: bytes, rows: int, *readings: tuple[Mapping[int, pa.DataType], bool], verified: bool
+    ) -> pa.Table | Exception:
+        """``readings``: columns by their places, and whether they can be NULL within quotes."""
+        try:
+            columns: dict[int, pa.ChunkedArray] = {}
+            for kinds, quoted_nulls in readings:
+                columns |= self._read(block, kinds, quoted_nulls=quoted_nulls) if kinds else {}
+            if any(len(column) != rows for column in columns.values()):
+                return ValueError("not one row")
+            self._refuse_hexadecimal(block)
+            return self._typed(columns, rows, verified=verified)
+        except pa.ArrowException as refused:
+            return refused
+
+    def _read(
+        self, block: bytes, kinds: Mapping[int, pa.DataType], *, quoted_nulls: bool
+    ) -> Mapping[int, pa.ChunkedArray]:
+        if block.startswith(BOM):
+            block = b"\n" + block  # it is not the object's mark, which Arrow would take it for
+        table = pcsv.read_csv(
+            pa.BufferReader(block),
+            read_options=pcsv.ReadOptions(
+                use_threads=False,
+                block_size=len(block) + 1,
+                column_names=[str(place) for place in range(self._layout.fields)],
+            ),
+            parse_options=self._parse_options,
+            convert_options=pcsv.ConvertOptions(
+                check_utf8=False,  # it was checked
+                column_types={str(place): kind for place, kind in kinds.items()},
+                include_columns=[str(place) for place in kinds],
+                null_values=null_texts(self._csv),
+                true_values=TRUE_TEXTS,
+                false_values=FALSE_TEXTS,
+                strings_can_be_null=True,
+                quoted_strings_can_be_null=quoted_nulls,
+            ),
+        )
+        return dict(zip(kinds, table.columns, strict=True))
+
+    def _refuse_hexadecimal(self, block: bytes) -> None:
+        """Arrow takes 0xff for a number, and for -1 in a tinyint (measured)."""
+        if not self._integers or not any(spelling in block for spelling in _HEXADECIMAL):
+            return
+        for column in self._read(block, self._integers, quoted_nulls=True).values():
+            if pc.any(pc.match_substring(column, "x", ignore_case=True)).as_py():
+                raise pa.ArrowInvalid("a hexadecimal number")
+
+    def _typed(self, columns: Mapping[int, pa.ChunkedArray], rows: int, *, verified: bool) -> pa.Table:
+        typed = [
+            pa.nulls(rows, field.type) if place is None else _typed(columns[place], field.type, verified=verified)
+            for field, place in zip(self.schema, self._layout.places, strict=True)
+        ]
+        return pa.Table.from_arrays(typed, schema=self.schema)
+
+
+def _reading_type(kind: pa.DataType) -> pa.DataType:
+    """Timestamps are read as strings: Arrow wants all of a column with a zone, or all without one."""
+    return pa.string() if pa.types.is_timestamp(kind) else kind
+
+
+def _typed(column: pa.ChunkedArray, kind: pa.DataType, *, verified: bool) -> pa.ChunkedArray | pa.Array:
+    if pa.types.is_timestamp(kind):
+        return to_moments(column.combine_chunks(), kind)
+    if pa.types.is_decimal(kind):
+        column.validate(full=True)  # Arrow's reader lets 1e4 into a decimal(6,2): measured
+    if pa.types.is_floating(kind) and not verified and pc.any(pc.is_inf(column)).as_py():
+        raise pa.ArrowInvalid("a number too large for its type")
+    return column

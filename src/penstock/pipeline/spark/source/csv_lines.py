@@ -1,0 +1,185 @@
+"""What one line of CSV means: the rule that blocks and single lines share, and the reasons a line is refused for.
+
+A line is what stands between two newlines, a carriage return before the newline not counted; a record is one line.
+Records of several lines do not come here: records.py cuts them out as bad ones.
+
+===================  ==============================================================================================
+line or value        what comes of it
+===================  ==============================================================================================
+only blanks          nothing: no row, not quarantined (a delimiter is no blank)
+not UTF-8            "invalid UTF-8"
+fields               stand between delimiters; one that begins with the quote ends at the next single quote, and two
+                     quotes inside it are one. In a field that does not begin with it the quote is a character
+badly quoted         "malformed": no closing quote on the line, or something behind it; a carriage return in a field
+                     without quotes (a file of such line ends is one line, and not read)
+another number of    "malformed". The header tells the number, without one the schema
+fields
+empty, or null text  NULL. Within quotes it is so only for what is no string: "" is an empty string, and no number
+integers             digits, perhaps with a minus; hexadecimal ones are refused
+float, double        a decimal number within the type's range; NaN, Inf and Infinity in any case
+decimal(p, s)        a number that p digits with s of them after the point hold exactly
+boolean              true or false; True, TRUE, False, FALSE
+string               the field as it is, its blanks and what a spreadsheet would take for a formula as well
+timestamp            as in JSON lines (lines.py)
+date                 "2024-05-06"
+any other value      "wrong type"
+===================  ==============================================================================================
+
+Blanks around numbers and dates are passed over. Arrow's CSV reader makes every value (see delimited.py). The classifier
+here says why a line was refused, and finds the refused ones among many quickly; it must never refuse a line that Arrow,
+under the guards, takes. Where it cannot tell, it accepts and Arrow speaks.
+"""
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import pyarrow as pa
+
+from penstock.pipeline.spark.source.lines import Reason, decimal_check, fits_float, is_date, is_moment
+from penstock.pipeline.spark.source.options import CsvOptions
+
+TRUE_TEXTS, FALSE_TEXTS = ("true", "True", "TRUE"), ("false", "False", "FALSE")
+_BLANKS = " \t"
+_INTEGER = re.compile(r"-?0*([0-9]*)")
+_NUMBER = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
+_NO_NUMBER = re.compile(r"[+-]?(?:inf|nan)", re.IGNORECASE)  # and what may follow: Arrow decides
+
+
+class Misquoted(ValueError):
+    """A line that is no row of fields; the text says why."""
+
+
+class Field(NamedTuple):
+    """One field, without its quotes."""
+
+    text: str
+    quoted: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """Which field of a line is which column; the place is None for a column that is not there."""
+
+    fields: int
+    places: tuple[int | None, ...]  # of the schema's columns
+
+
+def is_blank(line: bytes, csv: CsvOptions) -> bool:
+    """Whether the line is no row; ``line`` is without its newline."""
+    return not line.removesuffix(b"\r").strip(blanks(csv))
+
+
+def blanks(csv: CsvOptions) -> bytes:
+    """The bytes that a line may consist of without being a row."""
+    return _BLANKS.replace(csv.delimiter, "").encode()
+
+
+def split(line: str, csv: CsvOptions) -> list[Field]:
+    """The fields of a line without its end. Raises `Misquoted`."""
+    fields: list[Field] = []
+    at = 0
+    while True:
+        if csv.quote and line.startswith(csv.quote, at):
+            end = _closing(line, at + 1, csv.quote)
+            fields.append(Field(line[at + 1 : end].replace(csv.quote * 2, csv.quote), True))
+            at = end + 1
+            if at < len(line) and line[at] != csv.delimiter:
+                raise Misquoted(f"characters behind a closing quote at character {at}")
+        else:
+            end = line.find(csv.delimiter, at)
+            fields.append(Field(line[at : end if end >= 0 else len(line)], False))
+            if "\r" in fields[-1].text:
+                raise Misquoted("a carriage return without a newline")
+            at = end if end >= 0 else len(line)
+        if at >= len(line):
+            return fields
+        at += 1
+
+
+def _closing(line: str, at: int, quote: str) -> int:
+    """Where the quote is that closes the field."""
+    while (at := line.find(quote, at)) >= 0:
+        if not line.startswith(quote, at + 1):
+            return at
+        at += 2
+    raise Misquoted("a quote that is not closed on its line")
+
+
+class CsvClassifier:
+    """Says why a line is refused under a schema, or that it seems good."""
+
+    def __init__(self, schema: pa.Schema, csv: CsvOptions, layout: Layout) -> None:
+        self._csv = csv
+        self._fields = layout.fields
+        self._nulls = null_texts(csv)
+        self._checks = [
+            (str(field.name), place, _check(field.type), pa.types.is_string(field.type))
+            for field, place in zip(schema, layout.places, strict=True)
+            if place is not None
+        ]
+
+    def reason(self, line: bytes) -> tuple[Reason, str] | None:
+        """None for a line that seems good; else the reason and a few words for a person.
+
+        ``line`` is valid UTF-8 and not blank.
+        """
+        try:
+            found = split(line.decode().removesuffix("\r"), self._csv)
+        except Misquoted as misquoted:
+            return Reason.MALFORMED, str(misquoted)
+        if len(found) != self._fields:
+            return Reason.MALFORMED, f"{len(found)} fields where {self._fields} are expected"
+        wrong = self._wrong(found)
+        return (Reason.WRONG_TYPE, f"field {wrong}") if wrong is not None else None
+
+    def _wrong(self, found: Sequence[Field]) -> str | None:
+        for name, place, check, is_string in self._checks:
+            text, quoted = found[place]
+            null = text in self._nulls and not (quoted and is_string)
+            if not null and not check(text):
+                return name
+        return None
+
+
+def null_texts(csv: CsvOptions) -> list[str]:
+    """What stands for NULL."""
+    return ["", csv.null_text] if csv.null_text else [""]
+
+
+def _check(kind: pa.DataType) -> Callable[[str], bool]:
+    """The test for a field that is not null."""
+    if pa.types.is_integer(kind):
+        return _integer_check(kind.bit_width)
+    if pa.types.is_floating(kind):
+        bits = kind.bit_width
+        return lambda text: _is_float(text.strip(_BLANKS), bits)
+    if pa.types.is_decimal(kind):
+        fits = decimal_check(kind.precision, kind.scale)
+        return lambda text: fits(text.strip(_BLANKS))
+    if pa.types.is_boolean(kind):
+        return lambda text: text in TRUE_TEXTS or text in FALSE_TEXTS
+    if pa.types.is_timestamp(kind):
+        return is_moment
+    if pa.types.is_date(kind):
+        return lambda text: is_date(text.strip(_BLANKS))
+    return lambda _: True
+
+
+def _integer_check(bits: int) -> Callable[[str], bool]:
+    least, most = -(1 << (bits - 1)), (1 << (bits - 1)) - 1
+
+    def fits(text: str) -> bool:
+        match = _INTEGER.fullmatch(text.strip(_BLANKS))
+        if match is None or not match[0].removeprefix("-") or len(match[1]) > 20:
+            return False
+        return least <= int(match[1] or 0) * (-1 if match[0].startswith("-") else 1) <= most
+
+    return fits
+
+
+def _is_float(text: str, bits: int) -> bool:
+    if _NO_NUMBER.match(text):
+        return True
+    return _NUMBER.fullmatch(text) is not None and fits_float(float(text), bits)

@@ -1,0 +1,354 @@
+"""Cut CSV records with a line break out of the lines, so that none of their lines becomes a row of its own.
+
+A field that opens with the quote and is not closed on its line goes on, as in RFC 4180 and Python's csv module, to the
+line that closes it, or to the end of the object if none does. Such a record is not read: it is one bad record with all
+its bytes. A record above the limit for one line makes the object unreadable, as such a line does.
+
+Only the object's first byte is known to begin a record. A piece in the middle of an object assumes that it does not
+begin within quotes, and also works out how it would have ended if it did (`Quotes`). The driver goes through the pieces
+of each object in order: where an assumption was wrong, it has the object read again, cut where records begin (`recut`).
+
+The header of an object of CSV: the first line that is not blank names the columns of all that follow.
+
+A piece of a split object that does not begin at the object's first byte reads the header apart. Names are compared
+without regard to case and to blanks around them. A column that the header does not name is NULL, a name that is no
+column is not looked at; but a header that names no column at all, or one of them twice, makes the object unreadable:
+its rows would be made up.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from penstock.errors import ObjectUnreadable
+from penstock.objects.store import ObjectReader
+from penstock.pipeline.spark.source.blocks import NEWLINE, RETURN, Flags, Lines
+from penstock.pipeline.spark.source.contents import BOM, BadRecord, Part, Quotes, read_lines, read_on
+from penstock.pipeline.spark.source.csv_lines import Layout, Misquoted, is_blank, split
+from penstock.pipeline.spark.source.inflate import codec_of
+from penstock.pipeline.spark.source.options import CsvOptions, ReadOptions
+from penstock.pipeline.spark.source.plan import Piece
+
+_NEVER_CLOSED = "a quote that is not closed before the end of the object"
+
+
+def oddly_quoted(data: npt.NDArray[np.uint8], lines: Lines, csv: CsvOptions) -> Flags:
+    """Return the lines whose quotes are not plainly opened and closed on the line; each may still be in order.
+
+    On the other lines the number of quotes is even; the first, third, ... stands behind the line's start, a delimiter
+    or the closing quote it doubles; the second, fourth, ... closes a field.
+    """
+    delimiter, quote = (csv.delimiter + csv.quote).encode()
+    quotes = np.flatnonzero(data == quote)
+    edge = np.zeros(256, dtype=np.bool_)
+    edge[[delimiter, quote, NEWLINE, RETURN]] = True
+    counts = np.diff(np.searchsorted(quotes, lines.ends), prepend=0)
+    odd: Flags = counts % 2 == 1
+    opening = (np.arange(len(quotes)) - np.repeat(np.cumsum(counts) - counts, counts)) % 2 == 0
+    before = data[quotes - 1]  # of a quote that begins the block this is the last newline
+    irregular = ~np.where(opening, edge[before] & (before != RETURN), edge[data[quotes + 1]])
+    if irregular.any():
+        odd[np.searchsorted(lines.ends, quotes[irregular])] = True
+    return odd
+
+
+class Records:
+    """The records of one piece, in the thread that reads it."""
+
+    def __init__(self, csv: CsvOptions, *, from_start: bool, record_bytes_max: int, uri: str) -> None:
+        """``from_start``: the piece begins at the object's first byte."""
+        self._csv = csv
+        self._quoting = _Quoting(csv)
+        self._begun_within = None if from_start else _BegunWithin(self._quoting)
+        self._record_bytes_max = record_bytes_max
+        self._uri = uri
+        self._open: _Open | None = None
+
+    def cut(self, parts: Iterator[Part], read_on: Callable[[int], Iterator[Part]]) -> Iterator[Part]:
+        """Yield the parts without records of several lines, these as bad ones, and at the end a part with `Quotes`.
+
+        ``read_on`` reads the object from an offset on: the piece owns the records that begin in it. Raises
+        `ObjectUnreadable`.
+        """
+        end = 0
+        for part in parts:
+            if self._begun_within is not None:
+                self._begun_within.add(part)
+            end = part.offset + len(part.lines)
+            yield from self._without_open(part)
+        quotes = self._quotes()
+        if self._open is not None:
+            yield self._completed(self._open, read_on(end))
+        yield Part(lines=b"", offset=end, quotes=quotes)
+
+    def _quotes(self) -> Quotes:
+        ends_open = self._open is not None
+        if self._begun_within is None:
+            return Quotes(ends_open=ends_open, ends_open_if_open=ends_open, closes_at=None)
+        return self._begun_within.quotes(ends_open=ends_open)
+
+    def _without_open(self, part: Part) -> Iterator[Part]:
+        at = 0
+        if self._open is not None:
+            at = self._go_on(self._open, part, 0)
+            if at < 0:
+                return
+            yield self._closed(self._open)
+        begun = at  # of lines that have not left yet
+        suspects = self._suspects(part.lines)
+        for start in suspects:
+            if start < at:
+                continue
+            at = part.lines.find(b"\n", start) + 1
+            if not self._quoting.ends_open(part.lines, start, at, within=False):
+                continue
+            if begun < start:
+                yield _slice(part, begun, start)
+            self._open = _Open(part, start, at)
+            at = begun = self._go_on(self._open, part, at)
+            if at < 0:
+                return
+            yield self._closed(self._open)
+        if begun < len(part.lines) or not part.lines:
+            yield replace(_slice(part, begun, len(part.lines)), plain=not suspects)
+
+    def _suspects(self, lines: bytes) -> Sequence[int]:
+        """Where the lines begin that may open a quote and not close it."""
+        if self._csv.quote.encode() not in lines:
+            return ()
+        found = Lines.of(lines)
+        odd = oddly_quoted(np.frombuffer(lines, dtype=np.uint8), found, self._csv)
+        starts: list[int] = found.starts[odd].tolist() if odd.any() else []
+        return starts
+
+    def _go_on(self, record: "_Open", part: Part, at: int) -> int:
+        """Add lines to the record up to the one that closes it; return where that one ends, -1 if none does."""
+        end = self._quoting.closing_line_end(part.lines, at)
+        record.add(part.lines[at : end if end >= 0 else len(part.lines)])
+        if record.size_bytes > self._record_bytes_max:
+            raise ObjectUnreadable(
+                f"{self._uri} has a quoted field at offset {record.offset} that does not end within "
+                f"{self._record_bytes_max} bytes: its closing quote is probably missing"
+            )
+        return end
+
+    def _closed(self, record: "_Open", *, never: bool = False) -> Part:
+        self._open = None
+        return Part(lines=b"", offset=record.offset, header=record.header, bad=(record.as_bad(never=never),))
+
+    def _completed(self, record: "_Open", rest: Iterator[Part]) -> Part:
+        for part in rest:
+            if self._go_on(record, part, 0) >= 0:
+                return self._closed(record)
+        return self._closed(record, never=True)
+
+
+def _slice(part: Part, start: int, end: int) -> Part:
+    if (start, end) == (0, len(part.lines)):
+        return part
+    return replace(
+        part, lines=part.lines[start:end], offset=part.offset + start, marked=part.marked and start == 0, bad=()
+    )
+
+
+class _Open:
+    """A record whose quote is not closed yet."""
+
+    def __init__(self, part: Part, start: int, end: int) -> None:
+        marked = part.marked and start == 0
+        self.offset = 0 if marked else part.offset + start
+        self.header = part.header
+        self._lines = [BOM + part.lines[start:end] if marked else part.lines[start:end]]
+        self.size_bytes = len(self._lines[0])
+
+    def add(self, lines: bytes) -> None:
+        self._lines.append(lines)
+        self.size_bytes += len(lines)
+
+    def as_bad(self, *, never: bool) -> BadRecord:
+        raw = b"".join(self._lines).removesuffix(b"\n").removesuffix(b"\r")
+        count = raw.count(b"\n") + 1
+        detail = f"a line break within quotes: these {count} lines are one record"
+        return BadRecord(offset=self.offset, raw=raw, detail=_NEVER_CLOSED if never else detail)
+
+
+class _BegunWithin:
+    """How a piece reads if it begins within quotes. After a few lines with quotes that mostly makes no difference."""
+
+    def __init__(self, quoting: "_Quoting") -> None:
+        self._quoting = quoting
+        self._without = False  # whether quotes are open if they were not at the piece's begin
+        self._within = True  # whether they are open if they were
+        self._closes_at: int | None = None
+
+    def add(self, part: Part) -> None:
+        """Take the next lines; without a quote they change nothing."""
+        lines, at = part.lines, 0
+        while self._closes_at is None or self._within != self._without:
+            quote = lines.find(self._quoting.quote, at)
+            if quote < 0:
+                return
+            start, at = lines.rfind(b"\n", 0, quote) + 1, lines.find(b"\n", quote) + 1
+            self._without = self._quoting.ends_open(lines, start, at, within=self._without)
+            self._within = self._quoting.ends_open(lines, start, at, within=self._within)
+            if self._closes_at is None and not self._within:
+                self._closes_at = part.offset + at
+
+    def quotes(self, *, ends_open: bool) -> Quotes:
+        same = self._within == self._without
+        return Quotes(
+            ends_open=ends_open,
+            ends_open_if_open=ends_open if same else self._within,
+            closes_at=self._closes_at,
+        )
+
+
+class _Quoting:
+    """Where quotes open and close. A quote opens at the start of a field alone; two within quotes are one character."""
+
+    def __init__(self, csv: CsvOptions) -> None:
+        self.quote = csv.quote.encode()
+        self._opening = (csv.delimiter + csv.quote).encode()
+
+    def ends_open(self, lines: bytes, start: int, end: int, *, within: bool) -> bool:
+        """Return True if quotes are open at the end of the line; ``within``: they are at its start."""
+        at = start
+        if not within:
+            if lines.startswith(self.quote, start):
+                at = start + 1
+            elif (opening := lines.find(self._opening, start, end)) >= 0:
+                at = opening + 2
+            else:
+                return False
+        return self._line_end(lines, at, end) < 0
+
+    def closing_line_end(self, lines: bytes, at: int) -> int:
+        """Return where the line ends that closes the quotes open at ``at``, -1 if none does."""
+        return self._line_end(lines, at, len(lines))
+
+    def _line_end(self, lines: bytes, at: int, end: int) -> int:
+        while (closing := self._closing(lines, at, end)) >= 0:
+            newline = lines.find(b"\n", closing)
+            opening = lines.find(self._opening, closing + 1, newline)
+            if opening < 0:
+                return newline + 1
+            at = opening + 2
+        return -1
+
+    def _closing(self, lines: bytes, at: int, end: int) -> int:
+        while (at := lines.find(self.quote, at, end)) >= 0:
+            if not lines.startswith(self.quote, at + 1):
+                return at
+            at += 2
+        return -1
+
+
+_HEADER_BYTES_MAX = 1 << 20  # with the blank lines before it
+_FIRST_READ_BYTES = 16 << 10
+_NAMES_TOLD = 5
+
+
+def read_parts(reader: ObjectReader, piece: Piece, options: ReadOptions) -> Iterator[Part]:
+    """The lines of `read_lines`, where there is a header without it, and each part with it.
+
+    An object that has a header and no line more gives a part without lines. Records of CSV that go on over several
+    lines come as bad ones.
+    """
+    if options.format != "csv":
+        return read_lines(reader, piece, options)
+    parts = _with_header(reader, piece, options) if options.csv.header else read_lines(reader, piece, options)
+    if not options.csv.quote:
+        return parts
+    compressed = codec_of(reader.ref) is not None
+    records = Records(
+        options.csv,
+        from_start=piece.start == 0 or compressed,
+        record_bytes_max=options.line_bytes_max,
+        uri=reader.ref.uri,
+    )
+    return records.cut(parts, lambda offset: iter(()) if compressed else read_on(reader, offset, options))
+
+
+def _with_header(reader: ObjectReader, piece: Piece, options: ReadOptions) -> Iterator[Part]:
+    if piece.start == 0 or codec_of(reader.ref) is not None:
+        return _behind_header(read_lines(reader, piece, options), options.csv, reader.ref.uri)
+    header, end = _header_apart(reader, options.csv)
+    rest = Piece(object=piece.object, start=min(max(piece.start, end), piece.stop), stop=piece.stop)
+    return (replace(part, header=header) for part in read_lines(reader, rest, options))
+
+
+def layout_of(header: bytes, schema: pa.Schema, csv: CsvOptions, uri: str) -> Layout:
+    """Which field is which column; without a header they come as declared. Raises `ObjectUnreadable`."""
+    if not csv.header:
+        return Layout(fields=len(schema), places=tuple(range(len(schema))))
+    names = header_names(header, csv, uri)
+    folded = [name.lower() for name in names]
+    wanted = [field.name.strip().lower() for field in schema]
+    for name in wanted:
+        if folded.count(name) > 1:
+            raise ObjectUnreadable(f"{uri} has a header that names the column {name!r} twice")
+    places = tuple(folded.index(name) if name in folded else None for name in wanted)
+    if places.count(None) == len(places):
+        told = ", ".join(repr(name) for name in names[:_NAMES_TOLD])
+        raise ObjectUnreadable(
+            f"{uri} has a header that names no column of the schema, it begins {told[:200]}: look at the delimiter, "
+            "and whether there is a header"
+        )
+    return Layout(fields=len(names), places=places)
+
+
+def header_names(header: bytes, csv: CsvOptions, uri: str) -> list[str]:
+    """The names as written, without the blanks around them. Raises `ObjectUnreadable`."""
+    try:
+        return [field.text.strip() for field in split(header.decode(), csv)]
+    except UnicodeDecodeError as error:
+        raise ObjectUnreadable(f"{uri} has a header that is not UTF-8, at byte {error.start}") from error
+    except Misquoted as error:
+        raise ObjectUnreadable(f"{uri} has a header with {error}") from error
+
+
+def _behind_header(parts: Iterator[Part], csv: CsvOptions, uri: str) -> Iterator[Part]:
+    before = 0  # bytes of blank lines
+    for part in parts:
+        span = _header_span(part.lines, csv)
+        if (before + span[1] if span else before) > _HEADER_BYTES_MAX:
+            raise _no_header(uri)
+        if span is None:
+            before += len(part.lines)
+            continue
+        start, end = span
+        header = part.lines[start:end].removesuffix(b"\n").removesuffix(b"\r")
+        yield Part(lines=part.lines[end:], offset=part.offset + end, header=header)
+        yield from (replace(later, header=header) for later in parts)
+
+
+def _header_apart(reader: ObjectReader, csv: CsvOptions) -> tuple[bytes, int]:
+    """The header of a plain object, and where the line behind it begins."""
+    data = reader.pread(0, _FIRST_READ_BYTES)
+    mark = len(BOM) if data.startswith(BOM) else 0
+    while (span := _header_span(data[mark:], csv)) is None:
+        if len(data) > _HEADER_BYTES_MAX:
+            raise _no_header(reader.ref.uri)
+        more = reader.pread(len(data), len(data))
+        if not more:
+            return b"", len(data)  # blank lines, or a header and no line more
+        data += more
+    start, end = span
+    return data[mark + start : mark + end].removesuffix(b"\n").removesuffix(b"\r"), mark + end
+
+
+def _header_span(lines: bytes, csv: CsvOptions) -> tuple[int, int] | None:
+    """Where the first whole line is that is not blank."""
+    start = 0
+    while (newline := lines.find(b"\n", start)) >= 0:
+        if not is_blank(lines[start:newline], csv):
+            return start, newline + 1
+        start = newline + 1
+    return None
+
+
+def _no_header(uri: str) -> ObjectUnreadable:
+    return ObjectUnreadable(f"{uri} has no header within its first {_HEADER_BYTES_MAX} bytes")

@@ -1,0 +1,290 @@
+"""Guess a schema from a bounded sample, for people who bring none. What is guessed is told and remembered by others.
+
+What the first lines of some objects hold, as values whose kinds can be counted.
+"""
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any
+
+import pyarrow as pa
+
+from penstock.errors import ObjectError, UsageError
+from penstock.objects.reference import ObjectRef
+from penstock.objects.store import ObjectStore
+from penstock.pipeline.spark.source.contents import Part
+from penstock.pipeline.spark.source.csv_lines import (
+    FALSE_TEXTS,
+    TRUE_TEXTS,
+    Field,
+    Misquoted,
+    is_blank,
+    null_texts,
+    split,
+)
+from penstock.pipeline.spark.source.csv_records import header_names, read_parts
+from penstock.pipeline.spark.source.ddl import PROVENANCE, TIMESTAMP, format_ddl
+from penstock.pipeline.spark.source.inflate import codec_of
+from penstock.pipeline.spark.source.lines import Classifier
+from penstock.pipeline.spark.source.options import CsvOptions, ReadOptions, checked
+from penstock.pipeline.spark.source.plan import Piece
+
+_OBJECTS_MAX = 20
+_LINES_MAX = 1_000  # of one object
+_BYTES_MAX = 1 << 20  # of one object
+_WHOLE = re.compile(r"0|-?[1-9][0-9]*")  # 007 is rather a name than a number
+_REAL = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
+_DIGITS_MAX = 40
+
+Sample = Mapping[str, Any]
+
+
+def samples(objects: Sequence[ObjectRef], store: ObjectStore, options: ReadOptions) -> Iterator[Sample]:
+    """Names and values of the first lines of some objects, spread over all that there are."""
+    options = ReadOptions(format=options.format, csv=options.csv, block_bytes=_BYTES_MAX, inflated_bytes_verified_max=0)
+    step = max(1, len(objects) // _OBJECTS_MAX)
+    for ref in islice(objects[::step], _OBJECTS_MAX):
+        try:
+            parts = _first_parts(ref, store, options)
+            names = header_names(parts[0].header, options.csv, ref.uri) if parts else []
+        except ObjectError:
+            continue  # it will fail, and be told of, when its turn comes
+        lines = b"".join(part.lines for part in parts).split(b"\n")[:_LINES_MAX]
+        if options.format == "csv":
+            yield from _csv_samples(lines, names, options.csv)
+        else:
+            yield from _json_samples(lines)
+
+
+def _first_parts(ref: ObjectRef, store: ObjectStore, options: ReadOptions) -> list[Part]:
+    stop = ref.size_bytes if codec_of(ref) else min(ref.size_bytes, _BYTES_MAX)
+    parts: list[Part] = []
+    lines = size_bytes = 0
+    with store.open(ref) as reader:
+        for part in read_parts(reader, Piece(object=0, start=0, stop=stop), options):
+            parts.append(part)
+            lines += part.lines.count(b"\n")
+            size_bytes += len(part.lines)
+            if lines > _LINES_MAX or size_bytes >= _BYTES_MAX:
+                break
+    return parts
+
+
+def _json_samples(lines: Sequence[bytes]) -> Iterator[Sample]:
+    for line in lines:
+        try:
+            value = json.loads(line)
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(value, dict):
+            yield value
+
+
+def _csv_samples(lines: Sequence[bytes], header: Sequence[str], csv: CsvOptions) -> Iterator[Sample]:
+    """A header alone names columns, too. A name it gives twice is left out: the object could not be read with it."""
+    folded = [name.lower() for name in header]
+    names = [name if folded.count(name.lower()) == 1 else "" for name in header]
+    if csv.header:
+        yield dict.fromkeys(filter(None, names))
+    for line in lines:
+        try:
+            fields = [] if is_blank(line, csv) else split(line.decode().removesuffix("\r"), csv)
+        except (Misquoted, UnicodeDecodeError):
+            continue
+        if not csv.header:
+            names = [f"_c{number}" for number in range(len(fields))]  # as Spark names them
+        if fields and len(fields) == len(names):
+            yield {name: _value(field, csv) for name, field in zip(names, fields, strict=True) if name}
+
+
+def _value(field: Field, csv: CsvOptions) -> Any:
+    """The value that a JSON reader would have been given."""
+    text = field.text.strip()
+    if field.text in null_texts(csv):
+        return None
+    if _WHOLE.fullmatch(text):
+        return int(text) if len(text) <= _DIGITS_MAX else field.text
+    if _REAL.fullmatch(text):
+        return float(text)
+    if field.text in TRUE_TEXTS or field.text in FALSE_TEXTS:
+        return field.text in TRUE_TEXTS
+    return field.text
+
+
+_PLAIN_NAME = re.compile(r"\S(?:.*\S)?")
+_TIME_LIKE = re.compile(r"\d{4}-\d{2}-\d{2}[T ]\d{2}:\d{2}")
+_MOMENTS = Classifier(pa.schema([("value", TIMESTAMP)]))
+_DEPTH_MAX = 16
+_NOTES_MAX = 10
+_EXACT_MAX = 1 << 53  # beyond that a double no longer tells whole numbers apart
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inferred:
+    """A guessed schema, and a sentence for each column whose values did not agree."""
+
+    ddl: str
+    notes: tuple[str, ...]
+
+
+@dataclass(slots=True)
+class _Votes:
+    """What was seen of one value's place: how often each kind of value, and what was inside lists and objects."""
+
+    kinds: Counter[str] = field(default_factory=Counter)
+    element: "_Votes | None" = None
+    fields: "dict[str, _Votes]" = field(default_factory=dict)
+
+
+def infer_schema(objects: Sequence[ObjectRef], store: ObjectStore, options: ReadOptions | None = None) -> Inferred:
+    """The DDL of what the first lines of some objects hold, spread over all that there are.
+
+    ``options``: the format and how it is written; JSON lines without. Text has one column whatever it holds; columns of
+    CSV without a header are _c0, _c1 and so on.
+
+    Whole numbers are bigint, with others among them double; text is timestamp if all of it is times, else string. Where
+    values do not agree the majority decides, so that one bad line does not cost the others their column; lines of the
+    minority will be quarantined, and the notes say so. Columns come in the order they were first seen; what holds no
+    value anywhere is string. Raises `UsageError` when no line of the sample is an object with a field.
+    """
+    options = options or ReadOptions()
+    if options.format == "text":
+        return Inferred(ddl=checked(options).schema_ddl, notes=())
+    root = _Votes()
+    for value in samples(objects, store, options):
+        _vote(root, value, depth=0)
+    if options.format == "csv":
+        _let_strings_hold_all(root)
+    notes: list[str] = []
+    kind = _settled(root, (), notes)
+    if kind is None or not pa.types.is_struct(kind):
+        wanted = "is a JSON object with a field" if options.format == "jsonl" else "can be read as CSV with a column"
+        raise UsageError(
+            f"No line of the sample ({objects[0].uri if objects else 'it is empty'}, ...) {wanted}: give the schema "
+            "(--schema), or look at the files."
+        )
+    return Inferred(ddl=format_ddl(pa.schema(list(kind))), notes=tuple(notes[:_NOTES_MAX]))
+
+
+def _vote(votes: _Votes, value: Any, *, depth: int) -> None:
+    if depth > _DEPTH_MAX:
+        votes.kinds["text"] += 1
+        return
+    kind = _kind(value)
+    votes.kinds[kind] += 1
+    if kind == "list":
+        votes.element = votes.element or _Votes()
+        for item in value:
+            _vote(votes.element, item, depth=depth + 1)
+    elif kind == "object":
+        for name, item in value.items():
+            if not _is_no_column(name, depth=depth):
+                _vote(votes.fields.setdefault(name, _Votes()), item, depth=depth + 1)
+
+
+def _kind(value: Any) -> str:
+    match value:
+        case None:
+            return "null"
+        case bool():
+            return "boolean"
+        case int():
+            if abs(value) <= _EXACT_MAX:
+                return "whole"
+            return "large" if -(1 << 63) <= value < 1 << 63 else "huge"
+        case float():
+            return "real"
+        case str():
+            return "time" if _is_time(value) else "text"
+        case list():
+            return "list"
+        case _:
+            return "object"
+
+
+def _is_no_column(name: str, *, depth: int) -> bool:
+    """Whether a name is none that a column can have: blank at an end, half a character, or one of the reader's own."""
+    if not name.isascii() and any(0xD800 <= ord(character) <= 0xDFFF for character in name):
+        return True
+    return not depth and (not _PLAIN_NAME.fullmatch(name) or name.lower() in {field.name for field in PROVENANCE})
+
+
+def _is_time(text: str) -> bool:
+    if not _TIME_LIKE.match(text):
+        return False
+    return _MOMENTS.reason(json.dumps({"value": text}).encode()) is None
+
+
+# Kinds that one column can hold together, and the name of what they have in common; earlier ones win a tie.
+_FAMILIES = (
+    ("text", ("text", "time")),
+    ("numbers", ("real", "whole", "large", "huge")),
+    ("booleans", ("boolean",)),
+    ("objects", ("object",)),
+    ("lists", ("list",)),
+)
+
+
+def _let_strings_hold_all(root: _Votes) -> None:
+    """In CSV a column of strings takes numbers, too: nothing of them is lost, and there is nothing to note."""
+    for votes in root.fields.values():
+        text = votes.kinds["text"] + votes.kinds["time"]
+        others = votes.kinds.total() - text - votes.kinds["null"]
+        if votes.kinds["text"] and text >= max(others - votes.kinds["boolean"], votes.kinds["boolean"]):
+            votes.kinds = Counter(text=text + others)
+
+
+def _settled(votes: _Votes, path: tuple[str, ...], notes: list[str]) -> pa.DataType | None:
+    """The type to declare; None for an object without a field, and a list of such."""
+    counts = {family: sum(votes.kinds[kind] for kind in kinds) for family, kinds in _FAMILIES}
+    total = sum(counts.values())
+    if not total:
+        return pa.string()
+    family = max(counts, key=lambda name: counts[name])
+    if path and counts[family] < total:
+        name = ".".join(path)
+        others = ", ".join(f"{count} {other}" for other, count in counts.items() if count and other != family)
+        notes.append(
+            f"{name}: {counts[family]} {family}, {others} in the sample; lines with the latter are quarantined"
+        )
+    match family:
+        case "text":
+            return pa.string() if votes.kinds["text"] else TIMESTAMP
+        case "numbers":
+            return _settled_number(votes, path, notes)
+        case "booleans":
+            return pa.bool_()
+        case "lists":
+            item = _settled(votes.element or _Votes(), (*path, "element"), notes)
+            return None if item is None else pa.list_(pa.field("element", item))
+        case _:
+            return _settled_object(votes, path, notes)
+
+
+def _settled_number(votes: _Votes, path: tuple[str, ...], notes: list[str]) -> pa.DataType:
+    """Whole numbers stay whole, however large; beside fractions they become doubles, and it is told if that rounds."""
+    if not votes.kinds["real"]:
+        return pa.decimal128(38, 0) if votes.kinds["huge"] else pa.int64()
+    if large := votes.kinds["large"] + votes.kinds["huge"]:
+        notes.append(
+            f"{'.'.join(path)}: {large} whole numbers beyond 2^53 beside fractions in the sample; DOUBLE rounds them, "
+            "DECIMAL(38, 9) would not (--schema)"
+        )
+    return pa.float64()
+
+
+def _settled_object(votes: _Votes, path: tuple[str, ...], notes: list[str]) -> pa.DataType | None:
+    """Of names that differ in case only the first is kept: Spark cannot tell them apart."""
+    fields: dict[str, pa.Field] = {}
+    for name, inner in votes.fields.items():
+        if name.lower() in fields:
+            notes.append(f"{'.'.join((*path, name))}: left out, since only case tells it from another field")
+        elif (kind := _settled(inner, (*path, name), notes)) is None:
+            notes.append(f"{'.'.join((*path, name))}: left out, since nothing in it had a value")
+        else:
+            fields[name.lower()] = pa.field(name, kind)
+    return pa.struct(list(fields.values())) if fields else None

@@ -1,0 +1,76 @@
+"""How the objects of a source are read, checked once on the driver."""
+
+from dataclasses import dataclass, replace
+
+import pyarrow as pa
+
+from penstock.errors import UsageError
+from penstock.pipeline.spark.source.ddl import format_ddl, parse_ddl
+
+FORMATS = ("jsonl", "csv", "text")
+_MIB = 1 << 20
+_TEXT_DDL = "value STRING"
+_TAB = r"\t"  # as one types it on a command line
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CsvOptions:
+    """How lines of CSV are written. What a line means by them is told in csv_lines.py."""
+
+    header: bool = True  # the first line that is not blank names the columns; without it they come as declared
+    delimiter: str = ","
+    quote: str = '"'  # "": nothing is quoted
+    null_text: str = ""  # NULL beside the empty field, where it stands without quotes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadOptions:
+    """How the objects of a source are read. ``schema_ddl`` is canonical once the plan is made; text needs none."""
+
+    schema_ddl: str = ""
+    format: str = "jsonl"
+    csv: CsvOptions = CsvOptions()
+    provenance: bool = True  # rows carry _object and _offset
+    quarantine_ratio_max: float = 1.0  # of an object's lines; an object above it fails
+    object_bytes_max: int = 1 << 40  # of one object as stored; a larger one is dead at once
+    inflated_bytes_verified_max: int = 64 * _MIB  # up to here a compressed object is verified before its first row
+    inflated_bytes_max: int = 16 << 30  # of one compressed object
+    line_bytes_max: int = 128 * _MIB
+    block_bytes: int = 8 * _MIB  # decoded at once
+
+
+def checked(options: ReadOptions) -> ReadOptions:
+    """The options with the schema in canonical form. Raises `UsageError` for what cannot be meant."""
+    if options.format not in FORMATS:
+        known = ", ".join(FORMATS)
+        raise UsageError(f"The format {options.format!r} is unknown: this version reads {known}.")
+    schema = parse_ddl(options.schema_ddl or (_TEXT_DDL if options.format == "text" else ""))
+    if options.format == "text":
+        _check_text(schema)
+    if options.format == "csv":
+        _check_flat(schema)
+        options = replace(options, csv=_checked_csv(options.csv))
+    return replace(options, schema_ddl=format_ddl(schema))
+
+
+def _check_text(schema: pa.Schema) -> None:
+    if len(schema) != 1 or not pa.types.is_string(schema.field(0).type):
+        raise UsageError(
+            f"The format text gives one column of strings, not {format_ddl(schema)}: declare '{_TEXT_DDL}', or nothing."
+        )
+
+
+def _check_flat(schema: pa.Schema) -> None:
+    for field in schema:
+        if pa.types.is_nested(field.type):
+            kind = format_ddl(pa.schema([field]))
+            raise UsageError(f"The format csv has no place for a list or struct, as in {kind}: declare it as a string.")
+
+
+def _checked_csv(csv: CsvOptions) -> CsvOptions:
+    delimiter = "\t" if csv.delimiter == _TAB else csv.delimiter
+    if len(delimiter) != 1 or not delimiter.isascii() or delimiter in "\r\n\0":
+        raise UsageError(f"The delimiter {csv.delimiter!r} is not one ASCII character within a line, such as ';'.")
+    if len(csv.quote) > 1 or not csv.quote.isascii() or csv.quote in ("\r", "\n", "\0", delimiter):
+        raise UsageError(f"The quote {csv.quote!r} is neither one ASCII character besides the delimiter nor empty.")
+    return replace(csv, delimiter=delimiter)

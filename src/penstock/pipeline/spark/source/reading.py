@@ -1,0 +1,257 @@
+"""Read one partition: the loop that runs in Spark's executors, without a word of Spark in it.
+
+Parts of objects are packed into blocks before they are decoded (small objects one by one would cost three times as
+much, measured), rows get their provenance back from where their lines stood in the block, bad lines go to quarantine,
+and a failing object leaves its siblings alone.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from penstock.errors import ObjectError
+from penstock.objects.reference import ObjectRef
+from penstock.objects.store import ObjectStore
+from penstock.objects.stores import ahead
+from penstock.pipeline.spark.source.blocks import Decoded, Decoder
+from penstock.pipeline.spark.source.contents import BOM, Part, Quotes
+from penstock.pipeline.spark.source.csv_records import read_parts
+from penstock.pipeline.spark.source.ddl import PROVENANCE
+from penstock.pipeline.spark.source.decoders import Decoders
+from penstock.pipeline.spark.source.lines import Reason
+from penstock.pipeline.spark.source.options import ReadOptions
+from penstock.pipeline.spark.source.plan import Piece, ReadPlan
+from penstock.pipeline.spark.source.quarantine import QuarantineFile
+from penstock.pipeline.spark.source.report import (
+    SAMPLES_MAX,
+    FailureKind,
+    ObjectFailure,
+    PieceReading,
+    ReadingId,
+    Report,
+)
+from penstock.storage.files import Files
+
+_SAMPLE_CHARS_MAX = 300
+_URI_BYTES_MAX = 64 << 20  # of the _object column of one batch: uris may be longer than lines
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartitionTask:
+    """All that an executor needs to read one partition. It travels there, so it holds this partition's objects only."""
+
+    partition: int
+    pieces: Sequence[tuple[ObjectRef, Piece]]
+    options: ReadOptions
+    quarantine: Files
+    quarantine_dir: str
+    reports: Files
+    drain: bool = False
+
+
+def partition_task(plan: ReadPlan, partition: int, *, drain: bool = False) -> PartitionTask:
+    """One partition of a plan."""
+    return PartitionTask(
+        partition=partition,
+        pieces=tuple((plan.objects[piece.object], piece) for piece in plan.partitions[partition]),
+        options=plan.options,
+        quarantine=plan.quarantine,
+        quarantine_dir=plan.quarantine_dir,
+        reports=plan.reports,
+        drain=drain,
+    )
+
+
+def read_partition(task: PartitionTask, store: ObjectStore, reading: ReadingId) -> Iterator[pa.RecordBatch]:
+    """Typed rows in batches; quarantine and report are there when the iterator has ended, and not before.
+
+    An iterator closed early leaves neither. Raises `TemporaryError` when the machine has a fault that is no object's.
+    """
+    quarantine = QuarantineFile(task.quarantine, task.quarantine_dir, task.partition)
+    scan = _Scan(task, store, quarantine)
+    told = False
+    try:
+        for number, batch in enumerate(scan.batches()):
+            if number == 0:
+                reading.mark_begun()
+            yield batch
+        file = quarantine.finish()
+        reading.write(Report(partition=task.partition, drain=task.drain, pieces=scan.readings(), quarantine=file))
+        told = True
+    finally:
+        if not told:
+            quarantine.abandon()
+
+
+@dataclass(slots=True)
+class _Tally:
+    """What a piece gave so far. Written by the one thread that reads the partition."""
+
+    rows: int = 0
+    reasons: Counter[str] = field(default_factory=Counter)  # of the lines in quarantine
+    parts: int = 0
+    failure: ObjectFailure | None = None
+    samples: list[tuple[int, str]] = field(default_factory=list)  # offset and reason of the first bad lines
+    quotes: Quotes | None = None  # once the piece was read to its end
+
+
+class _Scan:
+    """One reading of one partition."""
+
+    def __init__(self, task: PartitionTask, store: ObjectStore, quarantine: QuarantineFile) -> None:
+        self._task = task
+        self._store = store
+        self._quarantine = quarantine
+        self._decoders = Decoders(task.options)
+        self._tallies = [_Tally() for _ in task.pieces]
+        self._uris = [ref.uri for ref, _ in task.pieces]
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        pack: list[tuple[int, Part]] = []
+        packed_bytes = 0
+        packed_for: Decoder | None = None
+        for slot, part, decoder in self._parts():
+            full = packed_bytes + len(part.lines) > self._task.options.block_bytes
+            if packed_for is not None and (full or decoder is not packed_for):
+                yield from self._decode(pack, packed_for)
+                pack, packed_bytes = [], 0
+            pack.append((slot, part))
+            packed_bytes += len(part.lines)
+            packed_for = decoder
+        if packed_for is not None:
+            yield from self._decode(pack, packed_for)
+
+    def readings(self) -> tuple[PieceReading, ...]:
+        return tuple(
+            PieceReading(
+                piece=piece,
+                rows=tally.rows,
+                lines_quarantined=tally.reasons.total(),
+                reasons=dict(tally.reasons),
+                samples=tuple(tally.samples),
+                failure=tally.failure,
+                broken_midway=tally.failure is not None and tally.parts > 0,
+                quotes=tally.quotes,
+            )
+            for (_, piece), tally in zip(self._task.pieces, self._tallies, strict=True)
+        )
+
+    def _refuse(self, slot: int, offset: int, raw: bytes, reason: Reason, detail: str) -> None:
+        """Quarantine one line, or the lines of one record."""
+        tally = self._tallies[slot]
+        self._quarantine.add(self._uris[slot], offset, raw, reason.value, detail)
+        tally.reasons[reason.value] += 1
+        if len(tally.samples) < SAMPLES_MAX:
+            tally.samples.append((offset, f"{reason.value}: {detail}"[:_SAMPLE_CHARS_MAX]))
+
+    def _parts(self) -> Iterator[tuple[int, Part, Decoder]]:
+        """The parts of all pieces in turn; an object that fails ends, and its siblings go on."""
+        for tally, (ref, _) in zip(self._tallies, self._task.pieces, strict=True):
+            tally.failure = _too_large(ref, self._task.options.object_bytes_max)
+        opened = [slot for slot, tally in enumerate(self._tallies) if tally.failure is None]
+        with ahead(self._store, [self._task.pieces[slot][0] for slot in opened]) as store:
+            for slot in opened:
+                yield from self._parts_of(slot, store)
+
+    def _parts_of(self, slot: int, store: ObjectStore) -> Iterator[tuple[int, Part, Decoder]]:
+        ref, piece = self._task.pieces[slot]
+        tally = self._tallies[slot]
+        try:
+            with store.open(ref) as reader:
+                for part in read_parts(reader, piece, self._task.options):
+                    if part.quotes is not None:
+                        tally.quotes = part.quotes
+                        continue
+                    decoder = self._decoders.of(part.header, ref.uri)
+                    self._keep_bad_records(slot, part)
+                    if part.lines:
+                        tally.parts += 1
+                        yield slot, part, decoder
+        except ObjectError as error:
+            tally.failure = ObjectFailure.of(error)
+
+    def _keep_bad_records(self, slot: int, part: Part) -> None:
+        for record in part.bad:
+            self._tallies[slot].parts += 1
+            self._refuse(slot, record.offset, record.raw, Reason.MALFORMED, record.detail)
+
+    def _decode(self, pack: Sequence[tuple[int, Part]], decoder: Decoder) -> Iterator[pa.RecordBatch]:
+        block = pack[0][1].lines if len(pack) == 1 else b"".join(part.lines for _, part in pack)
+        origin = _Origin.of(pack)
+        decoded = decoder.decode(block, plain=all(part.plain for _, part in pack))
+        self._keep_bad_lines(decoded, origin)
+        owners, offsets = origin.locate(decoded.starts)
+        for owner, rows in enumerate(np.bincount(owners, minlength=len(pack)).tolist()):
+            self._tallies[pack[owner][0]].rows += rows
+        if self._task.options.provenance:
+            yield from _with_provenance(decoded.rows, [self._uris[slot] for slot, _ in pack], owners, offsets)
+        else:
+            yield from decoded.rows.combine_chunks().to_batches()
+
+    def _keep_bad_lines(self, decoded: Decoded, origin: "_Origin") -> None:
+        if not decoded.bad:
+            return
+        owners, offsets = origin.locate(np.array([bad.start for bad in decoded.bad], dtype=np.int64))
+        for bad, owner, offset in zip(decoded.bad, owners.tolist(), offsets.tolist(), strict=True):
+            slot, part = origin.pack[owner]
+            raw = BOM + bad.raw if part.marked and offset == 0 else bad.raw
+            self._refuse(slot, offset, raw, bad.reason, bad.detail)
+
+
+def _too_large(ref: ObjectRef, bytes_max: int) -> ObjectFailure | None:
+    if ref.size_bytes <= bytes_max:
+        return None
+    reason = f"{ref.uri} has {ref.size_bytes} bytes, more than the limit of {bytes_max} for one object"
+    return ObjectFailure(kind=FailureKind.TOO_LARGE, reason=reason)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Origin:
+    """Which part of a block came from where."""
+
+    pack: Sequence[tuple[int, Part]]
+    bases: npt.NDArray[np.int64]  # where each part begins in the block
+    shifts: npt.NDArray[np.int64]  # from a position in the block to the object's
+
+    @staticmethod
+    def of(pack: Sequence[tuple[int, Part]]) -> "_Origin":
+        sizes = np.array([len(part.lines) for _, part in pack], dtype=np.int64)
+        bases = np.cumsum(sizes) - sizes
+        return _Origin(pack=pack, bases=bases, shifts=np.array([part.offset for _, part in pack]) - bases)
+
+    def locate(self, starts: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Positions of line starts in the block to (place in the pack, offset in the object)."""
+        owners = np.searchsorted(self.bases, starts, side="right") - 1
+        offsets = starts + self.shifts[owners]
+        if any(part.marked for _, part in self.pack):
+            marked = np.array([part.marked for _, part in self.pack])
+            offsets[marked[owners] & (starts == self.bases[owners])] = 0
+        return owners, offsets
+
+
+def _with_provenance(
+    rows: pa.Table, uris: Sequence[str], owners: npt.NDArray[np.int64], offsets: npt.NDArray[np.int64]
+) -> Iterator[pa.RecordBatch]:
+    names = [uri.encode() for uri in uris]
+    rows_max = max(1, _URI_BYTES_MAX // max(len(name) for name in names))
+    schema = pa.schema([*rows.schema, *PROVENANCE])
+    at = 0
+    for batch in rows.combine_chunks().to_batches(max_chunksize=rows_max):
+        span = slice(at, at + batch.num_rows)
+        counts = np.bincount(owners[span], minlength=len(names))
+        columns = [*batch.columns, _repeated(names, counts), pa.array(offsets[span])]
+        yield pa.RecordBatch.from_arrays(columns, schema=schema)
+        at += batch.num_rows
+
+
+def _repeated(names: Sequence[bytes], counts: npt.NDArray[np.int64]) -> pa.StringArray:
+    """Each name as often as its count says: the buffers are made directly, the column is as long as the rows."""
+    sizes = np.repeat(np.array([len(name) for name in names], dtype=np.int32), counts)
+    ends = np.zeros(len(sizes) + 1, dtype=np.int32)
+    np.cumsum(sizes, out=ends[1:])
+    text = b"".join(name * count for name, count in zip(names, counts.tolist(), strict=True))
+    return pa.StringArray.from_buffers(len(sizes), pa.py_buffer(ends), pa.py_buffer(text))

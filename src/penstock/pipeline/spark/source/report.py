@@ -1,0 +1,358 @@
+"""Reports: what one reading of one partition gave, told through a side door.
+
+Spark may read a partition never, once or several times in one run, and may stop a reading early. So each reading has an
+id; it leaves a mark before its first row and its report, atomically, after its last. A reading that was stopped early
+leaves the mark alone.
+
+What a run read, object by object, made of its reports: what counts, what failed, what has to be done again.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field, replace
+from enum import StrEnum
+from socket import gethostname
+from typing import Any
+from uuid import uuid4
+
+from penstock.errors import DeviceFailed, ObjectDenied, ObjectError, ObjectGone, ObjectRefused, ObjectSuperseded
+from penstock.pipeline.spark.source.contents import Quotes
+from penstock.pipeline.spark.source.plan import Piece, ReadPlan
+from penstock.sinks.manifest import DataFile
+from penstock.storage.files import Files
+
+_BEGUN = ".begun"
+_REPORT = ".json"
+SAMPLES_MAX = 10  # bad lines of an object that its events show
+READS_AT_ONCE = 16  # from S3
+
+
+class FailureKind(StrEnum):
+    """Why an object's rows do not count."""
+
+    GONE = "gone"
+    SUPERSEDED = "superseded"
+    UNREADABLE = "unreadable"
+    REFUSED = "refused"  # the host could not open it, or could not read a range of it
+    DENIED = "denied"  # the same, for lack of permission
+    DEVICE = "device"  # the same, because the disk or file system fails there
+    HOST = "host"  # the same, but the driver can: the host is at fault
+    TOO_LARGE = "too_large"  # another attempt would not make it smaller
+    QUARANTINE_RATIO = "quarantine_ratio"  # too many of its lines are bad
+    DISAGREED = "disagreed"  # two readings of one run saw different things
+
+
+# May hold for one host only.
+REFUSALS = frozenset({FailureKind.REFUSED, FailureKind.DENIED, FailureKind.DEVICE})
+SHARED = frozenset({FailureKind.DENIED, FailureKind.DEVICE})  # often of many objects at once: see `denials`
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObjectFailure:
+    """Why, for machines and for people."""
+
+    kind: FailureKind
+    reason: str
+    host: str = ""  # the one that read it
+    offset: int = 0  # of the range that could not be read
+    length_bytes: int = 0  # of the same; 0: the object could not be opened
+
+    @staticmethod
+    def of(error: ObjectError) -> "ObjectFailure":
+        """What a store's error means."""
+        failure = ObjectFailure(kind=_kind(error), reason=str(error), host=gethostname())
+        if isinstance(error, ObjectRefused):
+            return replace(failure, offset=error.offset, length_bytes=error.length_bytes)
+        return failure
+
+
+def _kind(error: ObjectError) -> FailureKind:
+    match error:
+        case ObjectGone():
+            return FailureKind.GONE
+        case ObjectSuperseded():
+            return FailureKind.SUPERSEDED
+        case ObjectDenied():
+            return FailureKind.DENIED
+        case DeviceFailed():
+            return FailureKind.DEVICE
+        case ObjectRefused():
+            return FailureKind.REFUSED
+        case _:
+            return FailureKind.UNREADABLE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PieceReading:
+    """What one reading of one piece gave. A failed piece that is not broken midway let nothing out."""
+
+    piece: Piece
+    rows: int = 0
+    lines_quarantined: int = 0
+    reasons: Mapping[str, int] = field(
+        default_factory=dict
+    )  # the same lines by `penstock.pipeline.spark.source.lines.Reason`
+    samples: Sequence[tuple[int, str]] = ()  # of the first of these lines: offset, reason
+    failure: ObjectFailure | None = None
+    broken_midway: bool = False  # it failed after some of its lines had left
+    quotes: Quotes | None = None  # of CSV, read to its end
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """One whole reading of one partition."""
+
+    partition: int
+    drain: bool  # read only for its report; its rows went nowhere
+    pieces: Sequence[PieceReading]
+    quarantine: DataFile | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartitionReadings:
+    """All that is known of the readings of one partition, reports in a fixed order."""
+
+    reports: Sequence[Report] = ()
+    unfinished: int = 0  # readings that began to hand out rows and left no report
+
+
+@dataclass(slots=True)
+class ReadingId:
+    """The name of one reading, and its files."""
+
+    files: Files  # where the run's reports lie
+    partition: int
+    token: str = field(default_factory=lambda: uuid4().hex)
+
+    def mark_begun(self) -> None:
+        """Say that rows may leave from now on."""
+        self.files.write(self._path(_BEGUN), b"")
+
+    def write(self, report: Report) -> None:
+        """Leave the report: whole, or not at all."""
+        self.files.write(self._path(_REPORT), json.dumps(asdict(report), separators=(",", ":")).encode())
+
+    def _path(self, suffix: str) -> str:
+        return f"p{self.partition:05}-{self.token}{suffix}"
+
+
+def load_readings(files: Files) -> Mapping[int, PartitionReadings]:
+    """Partition to its readings; partitions nobody began are missing."""
+    names = [name for name in files.names() if not name.startswith(".")]  # the others are half written
+    told = [name for name in names if name.endswith(_REPORT)]
+    with ThreadPoolExecutor(1 if files.is_local else READS_AT_ONCE) as pool:
+        texts = dict(zip(told, pool.map(files.read, told), strict=True))
+    reports: dict[int, list[Report]] = {}
+    unfinished: dict[int, int] = {}
+    finished = {name.removesuffix(_REPORT) for name in told}
+    for name in names:
+        partition = int(name[1:].partition("-")[0])
+        if name.endswith(_REPORT):
+            reports.setdefault(partition, []).append(_report(json.loads(texts[name])))
+        elif name.removesuffix(_BEGUN) not in finished:
+            unfinished[partition] = unfinished.get(partition, 0) + 1
+    return {
+        partition: PartitionReadings(reports=reports.get(partition, ()), unfinished=unfinished.get(partition, 0))
+        for partition in reports.keys() | unfinished.keys()
+    }
+
+
+def _report(values: Mapping[str, Any]) -> Report:
+    quarantine = values["quarantine"]
+    return Report(
+        partition=values["partition"],
+        drain=values["drain"],
+        pieces=tuple(_reading(piece) for piece in values["pieces"]),
+        quarantine=DataFile(**quarantine) if quarantine else None,
+    )
+
+
+def _reading(values: Mapping[str, Any]) -> PieceReading:
+    failure = values["failure"]
+    return PieceReading(
+        piece=Piece(**values["piece"]),
+        rows=values["rows"],
+        lines_quarantined=values["lines_quarantined"],
+        reasons=values["reasons"],
+        samples=[(offset, reason) for offset, reason in values["samples"]],
+        failure=ObjectFailure(**failure | {"kind": FailureKind(failure["kind"])}) if failure else None,
+        broken_midway=values["broken_midway"],
+        quotes=Quotes(**values["quotes"]) if values["quotes"] else None,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObjectReading:
+    """What one object gave. ``rows`` are those read, before any transform."""
+
+    rows: int
+    lines_quarantined: int
+    reasons: Mapping[str, int]  # the same lines by `penstock.pipeline.spark.source.lines.Reason`
+    samples: Sequence[tuple[int, str]]  # the first of these lines: offset, reason
+    bytes: int  # of the object as stored
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summary:
+    """A run, by the objects' places in its plan.
+
+    Where ``missing`` is not empty, read those partitions by a drain run and ask again. Where ``exclude`` is not empty,
+    rows that do not count have left: the run must be repeated without those objects, and its files forgotten. Where
+    ``recut`` is not empty, it must be repeated with those objects cut at these offsets. Else every object is in
+    ``readings`` or ``failures``.
+    """
+
+    readings: Mapping[int, ObjectReading]
+    failures: Mapping[int, ObjectFailure]  # no row of these has left
+    exclude: Mapping[int, ObjectFailure]
+    recut: Mapping[int, Sequence[int]]  # objects with a piece that began in the middle of a record
+    missing: Sequence[int]  # partitions without a report
+    quarantine: Sequence[DataFile]  # one file at most a partition, paths relative to the quarantine table's root
+
+    @property
+    def rows(self) -> int:
+        """Good lines read."""
+        return sum(reading.rows for reading in self.readings.values())
+
+    @property
+    def lines_quarantined(self) -> int:
+        """Bad lines."""
+        return sum(reading.lines_quarantined for reading in self.readings.values())
+
+    @property
+    def bytes(self) -> int:
+        """Of the objects read, as stored."""
+        return sum(reading.bytes for reading in self.readings.values())
+
+
+def summarise(plan: ReadPlan) -> Summary:
+    """Read the reports of a plan's run and decide; may be asked again after a drain run."""
+    known = load_readings(plan.reports)
+    found = [known.get(partition, PartitionReadings()) for partition in range(len(plan.partitions))]
+    chosen = [readings.reports[0] for readings in found if readings.reports]
+    missing = tuple(partition for partition, readings in enumerate(found) if not readings.reports)
+    unknown = {piece.object for partition in missing for piece in plan.partitions[partition]}
+    leaked = dict(_leaks(found))
+    readings: dict[int, ObjectReading] = {}
+    failures: dict[int, ObjectFailure] = {}
+    recut: dict[int, Sequence[int]] = {}
+    for index, pieces in _by_object(chosen).items():
+        cuts = None if index in unknown or _is_beyond(leaked.get(index)) else _cuts(pieces)
+        if cuts is not None:
+            leaked.pop(index, None)
+            recut[index] = cuts
+            continue
+        failure = _failure(pieces)
+        if failure is None and index not in unknown:
+            readings[index] = _sum(pieces)
+            failure = _ratio_failure(readings[index], plan.options.quarantine_ratio_max)
+        if failure is not None:
+            failures[index] = failure
+        if failure is not None and any(_let_out(piece) for piece in pieces):
+            leaked.setdefault(index, failure)
+    return Summary(
+        readings={index: reading for index, reading in readings.items() if index not in failures | leaked},
+        failures={index: failure for index, failure in failures.items() if index not in leaked},
+        exclude=leaked,
+        recut=recut,
+        missing=missing,
+        quarantine=tuple(report.quarantine for report in chosen if report.quarantine is not None),
+    )
+
+
+def _leaks(found: Sequence[PartitionReadings]) -> Iterator[tuple[int, ObjectFailure]]:
+    """Objects that one reading saw otherwise than another one may have: what left is then anybody's guess."""
+    for readings in found:
+        if not readings.reports:
+            continue
+        told, *others = readings.reports
+        untold = readings.unfinished > 0 or any(report.drain for report in readings.reports)
+        for slot, piece in enumerate(told.pieces):
+            if any(_differ(piece, other.pieces[slot]) for other in others):
+                yield piece.piece.object, _disagreement([piece, *(other.pieces[slot] for other in others)])
+            elif piece.failure is not None and untold:
+                yield piece.piece.object, piece.failure
+
+
+def _is_beyond(failure: ObjectFailure | None) -> bool:
+    """Return True for a failure that has another cause than where the object was cut."""
+    return failure is not None and failure.kind is not FailureKind.UNREADABLE
+
+
+def _cuts(pieces: Sequence[PieceReading]) -> Sequence[int] | None:
+    """Return where to cut the object if a piece of it began within quotes; None if none did.
+
+    Every piece was read as if it began outside of quotes (see records.py); those before it show whether it did.
+    """
+    cuts: list[int] = []
+    within = misread = False
+    for number, reading in enumerate(sorted(pieces, key=lambda reading: (reading.piece.start, reading.piece.stop))):
+        piece, quotes = reading.piece, reading.quotes
+        misread = misread or within
+        if within:
+            if quotes is not None and quotes.closes_at is not None and quotes.closes_at < piece.stop:
+                cuts.append(quotes.closes_at)
+        elif number:
+            cuts.append(piece.start)
+        if _is_beyond(reading.failure):
+            return None
+        if quotes is None:  # failed, or of no CSV: the rest stays together
+            break
+        within = quotes.ends_open_if_open if within else quotes.ends_open
+    return tuple(cuts) if misread else None
+
+
+def _differ(one: PieceReading, other: PieceReading) -> bool:
+    def told(reading: PieceReading) -> tuple[int, int, bool]:
+        return reading.rows, reading.lines_quarantined, reading.failure is None
+
+    return told(one) != told(other)
+
+
+def _disagreement(readings: Sequence[PieceReading]) -> ObjectFailure:
+    failures = [reading.failure for reading in readings if reading.failure is not None]
+    refused = next((failure for failure in failures if failure.kind in REFUSALS), None)
+    if refused is not None:  # the readings may differ because their hosts do
+        return refused
+    counts = " and ".join(f"{reading.rows} rows, {reading.lines_quarantined} bad lines" for reading in readings)
+    reason = f"readings of one run disagree: {counts}" + (f" ({failures[0].reason})" if failures else "")
+    return ObjectFailure(kind=FailureKind.DISAGREED, reason=reason)
+
+
+def _by_object(reports: Sequence[Report]) -> Mapping[int, Sequence[PieceReading]]:
+    pieces: dict[int, list[PieceReading]] = {}
+    for report in reports:
+        for reading in report.pieces:
+            pieces.setdefault(reading.piece.object, []).append(reading)
+    return pieces
+
+
+def _failure(pieces: Sequence[PieceReading]) -> ObjectFailure | None:
+    return next((piece.failure for piece in pieces if piece.failure is not None), None)
+
+
+def _let_out(piece: PieceReading) -> bool:
+    return piece.broken_midway or piece.rows > 0 or piece.lines_quarantined > 0
+
+
+def _sum(pieces: Sequence[PieceReading]) -> ObjectReading:
+    reasons: Counter[str] = Counter()
+    for piece in pieces:
+        reasons.update(piece.reasons)
+    return ObjectReading(
+        rows=sum(piece.rows for piece in pieces),
+        lines_quarantined=sum(piece.lines_quarantined for piece in pieces),
+        reasons=dict(reasons),
+        samples=sorted(sample for piece in pieces for sample in piece.samples)[:SAMPLES_MAX],
+        bytes=sum(piece.piece.stop - piece.piece.start for piece in pieces),
+    )
+
+
+def _ratio_failure(reading: ObjectReading, ratio_max: float) -> ObjectFailure | None:
+    lines = reading.rows + reading.lines_quarantined
+    if reading.lines_quarantined <= ratio_max * lines:
+        return None
+    reason = f"{reading.lines_quarantined} of its {lines} lines are bad, more than the limit of {ratio_max:.0%}"
+    return ObjectFailure(kind=FailureKind.QUARANTINE_RATIO, reason=reason)

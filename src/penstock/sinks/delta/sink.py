@@ -1,0 +1,360 @@
+"""A Delta table as a sink: files and position in one commit, on the very handle that was checked.
+
+delta-rs records application transactions and refuses a concurrent one, but only if it came after the handle's snapshot;
+with no retries at all a commit goes through only as the snapshot's next version. So what was read from a handle is
+still true when a commit on it succeeds. Everything that this library does not guard by itself (features it would write
+past, files that are not there, two creators at once) is guarded here.
+"""
+
+import errno
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+from urllib.parse import unquote
+
+import pyarrow as pa
+from deltalake import CommitProperties, DeltaTable, Schema, Transaction
+from deltalake.exceptions import DeltaError, TableNotFoundError
+from deltalake.transaction import AddAction
+
+from penstock.errors import PublishConflict, PublishHalted, TableError, TemporaryError, UsageError
+from penstock.sinks.delta.features import check_features
+from penstock.sinks.delta.folder import LOG_FOLDER, check_free, check_name, check_writable, make_ready
+from penstock.sinks.delta.log import LoggedFile
+from penstock.sinks.manifest import DataFile, attempt_token
+from penstock.sinks.parquet import check_partition_types
+from penstock.sinks.schema import additions, canonical
+from penstock.sinks.sink import Append, Position, TableFile
+from penstock.storage.files import Files
+from penstock.storage.s3 import fault_of, refuse
+
+CHECKS_AT_ONCE = 16  # of files in S3
+ATTEMPT = ":attempt"  # after an application: the one that holds the token of its last batch
+LOADS_MAX = 2  # a log that is cleaned up while it is read can fail once
+
+_ASKED_S3 = re.compile(r"\bError performing\b")  # in what delta-rs tells of a request that failed
+_DENIED = re.compile(r"\b(403 Forbidden|AccessDenied)\b")  # of S3, in delta-rs's text
+
+
+class DeltaTableSink:
+    """The Delta table at a place, and how far one pipeline is in it."""
+
+    def __init__(self, root: Files, *, pipeline: str, partition_by: Sequence[str] | None = ()) -> None:
+        """``partition_by`` None is for looking only: the table may be partitioned in any way."""
+        self._root = root
+        self._app = f"penstock:{pipeline}"
+        self._partition_by = None if partition_by is None else list(partition_by)
+
+    @property
+    def uri(self) -> str:
+        return self._root.uri
+
+    @property
+    def root(self) -> Files:
+        return self._root
+
+    @property
+    def app(self) -> str:
+        """The application whose transactions say how far the pipeline is, and with `ATTEMPT` the token of the tip."""
+        return self._app
+
+    def load(self) -> "LoadedDelta | None":
+        """The newest snapshot, or None where there is no table yet.
+
+        Raises `TableError` for a table we may not write to as asked: a feature we do not keep, other partition
+        columns, or a folder that holds something else.
+        """
+        table = _load(self._root)
+        if table is None:
+            check_free(self._root)
+            return None
+        loaded = LoadedDelta(table, root=self._root, app=self._app)
+        check_features(table.protocol(), table.metadata().configuration, table.schema().to_json(), where=self.uri)
+        self._check_partitioning(loaded.partition_by)
+        return loaded
+
+    def load_version(self, version: int) -> "LoadedDelta":
+        """The snapshot of a version that is still in the log. Raises `TableError` where it is not."""
+        table = _load(self._root)
+        try:
+            if table is None:
+                raise TableNotFoundError("there is no table")
+            table.load_as_version(version)
+        except (DeltaError, OSError, ValueError) as error:
+            raise TableError(
+                f"Version {version} of the table {self.uri} cannot be read: {_first_line(error)}"
+            ) from error
+        return LoadedDelta(table, root=self._root, app=self._app)
+
+    def ensure_schema(self, schema: pa.Schema) -> None:
+        """Create the table, or add the columns it lacks, in a commit of its own.
+
+        Columns that only the table has are left as they are. Raises `TableError` when a column differs, `UsageError`
+        for a partition column that is not there, `PublishConflict` when somebody else changed the table meanwhile.
+        """
+        loaded = self.load()
+        if loaded is None:
+            self._create(canonical(schema))
+        elif added := additions(loaded.schema, schema, table=self.uri):
+            loaded.add_columns(added)
+
+    def _create(self, schema: pa.Schema) -> None:
+        columns = self._partition_by or []
+        for column in columns:
+            if column not in schema.names:
+                raise UsageError(
+                    f"The partition column {column} is not among the columns of the table {self.uri}: "
+                    f"{', '.join(schema.names)}."
+                )
+        check_partition_types(schema, columns)
+        with _committing(self.uri):
+            make_ready(self._root)
+            check_writable(self._root)
+            _create(self._root, schema, columns)
+
+    def _check_partitioning(self, columns: Sequence[str]) -> None:
+        if self._partition_by is not None and list(columns) != self._partition_by:
+            have, want = _listed(columns), _listed(self._partition_by)
+            raise TableError(
+                f"The table {self.uri} is partitioned by {have} and not by {want}; ask for the same columns in the "
+                f"same order (--partition-by), or write to another table."
+            )
+
+
+class LoadedDelta:
+    """One snapshot of a `DeltaTableSink`'s table."""
+
+    def __init__(self, table: DeltaTable, *, root: Files, app: str) -> None:
+        self._table = table
+        self._root = root
+        self._app = app
+        self.partition_by: Sequence[str] = tuple(table.metadata().partition_columns)
+
+    @property
+    def version(self) -> int:
+        return self._table.version()
+
+    @property
+    def position(self) -> Position:
+        return Position(
+            seq=self._table.transaction_version(self._app) or 0,
+            attempt_token=self._table.transaction_version(f"{self._app}{ATTEMPT}"),
+        )
+
+    @property
+    def schema(self) -> pa.Schema:
+        return canonical(pa.schema(self._table.schema()))
+
+    @property
+    def schema_document(self) -> Mapping[str, Any]:
+        document: Mapping[str, Any] = json.loads(self._table.schema().to_json())
+        return document
+
+    @property
+    def root(self) -> Files:
+        return self._root
+
+    def rows(self) -> int | None:
+        """Return how many rows this snapshot shows; None where its log does not count those of every file."""
+        counts = pa.table(self._table.get_add_actions(flatten=True))
+        if not counts.num_rows:
+            return 0
+        if "num_records" not in counts.column_names:
+            return None
+        found = counts["num_records"].to_pylist()
+        return None if None in found else sum(found)
+
+    def files(self) -> Sequence[TableFile]:
+        """What this snapshot names. The log has paths with escapes, below the root unless they are absolute."""
+        actions = pa.table(self._table.get_add_actions(flatten=True)).to_pylist()
+        return [
+            TableFile(
+                path=unquote(action["path"]).removeprefix("file://"),
+                size_bytes=action["size_bytes"],
+                partition_values={name: action[f"partition.{name}"] for name in self.partition_by},
+            )
+            for action in actions
+        ]
+
+    def logged_files(self) -> Sequence[LoggedFile]:
+        """The files with all that a commit has to say of them, but those elsewhere than below the root. Raises
+        `TableError` for partition columns of a type that Penstock does not partition by."""
+        check_partition_types(self.schema, self.partition_by)
+        actions = pa.table(self._table.get_add_actions(flatten=True)).to_pylist()
+        return [
+            LoggedFile(
+                logged_path=action["path"],
+                path=unquote(action["path"]),
+                size_bytes=action["size_bytes"],
+                rows=action["num_records"] or 0,
+                modified_at=action["modification_time"] / 1000,
+                partition_values={name: _logged(action[f"partition.{name}"]) for name in self.partition_by},
+            )
+            for action in actions
+            if not re.match(r"/|[a-z0-9+.-]+:", action["path"])
+        ]
+
+    def vacuum(self, *, retention_hours: int | None, dry_run: bool) -> Sequence[str]:
+        """Delete files that the log removed longer ago than the retention, which is the table's own (a week) unless one
+        is given; answers which. What the log never named is left alone: a run may be writing it.
+
+        Raises `TableError` for a retention below the table's.
+        """
+        try:
+            found = self._table.vacuum(retention_hours=retention_hours, dry_run=dry_run, full=False)
+        except (DeltaError, OSError, ValueError) as error:
+            raise TableError(
+                f"The table {self._root.uri} cannot be vacuumed: {_first_line(error)}; keep old files for longer "
+                f"(--retention-hours), or let the table say so (its property delta.deletedFileRetentionDuration)."
+            ) from error
+        return sorted(set(found))
+
+    def append(self, append: Append) -> int:
+        """Commit files and position as this snapshot's next version, which is answered; see `LoadedTable.append`."""
+        check_writable(self._root)
+        with ThreadPoolExecutor(1 if self._root.is_local else CHECKS_AT_ONCE) as pool:
+            list(pool.map(self._check_file, append.files))
+        transactions = [
+            Transaction(self._app, append.seq),
+            Transaction(f"{self._app}{ATTEMPT}", attempt_token(append.attempt_id)),
+        ]
+        with _committing(self._root.uri):
+            self._table.create_write_transaction(
+                [_add_action(file) for file in append.files],
+                mode="append",
+                schema=self._table.schema(),
+                partition_by=list(self.partition_by),
+                commit_properties=CommitProperties(app_transactions=transactions, max_commit_retries=0),
+            )
+        return self.version + 1  # without retries there is no other version it can be
+
+    def add_columns(self, fields: Iterable[pa.Field]) -> None:
+        """Add nullable columns as this snapshot's next version."""
+        check_writable(self._root)
+        with _committing(self._root.uri):
+            self._table.alter.add_columns(
+                Schema.from_arrow(pa.schema(list(fields))).fields,
+                commit_properties=CommitProperties(max_commit_retries=0),
+            )
+
+    def _check_file(self, file: DataFile) -> None:
+        """A table that names a missing file cannot be read any more, so look first."""
+        path = f"{self._root}/{file.path}"
+        there = self._root.stat(file.path)
+        if there is None:
+            raise PublishHalted(
+                f"The file {path} of a committed batch does not exist, so the batch cannot be published; restore it, "
+                f"or the table and its state from one backup."
+            )
+        if there.size_bytes != file.size_bytes:
+            raise PublishHalted(
+                f"The file {path} of a committed batch has {there.size_bytes} bytes and should have "
+                f"{file.size_bytes}, so the batch cannot be published; restore it from a backup."
+            )
+        if set(file.partition_values) != set(self.partition_by):
+            raise PublishHalted(
+                f"The file {path} of a committed batch is partitioned by {_listed(file.partition_values)} and its "
+                f"table by {_listed(self.partition_by)}, so it cannot be published; the table was made anew otherwise."
+            )
+
+
+def open_dataset(root: Files) -> Any:
+    """The rows of a Delta table as a `pyarrow.dataset.Dataset`, for reading.
+
+    Raises `TableError` where there is none.
+    """
+    table = _load(root)
+    if table is None:
+        raise TableError(f"There is no Delta table in {root}.")
+    return table.to_pyarrow_dataset()
+
+
+def _create(root: Files, schema: pa.Schema, partition_by: Sequence[str]) -> None:
+    """Create the table as version 0 or not at all; that somebody else did is no error.
+
+    With retries, a second creator would change the first one's table as its version 1 (measured).
+    """
+    try:
+        DeltaTable.create(
+            str(root),
+            Schema.from_arrow(schema),
+            partition_by=list(partition_by),
+            storage_options=dict(root.store_options()),
+            commit_properties=CommitProperties(max_commit_retries=0),
+        )
+    except DeltaError:
+        if _load(root) is None:
+            raise
+
+
+def _load(root: Files) -> DeltaTable | None:
+    check_name(root)
+    for tries_left in reversed(range(LOADS_MAX)):
+        try:
+            if root.is_local and f"{LOG_FOLDER}/" not in root.names():
+                return None
+            return DeltaTable(str(root), storage_options=dict(root.store_options()))
+        except TableNotFoundError:
+            return None
+        except (DeltaError, OSError, ValueError) as error:
+            if tries_left:
+                continue
+            if isinstance(error, OSError) and _ASKED_S3.search(str(error)):
+                refuse(f"The Delta table {root.uri}", error)
+            raise TableError(f"The Delta table {root.uri} cannot be read: {_first_line(error)}") from error
+    raise AssertionError("unreachable")
+
+
+@contextmanager
+def _committing(where: str) -> Iterator[None]:
+    """Maps everything a commit can raise. What is not known to have failed is a conflict: load again and look."""
+    try:
+        yield
+    except (DeltaError, OSError, ValueError) as error:
+        if _has_errno(error, errno.ENOSPC, errno.EDQUOT):
+            raise TemporaryError(f"the disk of the table {where} is full") from error
+        if _DENIED.search(str(error)):
+            raise TableError(f"The table {where} cannot be written: {fault_of(error).text}.") from error
+        if _has_errno(error, errno.EACCES, errno.EROFS):
+            raise TableError(f"The table {where} cannot be written: {_first_line(error)}") from error
+        raise PublishConflict(f"{where}: {_first_line(error)}") from error
+
+
+def _has_errno(error: BaseException, *numbers: int) -> bool:
+    """delta-rs tells the number in its text."""
+    return any(getattr(error, "errno", None) == number or f"(os error {number})" in str(error) for number in numbers)
+
+
+def _add_action(file: DataFile) -> AddAction:
+    """Minimum and maximum are not told, although the manifest has them.
+
+    deltalake 1.6 reads a column without bounds as ``column >= null`` as soon as any other column of the file has some,
+    and then drops the file's rows from a filtered `to_pyarrow_dataset` (measured; its own tables after an added column
+    too). Not every column can have bounds, and none has those of a column added later.
+    """
+    return AddAction(
+        path=file.path,  # as it is on disk: the library escapes it for the log
+        size=file.size_bytes,
+        partition_values=dict(file.partition_values),
+        modification_time=int(file.modified_at * 1000),
+        data_change=True,
+        stats=json.dumps({"numRecords": file.rows, "nullCount": file.statistics.get("nullCount", {})}),
+    )
+
+
+def _logged(value: Any) -> str | None:
+    """A partition's value as the log has it."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return None if value is None else str(value)
+
+
+def _listed(columns: Iterable[str]) -> str:
+    return ", ".join(columns) or "nothing"
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().split("\n", 1)[0]

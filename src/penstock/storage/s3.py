@@ -1,0 +1,380 @@
+"""Clients for S3: obstore's for bytes, boto3's for listings and whatever obstore cannot name; and delta-rs's settings.
+
+One of each a process and place, with the same endpoint, region and credentials. All of them try again by themselves,
+a few times within seconds; what lasts longer is the caller's to wait for.
+
+What S3's refusals mean: an error of obstore or boto3 -> one of a few kinds, and a short sentence.
+
+Neither library's text is for people: it holds XML, addresses and retry counts. What is taken of it is the HTTP status,
+S3's own code and, of a connection that failed, its kind.
+
+Codes: "Error responses" in the Amazon S3 API reference.
+"""
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from enum import Enum
+from typing import TYPE_CHECKING, Any, NoReturn, TypeGuard
+
+from penstock.errors import ConfigurationError, TableDenied, TableError, TableNowhere, TemporaryError, UsageError
+from penstock.storage.aws import Aws, MadeOnce, require_aws
+
+if TYPE_CHECKING:
+    from obstore.store import S3Store
+
+
+_STATUS = re.compile(r"status code\b.{0,40}?\b(\d{3})\b", re.DOTALL)  # delta-rs has it on the next line, in colour
+_CODE = re.compile(r"<Code>([A-Za-z0-9.]{1,60})</Code>")
+_TEXT_CHARS_MAX = 160
+
+
+class Kind(Enum):
+    """What a caller can do about a refusal."""
+
+    MISSING = "missing"  # no such object or version; a delete marker
+    NO_BUCKET = "no bucket"
+    CHANGED = "changed"  # it is there and does not meet the condition
+    RANGE = "range"  # it has no bytes where some were asked for
+    DENIED = "denied"
+    INVALID = "invalid"  # what was asked for can be nowhere
+    ARCHIVED = "archived"
+    LOCKED = "locked"  # its key in KMS cannot be used
+    SETTINGS = "settings"  # this process's own: region, clock
+    PASSING = "passing"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fault:
+    """A refusal, understood. ``text`` ends without a full stop."""
+
+    kind: Kind
+    text: str
+
+
+_ELSEWHERE = "the bucket is in another region: set aws_region"
+_BY_CODE = {
+    "AccessDenied": (
+        Kind.DENIED,
+        "access is denied: look at permissions (403, also of a missing object where s3:ListBucket is not granted)",
+    ),
+    "NoSuchBucket": (Kind.NO_BUCKET, "there is no such bucket: make it, or mend its name"),
+    "NoSuchKey": (Kind.MISSING, "there is no such object"),
+    "NoSuchUpload": (Kind.PASSING, "somebody has ended the upload: a rule of the bucket's, or an earlier try of ours"),
+    "NoSuchVersion": (Kind.MISSING, "there is no such version"),
+    "MethodNotAllowed": (Kind.MISSING, "it is deleted: that version is a delete marker"),
+    "PreconditionFailed": (Kind.CHANGED, "it is there in another version"),
+    "ConditionalRequestConflict": (Kind.PASSING, "somebody else writes it at this moment"),
+    "InvalidRange": (Kind.RANGE, "it has no bytes there"),
+    "InvalidArgument": (Kind.INVALID, "S3 finds no sense in the request (InvalidArgument)"),
+    "InvalidBucketName": (Kind.INVALID, "no bucket can have that name"),
+    "KeyTooLongError": (Kind.INVALID, "no object can have so long a name"),
+    "InvalidObjectState": (Kind.ARCHIVED, "it is archived (Glacier): restore it first"),
+    "PermanentRedirect": (Kind.SETTINGS, _ELSEWHERE),
+    "AuthorizationHeaderMalformed": (Kind.SETTINGS, _ELSEWHERE),
+    "RequestTimeTooSkewed": (Kind.PASSING, "this machine's clock is wrong: set it"),
+    "ExpiredToken": (Kind.PASSING, "the credentials have expired: get new ones"),
+    "RequestTimeout": (Kind.PASSING, "the server waited too long for bytes"),
+    "SlowDown": (Kind.PASSING, "too many requests: S3 asks to slow down (503 SlowDown)"),
+    "InvalidAccessKeyId": (
+        Kind.DENIED,
+        "AWS does not know the access key (InvalidAccessKeyId): look at the credentials",
+    ),
+    "SignatureDoesNotMatch": (
+        Kind.DENIED,
+        "the secret key does not fit the access key (SignatureDoesNotMatch): look at the credentials",
+    ),
+}
+_WHO_WE_ARE = frozenset({"InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken"})
+_BY_STATUS = {
+    301: _BY_CODE["PermanentRedirect"],
+    307: (Kind.PASSING, "the bucket is being moved"),
+    401: (Kind.DENIED, "the credentials are refused (401): look at them"),
+    403: _BY_CODE["AccessDenied"],
+    404: _BY_CODE["NoSuchKey"],
+    405: _BY_CODE["MethodNotAllowed"],
+    409: _BY_CODE["ConditionalRequestConflict"],
+    412: _BY_CODE["PreconditionFailed"],
+    416: _BY_CODE["InvalidRange"],
+}
+_NO_REDIRECT = "incorrectly configured region"  # obstore, of a redirect that names no place
+_CONNECTION = (
+    ("kind: Connect", "no connection to the server"),
+    ("client error (Connect)", "no connection to the server"),  # delta-rs's words
+    ("kind: Timeout", "the server does not answer in time"),
+    ("EndpointConnectionError", "no connection to the server"),
+    ("TimeoutError", "the server does not answer in time"),
+)
+
+
+def fault_of(error: Exception) -> Fault:
+    """What an error of obstore or boto3 means. What nobody knows may pass."""
+    status, code, message = _said(error)
+    if code.startswith("KMS.") or (code == "AccessDenied" and "kms:" in message):
+        return Fault(kind=Kind.LOCKED, text=f"its encryption key cannot be used ({code}): look at KMS and its policy")
+    if code in _BY_CODE:
+        kind, text = _BY_CODE[code]
+        return Fault(kind=kind, text=text)
+    if status in _BY_STATUS:
+        kind, text = _BY_STATUS[status]
+        return Fault(kind=kind, text=text)
+    if isinstance(error, FileNotFoundError):
+        return Fault(kind=Kind.MISSING, text="there is no such object")
+    if _NO_REDIRECT in message:
+        return Fault(kind=Kind.SETTINGS, text=_ELSEWHERE)
+    if status or code:
+        return Fault(kind=Kind.PASSING, text=f"S3 answers {' '.join(str(part) for part in (status, code) if part)}")
+    told = f"{type(error).__name__} {message}"
+    for sign, text in _CONNECTION:
+        if sign in told:
+            return Fault(kind=Kind.PASSING, text=text)
+    return Fault(kind=Kind.PASSING, text=f"S3 cannot be asked: {_first_line(message)}")
+
+
+def code_of(error: Exception) -> str:
+    """S3's own word for it; "" where it gave none."""
+    return _said(error)[1]
+
+
+def is_identity(error: Exception) -> bool:
+    """Whether S3 refuses who we are, whatever is asked for."""
+    return code_of(error) in _WHO_WE_ARE
+
+
+def is_of_s3(error: BaseException) -> TypeGuard[Exception]:
+    """Whether one of the libraries that speak S3 raised it; obstore also says `FileNotFoundError`."""
+    from botocore.exceptions import BotoCoreError, ClientError
+    from obstore.exceptions import BaseError
+
+    return isinstance(error, (BaseError, BotoCoreError, ClientError, FileNotFoundError))
+
+
+def refuse(address: str, error: Exception) -> NoReturn:
+    """Raise it as the files of a table and of runs do: ``address`` is what was asked for."""
+    fault = fault_of(error)
+    text = f"{address} cannot be used: {fault.text}."
+    if fault.kind in (Kind.PASSING, Kind.CHANGED, Kind.RANGE):
+        raise TemporaryError(text) from None
+    if fault.kind is Kind.SETTINGS:
+        raise ConfigurationError(text) from None
+    if fault.kind is Kind.NO_BUCKET:
+        raise TableNowhere(text) from None
+    if fault.kind in (Kind.DENIED, Kind.LOCKED):
+        raise TableDenied(text) from None
+    raise TableError(text) from None
+
+
+def _said(error: Exception) -> tuple[int, str, str]:
+    """Status (or 0), code (or "") and text."""
+    response = getattr(error, "response", None)
+    if isinstance(response, dict):  # botocore's ClientError
+        code, status = str(response.get("Error", {}).get("Code", "")), _status_of(response)
+        if code.isdigit():  # a HEAD has no body: botocore takes the status for the code
+            status, code = status or int(code), ""
+        return status, code, str(response.get("Error", {}).get("Message", ""))
+    text = str(error)
+    status_said, code_said = _STATUS.search(text), _CODE.search(text)
+    return int(status_said[1]) if status_said else 0, code_said[1] if code_said else "", text
+
+
+def _status_of(response: dict[str, dict[str, object]]) -> int:
+    status = response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
+    return status if isinstance(status, int) else 0
+
+
+def _first_line(text: str) -> str:
+    line = text.strip().partition("\n")[0]
+    return line if len(line) <= _TEXT_CHARS_MAX else line[:_TEXT_CHARS_MAX] + "..."
+
+
+CONNECT_SECONDS = 5
+READ_SECONDS = 30  # without a byte; also the wait for an answer's first one
+REQUEST_SECONDS = 600  # of one request to the end of its body: a reader that is slow goes on with the next one
+TRIES_MAX = 4
+PING_READ_SECONDS = 10  # a try that hangs is still waited for when the server is back
+PING_TRIES_MAX = 2  # whoever pings asks again
+RETRY_SECONDS = 60
+
+# boto3 renews credentials at the latest ten minutes before they end, so what it hands out is good for that long.
+_CREDENTIALS_TTL = timedelta(minutes=9)
+_CONNECTIONS = 32
+_SERVER_ERROR, _TOO_MANY_REQUESTS = 500, 429  # HTTP status codes that may pass
+_AWS_ENDPOINT = ".amazonaws.com"
+_REGION_OF_NOBODY = ("", "aws-global")
+_REGION = "us-east-1"
+_USER_AGENT = "penstock"
+_TOKEN = "AWS_SESSION_TOKEN"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where a bucket is asked for."""
+
+    endpoint_url: str
+    region: str
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it is asked without TLS: only of a server that was named so."""
+        return self.endpoint_url.startswith("http://")
+
+
+@MadeOnce
+def bucket_client(bucket: str, aws: Aws) -> "S3Store":
+    """obstore's client of one bucket, shared by all threads of this process.
+
+    Raises `ConfigurationError` where boto3, obstore, a region or credentials are missing.
+    """
+    require_aws()
+    from obstore.auth.boto3 import Boto3CredentialProvider
+    from obstore.store import S3Store
+
+    aws.credentials()  # a sentence of ours where there are none, and not at the first request
+    place = place_of(bucket, aws)
+    return S3Store(
+        bucket,
+        config={
+            "aws_endpoint_url_s3": place.endpoint_url,  # both: either may be in the environment, which is not asked
+            "endpoint": place.endpoint_url,
+            "region": place.region,
+            "virtual_hosted_style_request": False,
+            "request_payer": aws.requester_pays,
+        },
+        client_options={
+            "allow_http": place.is_plain,
+            "connect_timeout": timedelta(seconds=CONNECT_SECONDS),
+            "read_timeout": timedelta(seconds=READ_SECONDS),
+            "timeout": timedelta(seconds=REQUEST_SECONDS),
+            "user_agent": _USER_AGENT,
+        },
+        retry_config={
+            "max_retries": TRIES_MAX - 1,
+            "retry_timeout": timedelta(seconds=RETRY_SECONDS),
+            "backoff": {
+                "init_backoff": timedelta(milliseconds=100),
+                "max_backoff": timedelta(seconds=5),
+                "base": 2,
+            },
+        },
+        credential_provider=Boto3CredentialProvider(aws.session(), ttl=_CREDENTIALS_TTL),
+    )
+
+
+def service_client(aws: Aws) -> Any:
+    """boto3's client for S3, shared by all threads of this process. Raises `ConfigurationError`."""
+    return _service_client(aws, READ_SECONDS, TRIES_MAX)
+
+
+@MadeOnce
+def _service_client(aws: Aws, read_seconds: float, tries_max: int) -> Any:
+    require_aws()
+    from botocore.config import Config
+
+    aws.credentials()  # a sentence of ours where there are none, and not at the first request
+    return aws.client(
+        "s3",
+        config=Config(
+            connect_timeout=CONNECT_SECONDS,
+            read_timeout=read_seconds,
+            max_pool_connections=_CONNECTIONS,
+            retries={"mode": "standard", "total_max_attempts": tries_max},
+            user_agent_extra=_USER_AGENT,
+        ),
+    )
+
+
+@MadeOnce
+def place_of(bucket: str, aws: Aws) -> Place:
+    """Endpoint and region, as boto3 finds them in the settings, the environment and AWS's configuration files.
+
+    AWS itself is asked for the bucket's region, which need not be that of the queues. Raises `ConfigurationError`.
+    """
+    if aws.endpoint_url is not None:  # nothing to find out: no client of boto3 is made, which takes a while
+        return Place(endpoint_url=aws.endpoint_url, region=aws.session().region_name or _REGION)
+    client = service_client(aws)
+    endpoint, region = client.meta.endpoint_url, client.meta.region_name or ""
+    if _AWS_ENDPOINT in endpoint and (there := region_of(bucket, client)) not in (None, region):
+        moved = aws.session().client("s3", region_name=there)
+        endpoint, region = moved.meta.endpoint_url, moved.meta.region_name
+    return Place(endpoint_url=endpoint, region=_REGION if region in _REGION_OF_NOBODY else region)
+
+
+def region_of(bucket: str, client: Any) -> str | None:
+    """The bucket's region, which S3 tells even those whom it lets do nothing; None where it does not say.
+
+    Raises `TemporaryError` where nobody answers.
+    """
+    from botocore.exceptions import BotoCoreError, ClientError
+
+    try:
+        answer = client.head_bucket(Bucket=bucket)
+    except ClientError as error:
+        answer = error.response
+    except BotoCoreError as error:
+        raise TemporaryError(f"s3://{bucket} cannot be used: {fault_of(error).text}.") from None
+    told: str | None = answer.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("x-amz-bucket-region")
+    return told
+
+
+def ping_bucket(bucket: str, aws: Aws) -> None:
+    """Raise `TemporaryError` if no server answers for the bucket, or one answers that it cannot serve now.
+
+    Any other answer counts as present, such as a denied access or a missing bucket.
+    """
+    from botocore.exceptions import ClientError, HTTPClientError
+    from botocore.exceptions import ConnectionError as ConnectionFailed
+
+    try:
+        _service_client(aws, PING_READ_SECONDS, PING_TRIES_MAX).head_bucket(Bucket=bucket)
+    except ClientError as error:
+        status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
+        if status >= _SERVER_ERROR or status == _TOO_MANY_REQUESTS:
+            raise TemporaryError(f"s3://{bucket} cannot be used: {fault_of(error).text}.") from None
+    except (HTTPClientError, ConnectionFailed) as error:
+        raise TemporaryError(f"s3://{bucket} cannot be used: {fault_of(error).text}.") from None
+
+
+def requester(aws: Aws) -> Mapping[str, str]:
+    """The argument by which boto3's calls say who pays."""
+    return {"RequestPayer": "requester"} if aws.requester_pays else {}
+
+
+def delta_options(aws: Aws, bucket: str) -> dict[str, str]:
+    """delta-rs's ``storage_options``. There are secrets in it, which end: ask anew each time, and keep nothing."""
+    place = place_of(bucket, aws)
+    frozen = aws.credentials().get_frozen_credentials()
+    options = {
+        "aws_endpoint_url_s3": place.endpoint_url,
+        "aws_endpoint_url": place.endpoint_url,
+        "aws_region": place.region,
+        "aws_virtual_hosted_style_request": "false",
+        "aws_allow_http": "true" if place.is_plain else "false",
+        "aws_access_key_id": frozen.access_key,
+        "aws_secret_access_key": frozen.secret_key,
+        "aws_conditional_put": "etag",  # S3 itself refuses a second writer of one version
+        "max_retries": str(TRIES_MAX - 1),
+        "retry_timeout": f"{RETRY_SECONDS}s",
+    }
+    if frozen.token:
+        options["aws_session_token"] = frozen.token
+    elif os.environ.get(_TOKEN):  # delta-rs asks the environment for whatever it is not told
+        raise ConfigurationError(
+            f"The access key in use has no session token, and delta-rs takes another key's from {_TOKEN}: unset it."
+        )
+    if aws.requester_pays:
+        options["aws_request_payer"] = "true"
+    return options
+
+
+def is_nameable(key: str) -> bool:
+    """Whether obstore names this key to S3 as it is. Others it refuses or, worse, cleans."""
+    parts = key.split("/")
+    return not any(part in ("", ".", "..") for part in parts) and not any(c < " " or c == "\x7f" for c in key)
+
+
+def check_nameable(address: str, prefix: str) -> None:
+    """Raise `UsageError` where files cannot be kept below such a prefix."""
+    if prefix and not is_nameable(prefix):
+        raise UsageError(f"{address} cannot hold files of ours: its parts must not be empty, '.' or '..'.")

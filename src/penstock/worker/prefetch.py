@@ -1,0 +1,142 @@
+"""Deliveries of one line that are held and not begun: the batch being collected, and closed ones without a place."""
+
+import threading
+from collections import deque
+from collections.abc import Sequence
+
+from penstock.events import Bus, MessagesReceived, MessageTakenOver
+from penstock.messaging.broker import Ask
+from penstock.messaging.delivery import AttemptEnd, Delivery
+from penstock.messaging.steps import Probe, Step
+from penstock.worker.batcher import NOTHING, collect, due
+from penstock.worker.leases import Book
+from penstock.worker.line import Line
+from penstock.worker.settings import WorkerSettings
+
+
+class Intake:
+    """Collects, and asks never beyond the free slots of the batches that may be open.
+
+    A line with threads of its own collects its next batch ahead, so that a long run is followed at once by the next. A
+    line that shares the worker's slots receives for places that are free now, so nothing waits leased and unbegun.
+    Nothing more is received while a closed batch waits. What is held is thus bounded by one batch a place and by what a
+    single receive can close (its deliveries, each of which may be heavy enough to be a batch alone).
+    """
+
+    def __init__(
+        self,
+        *,
+        line: Line,
+        receive_max: int,
+        book: Book,
+        settings: WorkerSettings,
+        bus: Bus,
+        probe: Probe,
+    ) -> None:
+        self._line = line
+        self._limits = line.limits
+        self._fetch_max = min(line.fetch(settings), receive_max)
+        self._book = book
+        self._bus = bus
+        self._probe = probe
+        self._lock = threading.Lock()
+        self._collecting = NOTHING  # under the lock; written by the I/O thread, and by whoever takes everything
+        self._closed: deque[Sequence[Delivery]] = deque()  # as above
+        self._last_was_empty = False  # written by the I/O thread
+
+    @property
+    def empty(self) -> bool:
+        """Whether nothing is held here."""
+        with self._lock:
+            return not self._closed and not self._collecting.deliveries
+
+    @property
+    def held(self) -> int:
+        """How many messages are held here."""
+        with self._lock:
+            return sum(map(len, self._closed)) + len(self._collecting.deliveries)
+
+    def room(self, free_places: int) -> int:
+        """How many more messages may be received while that many batches may begin."""
+        places = free_places if self._line.shares_slots else 1
+        with self._lock:
+            return 0 if self._closed else self._limits.messages_max * places - len(self._collecting.deliveries)
+
+    def ask(self, room: int) -> Ask:
+        """What to ask the broker for, with that much room, of which there must be some."""
+        return Ask(queue=self._line.queue, messages_max=min(self._fetch_max, room))
+
+    def came(self, arrived: Sequence[Delivery], now: float) -> None:
+        """What was asked for, or nothing. It is in the heartbeat's book, and collected, when this returns."""
+        self._last_was_empty = not arrived
+        if not arrived:
+            return
+        self._book.register(arrived)
+        self._add(arrived, now)
+        self._probe(Step.RECEIVED)
+        for delivery in filter(_orphaned, arrived):
+            self._bus.emit(_taken_over(delivery))
+        if self._bus.hears(MessagesReceived):
+            ids = tuple(delivery.message.id for delivery in arrived)
+            first = [delivery.message.enqueued_at for delivery in arrived if delivery.attempt == 1]
+            self._bus.emit(
+                MessagesReceived(
+                    queue=self._line.queue,
+                    message_ids=ids,
+                    redelivered=len(arrived) - len(first),
+                    orphaned=sum(_orphaned(delivery) for delivery in arrived),
+                    first_enqueued_at=min(first, default=None),
+                )
+            )
+
+    def next_batches(self, count: int, now: float) -> Sequence[Sequence[Delivery]]:
+        """At most that many batches to begin now, without the deliveries whose lease was lost meanwhile."""
+        batches: Sequence[Sequence[Delivery]] = ()
+        while not batches and (taken := self._take(count, now)):
+            batches = self._book.held_of(taken)
+        return batches
+
+    def take_all(self) -> Sequence[Delivery]:
+        """Everything held here, to be released unstarted. Any thread may call it; each delivery is answered once."""
+        with self._lock:
+            batches, self._closed = self._closed, deque()
+            collecting, self._collecting = self._collecting, NOTHING
+        return [delivery for batch in batches for delivery in batch] + list(collecting.deliveries)
+
+    def _add(self, arrived: Sequence[Delivery], now: float) -> None:
+        if self._limits.messages_max == 1:  # each is a batch, whatever it weighs
+            with self._lock:
+                self._closed.extend([(delivery,) for delivery in arrived])
+            return
+        weighed = [(delivery, self._line.handler.weigh(delivery)) for delivery in arrived]
+        with self._lock:
+            self._collecting, closed = collect(self._collecting, weighed, limits=self._limits, now=now)
+            self._closed.extend(batch.deliveries for batch in closed)
+
+    def _take(self, count: int, now: float) -> Sequence[Sequence[Delivery]]:
+        taken: list[Sequence[Delivery]] = []
+        with self._lock:
+            while self._closed and len(taken) < count:
+                taken.append(self._closed.popleft())
+            if len(taken) < count:
+                batch = due(self._collecting, limits=self._limits, now=now, receive_was_empty=self._last_was_empty)
+                if batch is not None:
+                    self._collecting = NOTHING
+                    taken.append(batch.deliveries)
+        return taken
+
+
+def _orphaned(delivery: Delivery) -> bool:
+    return delivery.previous is not None and delivery.previous.end is AttemptEnd.EXPIRED
+
+
+def _taken_over(delivery: Delivery) -> MessageTakenOver:
+    assert delivery.previous is not None, "an orphan had a worker before"
+    return MessageTakenOver(
+        queue=delivery.queue,
+        message_id=delivery.message.id,
+        attempt=delivery.attempt,
+        from_worker=delivery.previous.worker,
+        from_attempt=delivery.attempt - 1,
+        reason=delivery.previous.reason,
+    )

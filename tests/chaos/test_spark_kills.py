@@ -1,0 +1,66 @@
+"""Spark is killed at the steps that its runs announce, and while it writes; the same command again makes it good.
+And two ingests at once, each with a Spark of its own.
+
+The other steps of the protocol are killed at without Spark: test_kill_steps.py, test_s3_kills.py, test_sql_kills.py.
+"""
+
+import shutil
+import signal
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from tests.chaos import transforms
+from tests.chaos.oracle import attempts, check_done, check_meanwhile, query, truth
+from tests.chaos.runs import KILLED, Case, write_objects
+from tests.chaos.s3_case import S3Case
+from tests.chaos.test_kill_steps import OBJECTS, OF_A_RUN, OPTIONS, kill_and_check
+from tests.chaos.test_s3_kills import finish_and_check, prepared
+from tests.chaos.test_s3_kills import kill_and_check as kill_and_check_in_s3
+from tests.services.aws_server import AwsServer
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
+
+
+def test_spark_is_killed_while_it_writes_and_at_every_step_of_a_run(spark_case: Case) -> None:
+    case = spark_case
+    shutil.copy(transforms.__file__, case.folder / "transforms.py")
+    write_objects(case.source, range(OBJECTS))
+    whole = truth(case.source)
+    gate = case.folder / transforms.GATE
+    gate.touch()
+    writing = case.start(*OPTIONS, "--transform", "transforms:held")
+    writing.wait_until((case.folder / transforms.AT_GATE).exists)
+    writing.send_group(signal.SIGKILL)
+    writing.end().but(KILLED)
+    gate.unlink()
+    check_meanwhile(whole, case.table)
+    for step in OF_A_RUN:
+        kill_and_check(case, whole, step.value)
+    case.ingest(*OPTIONS)
+    check_done(whole, case.table)
+    assert attempts(case.table)["abandoned"] == 1 + len(OF_A_RUN)
+
+
+def test_spark_is_killed_at_every_step_of_a_run_from_s3(tmp_path: Path, moto: AwsServer) -> None:
+    with closing(S3Case(tmp_path, moto, by_queue=False)) as case:
+        whole = prepared(case)
+        for step in OF_A_RUN:
+            kill_and_check_in_s3(case, whole, step.value)
+        finish_and_check(case, whole)
+
+
+def test_two_at_once_share_the_work(spark_case: Case) -> None:
+    # On Spark, whose batches are slow: an ingest of quick ones can end while it still holds prefetched repeats of
+    # what the other has done, and leaves these in the queue.
+    case = spark_case
+    write_objects(case.source, range(80))
+    whole = truth(case.source)
+    both = [case.start("--max-objects", "10") for _ in range(2)]
+    reports = [running.end().but(0).report for running in both]
+    check_done(whole, case.table)
+    assert sum(report["rows_written"] for report in reports) == len(whole.good)
+    assert sum(report["lines_quarantined"] for report in reports) == len(whole.bad)
+    assert sum(report["batches"] for report in reports) == query(case.table, "SELECT count(*) FROM batches")[0][0]
+    assert [report["objects_processed"] + report["objects_skipped"] for report in reports] == [80, 80]
+    assert max(number for (number,) in query(case.table, "SELECT charged - refunds FROM objects")) == 1

@@ -1,0 +1,152 @@
+"""Which letters are meant, and where they came from."""
+
+import json
+from typing import Any
+
+import pytest
+
+from penstock.dead_letters.filters import Wanted, origins_of, source_of
+from penstock.dead_letters.letters import Letter
+from penstock.messaging.death import DEATH_ATTRIBUTE, SET_ASIDE_ATTRIBUTE, Death, encode_death, with_past
+from penstock.messaging.message import Message
+
+NOW = 1_000.0
+BODY = json.dumps(
+    {
+        "Records": [
+            {
+                "eventVersion": "2.1",
+                "eventSource": "aws:s3",
+                "eventName": "ObjectCreated:Put",
+                "s3": {"bucket": {"name": "landing"}, "object": {"key": "a+b%2Fc", "size": 1, "eTag": "e"}},
+            }
+        ]
+    }
+).encode()
+
+
+def letter(
+    *, queue: str = "orders-dlq", body: bytes = b"1", at: float = NOW - 60, moved_from: str | None = None, **fields: Any
+) -> Letter:
+    """One that died of these; of nothing without any."""
+    attributes: dict[str, str | bytes] = dict(fields.pop("attributes", {}))
+    if fields:
+        given = {"reason": "r", "attempts": 1, "worker": "w", "queue": "orders", "message_id": "m", **fields}
+        attributes[DEATH_ATTRIBUTE] = encode_death(Death(**given, last_failed_at=1.0, enqueued_at=1.0))
+    message = Message(id="l", body=body, enqueued_at=at, attributes=attributes)
+    return Letter(queue=queue, message=message, moved_from=moved_from)
+
+
+KNOWN = letter(
+    reason="KeyError: 7",
+    exception="KeyError: 'Seven'",
+    handler="bill",
+    fingerprint="bill|KeyError|shop.py:f",
+    body=BODY,
+    attributes={
+        **with_past(letter(message_id="earlier").message.attributes),
+        "tenant": "7",
+        "raw": b"\xff",
+        SET_ASIDE_ATTRIBUTE: "replayed often",
+    },
+)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "matches"),
+    [
+        (Wanted(), True),
+        (Wanted(handler="bill"), True),
+        (Wanted(handler="ship"), False),
+        (Wanted(error="keyerror"), True),
+        (Wanted(error="SEVEN"), True),
+        (Wanted(error="shop.py"), True),
+        (Wanted(error="Replayed Often"), True),
+        (Wanted(error="bill|KeyError|shop.py:f"), True),
+        (Wanted(error="timeout"), False),
+        (Wanted(older_than_seconds=59.0), True),
+        (Wanted(older_than_seconds=61.0), False),
+        (Wanted(younger_than_seconds=61.0), True),
+        (Wanted(younger_than_seconds=59.0), False),
+        (Wanted(attributes={"tenant": "7"}), True),
+        (Wanted(attributes={"tenant": "7", "raw": "\\xff"}), True),
+        (Wanted(attributes={"tenant": "8"}), False),
+        (Wanted(attributes={"nothing": ""}), False),
+        (Wanted(ids=frozenset({"l"})), True),
+        (Wanted(ids=frozenset({"m"})), True),
+        (Wanted(ids=frozenset({"earlier"})), True),
+        (Wanted(ids=frozenset({"ear"})), False),
+        (Wanted(ids=frozenset({"x"})), False),
+        (Wanted(object_uri="s3://landing/a b/c"), True),
+        (Wanted(object_uri="s3://landing/a"), False),
+        (Wanted(handler="bill", error="timeout"), False),
+    ],
+)
+def test_a_letter_matches_all_that_is_asked(wanted: Wanted, matches: bool) -> None:
+    assert wanted.matches(KNOWN, now=NOW) is matches
+    assert wanted.asks_nothing is (wanted == Wanted())
+
+
+@pytest.mark.parametrize("wanted", [Wanted(handler="bill"), Wanted(error="r"), Wanted(ids=frozenset({"m"}))])
+def test_a_letter_that_says_nothing_matches_no_question_about_its_death(wanted: Wanted) -> None:
+    assert not wanted.matches(letter(), now=NOW)
+    assert not Wanted(object_uri="s3://b/k").matches(letter(body=b"no notification"), now=NOW)
+
+
+@pytest.mark.parametrize(
+    ("error", "matches"),
+    [
+        ('no "x" in it', True),
+        ("über", True),
+        ("ÜBER", True),
+        ("a\nb", True),
+        ("back\\slash", True),
+        ("reason", False),
+        ("traceback", False),
+        ("no <text> in it über a b back\\slash", True),
+    ],
+)
+def test_text_is_sought_in_what_was_said_and_not_in_how_it_is_written(error: str, matches: bool) -> None:
+    found = letter(reason='no "x" in it über a\nb back\\slash')
+    assert Wanted(error=error).matches(found, now=NOW) is matches
+
+
+def test_the_name_of_the_group_without_a_reason_finds_its_letters() -> None:
+    assert Wanted(error="no reason was recorded").matches(letter(), now=NOW)
+
+
+@pytest.mark.parametrize(
+    ("found", "origin"),
+    [
+        (letter(reason="r"), "orders"),
+        (letter(reason="r", queue="mails-dlq"), "orders"),
+        (letter(), "orders"),
+        (letter(queue="orders-dead"), "orders"),
+        (letter(queue="line-dlq.fifo"), "line.fifo"),
+        (letter(queue="lost", moved_from="mails"), "mails"),
+        (letter(queue="lost"), None),
+        (letter(queue="lost", moved_from="mails-dlq"), None),
+    ],
+)
+def test_where_a_letter_came_from(found: Letter, origin: str | None) -> None:
+    assert next(iter(origins_of(found)), None) == origin
+
+
+def test_one_that_died_as_a_letter_goes_back_to_where_it_died_first() -> None:
+    first = letter(reason="r", queue="lost").message.attributes
+    again = Death(
+        reason="handed over",
+        attempts=9,
+        worker="w",
+        queue="orders-dlq",
+        message_id="l",
+        last_failed_at=2,
+        enqueued_at=1,
+    )
+    attributes = {**with_past(first), DEATH_ATTRIBUTE: encode_death(again)}
+    assert origins_of(letter(queue="lost", attributes=attributes)) == ["orders"]
+
+
+@pytest.mark.parametrize("queue", ["orders", "-dlq", "-dead", "dlq"])
+def test_a_name_that_says_nothing(queue: str) -> None:
+    assert source_of(queue) is None

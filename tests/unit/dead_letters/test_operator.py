@@ -1,0 +1,167 @@
+"""Sending letters back: the order of steps, the record, and the rate."""
+
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+
+import pytest
+
+from penstock.brokers.memory.broker import MemoryBroker
+from penstock.dead_letters.filters import Wanted
+from penstock.dead_letters.letters import BrowsedLetters
+from penstock.dead_letters.operator import CHUNK, Errand, Pace, Sender, matching
+from penstock.errors import TemporaryError
+from penstock.messaging.death import SET_ASIDE_ATTRIBUTE
+from penstock.messaging.message import ORIGIN_ATTRIBUTE, Message, Outgoing
+from penstock.messaging.replay import COUNTER_ATTRIBUTE, REPLAY_ID_ATTRIBUTE, Replay
+from penstock.messaging.steps import Step
+from penstock.testing import FakeClock
+
+QUEUE, FIRST = "orders", "orders-dlq"
+
+
+class Log:
+    """A record in memory."""
+
+    def __init__(self) -> None:
+        self.known: dict[str, Replay] = {}
+        self.marked: list[str] = []
+
+    def open(self, replays: Sequence[Replay]) -> Mapping[str, Replay]:
+        for replay in replays:
+            self.known.setdefault(replay.replay_id, replay)
+        return self.find([replay.replay_id for replay in replays])
+
+    def find(self, replay_ids: Sequence[str]) -> Mapping[str, Replay]:
+        return {id: self.known[id] for id in replay_ids if id in self.known}
+
+    def sent(self, replay_ids: Sequence[str]) -> None:
+        self.marked += replay_ids
+        for id in replay_ids:
+            old = self.known[id]
+            self.known[id] = Replay(
+                replay_id=id,
+                letter_queue=old.letter_queue,
+                letter_id=old.letter_id,
+                queue=old.queue,
+                count=old.count,
+                due_at=old.due_at,
+                sent=True,
+            )
+
+
+class Broken(Exception):
+    """The process ends here."""
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock(auto_advance=True)
+
+
+@pytest.fixture
+def broker(clock: FakeClock) -> MemoryBroker:
+    return MemoryBroker(clock=clock, deduplication_window_seconds=300.0)
+
+
+def errands(broker: MemoryBroker, count: int, *, to: str = QUEUE) -> list[Errand]:
+    attributes = MappingProxyType({COUNTER_ATTRIBUTE: "3", SET_ASIDE_ATTRIBUTE: "often enough"})
+    broker.send(FIRST, [Outgoing(body=b"%d" % number, attributes=attributes) for number in range(count)])
+    return [Errand(letter=letter, queue=to) for page in BrowsedLetters(broker, FIRST).pages() for letter in page]
+
+
+def there(broker: MemoryBroker, queue: str = QUEUE) -> list[Message]:
+    return list(broker.browse(queue, messages_max=1_000))
+
+
+def test_they_go_and_are_marked_and_only_then_deleted(broker: MemoryBroker, clock: FakeClock) -> None:
+    log, seen = Log(), list[tuple[Step, int, int, int]]()
+
+    def probe(step: Step) -> None:
+        seen.append((step, len(there(broker)), len(log.marked), len(there(broker, FIRST))))
+
+    sent = Sender(broker, log, clock=clock, probe=probe).send(BrowsedLetters(broker, FIRST), errands(broker, 2))
+    assert seen == [
+        (Step.REPLAY_INTENDED, 0, 0, 2),
+        (Step.REPLAY_SENT, 2, 0, 2),
+        (Step.REPLAY_MARKED, 2, 2, 2),
+    ]
+    assert (there(broker, FIRST), sent.sent_before) == ([], 0)
+    assert list(sent.ids) == [message.id for message in there(broker)]
+    for message, errand in zip(there(broker), sent.errands, strict=True):
+        assert message.attributes == {
+            COUNTER_ATTRIBUTE: "0",
+            REPLAY_ID_ATTRIBUTE: errand.replay.replay_id,
+            ORIGIN_ATTRIBUTE: errand.letter.id,
+        }
+
+
+@pytest.mark.parametrize("step", [Step.REPLAY_INTENDED, Step.REPLAY_SENT, Step.REPLAY_MARKED])
+def test_broken_off_anywhere_the_next_one_ends_it(broker: MemoryBroker, clock: FakeClock, step: Step) -> None:
+    def probe(reached: Step) -> None:
+        if reached is step:
+            raise Broken
+
+    log, meant = Log(), errands(broker, 3)
+    with pytest.raises(Broken):
+        Sender(broker, log, clock=clock, probe=probe).send(BrowsedLetters(broker, FIRST), meant)
+    again = Sender(broker, log, clock=clock).send(BrowsedLetters(broker, FIRST), meant)
+    assert (len(there(broker)), there(broker, FIRST)) == (3, [])
+    assert again.sent_before == (3 if step is Step.REPLAY_MARKED else 0)
+
+
+def test_an_intent_of_the_replayer_s_is_carried_out_as_the_person_says(broker: MemoryBroker, clock: FakeClock) -> None:
+    log = Log()
+    (errand,) = errands(broker, 1, to="elsewhere")
+    id = errand.replay.replay_id
+    log.known[id] = Replay(
+        replay_id=id, letter_queue=FIRST, letter_id=errand.letter.id, queue=QUEUE, count=2, due_at=9e9
+    )
+    Sender(broker, log, clock=clock).send(BrowsedLetters(broker, FIRST), [errand])
+    (message,) = there(broker, "elsewhere")
+    assert (message.attributes[COUNTER_ATTRIBUTE], log.marked) == ("0", [id])
+
+
+def test_without_the_record_nothing_is_sent(broker: MemoryBroker, clock: FakeClock) -> None:
+    class Away(Log):
+        def open(self, replays: Sequence[Replay]) -> Mapping[str, Replay]:
+            raise TemporaryError("away")
+
+    meant = errands(broker, 1)
+    with pytest.raises(TemporaryError):
+        Sender(broker, Away(), clock=clock).send(BrowsedLetters(broker, FIRST), meant)
+    assert (there(broker), len(there(broker, FIRST))) == ([], 1)
+
+
+def test_what_died_after_it_began_is_left_alone(broker: MemoryBroker, clock: FakeClock) -> None:
+    errands(broker, 1)
+    began_at = clock.now()
+    clock.advance(1)
+    errands(broker, 1)
+    with BrowsedLetters(broker, FIRST) as letters:
+        found = matching(letters, Wanted(), clock=clock, stopped=lambda: False, until=began_at)
+        assert [letter.message.enqueued_at for page in found for letter in page] == [began_at]
+
+
+def test_nothing_is_looked_at_any_more_after_a_request_to_stop(broker: MemoryBroker, clock: FakeClock) -> None:
+    errands(broker, 1)
+    with BrowsedLetters(broker, FIRST) as letters:
+        assert list(matching(letters, Wanted(), clock=clock, stopped=lambda: True)) == []
+
+
+@pytest.mark.parametrize(("rate", "chunk"), [(None, CHUNK), (0.5, 1), (7.9, 7), (1_000.0, CHUNK)])
+def test_a_chunk_is_no_more_than_a_second_s_worth(clock: FakeClock, rate: float | None, chunk: int) -> None:
+    assert Pace(rate, clock=clock, stopped=lambda: False).chunk == chunk
+
+
+def test_the_rate_is_kept_over_all_chunks(clock: FakeClock) -> None:
+    pace = Pace(10.0, clock=clock, stopped=lambda: False)
+    for _ in range(5):
+        clock.advance(0.3)  # what sending takes is no reason to be slower
+        pace.wait(10)
+    assert clock.monotonic() == pytest.approx(5.0, abs=0.01)
+
+
+def test_a_wait_for_the_rate_ends_when_somebody_asks_to_stop(clock: FakeClock) -> None:
+    pace = Pace(0.001, clock=clock, stopped=lambda: clock.monotonic() > 1.0)
+    pace.wait(1)
+    assert clock.monotonic() < 2.0

@@ -1,0 +1,73 @@
+"""The AWS sample's variables, and what of ours goes before them."""
+
+from pathlib import Path
+
+import pytest
+
+from penstock.app.replayer import replay_policy, with_sample
+from penstock.config import Settings, load_settings
+from penstock.dead_letters.policy import ReplayPolicy
+from penstock.dead_letters.sample import SampleSettings, sample_settings
+from penstock.errors import ConfigurationError
+
+URL = "https://sqs.eu-west-1.amazonaws.com/123456789012/orders"
+THEIRS = {"MAX_ATTEMPS": "5", "BACKOFF_RATE": "3", "MESSAGE_RETENTION_PERIOD": "345600", "SQS_MAIN_URL": URL}
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_every_variable_is_understood() -> None:
+    found = sample_settings({**THEIRS, "HOME": "/root"})
+    assert found == SampleSettings(replays_max=5, base_seconds=3.0, cap_seconds=345_600.0, queue=URL)
+    assert sample_settings({"MAX_ATTEMPS": " "}) == SampleSettings()
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("MAX_ATTEMPS", "-1", "a whole number from 0 to 1000"),
+        ("MAX_ATTEMPS", "1001", "a whole number from 0 to 1000"),
+        ("MAX_ATTEMPS", "3.0", "a whole number from 0 to 1000"),
+        ("BACKOFF_RATE", "0", "a number of seconds above 0"),
+        ("BACKOFF_RATE", "nan", "a number of seconds above 0"),
+        ("MESSAGE_RETENTION_PERIOD", "inf", "a number of seconds above 0"),
+        ("SQS_MAIN_URL", "orders", "the URL of a queue on SQS"),
+    ],
+)
+def test_a_value_that_does_not_fit_is_said_in_a_sentence(name: str, value: str, said: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"^{name} in the environment is '{value}': .*{said}"):
+        sample_settings({**THEIRS, name: value})
+
+
+def test_ours_go_before_theirs(monkeypatch: pytest.MonkeyPatch) -> None:
+    theirs = sample_settings(THEIRS)
+    assert replay_policy(with_sample(load_settings(), theirs), "orders") == ReplayPolicy(
+        replays_max=5, base_seconds=3.0, cap_seconds=345_600.0
+    )
+    monkeypatch.setenv("PENSTOCK_REPLAYS_MAX", "3")  # said, though it is the default
+    assert with_sample(load_settings(replay_cap_seconds=60.0), theirs).model_dump(
+        include={"replays_max", "replay_base_seconds", "replay_cap_seconds"}
+    ) == {"replays_max": 3, "replay_base_seconds": 3.0, "replay_cap_seconds": 60.0}
+
+
+def test_a_queue_may_differ_and_be_left_out(here: Path) -> None:
+    (here / "penstock.toml").write_text(
+        "replays_max = 4\n[replay_queues.orders]\nreplays_max = 0\nbase_seconds = 10\n"
+        "[replay_queues.audit]\noff = true\n"
+    )
+    settings = load_settings()
+    assert replay_policy(settings, "mails") == ReplayPolicy(replays_max=4)
+    assert replay_policy(settings, "orders") == ReplayPolicy(replays_max=0, base_seconds=10)
+    assert replay_policy(settings, URL) == ReplayPolicy(replays_max=0, base_seconds=10)
+    assert replay_policy(settings, "audit") is None
+
+
+def test_an_override_that_does_not_fit_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PENSTOCK_REPLAY_QUEUES", '{"orders": {"replay_max": 5}}')
+    with pytest.raises(ConfigurationError, match=r"replay_queues\.orders\.replay_max, which .*: .*replays_max"):
+        load_settings()
+    assert Settings.model_construct().replay_queues == {}

@@ -1,0 +1,259 @@
+"""The function that replays, at its edges: events of AWS's documented form, settings, when a letter is due."""
+
+import copy
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.brokers.sqs.envelope import Received
+from penstock.brokers.sqs.lambda_records import deliveries_of, queue_arn_of
+from penstock.dead_letters.policy import spread
+from penstock.errors import ConfigurationError, UsageError
+from penstock.integrations.aws_lambda import DELAY_SECONDS_MAX, ReplayFunction, Unrecorded, handler
+from penstock.messaging.death import Death, with_death
+from penstock.messaging.message import Attributes, Message
+from penstock.messaging.replay import Replay, letter_replay_id, replays_so_far
+from penstock.monitoring.errors.hook import ErrorContext
+from penstock.testing import FakeClock
+
+NOW = 1_700_000_000.0
+ARN = "arn:aws:sqs:us-east-2:123456789012:orders-dlq"
+URL = "https://sqs.us-east-2.amazonaws.com/123456789012/orders"
+
+# As in AWS's documentation, "Using Lambda with Amazon SQS", with attributes of each type.
+EVENT: dict[str, Any] = {
+    "Records": [
+        {
+            "messageId": "059f36b4-87a3-44ab-83d2-661975830a7d",
+            "receiptHandle": "AQEBwJnKyrHigUMZj6rYigCgxlaS3SLy0a",
+            "body": "Test message.",
+            "attributes": {
+                "ApproximateReceiveCount": "1",
+                "SentTimestamp": "1545082649183",
+                "SenderId": "AIDAIENQZJOLO23YVJ4VO",
+                "ApproximateFirstReceiveTimestamp": "1545082649185",
+            },
+            "messageAttributes": {
+                "myAttribute": {
+                    "stringValue": "myValue",
+                    "stringListValues": [],
+                    "binaryListValues": [],
+                    "dataType": "String",
+                },
+                "sqs-dlq-replay-nb": {
+                    "stringValue": "2",
+                    "stringListValues": [],
+                    "binaryListValues": [],
+                    "dataType": "Number",
+                },
+                "blob": {
+                    "binaryValue": "AAH/",
+                    "stringListValues": [],
+                    "binaryListValues": [],
+                    "dataType": "Binary",
+                },
+            },
+            "md5OfBody": "e4e68fb7bd0e697a0ae8f1bb342846b3",
+            "eventSource": "aws:sqs",
+            "eventSourceARN": ARN,
+            "awsRegion": "us-east-2",
+        },
+        {
+            "messageId": "2e1424d4-f796-459a-8184-9c92662be6da",
+            "receiptHandle": "AQEBzWwaftRI0KuVm4tP+/7q1rGgNqicHq",
+            "body": "Test message.",
+            "attributes": {
+                "ApproximateReceiveCount": "4",
+                "SentTimestamp": "1545082650636",
+                "SenderId": "AIDAIENQZJOLO23YVJ4VO",
+                "ApproximateFirstReceiveTimestamp": "1545082650649",
+                "MessageGroupId": "1",
+                "MessageDeduplicationId": "1",
+                "SequenceNumber": "18849496460467696128",
+                "DeadLetterQueueSourceArn": "arn:aws:sqs:us-east-2:123456789012:orders",
+            },
+            "messageAttributes": {},
+            "md5OfBody": "e4e68fb7bd0e697a0ae8f1bb342846b3",
+            "eventSource": "aws:sqs",
+            "eventSourceARN": ARN,
+            "awsRegion": "us-east-2",
+        },
+    ]
+}
+
+
+# --- events
+
+
+def test_an_event_of_the_documented_form_is_read() -> None:
+    first, second = deliveries_of(EVENT, FakeClock(NOW))
+    assert first.queue == second.queue == "orders-dlq"
+    assert queue_arn_of(EVENT) == ARN
+    assert first.receipt == "AQEBwJnKyrHigUMZj6rYigCgxlaS3SLy0a"
+    assert (first.message.id, first.message.body) == ("059f36b4-87a3-44ab-83d2-661975830a7d", b"Test message.")
+    assert dict(first.message.attributes) == {
+        "myAttribute": "myValue",
+        "sqs-dlq-replay-nb": "2",
+        "blob": b"\x00\x01\xff",
+    }
+    assert replays_so_far(first.message.attributes) == 2
+    assert (first.message.enqueued_at, first.first_received_at) == (1545082649.183, 1545082649.185)
+    assert (second.message.group, second.moved_from) == ("1", "orders")
+
+
+def changed(path: str, value: Any) -> dict[str, Any]:
+    """The event with one thing in its first record made something else; None: without it."""
+    event = copy.deepcopy(EVENT)
+    inner = event["Records"][0]
+    *ways, last = path.split(".")
+    for way in ways:
+        inner = inner[way]
+    if value is None:
+        del inner[last]
+    else:
+        inner[last] = value
+    return event
+
+
+@pytest.mark.parametrize(
+    ("event", "said"),
+    [
+        ({}, "no list of Records"),
+        ([], "no list of Records"),
+        (None, "no list of Records"),
+        ({"Records": []}, "no list of Records"),
+        ({"Records": [7]}, "does not come from aws:sqs"),
+        ({"version": "0", "source": "aws.events"}, "no list of Records"),
+        (changed("eventSource", "aws:s3"), "does not come from aws:sqs"),
+        (changed("receiptHandle", None), "has no receiptHandle"),
+        (changed("body", 7), "has no body"),
+        (changed("messageAttributes.blob.binaryValue", "%%%"), "the attributes of message 059f36b4"),
+        (changed("messageAttributes", ["a"]), "the attributes of message"),
+        (changed("attributes.SentTimestamp", "soon"), "the attributes of message"),
+    ],
+)
+def test_another_event_is_refused_in_a_sentence(event: Any, said: str) -> None:
+    with pytest.raises(UsageError, match="none of an SQS event source mapping") as refused:
+        deliveries_of(event, FakeClock(NOW))
+    assert said in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+# --- settings
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """An environment in which nothing is set, and a region."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("SQS_MAIN_URL", "BACKOFF_RATE", "MAX_ATTEMPS", "MESSAGE_RETENTION_PERIOD"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_REGION", "us-east-2")
+    return monkeypatch
+
+
+def test_the_value_that_lambda_is_told_of_takes_nothing_before_its_first_call() -> None:
+    assert isinstance(handler, ReplayFunction)
+
+
+@pytest.mark.parametrize(
+    ("environment", "said"),
+    [
+        ({}, "set SQS_MAIN_URL to the URL of their queue"),
+        ({"SQS_MAIN_URL": "orders"}, "it is the URL of a queue on SQS"),
+        ({"SQS_MAIN_URL": URL, "MAX_ATTEMPS": "many"}, "MAX_ATTEMPS in the environment is 'many'"),
+        ({"SQS_MAIN_URL": URL, "PENSTOCK_BROKER": "redis://127.0.0.1"}, "letters come from SQS: write sqs://"),
+        (
+            {"SQS_MAIN_URL": URL, "PENSTOCK_LEDGER": "sqlite:///l.db", "AWS_ENDPOINT_URL": "http://127.0.0.1:1"},
+            "a file",
+        ),
+        ({"SQS_MAIN_URL": URL, "PENSTOCK_REPLAY_QUEUES": '{"orders": {"off": true}}'}, "orders are not replayed"),
+    ],
+)
+def test_settings_that_do_not_fit_are_told_in_a_sentence(
+    place: pytest.MonkeyPatch, environment: dict[str, str], said: str
+) -> None:
+    for name, value in environment.items():
+        place.setenv(name, value)
+    with pytest.raises(ConfigurationError) as refused:
+        ReplayFunction()(EVENT)
+    assert said in str(refused.value)
+
+
+def test_what_ends_a_call_reaches_log_and_error_hook(
+    place: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    heard: list[tuple[BaseException | None, ErrorContext]] = []
+    function = ReplayFunction(on_error=lambda error, context: heard.append((error, context)))
+    with pytest.raises(UsageError) as refused:
+        function({"Records": "none"})
+    (line,) = map(json.loads, capsys.readouterr().err.splitlines())
+    assert (line["event"], line["level"], line["error.type"]) == ("worker.failed", "error", "UsageError")
+    assert line["error.message"] == str(refused.value)
+    ((error, context),) = heard
+    assert error is refused.value
+    assert (context.handler, context.final) == ("replayer", True)
+
+
+# --- when a letter is due without a record
+
+
+def letter(*, queue: str = "orders-dlq", attributes: Attributes | None = None, first: float = NOW - 500.0) -> Received:
+    return Received(
+        message=Message(id="m1", body=b"x", enqueued_at=NOW - 1_000.0, attributes=attributes or {}),
+        queue=queue,
+        receipt="r1",
+        attempt=1,
+        received_at=NOW,
+        first_received_at=first,
+        began_at=0.0,
+    )
+
+
+def died(at: float) -> Attributes:
+    death = Death(
+        reason="bad", attempts=3, last_failed_at=at, worker="w", queue="orders", message_id="m0", enqueued_at=at - 60.0
+    )
+    return with_death({}, death)
+
+
+def due_at(one: Received, *, wait_seconds: float, now: float = NOW) -> float:
+    """When it is due whose wait was drawn like this."""
+    id = letter_replay_id(one.queue, one.message)
+    planned = Replay(
+        replay_id=id, letter_queue=one.queue, letter_id="m1", queue="orders", count=1, due_at=now + wait_seconds
+    )
+    return Unrecorded([one], now=now).open([planned])[id].due_at
+
+
+def test_a_letter_that_tells_of_its_death_is_due_a_wait_after_it_whenever_it_is_looked_at() -> None:
+    one = letter(attributes=died(NOW - 100.0), first=NOW)
+    assert [due_at(one, wait_seconds=5_000.0, now=now) for now in (NOW, NOW + 3_000.0)] == [NOW + 4_900.0] * 2
+
+
+def test_a_death_in_the_future_is_forged_and_counts_from_the_first_look() -> None:
+    """Not from each: it would never be due, nor what is behind it in its group."""
+    one = letter(attributes=died(NOW + 86_400.0), first=NOW)
+    assert [due_at(one, wait_seconds=10.0, now=now) for now in (NOW, NOW + 5.0)] == [NOW + 10.0] * 2
+
+
+def test_a_death_on_what_sqs_moved_is_not_of_this_time() -> None:
+    one = replace(letter(queue="orders-dlq.fifo", attributes=died(NOW - 9_000.0)), moved_from="orders.fifo")
+    assert due_at(one, wait_seconds=1.0) == NOW - 500.0 + 1.0
+
+
+def test_a_letter_that_sqs_moved_waits_no_longer_than_a_queue_delays() -> None:
+    share = spread(letter_replay_id("orders-dlq", letter().message))
+    for ceiling_seconds in (8.0, 899.0, 900.0, 40_000.0):
+        due = due_at(letter(), wait_seconds=share * ceiling_seconds)
+        assert due == pytest.approx(NOW + share * min(ceiling_seconds, DELAY_SECONDS_MAX))
+
+
+def test_in_a_fifo_queue_such_a_letter_waits_from_its_first_receive() -> None:
+    one = letter(queue="orders-dlq.fifo", first=NOW - 500.0)
+    share = spread(letter_replay_id("orders-dlq.fifo", one.message))
+    for now in (NOW, NOW + 300.0):
+        assert due_at(one, wait_seconds=share * 40_000.0, now=now) == pytest.approx(NOW - 500.0 + share * 900.0)

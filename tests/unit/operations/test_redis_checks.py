@@ -1,0 +1,114 @@
+"""What doctor makes of what a Redis server says of itself."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from penstock.app.backends import RedisAddress
+from penstock.brokers.redis import facts
+from penstock.brokers.redis.facts import ServerFacts
+from penstock.errors import TemporaryError
+from penstock.operations.doctor.findings import Verdict
+from penstock.operations.doctor.redis import clocks, durability, memory, rights, server
+
+MIB = 1024**2
+WELL = ServerFacts(
+    version="7.2.4",
+    is_primary=True,
+    is_cluster=False,
+    memory_bytes=10 * MIB,
+    memory_bytes_max=100 * MIB,
+    eviction="noeviction",
+    appends=True,
+    syncs="everysec",
+    snapshots="",
+    replicas=0,
+    replicas_min=0,
+    clock_ahead_seconds=0.001,
+    round_trip_seconds=0.0004,
+)
+OK, WARNING, FAILED = Verdict.OK, Verdict.WARNING, Verdict.FAILED
+
+
+@pytest.mark.parametrize(
+    ("changed", "verdict", "words"),
+    [
+        ({}, OK, "Redis 7.2.4; a round trip takes 0.4 ms"),
+        ({"round_trip_seconds": 0.2}, WARNING, "200.0 ms"),
+        ({"is_primary": False}, FAILED, "it is a replica, which takes no writes"),
+        ({"is_cluster": True}, OK, "a cluster (of which one node was asked)"),
+        ({"version": None, "is_primary": None}, OK, "of a version that this user may not see"),
+    ],
+)
+def test_the_server(changed: dict[str, Any], verdict: Verdict, words: str) -> None:
+    found = server(replace(WELL, **changed))
+    assert (found[0], words in found[1]) == (verdict, True), found
+
+
+@pytest.mark.parametrize(
+    ("changed", "verdict", "words"),
+    [
+        ({}, OK, "10 MiB used of 100 MiB (10 %), maxmemory-policy noeviction: when it is full, sends are refused"),
+        ({"memory_bytes": 79 * MIB}, OK, "(79 %)"),
+        ({"memory_bytes": 80 * MIB}, WARNING, "(80 %), maxmemory-policy noeviction: it is nearly full"),
+        ({"memory_bytes": 100 * MIB - 1}, WARNING, "(99 %)"),
+        ({"memory_bytes": 100 * MIB}, FAILED, "it is full, sends are refused"),
+        ({"memory_bytes": 200 * MIB, "eviction": "volatile-ttl"}, FAILED, "it is full"),
+        ({"memory_bytes": 80 * MIB, "eviction": "volatile-ttl"}, WARNING, "set maxmemory-policy to noeviction"),
+        ({"eviction": "allkeys-lru"}, FAILED, "messages are deleted"),
+        ({"eviction": "volatile-ttl"}, WARNING, "deduplication ids are forgotten"),
+        ({"eviction": "allkeys-lru", "memory_bytes_max": 0}, OK, "no limit"),
+        ({"eviction": None}, WARNING, "may not see"),
+    ],
+)
+def test_its_memory(changed: dict[str, Any], verdict: Verdict, words: str) -> None:
+    found = memory(replace(WELL, **changed))
+    assert (found[0], words in found[1]) == (verdict, True), found
+
+
+@pytest.mark.parametrize(
+    ("changed", "verdict", "words"),
+    [
+        ({}, OK, "a crash loses up to two seconds"),
+        ({"syncs": "always"}, OK, "a crash loses nothing that was answered"),
+        ({"syncs": "no"}, WARNING, "a power cut loses up to half a minute"),
+        ({"syncs": None, "snapshots": None}, OK, "or nothing if appendfsync is always"),
+        ({"appends": False}, WARNING, "a restart loses every message"),
+        ({"appends": False, "snapshots": "3600 1"}, WARNING, "snapshots alone (save 3600 1)"),
+        ({"appends": False, "snapshots": None}, WARNING, "snapshots alone: "),
+        ({"appends": None}, WARNING, "may not see"),
+        ({"replicas": 2, "replicas_min": 1}, OK, "2 replicas, min-replicas-to-write 1: a failover loses"),
+    ],
+)
+def test_what_it_keeps(changed: dict[str, Any], verdict: Verdict, words: str) -> None:
+    found = durability(replace(WELL, **changed))
+    assert (found[0], words in found[1]) == (verdict, True), found
+
+
+@pytest.mark.parametrize(
+    ("ahead_seconds", "verdict", "words"),
+    [(0.001, OK, "ahead of"), (-3.0, WARNING, "3.000 s behind"), (2.5, WARNING, "2.5")],
+)
+def test_its_clock(ahead_seconds: float, verdict: Verdict, words: str) -> None:
+    found = clocks(replace(WELL, clock_ahead_seconds=ahead_seconds))
+    assert (found[0], words in found[1]) == (verdict, True), found
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (
+            "the broker at redis://h: command not allowed when used memory > 'maxmemory'.",
+            "the server is full, so the rights could not be tried",
+        ),
+        ("the broker at redis://h refuses us: no right to XCLAIM", "lists the rights that a user needs"),
+    ],
+)
+def test_a_full_server_is_no_matter_of_rights(monkeypatch: pytest.MonkeyPatch, error: str, words: str) -> None:
+    def tried(url: str, *, prefix: str) -> None:
+        raise TemporaryError(error)
+
+    monkeypatch.setattr(facts, "try_everything", tried)
+    verdict, found = rights(RedisAddress(url="redis://h", prefix="penstock"))
+    assert (verdict, words in found, "rights that a user needs" in found) == (FAILED, True, "refuses us" in error)

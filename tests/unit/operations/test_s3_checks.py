@@ -1,0 +1,73 @@
+"""What doctor says of a bucket's notifications."""
+
+import pytest
+
+from penstock.objects.s3_facts import NoticeRule, Notices, SourceFacts
+from penstock.operations.doctor.findings import Verdict
+from penstock.operations.doctor.s3 import notices, source
+from penstock.storage.address import S3Address
+
+OK, WARNING, FAILED = Verdict.OK, Verdict.WARNING, Verdict.FAILED
+ARN = "arn:aws:sqs:eu-west-1:123456789012:orders"
+HERE = S3Address(bucket="landing", prefix="in/a")
+ALL = ("s3:ObjectCreated:*",)
+
+
+def rule(prefix: str = "", *, suffix: str = "", events: tuple[str, ...] = ALL, arn: str = ARN) -> NoticeRule:
+    return NoticeRule(arn=arn, events=events, prefix=prefix, suffix=suffix)
+
+
+@pytest.mark.parametrize(
+    ("rules", "verdict", "words"),
+    [
+        ([rule()], OK, "announces new objects in orders"),
+        ([rule("in/a/")], OK, "announces new objects"),
+        ([rule("in/")], OK, "announces new objects"),
+        ([rule("i")], OK, "announces new objects"),
+        ([rule("in/a/b/")], WARNING, "announces only in/a/b/*"),
+        ([rule("in/a/", suffix=".gz")], WARNING, "announces only in/a/*.gz"),
+        ([rule("in/b/")], FAILED, "nothing of this; let the filter be in/a/"),
+        ([rule("in/a/", events=("s3:ObjectCreated:Put",))], WARNING, "Post, Copy, CompleteMultipartUpload"),
+        ([rule("in/a/", events=tuple(f"s3:ObjectCreated:{way}" for way in ("Put", "Post", "Copy")))], WARNING, "Compl"),
+        (
+            [
+                rule("in/a/", events=("s3:ObjectCreated:Put", "s3:ObjectCreated:Post")),
+                rule("in/", events=("s3:ObjectCreated:Copy", "s3:ObjectCreated:CompleteMultipartUpload")),
+            ],
+            OK,
+            "",
+        ),
+        ([rule("in/a/", events=("s3:ObjectRemoved:*",))], FAILED, "announces nothing in orders"),
+        ([rule(arn=f"{ARN}-other")], FAILED, "announces nothing in orders"),
+        ([rule(arn="arn:aws:sns:eu-west-1:1:topic")], WARNING, "by arn:aws:sns:eu-west-1:1:topic; whether that leads"),
+        ([], FAILED, "announces nothing"),
+    ],
+)
+def test_whether_new_objects_are_announced(rules: list[NoticeRule], verdict: Verdict, words: str) -> None:
+    found = notices(HERE, Notices(rules=tuple(rules), to_event_bridge=False), queue="orders", arn=ARN)
+    assert (found[0], words in found[1]) == (verdict, True), found
+
+
+def test_event_bridge_is_not_followed() -> None:
+    found = notices(HERE, Notices(rules=(), to_event_bridge=True), queue="orders", arn=ARN)
+    assert found[0] is WARNING
+    assert "by EventBridge; whether that leads to orders is not looked at" in found[1]
+
+
+def test_what_may_not_be_seen_is_said() -> None:
+    assert notices(HERE, None, queue="orders", arn=ARN)[0] is WARNING
+
+
+@pytest.mark.parametrize(
+    ("versioning", "tried", "words"),
+    [
+        ("Enabled", "in/a/1", "listed, and an object asked for; versions are kept"),
+        ("never", None, "nothing there yet to try reading; no versions are kept"),
+        ("Suspended", None, "superseded"),
+        (None, None, "may not be seen"),
+    ],
+)
+def test_a_source(versioning: str | None, tried: str | None, words: str) -> None:
+    facts = SourceFacts(versioning=versioning, notices=None, tried_key=tried, clock_ahead_seconds=None)
+    found = source(HERE, facts)
+    assert (found[0], words in found[1]) == (OK, True), found
