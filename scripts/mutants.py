@@ -229,6 +229,7 @@ def run(mutant: Mutant, source: Path) -> int | None:
 
 def _run_here(mutant: Mutant, source: Path) -> None:
     """Run the tests in this process and exit with pytest's code."""
+    atexit._clear()  # of the parent's, one deletes the copy
     nowhere = os.open(os.devnull, os.O_RDWR)
     for descriptor in (0, 1, 2):
         os.dup2(nowhere, descriptor)
@@ -238,7 +239,7 @@ def _run_here(mutant: Mutant, source: Path) -> None:
     keyword = ["-k", mutant.keyword] if mutant.keyword else []
     options = ["-x", "-q", "--no-header", "--tb=no", "-p", "no:cacheprovider", f"--timeout={TEST_SECONDS}", *keyword]
     code = pytest.main([*options, *mutant.tests])
-    atexit._run_exitfuncs()
+    atexit._run_exitfuncs()  # of the tests'
     sys.exit(int(code))
 
 

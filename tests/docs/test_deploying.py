@@ -39,7 +39,7 @@ def test_every_platform_has_its_seconds(name: str) -> None:
     platform = PLATFORMS[name]
     words = {"ecs": "ECS on EC2", "fargate": "ECS on Fargate", "docker": "Docker, Compose"}.get(name, name)
     (row,) = [line for line in PAGE.splitlines() if line.lower().startswith(f"| {words.lower()} |")]
-    assert f"{platform.default_seconds:g} by itself" in row
+    assert f"{platform.default_seconds:g} by default" in row
     assert platform.max_seconds is None or f"{platform.max_seconds:g} at most" in row
     assert platform.line.split(":")[0].split("=")[0].strip('"') in row
     assert ("preStop" in row) is platform.pre_stop
@@ -62,7 +62,7 @@ def test_the_chain_is_that_of_the_budget() -> None:
 def test_how_long_a_task_is_protected_is_told() -> None:
     words = {3: "three"}
     assert RENEW_SECONDS == 60.0
-    assert f"asks anew each minute, for {words[EXPIRES_IN_MINUTES]} minutes" in PAGE
+    assert f"asks again each minute, for {words[EXPIRES_IN_MINUTES]} minutes" in PAGE
 
 
 # -- examples

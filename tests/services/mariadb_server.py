@@ -160,11 +160,14 @@ class MariadbServer:
 
     def drop(self, url: str) -> None:
         """Drop the database of a URL that `fresh` answered, whoever still holds locks in it."""
-        name = url.partition("?")[0].rpartition("/")[2]
-        for (id,) in self.sql("SELECT id FROM information_schema.processlist WHERE db = %s", name):
+        self.disconnect(url)
+        self.sql(f"DROP DATABASE IF EXISTS {_name_of(url)}")
+
+    def disconnect(self, url: str) -> None:
+        """End every connection to the database of a URL that `fresh` returned."""
+        for (id,) in self.sql("SELECT id FROM information_schema.processlist WHERE db = %s", _name_of(url)):
             with suppress(pymysql.Error):  # it ended by itself
                 self.sql(f"KILL {id}")
-        self.sql(f"DROP DATABASE IF EXISTS {name}")
 
     def sql(self, statement: str, *parameters: object) -> Sequence[tuple[Any, ...]]:
         """Run one statement as the server's master; answers its rows."""
@@ -268,3 +271,7 @@ class MariadbServer:
 def _as_root() -> list[str]:
     """The server refuses to run as root unless it is told to."""
     return ["--user=root"] if os.geteuid() == 0 else []
+
+
+def _name_of(url: str) -> str:
+    return url.partition("?")[0].rpartition("/")[2]

@@ -168,6 +168,11 @@ class PostgresqlServer:
         name = urlsplit(url).path.removeprefix("/")
         self.sql(f"DROP DATABASE {name} WITH (FORCE)")
 
+    def disconnect(self, url: str) -> None:
+        """End every connection to a database that `fresh` made."""
+        name = urlsplit(url).path.removeprefix("/")
+        self.sql("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s", name)
+
     def sql(self, statement: str, *parameters: object, url: str | None = None) -> list[tuple[Any, ...]]:
         """One statement as the owner, outside of any transaction; its rows."""
         with psycopg.connect(url or self.url(), autocommit=True, connect_timeout=10) as connection:

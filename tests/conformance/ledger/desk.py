@@ -90,6 +90,7 @@ class Desk:
 
     ledger: Ledger
     numbers: "count[int]" = field(default_factory=count)
+    url: str = ""  # of the ledger's database, where others can open it
 
     def fresh(self) -> str:
         return f"attempt-{next(self.numbers):04}"

@@ -169,9 +169,9 @@ def test_a_commit_that_never_gets_an_answer_stays_open_to_another_try(desk: Desk
     assert desk.ledger.commit(outcome(claim)) == 1
 
 
-def test_a_claim_lost_while_the_answer_was_waited_for_is_lost(shared_desk: Desk, shared_url: str) -> None:
+def test_a_claim_lost_while_the_answer_was_waited_for_is_lost(shared_desk: Desk) -> None:
     claim = shared_desk.claim(candidates("a"), lease_seconds=OVER)
-    other = Ledger.open(shared_url)
+    other = Ledger.open(shared_desk.url)
     with (
         replies_lost(
             shared_desk.ledger.database.engine,

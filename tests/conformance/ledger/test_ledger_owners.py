@@ -75,9 +75,9 @@ def test_the_same_app_deployed_twice_has_two_names_and_two_sets_of_keys(desk: De
     finish(america, "42")
 
 
-def test_every_process_of_an_app_finds_the_same_keys(shared_desk: Desk, shared_url: str) -> None:
+def test_every_process_of_an_app_finds_the_same_keys(shared_desk: Desk) -> None:
     finish(keys(shared_desk.ledger, "shop", queue="orders"), "42")
-    other = Ledger.open(shared_url)
+    other = Ledger.open(shared_desk.url)
     assert isinstance(keys(other, "shop", queue="orders").begin("42"), Done)
     other.close()
 

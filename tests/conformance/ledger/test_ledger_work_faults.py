@@ -100,11 +100,9 @@ def test_what_never_gets_an_answer_can_be_asked_again(desk: Desk, act: Callable[
 
 
 @pytest.mark.parametrize("take_over", [True, False])
-def test_a_work_lost_while_the_answer_was_waited_for_is_lost(
-    shared_desk: Desk, shared_url: str, take_over: bool
-) -> None:
+def test_a_work_lost_while_the_answer_was_waited_for_is_lost(shared_desk: Desk, take_over: bool) -> None:
     shared_desk.begin(attempt="slow", lease_seconds=OVER)
-    other = Ledger.open(shared_url)
+    other = Ledger.open(shared_desk.url)
 
     def meanwhile() -> None:
         if take_over:
@@ -119,10 +117,10 @@ def test_a_work_lost_while_the_answer_was_waited_for_is_lost(
     assert shared_desk.work().state is (WorkState.OPEN if take_over else WorkState.FREE)
 
 
-def test_a_completion_overtaken_by_nobody_but_itself_is_told_true(shared_desk: Desk, shared_url: str) -> None:
+def test_a_completion_overtaken_by_nobody_but_itself_is_told_true(shared_desk: Desk) -> None:
     """The COMMIT that seemed lost arrives late, from elsewhere: the second look finds it."""
     shared_desk.begin(attempt="first")
-    other = Ledger.open(shared_url)
+    other = Ledger.open(shared_desk.url)
     engine = shared_desk.ledger.database.engine
     with replies_lost(engine, times=1, committed=False, meanwhile=lambda: other.finish_work("first", outcome='"late"')):
         assert shared_desk.ledger.finish_work("first", outcome='"late"')

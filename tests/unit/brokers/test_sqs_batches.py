@@ -71,6 +71,15 @@ def test_where_one_call_fails_its_entries_do() -> None:
     assert "away" in str(failed[10])
 
 
+def test_an_entry_that_fails_is_named_by_its_place_among_all() -> None:
+    def answer(operation: str, parameters: Mapping[str, Any]) -> Mapping[str, Any]:
+        entries = parameters["Entries"]
+        codes = {"2": "ReceiptHandleIsInvalid"} if entries[0]["ReceiptHandle"] == "r10" else {}
+        return succeeded(entries, codes)
+
+    assert list(batches(FakeApi(answer)).run(Q, DELETE, handles(25))) == [12]
+
+
 def test_where_all_calls_fail_it_raises() -> None:
     with pytest.raises(TemporaryError, match="away"):
         batches(FakeApi(lambda operation, parameters: TemporaryError("away"))).run(Q, DELETE, handles(25))

@@ -13,6 +13,7 @@ from penstock.brokers.sqs.envelope import Received
 from penstock.brokers.sqs.queues import Queues
 from penstock.brokers.sqs.receive import Receiving
 from penstock.errors import ConfigurationError, TemporaryError
+from penstock.testing import FakeClock
 
 
 class Rounds(AtOnce):
@@ -53,6 +54,19 @@ class Line:
             count = min(parameters["MaxNumberOfMessages"], self.left)
             self.left -= count
             return {"Messages": [{"MessageId": "m", "ReceiptHandle": "r", "Body": "b"}] * count}
+
+
+@pytest.mark.parametrize(("seconds", "count"), [(49.0, 1), (50.0, 0)])
+def test_messages_of_an_answer_that_comes_a_lease_late_are_not_taken(seconds: float, count: int) -> None:
+    clock = FakeClock()
+
+    def answer(operation: str, parameters: Mapping[str, Any]) -> Mapping[str, Any]:
+        clock.advance(seconds)
+        return {"Messages": [{"MessageId": "m", "ReceiptHandle": "r", "Body": "b"}]}
+
+    api = FakeApi(answer)
+    receiving = Receiving(api, KnownQueues(api), AtOnce("test", threads=1), pollers=1, clock=clock)
+    assert len(receiving.poll("q", 1, 30.0, wait_seconds=20.0)) == count
 
 
 def test_an_empty_queue_costs_one_call_however_much_is_asked_for() -> None:

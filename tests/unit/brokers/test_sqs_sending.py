@@ -98,7 +98,9 @@ def test_a_call_that_was_refused_unread_is_made_again() -> None:
 
 
 def test_a_call_whose_outcome_is_unknown_is_never_made_again() -> None:
-    api = FakeApi(lambda operation, parameters: UnknownOutcome("broke"))
+    broke = UnknownOutcome("broke")
+    broke.__cause__ = ConnectionError("the connection was closed")
+    api = FakeApi(lambda operation, parameters: broke)
     with pytest.raises(UnknownOutcome):
         sending(api).send("q", numbered(30))
     assert len(said(api)) == 1

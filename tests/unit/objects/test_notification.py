@@ -88,6 +88,11 @@ def test_eventbridge() -> None:
     assert read(BRIDGED) == Notification(kind=Kind.RECORDS, objects=(EXPECTED,))
 
 
+def test_a_key_of_eventbridge_is_taken_as_it_is() -> None:
+    (only,) = read(changed(BRIDGED, "detail.object.key", "a+b%20c.jsonl")).objects
+    assert only.key == "a+b%20c.jsonl"
+
+
 def test_eventbridge_through_sns() -> None:
     assert read({"Type": "Notification", "Message": json.dumps(BRIDGED)}) == read(BRIDGED)
 

@@ -531,8 +531,9 @@ def test_nothing_is_claimed_after_giving_back(ledger: Ledger) -> None:
     engine = Engine()
     execution = Pipeline(ledger, engine).execution("a")
     execution.give_back()
-    with pytest.raises(RunCancelled):
+    with mock.patch.object(ledger, "claim") as claim, pytest.raises(RunCancelled):
         execution.run()
+    assert not claim.called
     assert engine.requests == []
 
 

@@ -6,7 +6,8 @@ import pytest
 
 from penstock.ledger.records import Carrier, ClaimedObject, FailedObject, Failure
 from penstock.messaging.failure import Failure as Raised
-from penstock.pipeline.engine import ReadFailure
+from penstock.pipeline.engine import ReadFailure, RunBroken
+from penstock.pipeline.failures import FailureStreak
 from penstock.pipeline.notifications import (
     GONE_AFTER_SECONDS,
     Dead,
@@ -14,6 +15,7 @@ from penstock.pipeline.notifications import (
     Later,
     failure_outcome,
     look_again_seconds,
+    sentence,
     timed_out,
     verdict,
 )
@@ -63,6 +65,15 @@ def test_what_is_hardly_the_object_s_fault_is_refunded_also_at_its_last_attempt(
     failure = ReadFailure(failure=Failure.RETRY, reason="denied", refund=True)
     judged = verdict(claimed(3), failure, attempts_max=3)
     assert (judged.failure, judged.refund) == (Failure.RETRY, True)
+
+
+@pytest.mark.parametrize(("names", "expected"), [([b"a"], Failure.DEAD), ([b"a", b"b"], Failure.RETRY)])
+def test_an_object_dies_of_a_broken_run_only_alone(names: list[bytes], expected: Failure) -> None:
+    streak = FailureStreak()
+    streak.clear()  # a run has succeeded
+    suspects = [claimed(3, name) for name in names]
+    broken = RunBroken("no", fingerprint="no")
+    assert sentence(suspects, broken, streak, attempts_max=3, worked_before=lambda: True) is expected
 
 
 def test_running_out_of_time_alone_is_an_attempt() -> None:

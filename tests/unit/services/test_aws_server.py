@@ -16,6 +16,8 @@ from tests.services.aws_server import NOBODY, AwsServer, Kind
 from tests.services.frozen_clock import ServerClock
 from tests.services.plugin import Servers, StartAws
 
+pytestmark = pytest.mark.server  # its fixtures are asked for by name, so that tests/conftest.py does not see them
+
 PATIENCE_SECONDS = 60.0
 
 both_kinds = pytest.mark.parametrize("kind", ["moto", "fauxqs"])

@@ -1,0 +1,20 @@
+"""The lists of tests that run on a second stand name tests that exist: a rename would shorten a list unnoticed."""
+
+from pathlib import Path
+
+import pytest
+from tests.conformance.broker_stands import SECOND_STANDS
+from tests.conformance.ledger.conftest import IN_MEMORY
+
+FOLDER = Path(__file__).parent
+NAMES = {name for names in (*SECOND_STANDS.values(), IN_MEMORY) for name in names}
+
+
+@pytest.fixture(scope="module")
+def sources() -> str:
+    return "\n".join(path.read_text(encoding="utf-8") for path in sorted(FOLDER.rglob("test_*.py")))
+
+
+@pytest.mark.parametrize("name", sorted(NAMES))
+def test_a_listed_test_exists(sources: str, name: str) -> None:
+    assert f"\ndef {name}(" in sources
